@@ -1,1 +1,21 @@
-//! Stub.
+//! The Mainstay agent and launcher. One program, `mainstay`; `docs/architecture.md` is the map.
+//!
+//! Modules stand in order of their floors, lowest first: a floor knows only those below it.
+
+pub mod os;
+
+pub mod act;
+pub mod link;
+pub mod source;
+pub mod store;
+
+pub mod board;
+pub mod launch;
+pub mod node;
+
+pub mod api;
+
+pub mod app;
+pub mod config;
+
+pub mod cli;

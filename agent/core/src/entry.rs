@@ -1,0 +1,337 @@
+//! What the journal holds: facts, health changes, verdicts, decisions and outcomes, each with a place, a time
+//! and a boot id. Entries are never changed. Everything shown of a job or a host is computed from them.
+//!
+//! The JSON form of these types is the journal's file format (`docs/reference/journal.md`): fields and variants
+//! are added, never renamed or removed.
+
+use serde::{Deserialize, Serialize};
+
+use crate::health::HealthChange;
+use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use crate::time::{Mono, Stamp};
+use crate::verdict::{Decision, Outcome, Verdict};
+
+/// One line of the journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Position in the journal that holds it, from 1, without gaps; the cursor of readers.
+    pub seq: u64,
+    /// When it happened.
+    pub at: Stamp,
+    /// The boot in which `at.mono` counts.
+    pub boot: BootId,
+    /// The job it belongs to; none for the host's own entries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobId>,
+    /// The position in the launcher's own journal, where the agent took the entry over from a launcher.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_seq: Option<u64>,
+    /// What happened.
+    pub body: Body,
+}
+
+/// The kinds of entries, in the order in which data flows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Body {
+    /// Something that was observed.
+    Fact(Fact),
+    /// A component of the host changed its state.
+    Health(HealthChange),
+    /// What a failure means.
+    Verdict(Verdict),
+    /// What is done about it.
+    Decision(Decision),
+    /// What came of it.
+    Outcome(Outcome),
+}
+
+/// Something that was observed. A closed list: a new fact must be thought about wherever facts are read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum Fact {
+    /// The agent began to watch this host.
+    AgentStarted {
+        /// Version of the agent.
+        version: String,
+        /// Its process.
+        pid: Pid,
+    },
+    /// The agent was asked to stop and did so in order.
+    AgentStopped,
+    /// The kernel killed processes for lack of memory since the last sample.
+    OutOfMemoryKills {
+        /// How many.
+        count: u64,
+    },
+    /// A launcher began a job.
+    JobStarted(JobSpec),
+    /// All ranks of an attempt were started.
+    AttemptStarted {
+        /// Which attempt.
+        attempt: Attempt,
+        /// `MASTER_PORT` of this attempt: each attempt has its own store.
+        master_port: u16,
+        /// The processes, by rank.
+        ranks: Vec<StartedRank>,
+    },
+    /// Ranks could not be started at all.
+    StartFailed {
+        /// Which attempt.
+        attempt: Attempt,
+        /// The operation, the object and the error.
+        error: String,
+    },
+    /// A rank's heartbeat client connected to its page.
+    RankConnected {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// Name and version of the client.
+        client: String,
+    },
+    /// A rank's heartbeat client refused its page; the rank trains on without heartbeats.
+    RankRefused {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// Heartbeat pages could not be made; the job runs without heartbeats.
+    PagesUnavailable {
+        /// Path and error.
+        reason: String,
+    },
+    /// Every rank that sends heartbeats has completed a step in this attempt.
+    RanksStepping {
+        /// Which attempt.
+        attempt: Attempt,
+        /// The first step that all completed.
+        step: u64,
+    },
+    /// How far the job is; recorded from time to time, not for each step.
+    Progress {
+        /// Which attempt.
+        attempt: Attempt,
+        /// The newest step that all ranks completed.
+        step: u64,
+        /// Loss of that step on the lowest rank that gives one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        loss: Option<f64>,
+    },
+    /// A rank left an exit note that says it raised; its process may still be on its way out.
+    RankRaised {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// Its process.
+        pid: Pid,
+        /// What it wrote.
+        note: Note,
+    },
+    /// A rank's process ended.
+    RankExited {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// Its process.
+        pid: Pid,
+        /// How it ended.
+        status: ExitStatus,
+        /// The last step it completed in this attempt, if it sent heartbeats.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        step: Option<u64>,
+        /// Whether we had told it to stop before.
+        after_stop: bool,
+        /// Last lines of its standard error, for the judges and for people.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        stderr_tail: Vec<String>,
+    },
+    /// No process of the attempt is left, children and orphans included.
+    AttemptEnded {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Processes beyond the ranks that had to be killed (DataLoader workers and other orphans).
+        orphans_killed: u32,
+    },
+    /// The launcher was asked to stop.
+    StopRequested {
+        /// By which signal (`SIGTERM`), or by whom.
+        by: String,
+        /// The status with which the launcher will exit.
+        exit: i32,
+    },
+    /// The launcher of a job vanished without ending it; its ranks were taken along.
+    LauncherLost {
+        /// Its process.
+        pid: Pid,
+    },
+    /// The launcher found the host's agent and reports to it from here on.
+    AgentFound {
+        /// Version of the agent.
+        version: String,
+    },
+    /// The launcher lost its agent and decides alone until the agent is back.
+    AgentLost {
+        /// What was seen.
+        reason: String,
+    },
+    /// The job is over.
+    JobEnded {
+        /// The status with which the launcher exits.
+        exit: i32,
+        /// Why, in plain words.
+        reason: String,
+    },
+}
+
+/// What a launcher was asked to run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// The command of each rank.
+    pub command: Vec<String>,
+    /// Ranks in all.
+    pub world_size: u32,
+    /// Ranks on this host.
+    pub local_world_size: u32,
+    /// The first rank of this host.
+    pub first_rank: Rank,
+    /// Restarts allowed per window.
+    pub max_restarts: u32,
+    /// The launcher's process.
+    pub launcher: Pid,
+    /// The user the job runs as.
+    pub uid: u32,
+    /// Where logs and the launcher's journal are.
+    pub run_dir: String,
+    /// Where the ranks keep their checkpoints.
+    pub checkpoint_dir: String,
+    /// Where the heartbeat pages are, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_dir: Option<String>,
+}
+
+/// A rank's process at its start.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StartedRank {
+    /// Which rank.
+    pub rank: Rank,
+    /// Its place on this host (`LOCAL_RANK`).
+    pub local_rank: u32,
+    /// Its process, which leads its own process group.
+    pub pid: Pid,
+    /// Its heartbeat page, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<String>,
+}
+
+/// What a rank says of its own end (the page's exit note).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Note {
+    /// Type of the exception with its module: `builtins.ValueError`.
+    pub exception: String,
+    /// Its message.
+    pub message: String,
+    /// Its traceback, innermost frames last; may lack its beginning.
+    pub traceback: String,
+    /// The last step that the rank completed, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// When the rank wrote it, on the host's monotonic clock.
+    pub at: Mono,
+}
+
+/// How a process ended, as the kernel tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitStatus {
+    /// It exited with this code.
+    Code(i32),
+    /// A signal ended it.
+    Signal(i32),
+}
+
+impl ExitStatus {
+    /// Exit code 0.
+    pub fn is_success(self) -> bool {
+        self == ExitStatus::Code(0)
+    }
+
+    /// The status as a shell reports it: a signal stays recognisable as 128 + its number.
+    pub fn as_shell_code(self) -> i32 {
+        match self {
+            ExitStatus::Code(code) => code,
+            ExitStatus::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl std::fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ExitStatus::Code(code) => write!(f, "exit code {code}"),
+            ExitStatus::Signal(signal) => match signal_name(*signal) {
+                Some(name) => write!(f, "{name}"),
+                None => write!(f, "signal {signal}"),
+            },
+        }
+    }
+}
+
+/// The name of a Linux signal that can end a process.
+pub fn signal_name(signal: i32) -> Option<&'static str> {
+    Some(match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        10 => "SIGUSR1",
+        11 => "SIGSEGV",
+        12 => "SIGUSR2",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        24 => "SIGXCPU",
+        25 => "SIGXFSZ",
+        31 => "SIGSYS",
+        _ => return None,
+    })
+}
+
+/// A step that a rank completed, from its page's ring. An input of the judges and the ledger, not of the journal.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepDone {
+    /// The step's number as the trainer counts.
+    pub step: u64,
+    /// When it began: the end of the step before, or the first heartbeat.
+    pub start: Mono,
+    /// When it was complete.
+    pub end: Mono,
+    /// Nanoseconds of it that went into sections named `checkpoint`.
+    pub checkpoint_ns: u64,
+    /// Its loss, where given.
+    pub loss: Option<f64>,
+}
+
+/// The incident an entry belongs to, for the bodies that have one.
+impl Body {
+    /// The failure that this entry is about.
+    pub fn incident(&self) -> Option<Incident> {
+        match self {
+            Body::Verdict(verdict) => Some(verdict.incident),
+            Body::Decision(decision) => Some(decision.incident),
+            Body::Outcome(outcome) => Some(outcome.incident),
+            Body::Fact(_) | Body::Health(_) => None,
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! How healthy a component is, with evidence. What cannot be read is `Unknown`, never healthy.
+
+use serde::{Deserialize, Serialize};
+
+use crate::time::Mono;
+
+/// Health states, in the order in which they weigh: a node is as healthy as its heaviest component.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum HealthState {
+    /// Read, and in order.
+    Healthy,
+    /// It cannot be told: not readable, or too old.
+    Unknown,
+    /// In use, but something is wrong.
+    Degraded,
+    /// Not fit for training.
+    Unhealthy,
+}
+
+/// What is recommended, mildest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum RecommendedAction {
+    /// Nothing.
+    #[default]
+    None,
+    /// Restart the processes that use the component.
+    RestartProcess,
+    /// Reset the device.
+    ResetDevice,
+    /// Reboot the node.
+    RebootNode,
+    /// Replace the node.
+    ReplaceNode,
+    /// A person has to look.
+    ContactSupport,
+}
+
+/// A component of the host as it stands.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Component {
+    /// Its name in the API: `host.memory`, `host.disk`.
+    pub name: String,
+    /// How it is.
+    pub state: HealthState,
+    /// Why, in one line for a person.
+    pub reason: String,
+    /// What is recommended.
+    #[serde(default)]
+    pub action: RecommendedAction,
+    /// The readings that the state rests on.
+    pub evidence: Vec<Evidence>,
+    /// When it was last read with success.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_at: Option<Mono>,
+    /// Since when it is in this state.
+    pub since: Mono,
+}
+
+/// One reading with its source.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// Where it was read: `/proc/pressure/memory`.
+    pub source: String,
+    /// What was read: `full avg10=12.5 %`.
+    pub reading: String,
+    /// The limit it was held against, where there is one: `10 %`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<String>,
+}
+
+/// A component went from one state to another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HealthChange {
+    /// The state before; none at the first reading.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<HealthState>,
+    /// The component after the change.
+    pub component: Component,
+}

@@ -1,0 +1,142 @@
+//! What a failure means, what is done about it and what came of it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Attempt, Incident, Rank};
+use crate::time::{Mono, Span};
+
+/// Whose fault a failure was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultDomain {
+    /// The training program, its configuration or its data.
+    User,
+    /// A device or the host.
+    Hardware,
+    /// Network, storage, scheduling.
+    Infrastructure,
+    /// The software the program stands on.
+    Platform,
+    /// It cannot be told from what was seen.
+    Unknown,
+}
+
+/// What kind of end a failure was, as far as one host sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Cause {
+    /// The rank raised and said so.
+    Exception {
+        /// Type of the exception.
+        exception: String,
+        /// Type, message and innermost frames with numbers and paths masked: equal for the same bug.
+        fingerprint: String,
+    },
+    /// The rank exited with a code and left no note.
+    ExitCode {
+        /// The code.
+        code: i32,
+    },
+    /// A signal ended the rank.
+    Signal {
+        /// The signal.
+        signal: i32,
+    },
+    /// The kernel's OOM killer was at work when the rank was killed.
+    OutOfMemory,
+    /// The ranks could not be started.
+    StartFailed,
+}
+
+/// A judgement with its evidence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Which failure.
+    pub incident: Incident,
+    /// The attempt that failed.
+    pub attempt: Attempt,
+    /// One line for the person on call.
+    pub headline: String,
+    /// What kind of end it was.
+    pub cause: Cause,
+    /// Whose fault it was.
+    pub domain: FaultDomain,
+    /// How sure, from 0 to 1.
+    pub confidence: f64,
+    /// Where it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub culprit: Option<Rank>,
+    /// Ranks that ended because of the culprit, not on their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub victims: Vec<Rank>,
+    /// The step at which the culprit stood.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// When the fault happened or was first to be seen: the kernel's time of death or the note's time.
+    pub fault_at: Mono,
+    /// When the launcher knew.
+    pub detected_at: Mono,
+    /// What it rests on, one sentence each, lines of logs quoted.
+    pub evidence: Vec<String>,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Action {
+    /// Start all ranks of the host again.
+    RestartInJob {
+        /// The attempt that begins.
+        attempt: Attempt,
+    },
+    /// End the job: a restart cannot help or is not allowed.
+    Stop {
+        /// The status with which the launcher exits.
+        exit: i32,
+    },
+}
+
+/// Who decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecidedBy {
+    /// The launcher alone: there is no agent, or it did not answer in time.
+    Launcher,
+    /// The launcher with its agent's consent or at its ruling.
+    Agent,
+}
+
+/// What the policy makes of a verdict.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// Which failure.
+    pub incident: Incident,
+    /// What is to be done.
+    pub action: Action,
+    /// Why, in plain words.
+    pub why: String,
+    /// Who decided.
+    pub by: DecidedBy,
+}
+
+/// What came of a decision to restart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Which failure.
+    pub incident: Incident,
+    /// The attempt that began.
+    pub attempt: Attempt,
+    /// The first step that all ranks completed again.
+    pub step: u64,
+    /// The newest step that had been reached before the failure.
+    pub reached_before: u64,
+    /// Steps done again.
+    pub steps_lost: u64,
+    /// From the fault to the last of the new processes being started.
+    pub to_ranks_started: Span,
+    /// From the fault to the first heartbeat client that connected, on every rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_ranks_connected: Option<Span>,
+    /// From the fault to the first step that all ranks completed.
+    pub to_first_step: Span,
+}

@@ -1,0 +1,245 @@
+//! The read side: what is shown of a node and its jobs. Computed from entries alone, so that an agent that was
+//! killed and started again shows the same as before, and from live samples of the heartbeat pages.
+
+use std::collections::BTreeMap;
+
+use crate::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
+use crate::health::{Component, HealthState};
+use crate::id::{Attempt, JobId, Pid, Rank};
+use crate::time::{Mono, Stamp};
+use crate::verdict::{Action, Decision, Verdict};
+
+/// Where a job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobPhase {
+    /// Ranks are started but have not all completed a step.
+    Starting,
+    /// All ranks have completed a step in this attempt.
+    Running,
+    /// Ranks are being stopped after a fault.
+    Recovering,
+    /// The launcher was asked to stop.
+    Stopping,
+    /// The job ended with this exit status.
+    Ended(i32),
+    /// The launcher vanished.
+    Lost,
+}
+
+/// Where a rank stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankPhase {
+    /// Its process was started.
+    Started,
+    /// Its heartbeat client connected.
+    Connected,
+    /// It raised; its process may not be gone yet.
+    Raised,
+    /// It ended.
+    Exited(ExitStatus),
+}
+
+/// A rank of the current attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankView {
+    /// Which rank.
+    pub rank: Rank,
+    /// Its place on the host.
+    pub local_rank: u32,
+    /// Its process.
+    pub pid: Pid,
+    /// Its heartbeat page, if it has one.
+    pub page: Option<String>,
+    /// Where it stands.
+    pub phase: RankPhase,
+    /// Why its client sends no heartbeats, if it refused.
+    pub refusal: Option<String>,
+    /// What its page last told.
+    pub beat: Option<BeatView>,
+}
+
+/// A sample of a heartbeat page.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BeatView {
+    /// The last step that it completed.
+    pub step: Option<u64>,
+    /// Its open sections, outermost first.
+    pub sections: Vec<String>,
+    /// When it last beat.
+    pub at: Mono,
+    /// The last loss it gave.
+    pub loss: Option<f64>,
+}
+
+/// A job on this host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobView {
+    /// Its name.
+    pub id: JobId,
+    /// What it runs.
+    pub spec: JobSpec,
+    /// Where it stands.
+    pub phase: JobPhase,
+    /// The current attempt.
+    pub attempt: Attempt,
+    /// When the launcher began.
+    pub started: Stamp,
+    /// The newest step that all ranks are known to have completed.
+    pub step: Option<u64>,
+    /// The ranks of the current attempt on this host.
+    pub ranks: BTreeMap<Rank, RankView>,
+    /// Restarts so far.
+    pub restarts: u32,
+    /// The last verdict.
+    pub last_verdict: Option<Verdict>,
+    /// The last decision.
+    pub last_decision: Option<Decision>,
+    /// Why it ended, if it did.
+    pub end_reason: Option<String>,
+}
+
+/// The node: its components and its jobs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeView {
+    /// Components by name.
+    pub components: BTreeMap<String, Component>,
+    /// Jobs by name.
+    pub jobs: BTreeMap<JobId, JobView>,
+}
+
+impl NodeView {
+    /// The heaviest state of all components; `Unknown` when none was read yet.
+    pub fn state(&self) -> HealthState {
+        self.components.values().map(|component| component.state).max().unwrap_or(HealthState::Unknown)
+    }
+
+    /// Takes in the next entry of the journal.
+    pub fn apply(&mut self, entry: &Entry) {
+        match (&entry.job, &entry.body) {
+            (_, Body::Health(change)) => {
+                self.components.insert(change.component.name.clone(), change.component.clone());
+            }
+            (Some(id), Body::Fact(Fact::JobStarted(spec))) => {
+                self.jobs.insert(id.clone(), JobView::new(id.clone(), spec.clone(), entry.at));
+            }
+            (Some(id), body) => {
+                if let Some(job) = self.jobs.get_mut(id) {
+                    job.apply(body);
+                }
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Sets what a rank's page told at a sample. Pages of attempts that are over are ignored.
+    pub fn sample(&mut self, job: &JobId, attempt: Attempt, rank: Rank, beat: BeatView) {
+        let Some(job) = self.jobs.get_mut(job).filter(|job| job.attempt == attempt) else { return };
+        if let Some(rank) = job.ranks.get_mut(&rank) {
+            rank.beat = Some(beat);
+        }
+        let steps: Option<Vec<u64>> =
+            job.ranks.values().map(|rank| rank.beat.as_ref().and_then(|beat| beat.step)).collect();
+        if let Some(step) = steps.and_then(|steps| steps.into_iter().min()) {
+            job.step = Some(step);
+        }
+    }
+}
+
+impl JobView {
+    fn new(id: JobId, spec: JobSpec, started: Stamp) -> JobView {
+        JobView {
+            id,
+            spec,
+            phase: JobPhase::Starting,
+            attempt: Attempt(0),
+            started,
+            step: None,
+            ranks: BTreeMap::new(),
+            restarts: 0,
+            last_verdict: None,
+            last_decision: None,
+            end_reason: None,
+        }
+    }
+
+    fn apply(&mut self, body: &Body) {
+        match body {
+            Body::Fact(fact) => self.apply_fact(fact),
+            Body::Verdict(verdict) => self.last_verdict = Some(verdict.clone()),
+            Body::Decision(decision) => {
+                if let Action::RestartInJob { .. } = decision.action {
+                    self.restarts = self.restarts.saturating_add(1);
+                }
+                self.last_decision = Some(decision.clone());
+            }
+            Body::Outcome(outcome) => self.step = Some(outcome.step),
+            Body::Health(_) => {}
+        }
+    }
+
+    fn apply_fact(&mut self, fact: &Fact) {
+        match fact {
+            Fact::AttemptStarted { attempt, ranks, .. } => {
+                self.attempt = *attempt;
+                self.phase = JobPhase::Starting;
+                self.ranks = ranks.iter().map(|started| (started.rank, RankView::new(started))).collect();
+            }
+            Fact::RankConnected { rank, .. } => self.set_phase(*rank, RankPhase::Connected),
+            Fact::RankRefused { rank, reason, .. } => {
+                if let Some(rank) = self.ranks.get_mut(rank) {
+                    rank.refusal = Some(reason.clone());
+                }
+            }
+            Fact::RanksStepping { step, .. } => {
+                self.phase = JobPhase::Running;
+                self.step = Some(*step);
+            }
+            Fact::Progress { step, .. } => self.step = Some(*step),
+            Fact::RankRaised { rank, .. } => {
+                self.phase = JobPhase::Recovering;
+                self.set_phase(*rank, RankPhase::Raised);
+            }
+            Fact::RankExited { rank, status, .. } => {
+                if !status.is_success() && self.phase != JobPhase::Stopping {
+                    self.phase = JobPhase::Recovering;
+                }
+                self.set_phase(*rank, RankPhase::Exited(*status));
+            }
+            Fact::StartFailed { .. } => self.phase = JobPhase::Recovering,
+            Fact::StopRequested { .. } => self.phase = JobPhase::Stopping,
+            Fact::LauncherLost { .. } => self.phase = JobPhase::Lost,
+            Fact::JobEnded { exit, reason } => {
+                self.phase = JobPhase::Ended(*exit);
+                self.end_reason = Some(reason.clone());
+            }
+            Fact::JobStarted(_)
+            | Fact::AgentStarted { .. }
+            | Fact::AgentStopped
+            | Fact::OutOfMemoryKills { .. }
+            | Fact::PagesUnavailable { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::AgentFound { .. }
+            | Fact::AgentLost { .. } => {}
+        }
+    }
+
+    fn set_phase(&mut self, rank: Rank, phase: RankPhase) {
+        if let Some(rank) = self.ranks.get_mut(&rank) {
+            rank.phase = phase;
+        }
+    }
+}
+
+impl RankView {
+    fn new(started: &crate::entry::StartedRank) -> RankView {
+        RankView {
+            rank: started.rank,
+            local_rank: started.local_rank,
+            pid: started.pid,
+            page: started.page.clone(),
+            phase: RankPhase::Started,
+            refusal: None,
+            beat: None,
+        }
+    }
+}

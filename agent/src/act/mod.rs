@@ -1,0 +1,1 @@
+//! Floor 2. Hands: processes are started, watched and stopped, their output is kept.

@@ -1,0 +1,1 @@
+//! Floor 4. How machines ask: gRPC and HTTP.

@@ -1,0 +1,1 @@
+//! Floor 5. The wiring: start, supervise, drain in order.

@@ -1,0 +1,1 @@
+//! Floor 5. Configuration: file, environment, flags.

@@ -1,0 +1,1 @@
+//! Floor 2. The wire between launcher and agent.

@@ -1,0 +1,1 @@
+//! The host itself: CPU, memory, pressure, disks, OOM kills.

@@ -1,0 +1,3 @@
+//! Floor 2. Eyes: what is read from the outside world becomes facts.
+
+pub mod host;

@@ -1,0 +1,3 @@
+//! Floor 2. What is kept on disk.
+
+pub mod journal;
