@@ -120,18 +120,24 @@ impl<'m> Writer<'m> {
     #[inline]
     #[must_use]
     pub fn try_write(&self, key: u64) -> Option<Writing<'m>> {
-        if self.words.exchange(LOCK, 0, key).is_ok() {
-            return Some(Writing { words: self.words });
-        }
-        self.try_again(key)
+        self.try_once(key).or_else(|| self.try_again(key))
+    }
+
+    /// Takes the page under the claimant's key if nobody has it in this instant; a failure is not counted.
+    #[inline]
+    #[must_use]
+    pub fn try_once(&self, key: u64) -> Option<Writing<'m>> {
+        self.words.exchange(LOCK, 0, key).is_ok().then(|| Writing { words: self.words })
     }
 
     #[cold]
     fn try_again(&self, key: u64) -> Option<Writing<'m>> {
         for _ in 0..TRIES {
             std::hint::spin_loop();
-            if self.words.load(LOCK) == 0 && self.words.exchange(LOCK, 0, key).is_ok() {
-                return Some(Writing { words: self.words });
+            if self.words.load(LOCK) == 0
+                && let Some(writing) = self.try_once(key)
+            {
+                return Some(writing);
             }
         }
         self.words.count_one(SKIPPED);
