@@ -449,7 +449,8 @@ impl Job {
         state.newest = Some(*newest);
         if lead == Some(rank) {
             if matches!(self.ledger.state(), Spending::Starting | Spending::Initialising) {
-                self.ledger.enter(done[0].start, Spending::Training);
+                let began = if done[0].first { done[0].end } else { done[0].start };
+                self.ledger.enter(began, Spending::Training);
             }
             for step in done {
                 self.ledger.step(step);

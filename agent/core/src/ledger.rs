@@ -21,7 +21,7 @@ pub enum Spending {
     Checkpointing,
     /// From the start of the processes to their first contact: interpreter, imports.
     Starting,
-    /// From the first contact to the first step: process groups, model, restore.
+    /// From the first contact to the end of the first step: process groups, model, restore, lazy compilation.
     Initialising,
     /// Steps done a second time, and the unfinished part of a step that a fault cut off.
     LostWork,
@@ -118,7 +118,8 @@ impl Ledger {
 
     /// A step of the lead rank is complete.
     pub fn step(&mut self, done: &StepDone) {
-        let length = done.end.since(done.start);
+        // What a first step took cannot be told from the setup before it, and is booked as such.
+        let length = if done.first { Span::default() } else { done.end.since(done.start) };
         if self.reached_before.is_some_and(|reached| done.step <= reached) {
             self.steps_lost += 1;
             self.lost = self.lost.plus(length);
@@ -169,7 +170,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn step(number: u64, start: u64, end: u64) -> StepDone {
-        StepDone { step: number, start: Mono(start), end: Mono(end), checkpoint_ns: 0, loss: None }
+        StepDone {
+            step: number,
+            start: Mono(start),
+            end: Mono(end),
+            first: false,
+            checkpoint_ns: 0,
+            loss: None,
+        }
     }
 
     #[test]

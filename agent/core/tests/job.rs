@@ -54,6 +54,7 @@ impl Run {
                     step,
                     start: Mono(self.now - 10),
                     end: Mono(self.now),
+                    first: false,
                     checkpoint_ns: 0,
                     loss: None,
                 };
@@ -266,6 +267,7 @@ fn any_input() -> impl Strategy<Value = Input> {
                     step: u64::from(n),
                     start: Mono(5),
                     end: Mono(9),
+                    first: false,
                     checkpoint_ns: 0,
                     loss: None,
                 }],

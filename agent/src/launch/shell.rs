@@ -1,0 +1,580 @@
+//! The loop of the launcher.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, StartedRank};
+use mainstay_core::health::{Component, HealthChange};
+use mainstay_core::id::{Attempt, JobId, Pid, Rank};
+use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
+use mainstay_core::time::{Mono, Span};
+use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::view::BeatView;
+use nix::sys::signal::Signal;
+use tokio::sync::mpsc;
+
+use crate::act::guardian::Guardian;
+use crate::act::output::{self, Stream, Terminal};
+use crate::act::page_files;
+use crate::act::port::HeldPort;
+use crate::act::ranks::{Crew, RankProcess};
+use crate::act::stop::{Stop, reap_orphans, sweep};
+use crate::board::Board;
+use crate::launch::{Settings, notice};
+use crate::os::cgroup::Cgroup;
+use crate::os::inotify::Watcher;
+use crate::os::{clock, pidfd, processes};
+use crate::source::error_file;
+
+/// Pages are looked at this often even if nothing rings.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Readers get a new sample of the pages every so many looks.
+const LOOKS_PER_SAMPLE: u32 = 5;
+
+/// How long an agent may think about a proposal before the launcher decides alone.
+const RULING_WITHIN: Duration = Duration::from_millis(250);
+
+/// What arrives from the agent's link.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// An agent is there and has this job's entries up to `have_seq`.
+    Found {
+        /// Its version.
+        version: String,
+        /// The newest of the launcher's entries that it holds.
+        have_seq: u64,
+    },
+    /// The agent is gone.
+    Lost {
+        /// What was seen.
+        reason: String,
+    },
+    /// Its word on a proposal.
+    Ruling(Ruling),
+}
+
+/// What goes out on the agent's link.
+#[derive(Debug)]
+pub enum LinkOrder {
+    /// An entry of the launcher's journal.
+    Entry(Box<Entry>),
+    /// A sample of the pages.
+    Beats {
+        /// The attempt they belong to.
+        attempt: Attempt,
+        /// By rank.
+        beats: Vec<(Rank, BeatView)>,
+    },
+    /// A verdict with what would be done about it.
+    Proposal(Box<(Verdict, Decision)>),
+}
+
+/// What the sensing of the host reports.
+#[derive(Debug)]
+pub struct HostReport {
+    /// Facts to be recorded.
+    pub facts: Vec<Fact>,
+    /// Changes to be recorded.
+    pub changes: Vec<HealthChange>,
+    /// All components as they stand.
+    pub components: Vec<Component>,
+}
+
+/// The channels to what runs beside the loop.
+#[derive(Debug)]
+pub struct Outside {
+    /// From the agent's link.
+    pub link_events: mpsc::Receiver<LinkEvent>,
+    /// To the agent's link.
+    pub link_orders: mpsc::Sender<LinkOrder>,
+    /// From the host's sensing.
+    pub host: mpsc::Receiver<HostReport>,
+    /// Signals to the launcher.
+    pub signals: mpsc::Receiver<i32>,
+}
+
+/// A rank's process ended.
+struct Ended {
+    attempt: Attempt,
+    pid: Pid,
+    at: Mono,
+}
+
+/// The launcher of one job.
+#[derive(Debug)]
+pub struct Launcher {
+    id: JobId,
+    settings: Settings,
+    crew: Crew,
+    job: Job,
+    orders: VecDeque<Order>,
+    board: Board,
+    terminal: Terminal,
+    guardian: Option<Guardian>,
+    cgroup: Option<Cgroup>,
+    watcher: Option<Watcher>,
+    attempt: Attempt,
+    ranks: Vec<RankProcess>,
+    stop: Option<Stop>,
+    /// The signal that asked the launcher to stop; the ranks get the same.
+    asked_by: i32,
+    /// Held until the next attempt takes another.
+    port: Option<HeldPort>,
+    agent: bool,
+    ruling_until: Option<tokio::time::Instant>,
+    looks: u32,
+    exit: Option<i32>,
+}
+
+impl Launcher {
+    /// Begins the job: records it and takes the order for the first start.
+    pub fn begin(
+        settings: Settings,
+        crew: Crew,
+        board: Board,
+        guardian: Option<Guardian>,
+        cgroup: Option<Cgroup>,
+        terminal: Terminal,
+    ) -> Launcher {
+        let mut out = Vec::new();
+        let job = Job::begin(clock::mono(), job_spec(&settings, &crew), settings.budget, &mut out);
+        let watcher = crew.page_dir.as_ref().and_then(|directory| {
+            let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
+            watcher
+                .map_err(|error| {
+                    tracing::warn!(%error, "cannot watch the heartbeat pages' directory; looking regularly instead");
+                })
+                .ok()
+        });
+        let mut launcher = Launcher {
+            id: JobId(crew.job.clone()),
+            settings,
+            crew,
+            job,
+            orders: VecDeque::new(),
+            board,
+            terminal,
+            guardian,
+            cgroup,
+            watcher,
+            attempt: Attempt(0),
+            ranks: Vec::new(),
+            stop: None,
+            asked_by: nix::libc::SIGTERM,
+            port: None,
+            agent: false,
+            ruling_until: None,
+            looks: 0,
+            exit: None,
+        };
+        launcher.take(out, Vec::new());
+        launcher
+    }
+
+    /// Records a fact before or beside the loop: trouble of the start.
+    pub fn tell(&mut self, fact: Fact) {
+        let mut out = Vec::new();
+        self.job.step(clock::mono(), Input::Fact(fact), &mut out);
+        let sent = self.record(out);
+        drop(sent);
+    }
+
+    /// Runs the job to its end. Returns the status to exit with and how it went.
+    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary) {
+        let (ended_sender, mut ended) = mpsc::unbounded_channel();
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            self.carry_out(&ended_sender, &outside).await;
+            if let Some(exit) = self.exit {
+                return self.end(exit, &outside).await;
+            }
+            let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
+            let ruling_until = self.ruling_until;
+            // In the order in which they matter when several are ready.
+            tokio::select! {
+                biased;
+                Some(end) = ended.recv() => self.rank_ended(&end, &outside).await,
+                Some(signal) = outside.signals.recv() => self.asked_to_stop(signal, &outside),
+                Ok(_) = next_ring(self.watcher.as_ref()) => self.look(&outside),
+                Some(event) = outside.link_events.recv() => self.link(event, &outside),
+                () = until(ruling_until) => self.rule(None, &outside),
+                () = until(force_at) => self.force(),
+                Some(report) = outside.host.recv() => self.host(report, &outside),
+                _ = looks.tick() => self.regular_look(&outside),
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, ended: &mpsc::UnboundedSender<Ended>, outside: &Outside) {
+        while let Some(order) = self.orders.pop_front() {
+            match order {
+                Order::StartRanks(attempt) => self.start_ranks(attempt, ended, outside),
+                Order::StopRanks { attempt, why } if attempt == self.attempt => {
+                    let (now, grace) = (clock::mono(), self.settings.grace);
+                    self.stop = Some(Stop::begin(now, why, grace, self.asked_by, &self.ranks));
+                    self.end_attempt_if_over(outside).await;
+                }
+                Order::StopRanks { .. } => {}
+                Order::Consult { verdict, proposal } => self.consult(*verdict, proposal, outside),
+                Order::Finish { exit } => self.exit = Some(exit),
+            }
+        }
+    }
+
+    fn start_ranks(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>, outside: &Outside) {
+        self.attempt = attempt;
+        self.stop = None;
+        self.ranks.clear();
+        if let (Some(directory), Some(old)) = (&self.crew.page_dir, attempt.0.checked_sub(2)) {
+            page_files::remove(directory, old);
+        }
+        // The old port goes first: a fixed one is taken again.
+        self.port = None;
+        let port = match HeldPort::take(self.settings.master_port.unwrap_or(0)) {
+            Ok(port) => port,
+            Err(error) => {
+                let wanted =
+                    self.settings.master_port.map_or("any free port".to_owned(), |port| port.to_string());
+                let error = format!(
+                    "taking port {wanted} for the ranks' store (MASTER_PORT): {error}; \
+                     leave out --master-port to have a free one chosen"
+                );
+                return self.fact(Fact::StartFailed { attempt, error }, outside);
+            }
+        };
+        let number = port.number();
+        self.port = Some(port);
+        match self.crew.start(attempt, number) {
+            Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }, outside),
+            Ok((ranks, page_trouble)) => {
+                self.ranks = ranks;
+                for rank in &self.ranks {
+                    watch(rank, attempt, ended.clone());
+                    if let Some(guardian) = &mut self.guardian {
+                        guardian.guard(rank.pid);
+                    }
+                }
+                self.show_output();
+                let ranks = self.ranks.iter().map(started_rank).collect();
+                self.fact(Fact::AttemptStarted { attempt, master_port: number, ranks }, outside);
+                if let Some(reason) = page_trouble {
+                    self.fact(Fact::PagesUnavailable { reason }, outside);
+                }
+            }
+        }
+    }
+
+    fn show_output(&self) {
+        for rank in &self.ranks {
+            let (stdout, stderr) = self.settings.shown.of(rank.local_rank);
+            let prefix = format!("[rank {}] ", rank.rank.0);
+            let streams =
+                [(stdout, &rank.files.stdout, Stream::Stdout), (stderr, &rank.files.stderr, Stream::Stderr)];
+            for (_, path, stream) in streams.into_iter().filter(|(shown, ..)| *shown) {
+                self.terminal.follow(output::Shown { path: path.clone(), prefix: prefix.clone(), stream });
+            }
+        }
+    }
+
+    async fn rank_ended(&mut self, end: &Ended, outside: &Outside) {
+        let known = self.ranks.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
+        let Some(index) = known.filter(|_| end.attempt == self.attempt) else { return };
+        // The page is the black box: what the rank last wrote comes before its end.
+        self.look(outside);
+        let rank = &mut self.ranks[index];
+        let status = match pidfd::exit_status(rank.pid) {
+            Ok(Some(status)) => status,
+            // Somebody else reaped our child; all that is sure is that it is gone.
+            Ok(None) | Err(_) => ExitStatus::Code(255),
+        };
+        rank.exit = Some(status);
+        if !status.is_success() {
+            // Before the number of the group can be given to another process.
+            processes::signal_group(rank.pid, Signal::SIGKILL);
+        }
+        if let Some(guardian) = &mut self.guardian {
+            guardian.release(rank.pid);
+        }
+        pidfd::reap(rank.pid);
+        let (which, pid, files) = (rank.rank, rank.pid, rank.files.clone());
+        let after_stop = self.stop.as_ref().is_some_and(|stop| match status {
+            ExitStatus::Signal(signal) => stop.sent(signal),
+            ExitStatus::Code(_) => true,
+        });
+        let failed = !status.is_success() && !after_stop;
+        let raised = self
+            .board
+            .view()
+            .jobs
+            .get(&self.id)
+            .and_then(|job| job.ranks.get(&which))
+            .is_some_and(|rank| rank.phase == mainstay_core::view::RankPhase::Raised);
+        let attempt = self.attempt;
+        if failed
+            && !raised
+            && let Some(note) = error_file::read(&files.error, end.at)
+        {
+            self.fact(Fact::RankRaised { attempt, rank: which, pid, note }, outside);
+        }
+        let stderr_tail = if failed { output::tail(&files.stderr, 20) } else { Vec::new() };
+        let step =
+            self.board.view().jobs.get(&self.id).and_then(|job| job.ranks.get(&which)?.beat.as_ref()?.step);
+        self.fact_at(
+            end.at,
+            Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
+            outside,
+        );
+        self.end_attempt_if_over(outside).await;
+    }
+
+    /// When all ranks of an attempt that is being stopped are gone: what they left goes too.
+    async fn end_attempt_if_over(&mut self, outside: &Outside) {
+        let Some(stop) = &self.stop else { return };
+        if self.ranks.iter().any(|rank| rank.exit.is_none()) {
+            return;
+        }
+        let patience = match stop.why {
+            StopWhy::Fault => Span::default(),
+            StopWhy::Requested => Span::seconds(1),
+            StopWhy::Done => self.settings.grace.done,
+        };
+        self.stop = None;
+        let spare = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
+        let orphans_killed = sweep(self.cgroup.as_ref(), spare, patience).await;
+        self.terminal.flush(Duration::from_millis(500));
+        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed }, outside);
+    }
+
+    fn asked_to_stop(&mut self, signal: i32, outside: &Outside) {
+        if self.stop.as_ref().is_some_and(|stop| stop.why == StopWhy::Requested) {
+            // Asked again: somebody is in a hurry.
+            return self.force();
+        }
+        self.asked_by = signal;
+        let by = ExitStatus::Signal(signal).to_string();
+        self.fact(Fact::StopRequested { by, exit: 128 + signal }, outside);
+    }
+
+    fn force(&mut self) {
+        if let Some(stop) = &mut self.stop {
+            stop.force(&self.ranks);
+            stop.force_at = clock::mono().after(Span::seconds(30));
+            for rank in self.ranks.iter().filter(|rank| rank.exit.is_none()) {
+                tracing::info!(rank = rank.rank.0, pid = rank.pid.0, "did not end in time; killed");
+            }
+        }
+    }
+
+    fn consult(&mut self, verdict: Verdict, proposal: Decision, outside: &Outside) {
+        let asked = self.agent
+            && outside.link_orders.try_send(LinkOrder::Proposal(Box::new((verdict, proposal)))).is_ok();
+        if asked {
+            self.ruling_until = Some(tokio::time::Instant::now() + RULING_WITHIN);
+        } else {
+            self.rule(None, outside);
+        }
+    }
+
+    fn rule(&mut self, ruling: Option<Ruling>, outside: &Outside) {
+        self.ruling_until = None;
+        self.step(clock::mono(), Input::Ruling(ruling), outside);
+    }
+
+    fn link(&mut self, event: LinkEvent, outside: &Outside) {
+        match event {
+            LinkEvent::Found { version, have_seq } => {
+                self.agent = true;
+                let missing = self.board.reader().entries_after(have_seq, usize::MAX);
+                for entry in missing.map(|read| read.entries).unwrap_or_default() {
+                    self.send(LinkOrder::Entry(Box::new(entry)), outside);
+                }
+                self.fact(Fact::AgentFound { version }, outside);
+            }
+            LinkEvent::Lost { reason } => {
+                self.agent = false;
+                self.fact(Fact::AgentLost { reason }, outside);
+                if self.ruling_until.is_some() {
+                    self.rule(None, outside);
+                }
+            }
+            LinkEvent::Ruling(ruling) => self.rule(Some(ruling), outside),
+        }
+    }
+
+    fn host(&mut self, report: HostReport, outside: &Outside) {
+        for fact in report.facts {
+            self.fact(fact, outside);
+        }
+        for change in report.changes {
+            self.board.record(clock::now(), None, None, Body::Health(change));
+        }
+        for component in report.components {
+            self.board.set_component(component);
+        }
+        self.board.publish();
+    }
+
+    fn regular_look(&mut self, outside: &Outside) {
+        self.look(outside);
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
+            self.sample(outside);
+            let ranks: Vec<Pid> = self.ranks.iter().map(|rank| rank.pid).collect();
+            let guardian = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
+            reap_orphans(|pid| pid != guardian && !ranks.contains(&pid));
+            self.board.sync();
+        }
+    }
+
+    /// Looks at all pages and tells the job what is new.
+    fn look(&mut self, outside: &Outside) {
+        let attempt = self.attempt;
+        for index in 0..self.ranks.len() {
+            let process = &mut self.ranks[index];
+            let (rank, pid) = (process.rank, process.pid);
+            let Some(news) = process.page.as_mut().map(|(_, page)| page.look()) else { continue };
+            if let Some((client, _)) = news.connected {
+                self.fact(Fact::RankConnected { attempt, rank, client }, outside);
+            }
+            if let Some(reason) = news.refused {
+                self.fact(Fact::RankRefused { attempt, rank, reason }, outside);
+            }
+            if !news.steps.is_empty() {
+                self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps }, outside);
+            }
+            if let Some(note) = news.raised {
+                self.fact(Fact::RankRaised { attempt, rank, pid, note }, outside);
+            }
+        }
+    }
+
+    fn sample(&mut self, outside: &Outside) {
+        let beats: Vec<(Rank, BeatView)> = self
+            .ranks
+            .iter()
+            .filter_map(|process| Some((process.rank, process.page.as_ref()?.1.beat()?)))
+            .collect();
+        for (rank, beat) in &beats {
+            self.board.sample(&self.id, self.attempt, *rank, beat.clone());
+        }
+        self.board.publish();
+        if self.agent {
+            self.send(LinkOrder::Beats { attempt: self.attempt, beats }, outside);
+        }
+    }
+
+    fn fact(&mut self, fact: Fact, outside: &Outside) {
+        self.fact_at(clock::mono(), fact, outside);
+    }
+
+    fn fact_at(&mut self, at: Mono, fact: Fact, outside: &Outside) {
+        self.step(at, Input::Fact(fact), outside);
+    }
+
+    fn step(&mut self, at: Mono, input: Input, outside: &Outside) {
+        let mut out = Vec::new();
+        self.job.step(at, input, &mut out);
+        for entry in self.record(out) {
+            self.send(LinkOrder::Entry(Box::new(entry)), outside);
+        }
+    }
+
+    /// Writes what is to be recorded, keeps the orders, and returns the entries.
+    fn record(&mut self, out: Vec<Output>) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        self.take(out, Vec::new()).into_iter().for_each(|entry| entries.push(entry));
+        entries
+    }
+
+    fn take(&mut self, out: Vec<Output>, mut entries: Vec<Entry>) -> Vec<Entry> {
+        for output in out {
+            match output {
+                Output::Record(body) => {
+                    if let Some(line) = notice::line(&body) {
+                        eprintln!("mainstay: {line}");
+                    }
+                    entries.push(self.board.record(clock::now(), Some(&self.id), None, body));
+                }
+                Output::Order(order) => self.orders.push_back(order),
+            }
+        }
+        entries
+    }
+
+    /// Sends to the agent, if there is one. What does not fit is sent again when the agent is found anew: its
+    /// link breaks when its queue is full.
+    fn send(&mut self, order: LinkOrder, outside: &Outside) {
+        if self.agent && outside.link_orders.try_send(order).is_err() {
+            self.agent = false;
+        }
+    }
+
+    async fn end(mut self, exit: i32, outside: &Outside) -> (i32, Summary) {
+        self.terminal.flush(Duration::from_millis(500));
+        self.sample(outside);
+        self.board.sync();
+        let summary = self.job.summary(clock::mono());
+        if let Some(guardian) = self.guardian.take() {
+            guardian.dismiss();
+        }
+        (exit, summary)
+    }
+}
+
+fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
+    let text = |path: &PathBuf| path.display().to_string();
+    JobSpec {
+        command: settings.command.clone(),
+        world_size: settings.local_world_size,
+        local_world_size: settings.local_world_size,
+        first_rank: Rank(0),
+        max_restarts: settings.budget.max_restarts,
+        launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
+        uid: nix::unistd::getuid().as_raw(),
+        run_dir: text(&crew.run_dir),
+        checkpoint_dir: text(&crew.checkpoint_dir),
+        page_dir: crew.page_dir.as_ref().map(text),
+    }
+}
+
+fn started_rank(process: &RankProcess) -> StartedRank {
+    StartedRank {
+        rank: process.rank,
+        local_rank: process.local_rank,
+        pid: process.pid,
+        page: process.page.as_ref().map(|(path, _)| path.display().to_string()),
+    }
+}
+
+/// Tells of a rank's end as soon as the kernel does.
+fn watch(rank: &RankProcess, attempt: Attempt, ended: mpsc::UnboundedSender<Ended>) {
+    let pidfd = rank.pidfd.clone();
+    tokio::task::spawn_local(async move {
+        if pidfd.ended().await.is_ok() {
+            // The receiver goes only when the launcher does.
+            let _ = ended.send(Ended { attempt, pid: pidfd.pid(), at: clock::mono() });
+        }
+    });
+}
+
+async fn next_ring(watcher: Option<&Watcher>) -> std::io::Result<()> {
+    match watcher {
+        Some(watcher) => watcher.next().await.map(drop),
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The runtime's clock for a point of ours.
+fn from_now(at: Mono) -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_nanos(at.since(clock::mono()).0)
+}
