@@ -61,6 +61,8 @@ pub struct RankProcess {
     pub files: RankFiles,
     /// Its heartbeat page.
     pub page: Option<(PathBuf, PageReader)>,
+    /// Whether it said that it raised.
+    pub raised: bool,
     /// How it ended, once it has.
     pub exit: Option<ExitStatus>,
 }
@@ -191,6 +193,7 @@ impl Crew {
             pidfd: Rc::new(pidfd),
             files,
             page,
+            raised: false,
             exit: None,
         })
     }

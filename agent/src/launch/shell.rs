@@ -139,7 +139,8 @@ impl Launcher {
         terminal: Terminal,
     ) -> Launcher {
         let mut out = Vec::new();
-        let job = Job::begin(clock::mono(), job_spec(&settings, &crew), settings.budget, &mut out);
+        let began = clock::mono();
+        let job = Job::begin(began, job_spec(&settings, &crew), settings.budget, &mut out);
         let watcher = crew.page_dir.as_ref().and_then(|directory| {
             let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
             watcher
@@ -169,16 +170,8 @@ impl Launcher {
             looks: 0,
             exit: None,
         };
-        launcher.take(out, Vec::new());
+        launcher.record(began, out);
         launcher
-    }
-
-    /// Records a fact before or beside the loop: trouble of the start.
-    pub fn tell(&mut self, fact: Fact) {
-        let mut out = Vec::new();
-        self.job.step(clock::mono(), Input::Fact(fact), &mut out);
-        let sent = self.record(out);
-        drop(sent);
     }
 
     /// Runs the job to its end. Returns the status to exit with and how it went.
@@ -299,19 +292,13 @@ impl Launcher {
             guardian.release(rank.pid);
         }
         pidfd::reap(rank.pid);
-        let (which, pid, files) = (rank.rank, rank.pid, rank.files.clone());
+        let (which, pid, files, raised) = (rank.rank, rank.pid, rank.files.clone(), rank.raised);
+        let step = rank.page.as_ref().and_then(|(_, page)| page.beat()?.step);
         let after_stop = self.stop.as_ref().is_some_and(|stop| match status {
             ExitStatus::Signal(signal) => stop.sent(signal),
             ExitStatus::Code(_) => true,
         });
         let failed = !status.is_success() && !after_stop;
-        let raised = self
-            .board
-            .view()
-            .jobs
-            .get(&self.id)
-            .and_then(|job| job.ranks.get(&which))
-            .is_some_and(|rank| rank.phase == mainstay_core::view::RankPhase::Raised);
         let attempt = self.attempt;
         if failed
             && !raised
@@ -320,8 +307,6 @@ impl Launcher {
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note }, outside);
         }
         let stderr_tail = if failed { output::tail(&files.stderr, 20) } else { Vec::new() };
-        let step =
-            self.board.view().jobs.get(&self.id).and_then(|job| job.ranks.get(&which)?.beat.as_ref()?.step);
         self.fact_at(
             end.at,
             Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
@@ -446,6 +431,7 @@ impl Launcher {
                 self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps }, outside);
             }
             if let Some(note) = news.raised {
+                self.ranks[index].raised = true;
                 self.fact(Fact::RankRaised { attempt, rank, pid, note }, outside);
             }
         }
@@ -477,26 +463,22 @@ impl Launcher {
     fn step(&mut self, at: Mono, input: Input, outside: &Outside) {
         let mut out = Vec::new();
         self.job.step(at, input, &mut out);
-        for entry in self.record(out) {
+        for entry in self.record(at, out) {
             self.send(LinkOrder::Entry(Box::new(entry)), outside);
         }
     }
 
-    /// Writes what is to be recorded, keeps the orders, and returns the entries.
-    fn record(&mut self, out: Vec<Output>) -> Vec<Entry> {
+    /// Writes what is to be recorded, keeps the orders for later, and returns the entries.
+    fn record(&mut self, at: Mono, out: Vec<Output>) -> Vec<Entry> {
+        let stamp = clock::stamp_of(at);
         let mut entries = Vec::new();
-        self.take(out, Vec::new()).into_iter().for_each(|entry| entries.push(entry));
-        entries
-    }
-
-    fn take(&mut self, out: Vec<Output>, mut entries: Vec<Entry>) -> Vec<Entry> {
         for output in out {
             match output {
                 Output::Record(body) => {
                     if let Some(line) = notice::line(&body) {
                         eprintln!("mainstay: {line}");
                     }
-                    entries.push(self.board.record(clock::now(), Some(&self.id), None, body));
+                    entries.push(self.board.record(stamp, Some(&self.id), None, body));
                 }
                 Output::Order(order) => self.orders.push_back(order),
             }

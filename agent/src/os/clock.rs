@@ -20,6 +20,19 @@ pub fn now() -> Stamp {
     Stamp { mono: mono(), wall }
 }
 
+/// Both clocks at a monotonic time that has just passed.
+pub fn stamp_of(mono: Mono) -> Stamp {
+    let now = now();
+    let ago = i64::try_from(now.mono.since(mono).0).unwrap_or(0);
+    Stamp { mono, wall: Wall(now.wall.0.saturating_sub(ago)) }
+}
+
+/// The boot id's sixteen bytes; zeros where it is not known.
+pub fn boot_id_bytes() -> [u8; 16] {
+    let digits = boot_id().0.replace('-', "");
+    u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes)
+}
+
 /// The kernel's boot id; "unknown" where `/proc` does not tell, so that journals of different boots are at worst
 /// not told apart.
 pub fn boot_id() -> BootId {
