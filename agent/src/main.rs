@@ -1,2 +1,5 @@
-//! Stub.
-fn main() {}
+//! The program `mainstay`.
+
+fn main() -> std::process::ExitCode {
+    mainstay_agent::cli::main()
+}

@@ -35,6 +35,22 @@ pub enum Spending {
     Finishing,
 }
 
+impl std::fmt::Display for Spending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Spending::Training => "training",
+            Spending::Checkpointing => "checkpointing",
+            Spending::Starting => "starting",
+            Spending::Initialising => "initialising",
+            Spending::LostWork => "lost work",
+            Spending::Undetected => "fault undetected",
+            Spending::Stopping => "stopping",
+            Spending::Deciding => "deciding",
+            Spending::Finishing => "finishing",
+        })
+    }
+}
+
 /// The running account of one job.
 #[derive(Clone, Debug)]
 pub struct Ledger {
