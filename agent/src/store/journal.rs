@@ -1,1 +1,323 @@
-//! The journal of entries.
+//! The journal of entries: JSON Lines in segments, one writer, any number of readers. The format stands in
+//! `docs/reference/journal.md`.
+//!
+//! What it promises:
+//! - An entry that [`Journal::append`] returned is in the file: it survives the death of this process at any
+//!   instant. It survives the death of the host once [`Journal::sync`] has returned.
+//! - Sequence numbers go up by one and continue over restarts. A torn last line is cut off at open.
+//! - It never grows beyond its limits: the oldest segments go first.
+//! - A disk that is full or fails is an error of one append, never a broken file: when the disk is well again
+//!   the next append works.
+//! - A line that cannot be read costs that line and nothing else.
+
+mod error;
+mod line;
+mod reader;
+mod segment;
+
+use std::collections::VecDeque;
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use mainstay_core::entry::{Body, Entry};
+use mainstay_core::id::{BootId, JobId};
+use mainstay_core::time::Stamp;
+
+pub use error::JournalError;
+pub use line::{Line, decode, encode};
+pub use reader::{Gap, JournalReader, Read};
+use segment::{Segment, list_segments, segment_path};
+
+/// The smallest useful segment: below this, a segment would hold a handful of lines only.
+const SMALLEST_SEGMENT: u64 = 4096;
+
+/// How large the journal may become, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// A segment that would grow beyond this is followed by a new one. Held between 4 KiB and half of
+    /// `total_bytes`, so that deleting whole segments can keep the total.
+    pub segment_bytes: u64,
+    /// All segments together.
+    pub total_bytes: u64,
+}
+
+impl Default for Limits {
+    /// 4 MiB per segment, 64 MiB in all.
+    fn default() -> Limits {
+        Limits { segment_bytes: 4 << 20, total_bytes: 64 << 20 }
+    }
+}
+
+impl Limits {
+    fn effective(self) -> Limits {
+        let segment_bytes = self.segment_bytes.min(self.total_bytes / 2).max(SMALLEST_SEGMENT);
+        Limits { segment_bytes, total_bytes: self.total_bytes.max(2 * segment_bytes) }
+    }
+}
+
+/// What a pass over the whole journal found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Entries that were read.
+    pub entries: u64,
+    /// Lines that are no entry at all.
+    pub corrupt: u64,
+    /// Entries of kinds that a newer version wrote.
+    pub unknown: u64,
+}
+
+/// The writing end of the journal. There is one per directory, held by a lock.
+#[derive(Debug)]
+pub struct Journal {
+    dir: PathBuf,
+    limits: Limits,
+    boot: BootId,
+    next_seq: u64,
+    /// All segments, oldest first; the last one is written to.
+    segments: VecDeque<Segment>,
+    current: Option<File>,
+    /// The current segment may hold a piece of a line that could not be taken back yet.
+    torn: bool,
+    unsynced: Unsynced,
+    /// Held for its lock, which the kernel lets go when the file is closed, however the process ends.
+    _lock: File,
+}
+
+/// What has to reach the disk at the next sync.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unsynced {
+    data: bool,
+    directory: bool,
+}
+
+impl Journal {
+    /// Opens the journal in `dir`, which is made (mode 0750) if it is missing, for this boot of the host.
+    ///
+    /// A last line that was torn by a crash is cut off. Fails if another process has the journal open, naming
+    /// it, or if the directory cannot be written.
+    pub fn open(dir: &Path, limits: Limits, boot: BootId) -> Result<Journal, JournalError> {
+        let making = |source| JournalError::io("creating the directory", dir, source);
+        DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(making)?;
+        let lock = take_lock(dir)?;
+        let mut journal = Journal {
+            dir: dir.to_owned(),
+            limits: limits.effective(),
+            boot,
+            next_seq: 1,
+            segments: list_segments(dir)?.into(),
+            current: None,
+            torn: false,
+            unsynced: Unsynced::default(),
+            _lock: lock,
+        };
+        journal.continue_last_segment()?;
+        journal.delete_beyond_limit(0);
+        Ok(journal)
+    }
+
+    /// Appends an entry under the next sequence number and returns it as it was written.
+    ///
+    /// On an error nothing of it is in the journal, and the number is given to the next entry that succeeds.
+    pub fn append(
+        &mut self,
+        at: Stamp,
+        job: Option<&JobId>,
+        origin_seq: Option<u64>,
+        body: Body,
+    ) -> Result<Entry, JournalError> {
+        let entry =
+            Entry { seq: self.next_seq, at, boot: self.boot.clone(), job: job.cloned(), origin_seq, body };
+        self.append_entry(&entry)?;
+        Ok(entry)
+    }
+
+    /// Appends an entry that was numbered before, because it could not be written at its time. Its number must
+    /// not be below [`Journal::next_seq`]; a higher one leaves a gap, which readers pass over.
+    pub fn append_entry(&mut self, entry: &Entry) -> Result<(), JournalError> {
+        if entry.seq < self.next_seq {
+            return Err(JournalError::Order { seq: entry.seq, next: self.next_seq });
+        }
+        let line = encode(entry)?;
+        self.mend()?;
+        self.make_room(entry.seq, line.len() as u64)?;
+        self.write_line(&line)?;
+        self.next_seq = entry.seq.saturating_add(1);
+        Ok(())
+    }
+
+    /// Waits until all appended entries are on the disk (fdatasync).
+    pub fn sync(&mut self) -> Result<(), JournalError> {
+        if let Some(file) = self.current.as_ref().filter(|_| self.unsynced.data) {
+            file.sync_data().map_err(|source| JournalError::io("syncing", &self.current_path(), source))?;
+            self.unsynced.data = false;
+        }
+        if self.unsynced.directory {
+            let syncing = |source| JournalError::io("syncing the directory", &self.dir, source);
+            File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(syncing)?;
+            self.unsynced.directory = false;
+        }
+        Ok(())
+    }
+
+    /// Calls `take` with every entry that the journal holds, oldest first.
+    pub fn replay(&self, take: impl FnMut(Entry)) -> Result<Replayed, JournalError> {
+        self.reader().replay(take)
+    }
+
+    /// A reader of this journal, independent of the writer.
+    pub fn reader(&self) -> JournalReader {
+        JournalReader::new(&self.dir)
+    }
+
+    /// The number that the next entry gets.
+    pub fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    /// The first number that the journal still holds; none while it is empty.
+    pub fn oldest(&self) -> Option<u64> {
+        self.segments.front().map(|segment| segment.first_seq).filter(|first| *first < self.next_seq)
+    }
+
+    /// The boot whose monotonic clock the entries of this writer carry.
+    pub fn boot(&self) -> &BootId {
+        &self.boot
+    }
+
+    /// The directory with the segments.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn current_path(&self) -> PathBuf {
+        let first_seq = self.segments.back().map_or(self.next_seq, |segment| segment.first_seq);
+        segment_path(&self.dir, first_seq)
+    }
+
+    fn continue_last_segment(&mut self) -> Result<(), JournalError> {
+        let Some(segment) = self.segments.back_mut() else { return Ok(()) };
+        let path = segment_path(&self.dir, segment.first_seq);
+        let extent = segment::measure(&path, segment.first_seq)?;
+        let opening = |source| JournalError::io("opening", &path, source);
+        let file = OpenOptions::new().append(true).open(&path).map_err(opening)?;
+        if extent.torn_bytes > 0 {
+            tracing::warn!(
+                path = %path.display(),
+                bytes = extent.torn_bytes,
+                "the journal's last line was torn by a crash: it is cut off"
+            );
+            let cutting = |source| JournalError::io("cutting a torn line off", &path, source);
+            file.set_len(extent.whole_bytes).map_err(cutting)?;
+        }
+        segment.bytes = extent.whole_bytes;
+        self.next_seq = extent.next_seq;
+        self.current = Some(file);
+        Ok(())
+    }
+
+    /// Takes back what an earlier append left of a line, if that was not possible then.
+    fn mend(&mut self) -> Result<(), JournalError> {
+        if !self.torn {
+            return Ok(());
+        }
+        let path = self.current_path();
+        let (Some(file), Some(segment)) = (&self.current, self.segments.back()) else { return Ok(()) };
+        file.set_len(segment.bytes)
+            .map_err(|source| JournalError::io("taking a partly written line back in", &path, source))?;
+        self.torn = false;
+        Ok(())
+    }
+
+    /// Begins a new segment if the line does not fit into this one, and deletes what is too much by then.
+    fn make_room(&mut self, seq: u64, line_bytes: u64) -> Result<(), JournalError> {
+        let full = self.segments.back().is_none_or(|segment| {
+            segment.bytes > 0 && segment.bytes.saturating_add(line_bytes) > self.limits.segment_bytes
+        });
+        if full || self.current.is_none() {
+            self.begin_segment(seq)?;
+        }
+        self.delete_beyond_limit(line_bytes);
+        Ok(())
+    }
+
+    fn begin_segment(&mut self, first_seq: u64) -> Result<(), JournalError> {
+        // The segment that is left will not be in reach of a later sync.
+        if let Some(file) = self.current.as_ref().filter(|_| self.unsynced.data) {
+            file.sync_data().map_err(|source| JournalError::io("syncing", &self.current_path(), source))?;
+            self.unsynced.data = false;
+        }
+        let path = segment_path(&self.dir, first_seq);
+        let creating = |source| JournalError::io("creating", &path, source);
+        let file = OpenOptions::new().append(true).create(true).mode(0o640).open(&path).map_err(creating)?;
+        file.set_len(0).map_err(creating)?;
+        self.segments.push_back(Segment { first_seq, bytes: 0 });
+        self.current = Some(file);
+        self.unsynced.directory = true;
+        Ok(())
+    }
+
+    /// Deletes the oldest segments until `coming` more bytes fit; the current segment always stays.
+    fn delete_beyond_limit(&mut self, coming: u64) {
+        let mut total = self.segments.iter().map(|segment| segment.bytes).sum::<u64>().saturating_add(coming);
+        while total > self.limits.total_bytes && self.segments.len() > 1 {
+            let Some(oldest) = self.segments.front().copied() else { return };
+            let path = segment_path(&self.dir, oldest.first_seq);
+            match std::fs::remove_file(&path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    // Not a reason to lose an entry: it is tried again with the next one.
+                    tracing::warn!(path = %path.display(), %error, "the journal's oldest segment cannot be deleted");
+                    return;
+                }
+            }
+            total = total.saturating_sub(oldest.bytes);
+            self.segments.pop_front();
+        }
+    }
+
+    /// Writes a whole line with one write(). What a failing disk took of it is taken back.
+    fn write_line(&mut self, line: &[u8]) -> Result<(), JournalError> {
+        let path = self.current_path();
+        let (Some(file), Some(segment)) = (&mut self.current, self.segments.back_mut()) else {
+            return Err(JournalError::io("appending to", &path, ErrorKind::NotFound.into()));
+        };
+        if let Err(source) = file.write_all(line) {
+            self.torn = file.set_len(segment.bytes).is_err();
+            return Err(JournalError::io("appending to", &path, source));
+        }
+        segment.bytes = segment.bytes.saturating_add(line.len() as u64);
+        self.unsynced.data = true;
+        Ok(())
+    }
+}
+
+/// Takes the directory's lock and leaves our process id in it for whoever comes second.
+fn take_lock(dir: &Path) -> Result<File, JournalError> {
+    let path = dir.join("lock");
+    let opening = |source| JournalError::io("opening the lock", &path, source);
+    let mut lock = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o640)
+        .open(&path)
+        .map_err(opening)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let holder = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+            return Err(JournalError::Locked { dir: dir.to_owned(), holder });
+        }
+        Err(TryLockError::Error(source)) => return Err(JournalError::io("locking", &path, source)),
+    }
+    // The id is for people only: a full disk must not keep the journal closed.
+    let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+    if let Err(error) = noted {
+        tracing::debug!(path = %path.display(), %error, "the lock's holder could not be noted");
+    }
+    Ok(lock)
+}
