@@ -4,13 +4,23 @@
 #![forbid(unsafe_code)]
 
 /// Package `mainstay.v1`: health, events, and the wire between launcher and agent.
-#[allow(missing_docs, clippy::all, reason = "generated; the documentation stands in the .proto files")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the documentation stands in the .proto files"
+)]
 pub mod v1 {
     tonic::include_proto!("mainstay.v1");
 }
 
 /// Package `grpc.health.v1`: the standard health checking protocol.
-#[allow(missing_docs, clippy::all, reason = "generated; the documentation stands in the .proto file")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the documentation stands in the .proto file"
+)]
 pub mod grpc_health_v1 {
     tonic::include_proto!("grpc.health.v1");
 }
