@@ -1,1 +1,255 @@
 //! Floor 3. What is published to readers: the view of the node and the journal.
+//!
+//! One task owns the [`Board`] and alone changes it; any number of [`BoardReader`]s look at snapshots that do not
+//! change under them. A job must go on when the journal's disk does not: entries that cannot be written are shown
+//! and kept in memory until they can.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use mainstay_core::entry::{Body, Entry};
+use mainstay_core::health::Component;
+use mainstay_core::id::{Attempt, JobId, Rank};
+use mainstay_core::time::Stamp;
+use mainstay_core::view::{BeatView, JobPhase, NodeView};
+use tokio::sync::watch;
+
+use crate::store::journal::{Journal, JournalError, JournalReader, Read, Replayed};
+
+/// Jobs that are over and still shown.
+pub const FINISHED_JOBS: usize = 32;
+
+/// Entries kept in memory while the journal cannot be written.
+pub const UNWRITTEN_ENTRIES: usize = 1024;
+
+/// The writing end, owned by the one task of the launcher or the agent.
+#[derive(Debug)]
+pub struct Board {
+    journal: Journal,
+    view: NodeView,
+    newest: u64,
+    /// Jobs of the view that are over, in the order in which they ended.
+    finished: VecDeque<JobId>,
+    /// Entries that wait for the disk, oldest first.
+    unwritten: VecDeque<Arc<Entry>>,
+    journal_error: Option<Arc<str>>,
+    replayed: Replayed,
+    publisher: watch::Sender<Published>,
+}
+
+/// What readers see: never changed, only replaced.
+#[derive(Clone, Debug, Default)]
+struct Published {
+    view: Arc<NodeView>,
+    oldest: u64,
+    newest: u64,
+    unwritten: Arc<[Arc<Entry>]>,
+    journal_error: Option<Arc<str>>,
+}
+
+impl Board {
+    /// A board that shows what the journal tells. Components are not taken over from it: what was not read since
+    /// this start is not known.
+    pub fn open(journal: Journal) -> Result<Board, JournalError> {
+        let mut board = Board {
+            newest: journal.next_seq() - 1,
+            view: NodeView::default(),
+            finished: VecDeque::new(),
+            unwritten: VecDeque::new(),
+            journal_error: None,
+            replayed: Replayed::default(),
+            publisher: watch::Sender::new(Published::default()),
+            journal,
+        };
+        let reader = board.journal.reader();
+        board.replayed = reader.replay(|entry| board.apply(&entry))?;
+        board.view.components.clear();
+        board.publish();
+        Ok(board)
+    }
+
+    /// Takes in what happened: appends it to the journal, applies it to the view and publishes both.
+    ///
+    /// This does not fail. If the journal cannot be written, the entry is kept in memory under its number and
+    /// written when that is possible again; [`Board::journal_error`] tells.
+    pub fn record(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
+        self.newest = self.newest.saturating_add(1);
+        let boot = self.journal.boot().clone();
+        let entry = Entry { seq: self.newest, at, boot, job: job.cloned(), origin_seq, body };
+        self.write(&entry);
+        self.apply(&entry);
+        self.publish();
+        entry
+    }
+
+    /// Takes in what a rank's page told. It is not journaled, and shown at the next [`Board::publish`].
+    pub fn sample(&mut self, job: &JobId, attempt: Attempt, rank: Rank, beat: BeatView) {
+        self.view.sample(job, attempt, rank, beat);
+    }
+
+    /// Takes in a newer reading of a component whose state did not change. It is not journaled, and shown at
+    /// the next [`Board::publish`]. A change of state is recorded as a health entry instead.
+    pub fn set_component(&mut self, component: Component) {
+        self.view.components.insert(component.name.clone(), component);
+    }
+
+    /// Shows the present state to the readers.
+    pub fn publish(&mut self) {
+        self.publisher.send_replace(Published {
+            view: Arc::new(self.view.clone()),
+            oldest: self.journal.oldest().unwrap_or(0),
+            newest: self.newest,
+            unwritten: self.unwritten.iter().cloned().collect(),
+            journal_error: self.journal_error.clone(),
+        });
+    }
+
+    /// Writes what still waits and waits until the disk has everything (fdatasync). An error is told by
+    /// [`Board::journal_error`] and mended by a later call.
+    pub fn sync(&mut self) {
+        let synced = self.write_waiting().and_then(|()| self.journal.sync());
+        self.note_journal(synced);
+    }
+
+    /// The view as it stands, published or not.
+    pub fn view(&self) -> &NodeView {
+        &self.view
+    }
+
+    /// A reader of what is published.
+    pub fn reader(&self) -> BoardReader {
+        BoardReader { journal: self.journal.reader(), published: self.publisher.subscribe() }
+    }
+
+    /// Why the journal cannot be written at present, if it cannot.
+    pub fn journal_error(&self) -> Option<&str> {
+        self.journal_error.as_deref()
+    }
+
+    /// What was found in the journal at open.
+    pub fn replayed(&self) -> Replayed {
+        self.replayed
+    }
+
+    fn write(&mut self, entry: &Entry) {
+        let written = self.write_waiting().and_then(|()| self.journal.append_entry(entry));
+        if written.is_err() {
+            if self.unwritten.len() >= UNWRITTEN_ENTRIES {
+                self.unwritten.pop_front();
+            }
+            self.unwritten.push_back(Arc::new(entry.clone()));
+        }
+        self.note_journal(written);
+    }
+
+    fn write_waiting(&mut self) -> Result<(), JournalError> {
+        while let Some(entry) = self.unwritten.front() {
+            match self.journal.append_entry(entry) {
+                Err(error) if error.is_disk() => return Err(error),
+                // Time will not mend this entry; it must not hold up those behind it.
+                Err(error) => tracing::error!(%error, seq = entry.seq, "an entry is lost to the journal"),
+                Ok(()) => {}
+            }
+            self.unwritten.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Logs when the journal fails and when it is well again, not each time in between.
+    fn note_journal(&mut self, result: Result<(), JournalError>) {
+        match (result, &self.journal_error) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(_)) => {
+                tracing::info!(dir = %self.journal.dir().display(), "the journal can be written again");
+                self.journal_error = None;
+            }
+            (Err(error), before) => {
+                let text: Arc<str> = error.to_string().into();
+                if before.is_none() {
+                    tracing::error!(%error, "the journal cannot be written; entries are kept in memory");
+                }
+                self.journal_error = Some(text);
+            }
+        }
+    }
+
+    fn apply(&mut self, entry: &Entry) {
+        self.view.apply(entry);
+        if let Some(job) = &entry.job {
+            self.note_phase(job);
+        }
+    }
+
+    /// Keeps the order in which jobs ended, and drops from the view those that ended long ago.
+    fn note_phase(&mut self, id: &JobId) {
+        let Some(job) = self.view.jobs.get(id) else { return };
+        let over = matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost);
+        let noted = self.finished.iter().position(|finished| finished == id);
+        match (over, noted) {
+            (true, None) => self.finished.push_back(id.clone()),
+            (false, Some(place)) => drop(self.finished.remove(place)),
+            (true, Some(_)) | (false, None) => {}
+        }
+        while self.finished.len() > FINISHED_JOBS {
+            if let Some(oldest) = self.finished.pop_front() {
+                self.view.jobs.remove(&oldest);
+            }
+        }
+    }
+}
+
+/// The reading end. Each clone notices changes on its own.
+#[derive(Clone, Debug)]
+pub struct BoardReader {
+    journal: JournalReader,
+    published: watch::Receiver<Published>,
+}
+
+impl BoardReader {
+    /// The view as it was last published.
+    pub fn view(&self) -> Arc<NodeView> {
+        self.published.borrow().view.clone()
+    }
+
+    /// Waits until something is published that this reader has not waited for before. False once the board is
+    /// gone: nothing will ever be published again.
+    pub async fn changed(&mut self) -> bool {
+        self.published.changed().await.is_ok()
+    }
+
+    /// Waits until there is an entry with a number above `cursor`. False once the board is gone.
+    pub async fn newer_than(&mut self, cursor: u64) -> bool {
+        self.published.wait_for(|published| published.newest > cursor).await.is_ok()
+    }
+
+    /// At most `limit` entries with numbers above `cursor`, those included that wait for the disk. Reads files:
+    /// where that may take long, call it where blocking is allowed.
+    pub fn entries_after(&self, cursor: u64, limit: usize) -> Result<Read, JournalError> {
+        // Taken before the files are read: what is written in between is found there.
+        let waiting = self.published.borrow().unwritten.clone();
+        let mut read = self.journal.entries_after(cursor, limit)?;
+        for entry in waiting.iter().filter(|entry| entry.seq > read.cursor.max(cursor)) {
+            if read.entries.len() >= limit {
+                break;
+            }
+            read.entries.push(Entry::clone(entry));
+        }
+        read.cursor = read.entries.last().map_or(read.cursor, |last| last.seq.max(read.cursor));
+        Ok(read)
+    }
+
+    /// The number of the newest entry; 0 before the first.
+    pub fn newest(&self) -> u64 {
+        self.published.borrow().newest
+    }
+
+    /// The number of the oldest entry that the journal holds; 0 while it is empty.
+    pub fn oldest(&self) -> u64 {
+        self.published.borrow().oldest
+    }
+
+    /// Why the journal cannot be written at present, if it cannot.
+    pub fn journal_error(&self) -> Option<Arc<str>> {
+        self.published.borrow().journal_error.clone()
+    }
+}

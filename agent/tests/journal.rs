@@ -1,4 +1,5 @@
 //! The journal on a real disk: continuing, rotation, damage, readers beside the writer.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
 //! The journal under processes that die and disks that are full. The test program runs itself as the writer.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,285 @@
+//! Property: every entry comes back from its line as it was.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use mainstay_agent::store::journal::{Line, decode, encode};
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
+use mainstay_core::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
+use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Outcome, Verdict};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+/// Any text a program or a person may produce, line ends and control characters included.
+fn text() -> impl Strategy<Value = String> {
+    vec(any::<char>(), 0..24).prop_map(String::from_iter)
+}
+
+fn number() -> impl Strategy<Value = f64> {
+    // JSON has no words for infinities and NaN.
+    prop_oneof![prop::num::f64::NORMAL, prop::num::f64::SUBNORMAL, prop::num::f64::ZERO]
+}
+
+fn rank() -> impl Strategy<Value = Rank> {
+    any::<u32>().prop_map(Rank)
+}
+
+fn attempt() -> impl Strategy<Value = Attempt> {
+    any::<u32>().prop_map(Attempt)
+}
+
+fn pid() -> impl Strategy<Value = Pid> {
+    any::<i32>().prop_map(Pid)
+}
+
+fn mono() -> impl Strategy<Value = Mono> {
+    any::<u64>().prop_map(Mono)
+}
+
+fn span() -> impl Strategy<Value = Span> {
+    any::<u64>().prop_map(Span)
+}
+
+fn incident() -> impl Strategy<Value = Incident> {
+    any::<u64>().prop_map(Incident)
+}
+
+fn exit_status() -> impl Strategy<Value = ExitStatus> {
+    prop_oneof![any::<i32>().prop_map(ExitStatus::Code), any::<i32>().prop_map(ExitStatus::Signal)]
+}
+
+fn job_spec() -> impl Strategy<Value = JobSpec> {
+    let who = (any::<[u32; 4]>(), rank(), pid());
+    let places = (text(), text(), option::of(text()));
+    (vec(text(), 0..4), who, places).prop_map(|(command, (numbers, first_rank, launcher), places)| JobSpec {
+        command,
+        world_size: numbers[0],
+        local_world_size: numbers[1],
+        first_rank,
+        max_restarts: numbers[2],
+        launcher,
+        uid: numbers[3],
+        run_dir: places.0,
+        checkpoint_dir: places.1,
+        page_dir: places.2,
+    })
+}
+
+fn started_rank() -> impl Strategy<Value = StartedRank> {
+    (rank(), any::<u32>(), pid(), option::of(text())).prop_map(|(rank, local_rank, pid, page)| StartedRank {
+        rank,
+        local_rank,
+        pid,
+        page,
+    })
+}
+
+fn note() -> impl Strategy<Value = Note> {
+    (text(), text(), text(), option::of(any::<u64>()), mono()).prop_map(
+        |(exception, message, traceback, step, at)| Note { exception, message, traceback, step, at },
+    )
+}
+
+fn fact() -> impl Strategy<Value = Fact> {
+    let of_host_and_job = prop_oneof![
+        (text(), pid()).prop_map(|(version, pid)| Fact::AgentStarted { version, pid }),
+        Just(Fact::AgentStopped),
+        any::<u64>().prop_map(|count| Fact::OutOfMemoryKills { count }),
+        job_spec().prop_map(Fact::JobStarted),
+        text().prop_map(|reason| Fact::PagesUnavailable { reason }),
+        (text(), any::<i32>()).prop_map(|(by, exit)| Fact::StopRequested { by, exit }),
+        pid().prop_map(|pid| Fact::LauncherLost { pid }),
+        text().prop_map(|version| Fact::AgentFound { version }),
+        text().prop_map(|reason| Fact::AgentLost { reason }),
+        (any::<i32>(), text()).prop_map(|(exit, reason)| Fact::JobEnded { exit, reason }),
+    ];
+    let of_attempts =
+        prop_oneof![
+            (attempt(), any::<u16>(), vec(started_rank(), 0..4)).prop_map(|(attempt, master_port, ranks)| {
+                Fact::AttemptStarted { attempt, master_port, ranks }
+            }),
+            (attempt(), text()).prop_map(|(attempt, error)| Fact::StartFailed { attempt, error }),
+            (attempt(), any::<u64>()).prop_map(|(attempt, step)| Fact::RanksStepping { attempt, step }),
+            (attempt(), any::<u64>(), option::of(number()))
+                .prop_map(|(attempt, step, loss)| Fact::Progress { attempt, step, loss }),
+            (attempt(), any::<u32>())
+                .prop_map(|(attempt, orphans_killed)| Fact::AttemptEnded { attempt, orphans_killed }),
+        ];
+    let of_ranks = prop_oneof![
+        (attempt(), rank(), text()).prop_map(|(attempt, rank, client)| Fact::RankConnected {
+            attempt,
+            rank,
+            client
+        }),
+        (attempt(), rank(), text()).prop_map(|(attempt, rank, reason)| Fact::RankRefused {
+            attempt,
+            rank,
+            reason
+        }),
+        (attempt(), rank(), pid(), note()).prop_map(|(attempt, rank, pid, note)| Fact::RankRaised {
+            attempt,
+            rank,
+            pid,
+            note
+        }),
+        (
+            (attempt(), rank(), pid()),
+            exit_status(),
+            option::of(any::<u64>()),
+            any::<bool>(),
+            vec(text(), 0..4)
+        )
+            .prop_map(|((attempt, rank, pid), status, step, after_stop, stderr_tail)| {
+                Fact::RankExited { attempt, rank, pid, status, step, after_stop, stderr_tail }
+            }),
+    ];
+    prop_oneof![of_host_and_job, of_attempts, of_ranks]
+}
+
+fn health_state() -> impl Strategy<Value = HealthState> {
+    prop_oneof![
+        Just(HealthState::Healthy),
+        Just(HealthState::Unknown),
+        Just(HealthState::Degraded),
+        Just(HealthState::Unhealthy)
+    ]
+}
+
+fn health_change() -> impl Strategy<Value = HealthChange> {
+    let action = prop_oneof![
+        Just(RecommendedAction::None),
+        Just(RecommendedAction::RebootNode),
+        Just(RecommendedAction::ContactSupport)
+    ];
+    let evidence = (text(), text(), option::of(text())).prop_map(|(source, reading, limit)| Evidence {
+        source,
+        reading,
+        limit,
+    });
+    let component = (text(), health_state(), text(), action, vec(evidence, 0..3), option::of(mono()), mono())
+        .prop_map(|(name, state, reason, action, evidence, read_at, since)| Component {
+            name,
+            state,
+            reason,
+            action,
+            evidence,
+            read_at,
+            since,
+        });
+    (option::of(health_state()), component).prop_map(|(from, component)| HealthChange { from, component })
+}
+
+fn verdict() -> impl Strategy<Value = Verdict> {
+    let cause = prop_oneof![
+        (text(), text()).prop_map(|(exception, fingerprint)| Cause::Exception { exception, fingerprint }),
+        any::<i32>().prop_map(|code| Cause::ExitCode { code }),
+        any::<i32>().prop_map(|signal| Cause::Signal { signal }),
+        Just(Cause::OutOfMemory),
+        Just(Cause::StartFailed),
+    ];
+    let domain =
+        prop_oneof![Just(FaultDomain::User), Just(FaultDomain::Hardware), Just(FaultDomain::Unknown)];
+    let what = (incident(), attempt(), text(), cause, domain, number());
+    let where_ = (option::of(rank()), vec(rank(), 0..4), option::of(any::<u64>()));
+    (what, where_, mono(), mono(), vec(text(), 0..3)).prop_map(
+        |(
+            (incident, attempt, headline, cause, domain, confidence),
+            (culprit, victims, step),
+            fault_at,
+            detected_at,
+            evidence,
+        )| Verdict {
+            incident,
+            attempt,
+            headline,
+            cause,
+            domain,
+            confidence,
+            culprit,
+            victims,
+            step,
+            fault_at,
+            detected_at,
+            evidence,
+        },
+    )
+}
+
+fn decision() -> impl Strategy<Value = Decision> {
+    let action = prop_oneof![
+        attempt().prop_map(|attempt| Action::RestartInJob { attempt }),
+        any::<i32>().prop_map(|exit| Action::Stop { exit })
+    ];
+    let by = prop_oneof![Just(DecidedBy::Launcher), Just(DecidedBy::Agent)];
+    (incident(), action, text(), by).prop_map(|(incident, action, why, by)| Decision {
+        incident,
+        action,
+        why,
+        by,
+    })
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    (incident(), attempt(), any::<[u64; 3]>(), span(), option::of(span()), span()).prop_map(
+        |(incident, attempt, steps, to_ranks_started, to_ranks_connected, to_first_step)| Outcome {
+            incident,
+            attempt,
+            step: steps[0],
+            reached_before: steps[1],
+            steps_lost: steps[2],
+            to_ranks_started,
+            to_ranks_connected,
+            to_first_step,
+        },
+    )
+}
+
+fn body() -> impl Strategy<Value = Body> {
+    prop_oneof![
+        4 => fact().prop_map(Body::Fact),
+        1 => health_change().prop_map(Body::Health),
+        1 => verdict().prop_map(Body::Verdict),
+        1 => decision().prop_map(Body::Decision),
+        1 => outcome().prop_map(Body::Outcome),
+    ]
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let at = (mono(), any::<i64>()).prop_map(|(mono, wall)| Stamp { mono, wall: Wall(wall) });
+    (any::<u64>(), at, text(), option::of(text()), option::of(any::<u64>()), body()).prop_map(
+        |(seq, at, boot, job, origin_seq, body)| Entry {
+            seq,
+            at,
+            boot: BootId(boot),
+            job: job.map(JobId),
+            origin_seq,
+            body,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_entry_comes_back_from_its_line(entry in entry()) {
+        let line = encode(&entry).unwrap();
+        prop_assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        prop_assert_eq!(line.last(), Some(&b'\n'));
+        prop_assert_eq!(decode(&line), Line::Entry(entry));
+    }
+
+    #[test]
+    fn no_bytes_make_reading_panic(line in vec(any::<u8>(), 0..200)) {
+        decode(&line);
+    }
+
+    #[test]
+    fn a_line_with_a_byte_changed_is_read_or_passed_over(entry in entry(), place in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut line = encode(&entry).unwrap();
+        let place = place.index(line.len());
+        line[place] = byte;
+        decode(&line);
+    }
+}
