@@ -1,5 +1,7 @@
-//! The program `mainstay`.
+//! The `mainstay` program; `mainstay_agent::cli` tells what it can do.
 
-fn main() -> std::process::ExitCode {
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
     mainstay_agent::cli::main()
 }

@@ -1,1 +1,29 @@
-//! Stub.
+//! Mainstay's gRPC API, compiled from `v1/*.proto`; `docs/reference/api.md` describes it.
+//!
+//! Additive only: `tests/additive.rs` compares it with `v1.snapshot`.
+#![forbid(unsafe_code)]
+
+/// Package `mainstay.v1`: health, events, and the wire between launcher and agent.
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the documentation stands in the .proto files"
+)]
+pub mod v1 {
+    tonic::include_proto!("mainstay.v1");
+}
+
+/// Package `grpc.health.v1`: the standard health checking protocol.
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the documentation stands in the .proto file"
+)]
+pub mod grpc_health_v1 {
+    tonic::include_proto!("grpc.health.v1");
+}
+
+/// All of the above and what it imports, as an encoded `google.protobuf.FileDescriptorSet`, for reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

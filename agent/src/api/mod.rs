@@ -1,1 +1,213 @@
-//! Floor 4. How machines ask: gRPC and HTTP.
+//! Floor 4. How machines ask: gRPC over a Unix socket and TCP, HTTP for probes and metrics.
+//!
+//! Every answer comes from memory or from the journal's files: no call reads a device or waits for the node's
+//! task, so a hanging driver never makes a question hang. The agent and each launcher serve the same API.
+
+mod convert;
+mod events;
+mod grpc_health;
+mod health;
+mod http;
+mod listen;
+pub mod metrics;
+mod pace;
+mod stream;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainstay_core::id::{BootId, Pid};
+use mainstay_core::time::Stamp;
+use mainstay_proto::v1::event_service_server::EventServiceServer;
+use mainstay_proto::v1::health_service_server::HealthServiceServer;
+use mainstay_proto::{FILE_DESCRIPTOR_SET, grpc_health_v1::health_server::HealthServer};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+pub use convert::event::event;
+pub use events::passes;
+pub use listen::{ListenError, UnixSocket, tcp};
+
+use crate::board::BoardReader;
+use pace::Pace;
+
+/// How long open calls may take to end after the stop was asked for.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// What a server says of itself.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// Name of the host.
+    pub hostname: String,
+    /// The boot in which monotonic times count.
+    pub boot_id: BootId,
+    /// Version of the program.
+    pub version: String,
+    /// Which program it is.
+    pub mode: Mode,
+    /// When it started.
+    pub started: Stamp,
+    /// Its process.
+    pub pid: Pid,
+}
+
+/// Which program serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The agent of the host.
+    Agent,
+    /// A launcher, for its own job.
+    Launcher,
+}
+
+/// Reads the host's clocks; ages in answers are computed against it.
+pub type Clock = Arc<dyn Fn() -> Stamp + Send + Sync>;
+
+/// Where to listen. What is absent is not served.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    /// gRPC and HTTP for local callers.
+    pub unix: Option<UnixSocket>,
+    /// gRPC and HTTP for callers elsewhere. There is no authentication: bind it to a network you trust.
+    pub grpc: Option<TcpListener>,
+    /// HTTP alone, for Prometheus and for probes.
+    pub http: Option<TcpListener>,
+}
+
+/// Why the API cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The descriptors that were compiled in cannot be read back.
+    #[error("preparing gRPC reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// A server ended on its own.
+    #[error("serving {on}: {source}")]
+    Ended {
+        /// Which listener.
+        on: &'static str,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// What every service reads from.
+#[derive(Clone)]
+struct ReadSide {
+    board: BoardReader,
+    about: Arc<About>,
+    clock: Clock,
+    pace: Pace,
+    stop: CancellationToken,
+}
+
+/// Serves until `stop` is cancelled, then lets open calls end, for at most two seconds.
+///
+/// `local` are further services for the Unix socket alone. They see who calls through
+/// `tonic::transport::server::UdsConnectInfo` in the request's extensions. Streams of theirs should end when
+/// `stop` is cancelled.
+pub async fn serve(
+    listeners: Listeners,
+    board: BoardReader,
+    about: About,
+    clock: Clock,
+    local: Routes,
+    stop: CancellationToken,
+) -> Result<(), ServeError> {
+    let read = ReadSide { board, about: Arc::new(about), clock, pace: Pace::default(), stop: stop.clone() };
+    let mut servers = JoinSet::new();
+
+    if let Some(socket) = listeners.unix {
+        let routes = routes(&read, local)?;
+        let stop = stop.clone();
+        servers.spawn(async move {
+            let served = grpc(routes, socket.incoming(stop.clone()), stop).await;
+            drop(socket);
+            ended("the Unix socket", served)
+        });
+    }
+    if let Some(listener) = listeners.grpc {
+        let routes = routes(&read, Routes::default())?;
+        let stop = stop.clone();
+        servers.spawn(async move {
+            ended("gRPC over TCP", grpc(routes, listen::incoming(listener, stop.clone()), stop).await)
+        });
+    }
+    if let Some(listener) = listeners.http {
+        let router = http::router(read.clone()).fallback(http::not_found);
+        let stopped = stop.clone().cancelled_owned();
+        servers.spawn(async move {
+            ended("HTTP", axum::serve(listener, router).with_graceful_shutdown(stopped).await)
+        });
+    }
+    let pace = tokio::spawn(pace::follow(read));
+
+    let result = until_stopped(&mut servers, &stop).await;
+    pace.abort();
+    let drained = tokio::time::timeout(DRAIN, async { while servers.join_next().await.is_some() {} }).await;
+    if drained.is_err() {
+        tracing::debug!("callers did not let go in time: their connections are closed");
+    }
+    result
+}
+
+/// Waits for the stop; a server that ends by itself ends the others too.
+async fn until_stopped(
+    servers: &mut JoinSet<Result<(), ServeError>>,
+    stop: &CancellationToken,
+) -> Result<(), ServeError> {
+    tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        Some(ended) = servers.join_next() => {
+            stop.cancel();
+            ended.unwrap_or_else(|crash| Err(ServeError::Ended { on: "the API", source: crash.into() }))
+        }
+    }
+}
+
+fn ended<E>(on: &'static str, result: Result<(), E>) -> Result<(), ServeError>
+where
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    result.map_err(|source| ServeError::Ended { on, source: source.into() })
+}
+
+/// All gRPC services and, beside them, the HTTP routes: one socket answers both.
+fn routes(read: &ReadSide, further: Routes) -> Result<Routes, ServeError> {
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+    };
+    let grpc = further
+        .add_service(HealthServiceServer::new(health::Health(read.clone())))
+        .add_service(EventServiceServer::new(events::Events(read.clone())))
+        .add_service(HealthServer::new(grpc_health::GrpcHealth(read.clone())))
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?);
+    Ok(grpc.into_axum_router().merge(http::router(read.clone())).into())
+}
+
+async fn grpc<I, IO>(
+    routes: Routes,
+    incoming: I,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error>
+where
+    I: tokio_stream::Stream<Item = std::io::Result<IO>>,
+    IO: tokio::io::AsyncRead
+        + tokio::io::AsyncWrite
+        + tonic::transport::server::Connected
+        + Unpin
+        + Send
+        + 'static,
+{
+    tonic::transport::Server::builder()
+        .accept_http1(true)
+        // A caller that vanished without a word is noticed and its streams are let go.
+        .http2_keepalive_interval(Some(Duration::from_secs(30)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+        .await
+}

@@ -1,14 +1,42 @@
 //! Floor 6. How people ask. One file per command; exit statuses stand in `docs/reference/cli.md`.
 
+mod client;
+mod completions;
+mod events;
+mod find;
 mod guardian;
+mod json;
+mod output;
 mod run;
+mod screen;
+mod status;
 mod torchrun;
+mod version;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 
+/// Exit statuses of the reading commands. Those of `status` are what Nagios-style monitoring expects.
+pub mod exit {
+    /// All is well; the question was answered.
+    pub const OK: u8 = 0;
+    /// The node is degraded, or a job is recovering.
+    pub const DEGRADED: u8 = 1;
+    /// The node is unhealthy, or the job that was asked for failed.
+    pub const UNHEALTHY: u8 = 2;
+    /// It cannot be told: nothing answers.
+    pub const UNKNOWN: u8 = 3;
+    /// The command line was not understood (EX_USAGE of sysexits.h).
+    pub const USAGE: u8 = 64;
+    /// A job or the agent could not be begun (EX_SOFTWARE of sysexits.h).
+    pub const NOT_BEGUN: u8 = 70;
+}
+
+/// Keeps training jobs running: watches a host and its ranks, says whose fault a failure is, restarts.
 #[derive(Debug, Parser)]
+#[command(name = "mainstay", version, max_term_width = 110, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -16,25 +44,68 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::Args),
+    Run(Box<run::Args>),
+    /// Show the node, its components, its jobs and their ranks on one screen
+    Status(status::Args),
+    /// Show what happened: facts, verdicts, decisions and outcomes
+    Events(events::Args),
+    /// Print the version
+    Version(version::Args),
+    /// Print a script that completes commands in a shell
+    Completions(completions::Args),
     #[command(name = crate::act::guardian::SUBCOMMAND, hide = true)]
     Guardian(guardian::Args),
 }
 
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Guardian(args) => guardian::run(&args),
-        Command::Run(args) => {
-            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-                return ExitCode::from(70);
-            };
-            let result = runtime.block_on(run::run(args));
-            runtime.shutdown_background();
-            result.unwrap_or_else(|error| {
-                eprintln!("mainstay: {error:#}");
-                ExitCode::from(70)
-            })
-        }
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(answer) => return answer_of_clap(&answer),
+    };
+    if let Command::Guardian(args) = &command {
+        // One for each job of the host: no runtime, no threads, next to no memory.
+        return guardian::run(args);
     }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&anyhow::Error::new(error).context("starting the runtime")),
+    };
+    let result = runtime.block_on(run(command));
+    // What may still be blocked, such as a read from a dead disk, must not keep the program.
+    runtime.shutdown_background();
+    result.unwrap_or_else(|error| failed(&error))
+}
+
+async fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(args) => run::run(*args).await,
+        Command::Guardian(args) => Ok(guardian::run(&args)),
+        Command::Status(args) => status::run(args).await,
+        Command::Events(args) => events::run(args).await,
+        Command::Version(args) => version::run(args).await,
+        Command::Completions(args) => completions::run(args).await,
+    }
+}
+
+/// The whole command line, for completions.
+fn command_line() -> clap::Command {
+    Cli::command()
+}
+
+fn answer_of_clap(answer: &clap::Error) -> ExitCode {
+    // Nothing can be done for a person whose terminal is gone.
+    let _ = answer.print();
+    match answer.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::from(exit::OK),
+        _ => ExitCode::from(exit::USAGE),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    if output::is_closed(error) {
+        return ExitCode::from(exit::OK);
+    }
+    output::note(&format!("error: {error:#}"));
+    ExitCode::from(exit::UNKNOWN)
 }

@@ -9,7 +9,7 @@ use mainstay_core::time::Span;
 
 use crate::act::stop::Grace;
 use crate::app::{self, JobPlan};
-use crate::cli::torchrun;
+use crate::cli::{exit, output, torchrun};
 use crate::launch::{Settings, Shown, places};
 use crate::os::clock;
 
@@ -138,8 +138,20 @@ pub struct Args {
 /// # Errors
 /// What the command line asks for cannot be done, or the job could not be begun.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let exit = app::run_job(plan(args)?).await?;
-    Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1)))
+    let plan = match plan(args) {
+        Ok(plan) => plan,
+        Err(error) => {
+            output::note(&format!("error: {error:#}"));
+            return Ok(ExitCode::from(exit::USAGE));
+        }
+    };
+    match app::run_job(plan).await {
+        Ok(exit) => Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1))),
+        Err(error) => {
+            output::note(&format!("error: {error:#}"));
+            Ok(ExitCode::from(exit::NOT_BEGUN))
+        }
+    }
 }
 
 fn plan(args: Args) -> anyhow::Result<JobPlan> {

@@ -476,7 +476,7 @@ impl Launcher {
             match output {
                 Output::Record(body) => {
                     if let Some(line) = notice::line(&body) {
-                        eprintln!("mainstay: {line}");
+                        notice::say(&line);
                     }
                     entries.push(self.board.record(stamp, Some(&self.id), None, body));
                 }

@@ -1,0 +1,32 @@
+//! Between the words of the core and the words of the API: the only place that knows both.
+
+pub mod event;
+pub(super) mod health;
+mod sentence;
+
+use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use prost_types::{Duration, Timestamp};
+
+const NANOS: i64 = 1_000_000_000;
+
+fn timestamp(wall: Wall) -> Timestamp {
+    // The remainder of a division by 10^9 fits.
+    Timestamp { seconds: wall.0.div_euclid(NANOS), nanos: wall.0.rem_euclid(NANOS) as i32 }
+}
+
+fn duration(span: Span) -> Duration {
+    let seconds = i64::try_from(span.0 / NANOS as u64).unwrap_or(i64::MAX);
+    Duration { seconds, nanos: (span.0 % NANOS as u64) as i32 }
+}
+
+/// The wall clock's time of a moment that is known by the monotonic clock. None for a moment that has not come
+/// yet: it was in an earlier boot, whose monotonic clock counted differently.
+fn wall_time(at: Mono, now: Stamp) -> Option<Timestamp> {
+    let ago = age(at, now)?;
+    let ago = i64::try_from(ago.0).ok()?;
+    Some(timestamp(Wall(now.wall.0.saturating_sub(ago))))
+}
+
+fn age(at: Mono, now: Stamp) -> Option<Span> {
+    (at <= now.mono).then(|| now.mono.since(at))
+}

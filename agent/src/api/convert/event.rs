@@ -1,0 +1,308 @@
+//! An entry of the journal as an event: typed where machines branch, one sentence for people, the rest flat.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::health::HealthState;
+use mainstay_core::id::{Attempt, Rank};
+use mainstay_core::verdict::Action;
+use mainstay_proto::v1::{Event, EventKind, Severity};
+use serde_json::Value;
+
+use super::{sentence, timestamp};
+
+/// The entry as the API tells it.
+pub fn event(entry: &Entry) -> Event {
+    let mut attributes = attributes(&entry.body);
+    if let Some(origin) = entry.origin_seq {
+        attributes.insert("origin_cursor".to_owned(), origin.to_string());
+    }
+    Event {
+        cursor: entry.seq,
+        time: Some(timestamp(entry.at.wall)),
+        monotonic_ns: entry.at.mono.0,
+        boot_id: entry.boot.0.clone(),
+        kind: kind(&entry.body).into(),
+        r#type: type_of(&entry.body).to_owned(),
+        severity: severity(&entry.body).into(),
+        job: entry.job.as_ref().map(|job| job.0.clone()),
+        attempt: attempt(&entry.body).map(|attempt| attempt.0),
+        rank: rank(&entry.body).map(|rank| rank.0),
+        incident: entry.body.incident().map(|incident| incident.0),
+        message: sentence::of(&entry.body),
+        attributes,
+    }
+}
+
+fn kind(body: &Body) -> EventKind {
+    match body {
+        Body::Fact(_) => EventKind::Fact,
+        Body::Health(_) => EventKind::Health,
+        Body::Verdict(_) => EventKind::Verdict,
+        Body::Decision(_) => EventKind::Decision,
+        Body::Outcome(_) => EventKind::Outcome,
+    }
+}
+
+fn type_of(body: &Body) -> &'static str {
+    match body {
+        Body::Fact(fact) => match fact {
+            Fact::AgentStarted { .. } => "agent_started",
+            Fact::AgentStopped => "agent_stopped",
+            Fact::OutOfMemoryKills { .. } => "out_of_memory_kills",
+            Fact::JobStarted(_) => "job_started",
+            Fact::AttemptStarted { .. } => "attempt_started",
+            Fact::StartFailed { .. } => "start_failed",
+            Fact::RankConnected { .. } => "rank_connected",
+            Fact::RankRefused { .. } => "rank_refused",
+            Fact::PagesUnavailable { .. } => "pages_unavailable",
+            Fact::RanksStepping { .. } => "ranks_stepping",
+            Fact::Progress { .. } => "progress",
+            Fact::RankRaised { .. } => "rank_raised",
+            Fact::RankExited { .. } => "rank_exited",
+            Fact::AttemptEnded { .. } => "attempt_ended",
+            Fact::StopRequested { .. } => "stop_requested",
+            Fact::LauncherLost { .. } => "launcher_lost",
+            Fact::AgentFound { .. } => "agent_found",
+            Fact::AgentLost { .. } => "agent_lost",
+            Fact::JobEnded { .. } => "job_ended",
+        },
+        Body::Health(_) => "health_changed",
+        Body::Verdict(_) => "failure_judged",
+        Body::Decision(decision) => match decision.action {
+            Action::RestartInJob { .. } => "restart_in_job",
+            Action::Stop { .. } => "stop",
+        },
+        Body::Outcome(_) => "training_resumed",
+    }
+}
+
+fn severity(body: &Body) -> Severity {
+    match body {
+        Body::Fact(fact) => fact_severity(fact),
+        Body::Health(change) => match change.component.state {
+            HealthState::Healthy => Severity::Info,
+            HealthState::Unknown | HealthState::Degraded => Severity::Warning,
+            HealthState::Unhealthy => Severity::Error,
+        },
+        Body::Verdict(_) => Severity::Error,
+        Body::Decision(decision) => match decision.action {
+            Action::RestartInJob { .. } => Severity::Warning,
+            Action::Stop { .. } => Severity::Error,
+        },
+        Body::Outcome(_) => Severity::Info,
+    }
+}
+
+fn fact_severity(fact: &Fact) -> Severity {
+    match fact {
+        Fact::RankExited { status, after_stop, .. } if !status.is_success() && !after_stop => Severity::Error,
+        Fact::JobEnded { exit, .. } if *exit != 0 => Severity::Error,
+        Fact::OutOfMemoryKills { .. }
+        | Fact::StartFailed { .. }
+        | Fact::RankRaised { .. }
+        | Fact::LauncherLost { .. } => Severity::Error,
+        Fact::RankRefused { .. } | Fact::PagesUnavailable { .. } | Fact::AgentLost { .. } => {
+            Severity::Warning
+        }
+        Fact::AgentStarted { .. }
+        | Fact::AgentStopped
+        | Fact::JobStarted(_)
+        | Fact::AttemptStarted { .. }
+        | Fact::RankConnected { .. }
+        | Fact::RanksStepping { .. }
+        | Fact::Progress { .. }
+        | Fact::RankExited { .. }
+        | Fact::AttemptEnded { .. }
+        | Fact::StopRequested { .. }
+        | Fact::AgentFound { .. }
+        | Fact::JobEnded { .. } => Severity::Info,
+    }
+}
+
+fn attempt(body: &Body) -> Option<Attempt> {
+    match body {
+        Body::Fact(fact) => match fact {
+            Fact::AttemptStarted { attempt, .. }
+            | Fact::StartFailed { attempt, .. }
+            | Fact::RankConnected { attempt, .. }
+            | Fact::RankRefused { attempt, .. }
+            | Fact::RanksStepping { attempt, .. }
+            | Fact::Progress { attempt, .. }
+            | Fact::RankRaised { attempt, .. }
+            | Fact::RankExited { attempt, .. }
+            | Fact::AttemptEnded { attempt, .. } => Some(*attempt),
+            Fact::AgentStarted { .. }
+            | Fact::AgentStopped
+            | Fact::OutOfMemoryKills { .. }
+            | Fact::JobStarted(_)
+            | Fact::PagesUnavailable { .. }
+            | Fact::StopRequested { .. }
+            | Fact::LauncherLost { .. }
+            | Fact::AgentFound { .. }
+            | Fact::AgentLost { .. }
+            | Fact::JobEnded { .. } => None,
+        },
+        Body::Health(_) => None,
+        Body::Verdict(verdict) => Some(verdict.attempt),
+        Body::Decision(decision) => match decision.action {
+            Action::RestartInJob { attempt } => Some(attempt),
+            Action::Stop { .. } => None,
+        },
+        Body::Outcome(outcome) => Some(outcome.attempt),
+    }
+}
+
+fn rank(body: &Body) -> Option<Rank> {
+    match body {
+        Body::Fact(
+            Fact::RankConnected { rank, .. }
+            | Fact::RankRefused { rank, .. }
+            | Fact::RankRaised { rank, .. }
+            | Fact::RankExited { rank, .. },
+        ) => Some(*rank),
+        Body::Verdict(verdict) => verdict.culprit,
+        Body::Fact(_) | Body::Health(_) | Body::Decision(_) | Body::Outcome(_) => None,
+    }
+}
+
+/// The fields of the journal's JSON form, flat: names joined by dots, lists of texts by line ends, lists of
+/// numbers by commas. What the event has fields for is left out. The journal's names never change, so these
+/// never do either.
+fn attributes(body: &Body) -> BTreeMap<String, String> {
+    let mut flat = BTreeMap::new();
+    if let Ok(Value::Object(fields)) = serde_json::to_value(body) {
+        for (name, value) in fields {
+            if !matches!(name.as_str(), "kind" | "what" | "attempt" | "rank" | "incident") {
+                flatten(name, value, &mut flat);
+            }
+        }
+    }
+    flat
+}
+
+fn flatten(name: String, value: Value, flat: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Null => {}
+        Value::Bool(yes) => {
+            flat.insert(name, yes.to_string());
+        }
+        Value::Number(number) => {
+            flat.insert(name, number.to_string());
+        }
+        Value::String(text) => {
+            flat.insert(name, text);
+        }
+        Value::Array(items) => flatten_list(name, items, flat),
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                flatten(format!("{name}.{field}"), value, flat);
+            }
+        }
+    }
+}
+
+fn flatten_list(name: String, items: Vec<Value>, flat: &mut BTreeMap<String, String>) {
+    let texts: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
+    if let Some(texts) = texts {
+        flat.insert(name, texts.join("\n"));
+    } else if items.iter().all(Value::is_number) {
+        let numbers: Vec<String> = items.iter().map(Value::to_string).collect();
+        flat.insert(name, numbers.join(","));
+    } else {
+        for (place, item) in items.into_iter().enumerate() {
+            flatten(format!("{name}.{place}"), item, flat);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_core::entry::{ExitStatus, JobSpec, StartedRank};
+    use mainstay_core::id::{BootId, JobId, Pid};
+    use mainstay_core::time::{Mono, Stamp, Wall};
+
+    use super::*;
+
+    fn of(body: Body) -> Event {
+        event(&Entry {
+            seq: 7,
+            at: Stamp { mono: Mono(5), wall: Wall(1_500_000_000) },
+            boot: BootId("b".into()),
+            job: Some(JobId("demo".into())),
+            origin_seq: None,
+            body,
+        })
+    }
+
+    #[test]
+    fn a_killed_rank_is_an_error_that_names_it() {
+        let event = of(Body::Fact(Fact::RankExited {
+            attempt: Attempt(2),
+            rank: Rank(1),
+            pid: Pid(99),
+            status: ExitStatus::Signal(9),
+            step: Some(41),
+            after_stop: false,
+            stderr_tail: vec!["one".into(), "two".into()],
+        }));
+        assert_eq!((event.cursor, event.attempt, event.rank), (7, Some(2), Some(1)));
+        assert_eq!(event.time.map(|time| (time.seconds, time.nanos)), Some((1, 500_000_000)));
+        assert_eq!((event.kind(), event.severity()), (EventKind::Fact, Severity::Error));
+        assert_eq!(event.message, "rank 1 (pid 99) was killed by SIGKILL after step 41");
+        let attributes: Vec<(&str, &str)> =
+            event.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(
+            attributes,
+            [
+                ("after_stop", "false"),
+                ("pid", "99"),
+                ("status.signal", "9"),
+                ("stderr_tail", "one\ntwo"),
+                ("step", "41")
+            ]
+        );
+    }
+
+    #[test]
+    fn a_rank_that_was_told_to_stop_is_no_error() {
+        let event = of(Body::Fact(Fact::RankExited {
+            attempt: Attempt(0),
+            rank: Rank(0),
+            pid: Pid(98),
+            status: ExitStatus::Signal(15),
+            step: None,
+            after_stop: true,
+            stderr_tail: Vec::new(),
+        }));
+        assert_eq!(event.severity(), Severity::Info);
+        assert_eq!(event.message, "rank 0 (pid 98) ended as told: SIGTERM");
+    }
+
+    #[test]
+    fn the_type_is_the_name_in_the_journal() {
+        let facts = [
+            Fact::AgentStopped,
+            Fact::OutOfMemoryKills { count: 1 },
+            Fact::JobStarted(JobSpec::default()),
+            Fact::PagesUnavailable { reason: "full".into() },
+            Fact::RanksStepping { attempt: Attempt(0), step: 1 },
+            Fact::LauncherLost { pid: Pid(1) },
+        ];
+        for fact in facts {
+            let body = Body::Fact(fact);
+            let written = serde_json::to_value(&body).unwrap();
+            assert_eq!(written["what"], type_of(&body));
+        }
+    }
+
+    #[test]
+    fn lists_of_things_are_flat() {
+        let rank = StartedRank { rank: Rank(0), local_rank: 0, pid: Pid(5), page: None };
+        let event =
+            of(Body::Fact(Fact::AttemptStarted { attempt: Attempt(0), master_port: 7, ranks: vec![rank] }));
+        assert_eq!(event.attributes.get("ranks.0.pid").map(String::as_str), Some("5"));
+        assert_eq!(event.attributes.get("master_port").map(String::as_str), Some("7"));
+        assert!(!event.attributes.contains_key("attempt"));
+    }
+}

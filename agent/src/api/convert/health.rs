@@ -1,0 +1,230 @@
+//! The node and its jobs.
+
+use mainstay_core::entry::ExitStatus;
+use mainstay_core::health::{Component, Evidence, HealthState, RecommendedAction};
+use mainstay_core::time::Stamp;
+use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Verdict};
+use mainstay_core::view::{JobPhase, JobView, NodeView, RankPhase, RankView};
+use mainstay_proto::v1;
+
+use super::{age, duration, timestamp, wall_time};
+use crate::api::{About, Mode};
+
+pub(in crate::api) fn server(about: &About, now: Stamp) -> v1::Server {
+    let mode = match about.mode {
+        Mode::Agent => v1::ServerMode::Agent,
+        Mode::Launcher => v1::ServerMode::Launcher,
+    };
+    v1::Server {
+        mode: mode.into(),
+        version: about.version.clone(),
+        pid: about.pid.0.into(),
+        start_time: Some(timestamp(about.started.wall)),
+        hostname: about.hostname.clone(),
+        boot_id: about.boot_id.0.clone(),
+        time: Some(timestamp(now.wall)),
+    }
+}
+
+pub(in crate::api) fn node(view: &NodeView, now: Stamp) -> v1::Node {
+    let worst = view.components.values().map(|component| component.action).max().unwrap_or_default();
+    v1::Node {
+        state: state(view.state()).into(),
+        reason: reasons(view).join("; "),
+        recommended_action: action(worst).into(),
+        components: view.components.values().map(|of| component(of, now)).collect(),
+    }
+}
+
+/// What is not healthy and why, heaviest first.
+pub(in crate::api) fn reasons(view: &NodeView) -> Vec<String> {
+    if view.components.is_empty() {
+        return vec!["no component was read yet".to_owned()];
+    }
+    let mut ill: Vec<&Component> =
+        view.components.values().filter(|component| component.state != HealthState::Healthy).collect();
+    ill.sort_by_key(|component| std::cmp::Reverse(component.state));
+    ill.into_iter()
+        .map(|component| {
+            let state = v1_state_name(component.state);
+            format!("{} is {state}: {}", component.name, component.reason)
+        })
+        .collect()
+}
+
+pub(in crate::api) fn v1_state_name(state: HealthState) -> &'static str {
+    match state {
+        HealthState::Healthy => "HEALTHY",
+        HealthState::Unknown => "UNKNOWN",
+        HealthState::Degraded => "DEGRADED",
+        HealthState::Unhealthy => "UNHEALTHY",
+    }
+}
+
+fn state(state: HealthState) -> v1::HealthState {
+    match state {
+        HealthState::Healthy => v1::HealthState::Healthy,
+        HealthState::Unknown => v1::HealthState::Unknown,
+        HealthState::Degraded => v1::HealthState::Degraded,
+        HealthState::Unhealthy => v1::HealthState::Unhealthy,
+    }
+}
+
+fn action(action: RecommendedAction) -> v1::RecommendedAction {
+    match action {
+        RecommendedAction::None => v1::RecommendedAction::None,
+        RecommendedAction::RestartProcess => v1::RecommendedAction::RestartProcess,
+        RecommendedAction::ResetDevice => v1::RecommendedAction::ResetDevice,
+        RecommendedAction::RebootNode => v1::RecommendedAction::RebootNode,
+        RecommendedAction::ReplaceNode => v1::RecommendedAction::ReplaceNode,
+        RecommendedAction::ContactSupport => v1::RecommendedAction::ContactSupport,
+    }
+}
+
+fn component(component: &Component, now: Stamp) -> v1::Component {
+    v1::Component {
+        name: component.name.clone(),
+        state: state(component.state).into(),
+        reason: component.reason.clone(),
+        recommended_action: action(component.action).into(),
+        evidence: component.evidence.iter().map(evidence).collect(),
+        since: wall_time(component.since, now),
+        read_at: component.read_at.and_then(|at| wall_time(at, now)),
+        read_age: component.read_at.and_then(|at| age(at, now)).map(duration),
+    }
+}
+
+fn evidence(evidence: &Evidence) -> v1::Evidence {
+    v1::Evidence {
+        source: evidence.source.clone(),
+        reading: evidence.reading.clone(),
+        limit: evidence.limit.clone(),
+    }
+}
+
+pub(in crate::api) fn job(job: &JobView, now: Stamp, steps_per_second: Option<f64>) -> v1::Job {
+    let (phase, exit_status) = job_phase(job.phase);
+    let spec = &job.spec;
+    v1::Job {
+        id: job.id.0.clone(),
+        phase: phase.into(),
+        exit_status,
+        end_reason: job.end_reason.clone(),
+        attempt: job.attempt.0,
+        restarts: job.restarts,
+        max_restarts: spec.max_restarts,
+        step: job.step,
+        steps_per_second: steps_per_second.filter(|_| phase == v1::JobPhase::Running),
+        start_time: Some(timestamp(job.started.wall)),
+        command: spec.command.clone(),
+        world_size: spec.world_size,
+        local_world_size: spec.local_world_size,
+        launcher_pid: spec.launcher.0.into(),
+        uid: spec.uid,
+        run_dir: spec.run_dir.clone(),
+        checkpoint_dir: spec.checkpoint_dir.clone(),
+        ranks: job.ranks.values().map(|of| rank(of, now)).collect(),
+        last_verdict: job.last_verdict.as_ref().map(|of| verdict(of, now)),
+        last_decision: job.last_decision.as_ref().map(decision),
+    }
+}
+
+fn job_phase(phase: JobPhase) -> (v1::JobPhase, Option<i32>) {
+    match phase {
+        JobPhase::Starting => (v1::JobPhase::Starting, None),
+        JobPhase::Running => (v1::JobPhase::Running, None),
+        JobPhase::Recovering => (v1::JobPhase::Recovering, None),
+        JobPhase::Stopping => (v1::JobPhase::Stopping, None),
+        JobPhase::Ended(status) => (v1::JobPhase::Ended, Some(status)),
+        JobPhase::Lost => (v1::JobPhase::Lost, None),
+    }
+}
+
+fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
+    let (phase, exit) = match rank.phase {
+        RankPhase::Started => (v1::RankPhase::Started, None),
+        RankPhase::Connected => (v1::RankPhase::Connected, None),
+        RankPhase::Raised => (v1::RankPhase::Raised, None),
+        RankPhase::Exited(status) => (v1::RankPhase::Exited, Some(exit(status))),
+    };
+    let beat = rank.beat.as_ref();
+    // A page that was made but never beaten tells no time.
+    let beaten_at = beat.map(|beat| beat.at).filter(|at| at.0 > 0);
+    v1::Rank {
+        rank: rank.rank.0,
+        local_rank: rank.local_rank,
+        pid: rank.pid.0.into(),
+        phase: phase.into(),
+        exit,
+        step: beat.and_then(|beat| beat.step),
+        sections: beat.map(|beat| beat.sections.clone()).unwrap_or_default(),
+        heartbeat_time: beaten_at.and_then(|at| wall_time(at, now)),
+        heartbeat_age: beaten_at.map(|at| duration(now.mono.since(at))),
+        loss: beat.and_then(|beat| beat.loss),
+        refusal: rank.refusal.clone(),
+    }
+}
+
+fn exit(status: ExitStatus) -> v1::ProcessExit {
+    let how = match status {
+        ExitStatus::Code(code) => v1::process_exit::How::Code(code),
+        ExitStatus::Signal(signal) => v1::process_exit::How::Signal(signal),
+    };
+    v1::ProcessExit { how: Some(how) }
+}
+
+fn verdict(verdict: &Verdict, now: Stamp) -> v1::Verdict {
+    v1::Verdict {
+        incident: verdict.incident.0,
+        attempt: verdict.attempt.0,
+        headline: verdict.headline.clone(),
+        cause: cause(&verdict.cause).to_owned(),
+        domain: domain(verdict.domain).into(),
+        confidence: verdict.confidence,
+        culprit: verdict.culprit.map(|rank| rank.0),
+        victims: verdict.victims.iter().map(|rank| rank.0).collect(),
+        step: verdict.step,
+        fault_time: wall_time(verdict.fault_at, now),
+        detect_time: wall_time(verdict.detected_at, now),
+        evidence: verdict.evidence.clone(),
+    }
+}
+
+fn cause(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::Exception { .. } => "exception",
+        Cause::ExitCode { .. } => "exit_code",
+        Cause::Signal { .. } => "signal",
+        Cause::OutOfMemory => "out_of_memory",
+        Cause::StartFailed => "start_failed",
+    }
+}
+
+fn domain(domain: FaultDomain) -> v1::FaultDomain {
+    match domain {
+        FaultDomain::User => v1::FaultDomain::User,
+        FaultDomain::Hardware => v1::FaultDomain::Hardware,
+        FaultDomain::Infrastructure => v1::FaultDomain::Infrastructure,
+        FaultDomain::Platform => v1::FaultDomain::Platform,
+        FaultDomain::Unknown => v1::FaultDomain::Unknown,
+    }
+}
+
+fn decision(decision: &Decision) -> v1::Decision {
+    let (action, attempt, exit_status) = match decision.action {
+        Action::RestartInJob { attempt } => (v1::DecidedAction::RestartInJob, Some(attempt.0), None),
+        Action::Stop { exit } => (v1::DecidedAction::Stop, None, Some(exit)),
+    };
+    let by = match decision.by {
+        DecidedBy::Launcher => v1::DecidedBy::Launcher,
+        DecidedBy::Agent => v1::DecidedBy::Agent,
+    };
+    v1::Decision {
+        incident: decision.incident.0,
+        action: action.into(),
+        attempt,
+        exit_status,
+        why: decision.why.clone(),
+        by: by.into(),
+    }
+}

@@ -1,0 +1,132 @@
+//! One plain sentence for each entry, for the person who is called at night.
+
+use mainstay_core::entry::{Body, ExitStatus, Fact};
+use mainstay_core::health::HealthChange;
+use mainstay_core::verdict::{Action, DecidedBy, Decision, FaultDomain, Outcome, Verdict};
+
+use super::health::v1_state_name;
+
+pub(super) fn of(body: &Body) -> String {
+    match body {
+        Body::Fact(fact) => fact_sentence(fact),
+        Body::Health(change) => health(change),
+        Body::Verdict(of) => verdict(of),
+        Body::Decision(of) => decision(of),
+        Body::Outcome(of) => outcome(of),
+    }
+}
+
+fn fact_sentence(fact: &Fact) -> String {
+    match fact {
+        Fact::AgentStarted { version, pid } => format!("agent {version} started (pid {})", pid.0),
+        Fact::AgentStopped => "the agent stopped in order".to_owned(),
+        Fact::OutOfMemoryKills { count } => {
+            format!("the kernel killed {} for lack of memory", counted(*count, "process", "processes"))
+        }
+        Fact::JobStarted(spec) => format!(
+            "job started with {} on this host: {}",
+            counted(spec.local_world_size.into(), "rank", "ranks"),
+            spec.command.join(" ")
+        ),
+        Fact::AttemptStarted { attempt, master_port, ranks } => format!(
+            "{attempt} started: {}, MASTER_PORT {master_port}",
+            counted(ranks.len() as u64, "rank", "ranks")
+        ),
+        Fact::StartFailed { attempt, error } => format!("{attempt} could not be started: {error}"),
+        Fact::RankConnected { rank, client, .. } => format!("{rank} sends heartbeats ({client})"),
+        Fact::RankRefused { rank, reason, .. } => format!("{rank} trains without heartbeats: {reason}"),
+        Fact::PagesUnavailable { reason } => format!("the job runs without heartbeats: {reason}"),
+        Fact::RanksStepping { attempt, step } => {
+            format!("{attempt} is training: all ranks completed step {step}")
+        }
+        Fact::Progress { step, loss: Some(loss), .. } => format!("step {step} completed, loss {loss:.4}"),
+        Fact::Progress { step, loss: None, .. } => format!("step {step} completed"),
+        Fact::RankRaised { rank, pid, note, .. } => {
+            let message = note.message.lines().next().unwrap_or_default();
+            format!("{rank} (pid {}) raised {}: {message}{}", pid.0, note.exception, after(note.step))
+        }
+        Fact::RankExited { rank, pid, status, step, after_stop, .. } => {
+            format!("{rank} (pid {}) {}", pid.0, exited(*status, *step, *after_stop))
+        }
+        Fact::AttemptEnded { attempt, orphans_killed: 0 } => {
+            format!("{attempt} is over: no process of it is left")
+        }
+        Fact::AttemptEnded { attempt, orphans_killed } => format!(
+            "{attempt} is over: no process of it is left; {} had to be killed",
+            counted((*orphans_killed).into(), "orphan", "orphans")
+        ),
+        Fact::StopRequested { by, .. } => format!("the launcher was asked to stop by {by}"),
+        Fact::LauncherLost { pid } => {
+            format!("the launcher (pid {}) vanished and its ranks with it", pid.0)
+        }
+        Fact::AgentFound { version } => format!("the launcher found agent {version} and reports to it"),
+        Fact::AgentLost { reason } => {
+            format!("the launcher lost its agent and decides alone until it is back: {reason}")
+        }
+        Fact::JobEnded { exit, reason } => format!("job ended with exit status {exit}: {reason}"),
+    }
+}
+
+fn exited(status: ExitStatus, step: Option<u64>, after_stop: bool) -> String {
+    match status {
+        _ if after_stop => format!("ended as told: {status}"),
+        ExitStatus::Code(0) => format!("finished{}", after(step)),
+        ExitStatus::Code(code) => format!("exited with code {code}{}", after(step)),
+        ExitStatus::Signal(_) => format!("was killed by {status}{}", after(step)),
+    }
+}
+
+fn after(step: Option<u64>) -> String {
+    step.map(|step| format!(" after step {step}")).unwrap_or_default()
+}
+
+fn health(change: &HealthChange) -> String {
+    let component = &change.component;
+    let state = v1_state_name(component.state);
+    match change.from {
+        None => format!("{} is {state}: {}", component.name, component.reason),
+        Some(from) => {
+            format!("{} went from {} to {state}: {}", component.name, v1_state_name(from), component.reason)
+        }
+    }
+}
+
+fn verdict(verdict: &Verdict) -> String {
+    let domain = match verdict.domain {
+        FaultDomain::User => "the training program's fault",
+        FaultDomain::Hardware => "the hardware's fault",
+        FaultDomain::Infrastructure => "the infrastructure's fault",
+        FaultDomain::Platform => "the platform's fault",
+        FaultDomain::Unknown => "whose fault is not known",
+    };
+    format!("{} ({domain}, {:.0} % sure)", verdict.headline, verdict.confidence * 100.0)
+}
+
+fn decision(decision: &Decision) -> String {
+    let by = match decision.by {
+        DecidedBy::Launcher => "launcher",
+        DecidedBy::Agent => "agent",
+    };
+    match decision.action {
+        Action::RestartInJob { attempt } => {
+            format!("restart all ranks as {attempt}: {} (decided by the {by})", decision.why)
+        }
+        Action::Stop { exit } => {
+            format!("stop the job with exit status {exit}: {} (decided by the {by})", decision.why)
+        }
+    }
+}
+
+fn outcome(outcome: &Outcome) -> String {
+    format!(
+        "training goes on: {} completed step {}, {} after the fault; {} to do again",
+        outcome.attempt,
+        outcome.step,
+        outcome.to_first_step,
+        counted(outcome.steps_lost, "step", "steps")
+    )
+}
+
+fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}

@@ -1,0 +1,138 @@
+//! `mainstay.v1.EventService`: the journal as a list and as a stream that resumes by cursor.
+
+use mainstay_proto::v1::event_service_server::EventService;
+use mainstay_proto::v1::watch_events_response::Item;
+use mainstay_proto::v1::{
+    Event, EventFilter, Gap, ListEventsRequest, ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
+};
+use tonic::{Request, Response, Status};
+
+use super::ReadSide;
+use super::convert::event as convert;
+use super::stream::{Answers, Caller, End, answer};
+use crate::board::BoardReader;
+use crate::store::journal::Read;
+
+const USUAL_LIMIT: usize = 100;
+const LARGEST_LIMIT: usize = 1000;
+/// Entries that one call of ListEvents looks at before it answers with what it has.
+const LOOK_AT_MOST: usize = 20_000;
+/// Entries read from the journal at a time.
+const CHUNK: usize = 500;
+
+/// The service.
+pub(super) struct Events(pub(super) ReadSide);
+
+#[tonic::async_trait]
+impl EventService for Events {
+    async fn list_events(
+        &self,
+        request: Request<ListEventsRequest>,
+    ) -> Result<Response<ListEventsResponse>, Status> {
+        let request = request.into_inner();
+        let board = &self.0.board;
+        not_ahead(board, request.after_cursor)?;
+        let limit = match request.limit {
+            0 => USUAL_LIMIT,
+            limit => usize::try_from(limit).unwrap_or(LARGEST_LIMIT).min(LARGEST_LIMIT),
+        };
+        let filter = request.filter.unwrap_or_default();
+        let mut answer = ListEventsResponse { next_cursor: request.after_cursor, ..Default::default() };
+        let mut looked_at = 0;
+        while answer.events.len() < limit && looked_at < LOOK_AT_MOST {
+            let read = read(board, answer.next_cursor, CHUNK.min(limit)).await?;
+            answer.gap = answer.gap.or_else(|| gap(&read));
+            answer.caught_up = read.entries.is_empty();
+            if answer.caught_up {
+                answer.next_cursor = answer.next_cursor.max(read.cursor);
+                break;
+            }
+            looked_at += read.entries.len();
+            for entry in &read.entries {
+                answer.next_cursor = entry.seq;
+                answer.events.extend(Some(convert::event(entry)).filter(|event| passes(event, &filter)));
+                if answer.events.len() == limit {
+                    break;
+                }
+            }
+        }
+        answer.oldest_cursor = board.oldest();
+        answer.newest_cursor = board.newest();
+        Ok(Response::new(answer))
+    }
+
+    type WatchEventsStream = Answers<WatchEventsResponse>;
+
+    async fn watch_events(
+        &self,
+        request: Request<WatchEventsRequest>,
+    ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        let request = request.into_inner();
+        let board = self.0.board.clone();
+        let cursor = request.after_cursor.unwrap_or_else(|| board.newest());
+        not_ahead(&board, cursor)?;
+        let filter = request.filter.unwrap_or_default();
+        let stop = self.0.stop.clone();
+        Ok(Response::new(answer(stop, move |caller| watch(board, cursor, filter, caller))))
+    }
+}
+
+async fn watch(
+    mut board: BoardReader,
+    mut cursor: u64,
+    filter: EventFilter,
+    caller: Caller<WatchEventsResponse>,
+) -> End {
+    loop {
+        let newest = board.newest();
+        let read = match read(&board, cursor, CHUNK).await {
+            Ok(read) => read,
+            Err(status) => return status.into(),
+        };
+        let gap = gap(&read).map(Item::Gap);
+        let events = read.entries.iter().map(convert::event).filter(|event| passes(event, &filter));
+        for item in gap.into_iter().chain(events.map(Item::Event)) {
+            if let Err(left) = caller.send(WatchEventsResponse { item: Some(item) }).await {
+                return left.into();
+            }
+        }
+        // What lies before `newest` and was not read now is damaged and will not become readable.
+        cursor = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
+        board.newer_than(cursor).await;
+    }
+}
+
+/// Reads the journal's files away from the task that serves, which other calls wait for.
+async fn read(board: &BoardReader, cursor: u64, limit: usize) -> Result<Read, Status> {
+    let board = board.clone();
+    tokio::task::spawn_blocking(move || board.entries_after(cursor, limit))
+        .await
+        .map_err(|error| Status::internal(format!("reading the journal: {error}")))?
+        .map_err(|error| Status::unavailable(error.to_string()))
+}
+
+/// A cursor from the future belongs to another journal: to wait for it would be to wait for ever.
+fn not_ahead(board: &BoardReader, cursor: u64) -> Result<(), Status> {
+    let newest = board.newest();
+    if cursor <= newest {
+        return Ok(());
+    }
+    Err(Status::out_of_range(format!(
+        "cursor {cursor} is beyond the newest event, {newest}: it belongs to another journal; start again from 0"
+    )))
+}
+
+fn gap(read: &Read) -> Option<Gap> {
+    read.gap.map(|gap| Gap {
+        first_missing: gap.first,
+        last_missing: gap.last,
+        message: format!("events {} to {} are no longer kept: the journal is bounded", gap.first, gap.last),
+    })
+}
+
+/// Whether an event is one of those that a caller asked for.
+pub fn passes(event: &Event, filter: &EventFilter) -> bool {
+    let job = filter.job.as_ref().is_none_or(|job| event.job.as_ref() == Some(job));
+    let kind = filter.kinds.is_empty() || filter.kinds.contains(&event.kind);
+    job && kind && event.severity >= filter.min_severity
+}

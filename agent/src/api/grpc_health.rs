@@ -1,0 +1,102 @@
+//! `grpc.health.v1.Health`, by its specification: an unknown service is an error of Check but a state of Watch,
+//! and a Watch goes on until its caller leaves.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::health::HealthState;
+use mainstay_core::view::NodeView;
+use mainstay_proto::grpc_health_v1::health_check_response::ServingStatus;
+use mainstay_proto::grpc_health_v1::health_server::Health;
+use mainstay_proto::grpc_health_v1::{
+    HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse,
+};
+use tonic::{Request, Response, Status};
+
+use super::ReadSide;
+use super::stream::{Answers, Caller, End, answer};
+use crate::board::BoardReader;
+
+/// The services that serve as long as the process answers, whatever the node's health. The empty name stands
+/// for the server as a whole: a restart of a healthy agent would not mend a GPU.
+const ALWAYS: [&str; 3] = ["", "mainstay.v1.HealthService", "mainstay.v1.EventService"];
+/// The node as a whole.
+const NODE: &str = "node";
+/// Whether work may be sent here: as `/readyz`.
+const READY: &str = "ready";
+
+/// The service.
+pub(super) struct GrpcHealth(pub(super) ReadSide);
+
+#[tonic::async_trait]
+impl Health for GrpcHealth {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let service = request.into_inner().service;
+        let status = status_of(&self.0.board.view(), &service).ok_or_else(|| {
+            Status::not_found(format!(
+                "no service {service:?}; there are {NODE:?}, {READY:?} and each component by name (see List)"
+            ))
+        })?;
+        Ok(Response::new(HealthCheckResponse { status: status.into() }))
+    }
+
+    async fn list(&self, _: Request<HealthListRequest>) -> Result<Response<HealthListResponse>, Status> {
+        let view = self.0.board.view();
+        let components = view.components.keys().map(String::as_str);
+        let names = ALWAYS.into_iter().chain([NODE, READY]).chain(components);
+        let statuses: BTreeMap<String, HealthCheckResponse> = names
+            .filter_map(|name| Some((name.to_owned(), status_of(&view, name)?)))
+            .map(|(name, status)| (name, HealthCheckResponse { status: status.into() }))
+            .collect();
+        Ok(Response::new(HealthListResponse { statuses }))
+    }
+
+    type WatchStream = Answers<HealthCheckResponse>;
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let service = request.into_inner().service;
+        let board = self.0.board.clone();
+        Ok(Response::new(answer(self.0.stop.clone(), move |caller| watch(board, service, caller))))
+    }
+}
+
+async fn watch(mut board: BoardReader, service: String, caller: Caller<HealthCheckResponse>) -> End {
+    let mut told = None;
+    loop {
+        let status = status_of(&board.view(), &service).unwrap_or(ServingStatus::ServiceUnknown);
+        if told != Some(status) {
+            if let Err(left) = caller.send(HealthCheckResponse { status: status.into() }).await {
+                return left.into();
+            }
+            told = Some(status);
+        }
+        board.changed().await;
+    }
+}
+
+/// The status of a service; none if it is not known.
+fn status_of(view: &NodeView, service: &str) -> Option<ServingStatus> {
+    match service {
+        always if ALWAYS.contains(&always) => Some(ServingStatus::Serving),
+        NODE => Some(serving(view.state())),
+        READY => Some(match view.state() {
+            HealthState::Unhealthy => ServingStatus::NotServing,
+            HealthState::Healthy | HealthState::Unknown | HealthState::Degraded => ServingStatus::Serving,
+        }),
+        component => view.components.get(component).map(|component| serving(component.state)),
+    }
+}
+
+/// What is degraded is still in use.
+fn serving(state: HealthState) -> ServingStatus {
+    match state {
+        HealthState::Healthy | HealthState::Degraded => ServingStatus::Serving,
+        HealthState::Unhealthy => ServingStatus::NotServing,
+        HealthState::Unknown => ServingStatus::Unknown,
+    }
+}

@@ -1,0 +1,94 @@
+//! `mainstay.v1.HealthService`: the node and its jobs, as they are and as they change.
+
+use std::time::Duration;
+
+use mainstay_core::id::JobId;
+use mainstay_core::time::Stamp;
+use mainstay_core::view::NodeView;
+use mainstay_proto::v1::health_service_server::HealthService;
+use mainstay_proto::v1::{
+    GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListJobsRequest, ListJobsResponse,
+    WatchNodeRequest, WatchNodeResponse,
+};
+use tonic::{Request, Response, Status};
+
+use super::ReadSide;
+use super::convert::health as convert;
+use super::stream::{Answers, Caller, End, answer};
+
+const USUAL_INTERVAL: Duration = Duration::from_millis(500);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(50);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The service.
+pub(super) struct Health(pub(super) ReadSide);
+
+#[tonic::async_trait]
+impl HealthService for Health {
+    async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<GetNodeResponse>, Status> {
+        let now = (self.0.clock)();
+        let node = convert::node(&self.0.board.view(), now);
+        let server = convert::server(&self.0.about, now);
+        Ok(Response::new(GetNodeResponse { node: Some(node), server: Some(server) }))
+    }
+
+    async fn list_jobs(&self, _: Request<ListJobsRequest>) -> Result<Response<ListJobsResponse>, Status> {
+        let jobs = self.0.jobs(&self.0.board.view(), (self.0.clock)());
+        Ok(Response::new(ListJobsResponse { jobs }))
+    }
+
+    async fn get_job(&self, request: Request<GetJobRequest>) -> Result<Response<GetJobResponse>, Status> {
+        let id = JobId(request.into_inner().id);
+        let view = self.0.board.view();
+        let Some(job) = view.jobs.get(&id) else {
+            let known: Vec<&str> = view.jobs.keys().map(|id| id.0.as_str()).collect();
+            return Err(Status::not_found(format!("no job {:?} here; known: {known:?}", id.0)));
+        };
+        let now = (self.0.clock)();
+        let job = convert::job(job, now, self.0.pace.of(&id, now.mono));
+        Ok(Response::new(GetJobResponse { job: Some(job) }))
+    }
+
+    type WatchNodeStream = Answers<WatchNodeResponse>;
+
+    async fn watch_node(
+        &self,
+        request: Request<WatchNodeRequest>,
+    ) -> Result<Response<Self::WatchNodeStream>, Status> {
+        let interval = interval(request.into_inner().min_interval);
+        let read = self.0.clone();
+        Ok(Response::new(answer(read.stop.clone(), move |caller| watch(read, interval, caller))))
+    }
+}
+
+/// The newest whole state after each change. While the caller is busy or the interval runs, changes coalesce.
+async fn watch(read: ReadSide, interval: Duration, caller: Caller<WatchNodeResponse>) -> End {
+    let mut board = read.board.clone();
+    loop {
+        let now = (read.clock)();
+        let view = board.view();
+        let message = WatchNodeResponse {
+            node: Some(convert::node(&view, now)),
+            server: Some(convert::server(&read.about, now)),
+            jobs: read.jobs(&view, now),
+        };
+        if let Err(left) = caller.send(message).await {
+            return left.into();
+        }
+        tokio::time::sleep(interval).await;
+        board.changed().await;
+    }
+}
+
+impl ReadSide {
+    fn jobs(&self, view: &NodeView, now: Stamp) -> Vec<Job> {
+        view.jobs.values().map(|job| convert::job(job, now, self.pace.of(&job.id, now.mono))).collect()
+    }
+}
+
+fn interval(asked: Option<prost_types::Duration>) -> Duration {
+    // A negative or absurd interval is held at the nearest sensible one, as the API says.
+    asked.map_or(USUAL_INTERVAL, |asked| {
+        Duration::try_from(asked).unwrap_or_default().clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)
+    })
+}

@@ -1,0 +1,52 @@
+//! HTTP for probes and for Prometheus: `/healthz`, `/readyz`, `/metrics`.
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use mainstay_core::health::HealthState;
+
+use super::convert::health::{reasons, v1_state_name};
+use super::{ReadSide, metrics};
+
+pub(super) fn router(read: ReadSide) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(scrape))
+        .with_state(read)
+}
+
+/// The process answers; that is all it says. A node with a broken GPU has a healthy agent.
+async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// Whether work may be sent to this node, and if not, why.
+async fn readyz(State(read): State<ReadSide>) -> Response {
+    let view = read.board.view();
+    let state = view.state();
+    let status = match state {
+        HealthState::Unhealthy => StatusCode::SERVICE_UNAVAILABLE,
+        HealthState::Healthy | HealthState::Unknown | HealthState::Degraded => StatusCode::OK,
+    };
+    let mut text = format!("{}\n", v1_state_name(state));
+    for reason in reasons(&view) {
+        text.push_str(&reason);
+        text.push('\n');
+    }
+    (status, text).into_response()
+}
+
+async fn scrape(State(read): State<ReadSide>) -> Response {
+    let now = (read.clock)();
+    let text = metrics::render(&read, now);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// For the HTTP listener: what there is instead.
+pub(super) async fn not_found(uri: Uri) -> Response {
+    let text = format!("nothing at {}; there are /healthz, /readyz and /metrics\n", uri.path());
+    (StatusCode::NOT_FOUND, text).into_response()
+}

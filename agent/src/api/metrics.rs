@@ -1,0 +1,196 @@
+//! What Prometheus sees. Values are taken from the board at each scrape, so that a job that is gone leaves no
+//! series behind. Names and meanings stand in `docs/reference/metrics.md`; a test compares.
+
+use mainstay_core::health::HealthState;
+use mainstay_core::time::Stamp;
+use mainstay_core::view::{JobPhase, JobView, NodeView};
+use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
+use metrics_exporter_prometheus::PrometheusBuilder;
+
+use super::{Mode, ReadSide};
+
+/// What a metric can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Goes up and down.
+    Gauge,
+    /// Only goes up, until the process starts again.
+    Counter,
+}
+
+/// A metric as it is documented.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its name.
+    pub name: &'static str,
+    /// What it can do.
+    pub kind: Kind,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it means.
+    pub help: &'static str,
+}
+
+const BUILD_INFO: &str = "mainstay_build_info";
+const NODE_STATE: &str = "mainstay_node_state";
+const COMPONENT_STATE: &str = "mainstay_component_state";
+const COMPONENT_READ_AGE: &str = "mainstay_component_read_age_seconds";
+const JOB_PHASE: &str = "mainstay_job_phase";
+const JOB_STEP: &str = "mainstay_job_step";
+const JOB_PACE: &str = "mainstay_job_steps_per_second";
+const JOB_ATTEMPT: &str = "mainstay_job_attempt";
+const JOB_RESTARTS: &str = "mainstay_job_restarts_total";
+const RANK_STEP: &str = "mainstay_rank_step";
+const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
+const JOURNAL_NEWEST: &str = "mainstay_journal_newest_cursor";
+const JOURNAL_OLDEST: &str = "mainstay_journal_oldest_cursor";
+const PROCESS_RSS: &str = "process_resident_memory_bytes";
+const PROCESS_CPU: &str = "process_cpu_seconds_total";
+const PROCESS_START: &str = "process_start_time_seconds";
+
+const fn gauge_of(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Metric {
+    Metric { name, kind: Kind::Gauge, labels, help }
+}
+
+/// All metrics, in the order of the documentation.
+pub const METRICS: &[Metric] = &[
+    gauge_of(BUILD_INFO, &["mode", "version"], "1; the labels tell the program and its version."),
+    gauge_of(NODE_STATE, &["state"], "1 for the state the node is in, 0 for the others."),
+    gauge_of(
+        COMPONENT_STATE,
+        &["component", "state"],
+        "1 for the state the component is in, 0 for the others.",
+    ),
+    gauge_of(COMPONENT_READ_AGE, &["component"], "Seconds since the component was last read with success."),
+    gauge_of(JOB_PHASE, &["job", "phase"], "1 for the phase the job is in, 0 for the others."),
+    gauge_of(JOB_STEP, &["job"], "The newest step that all ranks are known to have completed."),
+    gauge_of(JOB_PACE, &["job"], "Steps per second over the last minute."),
+    gauge_of(JOB_ATTEMPT, &["job"], "The current attempt, from 0."),
+    Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: &["job"], help: "Restarts so far." },
+    gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
+    gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
+    gauge_of(JOURNAL_NEWEST, &[], "The cursor of the newest event."),
+    gauge_of(JOURNAL_OLDEST, &[], "The cursor of the oldest event that is kept."),
+    gauge_of(PROCESS_RSS, &[], "Memory of this process that is resident, in bytes."),
+    gauge_of(
+        PROCESS_CPU,
+        &[],
+        "Processor time that this process used, in seconds; it only goes up, its type is gauge for its fractions.",
+    ),
+    gauge_of(PROCESS_START, &[], "When this process started, in seconds since the Unix epoch."),
+];
+
+/// The page for one scrape.
+pub(super) fn render(read: &ReadSide, now: Stamp) -> String {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    with_local_recorder(&recorder, || {
+        describe();
+        let view = read.board.view();
+        about(read);
+        node(&view, now);
+        view.jobs.values().for_each(|of| job(of, read, now));
+        gauge!(JOURNAL_NEWEST).set(read.board.newest() as f64);
+        gauge!(JOURNAL_OLDEST).set(read.board.oldest() as f64);
+        process();
+    });
+    handle.render()
+}
+
+fn describe() {
+    for metric in METRICS {
+        match metric.kind {
+            Kind::Gauge => describe_gauge!(metric.name, Unit::Count, metric.help),
+            Kind::Counter => describe_counter!(metric.name, Unit::Count, metric.help),
+        }
+    }
+}
+
+fn about(read: &ReadSide) {
+    let mode = match read.about.mode {
+        Mode::Agent => "agent",
+        Mode::Launcher => "launcher",
+    };
+    gauge!(BUILD_INFO, "mode" => mode, "version" => read.about.version.clone()).set(1.0);
+    gauge!(PROCESS_START).set(read.about.started.wall.0 as f64 / 1e9);
+}
+
+fn node(view: &NodeView, now: Stamp) {
+    for (state, label) in STATES {
+        gauge!(NODE_STATE, "state" => label).set(flag(view.state() == state));
+        for component in view.components.values() {
+            gauge!(COMPONENT_STATE, "component" => component.name.clone(), "state" => label)
+                .set(flag(component.state == state));
+        }
+    }
+    for component in view.components.values() {
+        // A reading of an earlier boot has no age.
+        if let Some(at) = component.read_at.filter(|at| *at <= now.mono) {
+            gauge!(COMPONENT_READ_AGE, "component" => component.name.clone())
+                .set(now.mono.since(at).as_seconds());
+        }
+    }
+}
+
+const STATES: [(HealthState, &str); 4] = [
+    (HealthState::Healthy, "HEALTHY"),
+    (HealthState::Degraded, "DEGRADED"),
+    (HealthState::Unhealthy, "UNHEALTHY"),
+    (HealthState::Unknown, "UNKNOWN"),
+];
+
+fn job(job: &JobView, read: &ReadSide, now: Stamp) {
+    let id = &job.id.0;
+    let current = phase_label(job.phase);
+    for phase in PHASES {
+        gauge!(JOB_PHASE, "job" => id.clone(), "phase" => phase).set(flag(phase == current));
+    }
+    gauge!(JOB_ATTEMPT, "job" => id.clone()).set(job.attempt.0);
+    counter!(JOB_RESTARTS, "job" => id.clone()).absolute(job.restarts.into());
+    if let Some(step) = job.step {
+        gauge!(JOB_STEP, "job" => id.clone()).set(step as f64);
+    }
+    // The heartbeats of a job that is over grow old for ever: nobody should be called for that.
+    if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {
+        return;
+    }
+    if let Some(pace) = read.pace.of(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running) {
+        gauge!(JOB_PACE, "job" => id.clone()).set(pace);
+    }
+    for rank in job.ranks.values() {
+        let Some(beat) = &rank.beat else { continue };
+        let number = rank.rank.0.to_string();
+        if let Some(step) = beat.step {
+            gauge!(RANK_STEP, "job" => id.clone(), "rank" => number.clone()).set(step as f64);
+        }
+        if beat.at.0 > 0 {
+            gauge!(RANK_HEARTBEAT_AGE, "job" => id.clone(), "rank" => number)
+                .set(now.mono.since(beat.at).as_seconds());
+        }
+    }
+}
+
+const PHASES: [&str; 6] = ["STARTING", "RUNNING", "RECOVERING", "STOPPING", "ENDED", "LOST"];
+
+fn phase_label(phase: JobPhase) -> &'static str {
+    match phase {
+        JobPhase::Starting => "STARTING",
+        JobPhase::Running => "RUNNING",
+        JobPhase::Recovering => "RECOVERING",
+        JobPhase::Stopping => "STOPPING",
+        JobPhase::Ended(_) => "ENDED",
+        JobPhase::Lost => "LOST",
+    }
+}
+
+/// This process itself. Where /proc cannot be read the series are absent, not zero.
+fn process() {
+    let Ok(stat) = procfs::process::Process::myself().and_then(|myself| myself.stat()) else { return };
+    gauge!(PROCESS_RSS).set((stat.rss * procfs::page_size()) as f64);
+    let ticks = stat.utime + stat.stime;
+    gauge!(PROCESS_CPU).set(ticks as f64 / procfs::ticks_per_second() as f64);
+}
+
+fn flag(yes: bool) -> f64 {
+    if yes { 1.0 } else { 0.0 }
+}

@@ -1,0 +1,123 @@
+//! How fast jobs step: steps per second over the last minute, from what the board shows.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mainstay_core::id::{Attempt, JobId};
+use mainstay_core::time::{Mono, Span};
+use mainstay_core::view::NodeView;
+
+use super::ReadSide;
+
+/// How far back a rate looks. Two samples are kept however far apart, for trainers with long steps.
+const WINDOW: Span = Span::seconds(60);
+
+/// The rates of all jobs. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct Pace(Arc<Mutex<BTreeMap<JobId, Samples>>>);
+
+struct Samples {
+    attempt: Attempt,
+    seen: VecDeque<(Mono, u64)>,
+}
+
+/// Watches the board for as long as the API is served.
+pub(super) async fn follow(read: ReadSide) {
+    let mut board = read.board.clone();
+    loop {
+        read.pace.observe((read.clock)().mono, &board.view());
+        board.changed().await;
+    }
+}
+
+impl Pace {
+    /// Takes in where the jobs are now.
+    pub(super) fn observe(&self, now: Mono, view: &NodeView) {
+        let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        jobs.retain(|id, _| view.jobs.contains_key(id));
+        for (id, job) in &view.jobs {
+            let Some(step) = job.step else { continue };
+            let samples = jobs
+                .entry(id.clone())
+                .or_insert_with(|| Samples { attempt: job.attempt, seen: VecDeque::new() });
+            samples.add(now, job.attempt, step);
+        }
+    }
+
+    /// Steps per second of a job, if two different steps of its current attempt were seen.
+    pub(super) fn of(&self, id: &JobId, now: Mono) -> Option<f64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(id)?.rate(now)
+    }
+}
+
+impl Samples {
+    fn add(&mut self, now: Mono, attempt: Attempt, step: u64) {
+        let newest = self.seen.back().map(|(_, step)| *step);
+        if attempt != self.attempt || newest.is_some_and(|newest| step < newest) {
+            self.attempt = attempt;
+            self.seen.clear();
+        } else if newest == Some(step) {
+            return;
+        }
+        self.seen.push_back((now, step));
+        while self.seen.len() > 2 && self.seen.front().is_some_and(|(at, _)| now.since(*at) > WINDOW) {
+            self.seen.pop_front();
+        }
+    }
+
+    fn rate(&self, now: Mono) -> Option<f64> {
+        let (first_at, first) = *self.seen.front()?;
+        let (last_at, last) = *self.seen.back()?;
+        let steps = last.checked_sub(first).filter(|steps| *steps > 0)?;
+        let span = last_at.since(first_at).as_seconds();
+        // One usual step's time may pass without news; what is beyond it makes the rate fall.
+        let quiet = (now.since(last_at).as_seconds() - span / steps as f64).max(0.0);
+        Some(steps as f64 / (span + quiet)).filter(|rate| rate.is_finite())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(points: &[(u64, u64)]) -> Samples {
+        let mut samples = Samples { attempt: Attempt(0), seen: VecDeque::new() };
+        for (second, step) in points {
+            samples.add(Mono(second * 1_000_000_000), Attempt(0), *step);
+        }
+        samples
+    }
+
+    fn at(second: u64) -> Mono {
+        Mono(second * 1_000_000_000)
+    }
+
+    #[test]
+    fn a_rate_needs_two_different_steps() {
+        assert_eq!(samples(&[]).rate(at(9)), None);
+        assert_eq!(samples(&[(1, 5)]).rate(at(9)), None);
+        assert_eq!(samples(&[(1, 5), (2, 5)]).rate(at(9)), None);
+        assert_eq!(samples(&[(1, 5), (3, 9)]).rate(at(3)), Some(2.0));
+    }
+
+    #[test]
+    fn a_job_that_stands_still_slows_down() {
+        let samples = samples(&[(0, 0), (10, 10)]);
+        assert_eq!(samples.rate(at(11)), Some(1.0));
+        assert_eq!(samples.rate(at(21)), Some(0.5));
+    }
+
+    #[test]
+    fn only_the_last_minute_counts_and_a_new_attempt_starts_afresh() {
+        let mut samples = samples(&[(0, 0), (100, 1000), (130, 1030), (160, 1060)]);
+        assert_eq!(samples.rate(at(160)), Some(1.0));
+        samples.add(at(161), Attempt(1), 1060);
+        assert_eq!(samples.rate(at(161)), None);
+    }
+
+    #[test]
+    fn steps_that_are_done_again_start_afresh() {
+        let samples = samples(&[(0, 100), (10, 110), (20, 105), (21, 106)]);
+        assert_eq!(samples.rate(at(21)), Some(1.0));
+    }
+}

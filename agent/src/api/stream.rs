@@ -1,0 +1,66 @@
+//! Streams that go on until the caller leaves or the server stops.
+
+use std::future::Future;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+/// What a streaming method returns.
+pub(super) type Answers<T> = ReceiverStream<Result<T, Status>>;
+
+/// The caller's end of a stream.
+pub(super) struct Caller<T>(mpsc::Sender<Result<T, Status>>);
+
+/// The caller is not there any more.
+pub(super) struct Left;
+
+impl<T> Caller<T> {
+    /// Waits until the caller can take one more, so that a slow caller never makes messages pile up here.
+    pub(super) async fn send(&self, message: T) -> Result<(), Left> {
+        self.0.send(Ok(message)).await.map_err(|_| Left)
+    }
+}
+
+/// How a stream ends: because the caller left, or with a status for the caller.
+pub(super) enum End {
+    Left,
+    Failed(Status),
+}
+
+impl From<Left> for End {
+    fn from(_: Left) -> End {
+        End::Left
+    }
+}
+
+impl From<Status> for End {
+    fn from(status: Status) -> End {
+        End::Failed(status)
+    }
+}
+
+/// Runs `tell` until it ends, the caller leaves, or the server stops.
+pub(super) fn answer<T, F>(stop: CancellationToken, tell: impl FnOnce(Caller<T>) -> F) -> Answers<T>
+where
+    T: Send + 'static,
+    F: Future<Output = End> + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(1);
+    let telling = tell(Caller(sender.clone()));
+    tokio::spawn(async move {
+        let last = tokio::select! {
+            end = telling => end,
+            () = sender.closed() => End::Left,
+            () = stop.cancelled() => {
+                End::Failed(Status::unavailable("the server is stopping; ask again from where you are"))
+            }
+        };
+        if let End::Failed(status) = last {
+            // A caller that does not read its stream learns from the end of the connection.
+            let _ = sender.try_send(Err(status));
+        }
+    });
+    ReceiverStream::new(receiver)
+}

@@ -1,0 +1,193 @@
+//! The client's side of the API: the only file of the command line that knows gRPC.
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use mainstay_proto::v1::event_service_client::EventServiceClient;
+use mainstay_proto::v1::health_service_client::HealthServiceClient;
+use mainstay_proto::v1::watch_events_response::Item;
+use mainstay_proto::v1::{
+    EventFilter, GetNodeRequest, Job, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node, Server,
+    WatchEventsRequest, WatchEventsResponse,
+};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status, Streaming};
+
+/// How long a server may take to answer before a person is told that it does not.
+pub(super) const DEADLINE: Duration = Duration::from_secs(2);
+/// A list of events with long tracebacks is larger than gRPC's usual 4 MiB.
+const LARGEST_MESSAGE: usize = 64 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskError {
+    /// There is no such socket.
+    #[error("no socket at {}", .0.display())]
+    Missing(PathBuf),
+    /// The socket's process is gone.
+    #[error("nothing listens on {} any more: its process is gone", .0.display())]
+    Dead(PathBuf),
+    /// The socket is not for this user.
+    #[error("this user may not connect to {}; ask as its owner, as a member of its group, or as root", .0.display())]
+    Denied(PathBuf),
+    /// It accepts but does not answer.
+    #[error("no answer from {} within {} s: its process is stopped or hangs", .0.display(), DEADLINE.as_secs())]
+    Silent(PathBuf),
+    /// The cursor belongs to another journal.
+    #[error("{0}")]
+    CursorAhead(String),
+    /// Anything else.
+    #[error("{}: {reason}", socket.display())]
+    Other {
+        /// The socket.
+        socket: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+/// A connection to one server.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    socket: PathBuf,
+    channel: Channel,
+}
+
+/// A server's whole state at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Snapshot {
+    pub(super) server: Server,
+    pub(super) node: Node,
+    pub(super) jobs: Vec<Job>,
+}
+
+impl Client {
+    /// Connects, within the deadline.
+    pub(super) async fn connect(socket: &Path) -> Result<Client, AskError> {
+        // gRPC hides the reason for which a socket refuses, so it is asked for first.
+        within(socket, async { UnixStream::connect(socket).await.map_err(|error| refused(socket, &error)) })
+            .await?;
+        let path = socket.to_owned();
+        let connector = tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The address is never looked up: the connector knows where to go.
+        let endpoint = Endpoint::from_static("http://localhost");
+        let channel = within(socket, async {
+            endpoint
+                .connect_with_connector(connector)
+                .await
+                .map_err(|error| AskError::Other { socket: socket.to_owned(), reason: error.to_string() })
+        })
+        .await?;
+        Ok(Client { socket: socket.to_owned(), channel })
+    }
+
+    /// The node and its jobs, within the deadline.
+    pub(super) async fn snapshot(&self) -> Result<Snapshot, AskError> {
+        let mut health =
+            HealthServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        within(&self.socket, async {
+            let failed = |status| self.failed(&status);
+            let node = health.get_node(GetNodeRequest {}).await.map_err(failed)?.into_inner();
+            let jobs = health.list_jobs(ListJobsRequest {}).await.map_err(failed)?.into_inner();
+            Ok(Snapshot {
+                server: node.server.unwrap_or_default(),
+                node: node.node.unwrap_or_default(),
+                jobs: jobs.jobs,
+            })
+        })
+        .await
+    }
+
+    /// Some events after a cursor, within the deadline.
+    pub(super) async fn list_events(
+        &self,
+        after_cursor: u64,
+        filter: EventFilter,
+    ) -> Result<ListEventsResponse, AskError> {
+        let request = ListEventsRequest { after_cursor, limit: 1000, filter: Some(filter) };
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        within(&self.socket, async {
+            events.list_events(request).await.map(tonic::Response::into_inner).map_err(|s| self.failed(&s))
+        })
+        .await
+    }
+
+    /// All events after a cursor as they happen.
+    pub(super) async fn watch_events(
+        &self,
+        after_cursor: u64,
+        filter: EventFilter,
+    ) -> Result<Events, AskError> {
+        let request = WatchEventsRequest { after_cursor: Some(after_cursor), filter: Some(filter) };
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        let stream = within(&self.socket, async {
+            events.watch_events(request).await.map_err(|status| self.failed(&status))
+        })
+        .await?;
+        Ok(Events { client: self.clone(), stream: stream.into_inner() })
+    }
+
+    fn failed(&self, status: &Status) -> AskError {
+        match status.code() {
+            Code::OutOfRange => AskError::CursorAhead(status.message().to_owned()),
+            code => AskError::Other {
+                socket: self.socket.clone(),
+                reason: match status.message() {
+                    "" => code.description().to_owned(),
+                    message => message.to_owned(),
+                },
+            },
+        }
+    }
+}
+
+/// A stream of events.
+pub(super) struct Events {
+    client: Client,
+    stream: Streaming<WatchEventsResponse>,
+}
+
+impl Events {
+    /// The next item, however long it takes; an error when the connection is lost.
+    pub(super) async fn next(&mut self) -> Result<Item, AskError> {
+        loop {
+            match self.stream.message().await {
+                Ok(Some(WatchEventsResponse { item: Some(item) })) => return Ok(item),
+                // An item of a kind that a newer server sends.
+                Ok(Some(WatchEventsResponse { item: None })) => {}
+                Ok(None) => {
+                    return Err(self.client.failed(&Status::unavailable("the server ended the stream")));
+                }
+                Err(status) => return Err(self.client.failed(&status)),
+            }
+        }
+    }
+}
+
+async fn within<T>(socket: &Path, answer: impl Future<Output = Result<T, AskError>>) -> Result<T, AskError> {
+    match tokio::time::timeout(DEADLINE, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(AskError::Silent(socket.to_owned())),
+    }
+}
+
+fn refused(socket: &Path, error: &std::io::Error) -> AskError {
+    let socket = socket.to_owned();
+    match error.kind() {
+        ErrorKind::NotFound => AskError::Missing(socket),
+        ErrorKind::ConnectionRefused => AskError::Dead(socket),
+        ErrorKind::PermissionDenied => AskError::Denied(socket),
+        // The queue of a process that is stopped is full.
+        ErrorKind::WouldBlock => AskError::Silent(socket),
+        _ => AskError::Other { socket, reason: error.to_string() },
+    }
+}

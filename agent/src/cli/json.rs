@@ -1,0 +1,176 @@
+//! The API's messages as JSON for scripts: names as in the API, times as RFC 3339 in UTC, ages in seconds,
+//! states and phases by their plain names. What is not set is absent. Documented in `docs/reference/cli.md`.
+
+use mainstay_proto::v1::process_exit::How;
+use mainstay_proto::v1::{Component, Decision, Event, Gap, Job, Node, ProcessExit, Rank, Server, Verdict};
+use prost_types::{Duration, Timestamp};
+use serde_json::{Map, Value, json};
+
+/// The last part of an enum's name: `HEALTH_STATE_DEGRADED` is `DEGRADED`.
+pub(super) fn plain(name: &str, prefix: &str) -> String {
+    name.strip_prefix(prefix).unwrap_or(name).trim_start_matches('_').to_owned()
+}
+
+pub(super) fn server(server: &Server) -> Value {
+    present(json!({
+        "mode": plain(server.mode().as_str_name(), "SERVER_MODE"),
+        "version": server.version,
+        "pid": server.pid,
+        "start_time": server.start_time.as_ref().map(time),
+        "hostname": server.hostname,
+        "boot_id": server.boot_id,
+        "time": server.time.as_ref().map(time),
+    }))
+}
+
+pub(super) fn node(node: &Node) -> Value {
+    json!({
+        "state": plain(node.state().as_str_name(), "HEALTH_STATE"),
+        "reason": node.reason,
+        "recommended_action": plain(node.recommended_action().as_str_name(), "RECOMMENDED_ACTION"),
+        "components": node.components.iter().map(component).collect::<Vec<Value>>(),
+    })
+}
+
+fn component(component: &Component) -> Value {
+    let evidence: Vec<Value> = component
+        .evidence
+        .iter()
+        .map(|of| present(json!({ "source": of.source, "reading": of.reading, "limit": of.limit })))
+        .collect();
+    present(json!({
+        "name": component.name,
+        "state": plain(component.state().as_str_name(), "HEALTH_STATE"),
+        "reason": component.reason,
+        "recommended_action": plain(component.recommended_action().as_str_name(), "RECOMMENDED_ACTION"),
+        "evidence": evidence,
+        "since": component.since.as_ref().map(time),
+        "read_at": component.read_at.as_ref().map(time),
+        "read_age": component.read_age.as_ref().map(seconds),
+    }))
+}
+
+pub(super) fn job(job: &Job) -> Value {
+    present(json!({
+        "id": job.id,
+        "phase": plain(job.phase().as_str_name(), "JOB_PHASE"),
+        "exit_status": job.exit_status,
+        "end_reason": job.end_reason,
+        "attempt": job.attempt,
+        "restarts": job.restarts,
+        "max_restarts": job.max_restarts,
+        "step": job.step,
+        "steps_per_second": job.steps_per_second,
+        "start_time": job.start_time.as_ref().map(time),
+        "command": job.command,
+        "world_size": job.world_size,
+        "local_world_size": job.local_world_size,
+        "launcher_pid": job.launcher_pid,
+        "uid": job.uid,
+        "run_dir": job.run_dir,
+        "checkpoint_dir": job.checkpoint_dir,
+        "ranks": job.ranks.iter().map(rank).collect::<Vec<Value>>(),
+        "last_verdict": job.last_verdict.as_ref().map(verdict),
+        "last_decision": job.last_decision.as_ref().map(decision),
+    }))
+}
+
+fn rank(rank: &Rank) -> Value {
+    present(json!({
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "pid": rank.pid,
+        "phase": plain(rank.phase().as_str_name(), "RANK_PHASE"),
+        "exit": rank.exit.as_ref().and_then(exit),
+        "step": rank.step,
+        "sections": rank.sections,
+        "heartbeat_time": rank.heartbeat_time.as_ref().map(time),
+        "heartbeat_age": rank.heartbeat_age.as_ref().map(seconds),
+        "loss": rank.loss,
+        "refusal": rank.refusal,
+    }))
+}
+
+fn exit(exit: &ProcessExit) -> Option<Value> {
+    exit.how.as_ref().map(|how| match how {
+        How::Code(code) => json!({ "code": code }),
+        How::Signal(signal) => json!({ "signal": signal }),
+    })
+}
+
+fn verdict(verdict: &Verdict) -> Value {
+    present(json!({
+        "incident": verdict.incident,
+        "attempt": verdict.attempt,
+        "headline": verdict.headline,
+        "cause": verdict.cause,
+        "domain": plain(verdict.domain().as_str_name(), "FAULT_DOMAIN"),
+        "confidence": verdict.confidence,
+        "culprit": verdict.culprit,
+        "victims": verdict.victims,
+        "step": verdict.step,
+        "fault_time": verdict.fault_time.as_ref().map(time),
+        "detect_time": verdict.detect_time.as_ref().map(time),
+        "evidence": verdict.evidence,
+    }))
+}
+
+fn decision(decision: &Decision) -> Value {
+    present(json!({
+        "incident": decision.incident,
+        "action": plain(decision.action().as_str_name(), "DECIDED_ACTION"),
+        "attempt": decision.attempt,
+        "exit_status": decision.exit_status,
+        "why": decision.why,
+        "by": plain(decision.by().as_str_name(), "DECIDED_BY"),
+    }))
+}
+
+pub(super) fn event(event: &Event) -> Value {
+    present(json!({
+        "cursor": event.cursor,
+        "time": event.time.as_ref().map(time),
+        "monotonic_ns": event.monotonic_ns,
+        "boot_id": event.boot_id,
+        "kind": plain(event.kind().as_str_name(), "EVENT_KIND"),
+        "type": event.r#type,
+        "severity": plain(event.severity().as_str_name(), "SEVERITY"),
+        "job": event.job,
+        "attempt": event.attempt,
+        "rank": event.rank,
+        "incident": event.incident,
+        "message": event.message,
+        "attributes": event.attributes,
+    }))
+}
+
+pub(super) fn gap(gap: &Gap) -> Value {
+    json!({ "gap": {
+        "first_missing": gap.first_missing,
+        "last_missing": gap.last_missing,
+        "message": gap.message,
+    }})
+}
+
+/// An object without the fields that are not set.
+fn present(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            Value::Object(fields.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>())
+        }
+        other => other,
+    }
+}
+
+fn time(time: &Timestamp) -> String {
+    point(time).map(|point| format!("{point:.9}")).unwrap_or_default()
+}
+
+/// None for a time that no calendar knows.
+pub(super) fn point(time: &Timestamp) -> Option<jiff::Timestamp> {
+    jiff::Timestamp::new(time.seconds, time.nanos).ok()
+}
+
+pub(super) fn seconds(duration: &Duration) -> f64 {
+    duration.seconds as f64 + f64::from(duration.nanos) / 1e9
+}

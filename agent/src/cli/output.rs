@@ -1,0 +1,140 @@
+//! What goes to the terminal: colours where they are wanted, nothing that foreign text could do to it.
+
+use std::io::{self, ErrorKind, IsTerminal, Write};
+
+use mainstay_proto::v1::{HealthState, Severity};
+
+/// Writes to standard output. A reader that went away (`| head`) is an error that ends the program in peace.
+pub(super) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Tells the person something beside the output.
+pub(super) fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "mainstay: {text}");
+}
+
+/// Whether the failure is that nobody reads our output any more.
+pub(super) fn is_closed(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+    })
+}
+
+/// Colours, or none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paint {
+    on: bool,
+}
+
+impl Paint {
+    /// Colours on a terminal, unless NO_COLOR is set to anything or the terminal is dumb.
+    pub(super) fn for_stdout() -> Paint {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let dumb = set("TERM").is_some_and(|term| term == "dumb");
+        Paint { on: io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb }
+    }
+
+    /// No colours.
+    #[cfg(test)]
+    pub(super) fn plain() -> Paint {
+        Paint { on: false }
+    }
+
+    fn with(self, code: &str, text: &str) -> String {
+        if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    pub(super) fn bold(self, text: &str) -> String {
+        self.with("1", text)
+    }
+
+    pub(super) fn dim(self, text: &str) -> String {
+        self.with("2", text)
+    }
+
+    pub(super) fn good(self, text: &str) -> String {
+        self.with("32", text)
+    }
+
+    pub(super) fn warning(self, text: &str) -> String {
+        self.with("33", text)
+    }
+
+    pub(super) fn bad(self, text: &str) -> String {
+        self.with("31", text)
+    }
+
+    pub(super) fn state(self, state: HealthState, text: &str) -> String {
+        match state {
+            HealthState::Healthy => self.good(text),
+            HealthState::Degraded => self.warning(text),
+            HealthState::Unhealthy => self.bad(text),
+            HealthState::Unknown | HealthState::Unspecified => self.dim(text),
+        }
+    }
+
+    pub(super) fn severity(self, severity: Severity, text: &str) -> String {
+        match severity {
+            Severity::Error => self.bad(text),
+            Severity::Warning => self.warning(text),
+            Severity::Info | Severity::Unspecified => text.to_owned(),
+        }
+    }
+}
+
+/// Text of others, on one line and without control characters: an exception's message must not drive the terminal.
+pub(super) fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// At most so many characters; what is cut off shows.
+pub(super) fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// A length of time as people say it: "0.3 s", "42 s", "3 min 5 s", "2 h 10 min", "3 d 4 h".
+pub(super) fn spoken(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    match whole {
+        _ if seconds < 9.95 => format!("{:.1} s", seconds.max(0.0)),
+        0..=59 => format!("{whole} s"),
+        60..=3599 => format!("{} min {} s", whole / 60, whole % 60),
+        3600..=86_399 => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
+        _ => format!("{} d {} h", whole / 86_400, whole % 86_400 / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_spoken_as_people_do() {
+        let said: Vec<String> = [-1.0, 0.04, 9.94, 9.96, 59.4, 61.0, 7321.0, 100_000.0].map(spoken).into();
+        assert_eq!(said, ["0.0 s", "0.0 s", "9.9 s", "10 s", "59 s", "1 min 1 s", "2 h 2 min", "1 d 3 h"]);
+    }
+
+    #[test]
+    fn foreign_text_cannot_drive_the_terminal() {
+        assert_eq!(clean("a\x1b[2Jb\nc\u{9b}d"), "a [2Jb c d");
+    }
+
+    #[test]
+    fn what_is_cut_off_shows() {
+        assert_eq!(shortened("abcdef", 6), "abcdef");
+        assert_eq!(shortened("äbcdefg", 6), "äbcde…");
+    }
+
+    #[test]
+    fn colours_can_be_off() {
+        assert_eq!(Paint::plain().bad("x"), "x");
+        assert_eq!(Paint { on: true }.bad("x"), "\x1b[31mx\x1b[0m");
+    }
+}

@@ -1,0 +1,253 @@
+//! `mainstay status`: asks every server that is found, at the same time, and shows one screen.
+
+use std::process::ExitCode;
+
+use mainstay_proto::v1::{HealthState, Job, JobPhase, ServerMode};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::client::{AskError, Client, Snapshot};
+use super::find::{Ask, Found, Place, find};
+use super::output::{self, Paint};
+use super::{exit, json, screen};
+
+/// Show the node, its components, its jobs and their ranks on one screen.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  mainstay status                     everything that answers on this host
+  mainstay status --job demo          one job; the exit status is the job's
+  mainstay status --json | jq .state
+  watch -c mainstay status            again every two seconds
+
+Exit status: 0 healthy, 1 degraded or a job recovers, 2 unhealthy or the job asked for failed,
+3 nothing answers or it cannot be told, 64 the command line was not understood.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    ask: Ask,
+    /// Show this job alone
+    #[arg(long, value_name = "ID")]
+    job: Option<String>,
+}
+
+/// What came of asking at one place.
+pub(super) struct Answer {
+    pub(super) place: Place,
+    pub(super) result: Result<Snapshot, AskError>,
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let found = find(&args.ask);
+    let mut answers = ask_all(found.places.clone()).await;
+    told_once(&mut answers);
+    if let Some(job) = &args.job {
+        only_job(&mut answers, job);
+    }
+    let status = weigh(&answers, args.job.is_some());
+    if args.ask.json {
+        output::print(&format!("{}\n", as_json(&answers, &found, status)))?;
+        return Ok(ExitCode::from(status));
+    }
+    output::print(&screen::render(&answers, Paint::for_stdout()))?;
+    if !answers.iter().any(|answer| answer.result.is_ok()) {
+        output::note(&nothing_answers(&found));
+    } else if let Some(job) = args.job.filter(|_| jobs(&answers).next().is_none()) {
+        output::note(&format!("no job {job:?} is known here; `mainstay status` shows those that are"));
+    }
+    Ok(ExitCode::from(status))
+}
+
+async fn ask_all(places: Vec<Place>) -> Vec<Answer> {
+    let mut asking = JoinSet::new();
+    for (order, place) in places.into_iter().enumerate() {
+        asking.spawn(async move {
+            let result = async { Client::connect(&place.socket).await?.snapshot().await }.await;
+            (order, Answer { place, result })
+        });
+    }
+    let mut answers = asking.join_all().await;
+    answers.sort_by_key(|(order, _)| *order);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// A job that both its agent and its launcher tell of is shown once, as the agent's.
+fn told_once(answers: &mut [Answer]) {
+    let by_agents: Vec<String> = answers
+        .iter()
+        .filter_map(|answer| answer.result.as_ref().ok())
+        .filter(|snapshot| snapshot.server.mode() == ServerMode::Agent)
+        .flat_map(|snapshot| snapshot.jobs.iter().filter(|job| !is_over(job)).map(|job| job.id.clone()))
+        .collect();
+    for snapshot in answers.iter_mut().filter_map(|answer| answer.result.as_mut().ok()) {
+        if snapshot.server.mode() == ServerMode::Launcher {
+            snapshot.jobs.retain(|job| !by_agents.contains(&job.id));
+        }
+    }
+}
+
+fn only_job(answers: &mut [Answer], id: &str) {
+    for snapshot in answers.iter_mut().filter_map(|answer| answer.result.as_mut().ok()) {
+        snapshot.jobs.retain(|job| job.id == id);
+    }
+}
+
+fn jobs(answers: &[Answer]) -> impl Iterator<Item = &Job> {
+    answers.iter().filter_map(|answer| answer.result.as_ref().ok()).flat_map(|snapshot| &snapshot.jobs)
+}
+
+pub(super) fn is_over(job: &Job) -> bool {
+    matches!(job.phase(), JobPhase::Ended | JobPhase::Lost)
+}
+
+/// The exit status: the gravest of what is known, before what is not known.
+fn weigh(answers: &[Answer], one_job: bool) -> u8 {
+    let signs: Vec<u8> = if one_job {
+        jobs(answers).map(job_sign).collect()
+    } else {
+        let nodes = answers.iter().filter_map(node_sign);
+        nodes.chain(jobs(answers).filter(|job| !is_over(job)).map(job_sign)).collect()
+    };
+    let graveness = |sign: &u8| match *sign {
+        exit::UNHEALTHY => 3,
+        exit::DEGRADED => 2,
+        exit::UNKNOWN => 1,
+        _ => 0,
+    };
+    signs.into_iter().max_by_key(graveness).unwrap_or(exit::UNKNOWN)
+}
+
+/// None for what says nothing about the node: the socket of a dead process, or a launcher that does not sense
+/// the host and whose node is therefore without components.
+fn node_sign(answer: &Answer) -> Option<u8> {
+    match &answer.result {
+        Ok(snapshot)
+            if snapshot.server.mode() == ServerMode::Launcher && snapshot.node.components.is_empty() =>
+        {
+            Some(exit::OK)
+        }
+        Ok(snapshot) => Some(match snapshot.node.state() {
+            HealthState::Healthy => exit::OK,
+            HealthState::Degraded => exit::DEGRADED,
+            HealthState::Unhealthy => exit::UNHEALTHY,
+            HealthState::Unknown | HealthState::Unspecified => exit::UNKNOWN,
+        }),
+        Err(AskError::Dead(_) | AskError::Missing(_)) => None,
+        Err(_) => Some(exit::UNKNOWN),
+    }
+}
+
+fn job_sign(job: &Job) -> u8 {
+    match job.phase() {
+        JobPhase::Recovering => exit::DEGRADED,
+        JobPhase::Lost => exit::UNHEALTHY,
+        JobPhase::Ended if job.exit_status != Some(0) => exit::UNHEALTHY,
+        JobPhase::Ended | JobPhase::Starting | JobPhase::Running | JobPhase::Stopping => exit::OK,
+        JobPhase::Unspecified => exit::UNKNOWN,
+    }
+}
+
+/// What to say when there is nothing to show.
+pub(super) fn nothing_answers(found: &Found) -> String {
+    format!(
+        "nothing answers here. Looked at:\n  {}\nStart a job with `mainstay run -- python train.py`, or the host's agent with \
+         `mainstay agent`; another place is named by --socket or MAINSTAY_SOCKET.",
+        found.looked_at.join("\n  ")
+    )
+}
+
+fn as_json(answers: &[Answer], found: &Found, status: u8) -> Value {
+    let state = match status {
+        exit::OK => "HEALTHY",
+        exit::DEGRADED => "DEGRADED",
+        exit::UNHEALTHY => "UNHEALTHY",
+        _ => "UNKNOWN",
+    };
+    let servers: Vec<Value> = answers.iter().map(answer_as_json).collect();
+    json!({ "state": state, "exit_status": status, "looked_at": found.looked_at, "servers": servers })
+}
+
+fn answer_as_json(answer: &Answer) -> Value {
+    let socket = answer.place.socket.display().to_string();
+    match &answer.result {
+        Ok(snapshot) => json!({
+            "socket": socket,
+            "answers": true,
+            "server": json::server(&snapshot.server),
+            "node": json::node(&snapshot.node),
+            "jobs": snapshot.jobs.iter().map(json::job).collect::<Vec<Value>>(),
+        }),
+        Err(error) => json!({ "socket": socket, "answers": false, "error": error.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_proto::v1::{Component, Node, Server};
+
+    use super::*;
+
+    fn answer(mode: ServerMode, state: HealthState, jobs: Vec<Job>) -> Answer {
+        let node = Node { state: state.into(), components: vec![Component::default()], ..Node::default() };
+        let server = Server { mode: mode.into(), ..Server::default() };
+        let place = Place { socket: "/x".into(), job: None };
+        Answer { place, result: Ok(Snapshot { server, node, jobs }) }
+    }
+
+    fn job(id: &str, phase: JobPhase) -> Job {
+        Job { id: id.into(), phase: phase.into(), ..Job::default() }
+    }
+
+    fn failed(error: AskError) -> Answer {
+        Answer { place: Place { socket: "/x".into(), job: None }, result: Err(error) }
+    }
+
+    #[test]
+    fn the_gravest_that_is_known_decides() {
+        let agent = |state, jobs| answer(ServerMode::Agent, state, jobs);
+        let check = |answers: &[Answer], expected: u8| assert_eq!(weigh(answers, false), expected);
+        check(&[], exit::UNKNOWN);
+        check(&[failed(AskError::Dead("/x".into()))], exit::UNKNOWN);
+        check(&[agent(HealthState::Healthy, vec![])], exit::OK);
+        check(&[agent(HealthState::Unknown, vec![])], exit::UNKNOWN);
+        check(&[agent(HealthState::Healthy, vec![job("a", JobPhase::Recovering)])], exit::DEGRADED);
+        check(&[agent(HealthState::Unhealthy, vec![job("a", JobPhase::Recovering)])], exit::UNHEALTHY);
+        check(&[agent(HealthState::Healthy, vec![job("a", JobPhase::Lost)])], exit::OK);
+        let healthy = || agent(HealthState::Healthy, vec![]);
+        check(&[healthy(), failed(AskError::Dead("/x".into()))], exit::OK);
+        check(&[healthy(), failed(AskError::Silent("/x".into()))], exit::UNKNOWN);
+        check(&[agent(HealthState::Degraded, vec![]), failed(AskError::Silent("/x".into()))], exit::DEGRADED);
+    }
+
+    #[test]
+    fn a_launcher_that_does_not_sense_the_host_does_not_speak_for_it() {
+        let mut launcher = answer(ServerMode::Launcher, HealthState::Unknown, vec![]);
+        if let Ok(snapshot) = &mut launcher.result {
+            snapshot.node.components.clear();
+        }
+        assert_eq!(weigh(&[launcher], false), exit::OK);
+    }
+
+    #[test]
+    fn a_job_that_is_asked_for_decides_alone() {
+        let of = |phase| [answer(ServerMode::Agent, HealthState::Unhealthy, vec![job("a", phase)])];
+        assert_eq!(weigh(&of(JobPhase::Running), true), exit::OK);
+        assert_eq!(weigh(&of(JobPhase::Lost), true), exit::UNHEALTHY);
+        assert_eq!(weigh(&of(JobPhase::Ended), true), exit::UNHEALTHY);
+        assert_eq!(weigh(&[answer(ServerMode::Agent, HealthState::Healthy, vec![])], true), exit::UNKNOWN);
+    }
+
+    #[test]
+    fn a_job_is_shown_once() {
+        let mut answers = [
+            answer(
+                ServerMode::Agent,
+                HealthState::Healthy,
+                vec![job("a", JobPhase::Running), job("b", JobPhase::Lost)],
+            ),
+            answer(ServerMode::Launcher, HealthState::Healthy, vec![job("a", JobPhase::Running)]),
+            answer(ServerMode::Launcher, HealthState::Healthy, vec![job("b", JobPhase::Running)]),
+        ];
+        told_once(&mut answers);
+        let shown: Vec<&str> = jobs(&answers).map(|job| job.id.as_str()).collect();
+        assert_eq!(shown, ["a", "b", "b"]);
+    }
+}
