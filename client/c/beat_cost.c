@@ -1,7 +1,10 @@
 /* What a beat costs from C: prints one JSON object, the median over many batches of back-to-back calls, in ns per call.
  *
- *   cc -O2 client/c/beat_cost.c -Iclient/c -Ltarget/release -lmainstay_client -Wl,-rpath,target/release -o beat_cost
- *   MAINSTAY_PAGE=<a fresh page> ./beat_cost
+ *   cargo build --release -p mainstay-client --examples
+ *   cc -O2 client/c/beat_cost.c -Iclient/c -Ltarget/release/deps -lmainstay_client \
+ *      -Wl,-rpath,target/release/deps -o beat_cost
+ *   cargo run --release -p mainstay-client --example fresh_page /dev/shm/try.page
+ *   MAINSTAY_PAGE=/dev/shm/try.page ./beat_cost
  */
 #include <stdio.h>
 #include <stdlib.h>
