@@ -192,6 +192,9 @@ impl Writing<'_> {
         }
         words.store(DRAFT + slot::CLAIM, claims);
         words.store(PUBLISHED, beat::newest_number(words));
+        if words.load(RING_HEAD) > BEYOND_COUNTING {
+            words.store(RING_HEAD, 0);
+        }
         words.store(STEP_START_NS, now_ns);
         words.store(SPENT_COUNT, 0);
         words.store(SPENT_FLAGS, given::FIRST);
