@@ -1,7 +1,7 @@
 //! Attaching to a page: checks, claim, and the one attachment that a process keeps per page.
 //!
 //! Who may write is settled by a POSIX record lock on the file: it belongs to the process (so every copy of this
-//! library within it may write), a forked child does not inherit it, and the kernel drops it when the process dies.
+//! library within it may write), a forked child does not inherit it, and the kernel drops it when the process dies. The claim in the page backs it up.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use mainstay_heartbeat::layout::{
     DOORBELL, IDENTITY_BYTES, MAGIC, REFUSAL, REFUSAL_PID, REFUSAL_VERSION, VERSION_BYTES,
 };
-use mainstay_heartbeat::{LayoutError, MAJOR, MINOR, PAGE_BYTES, RefusalReason, Writer};
+use mainstay_heartbeat::{Claim, LayoutError, MAJOR, MINOR, PAGE_BYTES, RefusalReason, Writer};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -62,6 +62,12 @@ impl Attached {
             .map_err(|source| OpenError::Map { path: path.to_owned(), source })?
             .map_err(|source| OpenError::Layout { path: path.to_owned(), source })?;
         let who = process::claiming(language);
+        // The record lock alone is not enough: its owner loses it when any of its code closes a descriptor of the file.
+        if let Claim::Claimed(claimant) = writer.page().claim()
+            && process::lives_elsewhere(&claimant, &who)
+        {
+            return Err(OpenError::Busy { path: path.to_owned(), pid: i32::try_from(claimant.pid).ok() });
+        }
         if !writer.claim(clock::now_ns(), &who) {
             return Err(OpenError::Busy { path: path.to_owned(), pid: Some(who.pid as i32) });
         }

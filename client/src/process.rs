@@ -2,14 +2,14 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use mainstay_heartbeat::Claiming;
+use mainstay_heartbeat::{Claimant, Claiming};
 use nix::libc;
 
 /// What the page is claimed with. What cannot be read is 0: it makes the claim less sharp, not wrong.
 pub(crate) fn claiming(language: &str) -> Claiming<'_> {
     Claiming {
         pid: std::process::id(),
-        start_ticks: start_ticks().unwrap_or(0),
+        start_ticks: start_ticks("self").unwrap_or(0),
         pid_namespace: std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino()),
         image: image(),
         version: VERSION,
@@ -20,12 +20,23 @@ pub(crate) fn claiming(language: &str) -> Claiming<'_> {
 /// The version text that pages show.
 pub(crate) const VERSION: &str = concat!("mainstay-client ", env!("CARGO_PKG_VERSION"));
 
-/// Field 22 of `/proc/self/stat`. Field 2, the command's name, may hold anything; the last `)` ends it.
-fn start_ticks() -> Option<u64> {
-    let stat = std::fs::read("/proc/self/stat").ok()?;
+/// Whether a claimant is another process that is certain to live: seen from here, with the start it claimed with.
+pub(crate) fn lives_elsewhere(claimant: &Claimant, own: &Claiming<'_>) -> bool {
+    claimant.pid != own.pid
+        && claimant.pid_namespace == own.pid_namespace
+        && claimant.start_ticks != 0
+        && start_ticks(&claimant.pid.to_string()) == Some(claimant.start_ticks)
+}
+
+/// Field 22 of `/proc/<pid>/stat`, unless the process is dead and only waits to be reaped.
+fn start_ticks(pid: &str) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // Field 2, the command's name, may hold anything; the last `)` ends it.
     let name_end = stat.iter().rposition(|&byte| byte == b')')?;
-    let fields = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
-    fields.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+    let mut fields = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?.split_ascii_whitespace();
+    let state = fields.next()?;
+    let ticks = fields.nth(22 - 4)?.parse().ok()?;
+    (state != "Z" && state != "X").then_some(ticks)
 }
 
 /// The first of the random bytes that the kernel gives each program image at `execve`.

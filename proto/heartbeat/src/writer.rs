@@ -12,7 +12,7 @@ use crate::collective::{self, Collective};
 use crate::error::LayoutError;
 use crate::layout::*;
 use crate::note::{self, Note};
-use crate::page::check;
+use crate::page::{Page, check};
 use crate::record::record_at;
 use crate::section::{self, SectionId};
 use crate::words::{PageWords, Words};
@@ -78,6 +78,12 @@ impl<'m> Writer<'m> {
     pub fn new(words: &'m PageWords) -> Result<Self, LayoutError> {
         check(Words(words))?;
         Ok(Self { words: Words(words) })
+    }
+
+    /// The same page, to read.
+    #[must_use]
+    pub fn page(&self) -> Page<'m> {
+        Page { words: self.words }
     }
 
     /// Claims the page for this process, or joins this process's own claim.
@@ -186,6 +192,9 @@ impl Writing<'_> {
         }
         words.store(DRAFT + slot::CLAIM, claims);
         words.store(PUBLISHED, beat::newest_number(words));
+        if words.load(RING_HEAD) > BEYOND_COUNTING {
+            words.store(RING_HEAD, 0);
+        }
         words.store(STEP_START_NS, now_ns);
         words.store(SPENT_COUNT, 0);
         words.store(SPENT_FLAGS, given::FIRST);
