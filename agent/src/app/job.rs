@@ -67,10 +67,9 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         eprintln!("mainstay: no heartbeat pages: {reason}; training goes on without heartbeats");
     }
 
-    let (_link_sender, link_events) = mpsc::channel(1);
-    let (link_orders, _link_receiver) = mpsc::channel(1);
+    let (link_sender, link_events) = mpsc::channel(64);
     let (_host_sender, host) = mpsc::channel(1);
-    let outside = Outside { link_events, link_orders, host, signals };
+    let outside = Outside { link_events, host, signals };
     let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal);
     let (exit, summary) = launcher.run(outside).await;
 

@@ -22,6 +22,7 @@ use crate::act::ranks::{Crew, RankProcess};
 use crate::act::stop::{Stop, reap_orphans, sweep};
 use crate::board::Board;
 use crate::launch::{Settings, notice};
+use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
 use crate::os::{clock, pidfd, processes};
@@ -35,41 +36,6 @@ const LOOKS_PER_SAMPLE: u32 = 5;
 
 /// How long an agent may think about a proposal before the launcher decides alone.
 const RULING_WITHIN: Duration = Duration::from_millis(250);
-
-/// What arrives from the agent's link.
-#[derive(Debug)]
-pub enum LinkEvent {
-    /// An agent is there and has this job's entries up to `have_seq`.
-    Found {
-        /// Its version.
-        version: String,
-        /// The newest of the launcher's entries that it holds.
-        have_seq: u64,
-    },
-    /// The agent is gone.
-    Lost {
-        /// What was seen.
-        reason: String,
-    },
-    /// Its word on a proposal.
-    Ruling(Ruling),
-}
-
-/// What goes out on the agent's link.
-#[derive(Debug)]
-pub enum LinkOrder {
-    /// An entry of the launcher's journal.
-    Entry(Box<Entry>),
-    /// A sample of the pages.
-    Beats {
-        /// The attempt they belong to.
-        attempt: Attempt,
-        /// By rank.
-        beats: Vec<(Rank, BeatView)>,
-    },
-    /// A verdict with what would be done about it.
-    Proposal(Box<(Verdict, Decision)>),
-}
 
 /// What the sensing of the host reports.
 #[derive(Debug)]
@@ -87,8 +53,6 @@ pub struct HostReport {
 pub struct Outside {
     /// From the agent's link.
     pub link_events: mpsc::Receiver<LinkEvent>,
-    /// To the agent's link.
-    pub link_orders: mpsc::Sender<LinkOrder>,
     /// From the host's sensing.
     pub host: mpsc::Receiver<HostReport>,
     /// Signals to the launcher.
@@ -122,7 +86,8 @@ pub struct Launcher {
     asked_by: i32,
     /// Held until the next attempt takes another.
     port: Option<HeldPort>,
-    agent: bool,
+    /// The way to the agent, while there is one.
+    agent: Option<mpsc::Sender<LinkOrder>>,
     ruling_until: Option<tokio::time::Instant>,
     looks: u32,
     exit: Option<i32>,
@@ -165,7 +130,7 @@ impl Launcher {
             stop: None,
             asked_by: nix::libc::SIGTERM,
             port: None,
-            agent: false,
+            agent: None,
             ruling_until: None,
             looks: 0,
             exit: None,
@@ -180,44 +145,44 @@ impl Launcher {
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            self.carry_out(&ended_sender, &outside).await;
+            self.carry_out(&ended_sender).await;
             if let Some(exit) = self.exit {
-                return self.end(exit, &outside).await;
+                return self.end(exit).await;
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
             let ruling_until = self.ruling_until;
             // In the order in which they matter when several are ready.
             tokio::select! {
                 biased;
-                Some(end) = ended.recv() => self.rank_ended(&end, &outside).await,
-                Some(signal) = outside.signals.recv() => self.asked_to_stop(signal, &outside),
-                Ok(_) = next_ring(self.watcher.as_ref()) => self.look(&outside),
-                Some(event) = outside.link_events.recv() => self.link(event, &outside),
-                () = until(ruling_until) => self.rule(None, &outside),
+                Some(end) = ended.recv() => self.rank_ended(&end).await,
+                Some(signal) = outside.signals.recv() => self.asked_to_stop(signal),
+                Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
+                Some(event) = outside.link_events.recv() => self.link(event),
+                () = until(ruling_until) => self.rule(None),
                 () = until(force_at) => self.force(),
-                Some(report) = outside.host.recv() => self.host(report, &outside),
-                _ = looks.tick() => self.regular_look(&outside),
+                Some(report) = outside.host.recv() => self.host(report),
+                _ = looks.tick() => self.regular_look(),
             }
         }
     }
 
-    async fn carry_out(&mut self, ended: &mpsc::UnboundedSender<Ended>, outside: &Outside) {
+    async fn carry_out(&mut self, ended: &mpsc::UnboundedSender<Ended>) {
         while let Some(order) = self.orders.pop_front() {
             match order {
-                Order::StartRanks(attempt) => self.start_ranks(attempt, ended, outside),
+                Order::StartRanks(attempt) => self.start_ranks(attempt, ended),
                 Order::StopRanks { attempt, why } if attempt == self.attempt => {
                     let (now, grace) = (clock::mono(), self.settings.grace);
                     self.stop = Some(Stop::begin(now, why, grace, self.asked_by, &self.ranks));
-                    self.end_attempt_if_over(outside).await;
+                    self.end_attempt_if_over().await;
                 }
                 Order::StopRanks { .. } => {}
-                Order::Consult { verdict, proposal } => self.consult(*verdict, proposal, outside),
+                Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
                 Order::Finish { exit } => self.exit = Some(exit),
             }
         }
     }
 
-    fn start_ranks(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>, outside: &Outside) {
+    fn start_ranks(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
         self.attempt = attempt;
         self.stop = None;
         self.ranks.clear();
@@ -235,13 +200,13 @@ impl Launcher {
                     "taking port {wanted} for the ranks' store (MASTER_PORT): {error}; \
                      leave out --master-port to have a free one chosen"
                 );
-                return self.fact(Fact::StartFailed { attempt, error }, outside);
+                return self.fact(Fact::StartFailed { attempt, error });
             }
         };
         let number = port.number();
         self.port = Some(port);
         match self.crew.start(attempt, number) {
-            Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }, outside),
+            Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
             Ok((ranks, page_trouble)) => {
                 self.ranks = ranks;
                 for rank in &self.ranks {
@@ -252,9 +217,9 @@ impl Launcher {
                 }
                 self.show_output();
                 let ranks = self.ranks.iter().map(started_rank).collect();
-                self.fact(Fact::AttemptStarted { attempt, master_port: number, ranks }, outside);
+                self.fact(Fact::AttemptStarted { attempt, master_port: number, ranks });
                 if let Some(reason) = page_trouble {
-                    self.fact(Fact::PagesUnavailable { reason }, outside);
+                    self.fact(Fact::PagesUnavailable { reason });
                 }
             }
         }
@@ -272,11 +237,11 @@ impl Launcher {
         }
     }
 
-    async fn rank_ended(&mut self, end: &Ended, outside: &Outside) {
+    async fn rank_ended(&mut self, end: &Ended) {
         let known = self.ranks.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
         let Some(index) = known.filter(|_| end.attempt == self.attempt) else { return };
         // The page is the black box: what the rank last wrote comes before its end.
-        self.look(outside);
+        self.look();
         let rank = &mut self.ranks[index];
         let status = match pidfd::exit_status(rank.pid) {
             Ok(Some(status)) => status,
@@ -304,19 +269,18 @@ impl Launcher {
             && !raised
             && let Some(note) = error_file::read(&files.error, end.at)
         {
-            self.fact(Fact::RankRaised { attempt, rank: which, pid, note }, outside);
+            self.fact(Fact::RankRaised { attempt, rank: which, pid, note });
         }
         let stderr_tail = if failed { output::tail(&files.stderr, 20) } else { Vec::new() };
         self.fact_at(
             end.at,
             Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
-            outside,
         );
-        self.end_attempt_if_over(outside).await;
+        self.end_attempt_if_over().await;
     }
 
     /// When all ranks of an attempt that is being stopped are gone: what they left goes too.
-    async fn end_attempt_if_over(&mut self, outside: &Outside) {
+    async fn end_attempt_if_over(&mut self) {
         let Some(stop) = &self.stop else { return };
         if self.ranks.iter().any(|rank| rank.exit.is_none()) {
             return;
@@ -330,17 +294,17 @@ impl Launcher {
         let spare = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
         let orphans_killed = sweep(self.cgroup.as_ref(), spare, patience).await;
         self.terminal.flush(Duration::from_millis(500));
-        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed }, outside);
+        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
     }
 
-    fn asked_to_stop(&mut self, signal: i32, outside: &Outside) {
+    fn asked_to_stop(&mut self, signal: i32) {
         if self.stop.as_ref().is_some_and(|stop| stop.why == StopWhy::Requested) {
             // Asked again: somebody is in a hurry.
             return self.force();
         }
         self.asked_by = signal;
         let by = ExitStatus::Signal(signal).to_string();
-        self.fact(Fact::StopRequested { by, exit: 128 + signal }, outside);
+        self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }
 
     fn force(&mut self) {
@@ -353,45 +317,43 @@ impl Launcher {
         }
     }
 
-    fn consult(&mut self, verdict: Verdict, proposal: Decision, outside: &Outside) {
-        let asked = self.agent
-            && outside.link_orders.try_send(LinkOrder::Proposal(Box::new((verdict, proposal)))).is_ok();
-        if asked {
+    fn consult(&mut self, verdict: Verdict, proposal: Decision) {
+        if self.send(LinkOrder::Proposal(Box::new((verdict, proposal)))) {
             self.ruling_until = Some(tokio::time::Instant::now() + RULING_WITHIN);
         } else {
-            self.rule(None, outside);
+            self.rule(None);
         }
     }
 
-    fn rule(&mut self, ruling: Option<Ruling>, outside: &Outside) {
+    fn rule(&mut self, ruling: Option<Ruling>) {
         self.ruling_until = None;
-        self.step(clock::mono(), Input::Ruling(ruling), outside);
+        self.step(clock::mono(), Input::Ruling(ruling));
     }
 
-    fn link(&mut self, event: LinkEvent, outside: &Outside) {
+    fn link(&mut self, event: LinkEvent) {
         match event {
-            LinkEvent::Found { version, have_seq } => {
-                self.agent = true;
+            LinkEvent::Found { version, have_seq, orders } => {
+                self.agent = Some(orders);
                 let missing = self.board.reader().entries_after(have_seq, usize::MAX);
                 for entry in missing.map(|read| read.entries).unwrap_or_default() {
-                    self.send(LinkOrder::Entry(Box::new(entry)), outside);
+                    self.send(LinkOrder::Entry(Box::new(entry)));
                 }
-                self.fact(Fact::AgentFound { version }, outside);
+                self.fact(Fact::AgentFound { version });
             }
             LinkEvent::Lost { reason } => {
-                self.agent = false;
-                self.fact(Fact::AgentLost { reason }, outside);
+                self.agent = None;
+                self.fact(Fact::AgentLost { reason });
                 if self.ruling_until.is_some() {
-                    self.rule(None, outside);
+                    self.rule(None);
                 }
             }
-            LinkEvent::Ruling(ruling) => self.rule(Some(ruling), outside),
+            LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
         }
     }
 
-    fn host(&mut self, report: HostReport, outside: &Outside) {
+    fn host(&mut self, report: HostReport) {
         for fact in report.facts {
-            self.fact(fact, outside);
+            self.fact(fact);
         }
         for change in report.changes {
             self.board.record(clock::now(), None, None, Body::Health(change));
@@ -402,11 +364,11 @@ impl Launcher {
         self.board.publish();
     }
 
-    fn regular_look(&mut self, outside: &Outside) {
-        self.look(outside);
+    fn regular_look(&mut self) {
+        self.look();
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
-            self.sample(outside);
+            self.sample();
             let ranks: Vec<Pid> = self.ranks.iter().map(|rank| rank.pid).collect();
             let guardian = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
             reap_orphans(|pid| pid != guardian && !ranks.contains(&pid));
@@ -415,29 +377,29 @@ impl Launcher {
     }
 
     /// Looks at all pages and tells the job what is new.
-    fn look(&mut self, outside: &Outside) {
+    fn look(&mut self) {
         let attempt = self.attempt;
         for index in 0..self.ranks.len() {
             let process = &mut self.ranks[index];
             let (rank, pid) = (process.rank, process.pid);
             let Some(news) = process.page.as_mut().map(|(_, page)| page.look()) else { continue };
             if let Some((client, _)) = news.connected {
-                self.fact(Fact::RankConnected { attempt, rank, client }, outside);
+                self.fact(Fact::RankConnected { attempt, rank, client });
             }
             if let Some(reason) = news.refused {
-                self.fact(Fact::RankRefused { attempt, rank, reason }, outside);
+                self.fact(Fact::RankRefused { attempt, rank, reason });
             }
             if !news.steps.is_empty() {
-                self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps }, outside);
+                self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
             }
             if let Some(note) = news.raised {
                 self.ranks[index].raised = true;
-                self.fact(Fact::RankRaised { attempt, rank, pid, note }, outside);
+                self.fact(Fact::RankRaised { attempt, rank, pid, note });
             }
         }
     }
 
-    fn sample(&mut self, outside: &Outside) {
+    fn sample(&mut self) {
         let beats: Vec<(Rank, BeatView)> = self
             .ranks
             .iter()
@@ -447,24 +409,22 @@ impl Launcher {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }
         self.board.publish();
-        if self.agent {
-            self.send(LinkOrder::Beats { attempt: self.attempt, beats }, outside);
-        }
+        self.send(LinkOrder::Beats { attempt: self.attempt, beats });
     }
 
-    fn fact(&mut self, fact: Fact, outside: &Outside) {
-        self.fact_at(clock::mono(), fact, outside);
+    fn fact(&mut self, fact: Fact) {
+        self.fact_at(clock::mono(), fact);
     }
 
-    fn fact_at(&mut self, at: Mono, fact: Fact, outside: &Outside) {
-        self.step(at, Input::Fact(fact), outside);
+    fn fact_at(&mut self, at: Mono, fact: Fact) {
+        self.step(at, Input::Fact(fact));
     }
 
-    fn step(&mut self, at: Mono, input: Input, outside: &Outside) {
+    fn step(&mut self, at: Mono, input: Input) {
         let mut out = Vec::new();
         self.job.step(at, input, &mut out);
         for entry in self.record(at, out) {
-            self.send(LinkOrder::Entry(Box::new(entry)), outside);
+            self.send(LinkOrder::Entry(Box::new(entry)));
         }
     }
 
@@ -486,17 +446,19 @@ impl Launcher {
         entries
     }
 
-    /// Sends to the agent, if there is one. What does not fit is sent again when the agent is found anew: its
-    /// link breaks when its queue is full.
-    fn send(&mut self, order: LinkOrder, outside: &Outside) {
-        if self.agent && outside.link_orders.try_send(order).is_err() {
-            self.agent = false;
+    /// Sends to the agent; whether there is one that takes it. A full queue ends the link; what was missed is
+    /// sent when the agent is found anew.
+    fn send(&mut self, order: LinkOrder) -> bool {
+        let sent = self.agent.as_ref().is_some_and(|agent| agent.try_send(order).is_ok());
+        if !sent {
+            self.agent = None;
         }
+        sent
     }
 
-    async fn end(mut self, exit: i32, outside: &Outside) -> (i32, Summary) {
+    async fn end(mut self, exit: i32) -> (i32, Summary) {
         self.terminal.flush(Duration::from_millis(500));
-        self.sample(outside);
+        self.sample();
         self.board.sync();
         let summary = self.job.summary(clock::mono());
         if let Some(guardian) = self.guardian.take() {
