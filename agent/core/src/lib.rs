@@ -8,7 +8,9 @@
 
 pub mod entry;
 pub mod health;
+pub mod host;
 pub mod id;
+pub mod settings;
 pub mod time;
 pub mod verdict;
 pub mod view;
