@@ -57,11 +57,7 @@ impl Launchers {
         Ok((Pid(credentials.pid().unwrap_or(0)), uid))
     }
 
-    async fn introduce(
-        &self,
-        hello: Hello,
-        orders: mpsc::Sender<ToLauncher>,
-    ) -> Result<Attached, Status> {
+    async fn introduce(&self, hello: Hello, orders: mpsc::Sender<ToLauncher>) -> Result<Attached, Status> {
         let (answer, answered) = oneshot::channel();
         let gone = || Status::unavailable("the agent is stopping");
         self.inputs.send(Input::Attach { hello, orders, answer }).await.map_err(|_| gone())?;
@@ -79,7 +75,8 @@ impl LauncherService for Launchers {
     ) -> Result<Response<Self::AttachStream>, Status> {
         let (pid, uid) = self.caller(&request)?;
         let mut incoming = request.into_inner();
-        let Some(LauncherMessage::Hello(hello)) = incoming.message().await?.and_then(|first| first.message) else {
+        let Some(LauncherMessage::Hello(hello)) = incoming.message().await?.and_then(|first| first.message)
+        else {
             return Err(Status::invalid_argument("the first message must be Hello"));
         };
         let pid = if pid == Pid(0) { Pid(hello.pid) } else { pid };
@@ -134,7 +131,7 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
     let ToLauncher::Ruling(incident, instead) = order;
-    let ruling = wire::ruling_out(*incident, instead.as_ref())
-        .map_err(|error| Status::internal(error.to_string()))?;
+    let ruling =
+        wire::ruling_out(*incident, instead.as_ref()).map_err(|error| Status::internal(error.to_string()))?;
     Ok(FromAgent { message: Some(AgentMessage::Ruling(ruling)) })
 }

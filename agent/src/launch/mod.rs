@@ -5,7 +5,7 @@ pub mod notice;
 pub mod places;
 mod shell;
 
-pub use shell::{HostReport, Launcher, Outside};
+pub use shell::{Launcher, Outside};
 
 use std::path::PathBuf;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, StartedRank};
-use mainstay_core::health::{Component, HealthChange};
+use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
 use mainstay_core::time::{Mono, Span};
@@ -37,24 +37,13 @@ const LOOKS_PER_SAMPLE: u32 = 5;
 /// How long an agent may think about a proposal before the launcher decides alone.
 const RULING_WITHIN: Duration = Duration::from_millis(250);
 
-/// What the sensing of the host reports.
-#[derive(Debug)]
-pub struct HostReport {
-    /// Facts to be recorded.
-    pub facts: Vec<Fact>,
-    /// Changes to be recorded.
-    pub changes: Vec<HealthChange>,
-    /// All components as they stand.
-    pub components: Vec<Component>,
-}
-
 /// The channels to what runs beside the loop.
 #[derive(Debug)]
 pub struct Outside {
     /// From the agent's link.
     pub link_events: mpsc::Receiver<LinkEvent>,
     /// From the host's sensing.
-    pub host: mpsc::Receiver<HostReport>,
+    pub host: mpsc::Receiver<Judged>,
     /// Signals to the launcher.
     pub signals: mpsc::Receiver<i32>,
 }
@@ -160,7 +149,7 @@ impl Launcher {
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
                 () = until(force_at) => self.force(),
-                Some(report) = outside.host.recv() => self.host(report),
+                Some(judged) = outside.host.recv() => self.host(judged),
                 _ = looks.tick() => self.regular_look(),
             }
         }
@@ -351,17 +340,11 @@ impl Launcher {
         }
     }
 
-    fn host(&mut self, report: HostReport) {
-        for fact in report.facts {
+    fn host(&mut self, judged: Judged) {
+        for fact in judged.facts {
             self.fact(fact);
         }
-        for change in report.changes {
-            self.board.record(clock::now(), None, None, Body::Health(change));
-        }
-        for component in report.components {
-            self.board.set_component(component);
-        }
-        self.board.publish();
+        self.board.show_host(clock::now(), judged.components);
     }
 
     fn regular_look(&mut self) {
