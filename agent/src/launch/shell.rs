@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, StartedRank};
+use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
 use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
