@@ -3,6 +3,7 @@
 mod agent;
 mod host;
 mod job;
+pub mod logging;
 pub mod usual;
 
 pub use agent::run_agent;
