@@ -98,7 +98,9 @@ async fn watch(
         }
         // What lies before `newest` and was not read now is damaged and will not become readable.
         cursor = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
-        board.newer_than(cursor).await;
+        if !board.newer_than(cursor).await {
+            return End::board_gone();
+        }
     }
 }
 

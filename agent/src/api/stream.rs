@@ -29,6 +29,13 @@ pub(super) enum End {
     Failed(Status),
 }
 
+impl End {
+    /// The task that owns the board has ended: nothing will ever change again.
+    pub(super) fn board_gone() -> End {
+        End::Failed(Status::unavailable("the task that watches this node has ended; see the server's log"))
+    }
+}
+
 impl From<Left> for End {
     fn from(_: Left) -> End {
         End::Left

@@ -49,6 +49,9 @@ fn server(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
     if senses && state != HealthState::Healthy {
         line(screen, &format!("  {}", clean(&node.reason)));
     }
+    if let Some(error) = &server.journal_error {
+        line(screen, &format!("  {}: {}", paint.warning("the journal cannot be written"), clean(error)));
+    }
     components(node, paint, screen);
     for of in jobs {
         screen.push('\n');
