@@ -1,8 +1,10 @@
 //! The agent: one per host, as root or as a user.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use mainstay_core::id::JobId;
@@ -24,7 +26,7 @@ use crate::config::Config;
 use crate::node::{Input, Node};
 use crate::os::clock;
 use crate::source::host::{HostSource, Roots, standard_paths};
-use crate::store::journal::{Journal, Limits};
+use crate::store::journal::Journal;
 
 /// Inputs that may wait for the node.
 const QUEUE: usize = 4096;
@@ -61,11 +63,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
 fn open_board(config: &Config) -> anyhow::Result<(Board, BTreeMap<JobId, u64>)> {
     std::fs::create_dir_all(&config.state_dir)
         .with_context(|| format!("making the state directory {} (state_dir)", config.state_dir.display()))?;
-    let limits = Limits {
-        segment_bytes: config.journal.segment_size.0,
-        total_bytes: config.journal.max_size.0,
-    };
-    let journal = Journal::open(&config.state_dir.join("journal"), limits, clock::boot_id())?;
+    let journal = Journal::open(&config.journal_dir(), config.journal_limits(), clock::boot_id())?;
     let mut origins = BTreeMap::new();
     journal.replay(|entry| {
         if let (Some(job), Some(seq)) = (entry.job, entry.origin_seq) {
@@ -80,16 +78,18 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
         make_socket_directory(directory)
             .with_context(|| format!("making the socket's directory {} (socket)", directory.display()))?;
     }
-    let tcp = async |address: &Option<String>, key: &str| -> anyhow::Result<Option<TcpListener>> {
+    let tcp = async |address: Option<SocketAddr>, key: &str| -> anyhow::Result<Option<TcpListener>> {
         match address {
-            Some(address) => Ok(Some(api::tcp(address).await.with_context(|| format!("key `{key}`"))?)),
+            Some(address) => {
+                Ok(Some(api::tcp(&address.to_string()).await.with_context(|| format!("key `{key}`"))?))
+            }
             None => Ok(None),
         }
     };
     Ok(Listeners {
         unix: Some(UnixSocket::bind(&config.socket, 0o660)?),
-        grpc: tcp(&config.listen, "listen").await?,
-        http: tcp(&config.http, "http").await?,
+        grpc: tcp(config.listen, "listen").await?,
+        http: tcp(config.http, "http").await?,
     })
 }
 
@@ -102,11 +102,20 @@ fn make_socket_directory(directory: &Path) -> std::io::Result<()> {
     }
 }
 
-fn start_sensing(config: &Config, inputs: mpsc::Sender<Input>) -> anyhow::Result<tokio::task::JoinHandle<()>> {
+fn start_sensing(
+    config: &Config,
+    inputs: mpsc::Sender<Input>,
+) -> anyhow::Result<tokio::task::JoinHandle<()>> {
     let mut named: Vec<&Path> = vec![&config.state_dir];
     named.extend(config.host.watch_paths.iter().map(|path| path.as_path()));
-    let source = HostSource::new(Roots::default(), standard_paths(&named));
-    let (sensing, mut reports) = sense(source, config.host.limits.clone(), config.host.interval.into())
+    let roots = Roots {
+        proc: config.host.proc_root.clone(),
+        sys: config.host.sys_root.clone(),
+        fstab: config.host.fstab.clone(),
+    };
+    let source = HostSource::new(roots, standard_paths(&named));
+    let interval = Duration::from_nanos(config.host.interval.0.0);
+    let (sensing, mut reports) = sense(source, config.host.limits.clone(), interval)
         .context("starting the thread that looks at the host")?;
     Ok(tokio::spawn(async move {
         while let Some(judged) = reports.recv().await {

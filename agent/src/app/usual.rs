@@ -11,6 +11,13 @@ pub fn environment(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
+/// The variables of this process that are text; others are none of ours.
+pub fn variables() -> Vec<(String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
 /// The agent's sockets in the order in which they are tried.
 pub fn agent_sockets(uid: u32, environment: Environment<'_>) -> Vec<PathBuf> {
     let mut sockets = vec![PathBuf::from("/run/mainstay/agent.sock")];

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use crate::app::{self, logging};
 use crate::cli::{exit, output};
-use crate::config::{Config, Overrides};
+use crate::config::{Config, ConfigError, Environment};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,7 +21,7 @@ one before; `mainstay config` prints it. See docs/reference/configuration.md.";
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Configuration file; /etc/mainstay/agent.toml if it is there
-    #[arg(long, value_name = "FILE", env = "MAINSTAY_CONFIG")]
+    #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The Unix socket to serve on
     #[arg(long, value_name = "PATH")]
@@ -42,16 +42,9 @@ pub(super) struct Args {
 
 /// Runs until told to stop.
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let overrides = Overrides {
-        socket: args.socket,
-        state_dir: args.state_dir,
-        listen: args.listen,
-        http: args.http,
-        log: args.log,
-    };
-    let begun = match Config::load(args.config.as_deref(), overrides) {
+    let begun = match config(&args) {
         Ok(config) => {
-            logging::start(config.log);
+            logging::start(tracing::Level::from(config.log).into());
             app::run_agent(config).await
         }
         Err(error) => {
@@ -66,4 +59,19 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(exit::NOT_BEGUN))
         }
     }
+}
+
+/// File, environment and options put together.
+fn config(args: &Args) -> Result<Config, ConfigError> {
+    let environment = Environment::new(app::usual::variables(), nix::unistd::geteuid().as_raw());
+    let options = [
+        ("socket", args.socket.as_ref().map(|path| path.display().to_string())),
+        ("state_dir", args.state_dir.as_ref().map(|path| path.display().to_string())),
+        ("listen", args.listen.clone()),
+        ("http", args.http.clone()),
+        ("log", args.log.clone()),
+    ];
+    let overrides: Vec<(String, String)> =
+        options.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+    Config::load(args.config.as_deref(), &environment, &overrides)
 }
