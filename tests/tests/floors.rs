@@ -4,6 +4,8 @@
 //! sources, finds each `crate::room` and compares it with the table below. It also checks what the crate
 //! boundaries promise: that the core stays pure, and that nothing heavy is linked into training.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,12 +1,15 @@
 //! The project's own commands: `cargo xtask demo | test | lint | bench | wheel`.
 
+mod check;
 mod command;
 mod demo;
 mod fingerprint;
 mod journal;
+mod lint;
 mod places;
 mod say;
 mod status;
+mod test;
 mod venv;
 mod wheel;
 
@@ -27,6 +30,10 @@ struct Cli {
 enum Task {
     /// Train a small model on two ranks, kill one in the middle, and compare the end with an undisturbed run.
     Demo(demo::Args),
+    /// Check everything: lints, unit tests, scenarios with real ranks, the Python package, the systemd files.
+    Test(test::Args),
+    /// Check formatting, lints, licences and the systemd files only.
+    Lint,
     /// Build the Python package into target/wheels and install it into target/venv.
     Wheel,
 }
@@ -44,6 +51,13 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode> {
     match task {
         Task::Demo(args) => demo::run(&args),
+        Task::Test(args) => Ok(test::run(&args)),
+        Task::Lint => {
+            let mut checks = check::Checks::default();
+            lint::source(&mut checks);
+            lint::systemd(&mut checks);
+            Ok(if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
         Task::Wheel => {
             let story = say::Story::begin();
             let venv = venv::ensure(&story)?;
