@@ -48,8 +48,8 @@ fn deny(what: &[&str]) -> Result<Verdict> {
     if !command::exists("cargo", "deny") && !command::exists("cargo-deny", "--version") {
         return Ok(Verdict::skipped("cargo-deny is not installed: cargo install --locked cargo-deny"));
     }
-    let mut deny = cargo(&["deny", "--log-level", "error", "check", "--hide-inclusion-graph", "--config"]);
-    deny.arg(places::root().join(".deny.toml")).args(what);
+    let mut deny = cargo(&["deny", "--log-level", "error", "check", "--hide-inclusion-graph"]);
+    deny.args(what);
     let (status, said) = command::run_watched(&mut deny)?;
     if !status.success() && said.contains("failed to fetch advisory database") {
         return Ok(Verdict::skipped("the advisory database cannot be fetched from here"));
