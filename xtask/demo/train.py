@@ -66,13 +66,14 @@ def batch_of(text, step):
     return chunks[:, :-1], chunks[:, 1:]
 
 
-def checkpoint_state(model, optimizer, loss):
-    """All that the next step depends on, and the loss for the case that there is none."""
+def checkpoint_state(step, loss, model, optimizer):
+    """All that the next step depends on, and the loss in case there is no next one."""
     return {
+        "step": step,
+        "loss": loss.detach(),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "random": torch.get_rng_state(),
-        "loss": loss.detach(),
     }
 
 
@@ -80,7 +81,7 @@ def restore(state, model, optimizer):
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
-    return state["loss"]
+    return state["step"], state["loss"]
 
 
 def parameter_digest(model):
@@ -112,12 +113,9 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     torch.manual_seed(SEED + 1 + RANK)  # equal weights above, a rank's own dropout from here
 
-    # (2) The newest checkpoint that is whole on every rank, or None at the first start.
-    step = 0
+    # (2) This rank's state of the newest step that is whole on every rank, or None at the first start.
     saved = mainstay.checkpoint.load()
-    if saved is not None:
-        step, state = saved
-        loss = restore(state, model, optimizer)
+    step, loss = restore(saved, model, optimizer) if saved else (0, None)
     resumed_from = step
 
     while step < asked.steps:
@@ -131,8 +129,8 @@ def main():
         mainstay.step(step, loss=loss.item())  # (3) the heartbeat: some hundred nanoseconds
 
         if step % asked.checkpoint_every == 0:
-            with mainstay.section("checkpoint"):  # (4) so that a long save is not taken for a hang
-                mainstay.checkpoint.save(step, checkpoint_state(model, optimizer, loss))
+            with mainstay.section("checkpoint"):  # (4) a long save is not a hang
+                mainstay.checkpoint.save(step, checkpoint_state(step, loss, model, optimizer))
 
     final = loss.detach().double()
     if distributed:

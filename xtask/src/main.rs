@@ -1,5 +1,6 @@
 //! The project's own commands: `cargo xtask demo | test | lint | bench | wheel`.
 
+mod build;
 mod check;
 mod command;
 mod demo;

@@ -21,6 +21,16 @@ pub fn mainstay(profile: &str) -> PathBuf {
     target().join(profile).join("mainstay")
 }
 
+/// A finished program to use instead of building one: `MAINSTAY_BIN`.
+pub fn given_mainstay() -> Option<PathBuf> {
+    non_empty("MAINSTAY_BIN")
+}
+
+/// The program that the demo and the benchmarks run.
+pub fn release_mainstay() -> PathBuf {
+    given_mainstay().unwrap_or_else(|| mainstay("release"))
+}
+
 /// What is heavy and the same for every checkout, such as PyTorch: `MAINSTAY_CACHE`, or `mainstay` in the user's
 /// cache folder.
 pub fn cache() -> Result<PathBuf> {

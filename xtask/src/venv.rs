@@ -17,7 +17,7 @@ use crate::places;
 use crate::say::Story;
 
 /// Python packages that the builds and the tests need beside PyTorch; small.
-const TOOLS: &[&str] = &["numpy", "pytest", "maturin>=1.7,<2"];
+const TOOLS: &[&str] = &["numpy", "pytest", "maturin>=1.9,<2"];
 
 /// Written into an environment as the last thing.
 const STAMP: &str = "mainstay-stamp";

@@ -164,7 +164,7 @@ impl Job {
 
     /// Asks over gRPC, as `mainstay status` does for a person. A run that is just starting or ending has no answer.
     fn ask_api(&mut self) {
-        let mut ask = Command::new(places::mainstay("release"));
+        let mut ask = Command::new(places::release_mainstay());
         let Ok(answer) = command::output(ask.args(["status", "--json"])) else { return };
         let ranks = status::ranks(&answer);
         if ranks.is_empty() {
@@ -180,7 +180,7 @@ impl Job {
 
     /// What the person on call would see.
     fn show_api(&self, line: &mut LiveLine) {
-        let mut ask = Command::new(places::mainstay("release"));
+        let mut ask = Command::new(places::release_mainstay());
         if let Ok(answer) = command::output(ask.arg("status")) {
             line.keep("  $ mainstay status");
             for row in answer.lines() {

@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::command;
+use crate::build;
 use crate::journal::{self, Summary};
 use crate::places;
 use crate::say::Story;
@@ -47,7 +47,7 @@ struct Trained {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     println!("Mainstay's demo: a 2-rank PyTorch run loses a rank in the middle, and ends as if it had not.");
-    if !places::mainstay("release").exists() {
+    if !places::release_mainstay().exists() {
         println!(
             "A first run builds the program (some minutes) and may fetch PyTorch (about 3 GB); later runs do not."
         );
@@ -91,11 +91,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Everything that must be there before training starts.
 fn prepare(story: &Story) -> Result<Venv> {
-    story.step("Building mainstay (cargo build --release)", || {
-        let mut cargo = Command::new("cargo");
-        cargo.args(["build", "--release", "--package", "mainstay-agent"]).current_dir(places::root());
-        command::run(&mut cargo)
-    })?;
+    build::release(story)?;
     let venv = venv::ensure(story)?;
     wheel::install(story, &venv)?;
     Ok(venv)
@@ -121,7 +117,7 @@ impl Run {
 
     /// The launcher with the training script, as a person would start it.
     fn job(&self, venv: &Venv, args: &Args) -> Result<Job> {
-        let mut command = Command::new(places::mainstay("release"));
+        let mut command = Command::new(places::release_mainstay());
         command
             .args(["run", "--nproc-per-node", "2", "--max-restarts", "3", "--log-dir"])
             .arg(&self.logs)
