@@ -1,5 +1,6 @@
 //! The project's own commands: `cargo xtask demo | test | lint | bench | wheel`.
 
+mod bench;
 mod build;
 mod check;
 mod command;
@@ -35,6 +36,8 @@ enum Task {
     Test(test::Args),
     /// Check formatting, lints, licences and the systemd files only.
     Lint,
+    /// Measure: heartbeat, agent, detect, restart, build.
+    Bench(bench::Args),
     /// Build the Python package into target/wheels and install it into target/venv.
     Wheel,
 }
@@ -59,6 +62,7 @@ fn run(task: Task) -> Result<ExitCode> {
             lint::systemd(&mut checks);
             Ok(if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
+        Task::Bench(args) => bench::run(&args),
         Task::Wheel => {
             let story = say::Story::begin();
             let venv = venv::ensure(&story)?;
