@@ -116,7 +116,7 @@ fn pytest(python: Option<&Venv>) -> Result<Verdict> {
     let mut pytest = Command::new(venv.python());
     // From a folder without sources, so that what is imported is the installed wheel.
     pytest
-        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
+        .args(["-m", "pytest", "-p", "no:cacheprovider"])
         .arg(&tests)
         .current_dir(places::target())
         .env("MAINSTAY_BIN", places::mainstay("debug"));

@@ -39,6 +39,8 @@ pub struct Kill {
 pub struct Job {
     launcher: Child,
     log: PathBuf,
+    /// The folder below which the launcher has its run.
+    logs: PathBuf,
     journal: Follower,
     steps: u64,
     attempt: Option<Attempt>,
@@ -60,10 +62,12 @@ impl Job {
             .stdin(Stdio::null())
             .spawn()
             .with_context(|| format!("starting {}", command::words(&command)))?;
+        let logs = logs.canonicalize().with_context(|| format!("resolving {}", logs.display()))?;
         Ok(Self {
             launcher,
             log,
-            journal: Follower::new(logs),
+            journal: Follower::new(&logs),
+            logs,
             steps: args.steps,
             attempt: None,
             step: 0,
@@ -166,7 +170,7 @@ impl Job {
     fn ask_api(&mut self) {
         let mut ask = Command::new(places::release_mainstay());
         let Ok(answer) = command::output(ask.args(["status", "--json"])) else { return };
-        let ranks = status::ranks(&answer);
+        let ranks = status::ranks(&answer, &self.logs);
         if ranks.is_empty() {
             return;
         }
