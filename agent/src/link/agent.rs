@@ -28,6 +28,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long an agent may take to answer the first message.
 const WELCOME_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long an agent may take to say goodbye; the launcher waits for that at its end.
+pub const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
 /// Messages that may wait for the agent.
 const QUEUE: usize = 4096;
 
@@ -85,7 +88,10 @@ pub async fn keep(sockets: Vec<PathBuf>, job: JobId, events: mpsc::Sender<LinkEv
                 }
             }
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::select! {
+            () = events.closed() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
     }
 }
 
@@ -111,18 +117,29 @@ async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) 
     loop {
         tokio::select! {
             order = to_report.recv() => match order {
-                // The launcher let go: it is done, or its queue was full.
-                None if events.is_closed() => return Ok(()),
-                None => return Err(Broken::After(anyhow::anyhow!("it did not keep up"))),
+                // The launcher let go, with all it had to say taken from its queue: it is done, or its queue
+                // was full.
+                None => {
+                    take_leave(to_agent, incoming).await;
+                    let done = events.is_closed();
+                    return if done { Ok(()) } else { Err(Broken::After(anyhow::anyhow!("it did not keep up"))) };
+                }
                 Some(order) => send(&to_agent, order).map_err(Broken::After)?,
             },
             message = incoming.message() => match message {
                 Ok(Some(message)) => receive(message, events).await.map_err(Broken::After)?,
                 Ok(None) => return Err(Broken::After(anyhow::anyhow!("it closed the connection"))),
-                Err(status) => return Err(Broken::After(anyhow::anyhow!("{}", status.message()))),
+                Err(_) => return Err(Broken::After(anyhow::anyhow!("its connection broke"))),
             },
         }
     }
+}
+
+/// Ends the link in order: what was sent arrives before the agent closes its side.
+async fn take_leave(to_agent: mpsc::Sender<v1::FromLauncher>, mut incoming: tonic::Streaming<v1::FromAgent>) {
+    drop(to_agent);
+    let closed = async { while let Ok(Some(_)) = incoming.message().await {} };
+    let _ = tokio::time::timeout(LEAVE_WITHIN, closed).await;
 }
 
 async fn greet(
