@@ -1,0 +1,1 @@
+//! The document says what the code does.
