@@ -110,8 +110,7 @@ def _leave_note(kind, value, traceback) -> None:
             stream.flush()
         except Exception:
             pass
-    sort = "interrupt" if issubclass(kind, KeyboardInterrupt) else "exception"
-    _native.exit_note(sort, _full_name(kind), _message(value), _formatted(kind, value, traceback))
+    _native.exit_note(_full_name(kind), _message(value), _formatted(kind, value, traceback))
     _noted = True
 
 

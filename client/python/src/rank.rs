@@ -2,8 +2,9 @@
 
 use std::sync::OnceLock;
 
-use mainstay_client::{Client, Note};
+use mainstay_client::{Client, ExitKind, Note};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 static CLIENT: OnceLock<Client> = OnceLock::new();
 
@@ -18,7 +19,7 @@ pub fn client() -> Option<&'static Client> {
 /// A second call changes nothing: a process is one rank for its whole life.
 #[pyfunction]
 fn open() -> bool {
-    CLIENT.get_or_init(Client::from_env).is_active()
+    CLIENT.get_or_init(|| Client::from_env_as("python")).is_active()
 }
 
 /// Why a page that the environment names is not used, in words; `None` when there is nothing to complain of.
@@ -27,14 +28,24 @@ fn refusal() -> Option<String> {
     client()?.refusal().map(|error| error.to_string())
 }
 
-/// Leaves the reason of this process's end in the page. False when there is no page to leave it in.
+/// Leaves the uncaught exception that ends this process in the page. False when there is no page to leave it in.
+///
+/// Lone surrogates, which a message may hold and UTF-8 cannot, are replaced.
 #[pyfunction]
-fn exit_note(kind: &str, exception: &str, message: &str, traceback: &str) -> bool {
-    let _ = kind;
+fn exit_note(
+    exception: &Bound<'_, PyString>,
+    message: &Bound<'_, PyString>,
+    traceback: &Bound<'_, PyString>,
+) -> bool {
     let Some(client) = client().filter(|client| client.is_active()) else {
         return false;
     };
-    client.exit_note(&Note { kind, exception, message, traceback });
+    client.exit_note(&Note {
+        kind: ExitKind::Exception,
+        exception: &exception.to_string_lossy(),
+        message: &message.to_string_lossy(),
+        traceback: &traceback.to_string_lossy(),
+    });
     true
 }
 
