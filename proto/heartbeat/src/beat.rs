@@ -124,10 +124,18 @@ pub(crate) fn publish(words: Words<'_>) {
 }
 
 /// The number of the newest whole beat: where a new claimant's numbering goes on, so that no number ever comes twice.
+/// Numbers that nobody could have counted up to are swept away, lest the next ones wrap and look old.
 pub(crate) fn newest_number(words: Words<'_>) -> u64 {
-    let whole =
-        [0, 1].map(|index| words.load(slot_at(index) + slot::SEQUENCE)).into_iter().filter(|&s| is_whole(s));
-    whole.max().unwrap_or(0) / 2
+    let mut newest = 0;
+    for at in [0, 1].map(slot_at) {
+        let sequence = words.load(at + slot::SEQUENCE);
+        if sequence > BEYOND_COUNTING {
+            words.store(at + slot::SEQUENCE, 0);
+        } else if is_whole(sequence) {
+            newest = newest.max(sequence / 2);
+        }
+    }
+    newest
 }
 
 #[inline(always)]

@@ -85,6 +85,9 @@ pub(crate) const SPENT: usize = 1152;
 /// The beat being prepared: the same fields as a slot, its sequence word unused.
 pub(crate) const DRAFT: usize = 1280;
 
+/// Thousands of years of beats: no honest number in the page is larger.
+pub(crate) const BEYOND_COUNTING: u64 = 1 << 62;
+
 // Beat slots, 2048..2560.
 pub(crate) const SLOTS: usize = 2048;
 pub(crate) const SLOT_COUNT: usize = 2;

@@ -12,7 +12,7 @@ use crate::collective::{self, Collective};
 use crate::error::LayoutError;
 use crate::layout::*;
 use crate::note::{self, Note};
-use crate::page::check;
+use crate::page::{Page, check};
 use crate::record::record_at;
 use crate::section::{self, SectionId};
 use crate::words::{PageWords, Words};
@@ -80,6 +80,12 @@ impl<'m> Writer<'m> {
         Ok(Self { words: Words(words) })
     }
 
+    /// The same page, to read.
+    #[must_use]
+    pub fn page(&self) -> Page<'m> {
+        Page { words: self.words }
+    }
+
     /// Claims the page for this process, or joins this process's own claim.
     ///
     /// The caller has made sure that no other living process writes the page, so a lock held under another key is a
@@ -120,18 +126,24 @@ impl<'m> Writer<'m> {
     #[inline]
     #[must_use]
     pub fn try_write(&self, key: u64) -> Option<Writing<'m>> {
-        if self.words.exchange(LOCK, 0, key).is_ok() {
-            return Some(Writing { words: self.words });
-        }
-        self.try_again(key)
+        self.try_once(key).or_else(|| self.try_again(key))
+    }
+
+    /// Takes the page under the claimant's key if nobody has it in this instant; a failure is not counted.
+    #[inline]
+    #[must_use]
+    pub fn try_once(&self, key: u64) -> Option<Writing<'m>> {
+        self.words.exchange(LOCK, 0, key).is_ok().then(|| Writing { words: self.words })
     }
 
     #[cold]
     fn try_again(&self, key: u64) -> Option<Writing<'m>> {
         for _ in 0..TRIES {
             std::hint::spin_loop();
-            if self.words.load(LOCK) == 0 && self.words.exchange(LOCK, 0, key).is_ok() {
-                return Some(Writing { words: self.words });
+            if self.words.load(LOCK) == 0
+                && let Some(writing) = self.try_once(key)
+            {
+                return Some(writing);
             }
         }
         self.words.count_one(SKIPPED);
@@ -180,6 +192,9 @@ impl Writing<'_> {
         }
         words.store(DRAFT + slot::CLAIM, claims);
         words.store(PUBLISHED, beat::newest_number(words));
+        if words.load(RING_HEAD) > BEYOND_COUNTING {
+            words.store(RING_HEAD, 0);
+        }
         words.store(STEP_START_NS, now_ns);
         words.store(SPENT_COUNT, 0);
         words.store(SPENT_FLAGS, given::FIRST);
