@@ -110,10 +110,12 @@ pub fn measure(value: &Bound<'_, PyAny>) -> PyResult<f64> {
 }
 
 /// What is wrong with an argument, in words, after [`unsigned`] or [`measure`] refused it.
-pub fn complaint(py: Python<'_>, value: &Bound<'_, PyAny>, error: &PyErr) -> String {
+pub fn complaint(py: Python<'_>, error: &PyErr) -> String {
     if error.is_instance_of::<PyOverflowError>(py) {
         return "it does not fit: a whole number from 0 to 2**64-1 is needed".to_owned();
     }
-    let kind = value.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
-    format!("{kind}: {}", error.value(py))
+    match error.value(py).str() {
+        Ok(text) => text.to_string_lossy().into_owned(),
+        Err(_) => "it cannot be read as a number".to_owned(),
+    }
 }

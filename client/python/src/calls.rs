@@ -174,8 +174,7 @@ fn read<T>(
     match how(value) {
         Ok(read) => Ok(Some(read)),
         Err(error) => {
-            let text =
-                format!("mainstay.step: {name} was left out: {}", arguments::complaint(py, value, &error));
+            let text = format!("mainstay.step: {name} was left out: {}", arguments::complaint(py, &error));
             warn::unless_users_own(py, error)?;
             warn::once(py, mistake, &text)?;
             Ok(None)

@@ -54,6 +54,7 @@ impl Section {
             Ok(function) if function.is_callable() => {
                 py.import("mainstay._section")?.call_method1("around", (this, function))
             }
+            Ok(other) if rank::client().is_none() => Ok(other),
             Ok(other) => {
                 warn::once(
                     py,
