@@ -268,19 +268,23 @@ def _open_state(manifest: dict, shard: str) -> BinaryIO:
 def _open_own(path: str) -> BinaryIO:
     """Opens a regular file that is this user's own: reading a state runs code that the file names."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open(path, "rb", buffering=1 << 20, opener=_without_following)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(error.errno, os.strerror(error.errno), path) from None
         raise Damaged(f"{path} cannot be opened: {os.strerror(error.errno)}") from None
-    found = os.fstat(descriptor)
+    found = os.fstat(file.fileno())
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return file
+    file.close()
     if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
         raise Damaged(f"{path} is not a regular file")
-    if found.st_uid != os.geteuid():
-        os.close(descriptor)
-        raise Damaged(f"{path} belongs to uid {found.st_uid} and this process is uid {os.geteuid()}; it is not loaded")
-    return open(descriptor, "rb", closefd=True, buffering=1 << 20)
+    raise Damaged(f"{path} belongs to uid {found.st_uid} and this process is uid {os.geteuid()}; it is not loaded")
+
+
+def _without_following(path: str, flags: int) -> int:
+    # Neither through a link, nor waiting for the other end of a FIFO.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def clear_aside(directory: str, rank: int) -> None:

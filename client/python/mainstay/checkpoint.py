@@ -215,13 +215,13 @@ def _told(error: Exception) -> str:
 
 
 _SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
 def _advice(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in _SPACE:
         return f"Free some space there, or set {_DIRECTORY} to a larger disk."
-    if isinstance(error, OSError) and error.errno in _PERMISSION:
+    if isinstance(error, OSError) and error.errno in _PLACE:
         return f"Make it a directory that uid {os.geteuid()} may write, or set {_DIRECTORY} to another."
     if isinstance(error, (OSError, _Setting)):
         return ""

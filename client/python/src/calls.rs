@@ -38,23 +38,34 @@ macro_rules! entry {
                 let py = Python::assume_attached();
                 (py, Call::new(py, values, positional, names))
             };
-            let outcome = catch_unwind(AssertUnwindSafe(|| $body(py, this, &call))).unwrap_or_else(|_| {
-                warn::once(
-                    py,
-                    Mistake::Panic,
-                    "mainstay: a heartbeat call failed inside; training is not affected",
-                )?;
-                Ok(py.None())
-            });
-            match outcome {
-                Ok(object) => object.into_ptr(),
-                Err(error) => {
-                    error.restore(py);
-                    ptr::null_mut()
-                }
+            match catch_unwind(AssertUnwindSafe(|| $body(py, this, &call))) {
+                Ok(Ok(object)) => object.into_ptr(),
+                Ok(Err(error)) => passed_on(error),
+                Err(_) => panicked(),
             }
         }
     };
+}
+
+/// The end of a call that an exception came through: None if it is no business of training, else the exception.
+#[cold]
+fn passed_on(error: PyErr) -> *mut PyObject {
+    Python::attach(|py| match warn::unless_users_own(py, error) {
+        Ok(()) => py.None().into_ptr(),
+        Err(error) => {
+            error.restore(py);
+            ptr::null_mut()
+        }
+    })
+}
+
+#[cold]
+fn panicked() -> *mut PyObject {
+    let text = "mainstay: a heartbeat call failed inside; training is not affected";
+    match Python::attach(|py| warn::once(py, Mistake::Panic, text).map(|()| py.None())) {
+        Ok(none) => none.into_ptr(),
+        Err(error) => passed_on(error),
+    }
 }
 
 entry!(step_entry, step);
@@ -83,13 +94,13 @@ fn step(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult
         } else if value.is_none() {
             // An optional measure that is absent this time.
         } else if spells(&name, c"loss") {
-            measures.loss = read(py, "loss", Mistake::Loss, &value, arguments::measure)?;
+            measures.loss = read("loss", Mistake::Loss, &value, arguments::measure)?;
             measured = true;
         } else if spells(&name, c"grad_norm") {
-            measures.grad_norm = read(py, "grad_norm", Mistake::GradNorm, &value, arguments::measure)?;
+            measures.grad_norm = read("grad_norm", Mistake::GradNorm, &value, arguments::measure)?;
             measured = true;
         } else if spells(&name, c"digest") {
-            measures.digest = read(py, "digest", Mistake::Digest, &value, arguments::unsigned)?;
+            measures.digest = read("digest", Mistake::Digest, &value, arguments::unsigned)?;
             measured = true;
         } else {
             let text = format!(
@@ -106,7 +117,7 @@ fn step(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult
         )?;
         return Ok(py.None());
     };
-    if let Some(number) = read(py, "step", Mistake::StepNumber, &number, arguments::unsigned)? {
+    if let Some(number) = read("step", Mistake::StepNumber, &number, arguments::unsigned)? {
         if measured {
             client.step_with(number, measures);
         } else {
@@ -165,7 +176,6 @@ fn exit(py: Python<'_>, this: *mut PyObject, _call: &Call<'_, '_>) -> PyResult<P
 /// Reads one argument of `mainstay.step`; one that cannot be read is warned of and left out.
 #[inline]
 fn read<T>(
-    py: Python<'_>,
     name: &str,
     mistake: Mistake,
     value: &Bound<'_, PyAny>,
@@ -173,13 +183,19 @@ fn read<T>(
 ) -> PyResult<Option<T>> {
     match how(value) {
         Ok(read) => Ok(Some(read)),
-        Err(error) => {
-            let text = format!("mainstay.step: {name} was left out: {}", arguments::complaint(py, &error));
-            warn::unless_users_own(py, error)?;
-            warn::once(py, mistake, &text)?;
-            Ok(None)
-        }
+        Err(error) => left_out(name, mistake, error).map(|()| None),
     }
+}
+
+/// Attached by PyO3's own count, as [`passed_on`] is: these calls come straight from CPython, and without it PyO3 would
+/// keep the exceptions dropped here until something else attaches.
+#[cold]
+fn left_out(name: &str, mistake: Mistake, error: PyErr) -> PyResult<()> {
+    Python::attach(|py| {
+        let text = format!("mainstay.step: {name} was left out: {}", arguments::complaint(py, &error));
+        warn::unless_users_own(py, error)?;
+        warn::once(py, mistake, &text)
+    })
 }
 
 /// The definition that CPython keeps a pointer to for as long as the process lives, hence leaked.

@@ -89,7 +89,12 @@ pub fn named(py: Python<'_>, name: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyA
     let known = KNOWN.get_or_init(py, || PyDict::new(py).unbind()).bind(py);
     match known.get_item(name) {
         Ok(Some(section)) => Ok(section.unbind()),
-        _ => make(py, known, name),
+        Ok(None) => make(py, known, name),
+        Err(error) => {
+            // A subclass of str whose hash fails; attached as in `calls`, so that the exception is freed here.
+            Python::attach(|py| warn::unless_users_own(py, error))?;
+            make(py, known, name)
+        }
     }
 }
 
