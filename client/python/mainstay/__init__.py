@@ -14,9 +14,9 @@ nothing and cost next to nothing. None of them ever raises or blocks: a wrong ar
 from __future__ import annotations
 
 from . import _hooks
-from ._native import active, beat, section, step
+from ._native import __version__, active, beat, section, step
 
-__all__ = ["active", "beat", "checkpoint", "section", "status", "step"]
+__all__ = ["__version__", "active", "beat", "checkpoint", "section", "status", "step"]
 
 _hooks.start()
 

@@ -1,6 +1,7 @@
 from os import PathLike
 from typing import Any, Callable, Optional, SupportsFloat, SupportsIndex, Tuple, TypeVar
 
+__version__: str
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 def step(

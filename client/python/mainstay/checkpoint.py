@@ -1,4 +1,4 @@
-"""Local checkpoints: each rank saves its state here on the host, and a restarted job goes on from the newest whole step.
+"""Local checkpoints: each rank saves its state on its host, and a restarted job goes on from the newest whole step.
 
     start = 0
     saved = mainstay.checkpoint.load()
@@ -27,7 +27,7 @@ import time
 import warnings
 from typing import Any, NamedTuple, Optional
 
-from . import _seal
+from . import _native, _seal
 
 __all__ = ["latest", "load", "save"]
 
@@ -140,7 +140,7 @@ def _take_one(place: _Place, step: int):
 
 def _serialisation(state: Any):
     """How `state` is written: by torch where the script uses it, by pickle otherwise."""
-    software = {"python": ".".join(map(str, sys.version_info[:3]))}
+    software = {"mainstay": _native.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
     facts = {"created_unix_s": int(time.time()), "software": software}
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "save"):
@@ -199,7 +199,8 @@ def _quietly(action, *arguments) -> None:
 
 
 def _skipped(call: str, step: int, damage: Exception) -> str:
-    return f"mainstay.checkpoint.{call}: step {step} is skipped: {damage}; an older whole step is offered if there is one"
+    then = "an older whole step is offered if there is one"
+    return f"mainstay.checkpoint.{call}: step {step} is skipped: {damage}; {then}"
 
 
 def _where(directory: Optional[str]) -> str:

@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     calls::add_to(module)?;
     section::add_to(module)?;
     rank::add_to(module)?;

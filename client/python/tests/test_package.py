@@ -21,7 +21,8 @@ VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
 
 def interpreter(version: str):
     """A Python of that version on this machine, or None."""
-    for found in [shutil.which(f"python{version}"), *glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))]:
+    built = glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))
+    for found in [shutil.which(f"python{version}"), *built]:
         # A shim may be there for a version that is not.
         asked = found and subprocess.run([found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
                                          capture_output=True, text=True)
