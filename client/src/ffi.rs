@@ -174,6 +174,8 @@ pub extern "C" fn mainstay_close() {
     with_client(Client::close);
 }
 
+/// A text argument; NULL is an empty one.
+///
 /// # Safety
 /// `text` is NULL or points to a string that ends in a zero byte.
 unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> {
@@ -182,4 +184,14 @@ unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> {
     }
     // SAFETY: not null, and a string by the caller's promise.
     unsafe { CStr::from_ptr(text) }.to_string_lossy()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_does_not_cross_into_c() {
+        assert_eq!(guarded(|| -> c_int { panic!("a defect of ours") }), 0);
+    }
 }

@@ -56,7 +56,7 @@ pub(crate) const CREATOR_PID: usize = 304;
 pub(crate) const CREATED_NS: usize = 312;
 pub(crate) const JOB_LENGTH: usize = 320;
 pub(crate) const JOB: usize = 328;
-/// The longest job id, in bytes; a longer one is cut by [`crate::format`].
+/// The longest job id, in bytes; a longer one is cut by [`crate::format()`].
 pub const JOB_BYTES: usize = 64;
 
 // Claimant's zone, 512..768.

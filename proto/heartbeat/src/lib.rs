@@ -1,6 +1,6 @@
 //! The heartbeat page: one small shared file per rank, through which training says how it goes.
 //!
-//! The launcher or agent [`format`]s a page and publishes it as a file on tmpfs. The client inside the rank maps it
+//! The launcher or agent makes a page with [`format()`] and publishes it as a file on tmpfs. The client inside the rank maps it
 //! and writes through a [`Writer`]; anyone else maps it read-only and looks through a [`Page`]. There is no other
 //! channel: no socket, no reply, nothing that either side could wait for.
 //!

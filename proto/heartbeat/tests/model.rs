@@ -7,7 +7,7 @@ use mainstay_heartbeat::layout::{
     COLLECTIVE_ENTRIES, NAME_ENTRIES, RECORD_SECTIONS, RING_RECORDS, SECTION_DEPTH, TRACEBACK_BYTES,
 };
 use mainstay_heartbeat::{
-    Claim, Collective, Counters, ExitKind, Measures, Note, Page, SectionId, StepRecord, Writer,
+    Claim, Claiming, Collective, Counters, ExitKind, Measures, Note, Page, SectionId, StepRecord, Writer,
 };
 use proptest::prelude::*;
 use support::{fresh, process};
@@ -339,4 +339,26 @@ fn the_creators_words_are_read_as_they_were_given() {
     assert_eq!((identity.attempt, identity.boot_id), (2, spec.boot_id));
     assert_eq!((identity.creator_pid, identity.created_mono_ns), (99, 5));
     assert_eq!(Page::new(&words).unwrap().section_name(SectionId::OTHER).as_deref(), Some("other"));
+}
+
+#[test]
+fn a_second_copy_of_the_client_joins_its_process_and_a_new_program_image_does_not() {
+    let words = fresh();
+    let (page, first, second) =
+        (Page::new(&words).unwrap(), Writer::new(&words).unwrap(), Writer::new(&words).unwrap());
+    let who = process(1);
+    assert!(first.claim(1, &who));
+    first.try_write(who.key()).unwrap().enter(2, SectionId::new(1));
+    // Say, one copy in a Python extension and one in a C library.
+    assert!(second.claim(3, &Claiming { language: "c", ..who }));
+    second.try_write(who.key()).unwrap().step(4, 10, Measures::default());
+    let beat = page.beat().unwrap();
+    assert_eq!((beat.claim, beat.count, beat.depth, beat.step), (1, 2, 1, Some(10)));
+
+    // The process executes another program: same pid, same start, nothing of the old state.
+    let next = Claiming { image: who.image + 1, ..who };
+    assert!(first.claim(5, &next));
+    first.try_write(next.key()).unwrap().beat(6);
+    let beat = page.beat().unwrap();
+    assert_eq!((beat.claim, beat.count, beat.depth, beat.step), (2, 1, 0, None));
 }
