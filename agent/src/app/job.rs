@@ -88,24 +88,22 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let stop = CancellationToken::new();
     let served = serve(&places, &board, stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);
-    let link = plan.look_for_agent.then(|| {
-        let sockets = match plan.agent_socket {
-            Some(socket) => vec![socket],
-            None => usual::agent_sockets(geteuid().as_raw(), &usual::environment),
-        };
-        tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender))
-    });
+    let sockets = match plan.agent_socket {
+        _ if !plan.look_for_agent => Vec::new(),
+        Some(socket) => vec![socket],
+        None => usual::agent_sockets(geteuid().as_raw(), &usual::environment),
+    };
+    let agent_expected = sockets.iter().any(|socket| socket.exists());
+    let link = tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
-    let outside = Outside { link_events, host, signals };
+    let outside = Outside { link_events, agent_expected, host, signals };
     let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal);
     let (exit, summary) = launcher.run(outside).await;
     drop(sensing);
-    if let Some(link) = link {
-        // The agent hears of the end before the launcher's process is gone.
-        let _ = tokio::time::timeout(link::agent::LEAVE_WITHIN, link).await;
-    }
+    // The agent hears of the end before the launcher's process is gone.
+    let _ = tokio::time::timeout(link::agent::LEAVE_WITHIN, link).await;
 
     write_summary(&places.run_dir, &summary);
     notice::say(&last_words(&places.job, &summary));

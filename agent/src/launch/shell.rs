@@ -42,6 +42,8 @@ const RULING_WITHIN: Duration = Duration::from_millis(250);
 pub struct Outside {
     /// From the agent's link.
     pub link_events: mpsc::Receiver<LinkEvent>,
+    /// Whether a socket of an agent was there at the start.
+    pub agent_expected: bool,
     /// From the host's sensing.
     pub host: mpsc::Receiver<Judged>,
     /// Signals to the launcher.
@@ -136,7 +138,7 @@ impl Launcher {
         loop {
             self.carry_out(&ended_sender).await;
             if let Some(exit) = self.exit {
-                return self.end(exit).await;
+                return self.end(exit, outside).await;
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
             let ruling_until = self.ruling_until;
@@ -439,7 +441,14 @@ impl Launcher {
         sent
     }
 
-    async fn end(mut self, exit: i32) -> (i32, Summary) {
+    async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary) {
+        if outside.agent_expected && self.agent.is_none() {
+            // A job that was over at once: the agent is to hear of it all the same.
+            let found = tokio::time::timeout(RULING_WITHIN, outside.link_events.recv()).await;
+            if let Ok(Some(event)) = found {
+                self.link(event);
+            }
+        }
         self.terminal.flush(Duration::from_millis(500));
         self.sample();
         self.board.sync();
