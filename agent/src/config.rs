@@ -23,6 +23,7 @@ pub use paths::Environment;
 
 use layers::Layers;
 
+use crate::source::host::Roots;
 use crate::store::journal::Limits;
 
 settings! {
@@ -147,6 +148,12 @@ impl Config {
     /// The journal's limits in the store's terms.
     pub fn journal_limits(&self) -> Limits {
         Limits { segment_bytes: self.journal.segment_size.0, total_bytes: self.journal.max_size.0 }
+    }
+
+    /// Where the host is read, in the source's terms.
+    pub fn host_roots(&self) -> Roots {
+        let HostConfig { proc_root, sys_root, fstab, .. } = &self.host;
+        Roots { proc: proc_root.clone(), sys: sys_root.clone(), fstab: fstab.clone() }
     }
 
     /// Where the journal is.
