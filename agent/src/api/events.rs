@@ -1,15 +1,18 @@
 //! `mainstay.v1.EventService`: the journal as a list and as a stream that resumes by cursor.
 
+use std::future::pending;
+
 use mainstay_proto::v1::event_service_server::EventService;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
     Event, EventFilter, Gap, ListEventsRequest, ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
 };
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::convert::event as convert;
-use super::stream::{Answers, Caller, End, answer};
+use super::stream::{Answers, Caller, End, answer, stopping};
 use crate::board::BoardReader;
 use crate::store::journal::Read;
 
@@ -73,7 +76,7 @@ impl EventService for Events {
         not_ahead(&board, cursor)?;
         let filter = request.filter.unwrap_or_default();
         let stop = self.0.stop.clone();
-        Ok(Response::new(answer(stop, move |caller| watch(board, cursor, filter, caller))))
+        Ok(Response::new(answer(pending(), move |caller| watch(board, cursor, filter, stop, caller))))
     }
 }
 
@@ -81,6 +84,7 @@ async fn watch(
     mut board: BoardReader,
     mut cursor: u64,
     filter: EventFilter,
+    stop: CancellationToken,
     caller: Caller<WatchEventsResponse>,
 ) -> End {
     loop {
@@ -98,8 +102,11 @@ async fn watch(
         }
         // What lies before `newest` and was not read now is damaged and will not become readable.
         cursor = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
-        if !board.newer_than(cursor).await {
-            return End::board_gone();
+        // Before a server stops it tells what has happened: a launcher's last entry is how its job ended.
+        tokio::select! {
+            biased;
+            newer = board.newer_than(cursor) => if !newer { return End::board_gone() },
+            () = stop.cancelled() => return stopping().into(),
         }
     }
 }

@@ -59,7 +59,9 @@ impl Health for GrpcHealth {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let service = request.into_inner().service;
         let read = self.0.clone();
-        Ok(Response::new(answer(read.stop.clone(), move |caller| watch(read, service, caller))))
+        Ok(Response::new(answer(read.stop.clone().cancelled_owned(), move |caller| {
+            watch(read, service, caller)
+        })))
     }
 }
 

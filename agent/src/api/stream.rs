@@ -4,7 +4,6 @@ use std::future::Future;
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 /// What a streaming method returns.
@@ -48,8 +47,17 @@ impl From<Status> for End {
     }
 }
 
-/// Runs `tell` until it ends, the caller leaves, or the server stops.
-pub(super) fn answer<T, F>(stop: CancellationToken, tell: impl FnOnce(Caller<T>) -> F) -> Answers<T>
+/// What a caller learns when the server stops.
+pub(super) fn stopping() -> Status {
+    Status::unavailable("the server is stopping; ask again from where you are")
+}
+
+/// Runs `tell` until it ends, the caller leaves, or `stop` comes true. A stream that has to tell all there is before
+/// it stops looks at the stop itself, and gives one that never comes here.
+pub(super) fn answer<T, F>(
+    stop: impl Future<Output = ()> + Send + 'static,
+    tell: impl FnOnce(Caller<T>) -> F,
+) -> Answers<T>
 where
     T: Send + 'static,
     F: Future<Output = End> + Send + 'static,
@@ -60,9 +68,7 @@ where
         let last = tokio::select! {
             end = telling => end,
             () = sender.closed() => End::Left,
-            () = stop.cancelled() => {
-                End::Failed(Status::unavailable("the server is stopping; ask again from where you are"))
-            }
+            () = stop => End::Failed(stopping()),
         };
         if let End::Failed(status) = last {
             // A caller that does not read its stream learns from the end of the connection.
