@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::plan::bare;
+use crate::plan::{self, bare};
 use crate::stage::Stage;
 use crate::waiting::{self, Waiting};
 use crate::{processes, program, story};
@@ -89,6 +89,11 @@ impl Agent {
             let of_job = entry.job.as_ref().is_some_and(|id| id.0 == job);
             matches!(&entry.body, Body::Fact(fact) if of_job && is(fact)).then_some(())
         });
+    }
+
+    /// What `mainstay status --json` tells at its socket, with the exit status.
+    pub fn status(&self, stage: &Stage) -> (Option<i32>, Value) {
+        plan::status(stage, &self.socket)
     }
 
     /// What `mainstay events --json` tells of a job.

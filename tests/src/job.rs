@@ -5,7 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Child;
 
 use mainstay_core::entry::{Body, Entry, Fact};
 use nix::sys::signal::{Signal, kill};
@@ -13,10 +13,10 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::end::End;
-use crate::plan::bare;
+use crate::plan;
 use crate::stage::Stage;
 use crate::waiting::{self, Waiting};
-use crate::{processes, program, story};
+use crate::{processes, story};
 
 /// A launcher with its ranks.
 #[derive(Debug)]
@@ -132,12 +132,7 @@ impl Job {
 
     /// What `mainstay status --json` tells at the launcher's socket, with the exit status.
     pub fn status(&self, stage: &Stage) -> (Option<i32>, Value) {
-        let mut status = Command::new(program::mainstay());
-        let told = bare(&mut status, stage).args(["status", "--json", "--socket"]).arg(&self.socket).output();
-        let told = told.expect("mainstay can be started");
-        let text = String::from_utf8_lossy(&told.stdout);
-        let value = serde_json::from_str(&text);
-        (told.status.code(), value.unwrap_or_else(|error| panic!("{error}: {text}")))
+        plan::status(stage, &self.socket)
     }
 
     /// Kills the launcher and waits until nothing of the job is left.

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use serde_json::Value;
+
 use crate::agent::Agent;
 use crate::job::Job;
 use crate::program;
@@ -139,4 +141,14 @@ pub(crate) fn bare<'c>(command: &'c mut Command, stage: &Stage) -> &'c mut Comma
         // Scripts of the scenarios need no compiled copies, and several ranks would write them at once.
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .current_dir(stage.work())
+}
+
+/// What `mainstay status --json` tells at a socket, with the exit status.
+pub(crate) fn status(stage: &Stage, socket: &Path) -> (Option<i32>, Value) {
+    let mut status = Command::new(program::mainstay());
+    let told = bare(&mut status, stage).args(["status", "--json", "--socket"]).arg(socket).output();
+    let told = told.expect("mainstay can be started");
+    let text = String::from_utf8_lossy(&told.stdout);
+    let value = serde_json::from_str(&text);
+    (told.status.code(), value.unwrap_or_else(|error| panic!("{error}: {text}")))
 }

@@ -12,7 +12,11 @@ pub fn mainstay() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own file");
     let debug = test.ancestors().nth(2).expect("tests lie in target/debug/deps");
     let program = debug.join("mainstay");
-    assert!(program.exists(), "{} is missing: `cargo build` makes it, or set MAINSTAY_BIN", program.display());
+    assert!(
+        program.exists(),
+        "{} is missing: `cargo build` makes it, or set MAINSTAY_BIN",
+        program.display()
+    );
     program
 }
 

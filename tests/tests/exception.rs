@@ -31,9 +31,9 @@ if ATTEMPT == 0:
     let end = job.end();
     end.assert_status(0);
     let raised = end.story.iter().position(|entry| matches!(entry.body, Body::Fact(Fact::RankRaised { .. })));
-    let exited = end.story.iter().position(
-        |entry| matches!(entry.body, Body::Fact(Fact::RankExited { rank: Rank(1), attempt: Attempt(0), .. })),
-    );
+    let exited = end.story.iter().position(|entry| {
+        matches!(entry.body, Body::Fact(Fact::RankExited { rank: Rank(1), attempt: Attempt(0), .. }))
+    });
     assert!(raised.expect("an exit note") < exited.expect("an end"), "{end}");
     let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
     assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(3)), "{end}");

@@ -15,7 +15,8 @@ fn all_ranks_done_is_status_0() {
 #[test]
 fn an_exit_code_is_passed_on() {
     let stage = Stage::new();
-    let end = stage.sh(r#"[ "$RANK" = 1 ] && exit 7; work"#).ranks(2).options("--max-restarts 0").start().end();
+    let end =
+        stage.sh(r#"[ "$RANK" = 1 ] && exit 7; work"#).ranks(2).options("--max-restarts 0").start().end();
     end.assert_status(7);
     let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
     assert_eq!((verdict.culprit, &verdict.cause), (Some(Rank(1)), &Cause::ExitCode { code: 7 }));

@@ -2,7 +2,7 @@
 //! with the launcher, however that ends.
 
 use mainstay_core::entry::Fact;
-use mainstay_tests::{Stage, processes, story};
+use mainstay_tests::{Job, Stage, processes, story};
 use nix::sys::signal::Signal;
 
 /// Each rank of the first attempt has a worker, a helper in a session of its own and a grandchild whose parent is
@@ -113,7 +113,7 @@ fn other_jobs_and_processes_beside_them_are_left_alone() {
     assert_eq!(end.summary().attempts, 1, "{end}");
 }
 
-fn children(job: &mainstay_tests::Job) -> Vec<i32> {
+fn children(job: &Job) -> Vec<i32> {
     let ready = (0..2).flat_map(|rank| NAMES.map(|name| format!("{name}.{rank}")));
     ready.map(|name| job.marked_pid(&name)).collect()
 }

@@ -26,7 +26,8 @@ fn a_log_directory_without_permission_is_named_with_its_option() {
     let stage = Stage::new();
     let locked = stage.work().join("locked");
     fs::create_dir(&locked).expect("a directory");
-    fs::set_permissions(&locked, std::os::unix::fs::PermissionsExt::from_mode(0o555)).expect("our own directory");
+    fs::set_permissions(&locked, std::os::unix::fs::PermissionsExt::from_mode(0o555))
+        .expect("our own directory");
     let options = format!("--log-dir {} --runtime-dir {}", locked.display(), stage.tmpfs().display());
     let mut plan = stage.sh("echo no").own_places().options(&options);
     if is_root() {
@@ -138,7 +139,8 @@ fn a_full_disk_for_the_logs_ends_no_job() {
         [ "$ATTEMPT" = 1 ] && exit 0
         [ "$RANK" = 1 ] && kill -KILL $$
         work"#;
-    let options = format!("--log-dir {} --rdzv-id small --runtime-dir {}", small.display(), stage.tmpfs().display());
+    let options =
+        format!("--log-dir {} --rdzv-id small --runtime-dir {}", small.display(), stage.tmpfs().display());
     let plan = stage.sh(script).ranks(2).own_places().options(&options).options("-r 3");
     let end = plan.under(&["unshare", "-m", "sh", "-c", &mount]).start().end();
     end.assert_status(0);

@@ -52,7 +52,8 @@ if ATTEMPT == 0:
 #[test]
 fn a_fixed_port_is_used_again_at_a_restart() {
     let stage = Stage::new();
-    let free = TcpListener::bind("[::]:0").and_then(|listener| listener.local_addr()).expect("a free port").port();
+    let free =
+        TcpListener::bind("[::]:0").and_then(|listener| listener.local_addr()).expect("a free port").port();
     let job = stage.python(STORE).ranks(2).options(&format!("--master-port {free}")).start();
     job.mark("met.0.0");
     job.mark("met.1.0");
@@ -67,8 +68,9 @@ fn a_fixed_port_is_used_again_at_a_restart() {
 #[test]
 fn jobs_that_run_at_once_have_ports_of_their_own() {
     let stage = Stage::new();
-    let jobs: Vec<_> =
-        (0..4).map(|_| stage.sh(r#"mark "up.$MAINSTAY_JOB_ID.$RANK"; wait_for end"#).ranks(2).start()).collect();
+    let jobs: Vec<_> = (0..4)
+        .map(|_| stage.sh(r#"mark "up.$MAINSTAY_JOB_ID.$RANK"; wait_for end"#).ranks(2).start())
+        .collect();
     let mut ports: Vec<u16> = jobs.iter().map(|job| job.attempt(0).port).collect();
     ports.sort_unstable();
     ports.dedup();

@@ -1,7 +1,7 @@
 //! A launcher that is asked to stop stops its ranks in order, and by force when they do not heed it.
 
 use mainstay_core::entry::{ExitStatus, Fact};
-use mainstay_tests::{Stage, story};
+use mainstay_tests::{Stage, processes, story};
 use nix::sys::signal::Signal;
 
 /// Saves in its handler, and ends with a status of its own.
@@ -74,9 +74,7 @@ fn a_rank_that_is_held_by_sigstop_is_stopped_in_order_too() {
     let started = job.attempt(0);
     for rank in 0..2 {
         job.mark(&format!("ready.{rank}"));
-        mainstay_tests::processes::wait_until("the rank is stopped", || {
-            mainstay_tests::processes::state(started.pids[&rank]) == Some('T')
-        });
+        processes::wait_until("the rank is stopped", || processes::state(started.pids[&rank]) == Some('T'));
     }
     job.signal(Signal::SIGTERM);
     let end = job.end();
