@@ -143,6 +143,28 @@ async fn pages_of_a_list_follow_each_other() {
 }
 
 #[tokio::test]
+async fn a_page_of_long_events_stays_below_what_callers_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    for _ in 0..12 {
+        server.fact(20, "demo", Fact::AgentLost { reason: "x".repeat(500_000) });
+    }
+    // This client takes 4 MiB, as clients do unless told otherwise.
+    let mut client = EventServiceClient::new(server.unix().await);
+    let (mut after_cursor, mut seen) = (0, 0);
+    loop {
+        let request = ListEventsRequest { after_cursor, limit: 1000, filter: None };
+        let page = client.list_events(request).await.unwrap().into_inner();
+        (after_cursor, seen) = (page.next_cursor, seen + page.events.len());
+        if page.caught_up {
+            break;
+        }
+    }
+    assert_eq!(seen, 12);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn filters_restrict_and_do_not_stop_the_cursor() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper_util::rt::TokioIo;
-use mainstay_agent::api::{self, About, Listeners, Mode, ServeError, UnixSocket};
+use mainstay_agent::api::{self, About, ListenError, Listeners, Mode, ServeError, UnixSocket};
 use mainstay_agent::board::Board;
-use mainstay_agent::store::journal::{Journal, Limits};
+use mainstay_agent::store::journal::{Journal, JournalError, Limits};
 use mainstay_core::entry::{Body, Fact, JobSpec, StartedRank};
 use mainstay_core::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, BootId, JobId, Pid, Rank};
@@ -45,11 +45,15 @@ impl Server {
     }
 
     pub async fn start_with(dir: &Path, limits: Limits, local: Routes) -> Server {
-        let journal = Journal::open(&dir.join("journal"), limits, BootId("boot".into())).unwrap();
+        let open = || Journal::open(&dir.join("journal"), limits, BootId("boot".into()));
+        let journal = once_free(open, |error| matches!(error, JournalError::Locked { .. }));
         let board = Board::open(journal).unwrap();
         let socket = dir.join("api.sock");
         let listeners = Listeners {
-            unix: Some(UnixSocket::bind(&socket, 0o600).unwrap()),
+            unix: Some(once_free(
+                || UnixSocket::bind(&socket, 0o600),
+                |error| matches!(error, ListenError::InUse { .. }),
+            )),
             grpc: Some(api::tcp("127.0.0.1:0").await.unwrap()),
             http: Some(api::tcp("127.0.0.1:0").await.unwrap()),
         };
@@ -135,6 +139,17 @@ impl Server {
     pub async fn tcp(&self) -> Channel {
         Endpoint::from_shared(format!("http://{}", self.grpc)).unwrap().connect().await.unwrap()
     }
+}
+
+/// A process that another test starts holds copies of our locks between its fork and its exec.
+fn once_free<T, E: std::fmt::Debug>(mut take: impl FnMut() -> Result<T, E>, is_held: fn(&E) -> bool) -> T {
+    for _ in 0..100_000 {
+        match take() {
+            Err(error) if is_held(&error) => std::thread::yield_now(),
+            result => return result.unwrap(),
+        }
+    }
+    take().unwrap()
 }
 
 pub async fn unix(socket: &Path) -> Channel {
