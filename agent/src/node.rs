@@ -1,1 +1,278 @@
-//! Floor 3. The shell of the agent: the one task that owns what the agent knows.
+//! Floor 3. The shell of the agent: the one task that owns what the agent knows. Launchers' entries, samples and
+//! proposals and the host's reports come in; the board is what goes out.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::host::Judged;
+use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
+use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::view::{BeatView, JobPhase};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::board::Board;
+use crate::os::pidfd::PidFd;
+use crate::os::{clock, processes};
+
+/// How often what the journal holds is forced onto the disk.
+const SYNC_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// What the node is told.
+#[derive(Debug)]
+pub enum Input {
+    /// A launcher wants to report.
+    Attach {
+        /// Who and what.
+        hello: Hello,
+        /// The way back to it.
+        orders: mpsc::Sender<ToLauncher>,
+        /// Taken up, or refused with the reason.
+        answer: oneshot::Sender<Result<Attached, String>>,
+    },
+    /// An entry of a launcher's journal.
+    Entry(Session, Box<Entry>),
+    /// A sample of a job's pages.
+    Beats(Session, Attempt, Vec<(Rank, BeatView)>),
+    /// A verdict, and what the launcher would do about it.
+    Proposal(Session, Box<(Verdict, Decision)>),
+    /// A launcher's connection ended.
+    Detached(Session),
+    /// A launcher's process ended.
+    LauncherEnded(JobId, Pid),
+    /// The host was looked at.
+    Host(Judged),
+}
+
+/// What a launcher says of itself; process and user are the kernel's word, not its own.
+#[derive(Clone, Debug)]
+pub struct Hello {
+    /// Its job.
+    pub job: JobId,
+    /// Its process.
+    pub pid: Pid,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// One connection of one launcher.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Session {
+    /// The job.
+    pub job: JobId,
+    /// Counts the connections.
+    pub number: u64,
+}
+
+/// A launcher was taken up.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    /// Its session.
+    pub session: Session,
+    /// The newest of its entries that the journal holds; 0 for none.
+    pub have_seq: u64,
+}
+
+/// What the node tells a launcher.
+#[derive(Clone, Debug)]
+pub enum ToLauncher {
+    /// The word on a proposal; none if it is agreed to.
+    Ruling(Incident, Option<Decision>),
+}
+
+/// A job's launcher, as far as it matters here.
+#[derive(Debug)]
+struct Launcher {
+    pid: Pid,
+    uid: u32,
+    have_seq: u64,
+    /// The current connection.
+    session: Option<(u64, mpsc::Sender<ToLauncher>)>,
+}
+
+/// The agent's own state.
+#[derive(Debug)]
+pub struct Node {
+    board: Board,
+    launchers: BTreeMap<JobId, Launcher>,
+    sessions: u64,
+    /// For what is watched beside the loop.
+    own_inputs: mpsc::Sender<Input>,
+}
+
+impl Node {
+    /// The node over a board whose journal holds `origins`: the newest launcher's entry by job.
+    pub fn new(board: Board, origins: BTreeMap<JobId, u64>, own_inputs: mpsc::Sender<Input>) -> Node {
+        let launchers = board.view().jobs.iter().map(|(job, view)| {
+            let have_seq = origins.get(job).copied().unwrap_or(0);
+            (job.clone(), Launcher { pid: view.spec.launcher, uid: view.spec.uid, have_seq, session: None })
+        });
+        Node { launchers: launchers.collect(), board, sessions: 0, own_inputs }
+    }
+
+    /// Runs until told to stop and until nobody can tell anything any more.
+    pub async fn run(mut self, mut inputs: mpsc::Receiver<Input>, alive: impl Fn(), stop: CancellationToken) {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let pid = Pid(i32::try_from(std::process::id()).unwrap_or(0));
+        self.record(None, Fact::AgentStarted { version, pid });
+        self.find_jobs_again();
+        let mut sync = tokio::time::interval(SYNC_EVERY);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(input) = inputs.recv() => self.step(input),
+                // The watchdog is fed from here: it guards the loop, not a timer.
+                _ = sync.tick() => { self.board.sync(); alive(); }
+            }
+        }
+        self.record(None, Fact::AgentStopped);
+        self.board.sync();
+    }
+
+    /// Jobs of the journal whose launchers live are waited for; of the others it is said that they are lost.
+    fn find_jobs_again(&mut self) {
+        let open: Vec<(JobId, Pid)> = self
+            .board
+            .view()
+            .jobs
+            .values()
+            .filter(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost))
+            .map(|job| (job.id.clone(), job.spec.launcher))
+            .collect();
+        for (job, pid) in open {
+            if processes::is_alive(pid) {
+                self.watch(job, pid);
+            } else {
+                self.launcher_ended(&job, pid);
+            }
+        }
+    }
+
+    fn step(&mut self, input: Input) {
+        match input {
+            Input::Attach { hello, orders, answer } => {
+                // The caller may have gone meanwhile; its session then ends by itself.
+                let _ = answer.send(self.attach(hello, orders));
+            }
+            Input::Entry(session, entry) => self.entry(&session, *entry),
+            Input::Beats(session, attempt, beats) => {
+                if self.is_current(&session) {
+                    for (rank, beat) in beats {
+                        self.board.sample(&session.job, attempt, rank, beat);
+                    }
+                    self.board.publish();
+                }
+            }
+            Input::Proposal(session, proposal) => self.rule(&session, &proposal.0),
+            Input::Detached(session) => {
+                if self.is_current(&session)
+                    && let Some(launcher) = self.launchers.get_mut(&session.job)
+                {
+                    launcher.session = None;
+                }
+            }
+            Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
+            Input::Host(judged) => self.host(judged),
+        }
+    }
+
+    fn attach(&mut self, hello: Hello, orders: mpsc::Sender<ToLauncher>) -> Result<Attached, String> {
+        let known = self.launchers.get(&hello.job);
+        let same = known.is_some_and(|launcher| launcher.pid == hello.pid && launcher.uid == hello.uid);
+        if let Some(other) = known.filter(|_| !same)
+            && self.is_open(&hello.job)
+            && processes::is_alive(other.pid)
+        {
+            return Err(format!(
+                "job {} is run by the launcher {} of user {}; choose another --rdzv-id",
+                hello.job, other.pid.0, other.uid
+            ));
+        }
+        self.sessions += 1;
+        let number = self.sessions;
+        let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
+        let session = Some((number, orders));
+        self.launchers
+            .insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session });
+        self.watch(hello.job.clone(), hello.pid);
+        Ok(Attached { session: Session { job: hello.job, number }, have_seq })
+    }
+
+    fn entry(&mut self, session: &Session, entry: Entry) {
+        if !self.is_current(session) || entry.job.as_ref() != Some(&session.job) {
+            return;
+        }
+        let Some(launcher) = self.launchers.get_mut(&session.job) else { return };
+        if entry.seq <= launcher.have_seq {
+            return;
+        }
+        launcher.have_seq = entry.seq;
+        let body = match entry.body {
+            // Whose job it is, the kernel has said; a launcher cannot speak for another user or process.
+            Body::Fact(Fact::JobStarted(mut spec)) => {
+                (spec.launcher, spec.uid) = (launcher.pid, launcher.uid);
+                Body::Fact(Fact::JobStarted(spec))
+            }
+            // The host's health is the agent's own to judge.
+            Body::Health(_) => return,
+            body => body,
+        };
+        self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
+    }
+
+    /// The agent agrees with what the launcher proposes: on one host it has nothing to hold against it.
+    fn rule(&self, session: &Session, verdict: &Verdict) {
+        let orders = self.launchers.get(&session.job).and_then(|launcher| launcher.session.as_ref());
+        if let Some((_, orders)) = orders.filter(|(number, _)| *number == session.number) {
+            let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None));
+        }
+    }
+
+    fn launcher_ended(&mut self, job: &JobId, pid: Pid) {
+        let is_its = self.launchers.get(job).is_some_and(|launcher| launcher.pid == pid);
+        if is_its && self.is_open(job) {
+            self.record(Some(job), Fact::LauncherLost { pid });
+        }
+    }
+
+    fn host(&mut self, judged: Judged) {
+        for fact in judged.facts {
+            self.record(None, fact);
+        }
+        self.board.show_host(clock::now(), judged.components);
+    }
+
+    /// Tells when the launcher's process ends.
+    fn watch(&self, job: JobId, pid: Pid) {
+        let inputs = self.own_inputs.clone();
+        match PidFd::open(pid) {
+            Ok(launcher) => {
+                tokio::spawn(async move {
+                    if launcher.ended().await.is_ok() {
+                        let _ = inputs.send(Input::LauncherEnded(job, pid)).await;
+                    }
+                });
+            }
+            // In another PID namespace, or gone: its connection is what tells of it.
+            Err(error) => tracing::debug!(%job, pid = pid.0, %error, "cannot watch the launcher's process"),
+        }
+    }
+
+    fn record(&mut self, job: Option<&JobId>, fact: Fact) {
+        self.board.record(clock::now(), job, None, Body::Fact(fact));
+    }
+
+    fn is_current(&self, session: &Session) -> bool {
+        let launcher = self.launchers.get(&session.job);
+        launcher
+            .and_then(|launcher| launcher.session.as_ref())
+            .is_some_and(|(number, _)| *number == session.number)
+    }
+
+    /// Whether the job is known and not over.
+    fn is_open(&self, job: &JobId) -> bool {
+        let phase = self.board.view().jobs.get(job).map(|job| job.phase);
+        phase.is_some_and(|phase| !matches!(phase, JobPhase::Ended(_) | JobPhase::Lost))
+    }
+}

@@ -313,10 +313,12 @@ pub fn signal_name(signal: i32) -> Option<&'static str> {
 pub struct StepDone {
     /// The step's number as the trainer counts.
     pub step: u64,
-    /// When it began: the end of the step before, or the first heartbeat.
+    /// When it began: the end of the step before, or the first contact.
     pub start: Mono,
     /// When it was complete.
     pub end: Mono,
+    /// Whether it is the first of its process, and so began with imports and setup.
+    pub first: bool,
     /// Nanoseconds of it that went into sections named `checkpoint`.
     pub checkpoint_ns: u64,
     /// Its loss, where given.

@@ -3,12 +3,20 @@
 //! Pure by construction: no I/O, no clock, no threads, no async. Time comes in as an argument, so that the same
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
-//! Modules in reading order; each uses only those above it.
+//! In reading order, each module using only those before it: `time`, `id`; `health`, `verdict`; `entry`;
+//! `view` (the read side); `settings`, `host` (the judge of the host); `fingerprint`, `judge`, `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
 pub mod entry;
+pub mod fingerprint;
 pub mod health;
+pub mod host;
 pub mod id;
+pub mod job;
+pub mod judge;
+pub mod ledger;
+pub mod policy;
+pub mod settings;
 pub mod time;
 pub mod verdict;
 pub mod view;

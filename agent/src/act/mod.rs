@@ -1,1 +1,9 @@
 //! Floor 2. Hands: processes are started, watched and stopped, their output is kept.
+
+pub mod environment;
+pub mod guardian;
+pub mod output;
+pub mod page_files;
+pub mod port;
+pub mod ranks;
+pub mod stop;

@@ -3,6 +3,7 @@
 //! Every answer comes from memory or from the journal's files: no call reads a device or waits for the node's
 //! task, so a hanging driver never makes a question hang. The agent and each launcher serve the same API.
 
+pub mod attach;
 mod convert;
 mod events;
 mod grpc_health;

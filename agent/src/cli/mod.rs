@@ -1,13 +1,18 @@
 //! Floor 6. How people ask. One file per command; exit statuses stand in `docs/reference/cli.md`.
 
+mod agent;
 mod client;
 mod completions;
+mod config;
 mod events;
 mod find;
+mod guardian;
 mod json;
 mod output;
+mod run;
 mod screen;
 mod status;
+mod torchrun;
 mod version;
 
 use std::process::ExitCode;
@@ -27,6 +32,8 @@ pub mod exit {
     pub const UNKNOWN: u8 = 3;
     /// The command line was not understood (EX_USAGE of sysexits.h).
     pub const USAGE: u8 = 64;
+    /// A job or the agent could not be begun (EX_SOFTWARE of sysexits.h).
+    pub const NOT_BEGUN: u8 = 70;
 }
 
 /// Keeps training jobs running: watches a host and its ranks, says whose fault a failure is, restarts.
@@ -39,6 +46,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(Box<run::Args>),
+    Agent(agent::Args),
+    Config(config::Args),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
@@ -47,6 +57,8 @@ enum Command {
     Version(version::Args),
     /// Print a script that completes commands in a shell
     Completions(completions::Args),
+    #[command(name = crate::act::guardian::SUBCOMMAND, hide = true)]
+    Guardian(guardian::Args),
 }
 
 /// Runs the program with the arguments of this process.
@@ -55,6 +67,10 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli.command,
         Err(answer) => return answer_of_clap(&answer),
     };
+    if let Command::Guardian(args) = &command {
+        // One for each job of the host: no runtime, no threads, next to no memory.
+        return guardian::run(args);
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&anyhow::Error::new(error).context("starting the runtime")),
@@ -67,6 +83,10 @@ pub fn main() -> ExitCode {
 
 async fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Run(args) => run::run(*args).await,
+        Command::Agent(args) => agent::run(args).await,
+        Command::Config(args) => config::run(&args),
+        Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::Status(args) => status::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Version(args) => version::run(args).await,

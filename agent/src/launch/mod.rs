@@ -1,1 +1,57 @@
-//! Floor 3. The shell of one job: owns the job of the core, carries out its orders.
+//! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
+//! carries out its orders. One task; everything that can happen arrives in one `select!`.
+
+pub mod notice;
+pub mod places;
+mod shell;
+
+pub use shell::{Launcher, Outside};
+
+use std::path::PathBuf;
+
+use mainstay_core::policy::Budget;
+
+use crate::act::stop::Grace;
+
+/// What a job is made of, as asked for on the command line.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The run id as the user gave it, or made up.
+    pub run_id: String,
+    /// Program and arguments of a rank.
+    pub command: Vec<String>,
+    /// Ranks on this host.
+    pub local_world_size: u32,
+    /// `ROLE_NAME`.
+    pub role: String,
+    /// `MASTER_ADDR`.
+    pub master_addr: String,
+    /// `MASTER_PORT`; none for a free one for each attempt.
+    pub master_port: Option<u16>,
+    /// How often ranks may be restarted.
+    pub budget: Budget,
+    /// How long stops may take.
+    pub grace: Grace,
+    /// Where checkpoints go; none for a directory of the run's own.
+    pub checkpoint_dir: Option<PathBuf>,
+    /// Whose output is shown on the terminal.
+    pub shown: Shown,
+}
+
+/// Which output is shown on the terminal; all of it is in files.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// Local ranks; none for all.
+    pub ranks: Option<Vec<u32>>,
+    /// By local rank: whether standard output and standard error are shown.
+    pub streams: Vec<(bool, bool)>,
+}
+
+impl Shown {
+    /// Whether a rank's standard output and standard error are shown.
+    pub fn of(&self, local_rank: u32) -> (bool, bool) {
+        let listed = self.ranks.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
+        let (stdout, stderr) = self.streams.get(local_rank as usize).copied().unwrap_or((true, true));
+        (listed && stdout, listed && stderr)
+    }
+}

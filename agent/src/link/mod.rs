@@ -1,1 +1,4 @@
 //! Floor 2. The wire between launcher and agent.
+
+pub mod agent;
+pub mod wire;

@@ -1,1 +1,10 @@
-//! Floor 1. Linux, safely: mappings, pidfd, inotify, cgroups, processes. Nearly all the unsafe of the agent.
+//! Floor 1. Linux, safely: clock, pidfd, inotify, cgroups, processes, mappings. Nearly all the unsafe of the agent.
+
+pub mod cgroup;
+pub mod clock;
+pub mod inotify;
+pub mod mapping;
+pub mod pidfd;
+pub mod processes;
+pub mod readable;
+pub mod spawn;

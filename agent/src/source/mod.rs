@@ -1,3 +1,5 @@
 //! Floor 2. Eyes: what is read from the outside world becomes facts.
 
+pub mod error_file;
 pub mod host;
+pub mod pages;

@@ -1,1 +1,46 @@
-//! Stub.
+//! The heartbeat page: one small shared file per rank, through which training says how it goes.
+//!
+//! The launcher or agent makes a page with [`format()`] and publishes it as a file on tmpfs. The client inside the rank maps it
+//! and writes through a [`Writer`]; anyone else maps it read-only and looks through a [`Page`]. There is no other
+//! channel: no socket, no reply, nothing that either side could wait for.
+//!
+//! What both sides may rely on:
+//!
+//! - A writer that dies between any two of its stores leaves the last complete beat readable.
+//! - A reader never waits for the writer, never loops without bound, and survives any bytes whatever.
+//! - Words are atomic and little-endian; time is `CLOCK_MONOTONIC` in nanoseconds, and comes in as an argument.
+//!
+//! This crate makes no system call and reads no clock: mapping the file, ringing the doorbell and telling the time
+//! are the caller's. The layout, byte by byte, stands in `docs/reference/heartbeat-page.md`.
+
+mod beat;
+mod collective;
+mod error;
+mod format;
+mod identity;
+pub mod layout;
+mod note;
+mod page;
+mod raw;
+mod record;
+mod section;
+mod words;
+mod writer;
+
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod document_tests;
+
+pub use beat::{Beat, OpenSection};
+pub use collective::Collective;
+pub use error::LayoutError;
+pub use format::{PageSpec, format};
+pub use identity::{Claim, Claimant, Identity, Refusal, RefusalReason};
+pub use layout::{MAJOR, MINOR, PAGE_BYTES};
+pub use note::{ExitKind, ExitNote, Note};
+pub use page::{Counters, Page};
+pub use record::{Drained, SectionTime, StepRecord};
+pub use section::SectionId;
+pub use words::PageWords;
+pub use writer::{Claiming, Measures, Writer, Writing};

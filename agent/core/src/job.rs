@@ -1,0 +1,532 @@
+//! One job on one host, from its first start to its end: the state machine that the launcher drives.
+//!
+//! ```text
+//!             AttemptStarted            fault or stop or all done
+//!  Starting ─────────────────► Running ───────────────────────────► Stopping
+//!     ▲  │                                                             │ AttemptEnded
+//!     │  └── StartFailed ─────────────────────────────┐                ▼
+//!     └────────────── RestartInJob ── Ruling ◄──── Judging ◄───────────┤
+//!                                       │ Stop                         │ asked to stop, or all ranks done
+//!                                       └──────────► Ended ◄───────────┘
+//! ```
+//!
+//! Total: an input that does not fit the state is recorded and changes nothing else.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::entry::{Body, ExitStatus, Fact, JobSpec, StepDone};
+use crate::id::{Attempt, Incident, Rank};
+use crate::judge::{RankEnd, judge, start_failed};
+use crate::ledger::{Books, Ledger, Spending};
+use crate::policy::{self, Budget, Case, PastFailure};
+use crate::time::{Mono, Span};
+use crate::verdict::{Action, DecidedBy, Decision, Outcome, Verdict};
+
+/// Progress goes into the journal this often.
+const PROGRESS_EVERY: Span = Span::seconds(10);
+
+/// What the launcher tells the job.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Something was observed; it goes into the journal.
+    Fact(Fact),
+    /// A rank completed steps; these are too many for the journal.
+    Steps {
+        /// In which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// The steps, oldest first.
+        done: Vec<StepDone>,
+    },
+    /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.
+    Ruling(Option<Ruling>),
+}
+
+/// The agent's word on a proposed decision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ruling {
+    /// The incident that the proposal was about; an answer to another one is ignored.
+    pub incident: Incident,
+    /// What is to be done instead; none if the proposal is agreed to.
+    pub instead: Option<(Action, String)>,
+}
+
+/// What the job asks of the launcher.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// To be written into the journal.
+    Record(Body),
+    /// To be carried out.
+    Order(Order),
+}
+
+/// What the launcher's hands are to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// Start all ranks; answered by `AttemptStarted` or `StartFailed`.
+    StartRanks(Attempt),
+    /// Stop what is left of the attempt, its whole process tree; answered by `AttemptEnded`.
+    StopRanks {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Why, which sets the grace that the ranks are given.
+        why: StopWhy,
+    },
+    /// Ask the agent; answered by [`Input::Ruling`].
+    Consult {
+        /// The verdict.
+        verdict: Box<Verdict>,
+        /// What would be done without an agent.
+        proposal: Decision,
+    },
+    /// The job is over.
+    Finish {
+        /// The status with which the launcher exits.
+        exit: i32,
+    },
+}
+
+/// Why ranks are stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopWhy {
+    /// A rank failed; the others can only wait for it.
+    Fault,
+    /// The launcher was asked to stop: the ranks may want to save.
+    Requested,
+    /// All ranks are done; what they left behind has to go.
+    Done,
+}
+
+/// The times of one failure, for people: all on the host's monotonic clock.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IncidentTimes {
+    /// Which failure.
+    pub incident: Incident,
+    /// What it was, in one line.
+    pub headline: String,
+    /// What was decided, in plain words.
+    pub decision: String,
+    /// When it happened.
+    pub fault_at: Mono,
+    /// When the launcher knew.
+    pub detected_at: Mono,
+    /// When no process of the failed attempt was left.
+    pub stopped_at: Option<Mono>,
+    /// When it was decided what to do.
+    pub decided_at: Option<Mono>,
+    /// When the new ranks' processes were there.
+    pub started_at: Option<Mono>,
+    /// When the last of the new ranks' heartbeat clients connected.
+    pub connected_at: Option<Mono>,
+    /// When all ranks had completed a step again.
+    pub first_step_at: Option<Mono>,
+    /// The newest step reached before.
+    pub reached_before: Option<u64>,
+    /// The first step completed after.
+    pub first_step: Option<u64>,
+}
+
+/// How a job went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The status with which the launcher exits.
+    pub exit: i32,
+    /// Why, in plain words.
+    pub reason: String,
+    /// How often the ranks were started.
+    pub attempts: u32,
+    /// Where the time went.
+    pub books: Books,
+    /// Its failures.
+    pub incidents: Vec<IncidentTimes>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    Starting,
+    Running,
+    Stopping(StopWhy),
+    Judging { exit: i32 },
+    Ended,
+}
+
+/// What is known of a rank in the current attempt.
+#[derive(Clone, Debug, Default)]
+struct RankState {
+    connected: bool,
+    end: RankEnd,
+    newest: Option<StepDone>,
+}
+
+/// The job.
+#[derive(Debug)]
+pub struct Job {
+    spec: JobSpec,
+    budget: Budget,
+    phase: Phase,
+    attempt: Attempt,
+    ranks: BTreeMap<Rank, RankState>,
+    stop_requested: Option<i32>,
+    out_of_memory_kills: u64,
+    stepping: bool,
+    last_progress: Mono,
+    incidents: Vec<IncidentTimes>,
+    past: Vec<PastFailure>,
+    pending: Option<(Verdict, Decision)>,
+    ledger: Ledger,
+    end: Option<(i32, String, Mono)>,
+}
+
+impl Job {
+    /// Begins a job: records it and orders the first start.
+    pub fn begin(at: Mono, spec: JobSpec, budget: Budget, out: &mut Vec<Output>) -> Job {
+        out.push(Output::Record(Body::Fact(Fact::JobStarted(spec.clone()))));
+        out.push(Output::Order(Order::StartRanks(Attempt(0))));
+        Job {
+            spec,
+            budget,
+            phase: Phase::Starting,
+            attempt: Attempt(0),
+            ranks: BTreeMap::new(),
+            stop_requested: None,
+            out_of_memory_kills: 0,
+            stepping: false,
+            last_progress: at,
+            incidents: Vec::new(),
+            past: Vec::new(),
+            pending: None,
+            ledger: Ledger::open(at),
+            end: None,
+        }
+    }
+
+    /// Takes in the next input; what is to be recorded and done is appended to `out`, in order.
+    pub fn step(&mut self, at: Mono, input: Input, out: &mut Vec<Output>) {
+        match input {
+            Input::Fact(fact) => {
+                out.push(Output::Record(Body::Fact(fact.clone())));
+                self.fact(at, fact, out);
+            }
+            Input::Steps { attempt, rank, done } if attempt == self.attempt => {
+                self.steps(at, rank, &done, out)
+            }
+            Input::Steps { .. } => {}
+            Input::Ruling(ruling) => self.ruling(at, ruling, out),
+        }
+    }
+
+    /// How the job went, or goes: complete once it has ended.
+    pub fn summary(&self, at: Mono) -> Summary {
+        let (exit, reason, at) = match &self.end {
+            Some((exit, reason, ended)) => (*exit, reason.clone(), *ended),
+            None => (0, "still running".to_owned(), at),
+        };
+        Summary {
+            exit,
+            reason,
+            attempts: self.attempt.0.saturating_add(1),
+            books: self.ledger.books(at),
+            incidents: self.incidents.clone(),
+        }
+    }
+
+    fn fact(&mut self, at: Mono, fact: Fact, out: &mut Vec<Output>) {
+        match fact {
+            Fact::AttemptStarted { attempt, ranks, .. } => {
+                if self.phase != Phase::Starting || attempt != self.attempt {
+                    return;
+                }
+                self.ranks = ranks.iter().map(|started| (started.rank, RankState::default())).collect();
+                self.stepping = false;
+                self.ledger.begin_attempt();
+                self.with_incident(|incident| incident.started_at = Some(at));
+                self.phase = Phase::Running;
+                if self.stop_requested.is_some() {
+                    self.stop(StopWhy::Requested, out);
+                }
+            }
+            Fact::StartFailed { attempt, error } => {
+                if self.phase == Phase::Starting && attempt == self.attempt {
+                    let verdict = start_failed(self.next_incident(), attempt, &error, at);
+                    self.propose(at, verdict, 1, out);
+                }
+            }
+            Fact::RankConnected { attempt, rank, .. } if attempt == self.attempt => self.connected(at, rank),
+            Fact::RankRaised { attempt, rank, note, .. } if attempt == self.attempt => {
+                let fault_at = note.at;
+                if let Some(state) = self.ranks.get_mut(&rank) {
+                    state.end.detected_at.get_or_insert(at);
+                    state.end.note = Some(note);
+                }
+                self.failure(at, fault_at, out);
+            }
+            Fact::RankExited { attempt, rank, status, after_stop, stderr_tail, .. }
+                if attempt == self.attempt =>
+            {
+                if let Some(state) = self.ranks.get_mut(&rank) {
+                    state.end.detected_at.get_or_insert(at);
+                    state.end.exit = Some((status, at));
+                    state.end.after_stop = after_stop;
+                    state.end.stderr_tail = stderr_tail;
+                }
+                if !status.is_success() {
+                    self.failure(at, at, out);
+                } else if self.phase == Phase::Running
+                    && self.ranks.values().all(|rank| rank.end.exit.is_some())
+                {
+                    self.ledger.enter(at, Spending::Finishing);
+                    self.stop(StopWhy::Done, out);
+                }
+            }
+            Fact::AttemptEnded { attempt, .. } if attempt == self.attempt => self.attempt_ended(at, out),
+            Fact::StopRequested { exit, .. } => self.stop_requested(at, exit, out),
+            Fact::OutOfMemoryKills { count } => {
+                self.out_of_memory_kills = self.out_of_memory_kills.saturating_add(count);
+            }
+            // Facts of attempts that are over, and those that only readers want.
+            Fact::RankConnected { .. }
+            | Fact::RankRaised { .. }
+            | Fact::RankExited { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::RankRefused { .. }
+            | Fact::PagesUnavailable { .. }
+            | Fact::RanksStepping { .. }
+            | Fact::Progress { .. }
+            | Fact::AgentFound { .. }
+            | Fact::AgentLost { .. }
+            | Fact::AgentStarted { .. }
+            | Fact::AgentStopped
+            | Fact::JobStarted(_)
+            | Fact::LauncherLost { .. }
+            | Fact::JobEnded { .. } => {}
+        }
+    }
+
+    fn connected(&mut self, at: Mono, rank: Rank) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.connected = true;
+        }
+        if self.ledger.state() == Spending::Starting {
+            self.ledger.enter(at, Spending::Initialising);
+        }
+        if self.ranks.values().all(|state| state.connected) {
+            self.with_incident(|incident| {
+                incident.connected_at.get_or_insert(at);
+            });
+        }
+    }
+
+    /// A rank failed: the fault is booked and the others are stopped, once per attempt.
+    fn failure(&mut self, at: Mono, fault_at: Mono, out: &mut Vec<Output>) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        self.ledger.enter(fault_at, Spending::Undetected);
+        self.ledger.enter(at, Spending::Stopping);
+        self.stop(StopWhy::Fault, out);
+    }
+
+    fn stop(&mut self, why: StopWhy, out: &mut Vec<Output>) {
+        self.phase = Phase::Stopping(why);
+        out.push(Output::Order(Order::StopRanks { attempt: self.attempt, why }));
+    }
+
+    fn stop_requested(&mut self, at: Mono, exit: i32, out: &mut Vec<Output>) {
+        self.stop_requested.get_or_insert(exit);
+        match self.phase {
+            Phase::Running => {
+                self.ledger.enter(at, Spending::Finishing);
+                self.stop(StopWhy::Requested, out);
+            }
+            Phase::Judging { .. } => self.finish(at, exit, "asked to stop".to_owned(), out),
+            Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}
+        }
+    }
+
+    fn attempt_ended(&mut self, at: Mono, out: &mut Vec<Output>) {
+        let Phase::Stopping(why) = self.phase else { return };
+        if let Some(exit) = self.stop_requested {
+            return self.finish(at, exit, "asked to stop".to_owned(), out);
+        }
+        match why {
+            StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
+            StopWhy::Fault => {
+                let ends: BTreeMap<Rank, RankEnd> = self
+                    .ranks
+                    .iter()
+                    .map(|(rank, state)| {
+                        let step = state.newest.map(|newest| newest.step);
+                        (*rank, RankEnd { step, ..state.end.clone() })
+                    })
+                    .collect();
+                let verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                let exit = exit_of(&verdict, &ends);
+                self.ledger.enter(at, Spending::Deciding);
+                self.propose(at, verdict, exit, out);
+            }
+        }
+    }
+
+    /// Records the verdict, makes the proposal and asks the agent for its word.
+    fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
+        let case = Case { verdict: &verdict, past: &self.past, exit, now: at };
+        let (action, why) = policy::decide(self.budget, case);
+        let proposal = Decision { incident: verdict.incident, action, why, by: DecidedBy::Launcher };
+        out.push(Output::Record(Body::Verdict(verdict.clone())));
+        out.push(Output::Order(Order::Consult {
+            verdict: Box::new(verdict.clone()),
+            proposal: proposal.clone(),
+        }));
+        self.incidents.push(IncidentTimes {
+            incident: verdict.incident,
+            headline: verdict.headline.clone(),
+            decision: String::new(),
+            fault_at: verdict.fault_at,
+            detected_at: verdict.detected_at,
+            stopped_at: Some(at),
+            decided_at: None,
+            started_at: None,
+            connected_at: None,
+            first_step_at: None,
+            reached_before: self.ledger.reached(),
+            first_step: None,
+        });
+        self.phase = Phase::Judging { exit };
+        self.pending = Some((verdict, proposal));
+    }
+
+    fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
+        let Phase::Judging { exit } = self.phase else { return };
+        let fits = |ruling: &Ruling| {
+            self.pending.as_ref().is_some_and(|(verdict, _)| verdict.incident == ruling.incident)
+        };
+        if ruling.as_ref().is_some_and(|ruling| !fits(ruling)) {
+            return;
+        }
+        let Some((verdict, mut decision)) = self.pending.take() else { return };
+        if let Some(ruling) = ruling {
+            decision.by = DecidedBy::Agent;
+            if let Some((action, why)) = ruling.instead {
+                decision.action = action;
+                decision.why = why;
+            }
+        }
+        out.push(Output::Record(Body::Decision(decision.clone())));
+        self.with_incident(|incident| {
+            incident.decided_at = Some(at);
+            incident.decision = decision.why.clone();
+        });
+        match decision.action {
+            Action::RestartInJob { .. } => {
+                self.past.push(PastFailure { decided_at: at, cause: verdict.cause, step: verdict.step });
+                self.attempt = self.attempt.next();
+                self.out_of_memory_kills = 0;
+                self.phase = Phase::Starting;
+                self.ledger.enter(at, Spending::Starting);
+                out.push(Output::Order(Order::StartRanks(self.attempt)));
+            }
+            Action::Stop { exit: wanted } => {
+                let exit = if wanted == 0 { exit.max(1) } else { wanted };
+                self.finish(at, exit, format!("{}; {}", verdict.headline, decision.why), out);
+            }
+        }
+    }
+
+    fn finish(&mut self, at: Mono, exit: i32, reason: String, out: &mut Vec<Output>) {
+        self.phase = Phase::Ended;
+        self.end = Some((exit, reason.clone(), at));
+        out.push(Output::Record(Body::Fact(Fact::JobEnded { exit, reason })));
+        out.push(Output::Order(Order::Finish { exit }));
+    }
+
+    fn steps(&mut self, at: Mono, rank: Rank, done: &[StepDone], out: &mut Vec<Output>) {
+        let lead = self.ranks.iter().find(|(_, state)| state.connected).map(|(rank, _)| *rank);
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        let Some(newest) = done.last() else { return };
+        state.newest = Some(*newest);
+        if lead == Some(rank) {
+            if matches!(self.ledger.state(), Spending::Starting | Spending::Initialising) {
+                let began = if done[0].first { done[0].end } else { done[0].start };
+                self.ledger.enter(began, Spending::Training);
+            }
+            for step in done {
+                self.ledger.step(step);
+            }
+        }
+        self.announce_progress(at, out);
+    }
+
+    /// Tells, once per attempt, that all ranks are stepping; and from then on, now and then, how far they are.
+    fn announce_progress(&mut self, at: Mono, out: &mut Vec<Output>) {
+        let stepped: Option<Vec<StepDone>> =
+            self.ranks.values().filter(|state| state.connected).map(|state| state.newest).collect();
+        let Some(stepped) = stepped else { return };
+        let Some(step) = stepped.iter().map(|newest| newest.step).min() else { return };
+        let attempt = self.attempt;
+        if !self.stepping {
+            self.stepping = true;
+            self.last_progress = at;
+            out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step })));
+            let last = stepped.iter().map(|newest| newest.end).max().unwrap_or(at);
+            self.tell_outcome(last, step, out);
+        } else if at.since(self.last_progress) >= PROGRESS_EVERY {
+            self.last_progress = at;
+            let loss = stepped.iter().find_map(|newest| newest.loss);
+            out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss })));
+        }
+    }
+
+    /// What came of the last restart, told at the first step that all ranks completed after it.
+    fn tell_outcome(&mut self, at: Mono, step: u64, out: &mut Vec<Output>) {
+        let attempt = self.attempt;
+        let Some(incident) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none())
+        else {
+            return;
+        };
+        incident.first_step_at = Some(at);
+        incident.first_step = Some(step);
+        let reached_before = incident.reached_before.unwrap_or(0);
+        out.push(Output::Record(Body::Outcome(Outcome {
+            incident: incident.incident,
+            attempt,
+            step,
+            reached_before,
+            steps_lost: (reached_before + 1).saturating_sub(step),
+            to_ranks_started: incident.started_at.unwrap_or(at).since(incident.fault_at),
+            to_ranks_connected: incident.connected_at.map(|connected| connected.since(incident.fault_at)),
+            to_first_step: at.since(incident.fault_at),
+        })));
+    }
+
+    fn next_incident(&self) -> Incident {
+        Incident(self.incidents.len() as u64 + 1)
+    }
+
+    fn with_incident(&mut self, change: impl FnOnce(&mut IncidentTimes)) {
+        if let Some(incident) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none())
+        {
+            change(incident);
+        }
+    }
+
+    /// What the job runs.
+    pub fn spec(&self) -> &JobSpec {
+        &self.spec
+    }
+}
+
+/// The status with which the launcher exits after this failure: the culprit's own, a signal as 128 + its number.
+/// A rank that raised may have been stopped before it could exit; Python would have exited with 1.
+fn exit_of(verdict: &Verdict, ends: &BTreeMap<Rank, RankEnd>) -> i32 {
+    let end = verdict.culprit.and_then(|rank| ends.get(&rank));
+    match end {
+        Some(RankEnd { note: Some(_), .. }) | None => 1,
+        Some(end) => end.exit.map_or(1, |(status, _)| match status {
+            ExitStatus::Code(0) => 1,
+            status => status.as_shell_code(),
+        }),
+    }
+}

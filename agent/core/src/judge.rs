@@ -1,0 +1,253 @@
+//! The verdict on a failed attempt: which rank began it, of what kind its end was, who are the victims.
+//!
+//! First form: it orders the ends by the kernel's time of death and the notes' own times, and puts ends that
+//! speak of a lost peer behind ends that do not. Attribution by logs and device health builds on it.
+
+use std::collections::BTreeMap;
+
+use crate::entry::{ExitStatus, Note};
+use crate::fingerprint::fingerprint;
+use crate::id::{Attempt, Incident, Rank};
+use crate::time::Mono;
+use crate::verdict::{Cause, FaultDomain, Verdict};
+
+/// How a rank of the failed attempt ended.
+#[derive(Clone, Debug, Default)]
+pub struct RankEnd {
+    /// Its exit note, if it raised.
+    pub note: Option<Note>,
+    /// Its exit status, with the time at which the launcher knew.
+    pub exit: Option<(ExitStatus, Mono)>,
+    /// Whether it ended because it was told to.
+    pub after_stop: bool,
+    /// When the launcher first knew that it failed.
+    pub detected_at: Option<Mono>,
+    /// The last step that it completed in this attempt.
+    pub step: Option<u64>,
+    /// The last lines of its standard error.
+    pub stderr_tail: Vec<String>,
+}
+
+impl RankEnd {
+    /// Whether the rank failed of its own, as far as its own end tells.
+    fn failed(&self) -> bool {
+        self.note.is_some() || (!self.after_stop && self.exit.is_some_and(|(status, _)| !status.is_success()))
+    }
+
+    /// When it failed: the note's time, else the time of death.
+    fn failed_at(&self) -> Option<Mono> {
+        match (&self.note, self.exit) {
+            (Some(note), _) => Some(note.at),
+            (None, Some((_, at))) => Some(at),
+            (None, None) => None,
+        }
+    }
+
+    /// Whether its end is what the loss of a peer looks like.
+    fn speaks_of_a_lost_peer(&self) -> bool {
+        const LOST_PEER: [&str; 7] = [
+            "Connection closed by peer",
+            "Connection reset by peer",
+            "Broken pipe",
+            "Socket Timeout",
+            "remote process exited",
+            "ncclRemoteError",
+            "ncclSystemError",
+        ];
+        self.note.as_ref().is_some_and(|note| LOST_PEER.iter().any(|phrase| note.message.contains(phrase)))
+    }
+}
+
+/// Judges a failed attempt. `out_of_memory_kills` counts the kernel's OOM kills on the host since it began.
+pub fn judge(
+    incident: Incident,
+    attempt: Attempt,
+    ends: &BTreeMap<Rank, RankEnd>,
+    out_of_memory_kills: u64,
+) -> Verdict {
+    let root = ends
+        .iter()
+        .filter(|(_, end)| end.failed())
+        .min_by_key(|(rank, end)| (end.speaks_of_a_lost_peer(), end.failed_at(), **rank));
+    let Some((&culprit, end)) = root else { return nobody_failed(incident, attempt) };
+
+    let victims: Vec<Rank> = ends.keys().copied().filter(|rank| *rank != culprit).collect();
+    let killed = matches!(end.exit, Some((ExitStatus::Signal(9), _))) && end.note.is_none();
+    let cause = match (&end.note, end.exit) {
+        (Some(note), _) => {
+            Cause::Exception { exception: note.exception.clone(), fingerprint: fingerprint(note) }
+        }
+        (None, Some(_)) if killed && out_of_memory_kills > 0 => Cause::OutOfMemory,
+        (None, Some((ExitStatus::Signal(signal), _))) => Cause::Signal { signal },
+        (None, Some((ExitStatus::Code(code), _))) => Cause::ExitCode { code },
+        (None, None) => return nobody_failed(incident, attempt),
+    };
+    let at_step =
+        end.step.map_or_else(|| " before its first step".to_owned(), |step| format!(" after step {step}"));
+    let headline = format!("{culprit} {}{at_step}", what_happened(&cause, end));
+    let fault_at = end.failed_at().unwrap_or_default();
+    Verdict {
+        incident,
+        attempt,
+        headline,
+        domain: FaultDomain::Unknown,
+        confidence: confidence(&cause, end),
+        culprit: Some(culprit),
+        step: end.step,
+        fault_at,
+        detected_at: end.detected_at.unwrap_or(fault_at),
+        evidence: evidence(culprit, end, out_of_memory_kills, killed, &victims),
+        victims,
+        cause,
+    }
+}
+
+/// The verdict when ranks could not be started.
+pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono) -> Verdict {
+    Verdict {
+        incident,
+        attempt,
+        headline: format!("the ranks could not be started: {error}"),
+        cause: Cause::StartFailed,
+        domain: FaultDomain::Unknown,
+        confidence: 1.0,
+        culprit: None,
+        victims: Vec::new(),
+        step: None,
+        fault_at: at,
+        detected_at: at,
+        evidence: vec![error.to_owned()],
+    }
+}
+
+fn what_happened(cause: &Cause, end: &RankEnd) -> String {
+    match cause {
+        Cause::Exception { exception, .. } => {
+            let message = end.note.as_ref().map_or("", |note| note.message.lines().next().unwrap_or(""));
+            let name = exception.strip_prefix("builtins.").unwrap_or(exception);
+            if message.is_empty() { format!("raised {name}") } else { format!("raised {name}: {message}") }
+        }
+        Cause::ExitCode { code } => format!("exited with code {code}"),
+        Cause::Signal { signal } => format!("was ended by {}", ExitStatus::Signal(*signal)),
+        Cause::OutOfMemory => "was killed while the kernel's OOM killer was at work".to_owned(),
+        Cause::StartFailed => "could not be started".to_owned(),
+    }
+}
+
+/// How sure the verdict is of its culprit: less so when all that is known speaks of somebody else's end.
+fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
+    match cause {
+        _ if end.speaks_of_a_lost_peer() => 0.4,
+        Cause::OutOfMemory => 0.8,
+        Cause::Exception { .. } | Cause::ExitCode { .. } | Cause::Signal { .. } | Cause::StartFailed => 0.95,
+    }
+}
+
+fn evidence(
+    culprit: Rank,
+    end: &RankEnd,
+    out_of_memory_kills: u64,
+    killed: bool,
+    victims: &[Rank],
+) -> Vec<String> {
+    let mut evidence = Vec::new();
+    if let Some((status, _)) = end.exit {
+        evidence.push(format!("the process of {culprit} ended with {status}"));
+    }
+    if let Some(note) = &end.note {
+        evidence.push(format!("exit note of {culprit}: {}: {}", note.exception, note.message));
+        if let Some(frame) = note.traceback.lines().rfind(|line| line.trim_start().starts_with("File \"")) {
+            evidence.push(format!("raised at {}", frame.trim()));
+        }
+    } else if killed && out_of_memory_kills == 0 {
+        evidence.push("nobody of Mainstay sent SIGKILL, and the kernel counted no OOM kill".to_owned());
+    }
+    if out_of_memory_kills > 0 {
+        evidence.push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) meanwhile"));
+    }
+    if let Some(line) = end.stderr_tail.iter().rfind(|line| !line.trim().is_empty()) {
+        evidence.push(format!("last line on its standard error: {}", line.trim()));
+    }
+    if !victims.is_empty() {
+        let names: Vec<String> = victims.iter().map(|rank| rank.0.to_string()).collect();
+        evidence.push(format!("stopped as victims: ranks {}", names.join(", ")));
+    }
+    evidence
+}
+
+/// A job core that is asked to judge an attempt without a failure must still answer.
+fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
+    Verdict {
+        incident,
+        attempt,
+        headline: "the attempt ended and no rank tells why".to_owned(),
+        cause: Cause::ExitCode { code: 1 },
+        domain: FaultDomain::Unknown,
+        confidence: 0.0,
+        culprit: None,
+        victims: Vec::new(),
+        step: None,
+        fault_at: Mono::default(),
+        detected_at: Mono::default(),
+        evidence: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn killed(at: u64) -> RankEnd {
+        RankEnd {
+            exit: Some((ExitStatus::Signal(9), Mono(at))),
+            detected_at: Some(Mono(at)),
+            step: Some(7),
+            ..RankEnd::default()
+        }
+    }
+
+    fn raised(message: &str, at: u64) -> RankEnd {
+        let note = Note {
+            exception: "builtins.RuntimeError".into(),
+            message: message.into(),
+            at: Mono(at),
+            ..Note::default()
+        };
+        RankEnd { note: Some(note), detected_at: Some(Mono(at + 1)), ..RankEnd::default() }
+    }
+
+    fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
+        let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
+        judge(Incident(1), Attempt(0), &ends, out_of_memory_kills)
+    }
+
+    #[test]
+    fn a_rank_that_lost_its_peer_is_a_victim_even_when_it_spoke_first() {
+        let verdict = verdict([raised("[../gloo/pair.cc:534] Connection closed by peer", 5), killed(9)], 0);
+        assert_eq!(verdict.culprit, Some(Rank(1)));
+        assert_eq!(verdict.victims, [Rank(0)]);
+        assert_eq!(verdict.headline, "rank 1 was ended by SIGKILL after step 7");
+    }
+
+    #[test]
+    fn of_two_own_failures_the_first_is_the_root() {
+        let verdict = verdict([raised("bad", 12), raised("worse", 11)], 0);
+        assert_eq!(verdict.culprit, Some(Rank(1)));
+        assert_eq!(verdict.headline, "rank 1 raised RuntimeError: worse before its first step");
+    }
+
+    #[test]
+    fn a_lone_victim_is_named_with_little_confidence() {
+        let mut other = RankEnd { exit: Some((ExitStatus::Signal(15), Mono(20))), ..RankEnd::default() };
+        other.after_stop = true;
+        let verdict = verdict([raised("Connection reset by peer", 5), other], 0);
+        assert_eq!(verdict.culprit, Some(Rank(0)));
+        assert!(verdict.confidence < 0.5);
+    }
+
+    #[test]
+    fn sigkill_is_out_of_memory_only_when_the_kernel_counted_one() {
+        assert_eq!(verdict([killed(3), RankEnd::default()], 0).cause, Cause::Signal { signal: 9 });
+        assert_eq!(verdict([killed(3), RankEnd::default()], 1).cause, Cause::OutOfMemory);
+    }
+}

@@ -1,0 +1,263 @@
+//! Goodput as a ledger: each nanosecond of a job belongs to one state, and the books balance.
+//!
+//! The job moves from state to state by [`Ledger::enter`]; what was booked as training is then divided, step by
+//! step, into progress, checkpoints and work that had to be done again. After Wongpanich et al.'s ML Productivity
+//! Goodput and ByteRobust's ETTR: productive time over wall time.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::entry::StepDone;
+use crate::time::{Mono, Span};
+
+/// What a job's time goes into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Spending {
+    /// Steps that count: productive time.
+    Training,
+    /// Inside the trainer's sections named `checkpoint`.
+    Checkpointing,
+    /// From the start of the processes to their first contact: interpreter, imports.
+    Starting,
+    /// From the first contact to the end of the first step: process groups, model, restore, lazy compilation.
+    Initialising,
+    /// Steps done a second time, and the unfinished part of a step that a fault cut off.
+    LostWork,
+    /// From a fault to its detection.
+    Undetected,
+    /// From the detection until no process of the attempt is left.
+    Stopping,
+    /// From there to the start of the next attempt.
+    Deciding,
+    /// From the last step to the end of the job.
+    Finishing,
+}
+
+impl std::fmt::Display for Spending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Spending::Training => "training",
+            Spending::Checkpointing => "checkpointing",
+            Spending::Starting => "starting",
+            Spending::Initialising => "initialising",
+            Spending::LostWork => "lost work",
+            Spending::Undetected => "fault undetected",
+            Spending::Stopping => "stopping",
+            Spending::Deciding => "deciding",
+            Spending::Finishing => "finishing",
+        })
+    }
+}
+
+/// The running account of one job.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    began: Mono,
+    state: Spending,
+    since: Mono,
+    booked: BTreeMap<Spending, Span>,
+    /// Of what is booked as training: work done again or cut off.
+    lost: Span,
+    /// Of what is booked as training: time in sections named `checkpoint`.
+    saved: Span,
+    /// The newest step completed by the lead rank in any attempt.
+    reached: Option<u64>,
+    /// The newest step completed before the current attempt.
+    reached_before: Option<u64>,
+    last_step_end: Option<Mono>,
+    steps: u64,
+    steps_lost: u64,
+}
+
+/// The books of a job at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Books {
+    /// From the start of the job to this moment.
+    pub wall: Span,
+    /// Where it went; the sum is `wall`.
+    pub parts: BTreeMap<Spending, Span>,
+    /// Training over wall time, 0 to 1.
+    pub goodput: f64,
+    /// Distinct steps completed.
+    pub steps: u64,
+    /// Steps that were done again.
+    pub steps_lost: u64,
+}
+
+impl Ledger {
+    /// Opens the books of a job that begins now.
+    pub fn open(at: Mono) -> Ledger {
+        Ledger {
+            began: at,
+            state: Spending::Starting,
+            since: at,
+            booked: BTreeMap::new(),
+            lost: Span::default(),
+            saved: Span::default(),
+            reached: None,
+            reached_before: None,
+            last_step_end: None,
+            steps: 0,
+            steps_lost: 0,
+        }
+    }
+
+    /// From `at` on the time goes into `state`. A time before the last change counts as that change's.
+    pub fn enter(&mut self, at: Mono, state: Spending) {
+        let at = at.max(self.since);
+        let cut_off = self.state == Spending::Training && state != Spending::Training;
+        self.book(self.state, at.since(self.since));
+        if cut_off && state == Spending::Undetected {
+            self.charge_unfinished_step(at);
+        }
+        self.state = state;
+        self.since = at;
+    }
+
+    /// What the time goes into at present.
+    pub fn state(&self) -> Spending {
+        self.state
+    }
+
+    /// The newest step that the lead rank completed in any attempt.
+    pub fn reached(&self) -> Option<u64> {
+        self.reached
+    }
+
+    /// A new attempt begins: steps up to the newest one reached so far will be done again.
+    pub fn begin_attempt(&mut self) {
+        self.reached_before = self.reached;
+        self.last_step_end = None;
+    }
+
+    /// A step of the lead rank is complete.
+    pub fn step(&mut self, done: &StepDone) {
+        // What a first step took cannot be told from the setup before it, and is booked as such.
+        let length = if done.first { Span::default() } else { done.end.since(done.start) };
+        if self.reached_before.is_some_and(|reached| done.step <= reached) {
+            self.steps_lost += 1;
+            self.lost = self.lost.plus(length);
+        } else {
+            self.steps += 1;
+            self.saved = self.saved.plus(Span(done.checkpoint_ns.min(length.0)));
+        }
+        self.reached = self.reached.max(Some(done.step));
+        self.last_step_end = Some(done.end);
+    }
+
+    /// The books at `at`.
+    pub fn books(&self, at: Mono) -> Books {
+        let at = at.max(self.since);
+        let mut parts = self.booked.clone();
+        let open = parts.entry(self.state).or_default();
+        *open = open.plus(at.since(self.since));
+        // Steps are seen later than states change; no more can be moved out of training than was booked there.
+        for (state, charged) in [(Spending::LostWork, self.lost), (Spending::Checkpointing, self.saved)] {
+            let training = parts.entry(Spending::Training).or_default();
+            let moved = charged.min(*training);
+            *training = training.minus(moved);
+            parts.insert(state, moved);
+        }
+        let training = parts.get(&Spending::Training).copied().unwrap_or_default();
+        parts.retain(|_, span| span.0 > 0);
+        let wall = at.since(self.began);
+        let goodput = if wall.0 == 0 { 0.0 } else { training.0 as f64 / wall.0 as f64 };
+        Books { wall, parts, goodput, steps: self.steps, steps_lost: self.steps_lost }
+    }
+
+    /// The part of a step that a fault cut off is lost work.
+    fn charge_unfinished_step(&mut self, fault_at: Mono) {
+        if let Some(end) = self.last_step_end {
+            self.lost = self.lost.plus(fault_at.since(end));
+        }
+    }
+
+    fn book(&mut self, state: Spending, span: Span) {
+        let booked = self.booked.entry(state).or_default();
+        *booked = booked.plus(span);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn step(number: u64, start: u64, end: u64) -> StepDone {
+        StepDone {
+            step: number,
+            start: Mono(start),
+            end: Mono(end),
+            first: false,
+            checkpoint_ns: 0,
+            loss: None,
+        }
+    }
+
+    #[test]
+    fn a_fault_costs_its_detection_the_restart_and_the_steps_done_again() {
+        let mut ledger = Ledger::open(Mono(0));
+        ledger.begin_attempt();
+        ledger.enter(Mono(100), Spending::Initialising);
+        ledger.enter(Mono(200), Spending::Training);
+        ledger.step(&step(1, 200, 300));
+        ledger.step(&StepDone { checkpoint_ns: 40, ..step(2, 300, 400) });
+        ledger.step(&step(3, 400, 500));
+        ledger.enter(Mono(550), Spending::Undetected);
+        ledger.enter(Mono(560), Spending::Stopping);
+        ledger.enter(Mono(600), Spending::Deciding);
+        ledger.enter(Mono(610), Spending::Starting);
+        ledger.begin_attempt();
+        ledger.enter(Mono(700), Spending::Training);
+        ledger.step(&step(3, 700, 800));
+        ledger.step(&step(4, 800, 900));
+        ledger.enter(Mono(900), Spending::Finishing);
+        let books = ledger.books(Mono(1000));
+        let part = |spending| books.parts.get(&spending).map(|span| span.0);
+        assert_eq!(part(Spending::Training), Some(200 + 60 + 100));
+        assert_eq!(part(Spending::Checkpointing), Some(40));
+        assert_eq!(part(Spending::LostWork), Some(50 + 100));
+        assert_eq!(part(Spending::Undetected), Some(10));
+        assert_eq!((books.steps, books.steps_lost, books.goodput), (4, 1, 0.36));
+    }
+
+    fn spending() -> impl Strategy<Value = Spending> {
+        prop::sample::select(vec![
+            Spending::Training,
+            Spending::Starting,
+            Spending::Initialising,
+            Spending::Undetected,
+            Spending::Stopping,
+            Spending::Deciding,
+            Spending::Finishing,
+        ])
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order, with whatever times: the parts add up to the wall time.
+        #[test]
+        fn the_books_balance(
+            changes in prop::collection::vec((0u64..10_000, spending()), 0..40),
+            steps in prop::collection::vec((0u64..50, 0u64..10_000, 0u64..5_000, 0u64..9_000), 0..40),
+            end in 0u64..20_000,
+        ) {
+            let mut ledger = Ledger::open(Mono(0));
+            let mut steps = steps.into_iter();
+            for (at, state) in changes {
+                ledger.enter(Mono(at), state);
+                if state == Spending::Starting {
+                    ledger.begin_attempt();
+                }
+                if let Some((number, start, length, checkpoint_ns)) = steps.next() {
+                    ledger.step(&StepDone { checkpoint_ns, ..step(number, start, start + length) });
+                }
+            }
+            let books = ledger.books(Mono(end));
+            let sum: u64 = books.parts.values().map(|span| span.0).sum();
+            prop_assert_eq!(sum, books.wall.0);
+            prop_assert!(books.goodput <= 1.0);
+        }
+    }
+}

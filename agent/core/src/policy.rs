@@ -1,0 +1,131 @@
+//! From verdict to decision. The built-in policy restarts what a restart can help, within a budget, and stops
+//! what can only fail again.
+
+use crate::id::Attempt;
+use crate::time::{Mono, Span};
+use crate::verdict::{Action, Cause, Verdict};
+
+/// How often restarts are allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Restarts allowed per window.
+    pub max_restarts: u32,
+    /// The window; none means the whole life of the job.
+    pub window: Option<Span>,
+}
+
+/// A failure of this job that was decided before.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PastFailure {
+    /// When it was decided.
+    pub decided_at: Mono,
+    /// What it was.
+    pub cause: Cause,
+    /// The step at which the culprit stood.
+    pub step: Option<u64>,
+}
+
+/// What the policy goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// The verdict to decide on.
+    pub verdict: &'a Verdict,
+    /// All earlier failures of the job, oldest first; each was followed by a restart.
+    pub past: &'a [PastFailure],
+    /// The exit status of the culprit as a shell reports it.
+    pub exit: i32,
+    /// The time of the decision.
+    pub now: Mono,
+}
+
+/// Decides; and says why in plain words.
+pub fn decide(budget: Budget, case: Case<'_>) -> (Action, String) {
+    let stop = Action::Stop { exit: case.exit };
+    if case.verdict.cause == Cause::StartFailed {
+        return (
+            stop,
+            "ranks that cannot be started would fail again; mend the error and start anew".to_owned(),
+        );
+    }
+    if let Some(step) = repeats_at_same_step(case) {
+        let at = step.map_or_else(|| "before the first step".to_owned(), |step| format!("after step {step}"));
+        return (stop, format!("the same exception came again {at}: a restart would only fail again"));
+    }
+    let used = restarts_in_window(budget, case);
+    if used >= budget.max_restarts {
+        let span = budget.window.map_or_else(String::new, |window| format!(" within {window}"));
+        return (stop, format!("the budget of {} restart(s){span} is used up", budget.max_restarts));
+    }
+    let attempt: Attempt = case.verdict.attempt.next();
+    (Action::RestartInJob { attempt }, format!("restart {} of {} in the job", used + 1, budget.max_restarts))
+}
+
+/// Whether the culprit raised the same exception at the same step as in an earlier attempt.
+fn repeats_at_same_step(case: Case<'_>) -> Option<Option<u64>> {
+    let Cause::Exception { fingerprint, .. } = &case.verdict.cause else { return None };
+    case.past
+        .iter()
+        .any(|past| {
+            past.step == case.verdict.step
+                && matches!(&past.cause, Cause::Exception { fingerprint: before, .. } if before == fingerprint)
+        })
+        .then_some(case.verdict.step)
+}
+
+fn restarts_in_window(budget: Budget, case: Case<'_>) -> u32 {
+    let recent = |past: &&PastFailure| match budget.window {
+        Some(window) => case.now.since(past.decided_at) < window,
+        None => true,
+    };
+    u32::try_from(case.past.iter().filter(recent).count()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Incident;
+    use crate::judge::start_failed;
+
+    fn verdict(cause: Cause, step: Option<u64>) -> Verdict {
+        Verdict { cause, step, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
+    }
+
+    fn exception(fingerprint: &str) -> Cause {
+        Cause::Exception { exception: "E".into(), fingerprint: fingerprint.into() }
+    }
+
+    fn action(budget: Budget, verdict: &Verdict, past: &[PastFailure]) -> Action {
+        decide(budget, Case { verdict, past, exit: 1, now: Mono(100_000_000_000) }).0
+    }
+
+    const THREE: Budget = Budget { max_restarts: 3, window: None };
+    const RESTART: Action = Action::RestartInJob { attempt: Attempt(1) };
+
+    #[test]
+    fn the_same_exception_at_the_same_step_stops_the_job_and_at_another_step_does_not() {
+        let past = [PastFailure { decided_at: Mono(1), cause: exception("a"), step: Some(5) }];
+        assert_eq!(action(THREE, &verdict(exception("a"), Some(5)), &past), Action::Stop { exit: 1 });
+        assert_eq!(action(THREE, &verdict(exception("a"), Some(6)), &past), RESTART);
+        assert_eq!(action(THREE, &verdict(exception("b"), Some(5)), &past), RESTART);
+    }
+
+    #[test]
+    fn a_kill_at_the_same_step_is_no_repetition() {
+        let kill = Cause::Signal { signal: 9 };
+        let past = [PastFailure { decided_at: Mono(1), cause: kill.clone(), step: Some(5) }];
+        assert_eq!(action(THREE, &verdict(kill, Some(5)), &past), RESTART);
+    }
+
+    #[test]
+    fn the_budget_counts_only_what_lies_in_the_window() {
+        let kill = Cause::Signal { signal: 9 };
+        let past = [1, 99].map(|second| PastFailure {
+            decided_at: Mono(second * 1_000_000_000),
+            cause: kill.clone(),
+            step: None,
+        });
+        let budget = |window| Budget { max_restarts: 2, window };
+        assert_eq!(action(budget(None), &verdict(kill.clone(), None), &past), Action::Stop { exit: 1 });
+        assert_eq!(action(budget(Some(Span::seconds(10))), &verdict(kill, None), &past), RESTART);
+    }
+}

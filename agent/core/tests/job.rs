@@ -1,0 +1,296 @@
+//! The job's state machine, driven as the launcher drives it.
+#![allow(clippy::expect_used, reason = "a panic in a test is its report")]
+
+use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::id::{Attempt, Incident, Pid, Rank};
+use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy};
+use mainstay_core::policy::Budget;
+use mainstay_core::time::Mono;
+use mainstay_core::verdict::{Action, Cause, DecidedBy};
+use proptest::prelude::*;
+
+/// A job of two ranks with its outputs.
+struct Run {
+    job: Job,
+    out: Vec<Output>,
+    now: u64,
+}
+
+impl Run {
+    fn begin(max_restarts: u32) -> Run {
+        let mut out = Vec::new();
+        let spec = JobSpec { world_size: 2, local_world_size: 2, ..JobSpec::default() };
+        let job = Job::begin(Mono(0), spec, Budget { max_restarts, window: None }, &mut out);
+        Run { job, out, now: 0 }
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.now += 10;
+        self.job.step(Mono(self.now), input, &mut self.out);
+    }
+
+    fn fact(&mut self, fact: Fact) {
+        self.tell(Input::Fact(fact));
+    }
+
+    fn start(&mut self, attempt: u32) {
+        let ranks = [0, 1].map(|n| StartedRank {
+            rank: Rank(n),
+            local_rank: n,
+            pid: Pid(100 + n as i32),
+            page: None,
+        });
+        self.fact(Fact::AttemptStarted { attempt: Attempt(attempt), master_port: 1, ranks: ranks.into() });
+        for rank in [Rank(0), Rank(1)] {
+            self.fact(Fact::RankConnected { attempt: Attempt(attempt), rank, client: "test".into() });
+        }
+    }
+
+    fn steps(&mut self, attempt: u32, steps: std::ops::RangeInclusive<u64>) {
+        for step in steps {
+            self.now += 10;
+            for rank in [Rank(0), Rank(1)] {
+                let done = StepDone {
+                    step,
+                    start: Mono(self.now - 10),
+                    end: Mono(self.now),
+                    first: false,
+                    checkpoint_ns: 0,
+                    loss: None,
+                };
+                let input = Input::Steps { attempt: Attempt(attempt), rank, done: vec![done] };
+                self.job.step(Mono(self.now), input, &mut self.out);
+            }
+        }
+    }
+
+    fn exit(&mut self, attempt: u32, rank: u32, status: ExitStatus, after_stop: bool) {
+        self.fact(Fact::RankExited {
+            attempt: Attempt(attempt),
+            rank: Rank(rank),
+            pid: Pid(1),
+            status,
+            step: None,
+            after_stop,
+            stderr_tail: vec![],
+        });
+    }
+
+    fn raise(&mut self, attempt: u32, rank: u32, message: &str) {
+        let note = Note {
+            exception: "builtins.ValueError".into(),
+            message: message.into(),
+            at: Mono(self.now),
+            ..Note::default()
+        };
+        self.fact(Fact::RankRaised { attempt: Attempt(attempt), rank: Rank(rank), pid: Pid(1), note });
+    }
+
+    fn ended(&mut self, attempt: u32) {
+        self.fact(Fact::AttemptEnded { attempt: Attempt(attempt), orphans_killed: 0 });
+    }
+
+    /// A rank is killed, the other one stopped, the agent absent.
+    fn kill_and_decide(&mut self, attempt: u32) {
+        self.exit(attempt, 1, ExitStatus::Signal(9), false);
+        self.exit(attempt, 0, ExitStatus::Signal(15), true);
+        self.ended(attempt);
+        self.tell(Input::Ruling(None));
+    }
+
+    fn orders(&self) -> Vec<&Order> {
+        self.out
+            .iter()
+            .filter_map(|output| match output {
+                Output::Order(order) => Some(order),
+                Output::Record(_) => None,
+            })
+            .collect()
+    }
+
+    fn last_order(&self) -> &Order {
+        self.orders().pop().expect("an order")
+    }
+
+    fn bodies(&self) -> Vec<&Body> {
+        self.out
+            .iter()
+            .filter_map(|output| match output {
+                Output::Record(body) => Some(body),
+                Output::Order(_) => None,
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_and_all_ranks_are_started_again() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.ended(0);
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    run.start(1);
+    run.steps(1, 6..=8);
+    let verdicts: Vec<_> = run
+        .bodies()
+        .into_iter()
+        .filter_map(|body| match body {
+            Body::Verdict(verdict) => Some(verdict),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(verdicts.len(), 1);
+    assert_eq!((verdicts[0].culprit, &verdicts[0].cause), (Some(Rank(1)), &Cause::Signal { signal: 9 }));
+    let outcome = run.bodies().into_iter().find_map(|body| match body {
+        Body::Outcome(outcome) => Some(outcome.clone()),
+        _ => None,
+    });
+    let outcome = outcome.expect("an outcome");
+    assert_eq!((outcome.step, outcome.reached_before, outcome.steps_lost), (6, 7, 2));
+}
+
+#[test]
+fn the_launcher_exits_as_the_culprit_did_when_the_budget_is_used_up() {
+    let mut run = Run::begin(1);
+    run.start(0);
+    run.kill_and_decide(0);
+    run.start(1);
+    run.kill_and_decide(1);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 137 });
+    assert_eq!(run.job.summary(Mono(run.now)).attempts, 2);
+}
+
+#[test]
+fn the_same_exception_at_the_same_step_is_not_restarted_twice() {
+    let mut run = Run::begin(3);
+    for attempt in 0..2 {
+        run.start(attempt);
+        run.steps(attempt, 1..=3);
+        run.raise(attempt, 0, "bad value 17");
+        run.exit(attempt, 0, ExitStatus::Signal(15), true);
+        run.exit(attempt, 1, ExitStatus::Signal(15), true);
+        run.ended(attempt);
+        run.tell(Input::Ruling(None));
+    }
+    assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
+}
+
+#[test]
+fn ranks_that_are_all_done_end_the_job_with_success() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=2);
+    run.exit(0, 0, ExitStatus::Code(0), false);
+    run.exit(0, 1, ExitStatus::Code(0), false);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Done });
+    run.ended(0);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 0 });
+}
+
+#[test]
+fn a_request_to_stop_is_not_a_failure() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.exit(0, 1, ExitStatus::Signal(15), true);
+    run.ended(0);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
+    assert!(!run.bodies().iter().any(|body| matches!(body, Body::Verdict(_))));
+}
+
+#[test]
+fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.ended(0);
+    let stop = (Action::Stop { exit: 9 }, "the disk is read-only".to_owned());
+    run.tell(Input::Ruling(Some(Ruling { incident: Incident(7), instead: Some(stop.clone()) })));
+    assert!(matches!(run.last_order(), Order::Consult { .. }));
+    run.tell(Input::Ruling(Some(Ruling { incident: Incident(1), instead: Some(stop) })));
+    assert_eq!(run.last_order(), &Order::Finish { exit: 9 });
+    assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
+}
+
+#[test]
+fn a_start_that_fails_is_not_tried_again() {
+    let mut run = Run::begin(3);
+    run.fact(Fact::StartFailed { attempt: Attempt(0), error: "no such file: pythn3".into() });
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
+}
+
+/// Anything the launcher might say, in any order.
+fn any_input() -> impl Strategy<Value = Input> {
+    let attempt = (0u32..3).prop_map(Attempt);
+    let status = prop::sample::select(vec![
+        ExitStatus::Code(0),
+        ExitStatus::Code(1),
+        ExitStatus::Signal(9),
+        ExitStatus::Signal(15),
+    ]);
+    (attempt, 0u32..3, status, any::<bool>(), 0u8..9).prop_map(|(attempt, n, status, flag, kind)| {
+        let rank = Rank(n);
+        let started = |n: u32| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None };
+        let note = Note { exception: "E".into(), ..Note::default() };
+        match kind {
+            0 => Input::Fact(Fact::AttemptStarted {
+                attempt,
+                master_port: 1,
+                ranks: vec![started(0), started(1)],
+            }),
+            1 => Input::Fact(Fact::RankConnected { attempt, rank, client: String::new() }),
+            2 => Input::Fact(Fact::RankRaised { attempt, rank, pid: Pid(1), note }),
+            3 => Input::Fact(Fact::RankExited {
+                attempt,
+                rank,
+                pid: Pid(1),
+                status,
+                step: None,
+                after_stop: flag,
+                stderr_tail: vec![],
+            }),
+            4 | 5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0 }),
+            6 => Input::Fact(Fact::StartFailed { attempt, error: "e".into() }),
+            7 => Input::Ruling(None),
+            _ => Input::Steps {
+                attempt,
+                rank,
+                done: vec![StepDone {
+                    step: u64::from(n),
+                    start: Mono(5),
+                    end: Mono(9),
+                    first: false,
+                    checkpoint_ns: 0,
+                    loss: None,
+                }],
+            },
+        }
+    })
+}
+
+proptest! {
+    /// Whatever comes in: never more starts than the budget allows, nothing after the end, and balanced books.
+    #[test]
+    fn budgets_hold_and_the_end_is_the_end(inputs in prop::collection::vec(any_input(), 0..120)) {
+        let mut run = Run::begin(2);
+        for input in inputs {
+            run.tell(input);
+        }
+        let orders = run.orders();
+        let starts = orders.iter().filter(|order| matches!(order, Order::StartRanks(_))).count();
+        prop_assert!(starts <= 3);
+        if let Some(end) = orders.iter().position(|order| matches!(order, Order::Finish { .. })) {
+            prop_assert_eq!(end, orders.len() - 1);
+        }
+        let books = run.job.summary(Mono(run.now)).books;
+        prop_assert_eq!(books.parts.values().map(|span| span.0).sum::<u64>(), books.wall.0);
+    }
+}

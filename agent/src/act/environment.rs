@@ -1,0 +1,127 @@
+//! The environment that torch's workers expect of their launcher, and what the heartbeat client reads.
+
+use std::path::Path;
+
+/// All that the environment of one rank is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct RankEnvironment<'a> {
+    /// The job's name.
+    pub job: &'a str,
+    /// The run id as the user gave it (`--rdzv-id`).
+    pub run_id: &'a str,
+    /// `RANK`.
+    pub rank: u32,
+    /// `LOCAL_RANK`.
+    pub local_rank: u32,
+    /// `WORLD_SIZE`.
+    pub world_size: u32,
+    /// `LOCAL_WORLD_SIZE`.
+    pub local_world_size: u32,
+    /// `ROLE_NAME`.
+    pub role: &'a str,
+    /// `MASTER_ADDR`.
+    pub master_addr: &'a str,
+    /// `MASTER_PORT`.
+    pub master_port: u16,
+    /// How often the ranks were started before.
+    pub attempt: u32,
+    /// Restarts allowed.
+    pub max_restarts: u32,
+    /// Where an uncaught exception is written to.
+    pub error_file: &'a Path,
+    /// The rank's heartbeat page.
+    pub page: Option<&'a Path>,
+    /// Where checkpoints go.
+    pub checkpoint_dir: &'a Path,
+}
+
+impl RankEnvironment<'_> {
+    /// The variables to set. `inherited` tells what the launcher's own environment holds: what a user has set of
+    /// the tunables stays.
+    pub fn variables(&self, inherited: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
+        let mut variables = vec![
+            ("RANK", self.rank.to_string()),
+            ("LOCAL_RANK", self.local_rank.to_string()),
+            ("WORLD_SIZE", self.world_size.to_string()),
+            ("LOCAL_WORLD_SIZE", self.local_world_size.to_string()),
+            ("GROUP_RANK", "0".to_owned()),
+            ("GROUP_WORLD_SIZE", "1".to_owned()),
+            ("ROLE_RANK", self.rank.to_string()),
+            ("ROLE_WORLD_SIZE", self.world_size.to_string()),
+            ("ROLE_NAME", self.role.to_owned()),
+            ("MASTER_ADDR", self.master_addr.to_owned()),
+            ("MASTER_PORT", self.master_port.to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", self.attempt.to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", self.max_restarts.to_string()),
+            ("TORCHELASTIC_RUN_ID", self.run_id.to_owned()),
+            // Rank 0 makes the store, anew for each attempt: nobody ever reads what a dead generation wrote.
+            ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
+            ("TORCHELASTIC_ERROR_FILE", self.error_file.display().to_string()),
+            ("MAINSTAY_JOB_ID", self.job.to_owned()),
+            ("MAINSTAY_ATTEMPT", self.attempt.to_string()),
+            ("MAINSTAY_CHECKPOINT_DIR", self.checkpoint_dir.display().to_string()),
+        ];
+        if let Some(page) = self.page {
+            variables.push(("MAINSTAY_PAGE", page.display().to_string()));
+        }
+        let mut unless_set = |name, value: &str| {
+            if !inherited(name) {
+                variables.push((name, value.to_owned()));
+            }
+        };
+        unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+        // Output goes to files, which Python would buffer by blocks: a killed rank's last words would be lost.
+        unless_set("PYTHONUNBUFFERED", "1");
+        if self.local_world_size > 1 {
+            unless_set("OMP_NUM_THREADS", "1");
+        }
+        variables
+    }
+}
+
+/// Replaces torchrun's argument macro `${local_rank}`.
+pub fn expand(argument: &str, local_rank: u32) -> String {
+    argument.replace("${local_rank}", &local_rank.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment<'a>(local_world_size: u32) -> RankEnvironment<'a> {
+        RankEnvironment {
+            job: "j",
+            run_id: "r",
+            rank: 1,
+            local_rank: 1,
+            world_size: 2,
+            local_world_size,
+            role: "default",
+            master_addr: "127.0.0.1",
+            master_port: 1234,
+            attempt: 2,
+            max_restarts: 3,
+            error_file: Path::new("/e"),
+            page: None,
+            checkpoint_dir: Path::new("/c"),
+        }
+    }
+
+    fn value(environment: RankEnvironment<'_>, set: &[&str], name: &str) -> Option<String> {
+        let variables = environment.variables(|name| set.contains(&name));
+        variables.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    #[test]
+    fn what_the_user_has_set_of_the_tunables_stays() {
+        assert_eq!(value(environment(2), &[], "OMP_NUM_THREADS").as_deref(), Some("1"));
+        assert_eq!(value(environment(2), &["OMP_NUM_THREADS"], "OMP_NUM_THREADS"), None);
+        assert_eq!(value(environment(1), &[], "OMP_NUM_THREADS"), None);
+        assert_eq!(value(environment(2), &["RANK"], "RANK").as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn without_a_page_the_client_is_told_of_none() {
+        assert_eq!(value(environment(2), &[], "MAINSTAY_PAGE"), None);
+    }
+}

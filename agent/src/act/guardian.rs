@@ -1,0 +1,105 @@
+//! The guardian: a small process that outlives its launcher and then takes along what the launcher left.
+//!
+//! The ranks themselves die with the launcher by `PR_SET_PDEATHSIG`. What they started (DataLoader workers, helper
+//! processes) does not; the guardian finds it by cgroup, by process group, and by the job's mark in the
+//! environment. It waits on a pipe that the kernel closes when the launcher ends, however it ends.
+
+use std::fs;
+use std::io::{self, BufRead, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use mainstay_core::id::Pid;
+use nix::sys::signal::Signal;
+
+use crate::os::processes;
+
+/// The hidden subcommand that is the guardian.
+pub const SUBCOMMAND: &str = "guardian";
+
+/// The launcher's end.
+#[derive(Debug)]
+pub struct Guardian {
+    child: Child,
+    orders: ChildStdin,
+}
+
+impl Guardian {
+    /// Starts the guardian of the job marked `mark` (`NAME=value` in the environment of all its processes).
+    /// `program` is Mainstay's own.
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub fn start(program: &Path, mark: &str, cgroup: Option<&Path>) -> io::Result<Guardian> {
+        let mut command = Command::new(program);
+        command.arg(SUBCOMMAND).arg(mark).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
+        if let Some(cgroup) = cgroup {
+            command.arg(cgroup);
+        }
+        let mut child = command.spawn()?;
+        let orders = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        Ok(Guardian { child, orders })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid(i32::try_from(self.child.id()).unwrap_or(0))
+    }
+
+    /// Puts a rank's process group into its care.
+    pub fn guard(&mut self, group: Pid) {
+        self.tell(&format!("+{}\n", group.0));
+    }
+
+    /// Takes it out again, before its number can be given to another process.
+    pub fn release(&mut self, group: Pid) {
+        self.tell(&format!("-{}\n", group.0));
+    }
+
+    /// A guardian that is gone leaves the launcher's own care, which is all that can be done.
+    fn tell(&mut self, order: &str) {
+        let _ = self.orders.write_all(order.as_bytes());
+    }
+
+    /// Ends the guardian in order: there is nothing left to guard.
+    pub fn dismiss(mut self) {
+        self.tell("done\n");
+        drop(self.orders);
+        let _ = self.child.wait();
+    }
+}
+
+/// The guardian's own life, until its launcher is gone.
+pub fn stand_guard(orders: impl BufRead, mark: &str, cgroup: Option<&Path>) {
+    let mut groups: Vec<Pid> = Vec::new();
+    for order in orders.lines().map_while(Result::ok) {
+        let number = |text: &str| text.parse().ok().map(Pid);
+        match order.split_at_checked(1) {
+            Some(("+", group)) => groups.extend(number(group)),
+            Some(("-", group)) => groups.retain(|known| Some(*known) != number(group)),
+            _ => return,
+        }
+    }
+    take_along(&groups, mark, cgroup);
+}
+
+fn take_along(groups: &[Pid], mark: &str, cgroup: Option<&Path>) {
+    if let Some(cgroup) = cgroup {
+        let _ = fs::write(PathBuf::from(cgroup).join("cgroup.kill"), "1");
+    }
+    for group in groups {
+        processes::signal_group(*group, Signal::SIGKILL);
+    }
+    // A process may start another one while we look: until a look finds none.
+    for _ in 0..100 {
+        let left = processes::marked(mark);
+        if left.is_empty() {
+            break;
+        }
+        left.into_iter().for_each(processes::kill_process);
+    }
+    if let Some(cgroup) = cgroup {
+        let _ = fs::remove_dir(cgroup);
+    }
+}

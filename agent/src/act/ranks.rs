@@ -1,0 +1,244 @@
+//! The processes of one attempt: started together, each with its own files, page and process group.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+
+use mainstay_core::entry::ExitStatus;
+use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_heartbeat::PageSpec;
+
+use crate::act::environment::{RankEnvironment, expand};
+use crate::act::page_files;
+use crate::os::pidfd::PidFd;
+use crate::os::{clock, spawn};
+use crate::source::pages::PageReader;
+
+/// What every attempt of a job starts from.
+#[derive(Clone, Debug)]
+pub struct Crew {
+    /// The job's name.
+    pub job: String,
+    /// The run id as the user gave it.
+    pub run_id: String,
+    /// Program and arguments; `${local_rank}` in them is replaced.
+    pub command: Vec<String>,
+    /// Ranks on this host, which is all there is.
+    pub local_world_size: u32,
+    /// `ROLE_NAME`.
+    pub role: String,
+    /// `MASTER_ADDR`.
+    pub master_addr: String,
+    /// `TORCHELASTIC_MAX_RESTARTS`.
+    pub max_restarts: u32,
+    /// Logs go to `attempt_N/<local rank>/` in here.
+    pub run_dir: PathBuf,
+    /// `MAINSTAY_CHECKPOINT_DIR`.
+    pub checkpoint_dir: PathBuf,
+    /// Where heartbeat pages are made; none to run without.
+    pub page_dir: Option<PathBuf>,
+    /// The boot id as sixteen bytes, for the pages.
+    pub boot_id: [u8; 16],
+    /// The `cgroup.procs` of the job's cgroup, if there is one.
+    pub cgroup_procs: Option<PathBuf>,
+}
+
+/// A rank's process under watch.
+#[derive(Debug)]
+pub struct RankProcess {
+    /// Which rank.
+    pub rank: Rank,
+    /// Its place on the host.
+    pub local_rank: u32,
+    /// Its process, which leads its own process group.
+    pub pid: Pid,
+    /// The handle that tells of its end.
+    pub pidfd: Rc<PidFd>,
+    /// Its files.
+    pub files: RankFiles,
+    /// Its heartbeat page.
+    pub page: Option<(PathBuf, PageReader)>,
+    /// Whether it said that it raised.
+    pub raised: bool,
+    /// How it ended, once it has.
+    pub exit: Option<ExitStatus>,
+}
+
+/// Where a rank writes to.
+#[derive(Clone, Debug)]
+pub struct RankFiles {
+    /// Standard output.
+    pub stdout: PathBuf,
+    /// Standard error.
+    pub stderr: PathBuf,
+    /// `TORCHELASTIC_ERROR_FILE`.
+    pub error: PathBuf,
+}
+
+/// Why an attempt could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A file or directory for a rank's output could not be made.
+    #[error("making {path} for the output of a rank: {source}; give a writable --log-dir")]
+    Output {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// The program could not be executed.
+    #[error("starting {program}: {source}; is it installed and on PATH?")]
+    Program {
+        /// The program as given.
+        program: String,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// The command is empty.
+    #[error("there is no command to start")]
+    NoCommand,
+    /// The new process cannot be watched.
+    #[error("watching the process {pid}: {source}; Mainstay needs Linux 5.3 or later")]
+    Watch {
+        /// The process.
+        pid: i32,
+        /// What the kernel says.
+        source: io::Error,
+    },
+}
+
+/// Pages that could not be made are told, not fatal.
+pub type PageTrouble = Option<String>;
+
+impl Crew {
+    /// Starts all ranks of an attempt. If one cannot be started, those before it are killed again.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing of the attempt runs then.
+    pub fn start(
+        &self,
+        attempt: Attempt,
+        master_port: u16,
+    ) -> Result<(Vec<RankProcess>, PageTrouble), StartError> {
+        let mut started = Vec::new();
+        let mut trouble = None;
+        for local_rank in 0..self.local_world_size {
+            match self.start_rank(attempt, local_rank, master_port, &mut trouble) {
+                Ok(rank) => started.push(rank),
+                Err(error) => {
+                    started.iter().for_each(abandon);
+                    return Err(error);
+                }
+            }
+        }
+        Ok((started, trouble))
+    }
+
+    /// The files of a rank in an attempt.
+    pub fn files(&self, attempt: Attempt, local_rank: u32) -> RankFiles {
+        let directory = self.run_dir.join(format!("attempt_{}", attempt.0)).join(local_rank.to_string());
+        RankFiles {
+            stdout: directory.join("stdout.log"),
+            stderr: directory.join("stderr.log"),
+            error: directory.join("error.json"),
+        }
+    }
+
+    fn start_rank(
+        &self,
+        attempt: Attempt,
+        local_rank: u32,
+        master_port: u16,
+        trouble: &mut PageTrouble,
+    ) -> Result<RankProcess, StartError> {
+        let files = self.files(attempt, local_rank);
+        let page = self.make_page(attempt, local_rank, trouble);
+        let (program, arguments) = self.command.split_first().ok_or(StartError::NoCommand)?;
+        let environment = RankEnvironment {
+            job: &self.job,
+            run_id: &self.run_id,
+            rank: local_rank,
+            local_rank,
+            world_size: self.local_world_size,
+            local_world_size: self.local_world_size,
+            role: &self.role,
+            master_addr: &self.master_addr,
+            master_port,
+            attempt: attempt.0,
+            max_restarts: self.max_restarts,
+            error_file: &files.error,
+            page: page.as_ref().map(|(path, _)| path.as_path()),
+            checkpoint_dir: &self.checkpoint_dir,
+        };
+        let mut command = Command::new(expand(program, local_rank));
+        command
+            .args(arguments.iter().map(|argument| OsString::from(expand(argument, local_rank))))
+            .env_remove("MAINSTAY_PAGE")
+            .envs(environment.variables(|name| std::env::var_os(name).is_some()))
+            .stdin(Stdio::null())
+            .stdout(output_file(&files.stdout)?)
+            .stderr(output_file(&files.stderr)?);
+        let cgroup = self.cgroup_procs.as_ref().and_then(|path| File::options().write(true).open(path).ok());
+        let child = spawn::spawn_bound(&mut command, cgroup.as_ref())
+            .map_err(|source| StartError::Program { program: program.clone(), source })?;
+        let pid = Pid(i32::try_from(child.id()).unwrap_or(0));
+        let pidfd = PidFd::open(pid).map_err(|source| StartError::Watch { pid: pid.0, source })?;
+        Ok(RankProcess {
+            rank: Rank(local_rank),
+            local_rank,
+            pid,
+            pidfd: Rc::new(pidfd),
+            files,
+            page,
+            raised: false,
+            exit: None,
+        })
+    }
+
+    fn make_page(
+        &self,
+        attempt: Attempt,
+        local_rank: u32,
+        trouble: &mut PageTrouble,
+    ) -> Option<(PathBuf, PageReader)> {
+        let directory = self.page_dir.as_ref()?;
+        let spec = PageSpec {
+            job: &self.job,
+            rank: local_rank,
+            local_rank,
+            world_size: self.local_world_size,
+            attempt: attempt.0,
+            boot_id: self.boot_id,
+            creator_pid: std::process::id(),
+            created_mono_ns: clock::mono().0,
+        };
+        let made = page_files::make(directory, &spec)
+            .and_then(|(path, file)| PageReader::of(&file).map(|reader| (path, reader)));
+        made.map_err(|error| {
+            trouble.get_or_insert(format!(
+                "making a heartbeat page in {}: {error}; training goes on without heartbeats",
+                directory.display()
+            ));
+        })
+        .ok()
+    }
+}
+
+fn output_file(path: &Path) -> Result<File, StartError> {
+    let make = || {
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        File::options().create(true).append(true).open(path)
+    };
+    make().map_err(|source| StartError::Output { path: path.to_owned(), source })
+}
+
+/// Ends a rank of an attempt that does not come about.
+fn abandon(rank: &RankProcess) {
+    let _ = rank.pidfd.signal(nix::libc::SIGKILL);
+    let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(rank.pid.0), None);
+}

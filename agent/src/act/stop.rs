@@ -1,0 +1,132 @@
+//! Stopping an attempt: the ranks first, in order, then all that they left behind.
+
+use std::time::Duration;
+
+use mainstay_core::id::Pid;
+use mainstay_core::job::StopWhy;
+use mainstay_core::time::{Mono, Span};
+use nix::libc::{SIGCONT, SIGKILL, SIGTERM};
+use nix::sys::signal::Signal;
+
+use crate::act::ranks::RankProcess;
+use crate::os::cgroup::Cgroup;
+use crate::os::processes;
+
+/// How long a stop may take before force is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Grace {
+    /// When the launcher was asked to stop: ranks may want to save.
+    pub requested: Span,
+    /// After a fault: the ranks can only wait for one that is gone.
+    pub fault: Span,
+    /// For what ranks leave behind when all are done.
+    pub done: Span,
+}
+
+/// A stop under way.
+#[derive(Debug)]
+pub struct Stop {
+    /// Why.
+    pub why: StopWhy,
+    /// When force is used.
+    pub force_at: Mono,
+    /// Signals sent so far, to tell our own doing from others'.
+    sent: Vec<i32>,
+}
+
+impl Stop {
+    /// Asks all living ranks to end: `signal` if the launcher was told to stop by one, else SIGTERM.
+    pub fn begin(now: Mono, why: StopWhy, grace: Grace, signal: i32, ranks: &[RankProcess]) -> Stop {
+        let grace = match why {
+            StopWhy::Requested => grace.requested,
+            StopWhy::Fault => grace.fault,
+            StopWhy::Done => grace.done,
+        };
+        let mut stop = Stop { why, force_at: now.after(grace), sent: Vec::new() };
+        stop.send(if why == StopWhy::Requested { signal } else { SIGTERM }, ranks);
+        // A rank that was stopped would only take the signal when it goes on.
+        stop.send(SIGCONT, ranks);
+        stop
+    }
+
+    /// Uses force on what still lives.
+    pub fn force(&mut self, ranks: &[RankProcess]) {
+        self.send(SIGKILL, ranks);
+    }
+
+    /// Whether a signal that ended a rank was one of ours.
+    pub fn sent(&self, signal: i32) -> bool {
+        self.sent.contains(&signal)
+    }
+
+    fn send(&mut self, signal: i32, ranks: &[RankProcess]) {
+        self.sent.push(signal);
+        for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
+            if let Err(error) = rank.pidfd.signal(signal) {
+                tracing::error!(rank = rank.rank.0, signal, %error, "could not signal a rank");
+            }
+        }
+    }
+}
+
+/// Ends what ranks that are gone have left: members of their process groups and cgroup, and orphans that came to
+/// us as subreaper. Returns how many had to be killed. `spare` is the guardian.
+pub async fn sweep(cgroup: Option<&Cgroup>, spare: Pid, patience: Span) -> u32 {
+    let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
+    let left = || -> Vec<Pid> {
+        let mut left = processes::descendants(us);
+        left.extend(cgroup.map(Cgroup::members).unwrap_or_default());
+        left.retain(|pid| *pid != spare && processes::is_alive(*pid));
+        left.sort_unstable();
+        left.dedup();
+        left
+    };
+    let mut remaining = left();
+    for pid in &remaining {
+        processes::signal(*pid, Signal::SIGTERM);
+    }
+    // Orphans have no pidfd of ours; what is left is looked for a few times, and only while there is something.
+    let mut waited = Span::default();
+    while !remaining.is_empty() && waited < patience {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        waited = waited.plus(Span::millis(10));
+        reap_orphans(|_| true);
+        remaining = left();
+    }
+    let killed = u32::try_from(remaining.len()).unwrap_or(u32::MAX);
+    for _ in 0..1000 {
+        if remaining.is_empty() {
+            break;
+        }
+        if let Some(cgroup) = cgroup {
+            let _ = cgroup.kill();
+        }
+        for pid in &remaining {
+            processes::kill_process(*pid);
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        reap_orphans(|_| true);
+        remaining = left();
+    }
+    for pid in remaining {
+        tracing::error!(
+            pid = pid.0,
+            waits_in = processes::waits_in(pid),
+            "a process does not die of SIGKILL"
+        );
+    }
+    killed
+}
+
+/// Takes ended orphans off the process table. `may_reap` spares children whose end somebody else will ask for.
+pub fn reap_orphans(may_reap: impl Fn(Pid) -> bool) {
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
+    let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+    while let Ok(status) = waitid(Id::All, peek) {
+        match status.pid().map(|pid| Pid(pid.as_raw())) {
+            Some(pid) if may_reap(pid) => crate::os::pidfd::reap(pid),
+            // The first in line is a rank: its own watcher comes for it, and for those behind it the next call.
+            Some(_) | None => return,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A job under the launcher, with the brain inside: nothing else is needed on the host.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use mainstay_core::host::HostLimits;
+use mainstay_core::id::JobId;
+use mainstay_core::job::Summary;
+use mainstay_core::ledger::Spending;
+use nix::unistd::geteuid;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::act::guardian::Guardian;
+use crate::act::output::Terminal;
+use crate::act::ranks::Crew;
+use crate::api::{self, Listeners, Mode, UnixSocket};
+use crate::app::host::sense;
+use crate::app::{about, usual};
+use crate::board::Board;
+use crate::launch::places::{self, Places};
+use crate::launch::{Launcher, Outside, Settings, notice};
+use crate::link;
+use crate::os::cgroup::Cgroup;
+use crate::os::{clock, spawn};
+use crate::source::host::{HostSource, Roots, standard_paths};
+use crate::store::journal::{Journal, Limits};
+
+/// How often the host is looked at beside a job.
+const SENSE_EVERY: Duration = Duration::from_secs(5);
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub struct JobPlan {
+    /// The job.
+    pub settings: Settings,
+    /// Where run directories are made; the user's state directory if not given.
+    pub log_dir: Option<PathBuf>,
+    /// Where pages and sockets are made; `/dev/shm/mainstay-<uid>` if not given.
+    pub runtime_root: Option<PathBuf>,
+    /// The agent's socket; the usual places if not given.
+    pub agent_socket: Option<PathBuf>,
+    /// Whether to look for an agent at all.
+    pub look_for_agent: bool,
+}
+
+/// Runs a job to its end and returns the status to exit with.
+///
+/// # Errors
+/// The job could not be begun; nothing of it runs then.
+pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
+    tokio::task::LocalSet::new().run_until(run(plan)).await
+}
+
+async fn run(plan: JobPlan) -> anyhow::Result<i32> {
+    let signals = signals().context("catching signals")?;
+    let log_dir = plan.log_dir.clone().unwrap_or_else(|| usual::log_dir(&usual::environment));
+    let runtime_root = plan
+        .runtime_root
+        .clone()
+        .unwrap_or_else(|| usual::runtime_root(geteuid().as_raw(), &usual::environment));
+    let places = places::make(&log_dir, &runtime_root, &plan.settings.run_id)?;
+    let journal = Journal::open(&places.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
+    let board = Board::open(journal)?;
+
+    spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
+    let cgroup = Cgroup::make(&format!("mainstay-{}-{}", places.job, std::process::id()))
+        .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
+        .ok();
+    let guardian = start_guardian(&places, cgroup.as_ref());
+    let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
+    let terminal = Terminal::start().context("starting the thread that shows the ranks' output")?;
+    notice::say(&format!(
+        "job {}: {} rank(s); logs in {}",
+        places.job,
+        plan.settings.local_world_size,
+        places.run_dir.display()
+    ));
+    if let Err(reason) = &places.runtime_dir {
+        notice::say(&format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
+    }
+
+    let stop = CancellationToken::new();
+    let served = serve(&places, &board, stop.clone());
+    let (link_sender, link_events) = mpsc::channel(64);
+    let sockets = match plan.agent_socket {
+        _ if !plan.look_for_agent => Vec::new(),
+        Some(socket) => vec![socket],
+        None => usual::agent_sockets(geteuid().as_raw(), &usual::environment),
+    };
+    let agent_expected = sockets.iter().any(|socket| socket.exists());
+    let link = tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender));
+    let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
+    let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
+        .context("starting the thread that looks at the host")?;
+    let outside = Outside { link_events, agent_expected, host, signals };
+    let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal);
+    let (exit, summary) = launcher.run(outside).await;
+    drop(sensing);
+    // The agent hears of the end before the launcher's process is gone.
+    let _ = tokio::time::timeout(link::agent::LEAVE_WITHIN, link).await;
+
+    write_summary(&places.run_dir, &summary);
+    notice::say(&last_words(&places.job, &summary));
+    stop.cancel();
+    if let Some(served) = served {
+        // Readers get the job's end before the socket goes.
+        let _ = served.await;
+    }
+    Ok(exit)
+}
+
+/// Serves the API for this job beside its pages; without it the job runs all the same.
+fn serve(places: &Places, board: &Board, stop: CancellationToken) -> Option<JoinHandle<()>> {
+    let socket = places.runtime_dir.as_ref().ok()?.path.join("api.sock");
+    let unix = match UnixSocket::bind(&socket, 0o600) {
+        Ok(unix) => unix,
+        Err(error) => {
+            notice::say(&format!("{error}; `mainstay status` will not find this job"));
+            return None;
+        }
+    };
+    let listeners = Listeners { unix: Some(unix), ..Listeners::default() };
+    let about = about(Mode::Launcher);
+    let reader = board.reader();
+    Some(tokio::spawn(async move {
+        let clock = Arc::new(clock::now);
+        if let Err(error) = api::serve(listeners, reader, about, clock, Routes::default(), stop).await {
+            tracing::warn!(%error, "the API of this job ended");
+        }
+    }))
+}
+
+fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow::Result<Crew> {
+    let checkpoint_dir = match &settings.checkpoint_dir {
+        Some(directory) => std::path::absolute(directory)
+            .with_context(|| format!("--checkpoint-dir {}", directory.display()))?,
+        None => places.run_dir.join("checkpoints"),
+    };
+    Ok(Crew {
+        job: places.job.clone(),
+        run_id: settings.run_id.clone(),
+        command: settings.command.clone(),
+        local_world_size: settings.local_world_size,
+        role: settings.role.clone(),
+        master_addr: settings.master_addr.clone(),
+        max_restarts: settings.budget.max_restarts,
+        run_dir: places.run_dir.clone(),
+        checkpoint_dir,
+        page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
+        boot_id: clock::boot_id_bytes(),
+        cgroup_procs: cgroup.map(Cgroup::procs),
+    })
+}
+
+/// Without a guardian the ranks still die with the launcher; only what they started may outlive it.
+fn start_guardian(places: &Places, cgroup: Option<&Cgroup>) -> Option<Guardian> {
+    let mark = format!("MAINSTAY_JOB_ID={}", places.job);
+    let program = Path::new("/proc/self/exe");
+    Guardian::start(program, &mark, cgroup.map(Cgroup::path))
+        .inspect_err(|error| tracing::warn!(%error, "running without a guardian"))
+        .ok()
+}
+
+/// The signals that ask the launcher to stop, as torchrun takes them.
+fn signals() -> std::io::Result<mpsc::Receiver<i32>> {
+    let (sender, receiver) = mpsc::channel(8);
+    for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()] {
+        let mut arrivals = signal(kind)?;
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            while arrivals.recv().await.is_some() {
+                if sender.send(kind.as_raw_value()).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    Ok(receiver)
+}
+
+fn write_summary(run_dir: &Path, summary: &Summary) {
+    let path = run_dir.join("summary.json");
+    let written = serde_json::to_vec_pretty(summary)
+        .map_err(std::io::Error::from)
+        .and_then(|text| std::fs::write(&path, text));
+    if let Err(error) = written {
+        notice::say(&format!("writing {}: {error}", path.display()));
+    }
+}
+
+fn last_words(job: &str, summary: &Summary) -> String {
+    let books = &summary.books;
+    let mut parts: Vec<(&Spending, f64)> =
+        books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let parts: Vec<String> = parts.iter().map(|(state, seconds)| format!("{state} {seconds:.1} s")).collect();
+    format!(
+        "job {job} ended with status {}: {}; {} attempt(s), {} step(s), goodput {:.1} % of {} ({})",
+        summary.exit,
+        summary.reason,
+        summary.attempts,
+        books.steps,
+        books.goodput * 100.0,
+        books.wall,
+        parts.join(", ")
+    )
+}

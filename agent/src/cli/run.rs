@@ -1,0 +1,337 @@
+//! `mainstay run`: torchrun's command line in front of the launcher.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use mainstay_core::policy::Budget;
+use mainstay_core::time::Span;
+
+use crate::act::stop::Grace;
+use crate::app::{self, JobPlan, logging};
+use crate::cli::{exit, output, torchrun};
+use crate::launch::{Settings, Shown, places};
+use crate::os::clock;
+
+const EXAMPLES: &str = "\
+Examples:
+  mainstay run --nproc-per-node 8 train.py --config c.yaml
+  mainstay run --nproc-per-node gpu -m my.training --lr 3e-4
+  mainstay run --nproc-per-node 2 --no-python ./trainer
+  mainstay run --nproc-per-node 8 --max-restarts 5 --checkpoint-dir /nvme/ckpt train.py
+
+What follows the script's name belongs to the script. Exit status: 0 when all ranks end with 0; else that of the
+rank that failed first, a signal as 128 + its number; 64 for a command line that is not understood, 70 when the job
+could not be begun. See docs/reference/cli.md.";
+
+/// Run a training job: start its ranks, watch them, restart them when that helps
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Hosts, as N or MIN:MAX; one host for now
+    #[arg(long, alias = "nnodes", env = "PET_NNODES", default_value = "1", value_name = "N")]
+    nnodes: String,
+    /// Ranks on this host: a number, auto, gpu or cpu
+    #[arg(long, alias = "nproc_per_node", env = "PET_NPROC_PER_NODE", default_value = "1", value_name = "N")]
+    nproc_per_node: String,
+    /// Restarts allowed in a window
+    #[arg(long, alias = "max_restarts", env = "PET_MAX_RESTARTS", default_value_t = 3, value_name = "N")]
+    max_restarts: u32,
+    /// The window in which restarts are counted, such as 1h; without it they count for the whole job
+    #[arg(long, env = "MAINSTAY_RESTART_WINDOW", value_name = "DURATION", value_parser = duration)]
+    restart_window: Option<Span>,
+    /// Name of the run; made up from time and process if not given
+    #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", value_name = "ID")]
+    rdzv_id: Option<String>,
+    /// Rendezvous backend; one host needs none
+    #[arg(long, alias = "rdzv_backend", env = "PET_RDZV_BACKEND", value_name = "NAME")]
+    rdzv_backend: Option<String>,
+    /// Rendezvous endpoint HOST:PORT; with the static backend it is MASTER_ADDR and MASTER_PORT
+    #[arg(long, alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT", value_name = "HOST:PORT")]
+    rdzv_endpoint: Option<String>,
+    /// Rendezvous settings; one host needs none
+    #[arg(long, alias = "rdzv_conf", env = "PET_RDZV_CONF", value_name = "KEY=VALUE,…")]
+    rdzv_conf: Option<String>,
+    /// One host, any free port: what `mainstay run` does anyway
+    #[arg(long, env = "PET_STANDALONE")]
+    standalone: bool,
+    /// This host's place among the hosts: 0
+    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", default_value_t = 0, value_name = "N")]
+    node_rank: u32,
+    /// MASTER_ADDR
+    #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
+    master_addr: Option<String>,
+    /// MASTER_PORT; a free one is chosen for each attempt if not given
+    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
+    master_port: Option<u16>,
+    /// Address of this host; not needed with one host
+    #[arg(
+        long,
+        alias = "local_addr",
+        env = "PET_LOCAL_ADDR",
+        value_name = "ADDRESS",
+        hide_short_help = true
+    )]
+    local_addr: Option<String>,
+    /// ROLE_NAME
+    #[arg(long, env = "PET_ROLE", default_value = "default", value_name = "NAME")]
+    role: String,
+    /// The script is a Python module
+    #[arg(short = 'm', long, env = "PET_MODULE", conflicts_with = "no_python")]
+    module: bool,
+    /// The script is a program, not Python
+    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON")]
+    no_python: bool,
+    /// Where run directories with logs, journal and summary are made
+    #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+    /// Streams that are kept off the terminal: 0 none, 1 stdout, 2 stderr, 3 both; or LOCAL_RANK:STREAMS,…
+    #[arg(short = 'r', long, env = "PET_REDIRECTS", default_value = "0", value_name = "STREAMS")]
+    redirects: String,
+    /// Streams that are shown on the terminal in spite of --redirects
+    #[arg(short = 't', long, env = "PET_TEE", default_value = "0", value_name = "STREAMS")]
+    tee: String,
+    /// Local ranks whose output is shown on the terminal, such as 0,1; all if not given
+    #[arg(long, alias = "local_ranks_filter", env = "PET_LOCAL_RANKS_FILTER", value_name = "RANKS")]
+    local_ranks_filter: Option<String>,
+    /// Taken and ignored: deaths are seen at once, not by looking
+    #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", hide_short_help = true)]
+    monitor_interval: Option<f64>,
+    /// Taken and ignored
+    #[arg(long, alias = "start_method", env = "PET_START_METHOD", hide_short_help = true)]
+    start_method: Option<String>,
+    /// Taken and ignored
+    #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", hide_short_help = true)]
+    event_log_handler: Option<String>,
+    /// How long ranks may take to end after the launcher was asked to stop
+    #[arg(
+        long,
+        alias = "shutdown_timeout",
+        env = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+        default_value = "30s",
+        value_name = "DURATION",
+        value_parser = duration
+    )]
+    shutdown_timeout: Span,
+    /// How long the other ranks may take to end after one has failed
+    #[arg(long, env = "MAINSTAY_FAULT_TIMEOUT", default_value = "3s", value_name = "DURATION", value_parser = duration)]
+    fault_timeout: Span,
+    /// Where ranks keep checkpoints, to go on from them in a later run too; a directory of this run if not given
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_DIR", value_name = "DIR")]
+    checkpoint_dir: Option<PathBuf>,
+    /// Where heartbeat pages and the launcher's socket are made: on a tmpfs
+    #[arg(long, env = "MAINSTAY_RUNTIME_DIR", value_name = "DIR", hide_short_help = true)]
+    runtime_dir: Option<PathBuf>,
+    /// The agent's socket; looked for in the usual places if not given
+    #[arg(long, env = "MAINSTAY_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Do not look for an agent
+    #[arg(long, env = "MAINSTAY_NO_AGENT")]
+    no_agent: bool,
+    /// The script, and what belongs to it
+    #[arg(required = true, trailing_var_arg = true, value_name = "SCRIPT [ARGUMENTS]")]
+    command: Vec<String>,
+}
+
+/// Runs the job and returns its exit status.
+///
+/// # Errors
+/// What the command line asks for cannot be done, or the job could not be begun.
+pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let plan = match plan(args) {
+        Ok(plan) => plan,
+        Err(error) => {
+            output::note(&format!("error: {error:#}"));
+            return Ok(ExitCode::from(exit::USAGE));
+        }
+    };
+    logging::start(tracing::level_filters::LevelFilter::WARN);
+    match app::run_job(plan).await {
+        Ok(exit) => Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1))),
+        Err(error) => {
+            output::note(&format!("error: {error:#}"));
+            Ok(ExitCode::from(exit::NOT_BEGUN))
+        }
+    }
+}
+
+fn plan(args: Args) -> anyhow::Result<JobPlan> {
+    let wrong = |option: &'static str| move |error: String| anyhow::anyhow!("{option}: {error}");
+    torchrun::nodes(&args.nnodes).map_err(wrong("--nnodes"))?;
+    if args.node_rank != 0 {
+        bail!("--node-rank: {} was given, but a job of one host has only node 0", args.node_rank);
+    }
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let ranks = torchrun::ranks_per_node(&args.nproc_per_node, Path::new("/dev"), visible.as_deref())
+        .map_err(wrong("--nproc-per-node"))?;
+    let redirects = torchrun::streams(&args.redirects, ranks).map_err(wrong("--redirects"))?;
+    let tee = torchrun::streams(&args.tee, ranks).map_err(wrong("--tee"))?;
+    let streams = redirects.iter().zip(&tee).map(|(off, on)| (!off.0 || on.0, !off.1 || on.1)).collect();
+    let listed = args.local_ranks_filter.as_deref().map(torchrun::local_ranks).transpose();
+    let (endpoint_addr, endpoint_port) = static_endpoint(&args)?;
+    let run_id = args.rdzv_id.clone().unwrap_or_else(|| places::made_up_run_id(clock::now().wall));
+    let settings = Settings {
+        run_id,
+        command: command(&args)?,
+        local_world_size: ranks,
+        role: args.role,
+        master_addr: args.master_addr.or(endpoint_addr).unwrap_or_else(|| "127.0.0.1".to_owned()),
+        master_port: args.master_port.or(endpoint_port).filter(|port| *port != 0),
+        budget: Budget { max_restarts: args.max_restarts, window: args.restart_window },
+        grace: Grace { requested: args.shutdown_timeout, fault: args.fault_timeout, done: Span::seconds(5) },
+        checkpoint_dir: args.checkpoint_dir,
+        shown: Shown { ranks: listed.map_err(wrong("--local-ranks-filter"))?, streams },
+    };
+    Ok(JobPlan {
+        settings,
+        log_dir: args.log_dir,
+        runtime_root: args.runtime_dir,
+        agent_socket: args.socket,
+        look_for_agent: !args.no_agent,
+    })
+}
+
+/// With torchrun's static backend the rendezvous endpoint is the address of the ranks' store.
+fn static_endpoint(args: &Args) -> anyhow::Result<(Option<String>, Option<u16>)> {
+    let (Some("static"), Some(endpoint)) = (args.rdzv_backend.as_deref(), args.rdzv_endpoint.as_deref())
+    else {
+        return Ok((None, None));
+    };
+    let (host, port) = match endpoint.rsplit_once(':') {
+        Some((host, port)) => {
+            let port = port.parse().with_context(|| format!("--rdzv-endpoint: {port:?} is no port"))?;
+            (host, Some(port))
+        }
+        None => (endpoint, None),
+    };
+    Ok((Some(host.to_owned()), port))
+}
+
+/// The command of each rank: as torchrun builds it, and programs that are no Python also without --no-python.
+fn command(args: &Args) -> anyhow::Result<Vec<String>> {
+    let (script, arguments) = args.command.split_first().context("there is no script to run")?;
+    if script.starts_with('-') {
+        bail!("{script}: no such option of `mainstay run`; see `mainstay run --help`");
+    }
+    let mut command = Vec::new();
+    let is_python = args.module || (!args.no_python && !is_program(script));
+    if is_python {
+        command.push(python());
+        if args.module {
+            command.push("-m".to_owned());
+        } else if !Path::new(script).exists() {
+            bail!("{script}: no such script or program");
+        }
+    }
+    command.push(script.clone());
+    command.extend(arguments.iter().cloned());
+    Ok(command)
+}
+
+/// Whether `script` is a program to be executed by itself: found on PATH, or an executable file that does not
+/// end in `.py`.
+fn is_program(script: &str) -> bool {
+    if script.ends_with(".py") {
+        return false;
+    }
+    if script.contains('/') { is_executable(Path::new(script)) } else { on_path(script) }
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| is_executable(&directory.join(program)))
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok()
+}
+
+/// The interpreter: torchrun's `PYTHON_EXEC`, or the first on PATH, which in an activated environment is its own.
+fn python() -> String {
+    std::env::var("PYTHON_EXEC").unwrap_or_else(|_| {
+        let name = if on_path("python3") { "python3" } else { "python" };
+        name.to_owned()
+    })
+}
+
+/// A span such as `30s`, `2m`, `1h 30m`, or a bare number of seconds.
+fn duration(text: &str) -> Result<Span, String> {
+    if let Ok(seconds) = text.parse::<f64>()
+        && seconds.is_finite()
+        && seconds >= 0.0
+    {
+        return Ok(Span((seconds * 1e9) as u64));
+    }
+    let parsed: jiff::SignedDuration =
+        text.parse().map_err(|_| format!("{text:?} is no duration: write 30s, 2m or 1h"))?;
+    u64::try_from(parsed.as_nanos()).map(Span).map_err(|_| format!("{text:?}: a duration cannot be negative"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &[&str]) -> Result<Args, String> {
+        let line = std::iter::once("run").chain(line.iter().copied());
+        Line::try_parse_from(line).map(|line| line.args).map_err(|error| error.to_string())
+    }
+
+    fn plan_of(line: &[&str]) -> Result<JobPlan, String> {
+        plan(parse(line)?).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn what_follows_the_script_belongs_to_the_script() {
+        let plan = plan_of(&["--nproc_per_node=2", "/bin/sh", "--n", "5", "--help", "-m"]).expect("a plan");
+        assert_eq!(plan.settings.command, ["/bin/sh", "--n", "5", "--help", "-m"]);
+        assert_eq!(plan.settings.local_world_size, 2);
+    }
+
+    #[test]
+    fn an_unknown_option_before_the_script_is_an_error() {
+        let error = plan_of(&["--nproc-pr-node", "2", "/bin/sh"]).expect_err("a typing error");
+        assert!(error.contains("--nproc-pr-node"), "{error}");
+    }
+
+    #[test]
+    fn modules_run_under_python() {
+        let plan = plan_of(&["-m", "json.tool", "-h"]).expect("a plan");
+        assert_eq!(plan.settings.command[1..], ["-m", "json.tool", "-h"]);
+    }
+
+    #[test]
+    fn more_than_one_host_is_refused_in_plain_words() {
+        let error = plan_of(&["--nnodes", "2", "/bin/sh"]).expect_err("two hosts");
+        assert!(error.starts_with("--nnodes: 2 hosts were asked for"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_script_is_named() {
+        let error = plan_of(&["./no-such-script.py"]).expect_err("no script");
+        assert_eq!(error, "./no-such-script.py: no such script or program");
+    }
+
+    #[test]
+    fn redirected_streams_are_off_the_terminal_unless_teed() {
+        let shown = plan_of(&["--nproc-per-node=2", "-r", "3", "-t", "0:1", "/bin/sh"])
+            .expect("a plan")
+            .settings
+            .shown;
+        assert_eq!((shown.of(0), shown.of(1)), ((true, false), (false, false)));
+    }
+
+    #[test]
+    fn durations_in_words_and_in_seconds() {
+        assert_eq!(duration("30s"), Ok(Span::seconds(30)));
+        assert_eq!(duration("1h 30m"), Ok(Span::seconds(5400)));
+        assert_eq!(duration("0.5"), Ok(Span::millis(500)));
+        assert!(duration("soon").is_err() && duration("-3s").is_err());
+    }
+}

@@ -1,0 +1,34 @@
+//! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
+
+use std::io::Write;
+
+use mainstay_core::entry::{Body, Fact};
+use mainstay_core::verdict::Action;
+
+/// Says a line. Nobody may be listening any more, which is no reason to end a job.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "mainstay: {line}");
+}
+
+/// The line for an entry, for those that a person wants to see.
+pub fn line(body: &Body) -> Option<String> {
+    match body {
+        Body::Verdict(verdict) => Some(verdict.headline.clone()),
+        Body::Decision(decision) => Some(match decision.action {
+            Action::RestartInJob { .. } => format!("restarting all ranks: {}", decision.why),
+            Action::Stop { exit } => format!("stopping with exit status {exit}: {}", decision.why),
+        }),
+        Body::Outcome(outcome) => Some(format!(
+            "back at step {} after {}; {} step(s) done again",
+            outcome.step, outcome.to_first_step, outcome.steps_lost
+        )),
+        Body::Fact(Fact::PagesUnavailable { reason } | Fact::RankRefused { reason, .. }) => {
+            Some(reason.clone())
+        }
+        Body::Fact(Fact::AgentLost { reason }) => {
+            Some(format!("lost the agent ({reason}); going on without it"))
+        }
+        Body::Fact(Fact::StopRequested { by, .. }) => Some(format!("{by}: stopping the ranks")),
+        Body::Fact(_) | Body::Health(_) => None,
+    }
+}

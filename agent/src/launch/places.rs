@@ -1,0 +1,143 @@
+//! Where a run keeps its things: logs and journal on disk, pages and socket on tmpfs.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::act::page_files::private_directory;
+
+/// The directories of one run.
+#[derive(Debug)]
+pub struct Places {
+    /// The job's name on this host: the run id, with a number behind it when it was used before.
+    pub job: String,
+    /// Logs, journal, summary.
+    pub run_dir: PathBuf,
+    /// Heartbeat pages and the launcher's socket; none if it cannot be made.
+    pub runtime_dir: Result<RuntimeDir, String>,
+}
+
+/// The run's directory on tmpfs. It stays after the run, for the black box, until another launcher of the same
+/// user finds its lock free.
+#[derive(Debug)]
+pub struct RuntimeDir {
+    /// Where it is.
+    pub path: PathBuf,
+    _lock: Flock<File>,
+}
+
+/// Why a run has no place.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The run id cannot be a file name.
+    #[error(
+        "the run id {0:?} (--rdzv-id) cannot name a directory: use 1 to 64 letters, digits, '.', '_' and '-', \
+         beginning with a letter or digit"
+    )]
+    RunId(String),
+    /// The run's directory cannot be made.
+    #[error("making the run's directory {path}: {source}; name a writable one with --log-dir")]
+    RunDir {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel says.
+        source: io::Error,
+    },
+}
+
+/// Makes the directories of a run.
+///
+/// # Errors
+/// [`PlaceError`]; a missing runtime directory is no error, the job then runs without heartbeats.
+pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<Places, PlaceError> {
+    if !is_file_name(run_id) {
+        return Err(PlaceError::RunId(run_id.to_owned()));
+    }
+    let failed = |path: &Path, source| PlaceError::RunDir { path: path.to_owned(), source };
+    fs::create_dir_all(log_dir).map_err(|source| failed(log_dir, source))?;
+    let log_dir = log_dir.canonicalize().map_err(|source| failed(log_dir, source))?;
+    let mut job = run_id.to_owned();
+    let mut number = 1;
+    let run_dir = loop {
+        let run_dir = log_dir.join(&job);
+        match fs::create_dir(&run_dir) {
+            Ok(()) => break run_dir,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100_000 => {
+                number += 1;
+                job = format!("{run_id}.{number}");
+            }
+            Err(source) => return Err(failed(&run_dir, source)),
+        }
+    };
+    let runtime_dir = runtime_dir(runtime_root, &job);
+    Ok(Places { job, run_dir, runtime_dir })
+}
+
+/// A run id for those who give none: the time and the process.
+pub fn made_up_run_id(wall: mainstay_core::time::Wall) -> String {
+    let time = jiff::Timestamp::from_nanosecond(i128::from(wall.0)).unwrap_or_default();
+    format!("{}-{}", time.strftime("%Y%m%d-%H%M%S"), std::process::id())
+}
+
+fn is_file_name(run_id: &str) -> bool {
+    let good = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+    (1..=64).contains(&run_id.len())
+        && run_id.chars().all(good)
+        && run_id.starts_with(|first: char| first.is_ascii_alphanumeric())
+}
+
+fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
+    let told = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+    private_directory(root).map_err(|error| told(root, error))?;
+    remove_stale(root);
+    let path = root.join(job);
+    private_directory(&path).map_err(|error| told(&path, error))?;
+    let lock = lock(&path).map_err(|error| told(&path, error))?;
+    Ok(RuntimeDir { path, _lock: lock })
+}
+
+fn lock(directory: &Path) -> io::Result<Flock<File>> {
+    let file = File::options().create(true).append(true).open(directory.join("lock"))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error.into())
+}
+
+/// Removes what launchers that are gone have left; tmpfs is memory.
+fn remove_stale(root: &Path) {
+    let Ok(entries) = fs::read_dir(root) else { return };
+    for directory in entries.flatten().map(|entry| entry.path()).filter(|path| path.join("lock").exists()) {
+        if lock(&directory).is_ok() {
+            // Somebody else may be removing it too; either way it goes.
+            let _ = fs::remove_dir_all(&directory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_id_that_was_used_gets_a_number_and_living_runs_keep_their_pages() {
+        let root = tempfile::tempdir().expect("a directory");
+        let (logs, tmpfs) = (root.path().join("logs"), root.path().join("shm"));
+        let first = make(&logs, &tmpfs, "run").expect("places");
+        let second = make(&logs, &tmpfs, "run").expect("places");
+        assert_eq!((first.job.as_str(), second.job.as_str()), ("run", "run.2"));
+        assert!(tmpfs.join("run").exists(), "the first run lives");
+        drop(first);
+        make(&logs, &tmpfs, "other").expect("places");
+        assert!(!tmpfs.join("run").exists(), "the first run is gone");
+        assert!(tmpfs.join("run.2").exists());
+    }
+
+    #[test]
+    fn a_run_id_must_be_a_file_name() {
+        let root = tempfile::tempdir().expect("a directory");
+        for id in ["", "..", "a/b", ".hidden", "-x", "ä", &"x".repeat(65)] {
+            let error = make(root.path(), root.path(), id).expect_err(id);
+            assert!(matches!(error, PlaceError::RunId(_)), "{error}");
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! The loop of the launcher.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
+use mainstay_core::host::Judged;
+use mainstay_core::id::{Attempt, JobId, Pid, Rank};
+use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
+use mainstay_core::time::{Mono, Span};
+use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::view::BeatView;
+use nix::sys::signal::Signal;
+use tokio::sync::mpsc;
+
+use crate::act::guardian::Guardian;
+use crate::act::output::{self, Stream, Terminal};
+use crate::act::page_files;
+use crate::act::port::HeldPort;
+use crate::act::ranks::{Crew, RankProcess};
+use crate::act::stop::{Stop, reap_orphans, sweep};
+use crate::board::Board;
+use crate::launch::{Settings, notice};
+use crate::link::agent::{LinkEvent, LinkOrder};
+use crate::os::cgroup::Cgroup;
+use crate::os::inotify::Watcher;
+use crate::os::{clock, pidfd, processes};
+use crate::source::error_file;
+
+/// Pages are looked at this often even if nothing rings.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Readers get a new sample of the pages every so many looks.
+const LOOKS_PER_SAMPLE: u32 = 5;
+
+/// How long an agent may think about a proposal before the launcher decides alone.
+const RULING_WITHIN: Duration = Duration::from_millis(250);
+
+/// The channels to what runs beside the loop.
+#[derive(Debug)]
+pub struct Outside {
+    /// From the agent's link.
+    pub link_events: mpsc::Receiver<LinkEvent>,
+    /// Whether a socket of an agent was there at the start.
+    pub agent_expected: bool,
+    /// From the host's sensing.
+    pub host: mpsc::Receiver<Judged>,
+    /// Signals to the launcher.
+    pub signals: mpsc::Receiver<i32>,
+}
+
+/// A rank's process ended.
+struct Ended {
+    attempt: Attempt,
+    pid: Pid,
+    at: Mono,
+}
+
+/// The launcher of one job.
+#[derive(Debug)]
+pub struct Launcher {
+    id: JobId,
+    settings: Settings,
+    crew: Crew,
+    job: Job,
+    orders: VecDeque<Order>,
+    board: Board,
+    terminal: Terminal,
+    guardian: Option<Guardian>,
+    cgroup: Option<Cgroup>,
+    watcher: Option<Watcher>,
+    attempt: Attempt,
+    ranks: Vec<RankProcess>,
+    stop: Option<Stop>,
+    /// The signal that asked the launcher to stop; the ranks get the same.
+    asked_by: i32,
+    /// Held until the next attempt takes another.
+    port: Option<HeldPort>,
+    /// The way to the agent, while there is one.
+    agent: Option<mpsc::Sender<LinkOrder>>,
+    ruling_until: Option<tokio::time::Instant>,
+    looks: u32,
+    exit: Option<i32>,
+}
+
+impl Launcher {
+    /// Begins the job: records it and takes the order for the first start.
+    pub fn begin(
+        settings: Settings,
+        crew: Crew,
+        board: Board,
+        guardian: Option<Guardian>,
+        cgroup: Option<Cgroup>,
+        terminal: Terminal,
+    ) -> Launcher {
+        let mut out = Vec::new();
+        let began = clock::mono();
+        let job = Job::begin(began, job_spec(&settings, &crew), settings.budget, &mut out);
+        let watcher = crew.page_dir.as_ref().and_then(|directory| {
+            let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
+            watcher
+                .map_err(|error| {
+                    tracing::warn!(%error, "cannot watch the heartbeat pages' directory; looking regularly instead");
+                })
+                .ok()
+        });
+        let mut launcher = Launcher {
+            id: JobId(crew.job.clone()),
+            settings,
+            crew,
+            job,
+            orders: VecDeque::new(),
+            board,
+            terminal,
+            guardian,
+            cgroup,
+            watcher,
+            attempt: Attempt(0),
+            ranks: Vec::new(),
+            stop: None,
+            asked_by: nix::libc::SIGTERM,
+            port: None,
+            agent: None,
+            ruling_until: None,
+            looks: 0,
+            exit: None,
+        };
+        launcher.record(began, out);
+        launcher
+    }
+
+    /// Runs the job to its end. Returns the status to exit with and how it went.
+    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary) {
+        let (ended_sender, mut ended) = mpsc::unbounded_channel();
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            self.carry_out(&ended_sender).await;
+            if let Some(exit) = self.exit {
+                return self.end(exit, outside).await;
+            }
+            let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
+            let ruling_until = self.ruling_until;
+            // In the order in which they matter when several are ready.
+            tokio::select! {
+                biased;
+                Some(end) = ended.recv() => self.rank_ended(&end).await,
+                Some(signal) = outside.signals.recv() => self.asked_to_stop(signal),
+                Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
+                Some(event) = outside.link_events.recv() => self.link(event),
+                () = until(ruling_until) => self.rule(None),
+                () = until(force_at) => self.force(),
+                Some(judged) = outside.host.recv() => self.host(judged),
+                _ = looks.tick() => self.regular_look(),
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, ended: &mpsc::UnboundedSender<Ended>) {
+        while let Some(order) = self.orders.pop_front() {
+            match order {
+                Order::StartRanks(attempt) => self.start_ranks(attempt, ended),
+                Order::StopRanks { attempt, why } if attempt == self.attempt => {
+                    let (now, grace) = (clock::mono(), self.settings.grace);
+                    self.stop = Some(Stop::begin(now, why, grace, self.asked_by, &self.ranks));
+                    self.end_attempt_if_over().await;
+                }
+                Order::StopRanks { .. } => {}
+                Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
+                Order::Finish { exit } => self.exit = Some(exit),
+            }
+        }
+    }
+
+    fn start_ranks(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
+        self.attempt = attempt;
+        self.stop = None;
+        self.ranks.clear();
+        if let (Some(directory), Some(old)) = (&self.crew.page_dir, attempt.0.checked_sub(2)) {
+            page_files::remove(directory, old);
+        }
+        // The old port goes first: a fixed one is taken again.
+        self.port = None;
+        let port = match HeldPort::take(self.settings.master_port.unwrap_or(0)) {
+            Ok(port) => port,
+            Err(error) => {
+                let wanted =
+                    self.settings.master_port.map_or("any free port".to_owned(), |port| port.to_string());
+                let error = format!(
+                    "taking port {wanted} for the ranks' store (MASTER_PORT): {error}; \
+                     leave out --master-port to have a free one chosen"
+                );
+                return self.fact(Fact::StartFailed { attempt, error });
+            }
+        };
+        let number = port.number();
+        self.port = Some(port);
+        match self.crew.start(attempt, number) {
+            Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
+            Ok((ranks, page_trouble)) => {
+                self.ranks = ranks;
+                for rank in &self.ranks {
+                    watch(rank, attempt, ended.clone());
+                    if let Some(guardian) = &mut self.guardian {
+                        guardian.guard(rank.pid);
+                    }
+                }
+                self.show_output();
+                let ranks = self.ranks.iter().map(started_rank).collect();
+                self.fact(Fact::AttemptStarted { attempt, master_port: number, ranks });
+                if let Some(reason) = page_trouble {
+                    self.fact(Fact::PagesUnavailable { reason });
+                }
+            }
+        }
+    }
+
+    fn show_output(&self) {
+        for rank in &self.ranks {
+            let (stdout, stderr) = self.settings.shown.of(rank.local_rank);
+            let prefix = format!("[rank {}] ", rank.rank.0);
+            let streams =
+                [(stdout, &rank.files.stdout, Stream::Stdout), (stderr, &rank.files.stderr, Stream::Stderr)];
+            for (_, path, stream) in streams.into_iter().filter(|(shown, ..)| *shown) {
+                self.terminal.follow(output::Shown { path: path.clone(), prefix: prefix.clone(), stream });
+            }
+        }
+    }
+
+    async fn rank_ended(&mut self, end: &Ended) {
+        let known = self.ranks.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
+        let Some(index) = known.filter(|_| end.attempt == self.attempt) else { return };
+        // The page is the black box: what the rank last wrote comes before its end.
+        self.look();
+        let rank = &mut self.ranks[index];
+        let status = match pidfd::exit_status(rank.pid) {
+            Ok(Some(status)) => status,
+            // Somebody else reaped our child; all that is sure is that it is gone.
+            Ok(None) | Err(_) => ExitStatus::Code(255),
+        };
+        rank.exit = Some(status);
+        if !status.is_success() {
+            // Before the number of the group can be given to another process.
+            processes::signal_group(rank.pid, Signal::SIGKILL);
+        }
+        if let Some(guardian) = &mut self.guardian {
+            guardian.release(rank.pid);
+        }
+        pidfd::reap(rank.pid);
+        let (which, pid, files, raised) = (rank.rank, rank.pid, rank.files.clone(), rank.raised);
+        let step = rank.page.as_ref().and_then(|(_, page)| page.beat()?.step);
+        let after_stop = self.stop.as_ref().is_some_and(|stop| match status {
+            ExitStatus::Signal(signal) => stop.sent(signal),
+            ExitStatus::Code(_) => true,
+        });
+        let failed = !status.is_success() && !after_stop;
+        let attempt = self.attempt;
+        if failed
+            && !raised
+            && let Some(note) = error_file::read(&files.error, end.at)
+        {
+            self.fact(Fact::RankRaised { attempt, rank: which, pid, note });
+        }
+        let stderr_tail = if failed { output::tail(&files.stderr, 20) } else { Vec::new() };
+        self.fact_at(
+            end.at,
+            Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
+        );
+        self.end_attempt_if_over().await;
+    }
+
+    /// When all ranks of an attempt that is being stopped are gone: what they left goes too.
+    async fn end_attempt_if_over(&mut self) {
+        let Some(stop) = &self.stop else { return };
+        if self.ranks.iter().any(|rank| rank.exit.is_none()) {
+            return;
+        }
+        let patience = match stop.why {
+            StopWhy::Fault => Span::default(),
+            StopWhy::Requested => Span::seconds(1),
+            StopWhy::Done => self.settings.grace.done,
+        };
+        self.stop = None;
+        let spare = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
+        let orphans_killed = sweep(self.cgroup.as_ref(), spare, patience).await;
+        self.terminal.flush(Duration::from_millis(500));
+        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
+    }
+
+    fn asked_to_stop(&mut self, signal: i32) {
+        if self.stop.as_ref().is_some_and(|stop| stop.why == StopWhy::Requested) {
+            // Asked again: somebody is in a hurry.
+            return self.force();
+        }
+        self.asked_by = signal;
+        let by = ExitStatus::Signal(signal).to_string();
+        self.fact(Fact::StopRequested { by, exit: 128 + signal });
+    }
+
+    fn force(&mut self) {
+        if let Some(stop) = &mut self.stop {
+            stop.force(&self.ranks);
+            stop.force_at = clock::mono().after(Span::seconds(30));
+            for rank in self.ranks.iter().filter(|rank| rank.exit.is_none()) {
+                tracing::info!(rank = rank.rank.0, pid = rank.pid.0, "did not end in time; killed");
+            }
+        }
+    }
+
+    fn consult(&mut self, verdict: Verdict, proposal: Decision) {
+        if self.send(LinkOrder::Proposal(Box::new((verdict, proposal)))) {
+            self.ruling_until = Some(tokio::time::Instant::now() + RULING_WITHIN);
+        } else {
+            self.rule(None);
+        }
+    }
+
+    fn rule(&mut self, ruling: Option<Ruling>) {
+        self.ruling_until = None;
+        self.step(clock::mono(), Input::Ruling(ruling));
+    }
+
+    fn link(&mut self, event: LinkEvent) {
+        match event {
+            LinkEvent::Found { version, have_seq, orders } => {
+                self.agent = Some(orders);
+                let missing = self.board.reader().entries_after(have_seq, usize::MAX);
+                for entry in missing.map(|read| read.entries).unwrap_or_default() {
+                    self.send(LinkOrder::Entry(Box::new(entry)));
+                }
+                self.fact(Fact::AgentFound { version });
+            }
+            LinkEvent::Lost { reason } => {
+                self.agent = None;
+                self.fact(Fact::AgentLost { reason });
+                if self.ruling_until.is_some() {
+                    self.rule(None);
+                }
+            }
+            LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
+        }
+    }
+
+    fn host(&mut self, judged: Judged) {
+        for fact in judged.facts {
+            self.fact(fact);
+        }
+        self.board.show_host(clock::now(), judged.components);
+    }
+
+    fn regular_look(&mut self) {
+        self.look();
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
+            self.sample();
+            let ranks: Vec<Pid> = self.ranks.iter().map(|rank| rank.pid).collect();
+            let guardian = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
+            reap_orphans(|pid| pid != guardian && !ranks.contains(&pid));
+            self.board.sync();
+        }
+    }
+
+    /// Looks at all pages and tells the job what is new.
+    fn look(&mut self) {
+        let attempt = self.attempt;
+        for index in 0..self.ranks.len() {
+            let process = &mut self.ranks[index];
+            let (rank, pid) = (process.rank, process.pid);
+            let Some(news) = process.page.as_mut().map(|(_, page)| page.look()) else { continue };
+            if let Some((client, _)) = news.connected {
+                self.fact(Fact::RankConnected { attempt, rank, client });
+            }
+            if let Some(reason) = news.refused {
+                self.fact(Fact::RankRefused { attempt, rank, reason });
+            }
+            if !news.steps.is_empty() {
+                self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
+            }
+            if let Some(note) = news.raised {
+                self.ranks[index].raised = true;
+                self.fact(Fact::RankRaised { attempt, rank, pid, note });
+            }
+        }
+    }
+
+    fn sample(&mut self) {
+        let beats: Vec<(Rank, BeatView)> = self
+            .ranks
+            .iter()
+            .filter_map(|process| Some((process.rank, process.page.as_ref()?.1.beat()?)))
+            .collect();
+        for (rank, beat) in &beats {
+            self.board.sample(&self.id, self.attempt, *rank, beat.clone());
+        }
+        self.board.publish();
+        self.send(LinkOrder::Beats { attempt: self.attempt, beats });
+    }
+
+    fn fact(&mut self, fact: Fact) {
+        self.fact_at(clock::mono(), fact);
+    }
+
+    fn fact_at(&mut self, at: Mono, fact: Fact) {
+        self.step(at, Input::Fact(fact));
+    }
+
+    fn step(&mut self, at: Mono, input: Input) {
+        let mut out = Vec::new();
+        self.job.step(at, input, &mut out);
+        for entry in self.record(at, out) {
+            self.send(LinkOrder::Entry(Box::new(entry)));
+        }
+    }
+
+    /// Writes what is to be recorded, keeps the orders for later, and returns the entries.
+    fn record(&mut self, at: Mono, out: Vec<Output>) -> Vec<Entry> {
+        let stamp = clock::stamp_of(at);
+        let mut entries = Vec::new();
+        for output in out {
+            match output {
+                Output::Record(body) => {
+                    if let Some(line) = notice::line(&body) {
+                        notice::say(&line);
+                    }
+                    entries.push(self.board.record(stamp, Some(&self.id), None, body));
+                }
+                Output::Order(order) => self.orders.push_back(order),
+            }
+        }
+        entries
+    }
+
+    /// Sends to the agent; whether there is one that takes it. A full queue ends the link; what was missed is
+    /// sent when the agent is found anew.
+    fn send(&mut self, order: LinkOrder) -> bool {
+        let sent = self.agent.as_ref().is_some_and(|agent| agent.try_send(order).is_ok());
+        if !sent {
+            self.agent = None;
+        }
+        sent
+    }
+
+    async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary) {
+        if outside.agent_expected && self.agent.is_none() {
+            // A job that was over at once: the agent is to hear of it all the same.
+            let found = tokio::time::timeout(RULING_WITHIN, outside.link_events.recv()).await;
+            if let Ok(Some(event)) = found {
+                self.link(event);
+            }
+        }
+        self.terminal.flush(Duration::from_millis(500));
+        self.sample();
+        self.board.sync();
+        let summary = self.job.summary(clock::mono());
+        if let Some(guardian) = self.guardian.take() {
+            guardian.dismiss();
+        }
+        (exit, summary)
+    }
+}
+
+fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
+    let text = |path: &PathBuf| path.display().to_string();
+    JobSpec {
+        command: settings.command.clone(),
+        world_size: settings.local_world_size,
+        local_world_size: settings.local_world_size,
+        first_rank: Rank(0),
+        max_restarts: settings.budget.max_restarts,
+        launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
+        uid: nix::unistd::getuid().as_raw(),
+        run_dir: text(&crew.run_dir),
+        checkpoint_dir: text(&crew.checkpoint_dir),
+        page_dir: crew.page_dir.as_ref().map(text),
+    }
+}
+
+fn started_rank(process: &RankProcess) -> StartedRank {
+    StartedRank {
+        rank: process.rank,
+        local_rank: process.local_rank,
+        pid: process.pid,
+        page: process.page.as_ref().map(|(path, _)| path.display().to_string()),
+    }
+}
+
+/// Tells of a rank's end as soon as the kernel does.
+fn watch(rank: &RankProcess, attempt: Attempt, ended: mpsc::UnboundedSender<Ended>) {
+    let pidfd = rank.pidfd.clone();
+    tokio::task::spawn_local(async move {
+        if pidfd.ended().await.is_ok() {
+            // The receiver goes only when the launcher does.
+            let _ = ended.send(Ended { attempt, pid: pidfd.pid(), at: clock::mono() });
+        }
+    });
+}
+
+async fn next_ring(watcher: Option<&Watcher>) -> std::io::Result<()> {
+    match watcher {
+        Some(watcher) => watcher.next().await.map(drop),
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The runtime's clock for a point of ours.
+fn from_now(at: Mono) -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_nanos(at.since(clock::mono()).0)
+}

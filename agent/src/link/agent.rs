@@ -1,0 +1,202 @@
+//! The launcher's end: looks for the host's agent, reports to it, and looks again when it is gone. Nothing here
+//! ever holds up the launcher: its queue is bounded, and a full one breaks the link rather than wait.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use hyper_util::rt::TokioIo;
+use mainstay_core::entry::Entry;
+use mainstay_core::id::{Attempt, JobId, Rank};
+use mainstay_core::job::Ruling;
+use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::view::BeatView;
+use mainstay_proto::v1;
+use mainstay_proto::v1::from_agent::Message as AgentMessage;
+use mainstay_proto::v1::from_launcher::Message as LauncherMessage;
+use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Endpoint, Uri};
+
+use crate::link::wire;
+
+/// How often an agent is looked for while there is none.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How long an agent may take to answer the first message.
+const WELCOME_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long an agent may take to say goodbye; the launcher waits for that at its end.
+pub const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Messages that may wait for the agent.
+const QUEUE: usize = 4096;
+
+/// What arrives from the agent.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// An agent is there. What is to be reported to it goes into `orders`; dropping that breaks the link.
+    Found {
+        /// Its version.
+        version: String,
+        /// The newest of this job's entries that it holds.
+        have_seq: u64,
+        /// The way to it.
+        orders: mpsc::Sender<LinkOrder>,
+    },
+    /// The agent is gone.
+    Lost {
+        /// What was seen.
+        reason: String,
+    },
+    /// Its word on a proposal.
+    Ruling(Ruling),
+}
+
+/// What is reported to the agent.
+#[derive(Debug)]
+pub enum LinkOrder {
+    /// An entry of the launcher's journal.
+    Entry(Box<Entry>),
+    /// A sample of the pages.
+    Beats {
+        /// The attempt they belong to.
+        attempt: Attempt,
+        /// By rank.
+        beats: Vec<(Rank, BeatView)>,
+    },
+    /// A verdict with what would be done about it.
+    Proposal(Box<(Verdict, Decision)>),
+}
+
+/// Looks for an agent at `sockets`, in their order, for as long as `events` is listened to.
+pub async fn keep(sockets: Vec<PathBuf>, job: JobId, events: mpsc::Sender<LinkEvent>) {
+    while !events.is_closed() {
+        for socket in sockets.iter().filter(|socket| socket.exists()) {
+            match attach(socket.clone(), &job, &events).await {
+                Ok(()) => {}
+                Err(Broken::BeforeWelcome(error)) => {
+                    tracing::debug!(socket = %socket.display(), "no agent: {error:#}");
+                }
+                Err(Broken::After(error)) => {
+                    let reason = format!("{error:#}");
+                    if events.send(LinkEvent::Lost { reason }).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+        tokio::select! {
+            () = events.closed() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+/// How a link ended.
+enum Broken {
+    /// There was no agent.
+    BeforeWelcome(anyhow::Error),
+    /// There was one.
+    After(anyhow::Error),
+}
+
+async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) -> Result<(), Broken> {
+    let (to_agent, outgoing) = mpsc::channel(QUEUE);
+    let greeted = tokio::time::timeout(WELCOME_WITHIN, greet(socket, job, &to_agent, outgoing))
+        .await
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("it does not answer")));
+    let (mut incoming, welcome) = greeted.map_err(Broken::BeforeWelcome)?;
+    let (orders, mut to_report) = mpsc::channel(QUEUE);
+    let found = LinkEvent::Found { version: welcome.version, have_seq: welcome.have_sequence, orders };
+    if events.send(found).await.is_err() {
+        return Ok(());
+    }
+    loop {
+        tokio::select! {
+            order = to_report.recv() => match order {
+                // The launcher let go, with all it had to say taken from its queue: it is done, or its queue
+                // was full.
+                None => {
+                    take_leave(to_agent, incoming).await;
+                    let done = events.is_closed();
+                    return if done { Ok(()) } else { Err(Broken::After(anyhow::anyhow!("it did not keep up"))) };
+                }
+                Some(order) => send(&to_agent, order).map_err(Broken::After)?,
+            },
+            message = incoming.message() => match message {
+                Ok(Some(message)) => receive(message, events).await.map_err(Broken::After)?,
+                Ok(None) => return Err(Broken::After(anyhow::anyhow!("it closed the connection"))),
+                Err(_) => return Err(Broken::After(anyhow::anyhow!("its connection broke"))),
+            },
+        }
+    }
+}
+
+/// Ends the link in order: what was sent arrives before the agent closes its side.
+async fn take_leave(to_agent: mpsc::Sender<v1::FromLauncher>, mut incoming: tonic::Streaming<v1::FromAgent>) {
+    drop(to_agent);
+    let closed = async { while let Ok(Some(_)) = incoming.message().await {} };
+    let _ = tokio::time::timeout(LEAVE_WITHIN, closed).await;
+}
+
+async fn greet(
+    socket: PathBuf,
+    job: &JobId,
+    to_agent: &mpsc::Sender<v1::FromLauncher>,
+    outgoing: mpsc::Receiver<v1::FromLauncher>,
+) -> anyhow::Result<(tonic::Streaming<v1::FromAgent>, v1::Welcome)> {
+    // The address is never looked up: the connector goes to the socket.
+    let endpoint = Endpoint::from_static("http://agent.local");
+    let channel = endpoint
+        .connect_with_connector(tower::service_fn(move |_: Uri| connect(socket.clone())))
+        .await
+        .context("connecting")?;
+    let hello = v1::Hello {
+        job: job.0.clone(),
+        pid: i32::try_from(std::process::id()).unwrap_or(0),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    to_agent.send(v1::FromLauncher { message: Some(LauncherMessage::Hello(hello)) }).await?;
+    let mut client = LauncherServiceClient::new(channel);
+    let mut incoming = client.attach(ReceiverStream::new(outgoing)).await?.into_inner();
+    match incoming.message().await?.and_then(|first| first.message) {
+        Some(AgentMessage::Welcome(welcome)) => Ok((incoming, welcome)),
+        _ => bail!("its first message is not a welcome"),
+    }
+}
+
+/// Connects, and trusts only an agent of root's or of our own: its word can end the job.
+async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
+    let stream = UnixStream::connect(&socket).await?;
+    let owner = stream.peer_cred()?.uid();
+    if owner != 0 && owner != nix::unistd::geteuid().as_raw() {
+        let message = format!("{} is served by user {owner}, not by root or by us", socket.display());
+        return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
+    }
+    Ok(TokioIo::new(stream))
+}
+
+fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::Result<()> {
+    let message = match order {
+        LinkOrder::Entry(entry) => LauncherMessage::Entry(wire::entry_out(&entry)?),
+        LinkOrder::Beats { attempt, beats } => LauncherMessage::Beats(wire::beats_out(attempt, &beats)),
+        LinkOrder::Proposal(both) => LauncherMessage::Proposal(wire::proposal_out(&both.0, &both.1)?),
+    };
+    to_agent
+        .try_send(v1::FromLauncher { message: Some(message) })
+        .map_err(|_| anyhow::anyhow!("it does not take what is sent"))
+}
+
+async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> anyhow::Result<()> {
+    match message.message {
+        Some(AgentMessage::Ruling(ruling)) => {
+            let _ = events.send(LinkEvent::Ruling(wire::ruling_in(&ruling)?)).await;
+        }
+        // A later agent may say more than we understand.
+        Some(AgentMessage::Welcome(_)) | None => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! What goes over the wire, in the core's words and back: the one place that knows both.
+
+use mainstay_core::entry::Entry;
+use mainstay_core::id::{Attempt, Incident, Rank};
+use mainstay_core::job::Ruling;
+use mainstay_core::time::Mono;
+use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::view::BeatView;
+use mainstay_proto::v1;
+
+/// A message that does not say what it should.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A part is not in the journal's form, or of a version that is not understood.
+    #[error("{what} cannot be read: {source}")]
+    Form {
+        /// Which part.
+        what: &'static str,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+}
+
+fn form(what: &'static str) -> impl Fn(serde_json::Error) -> WireError {
+    move |source| WireError::Form { what, source }
+}
+
+/// An entry to be sent.
+///
+/// # Errors
+/// It has no form in JSON.
+pub fn entry_out(entry: &Entry) -> Result<v1::ForwardedEntry, WireError> {
+    Ok(v1::ForwardedEntry { line: serde_json::to_string(entry).map_err(form("an entry"))? })
+}
+
+/// An entry that came.
+///
+/// # Errors
+/// It is not an entry of this version.
+pub fn entry_in(entry: &v1::ForwardedEntry) -> Result<Entry, WireError> {
+    serde_json::from_str(&entry.line).map_err(form("an entry"))
+}
+
+/// A sample to be sent.
+pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)]) -> v1::BeatSample {
+    let beats = beats.iter().map(|(rank, beat)| v1::RankBeat {
+        rank: rank.0,
+        step: beat.step,
+        sections: beat.sections.clone(),
+        monotonic_ns: beat.at.0,
+        loss: beat.loss,
+    });
+    v1::BeatSample { attempt: attempt.0, beats: beats.collect() }
+}
+
+/// A sample that came.
+pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
+    let beats = sample.beats.into_iter().map(|beat| {
+        let view = BeatView {
+            step: beat.step,
+            sections: beat.sections,
+            at: Mono(beat.monotonic_ns),
+            loss: beat.loss,
+        };
+        (Rank(beat.rank), view)
+    });
+    (Attempt(sample.attempt), beats.collect())
+}
+
+/// A proposal to be sent.
+///
+/// # Errors
+/// It has no form in JSON.
+pub fn proposal_out(verdict: &Verdict, decision: &Decision) -> Result<v1::Proposal, WireError> {
+    Ok(v1::Proposal {
+        incident: verdict.incident.0,
+        verdict: serde_json::to_string(verdict).map_err(form("a verdict"))?,
+        decision: serde_json::to_string(decision).map_err(form("a decision"))?,
+    })
+}
+
+/// A proposal that came.
+///
+/// # Errors
+/// It is not of this version.
+pub fn proposal_in(proposal: &v1::Proposal) -> Result<(Verdict, Decision), WireError> {
+    let verdict = serde_json::from_str(&proposal.verdict).map_err(form("a verdict"))?;
+    let decision = serde_json::from_str(&proposal.decision).map_err(form("a decision"))?;
+    Ok((verdict, decision))
+}
+
+/// A ruling to be sent.
+///
+/// # Errors
+/// It has no form in JSON.
+pub fn ruling_out(incident: Incident, instead: Option<&Decision>) -> Result<v1::Ruling, WireError> {
+    let decision = instead.map(serde_json::to_string).transpose().map_err(form("a decision"))?;
+    Ok(v1::Ruling { incident: incident.0, decision })
+}
+
+/// A ruling that came.
+///
+/// # Errors
+/// It is not of this version.
+pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
+    let decision: Option<Decision> =
+        ruling.decision.as_deref().map(serde_json::from_str).transpose().map_err(form("a decision"))?;
+    Ok(Ruling {
+        incident: Incident(ruling.incident),
+        instead: decision.map(|decision| (decision.action, decision.why)),
+    })
+}

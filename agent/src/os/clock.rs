@@ -1,0 +1,41 @@
+//! The host's clocks and its boot id: the only place where the agent asks for the time.
+
+use mainstay_core::id::BootId;
+use mainstay_core::time::{Mono, Stamp, Wall};
+use nix::time::{ClockId, clock_gettime};
+
+/// `CLOCK_MONOTONIC`, the clock of heartbeat pages too.
+pub fn mono() -> Mono {
+    // Linux has this clock and the pointer is ours, so the call cannot fail; zero would only make spans long.
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Mono(0), |time| {
+        Mono((time.tv_sec() as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec() as u64))
+    })
+}
+
+/// Both clocks.
+pub fn now() -> Stamp {
+    let wall = clock_gettime(ClockId::CLOCK_REALTIME).map_or(Wall(0), |time| {
+        Wall(time.tv_sec().saturating_mul(1_000_000_000).saturating_add(time.tv_nsec()))
+    });
+    Stamp { mono: mono(), wall }
+}
+
+/// Both clocks at a monotonic time that has just passed.
+pub fn stamp_of(mono: Mono) -> Stamp {
+    let now = now();
+    let ago = i64::try_from(now.mono.since(mono).0).unwrap_or(0);
+    Stamp { mono, wall: Wall(now.wall.0.saturating_sub(ago)) }
+}
+
+/// The boot id's sixteen bytes; zeros where it is not known.
+pub fn boot_id_bytes() -> [u8; 16] {
+    let digits = boot_id().0.replace('-', "");
+    u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes)
+}
+
+/// The kernel's boot id; "unknown" where `/proc` does not tell, so that journals of different boots are at worst
+/// not told apart.
+pub fn boot_id() -> BootId {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    BootId(id.map_or_else(|_| "unknown".to_owned(), |id| id.trim().to_owned()))
+}

@@ -1,0 +1,88 @@
+//! Read-only shared mappings of files that we made ourselves.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use mainstay_heartbeat::{LayoutError, PAGE_BYTES, Page};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A file mapped for reading for as long as this value lives. Others may write to it meanwhile, so what it holds
+/// is only ever to be read as atomics.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<std::ffi::c_void>,
+    length: NonZeroUsize,
+}
+
+// SAFETY: the mapping is plain memory, read only, valid until drop, and bound to no thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; concurrent reads of a mapping are what it is for.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `length` bytes of `file`.
+    ///
+    /// # Errors
+    /// The file is shorter (reading beyond its end would kill the process), or the kernel refused.
+    pub fn of(file: &File, length: NonZeroUsize) -> io::Result<Mapping> {
+        if file.metadata()?.len() < length.get() as u64 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than its layout"));
+        }
+        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
+        let start = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, file, 0)? };
+        Ok(Mapping { start, length })
+    }
+
+    /// Where it begins.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr().cast()
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.length.get()
+    }
+
+    /// Mappings are never empty.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: start and length are those of our mapping, which nothing refers to any more.
+        let _ = unsafe { munmap(self.start, self.length.get()) };
+    }
+}
+
+/// A heartbeat page that we made, mapped for reading.
+#[derive(Debug)]
+pub struct MappedPage {
+    mapping: Mapping,
+}
+
+impl MappedPage {
+    /// Maps the page in `file`.
+    ///
+    /// # Errors
+    /// The file cannot be mapped, or does not hold a page of this version.
+    pub fn of(file: &File) -> io::Result<MappedPage> {
+        let length = NonZeroUsize::new(PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
+        let mapped = MappedPage { mapping: Mapping::of(file, length)? };
+        mapped.page().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        Ok(mapped)
+    }
+
+    /// The page.
+    ///
+    /// # Errors
+    /// What is mapped does not hold a page of this version (any more).
+    pub fn page(&self) -> Result<Page<'_>, LayoutError> {
+        // SAFETY: the mapping lives as long as `self`, hence as the page; the file is ours, in a directory that
+        // only the job's user may write, and is never truncated by us; nothing else in this process reads it.
+        unsafe { Page::from_raw(self.mapping.as_ptr(), self.mapping.len()) }
+    }
+}

@@ -1,0 +1,111 @@
+//! What processes there are: descendants of one of ours, and those that carry a job's mark.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use mainstay_core::id::Pid;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+
+/// All living descendants of `root`, without `root`. With the launcher as child subreaper, orphans of its ranks
+/// stay among its descendants.
+pub fn descendants(root: Pid) -> Vec<Pid> {
+    let mut found = Vec::new();
+    let mut to_visit = vec![root];
+    let listing = children_by_listing(root).is_none().then(children_by_scan);
+    while let Some(parent) = to_visit.pop() {
+        let children = match &listing {
+            None => children_by_listing(parent).unwrap_or_default(),
+            Some(all) => all.get(&parent.0).cloned().unwrap_or_default(),
+        };
+        for child in children {
+            if stat(child).is_some_and(|stat| stat.state != 'Z') {
+                found.push(child);
+            }
+            to_visit.push(child);
+        }
+    }
+    found
+}
+
+/// The children of a process as the kernel lists them; none where it does not (`CONFIG_PROC_CHILDREN`).
+fn children_by_listing(parent: Pid) -> Option<Vec<Pid>> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", parent.0)).ok()?;
+    let mut children = Vec::new();
+    for task in tasks.flatten() {
+        let list = fs::read_to_string(task.path().join("children")).ok()?;
+        children.extend(list.split_whitespace().filter_map(|child| child.parse().ok().map(Pid)));
+    }
+    Some(children)
+}
+
+/// The children of every process, by asking each for its parent.
+fn children_by_scan() -> BTreeMap<i32, Vec<Pid>> {
+    let mut children: BTreeMap<i32, Vec<Pid>> = BTreeMap::new();
+    for process in all() {
+        if let Some(stat) = stat(process) {
+            children.entry(stat.parent.0).or_default().push(process);
+        }
+    }
+    children
+}
+
+/// All living processes whose environment held `mark` (`NAME=value`) when they were started.
+pub fn marked(mark: &str) -> Vec<Pid> {
+    all()
+        .into_iter()
+        .filter(|pid| {
+            // Not ours to read, or gone: it does not carry our mark.
+            let environment = fs::read(format!("/proc/{}/environ", pid.0)).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+        })
+        .filter(|pid| stat(*pid).is_some_and(|stat| stat.state != 'Z'))
+        .collect()
+}
+
+/// Whether the process lives; a zombie does not.
+pub fn is_alive(pid: Pid) -> bool {
+    stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+}
+
+/// What the kernel has a process wait in, for a person: state and wait channel.
+pub fn waits_in(pid: Pid) -> String {
+    let state = stat(pid).map_or('?', |stat| stat.state);
+    let channel = fs::read_to_string(format!("/proc/{}/wchan", pid.0)).unwrap_or_default();
+    format!("state {state}, wait channel {}", if channel.is_empty() { "unknown" } else { channel.trim() })
+}
+
+/// Kills one process. One that is gone is no error.
+pub fn kill_process(pid: Pid) {
+    let _ = kill(nix::unistd::Pid::from_raw(pid.0), Signal::SIGKILL);
+}
+
+/// Sends a signal to one process. One that is gone is no error.
+pub fn signal(pid: Pid, signal: Signal) {
+    let _ = kill(nix::unistd::Pid::from_raw(pid.0), signal);
+}
+
+/// Sends a signal to a process group; whether there was any member.
+pub fn signal_group(group: Pid, signal: Signal) -> bool {
+    killpg(nix::unistd::Pid::from_raw(group.0), signal) != Err(Errno::ESRCH)
+}
+
+struct Stat {
+    parent: Pid,
+    state: char,
+}
+
+fn all() -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid)).collect()
+}
+
+fn stat(pid: Pid) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{}/stat", pid.0)).ok()?;
+    // The command's name stands in brackets and may itself hold brackets and blanks.
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let parent = Pid(fields.next()?.parse().ok()?);
+    Some(Stat { parent, state })
+}

@@ -1,0 +1,204 @@
+//! The Rust face of the client.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+
+use mainstay_heartbeat::{Measures, Note, SectionId, Writing};
+
+use crate::attach::Attached;
+use crate::clock::now_ns;
+use crate::error::OpenError;
+
+/// The environment variable that holds the path of this rank's page.
+pub const PAGE_VARIABLE: &str = "MAINSTAY_PAGE";
+
+/// How often a rare call (a new section name, the close) makes room for the thread that is writing before it gives up.
+const PATIENCE: usize = 1000;
+
+/// A handle to this rank's heartbeat page, or to nothing; cheap to clone, to be used from any thread.
+#[derive(Clone, Default)]
+pub struct Client {
+    attached: Option<&'static Attached>,
+    refusal: Option<Arc<OpenError>>,
+}
+
+impl Client {
+    /// Opens the page that the launcher named in the environment. Never fails: without a usable page, the client does
+    /// nothing, and [`refusal`](Self::refusal) tells why if there was one.
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self::from_env_as("rust")
+    }
+
+    /// As [`from_env`](Self::from_env), for a binding in another language.
+    #[must_use]
+    pub fn from_env_as(language: &str) -> Self {
+        let path = std::env::var_os(PAGE_VARIABLE).filter(|path| !path.is_empty());
+        path.map_or_else(Self::disabled, |path: OsString| Self::open_or_refuse(Path::new(&path), language))
+    }
+
+    /// Opens this page.
+    ///
+    /// # Errors
+    /// When the file cannot be opened or mapped, is no page of this layout, or is written by another living process.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Self::open_as(path, "rust")
+    }
+
+    /// As [`open`](Self::open), for a binding in another language.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_as(path: &Path, language: &str) -> Result<Self, OpenError> {
+        Ok(Self { attached: Some(Attached::open(path, language)?), refusal: None })
+    }
+
+    pub(crate) fn open_or_refuse(path: &Path, language: &str) -> Self {
+        Self::open_as(path, language)
+            .unwrap_or_else(|error| Self { attached: None, refusal: Some(Arc::new(error)) })
+    }
+
+    /// A client that does nothing.
+    #[must_use]
+    pub fn disabled() -> Self {
+        Self::default()
+    }
+
+    /// Whether calls reach a page: false without one, after [`close`](Self::close), and in a forked child.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.ours().is_some()
+    }
+
+    /// Why there was a page but it is not used.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&OpenError> {
+        self.refusal.as_deref()
+    }
+
+    /// Step `step` is complete.
+    #[inline]
+    pub fn step(&self, step: u64) {
+        self.step_with(step, Measures::default());
+    }
+
+    /// Step `step` is complete, and this is how it went.
+    #[inline]
+    pub fn step_with(&self, step: u64, measures: Measures) {
+        if let Some(mut page) = self.write() {
+            page.step(now_ns(), step, measures);
+        }
+    }
+
+    /// Alive, though no step is complete.
+    #[inline]
+    pub fn beat(&self) {
+        if let Some(mut page) = self.write() {
+            page.beat(now_ns());
+        }
+    }
+
+    /// The id of a section's name, to be kept and used again. Names beyond the page's room share
+    /// [`SectionId::OTHER`].
+    #[must_use]
+    pub fn intern(&self, name: &str) -> SectionId {
+        let Some(attached) = self.ours() else { return SectionId::OTHER };
+        attached
+            .writer
+            .find_section(name)
+            .or_else(|| write_patiently(attached).map(|mut page| page.intern(name)))
+            .unwrap_or(SectionId::OTHER)
+    }
+
+    /// Section `id` begins.
+    #[inline]
+    pub fn enter(&self, id: SectionId) {
+        if let Some(mut page) = self.write() {
+            page.enter(now_ns(), id);
+        }
+    }
+
+    /// Section `id` ends.
+    #[inline]
+    pub fn leave(&self, id: SectionId) {
+        if let Some(mut page) = self.write() {
+            page.leave(now_ns(), id);
+        }
+    }
+
+    /// Enters the section of this name until the guard is dropped.
+    #[must_use = "the section ends when the guard is dropped"]
+    pub fn section(&self, name: &str) -> SectionGuard {
+        let id = self.intern(name);
+        self.enter(id);
+        SectionGuard { client: self.clone(), id }
+    }
+
+    /// Communicator `comm` has entered and completed so many collective operations.
+    pub fn collective(&self, comm: u64, entered: u64, completed: u64) {
+        if let Some(mut page) = self.write() {
+            page.collective(comm, entered, completed);
+        }
+    }
+
+    /// Leaves a note on how this process ends, and wakes the launcher. The first note stands.
+    pub fn exit_note(&self, note: &Note<'_>) {
+        let Some(attached) = self.ours() else { return };
+        if attached.writer.exit_note(now_ns(), note) {
+            attached.ring();
+        }
+    }
+
+    /// Says goodbye, and wakes the launcher. From here on every clone of this client does nothing.
+    pub fn close(&self) {
+        let Some(attached) = self.ours() else { return };
+        if let Some(mut page) = write_patiently(attached) {
+            page.close(now_ns());
+        }
+        attached.token.give_up();
+        attached.ring();
+    }
+
+    /// The page, if it is this process's to write.
+    #[inline]
+    fn ours(&self) -> Option<&'static Attached> {
+        self.attached.filter(|attached| attached.token.is_ours())
+    }
+
+    #[inline]
+    fn write(&self) -> Option<Writing<'static>> {
+        let attached = self.ours()?;
+        attached.writer.try_write(attached.key)
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("active", &self.is_active()).field("refusal", &self.refusal).finish()
+    }
+}
+
+/// For calls whose loss would last: makes room for the thread that is writing, but not without end.
+fn write_patiently(attached: &'static Attached) -> Option<Writing<'static>> {
+    (0..PATIENCE).find_map(|_| {
+        let page = attached.writer.try_once(attached.key);
+        if page.is_none() {
+            std::thread::yield_now();
+        }
+        page
+    })
+}
+
+/// A section that ends when this is dropped.
+#[derive(Debug)]
+pub struct SectionGuard {
+    client: Client,
+    id: SectionId,
+}
+
+impl Drop for SectionGuard {
+    fn drop(&mut self) {
+        self.client.leave(self.id);
+    }
+}
