@@ -6,11 +6,12 @@ use mainstay_proto::v1::{
     Event, EventFilter, Gap, ListEventsRequest, ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use prost::Message;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::convert::event as convert;
-use super::stream::{Answers, Caller, End, answer};
+use super::stream::{Answers, Caller, End, answer_to_the_end};
 use crate::board::BoardReader;
 use crate::store::journal::Read;
 
@@ -82,14 +83,16 @@ impl EventService for Events {
         not_ahead(&board, cursor)?;
         let filter = request.filter.unwrap_or_default();
         let stop = self.0.stop.clone();
-        Ok(Response::new(answer(stop, move |caller| watch(board, cursor, filter, caller))))
+        Ok(Response::new(answer_to_the_end(move |caller| watch(board, cursor, filter, stop, caller))))
     }
 }
 
+/// Tells everything up to the stop: how a job ended is the last thing that its launcher records.
 async fn watch(
     mut board: BoardReader,
     mut cursor: u64,
     filter: EventFilter,
+    stop: CancellationToken,
     caller: Caller<WatchEventsResponse>,
 ) -> End {
     loop {
@@ -107,8 +110,14 @@ async fn watch(
         }
         // What lies before `newest` and was not read now is damaged and will not become readable.
         cursor = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
-        if !board.newer_than(cursor).await {
-            return End::board_gone();
+        tokio::select! {
+            biased;
+            newer = board.newer_than(cursor) => {
+                if !newer {
+                    return End::board_gone();
+                }
+            }
+            () = stop.cancelled() => return End::stopping(),
         }
     }
 }

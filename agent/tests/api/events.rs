@@ -67,6 +67,24 @@ async fn a_stream_resumes_over_a_restart_without_loss_and_without_duplicates() {
 }
 
 #[tokio::test]
+async fn what_happened_before_the_stop_is_told_before_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    let mut client = EventServiceClient::new(server.unix().await);
+    let mut stream = client.watch_events(watch_from(0)).await.unwrap().into_inner();
+    for step in 0..30 {
+        server.fact(20, "demo", progress(step));
+    }
+    let last = server.fact(21, "demo", Fact::JobEnded { exit: 0, reason: "done".into() });
+    let stopping = tokio::spawn(server.stop());
+    for cursor in 1..=last {
+        assert_eq!(next_event(&mut stream).await.cursor, cursor);
+    }
+    assert_eq!(stream.message().await.unwrap_err().code(), Code::Unavailable);
+    stopping.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_watch_without_a_cursor_tells_what_is_new() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
