@@ -357,7 +357,6 @@ impl Launcher {
             let ranks: Vec<Pid> = self.ranks.iter().map(|rank| rank.pid).collect();
             let guardian = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
             reap_orphans(|pid| pid != guardian && !ranks.contains(&pid));
-            self.board.sync();
         }
     }
 
