@@ -41,7 +41,9 @@ impl End {
 
     /// The task that owns the board has ended: nothing will ever change again.
     pub(super) fn board_gone() -> End {
-        End::Failed(Status::unavailable("the task that watches this node has ended; see the server's log"))
+        End::Failed(Status::unavailable(
+            "nothing is recorded here any more: the job is over, or the server's log says what happened",
+        ))
     }
 }
 
