@@ -1,6 +1,6 @@
 //! The loop of the launcher.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
+use crate::source::pages::PageReader;
 
 /// Pages are looked at this often even if nothing rings.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -72,6 +73,8 @@ pub struct Launcher {
     watcher: Option<Watcher>,
     attempt: Attempt,
     ranks: Vec<RankProcess>,
+    /// The pages of those that have one.
+    pages: BTreeMap<Rank, PageReader>,
     stop: Option<Stop>,
     /// The signal that asked the launcher to stop; the ranks get the same.
     asked_by: i32,
@@ -118,6 +121,7 @@ impl Launcher {
             watcher,
             attempt: Attempt(0),
             ranks: Vec::new(),
+            pages: BTreeMap::new(),
             stop: None,
             asked_by: nix::libc::SIGTERM,
             port: None,
@@ -199,6 +203,7 @@ impl Launcher {
         match self.crew.start(attempt, number) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
             Ok((ranks, page_trouble)) => {
+                self.pages = ranks.iter().filter_map(|rank| Some((rank.rank, page_reader(rank)?))).collect();
                 self.ranks = ranks;
                 for rank in &self.ranks {
                     watch(rank, attempt, ended.clone());
@@ -249,7 +254,7 @@ impl Launcher {
         }
         pidfd::reap(rank.pid);
         let (which, pid, files, raised) = (rank.rank, rank.pid, rank.files.clone(), rank.raised);
-        let step = rank.page.as_ref().and_then(|(_, page)| page.beat()?.step);
+        let step = self.pages.get(&rank.rank).and_then(|page| page.beat()?.step);
         let after_stop = self.stop.as_ref().is_some_and(|stop| match status {
             ExitStatus::Signal(signal) => stop.sent(signal),
             ExitStatus::Code(_) => true,
@@ -364,9 +369,8 @@ impl Launcher {
     fn look(&mut self) {
         let attempt = self.attempt;
         for index in 0..self.ranks.len() {
-            let process = &mut self.ranks[index];
-            let (rank, pid) = (process.rank, process.pid);
-            let Some(news) = process.page.as_mut().map(|(_, page)| page.look()) else { continue };
+            let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
+            let Some(news) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
             if let Some((client, _)) = news.connected {
                 self.fact(Fact::RankConnected { attempt, rank, client });
             }
@@ -384,11 +388,8 @@ impl Launcher {
     }
 
     fn sample(&mut self) {
-        let beats: Vec<(Rank, BeatView)> = self
-            .ranks
-            .iter()
-            .filter_map(|process| Some((process.rank, process.page.as_ref()?.1.beat()?)))
-            .collect();
+        let beats: Vec<(Rank, BeatView)> =
+            self.pages.iter().filter_map(|(rank, page)| Some((*rank, page.beat()?))).collect();
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }
@@ -473,6 +474,13 @@ fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
     }
+}
+
+fn page_reader(process: &RankProcess) -> Option<PageReader> {
+    let (path, file) = process.page.as_ref()?;
+    PageReader::of(file)
+        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"))
+        .ok()
 }
 
 fn started_rank(process: &RankProcess) -> StartedRank {
