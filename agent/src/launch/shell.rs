@@ -35,6 +35,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Readers get a new sample of the pages every so many looks.
 const LOOKS_PER_SAMPLE: u32 = 5;
 
+/// How long a restart waits for the terminal, so that a rank's last words stand before what is made of them.
+const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
+
 /// How long an agent may think about a proposal before the launcher decides alone.
 const RULING_WITHIN: Duration = Duration::from_millis(250);
 
@@ -134,8 +137,8 @@ impl Launcher {
         launcher
     }
 
-    /// Runs the job to its end. Returns the status to exit with and how it went.
-    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary) {
+    /// Runs the job to its end. Returns the status to exit with, how it went, and the terminal for last words.
+    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary, Terminal) {
         let (ended_sender, mut ended) = mpsc::unbounded_channel();
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -289,7 +292,7 @@ impl Launcher {
         self.stop = None;
         let spare = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
         let orphans_killed = sweep(self.cgroup.as_ref(), spare, patience).await;
-        self.terminal.flush(Duration::from_millis(500));
+        self.terminal.flush(LAST_WORDS_WITHIN);
         self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
     }
 
@@ -308,7 +311,8 @@ impl Launcher {
             stop.force(&self.ranks);
             stop.force_at = clock::mono().after(Span::seconds(30));
             for rank in self.ranks.iter().filter(|rank| rank.exit.is_none()) {
-                tracing::info!(rank = rank.rank.0, pid = rank.pid.0, "did not end in time; killed");
+                self.terminal
+                    .say(format!("{} (pid {}) did not end in time and is killed", rank.rank, rank.pid.0));
             }
         }
     }
@@ -421,7 +425,7 @@ impl Launcher {
             match output {
                 Output::Record(body) => {
                     if let Some(line) = notice::line(&body) {
-                        notice::say(&line);
+                        self.terminal.say(line);
                     }
                     entries.push(self.board.record(stamp, Some(&self.id), None, body));
                 }
@@ -441,7 +445,7 @@ impl Launcher {
         sent
     }
 
-    async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary) {
+    async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
         if outside.agent_expected && self.agent.is_none() {
             // A job that was over at once: the agent is to hear of it all the same.
             let found = tokio::time::timeout(RULING_WITHIN, outside.link_events.recv()).await;
@@ -449,14 +453,13 @@ impl Launcher {
                 self.link(event);
             }
         }
-        self.terminal.flush(Duration::from_millis(500));
         self.sample();
         self.board.sync();
         let summary = self.job.summary(clock::mono());
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }
-        (exit, summary)
+        (exit, summary, self.terminal)
     }
 }
 
