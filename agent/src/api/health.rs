@@ -57,9 +57,7 @@ impl HealthService for Health {
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
         let interval = interval(request.into_inner().min_interval);
         let read = self.0.clone();
-        Ok(Response::new(answer(read.stop.clone().cancelled_owned(), move |caller| {
-            watch(read, interval, caller)
-        })))
+        Ok(Response::new(answer(read.stop.clone(), move |caller| watch(read, interval, caller))))
     }
 }
 

@@ -112,6 +112,6 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     if output::is_closed(error) {
         return ExitCode::from(exit::OK);
     }
-    output::note(&format!("error: {error:#}"));
+    output::note(&format!("error: {}", output::in_full(error)));
     ExitCode::from(exit::UNKNOWN)
 }

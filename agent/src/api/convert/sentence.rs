@@ -99,7 +99,7 @@ fn verdict(verdict: &Verdict) -> String {
         FaultDomain::Platform => "the platform's fault",
         FaultDomain::Unknown => "whose fault is not known",
     };
-    format!("{} ({domain}, {:.0} % sure)", verdict.headline, verdict.confidence * 100.0)
+    format!("{} ({:.0} % sure; {domain})", verdict.headline, verdict.confidence * 100.0)
 }
 
 fn decision(decision: &Decision) -> String {
