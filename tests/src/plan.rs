@@ -22,6 +22,7 @@ pub struct Plan<'a> {
     variables: Vec<(String, String)>,
     socket: Option<String>,
     stdout: Option<Stdio>,
+    stderr: Option<Stdio>,
     own_places: bool,
 }
 
@@ -36,6 +37,7 @@ impl<'a> Plan<'a> {
             variables: Vec::new(),
             socket: None,
             stdout: None,
+            stderr: None,
             own_places: false,
         }
     }
@@ -88,6 +90,13 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// Another standard error than a file.
+    #[must_use]
+    pub fn stderr(mut self, stderr: Stdio) -> Self {
+        self.stderr = Some(stderr);
+        self
+    }
+
     /// The scenario's options name all directories and the run id themselves.
     #[must_use]
     pub fn own_places(mut self) -> Self {
@@ -119,7 +128,7 @@ impl<'a> Plan<'a> {
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(self.stdout.unwrap_or_else(|| file("out").into()))
-            .stderr(file("err"));
+            .stderr(self.stderr.unwrap_or_else(|| file("err").into()));
         let child = launcher.spawn().unwrap_or_else(|error| panic!("starting {line:?}: {error}"));
         Job::new(stage, self.id, child)
     }

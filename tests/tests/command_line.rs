@@ -84,6 +84,26 @@ fn ranks_see_all_that_torchrun_sets_and_nothing_unexpected() {
 }
 
 #[test]
+fn ranks_inherit_nothing_of_the_launcher_but_their_streams() {
+    let stage = Stage::new();
+    let script = r#"
+files = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+assert files["0"] == "/dev/null", files
+# Who started the launcher may have left it more; of the launcher's own there is nothing.
+own = ("anon_inode:", "socket:", os.path.dirname(os.environ["MAINSTAY_PAGE"]), os.environ["MAINSTAY_CHECKPOINT_DIR"][:-len("/checkpoints")])
+assert not any(file.startswith(own) for fd, file in files.items() if fd not in "12"), files
+assert os.getpgid(0) == os.getpid(), "each rank leads a process group of its own"
+# The program that a rank starts sees what the rank was given: the launcher blocks and ignores signals for itself alone.
+status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, restore_signals=False).stdout
+signals = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))
+assert int(signals["SigBlk"], 16) == 0, signals
+for name in ("SIGTERM", "SIGCHLD", "SIGUSR1", "SIGUSR2", "SIGALRM"):
+    assert int(signals["SigIgn"], 16) >> (getattr(signal, name) - 1) & 1 == 0, (name, signals)
+"#;
+    stage.python(script).ranks(2).options("--max-restarts 0").start().end().assert_status(0);
+}
+
+#[test]
 fn what_the_user_has_set_of_the_tunables_stays() {
     let stage = Stage::new();
     let job = stage

@@ -1,9 +1,12 @@
 //! What a rank starts goes with it: workers, helpers that left its process group, grandchildren. And all of it goes
 //! with the launcher, however that ends.
 
+use std::collections::BTreeMap;
+
 use mainstay_core::entry::Fact;
 use mainstay_tests::{Job, Stage, processes, story};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// Each rank of the first attempt has a worker, a helper in a session of its own and a grandchild whose parent is
 /// gone; none of them heeds SIGTERM.
@@ -85,14 +88,31 @@ fn ranks_die_with_the_launcher_even_without_the_guardian() {
     job.mark("ready.0");
     job.mark("ready.1");
     let ranks = job.attempt(0).pids;
-    let all = processes::of_job(job.id());
-    let guardian = all.into_iter().find(|pid| !ranks.values().any(|rank| rank == pid)).expect("a guardian");
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(guardian), Signal::SIGKILL).expect("it lives");
-    processes::wait_until_gone(guardian);
+    kill_guardian(&job, &ranks);
     job.kill_launcher();
     for pid in ranks.values() {
         processes::wait_until_gone(*pid);
     }
+}
+
+#[test]
+fn a_job_whose_guardian_was_killed_recovers_like_any_other_and_leaves_no_zombies() {
+    let stage = Stage::new();
+    let script = r#"mark "up.$RANK.$ATTEMPT"
+        ( exec sh -c 'sleep 0.01' & )
+        wait_for "end.$ATTEMPT""#;
+    let job = stage.sh(script).ranks(2).start();
+    job.mark("up.1.0");
+    kill_guardian(&job, &job.attempt(0).pids);
+    processes::wait_until("the launcher has no children but the ranks", || {
+        processes::children(job.launcher()).len() == 2
+    });
+    job.kill_rank(0, 1);
+    job.mark("up.0.1");
+    stage.mark("end.1");
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(end.summary().attempts, 2, "{end}");
 }
 
 #[test]
@@ -116,4 +136,15 @@ fn other_jobs_and_processes_beside_them_are_left_alone() {
 fn children(job: &Job) -> Vec<i32> {
     let ready = (0..2).flat_map(|rank| NAMES.map(|name| format!("{name}.{rank}")));
     ready.map(|name| job.marked_pid(&name)).collect()
+}
+
+/// The guardian is the one process of a job that is no rank and was started by none.
+fn kill_guardian(job: &Job, ranks: &BTreeMap<u32, i32>) {
+    let children = processes::children(job.launcher());
+    let mark = format!("MAINSTAY_JOB_ID={}", job.id());
+    let is_guardian =
+        |pid: &i32| !ranks.values().any(|rank| rank == pid) && processes::told(*pid).contains(&mark);
+    let guardian = children.into_iter().find(is_guardian).expect("a guardian");
+    kill(Pid::from_raw(guardian), Signal::SIGKILL).expect("it lives");
+    processes::wait_until_gone(guardian);
 }

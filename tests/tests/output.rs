@@ -2,10 +2,11 @@
 //! hold up or end the job.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::process::Stdio;
 
 use mainstay_tests::{Stage, story};
+use nix::sys::signal::Signal;
 
 #[test]
 fn lines_are_shown_with_their_rank_and_kept_without_it() {
@@ -84,23 +85,46 @@ const TALKATIVE: &str = r#"
 #[test]
 fn a_terminal_that_nobody_reads_holds_up_neither_ranks_nor_recovery_nor_end() {
     let stage = Stage::new();
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    let job = stage.sh(TALKATIVE).ranks(2).stdout(Stdio::from(writer)).start();
+    let (out, err) = (stuck_pipe(), stuck_pipe());
+    let plan = stage.sh(TALKATIVE).ranks(2).stdout(Stdio::from(out.1)).stderr(Stdio::from(err.1));
+    let job = plan.start();
     job.mark("talked.0.0");
     job.mark("talked.1.0");
     job.kill_rank(0, 1);
     let end = job.end();
     end.assert_status(0);
     assert_eq!(end.output(1, 0, "stdout").lines().count(), 3000, "all is in the files");
-    drop(reader);
+    drop((out.0, err.0));
+}
+
+#[test]
+fn a_terminal_that_nobody_reads_does_not_hold_up_a_stop_either() {
+    let stage = Stage::new();
+    let (out, err) = (stuck_pipe(), stuck_pipe());
+    let plan =
+        stage.sh(r#"mark "up.$RANK"; work"#).ranks(2).stdout(Stdio::from(out.1)).stderr(Stdio::from(err.1));
+    let job = plan.start();
+    job.mark("up.1");
+    job.signal(Signal::SIGTERM);
+    job.end().assert_status(143);
+    drop((out.0, err.0));
+}
+
+/// A pipe with a reader that does not read, and no room left.
+fn stuck_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    rustix::io::ioctl_fionbio(&writer, true).expect("a pipe that does not wait");
+    while writer.write(&[b'x'; 4096]).is_ok() {}
+    while writer.write(b"x").is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).expect("a pipe that waits");
+    (reader, writer)
 }
 
 #[test]
 fn a_terminal_that_is_gone_ends_neither_the_job_nor_its_ranks() {
     let stage = Stage::new();
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    drop(reader);
-    let job = stage.sh(TALKATIVE).ranks(2).stdout(Stdio::from(writer)).start();
+    let gone = || Stdio::from(std::io::pipe().expect("a pipe").1);
+    let job = stage.sh(TALKATIVE).ranks(2).stdout(gone()).stderr(gone()).start();
     job.mark("talked.0.0");
     job.mark("talked.1.0");
     job.kill_rank(0, 0);

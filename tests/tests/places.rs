@@ -70,6 +70,24 @@ fn without_a_runtime_directory_the_job_runs_without_heartbeats_and_says_so() {
 }
 
 #[test]
+fn a_runtime_directory_that_others_may_write_to_is_not_used() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let open = stage.tmpfs().join("open");
+    fs::create_dir(&open).expect("a directory");
+    fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .expect("our own directory");
+    let options = format!("--log-dir {} --runtime-dir {}", stage.logs().display(), open.display());
+    let end = stage.python(TRAINER).own_places().options(&options).start().end();
+    end.assert_status(0);
+    end.assert_said(&open.display().to_string());
+    end.assert_said("training goes on without heartbeats");
+    assert_eq!(fs::read_dir(&open).expect("our own directory").count(), 0, "nothing was put there\n{end}");
+}
+
+#[test]
 fn on_a_full_tmpfs_the_job_runs_without_heartbeats_and_says_so() {
     if !has_client() || !may_mount() {
         return;
@@ -78,7 +96,7 @@ fn on_a_full_tmpfs_the_job_runs_without_heartbeats_and_says_so() {
     let full = stage.work().join("full");
     fs::create_dir(&full).expect("a directory");
     let fill = format!(
-        "mount -t tmpfs -o size=64k tmpfs {full} && (head -c 60k /dev/zero > {full}/ballast; exec \"$0\" \"$@\")",
+        "mount -t tmpfs -o size=64k,mode=700 tmpfs {full} && (head -c 60k /dev/zero > {full}/ballast; exec \"$0\" \"$@\")",
         full = full.display()
     );
     let options = format!("--runtime-dir {}", full.display());
