@@ -149,6 +149,7 @@ impl Job {
         let status = self.launcher.wait().expect("our own child");
         let left: Vec<String> = processes::of_job(&self.id).into_iter().map(processes::told).collect();
         assert!(left.is_empty(), "processes are left after the end: {left:#?}\n{}", self.told());
+        assert_eq!(processes::cgroups_of(&self.id), Vec::<PathBuf>::new(), "{}", self.told());
         let said = |name: &str| {
             let path = self.said.join(format!("{}.{name}", self.id));
             String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
@@ -182,6 +183,9 @@ impl Drop for Job {
             let _ = self.launcher.wait();
             for pid in processes::of_job(&self.id) {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            for cgroup in processes::cgroups_of(&self.id) {
+                let _ = fs::remove_dir(cgroup);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What processes there are on this host, read from `/proc`.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,20 @@ pub fn of_job(job: &str) -> Vec<i32> {
         })
         .filter(|pid| is_alive(*pid))
         .collect()
+}
+
+/// The control groups of a job, where launchers may make any.
+pub fn cgroups_of(job: &str) -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<&str>>());
+    let Some(mount) = mount.into_iter().find(|fields| fields.get(2) == Some(&"cgroup2")) else {
+        return Vec::new();
+    };
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let entries = fs::read_dir(Path::new(mount[1]).join(own)).into_iter().flatten().flatten();
+    let name = format!("mainstay-{job}-");
+    entries.map(|entry| entry.path()).filter(|path| path.to_string_lossy().contains(&name)).collect()
 }
 
 /// Waits until no process of a job is left.

@@ -4,6 +4,7 @@ use mainstay_core::entry::ExitStatus;
 use mainstay_core::id::{Attempt, Rank};
 use mainstay_core::verdict::{Action, Cause, DecidedBy};
 use mainstay_tests::{Stage, has_client, processes, story};
+use nix::sys::signal::Signal;
 
 /// Twenty steps with a checkpoint at every fifth; the first attempt waits before step 7 for somebody to kill it.
 const TRAINER: &str = r#"
@@ -106,6 +107,44 @@ fn the_survivors_of_a_kill_are_victims_even_if_they_die_of_it_first_and_of_every
     assert_eq!(story::exits(&end.story, 0)[0], ExitStatus::Code(5), "{end}");
     assert_eq!(story::exits(&end.story, 2)[0], ExitStatus::Signal(9), "{end}");
     assert_eq!(story::exits(&end.story, 3)[0], ExitStatus::Code(0), "{end}");
+}
+
+#[test]
+fn ranks_that_die_together_are_one_failure() {
+    let stage = Stage::new();
+    let job = stage.sh(r#"[ "$ATTEMPT" = 1 ] && exit 0; mark "ready.$RANK"; work"#).ranks(3).start();
+    (0..3).for_each(|rank| drop(job.mark(&format!("ready.{rank}"))));
+    // The launcher sees all three at once when it goes on.
+    job.signal(Signal::SIGSTOP);
+    (0..3).for_each(|rank| job.kill_rank(0, rank));
+    job.signal(Signal::SIGCONT);
+    let end = job.end();
+    end.assert_status(0);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!(verdict.victims.len(), 2, "{end}");
+    assert_eq!(end.summary().attempts, 2, "{end}");
+}
+
+#[test]
+fn a_launcher_that_was_held_during_a_fault_and_the_whole_recovery_sees_it_all_when_it_goes_on() {
+    let stage = Stage::new();
+    // Rank 1 is done while nobody looks, rank 0 is killed.
+    let script =
+        r#"[ "$ATTEMPT" = 1 ] && exit 0; mark "ready.$RANK"; [ "$RANK" = 0 ] && work; wait_for held; exit 0"#;
+    let job = stage.sh(script).ranks(2).start();
+    job.mark("ready.0");
+    job.mark("ready.1");
+    let ranks = job.attempt(0).pids;
+    job.signal(Signal::SIGSTOP);
+    stage.mark("held");
+    processes::wait_until("rank 1 is done", || !processes::is_alive(ranks[&1]));
+    job.kill_rank(0, 0);
+    processes::wait_until("rank 0 is dead", || !processes::is_alive(ranks[&0]));
+    job.signal(Signal::SIGCONT);
+    let end = job.end();
+    end.assert_status(0);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!(verdict.culprit, Some(Rank(0)), "{end}");
 }
 
 #[test]

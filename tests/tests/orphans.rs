@@ -1,7 +1,10 @@
 //! What a rank starts goes with it: workers, helpers that left its process group, grandchildren. And all of it goes
 //! with the launcher, however that ends.
 
+#![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
+
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use mainstay_core::entry::Fact;
 use mainstay_tests::{Job, Stage, processes, story};
@@ -75,10 +78,15 @@ fn nothing_outlives_a_launcher_that_is_killed_not_even_the_guardian() {
     pids.extend(job.attempt(0).pids.values());
     let guardian = processes::of_job(job.id()).into_iter().find(|pid| !pids.contains(pid));
     pids.extend(guardian);
-    job.kill_launcher();
+    let id = job.kill_launcher();
     for pid in pids {
         processes::wait_until_gone(pid);
     }
+    assert_eq!(
+        processes::cgroups_of(&id),
+        Vec::<PathBuf>::new(),
+        "the guardian removes the job's control group"
+    );
 }
 
 #[test]
@@ -89,9 +97,13 @@ fn ranks_die_with_the_launcher_even_without_the_guardian() {
     job.mark("ready.1");
     let ranks = job.attempt(0).pids;
     kill_guardian(&job, &ranks);
-    job.kill_launcher();
+    let id = job.kill_launcher();
     for pid in ranks.values() {
         processes::wait_until_gone(*pid);
+    }
+    // Nobody is left who could.
+    for cgroup in processes::cgroups_of(&id) {
+        std::fs::remove_dir(cgroup).expect("it is empty");
     }
 }
 

@@ -1,6 +1,8 @@
 //! What ranks write is kept in full and shown line by line with the rank before it; nobody who does not read it can
 //! hold up or end the job.
 
+#![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
+
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::process::Stdio;

@@ -3,10 +3,79 @@
 use std::fs;
 
 use mainstay_core::entry::Fact;
-use mainstay_tests::{Stage, has_client, is_root, skipped, story};
+use mainstay_tests::{Stage, has_client, is_root, mainstay, processes, skipped, story};
 
 /// One step; the same in all scenarios here that ask whether training works.
 const TRAINER: &str = "import mainstay\nmainstay.step(1)\nprint('trained')\n";
+
+#[test]
+fn without_options_everything_goes_to_the_users_own_places_and_is_found_there() {
+    let stage = Stage::new();
+    let job = stage
+        .sh("mark up; wait_for end")
+        .own_places()
+        .variable("MAINSTAY_RUNTIME_DIR", stage.tmpfs())
+        .start();
+    job.mark("up");
+    let runs = stage.home().join(".local/state/mainstay/runs");
+    let names: Vec<_> = fs::read_dir(&runs).expect("runs").flatten().map(|run| run.file_name()).collect();
+    let [name] = &names[..] else { panic!("one run: {names:?}") };
+    let name = name.to_string_lossy().into_owned();
+    let mut status = std::process::Command::new(mainstay());
+    status.args(["status", "--json", "--job", &name]).env("MAINSTAY_RUNTIME_DIR", stage.tmpfs());
+    let told = status.env_remove("MAINSTAY_SOCKET").output().expect("mainstay starts");
+    assert!(String::from_utf8_lossy(&told.stdout).contains(&name), "{told:?}");
+    stage.mark("end");
+    let end = job.end();
+    end.assert_status(0);
+    end.assert_said(&runs.display().to_string());
+    assert!(runs.join(&name).join("summary.json").exists(), "{end}");
+}
+
+#[test]
+fn an_ordinary_user_needs_no_root_for_a_recovery() {
+    let stage = Stage::new();
+    let script = r#"
+        [ "$ATTEMPT" = 1 ] && exit 0
+        ( trap '' TERM; mark "child.$RANK" "$(exec sh -c 'echo $PPID')"; work ) &
+        work"#;
+    let mut plan = stage.sh(script).ranks(2).own_places().options("--fault-timeout 0.3s --rdzv-id ordinary");
+    if is_root() {
+        let nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
+        let mut tried = std::process::Command::new(nobody[0]);
+        if !tried
+            .args(&nobody[1..])
+            .arg(mainstay())
+            .arg("version")
+            .output()
+            .is_ok_and(|told| told.status.success())
+        {
+            return skipped("an ordinary user cannot start the program where it lies");
+        }
+        stage.open_to_all();
+        plan = plan.under(&nobody);
+    }
+    let options =
+        format!("--log-dir {0}/own --runtime-dir {1}/own", stage.logs().display(), stage.tmpfs().display());
+    let job = plan.options(&options).start();
+    let children = [job.marked_pid("child.0"), job.marked_pid("child.1")];
+    let journal = stage.logs().join("own/ordinary/journal");
+    let of_rank_1 = story::facts(&story::read(&journal)).find_map(|fact| match fact {
+        Fact::AttemptStarted { ranks, .. } => Some(ranks[1].pid.0),
+        _ => None,
+    });
+    let rank = nix::unistd::Pid::from_raw(of_rank_1.expect("its start stands in the journal"));
+    nix::sys::signal::kill(rank, nix::sys::signal::Signal::SIGKILL).expect("the rank lives");
+    let end = job.end();
+    end.assert_status(0);
+    end.assert_said("rank 1 was ended by SIGKILL");
+    for child in children {
+        assert!(!processes::is_alive(child), "left: {}", processes::told(child));
+    }
+    let story = story::read(&journal);
+    assert_eq!(story::restarts(&story), 1, "{end}");
+    assert!(!story::facts(&story).any(|fact| matches!(fact, Fact::PagesUnavailable { .. })), "{end}");
+}
 
 #[test]
 fn a_log_directory_that_cannot_be_made_is_named_with_its_option() {
