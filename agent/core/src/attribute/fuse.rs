@@ -14,8 +14,8 @@ const PRIOR: [f64; 11] = [0.0, 0.1, -0.5, 0.0, -0.6, -0.3, -0.3, -0.2, -0.6, 0.0
 const CORROBORATION: f64 = 0.3;
 /// Below this weight a cause is a hint; consequences beside it keep their doubt.
 const CAUSE: f64 = 2.0;
-/// What consequences alone say for "unknown", beside their own weight.
-const DOUBT: f64 = 1.0;
+/// How much of a consequence's weight stays as doubt beside a cause of weight.
+const DOUBT: f64 = 0.15;
 /// The earliest cause tends to be the one that the others follow from.
 const EARLIEST: f64 = 0.4;
 /// Log-odds are divided by this: votes of different families are not fully independent. Fitted on labelled
@@ -58,11 +58,13 @@ pub fn fuse(votes: &[Vote]) -> Posterior {
         odds[class.index()] += weight;
     }
     let strongest = causes(votes).map(|vote| vote.weight).fold(0.0, f64::max);
-    let consequence =
-        votes.iter().filter(|vote| vote.role == Role::Secondary).map(|vote| vote.weight).fold(0.0, f64::max);
-    if consequence > 0.0 && strongest < CAUSE {
-        odds[Class::Unknown.index()] += DOUBT.min(consequence);
-    }
+    let consequence = votes
+        .iter()
+        .filter(|vote| vote.role == Role::Secondary)
+        .flat_map(|vote| vote.classes().filter(|(class, _)| *class == Class::Unknown))
+        .map(|(_, weight)| weight)
+        .fold(0.0, f64::max);
+    odds[Class::Unknown.index()] += if strongest < CAUSE { consequence } else { DOUBT * consequence };
     if let Some(first) = earliest(votes) {
         odds[first.index()] += EARLIEST;
     }
@@ -74,11 +76,14 @@ fn causes(votes: &[Vote]) -> impl Iterator<Item = &Vote> {
 }
 
 /// The heaviest vote of each family for each class, with a little for what corroborates it. A consequence speaks
-/// for its class only as far as its own weight goes, and never beside a cause of its family.
+/// here only for the classes that it names beside "unknown"; that one is weighed once for all consequences.
 fn by_family(votes: &[Vote]) -> BTreeMap<(&str, Class), f64> {
     let mut heaviest: BTreeMap<(&str, Class), (f64, u32)> = BTreeMap::new();
     for vote in votes {
         for (class, weight) in vote.classes() {
+            if vote.role == Role::Secondary && class == Class::Unknown {
+                continue;
+            }
             let entry = heaviest.entry((vote.family.as_str(), class)).or_insert((0.0, 0));
             entry.0 = entry.0.max(weight);
             entry.1 += u32::from(vote.role == Role::Primary && weight >= 1.0);

@@ -91,7 +91,7 @@ fn is_exception(name: &str) -> bool {
     const ENDS: [&str; 9] =
         ["Error", "Exception", "Interrupt", "Exit", "Timeout", "Failure", "Iteration", "Expired", "Group"];
     let last = name.rsplit('.').next().unwrap_or(name);
-    last.len() > 4
+    last.len() > 5
         && last.starts_with(|c: char| c.is_ascii_uppercase())
         && ENDS.iter().any(|end| last.ends_with(end))
         || last == "CUDAOutOfMemory"
