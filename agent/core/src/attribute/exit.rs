@@ -92,6 +92,9 @@ impl Status {
             Status::Signal(ABRT) => ("aborted itself", &[(Unknown, 0.2)], None),
             Status::Signal(TERM) => ("asked to stop by SIGTERM", &[(Unknown, 0.6), (Preemption, 0.5)], None),
             Status::Signal(HUP) => ("ended by a hang-up of its terminal", &[(UserConfig, 0.8)], None),
+            Status::Code(0) => {
+                ("ended with success: what the log complains of was no failure", &[(Unknown, 2.5)], None)
+            }
             Status::Code(126 | 127) => {
                 ("the command was not found or may not be executed", &[(UserConfig, 2.4)], None)
             }
@@ -153,6 +156,9 @@ pub fn from_text(text: &str) -> Vec<Exit> {
             }
         }
     }
+    if found.is_empty() && matches!(text.trim(), "0" | "0:0" | "exit 0" | "exit code 0" | "COMPLETED 0:0") {
+        found.push(Status::Code(0));
+    }
     found.dedup();
     found.into_iter().map(|status| Exit { rank: None, status, order: None }).collect()
 }
@@ -171,7 +177,8 @@ mod tests {
         assert_eq!(read("-11 (SIGSEGV)"), [Status::Signal(11)]);
         assert_eq!(read("task 1 exit 1"), [Status::Code(1)]);
         assert_eq!(read("exit code 139 on rank 3"), [Status::Signal(11)]);
-        assert_eq!(read("exit 0"), []);
+        assert_eq!(read("exit 0"), [Status::Code(0)]);
+        assert_eq!(read("0:0"), [Status::Code(0)]);
         assert_eq!(read("3 ranks"), [Status::Code(3)]);
         assert_eq!(read(""), []);
     }

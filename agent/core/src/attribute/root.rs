@@ -58,7 +58,9 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote]) -> Root
 }
 
 fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, Spot)> {
-    let least = grounds.first().map_or(0.0, |vote| vote.weight * NEARLY);
+    // The heaviest evidence may stand in the kernel's lines alone; the log has a root of its own.
+    let shows = |vote: &&Vote| vote.spots.iter().any(|(source, _)| is_log(evidence, *source));
+    let least = grounds.iter().find(shows).map_or(0.0, |vote| vote.weight * NEARLY);
     let mut lines: Vec<(usize, Spot)> = Vec::new();
     for vote in grounds.iter().filter(|vote| vote.weight >= least) {
         let mut spots: Vec<&(usize, Spot)> =

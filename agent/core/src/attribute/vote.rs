@@ -1,5 +1,7 @@
 //! From what was found to votes: each piece of evidence speaks for some classes, with log-odds.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
 use super::class::{Class, Restart};
@@ -61,6 +63,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         }
     }
     votes.extend(of_exits(evidence));
+    votes.extend(of_repeated_xids(catalog, evidence));
     votes.extend(evidence.observations.iter().map(|observation| Vote {
         family: observation.family.clone(),
         id: observation.family.clone(),
@@ -154,6 +157,45 @@ fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote 
         spots: vec![(place, exception.spot.clone())],
         count: 1,
     }
+}
+
+/// Faults that a program can cause by itself are the GPU's when several programs meet them on one device.
+fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let mut processes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut spots = Vec::new();
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        for sighting in &findings.sightings {
+            let is_xid = catalog.signatures().get(sighting.signature).is_some_and(|of| of.family == "xid");
+            for spot in sighting.spots.iter().filter(|_| is_xid) {
+                if let (Some(device), Some(pid)) =
+                    (between(&spot.text, "(PCI:", ")"), between(&spot.text, "pid=", ","))
+                {
+                    processes.entry(device.to_owned()).or_default().insert(pid.to_owned());
+                    spots.push((place, spot.clone()));
+                }
+            }
+        }
+    }
+    let (device, pids) = processes.into_iter().find(|(_, pids)| pids.len() > 1)?;
+    Some(Vote {
+        family: "history".to_owned(),
+        id: "xid.repeated".to_owned(),
+        meaning: format!("{} programs met an XID on GPU {device}", pids.len()),
+        role: Role::Primary,
+        class: Class::HardwareGpu,
+        weight: 2.2,
+        also: Vec::new(),
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        spots,
+        count: 1,
+    })
+}
+
+fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
+    let (_, rest) = text.split_once(before)?;
+    rest.split_once(after).map(|(found, _)| found)
 }
 
 fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
