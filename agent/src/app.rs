@@ -1,5 +1,28 @@
 //! Floor 5. The wiring: start, supervise, drain in order.
 
+mod agent;
+mod host;
 mod job;
+pub mod logging;
+pub mod usual;
 
+pub use agent::run_agent;
 pub use job::{JobPlan, run_job};
+
+use mainstay_core::id::Pid;
+
+use crate::api::{About, Mode};
+use crate::os::clock;
+use crate::source::host::identify;
+
+/// What the API says of this process.
+fn about(mode: Mode) -> About {
+    About {
+        hostname: identify().host_name.unwrap_or_else(|| "unknown".to_owned()),
+        boot_id: clock::boot_id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        mode,
+        started: clock::now(),
+        pid: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
+    }
+}

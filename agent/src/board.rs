@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use mainstay_core::entry::{Body, Entry};
 use mainstay_core::health::Component;
+use mainstay_core::host::changes;
 use mainstay_core::id::{Attempt, JobId, Rank};
 use mainstay_core::time::Stamp;
 use mainstay_core::view::{BeatView, JobPhase, NodeView};
@@ -91,6 +92,18 @@ impl Board {
     /// the next [`Board::publish`]. A change of state is recorded as a health entry instead.
     pub fn set_component(&mut self, component: Component) {
         self.view.components.insert(component.name.clone(), component);
+    }
+
+    /// Shows the components as they stand: changes of state go into the journal, fresh readings only into the
+    /// view.
+    pub fn show_host(&mut self, at: Stamp, components: Vec<Component>) {
+        for change in changes(&self.view.components, &components) {
+            self.record(at, None, None, Body::Health(change));
+        }
+        for component in components {
+            self.set_component(component);
+        }
+        self.publish();
     }
 
     /// Shows the present state to the readers.

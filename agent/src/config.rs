@@ -1,1 +1,219 @@
-//! Floor 5. Configuration: file, environment, flags.
+//! Floor 5. Configuration: defaults, then the file, then `MAINSTAY_AGENT_*`, then flags; the later weigh more.
+//!
+//! One declaration of each key gives its type, default and documentation; the commented default file and
+//! `docs/reference/configuration.md` are held to it. A wrong configuration is refused as a whole, with everything
+//! that is wrong in it: where it stands, what it says and what would be right.
+
+mod document;
+mod error;
+mod layers;
+mod paths;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use mainstay_core::host::HostLimits;
+use mainstay_core::settings;
+use mainstay_core::settings::{Bytes, Period};
+use serde::{Deserialize, Serialize};
+
+pub use document::{Key, environment_name, keys, reference_rows};
+pub use error::{ConfigError, Origin, Problem};
+pub use paths::Environment;
+
+use layers::Layers;
+
+use crate::source::host::Roots;
+use crate::store::journal::Limits;
+
+settings! {
+    /// The agent's configuration.
+    pub struct Config {
+        /// Where the agent keeps its journal and other state. Empty: /var/lib/mainstay as root, else
+        /// $XDG_STATE_HOME/mainstay or ~/.local/state/mainstay.
+        state_dir: PathBuf = PathBuf::new(),
+        /// The Unix socket on which the agent serves launchers and clients. Empty: /run/mainstay/agent.sock as root, else
+        /// $XDG_RUNTIME_DIR/mainstay/agent.sock or /tmp/mainstay-<uid>/agent.sock.
+        socket: PathBuf = PathBuf::new(),
+        /// TCP address on which the gRPC API is served beside the socket, like "127.0.0.1:7130". Empty: none. The API has
+        /// no authentication on TCP.
+        #[serde(with = "none_is_empty")]
+        listen: Option<SocketAddr> = None,
+        /// TCP address on which HTTP (/metrics, /healthz, /readyz) is served, like "127.0.0.1:7131". Empty: none.
+        #[serde(with = "none_is_empty")]
+        http: Option<SocketAddr> = None,
+        /// Users whose launchers may attach, beside root and the agent's own user: numeric ids.
+        allow_uids: Vec<u32> = Vec::new(),
+        /// Groups whose members' launchers may attach, beside the agent's own group: numeric ids.
+        allow_gids: Vec<u32> = Vec::new(),
+        /// How much is logged: "error", "warn", "info", "debug" or "trace".
+        log: LogLevel = LogLevel::Info,
+    }
+    sections {
+        /// The journal: docs/reference/journal.md.
+        journal: JournalConfig,
+        /// The components host.cpu, host.memory, host.disk and host.oom.
+        host: HostConfig,
+    }
+}
+
+settings! {
+    /// How much of the journal is kept.
+    pub struct JournalConfig {
+        /// All segments together; the oldest are deleted beyond it.
+        max_size: Bytes = Bytes(64 << 20),
+        /// A segment that would grow beyond this is followed by a new one. At most half of max_size.
+        segment_size: Bytes = Bytes(4 << 20),
+    }
+    sections {}
+}
+
+settings! {
+    /// How the host is read.
+    pub struct HostConfig {
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(5),
+        /// File systems to watch, by any path on them, beside /, /run, /dev/shm, the state directory and the checkpoint
+        /// directories of jobs.
+        watch_paths: Vec<PathBuf> = Vec::new(),
+        /// Where the host's procfs is mounted; another place in a container that has it there.
+        proc_root: PathBuf = PathBuf::from("/proc"),
+        /// Where the host's sysfs is mounted.
+        sys_root: PathBuf = PathBuf::from("/sys"),
+        /// The host's table of file systems.
+        fstab: PathBuf = PathBuf::from("/etc/fstab"),
+    }
+    sections {
+        /// When the host counts as degraded or unhealthy.
+        limits: HostLimits,
+    }
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What went wrong.
+    Error,
+    /// And what may go wrong.
+    Warn,
+    /// And what an operator wants to know.
+    Info,
+    /// And what a developer wants to know.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl From<LogLevel> for tracing::Level {
+    fn from(level: LogLevel) -> tracing::Level {
+        match level {
+            LogLevel::Error => tracing::Level::ERROR,
+            LogLevel::Warn => tracing::Level::WARN,
+            LogLevel::Info => tracing::Level::INFO,
+            LogLevel::Debug => tracing::Level::DEBUG,
+            LogLevel::Trace => tracing::Level::TRACE,
+        }
+    }
+}
+
+impl Config {
+    /// The configuration from its file, the environment and `overrides` (keys as in `journal.max_size`, with their
+    /// values as text), in rising weight.
+    ///
+    /// Without `file`, `MAINSTAY_AGENT_CONFIG` names it; without that, it is `environment.default_file` if it
+    /// exists. State directory and socket are filled in where they are left to their rules.
+    pub fn load(
+        file: Option<&Path>,
+        environment: &Environment,
+        overrides: &[(String, String)],
+    ) -> Result<Config, ConfigError> {
+        let mut layers = Layers::new()?;
+        if let Some((path, text)) = environment.config_file(file)? {
+            layers.add_file(&path, &text);
+        }
+        layers.add_environment(&environment.variables);
+        layers.add_overrides(overrides);
+        let mut config = layers.finish(Config::check)?;
+        environment.fill_in(&mut config);
+        Ok(config)
+    }
+
+    /// The default configuration as a file with every key explained. Values stand in comments, so that a file that
+    /// starts from it follows later defaults where nobody chose otherwise.
+    pub fn commented_default() -> String {
+        document::commented_default()
+    }
+
+    /// The journal's limits in the store's terms.
+    pub fn journal_limits(&self) -> Limits {
+        Limits { segment_bytes: self.journal.segment_size.0, total_bytes: self.journal.max_size.0 }
+    }
+
+    /// Where the host is read, in the source's terms.
+    pub fn host_roots(&self) -> Roots {
+        let HostConfig { proc_root, sys_root, fstab, .. } = &self.host;
+        Roots { proc: proc_root.clone(), sys: sys_root.clone(), fstab: fstab.clone() }
+    }
+
+    /// Where the journal is.
+    pub fn journal_dir(&self) -> PathBuf {
+        self.state_dir.join("journal")
+    }
+
+    /// What no single value shows to be wrong: the key and what is wrong with it.
+    fn check(&self) -> Vec<(&'static str, String)> {
+        let mut problems = Vec::new();
+        let mut must = |right: bool, key, problem: &str| {
+            if !right {
+                problems.push((key, problem.to_owned()));
+            }
+        };
+        let absolute = |path: &Path| path.as_os_str().is_empty() || path.is_absolute();
+        must(absolute(&self.state_dir), "state_dir", "it must be an absolute path");
+        must(absolute(&self.socket), "socket", "it must be an absolute path");
+        // sun_path of sockaddr_un, with its terminating zero.
+        must(self.socket.as_os_str().len() < 108, "socket", "the kernel allows at most 107 bytes");
+        must(
+            self.host.watch_paths.iter().all(|path| path.is_absolute()),
+            "host.watch_paths",
+            "all must be absolute paths",
+        );
+        must(
+            self.journal.segment_size.0 <= self.journal.max_size.0 / 2,
+            "journal.segment_size",
+            "it must be at most half of journal.max_size",
+        );
+        must(self.journal.segment_size.0 >= 4096, "journal.segment_size", "it must be at least 4KiB");
+        must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
+        let load = self.host.limits.cpu.load_per_cpu;
+        must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");
+        problems
+    }
+}
+
+/// Addresses that may be left out are written as empty text: TOML has no null.
+mod none_is_empty {
+    use std::net::SocketAddr;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(address: &Option<SocketAddr>, s: S) -> Result<S::Ok, S::Error> {
+        match address {
+            Some(address) => s.collect_str(address),
+            None => s.serialize_str(""),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<SocketAddr>, D::Error> {
+        let text = String::deserialize(d)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        text.parse().map(Some).map_err(|_| {
+            D::Error::custom(format!(
+                "{text:?} is no address: write an IP address and a port, like \"127.0.0.1:7130\" or \"[::1]:7130\""
+            ))
+        })
+    }
+}

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
@@ -13,7 +14,6 @@ use tokio_util::sync::CancellationToken;
 use crate::board::Board;
 use crate::os::pidfd::PidFd;
 use crate::os::{clock, processes};
-use crate::source::host::HostReport;
 
 /// How often what the journal holds is forced onto the disk.
 const SYNC_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub enum Input {
     /// A launcher's process ended.
     LauncherEnded(JobId, Pid),
     /// The host was looked at.
-    Host(HostReport),
+    Host(Judged),
 }
 
 /// What a launcher says of itself; process and user are the kernel's word, not its own.
@@ -111,12 +111,7 @@ impl Node {
     }
 
     /// Runs until told to stop and until nobody can tell anything any more.
-    pub async fn run(
-        mut self,
-        mut inputs: mpsc::Receiver<Input>,
-        alive: impl Fn(),
-        stop: CancellationToken,
-    ) {
+    pub async fn run(mut self, mut inputs: mpsc::Receiver<Input>, alive: impl Fn(), stop: CancellationToken) {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let pid = Pid(i32::try_from(std::process::id()).unwrap_or(0));
         self.record(None, Fact::AgentStarted { version, pid });
@@ -178,7 +173,7 @@ impl Node {
                 }
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
-            Input::Host(report) => self.host(report),
+            Input::Host(judged) => self.host(judged),
         }
     }
 
@@ -198,7 +193,8 @@ impl Node {
         let number = self.sessions;
         let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
         let session = Some((number, orders));
-        self.launchers.insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session });
+        self.launchers
+            .insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session });
         self.watch(hello.job.clone(), hello.pid);
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }
@@ -240,17 +236,11 @@ impl Node {
         }
     }
 
-    fn host(&mut self, report: HostReport) {
-        for fact in report.facts {
+    fn host(&mut self, judged: Judged) {
+        for fact in judged.facts {
             self.record(None, fact);
         }
-        for change in report.changes {
-            self.board.record(clock::now(), None, None, Body::Health(change));
-        }
-        for component in report.components {
-            self.board.set_component(component);
-        }
-        self.board.publish();
+        self.board.show_host(clock::now(), judged.components);
     }
 
     /// Tells when the launcher's process ends.
@@ -275,7 +265,9 @@ impl Node {
 
     fn is_current(&self, session: &Session) -> bool {
         let launcher = self.launchers.get(&session.job);
-        launcher.and_then(|launcher| launcher.session.as_ref()).is_some_and(|(number, _)| *number == session.number)
+        launcher
+            .and_then(|launcher| launcher.session.as_ref())
+            .is_some_and(|(number, _)| *number == session.number)
     }
 
     /// Whether the job is known and not over.

@@ -1,2 +1,75 @@
-//! Stub.
-fn main() {}
+//! The project's own commands: `cargo xtask demo | test | lint | bench | wheel`.
+
+mod bench;
+mod build;
+mod check;
+mod command;
+mod demo;
+mod fingerprint;
+mod journal;
+mod lint;
+mod places;
+mod say;
+mod status;
+mod test;
+mod venv;
+mod wheel;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// What is done with this repository, besides what cargo does.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Train a small model on two ranks, kill one in the middle, and compare the end with an undisturbed run.
+    Demo(demo::Args),
+    /// Check everything: lints, unit tests, scenarios with real ranks, the Python package, the systemd files.
+    Test(test::Args),
+    /// Check formatting, lints, licences and the systemd files only.
+    Lint,
+    /// Measure: heartbeat, agent, detect, restart, build.
+    Bench(bench::Args),
+    /// Build the Python package into target/wheels and install it into target/venv.
+    Wheel,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<ExitCode> {
+    match task {
+        Task::Demo(args) => demo::run(&args),
+        Task::Test(args) => Ok(test::run(&args)),
+        Task::Lint => {
+            let mut checks = check::Checks::default();
+            lint::source(&mut checks);
+            lint::systemd(&mut checks);
+            Ok(if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Task::Bench(args) => bench::run(&args),
+        Task::Wheel => {
+            let story = say::Story::begin();
+            let venv = venv::ensure(&story)?;
+            let wheel = wheel::build(&story, &venv)?;
+            wheel::install(&story, &venv)?;
+            println!("{}\ninstalled for {}", wheel.display(), venv.python().display());
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

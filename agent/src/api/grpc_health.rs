@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::health::HealthState;
-use mainstay_core::view::NodeView;
 use mainstay_proto::grpc_health_v1::health_check_response::ServingStatus;
 use mainstay_proto::grpc_health_v1::health_server::Health;
 use mainstay_proto::grpc_health_v1::{
@@ -14,7 +13,6 @@ use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::stream::{Answers, Caller, End, answer};
-use crate::board::BoardReader;
 
 /// The services that serve as long as the process answers, whatever the node's health. The empty name stands
 /// for the server as a whole: a restart of a healthy agent would not mend a GPU.
@@ -34,7 +32,7 @@ impl Health for GrpcHealth {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
         let service = request.into_inner().service;
-        let status = status_of(&self.0.board.view(), &service).ok_or_else(|| {
+        let status = self.0.status_of(&service).ok_or_else(|| {
             Status::not_found(format!(
                 "no service {service:?}; there are {NODE:?}, {READY:?} and each component by name (see List)"
             ))
@@ -47,7 +45,7 @@ impl Health for GrpcHealth {
         let components = view.components.keys().map(String::as_str);
         let names = ALWAYS.into_iter().chain([NODE, READY]).chain(components);
         let statuses: BTreeMap<String, HealthCheckResponse> = names
-            .filter_map(|name| Some((name.to_owned(), status_of(&view, name)?)))
+            .filter_map(|name| Some((name.to_owned(), self.0.status_of(name)?)))
             .map(|(name, status)| (name, HealthCheckResponse { status: status.into() }))
             .collect();
         Ok(Response::new(HealthListResponse { statuses }))
@@ -60,43 +58,52 @@ impl Health for GrpcHealth {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let service = request.into_inner().service;
-        let board = self.0.board.clone();
-        Ok(Response::new(answer(self.0.stop.clone(), move |caller| watch(board, service, caller))))
+        let read = self.0.clone();
+        Ok(Response::new(answer(read.stop.clone(), move |caller| watch(read, service, caller))))
     }
 }
 
-async fn watch(mut board: BoardReader, service: String, caller: Caller<HealthCheckResponse>) -> End {
-    let mut told = None;
+async fn watch(read: ReadSide, service: String, caller: Caller<HealthCheckResponse>) -> End {
+    let mut board = read.board.clone();
+    let (mut told, mut last) = (None, false);
     loop {
-        let status = status_of(&board.view(), &service).unwrap_or(ServingStatus::ServiceUnknown);
+        let status = read.status_of(&service).unwrap_or(ServingStatus::ServiceUnknown);
         if told != Some(status) {
             if let Err(left) = caller.send(HealthCheckResponse { status: status.into() }).await {
                 return left.into();
             }
             told = Some(status);
         }
-        board.changed().await;
+        if last {
+            std::future::pending::<()>().await;
+        }
+        if !board.changed().await {
+            // That nothing can be told from now on is the last change. The stream goes on all the same.
+            read.board_gone.cancelled().await;
+            last = true;
+        }
     }
 }
 
-/// The status of a service; none if it is not known.
-fn status_of(view: &NodeView, service: &str) -> Option<ServingStatus> {
-    match service {
-        always if ALWAYS.contains(&always) => Some(ServingStatus::Serving),
-        NODE => Some(serving(view.state())),
-        READY => Some(match view.state() {
+impl ReadSide {
+    /// The status of a service; none if it is not known.
+    fn status_of(&self, service: &str) -> Option<ServingStatus> {
+        match service {
+            always if ALWAYS.contains(&always) => Some(ServingStatus::Serving),
+            NODE => Some(self.serving(self.board.view().state())),
+            READY if self.is_ready() => Some(ServingStatus::Serving),
+            READY => Some(ServingStatus::NotServing),
+            component => self.board.view().components.get(component).map(|of| self.serving(of.state)),
+        }
+    }
+
+    /// What is degraded is still in use. What nobody watches any more cannot be told.
+    fn serving(&self, state: HealthState) -> ServingStatus {
+        match state {
+            _ if self.board_gone.is_cancelled() => ServingStatus::Unknown,
+            HealthState::Healthy | HealthState::Degraded => ServingStatus::Serving,
             HealthState::Unhealthy => ServingStatus::NotServing,
-            HealthState::Healthy | HealthState::Unknown | HealthState::Degraded => ServingStatus::Serving,
-        }),
-        component => view.components.get(component).map(|component| serving(component.state)),
-    }
-}
-
-/// What is degraded is still in use.
-fn serving(state: HealthState) -> ServingStatus {
-    match state {
-        HealthState::Healthy | HealthState::Degraded => ServingStatus::Serving,
-        HealthState::Unhealthy => ServingStatus::NotServing,
-        HealthState::Unknown => ServingStatus::Unknown,
+            HealthState::Unknown => ServingStatus::Unknown,
+        }
     }
 }

@@ -8,7 +8,7 @@ use mainstay_core::view::NodeView;
 use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
     GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListJobsRequest, ListJobsResponse,
-    WatchNodeRequest, WatchNodeResponse,
+    Server, WatchNodeRequest, WatchNodeResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -28,7 +28,7 @@ impl HealthService for Health {
     async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<GetNodeResponse>, Status> {
         let now = (self.0.clock)();
         let node = convert::node(&self.0.board.view(), now);
-        let server = convert::server(&self.0.about, now);
+        let server = self.0.server(now);
         Ok(Response::new(GetNodeResponse { node: Some(node), server: Some(server) }))
     }
 
@@ -69,18 +69,24 @@ async fn watch(read: ReadSide, interval: Duration, caller: Caller<WatchNodeRespo
         let view = board.view();
         let message = WatchNodeResponse {
             node: Some(convert::node(&view, now)),
-            server: Some(convert::server(&read.about, now)),
+            server: Some(read.server(now)),
             jobs: read.jobs(&view, now),
         };
         if let Err(left) = caller.send(message).await {
             return left.into();
         }
         tokio::time::sleep(interval).await;
-        board.changed().await;
+        if !board.changed().await {
+            return End::board_gone();
+        }
     }
 }
 
 impl ReadSide {
+    fn server(&self, now: Stamp) -> Server {
+        convert::server(&self.about, self.board.journal_error().as_deref(), now)
+    }
+
     fn jobs(&self, view: &NodeView, now: Stamp) -> Vec<Job> {
         view.jobs.values().map(|job| convert::job(job, now, self.pace.of(&job.id, now.mono))).collect()
     }

@@ -5,7 +5,6 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use mainstay_core::health::HealthState;
 
 use super::convert::health::{reasons, v1_state_name};
 use super::{ReadSide, metrics};
@@ -27,11 +26,11 @@ async fn healthz() -> &'static str {
 async fn readyz(State(read): State<ReadSide>) -> Response {
     let view = read.board.view();
     let state = view.state();
-    let status = match state {
-        HealthState::Unhealthy => StatusCode::SERVICE_UNAVAILABLE,
-        HealthState::Healthy | HealthState::Unknown | HealthState::Degraded => StatusCode::OK,
-    };
+    let status = if read.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut text = format!("{}\n", v1_state_name(state));
+    if read.board_gone.is_cancelled() {
+        text.push_str("the task that watches this node has ended; see the log\n");
+    }
     for reason in reasons(&view) {
         text.push_str(&reason);
         text.push('\n');

@@ -44,6 +44,7 @@ const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
 const JOURNAL_NEWEST: &str = "mainstay_journal_newest_cursor";
 const JOURNAL_OLDEST: &str = "mainstay_journal_oldest_cursor";
+const JOURNAL_WRITABLE: &str = "mainstay_journal_writable";
 const PROCESS_RSS: &str = "process_resident_memory_bytes";
 const PROCESS_CPU: &str = "process_cpu_seconds_total";
 const PROCESS_START: &str = "process_start_time_seconds";
@@ -71,6 +72,7 @@ pub const METRICS: &[Metric] = &[
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
     gauge_of(JOURNAL_NEWEST, &[], "The cursor of the newest event."),
     gauge_of(JOURNAL_OLDEST, &[], "The cursor of the oldest event that is kept."),
+    gauge_of(JOURNAL_WRITABLE, &[], "1 while the journal can be written, 0 while events are kept in memory."),
     gauge_of(PROCESS_RSS, &[], "Memory of this process that is resident, in bytes."),
     gauge_of(
         PROCESS_CPU,
@@ -92,6 +94,7 @@ pub(super) fn render(read: &ReadSide, now: Stamp) -> String {
         view.jobs.values().for_each(|of| job(of, read, now));
         gauge!(JOURNAL_NEWEST).set(read.board.newest() as f64);
         gauge!(JOURNAL_OLDEST).set(read.board.oldest() as f64);
+        gauge!(JOURNAL_WRITABLE).set(flag(read.board.journal_error().is_none()));
         process();
     });
     handle.render()

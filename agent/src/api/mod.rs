@@ -3,7 +3,7 @@
 //! Every answer comes from memory or from the journal's files: no call reads a device or waits for the node's
 //! task, so a hanging driver never makes a question hang. The agent and each launcher serve the same API.
 
-mod attach_placeholder;
+pub mod attach;
 mod convert;
 mod events;
 mod grpc_health;
@@ -17,6 +17,7 @@ mod stream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_core::health::HealthState;
 use mainstay_core::id::{BootId, Pid};
 use mainstay_core::time::Stamp;
 use mainstay_proto::v1::event_service_server::EventServiceServer;
@@ -100,6 +101,8 @@ struct ReadSide {
     about: Arc<About>,
     clock: Clock,
     pace: Pace,
+    /// Cancelled once nothing writes to the board any more.
+    board_gone: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -116,7 +119,14 @@ pub async fn serve(
     local: Routes,
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
-    let read = ReadSide { board, about: Arc::new(about), clock, pace: Pace::default(), stop: stop.clone() };
+    let read = ReadSide {
+        board,
+        about: Arc::new(about),
+        clock,
+        pace: Pace::default(),
+        board_gone: CancellationToken::new(),
+        stop: stop.clone(),
+    };
     let mut servers = JoinSet::new();
 
     if let Some(socket) = listeners.unix {
@@ -172,6 +182,13 @@ where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     result.map_err(|source| ServeError::Ended { on, source: source.into() })
+}
+
+impl ReadSide {
+    /// Whether work may be sent to this node: someone watches it, and it is not unhealthy.
+    fn is_ready(&self) -> bool {
+        !self.board_gone.is_cancelled() && self.board.view().state() != HealthState::Unhealthy
+    }
 }
 
 /// All gRPC services and, beside them, the HTTP routes: one socket answers both.

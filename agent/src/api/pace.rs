@@ -21,13 +21,14 @@ struct Samples {
     seen: VecDeque<(Mono, u64)>,
 }
 
-/// Watches the board for as long as the API is served.
+/// Watches the board for as long as someone writes to it.
 pub(super) async fn follow(read: ReadSide) {
     let mut board = read.board.clone();
-    loop {
+    read.pace.observe((read.clock)().mono, &board.view());
+    while board.changed().await {
         read.pace.observe((read.clock)().mono, &board.view());
-        board.changed().await;
     }
+    read.board_gone.cancel();
 }
 
 impl Pace {

@@ -1,23 +1,38 @@
 //! A job under the launcher, with the brain inside: nothing else is needed on the host.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::host::HostLimits;
+use mainstay_core::id::JobId;
 use mainstay_core::job::Summary;
 use mainstay_core::ledger::Spending;
-use nix::unistd::{Uid, getuid};
+use nix::unistd::geteuid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 
 use crate::act::guardian::Guardian;
 use crate::act::output::Terminal;
 use crate::act::ranks::Crew;
+use crate::api::{self, Listeners, Mode, UnixSocket};
+use crate::app::host::sense;
+use crate::app::{about, usual};
 use crate::board::Board;
 use crate::launch::places::{self, Places};
 use crate::launch::{Launcher, Outside, Settings};
+use crate::link;
 use crate::os::cgroup::Cgroup;
 use crate::os::{clock, spawn};
+use crate::source::host::{HostSource, Roots, standard_paths};
 use crate::store::journal::{Journal, Limits};
+
+/// How often the host is looked at beside a job.
+const SENSE_EVERY: Duration = Duration::from_secs(5);
 
 /// What the command line asks for.
 #[derive(Debug)]
@@ -44,8 +59,11 @@ pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
 
 async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let signals = signals().context("catching signals")?;
-    let log_dir = plan.log_dir.clone().unwrap_or_else(default_log_dir);
-    let runtime_root = plan.runtime_root.clone().unwrap_or_else(default_runtime_root);
+    let log_dir = plan.log_dir.clone().unwrap_or_else(|| usual::log_dir(&usual::environment));
+    let runtime_root = plan
+        .runtime_root
+        .clone()
+        .unwrap_or_else(|| usual::runtime_root(geteuid().as_raw(), &usual::environment));
     let places = places::make(&log_dir, &runtime_root, &plan.settings.run_id)?;
     let journal = Journal::open(&places.run_dir.join("journal"), Limits::default(), clock::boot_id())?;
     let board = Board::open(journal)?;
@@ -57,25 +75,71 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let guardian = start_guardian(&places, cgroup.as_ref());
     let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
     let terminal = Terminal::start().context("starting the thread that shows the ranks' output")?;
-    eprintln!(
-        "mainstay: job {}: {} rank(s); logs in {}",
+    terminal.say(format!(
+        "job {}: {} rank(s); logs in {}",
         places.job,
         plan.settings.local_world_size,
         places.run_dir.display()
-    );
+    ));
     if let Err(reason) = &places.runtime_dir {
-        eprintln!("mainstay: no heartbeat pages: {reason}; training goes on without heartbeats");
+        terminal.say(format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
     }
 
+    let stop = CancellationToken::new();
+    let served = serve(&places, &board, &terminal, stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);
-    let (_host_sender, host) = mpsc::channel(1);
-    let outside = Outside { link_events, host, signals };
+    let sockets = match plan.agent_socket {
+        _ if !plan.look_for_agent => Vec::new(),
+        Some(socket) => vec![socket],
+        None => usual::agent_sockets(geteuid().as_raw(), &usual::environment),
+    };
+    let agent_expected = sockets.iter().any(|socket| socket.exists());
+    let link = tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender));
+    let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
+    let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
+        .context("starting the thread that looks at the host")?;
+    let outside = Outside { link_events, agent_expected, host, signals };
     let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal);
-    let (exit, summary) = launcher.run(outside).await;
+    let (exit, summary, terminal) = launcher.run(outside).await;
+    drop(sensing);
+    // The agent hears of the end before the launcher's process is gone.
+    let _ = tokio::time::timeout(link::agent::LEAVE_WITHIN, link).await;
 
-    write_summary(&places.run_dir, &summary);
-    eprintln!("mainstay: {}", last_words(&places.job, &summary));
+    write_summary(&places.run_dir, &summary, &terminal);
+    terminal.say(last_words(&places.job, &summary));
+    terminal.flush(Duration::from_millis(500));
+    stop.cancel();
+    if let Some(served) = served {
+        // Readers get the job's end before the socket goes.
+        let _ = served.await;
+    }
     Ok(exit)
+}
+
+/// Serves the API for this job beside its pages; without it the job runs all the same.
+fn serve(
+    places: &Places,
+    board: &Board,
+    terminal: &Terminal,
+    stop: CancellationToken,
+) -> Option<JoinHandle<()>> {
+    let socket = places.runtime_dir.as_ref().ok()?.path.join("api.sock");
+    let unix = match UnixSocket::bind(&socket, 0o600) {
+        Ok(unix) => unix,
+        Err(error) => {
+            terminal.say(format!("{error}; `mainstay status` will not find this job"));
+            return None;
+        }
+    };
+    let listeners = Listeners { unix: Some(unix), ..Listeners::default() };
+    let about = about(Mode::Launcher);
+    let reader = board.reader();
+    Some(tokio::spawn(async move {
+        let clock = Arc::new(clock::now);
+        if let Err(error) = api::serve(listeners, reader, about, clock, Routes::default(), stop).await {
+            tracing::warn!(%error, "the API of this job ended");
+        }
+    }))
 }
 
 fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow::Result<Crew> {
@@ -126,24 +190,13 @@ fn signals() -> std::io::Result<mpsc::Receiver<i32>> {
     Ok(receiver)
 }
 
-fn default_log_dir() -> PathBuf {
-    let state = std::env::var_os("XDG_STATE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/state")));
-    state.unwrap_or_else(std::env::temp_dir).join("mainstay/runs")
-}
-
-fn default_runtime_root() -> PathBuf {
-    PathBuf::from(format!("/dev/shm/mainstay-{}", Uid::as_raw(getuid())))
-}
-
-fn write_summary(run_dir: &Path, summary: &Summary) {
+fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
     let path = run_dir.join("summary.json");
     let written = serde_json::to_vec_pretty(summary)
         .map_err(std::io::Error::from)
         .and_then(|text| std::fs::write(&path, text));
     if let Err(error) = written {
-        eprintln!("mainstay: writing {}: {error}", path.display());
+        terminal.say(format!("writing {}: {error}", path.display()));
     }
 }
 

@@ -1,8 +1,9 @@
 //! Where servers may be: the agent's usual sockets, and the launchers' beside the pages of their jobs.
 
-use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use crate::app::usual;
 
 /// Options of commands that ask a server.
 #[derive(Debug, clap::Args)]
@@ -39,29 +40,8 @@ pub(super) fn find(ask: &Ask) -> Found {
         };
     }
     let uid = nix::unistd::geteuid().as_raw();
-    search(
-        &agent_sockets(uid, |name| std::env::var_os(name)),
-        &runtime_dir(uid, |n| std::env::var_os(n)),
-        uid,
-    )
-}
-
-/// The agent's sockets in the order in which they are tried.
-fn agent_sockets(uid: u32, env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let mut sockets = vec![PathBuf::from("/run/mainstay/agent.sock")];
-    if let Some(dir) = env("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        sockets.push(Path::new(&dir).join("mainstay/agent.sock"));
-    }
-    sockets.push(PathBuf::from(format!("/tmp/mainstay-{uid}/agent.sock")));
-    sockets
-}
-
-/// Where the jobs of this user have their run directories.
-fn runtime_dir(uid: u32, env: impl Fn(&str) -> Option<OsString>) -> PathBuf {
-    match env("MAINSTAY_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(format!("/dev/shm/mainstay-{uid}")),
-    }
+    let environment = &usual::environment;
+    search(&usual::agent_sockets(uid, environment), &usual::runtime_root(uid, environment), uid)
 }
 
 fn search(agents: &[PathBuf], runtime_dir: &Path, uid: u32) -> Found {
@@ -100,22 +80,6 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-
-    #[test]
-    fn the_environment_moves_the_usual_places() {
-        let none = |_: &str| None;
-        assert_eq!(
-            agent_sockets(7, none),
-            [PathBuf::from("/run/mainstay/agent.sock"), PathBuf::from("/tmp/mainstay-7/agent.sock")]
-        );
-        assert_eq!(runtime_dir(7, none), PathBuf::from("/dev/shm/mainstay-7"));
-        let set = |_: &str| Some(OsString::from("/x"));
-        assert_eq!(agent_sockets(7, set)[1], PathBuf::from("/x/mainstay/agent.sock"));
-        assert_eq!(runtime_dir(7, set), PathBuf::from("/x"));
-        let empty = |_: &str| Some(OsString::new());
-        assert_eq!(agent_sockets(7, empty).len(), 2);
-        assert_eq!(runtime_dir(7, empty), PathBuf::from("/dev/shm/mainstay-7"));
-    }
 
     #[test]
     fn a_search_tells_where_it_looked_and_what_it_found() {

@@ -20,6 +20,7 @@ pub(super) fn server(server: &Server) -> Value {
         "hostname": server.hostname,
         "boot_id": server.boot_id,
         "time": server.time.as_ref().map(time),
+        "journal_error": server.journal_error,
     }))
 }
 

@@ -1,7 +1,9 @@
 //! Floor 6. How people ask. One file per command; exit statuses stand in `docs/reference/cli.md`.
 
+mod agent;
 mod client;
 mod completions;
+mod config;
 mod events;
 mod find;
 mod guardian;
@@ -45,6 +47,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Agent(agent::Args),
+    Config(config::Args),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
@@ -80,6 +84,8 @@ pub fn main() -> ExitCode {
 async fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(args) => run::run(*args).await,
+        Command::Agent(args) => agent::run(args).await,
+        Command::Config(args) => config::run(&args),
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::Status(args) => status::run(args).await,
         Command::Events(args) => events::run(args).await,

@@ -8,7 +8,7 @@ use mainstay_core::policy::Budget;
 use mainstay_core::time::Span;
 
 use crate::act::stop::Grace;
-use crate::app::{self, JobPlan};
+use crate::app::{self, JobPlan, logging};
 use crate::cli::{exit, output, torchrun};
 use crate::launch::{Settings, Shown, places};
 use crate::os::clock;
@@ -145,6 +145,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
+    logging::start(tracing::level_filters::LevelFilter::WARN);
     match app::run_job(plan).await {
         Ok(exit) => Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1))),
         Err(error) => {

@@ -1,11 +1,11 @@
 //! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
-pub mod notice;
+mod notice;
 pub mod places;
 mod shell;
 
-pub use shell::{HostReport, Launcher, Outside};
+pub use shell::{Launcher, Outside};
 
 use std::path::PathBuf;
 

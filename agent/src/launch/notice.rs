@@ -1,14 +1,7 @@
 //! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
 
-use std::io::Write;
-
 use mainstay_core::entry::{Body, Fact};
 use mainstay_core::verdict::Action;
-
-/// Says a line. Nobody may be listening any more, which is no reason to end a job.
-pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "mainstay: {line}");
-}
 
 /// The line for an entry, for those that a person wants to see.
 pub fn line(body: &Body) -> Option<String> {

@@ -1,11 +1,11 @@
 //! The loop of the launcher.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, StartedRank};
-use mainstay_core::health::{Component, HealthChange};
+use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
+use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
 use mainstay_core::time::{Mono, Span};
@@ -27,6 +27,7 @@ use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
+use crate::source::pages::PageReader;
 
 /// Pages are looked at this often even if nothing rings.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -34,27 +35,21 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Readers get a new sample of the pages every so many looks.
 const LOOKS_PER_SAMPLE: u32 = 5;
 
+/// How long a restart waits for the terminal, so that a rank's last words stand before what is made of them.
+const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
+
 /// How long an agent may think about a proposal before the launcher decides alone.
 const RULING_WITHIN: Duration = Duration::from_millis(250);
-
-/// What the sensing of the host reports.
-#[derive(Debug)]
-pub struct HostReport {
-    /// Facts to be recorded.
-    pub facts: Vec<Fact>,
-    /// Changes to be recorded.
-    pub changes: Vec<HealthChange>,
-    /// All components as they stand.
-    pub components: Vec<Component>,
-}
 
 /// The channels to what runs beside the loop.
 #[derive(Debug)]
 pub struct Outside {
     /// From the agent's link.
     pub link_events: mpsc::Receiver<LinkEvent>,
+    /// Whether a socket of an agent was there at the start.
+    pub agent_expected: bool,
     /// From the host's sensing.
-    pub host: mpsc::Receiver<HostReport>,
+    pub host: mpsc::Receiver<Judged>,
     /// Signals to the launcher.
     pub signals: mpsc::Receiver<i32>,
 }
@@ -81,6 +76,8 @@ pub struct Launcher {
     watcher: Option<Watcher>,
     attempt: Attempt,
     ranks: Vec<RankProcess>,
+    /// The pages of those that have one.
+    pages: BTreeMap<Rank, PageReader>,
     stop: Option<Stop>,
     /// The signal that asked the launcher to stop; the ranks get the same.
     asked_by: i32,
@@ -127,6 +124,7 @@ impl Launcher {
             watcher,
             attempt: Attempt(0),
             ranks: Vec::new(),
+            pages: BTreeMap::new(),
             stop: None,
             asked_by: nix::libc::SIGTERM,
             port: None,
@@ -139,15 +137,15 @@ impl Launcher {
         launcher
     }
 
-    /// Runs the job to its end. Returns the status to exit with and how it went.
-    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary) {
+    /// Runs the job to its end. Returns the status to exit with, how it went, and the terminal for last words.
+    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary, Terminal) {
         let (ended_sender, mut ended) = mpsc::unbounded_channel();
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             self.carry_out(&ended_sender).await;
             if let Some(exit) = self.exit {
-                return self.end(exit).await;
+                return self.end(exit, outside).await;
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
             let ruling_until = self.ruling_until;
@@ -160,7 +158,7 @@ impl Launcher {
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
                 () = until(force_at) => self.force(),
-                Some(report) = outside.host.recv() => self.host(report),
+                Some(judged) = outside.host.recv() => self.host(judged),
                 _ = looks.tick() => self.regular_look(),
             }
         }
@@ -208,6 +206,7 @@ impl Launcher {
         match self.crew.start(attempt, number) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
             Ok((ranks, page_trouble)) => {
+                self.pages = ranks.iter().filter_map(|rank| Some((rank.rank, page_reader(rank)?))).collect();
                 self.ranks = ranks;
                 for rank in &self.ranks {
                     watch(rank, attempt, ended.clone());
@@ -258,7 +257,7 @@ impl Launcher {
         }
         pidfd::reap(rank.pid);
         let (which, pid, files, raised) = (rank.rank, rank.pid, rank.files.clone(), rank.raised);
-        let step = rank.page.as_ref().and_then(|(_, page)| page.beat()?.step);
+        let step = self.pages.get(&rank.rank).and_then(|page| page.beat()?.step);
         let after_stop = self.stop.as_ref().is_some_and(|stop| match status {
             ExitStatus::Signal(signal) => stop.sent(signal),
             ExitStatus::Code(_) => true,
@@ -293,7 +292,7 @@ impl Launcher {
         self.stop = None;
         let spare = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
         let orphans_killed = sweep(self.cgroup.as_ref(), spare, patience).await;
-        self.terminal.flush(Duration::from_millis(500));
+        self.terminal.flush(LAST_WORDS_WITHIN);
         self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
     }
 
@@ -312,7 +311,8 @@ impl Launcher {
             stop.force(&self.ranks);
             stop.force_at = clock::mono().after(Span::seconds(30));
             for rank in self.ranks.iter().filter(|rank| rank.exit.is_none()) {
-                tracing::info!(rank = rank.rank.0, pid = rank.pid.0, "did not end in time; killed");
+                self.terminal
+                    .say(format!("{} (pid {}) did not end in time and is killed", rank.rank, rank.pid.0));
             }
         }
     }
@@ -351,17 +351,11 @@ impl Launcher {
         }
     }
 
-    fn host(&mut self, report: HostReport) {
-        for fact in report.facts {
+    fn host(&mut self, judged: Judged) {
+        for fact in judged.facts {
             self.fact(fact);
         }
-        for change in report.changes {
-            self.board.record(clock::now(), None, None, Body::Health(change));
-        }
-        for component in report.components {
-            self.board.set_component(component);
-        }
-        self.board.publish();
+        self.board.show_host(clock::now(), judged.components);
     }
 
     fn regular_look(&mut self) {
@@ -372,7 +366,6 @@ impl Launcher {
             let ranks: Vec<Pid> = self.ranks.iter().map(|rank| rank.pid).collect();
             let guardian = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
             reap_orphans(|pid| pid != guardian && !ranks.contains(&pid));
-            self.board.sync();
         }
     }
 
@@ -380,9 +373,8 @@ impl Launcher {
     fn look(&mut self) {
         let attempt = self.attempt;
         for index in 0..self.ranks.len() {
-            let process = &mut self.ranks[index];
-            let (rank, pid) = (process.rank, process.pid);
-            let Some(news) = process.page.as_mut().map(|(_, page)| page.look()) else { continue };
+            let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
+            let Some(news) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
             if let Some((client, _)) = news.connected {
                 self.fact(Fact::RankConnected { attempt, rank, client });
             }
@@ -400,11 +392,8 @@ impl Launcher {
     }
 
     fn sample(&mut self) {
-        let beats: Vec<(Rank, BeatView)> = self
-            .ranks
-            .iter()
-            .filter_map(|process| Some((process.rank, process.page.as_ref()?.1.beat()?)))
-            .collect();
+        let beats: Vec<(Rank, BeatView)> =
+            self.pages.iter().filter_map(|(rank, page)| Some((*rank, page.beat()?))).collect();
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }
@@ -436,7 +425,7 @@ impl Launcher {
             match output {
                 Output::Record(body) => {
                     if let Some(line) = notice::line(&body) {
-                        notice::say(&line);
+                        self.terminal.say(line);
                     }
                     entries.push(self.board.record(stamp, Some(&self.id), None, body));
                 }
@@ -456,15 +445,21 @@ impl Launcher {
         sent
     }
 
-    async fn end(mut self, exit: i32) -> (i32, Summary) {
-        self.terminal.flush(Duration::from_millis(500));
+    async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
+        if outside.agent_expected && self.agent.is_none() {
+            // A job that was over at once: the agent is to hear of it all the same.
+            let found = tokio::time::timeout(RULING_WITHIN, outside.link_events.recv()).await;
+            if let Ok(Some(event)) = found {
+                self.link(event);
+            }
+        }
         self.sample();
         self.board.sync();
         let summary = self.job.summary(clock::mono());
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }
-        (exit, summary)
+        (exit, summary, self.terminal)
     }
 }
 
@@ -482,6 +477,13 @@ fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
     }
+}
+
+fn page_reader(process: &RankProcess) -> Option<PageReader> {
+    let (path, file) = process.page.as_ref()?;
+    PageReader::of(file)
+        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"))
+        .ok()
 }
 
 fn started_rank(process: &RankProcess) -> StartedRank {

@@ -1,7 +1,8 @@
 //! The launcher's end: looks for the host's agent, reports to it, and looks again when it is gone. Nothing here
 //! ever holds up the launcher: its queue is bounded, and a full one breaks the link rather than wait.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -27,6 +28,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// How long an agent may take to answer the first message.
 const WELCOME_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long an agent may take to say goodbye; the launcher waits for that at its end.
+pub const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Messages that may wait for the agent.
 const QUEUE: usize = 4096;
@@ -85,7 +89,10 @@ pub async fn keep(sockets: Vec<PathBuf>, job: JobId, events: mpsc::Sender<LinkEv
                 }
             }
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::select! {
+            () = events.closed() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
     }
 }
 
@@ -111,18 +118,29 @@ async fn attach(socket: PathBuf, job: &JobId, events: &mpsc::Sender<LinkEvent>) 
     loop {
         tokio::select! {
             order = to_report.recv() => match order {
-                // The launcher let go: it is done, or its queue was full.
-                None if events.is_closed() => return Ok(()),
-                None => return Err(Broken::After(anyhow::anyhow!("it did not keep up"))),
+                // The launcher let go, with all it had to say taken from its queue: it is done, or its queue
+                // was full.
+                None => {
+                    take_leave(to_agent, incoming).await;
+                    let done = events.is_closed();
+                    return if done { Ok(()) } else { Err(Broken::After(anyhow::anyhow!("it did not keep up"))) };
+                }
                 Some(order) => send(&to_agent, order).map_err(Broken::After)?,
             },
             message = incoming.message() => match message {
                 Ok(Some(message)) => receive(message, events).await.map_err(Broken::After)?,
                 Ok(None) => return Err(Broken::After(anyhow::anyhow!("it closed the connection"))),
-                Err(status) => return Err(Broken::After(anyhow::anyhow!("{}", status.message()))),
+                Err(_) => return Err(Broken::After(anyhow::anyhow!("its connection broke"))),
             },
         }
     }
+}
+
+/// Ends the link in order: what was sent arrives before the agent closes its side.
+async fn take_leave(to_agent: mpsc::Sender<v1::FromLauncher>, mut incoming: tonic::Streaming<v1::FromAgent>) {
+    drop(to_agent);
+    let closed = async { while let Ok(Some(_)) = incoming.message().await {} };
+    let _ = tokio::time::timeout(LEAVE_WITHIN, closed).await;
 }
 
 async fn greet(
@@ -151,15 +169,30 @@ async fn greet(
     }
 }
 
-/// Connects, and trusts only an agent of root's or of our own: its word can end the job.
+/// Connects, and trusts only an agent of root's, of our own, or where only root could have put it: its word can
+/// end the job.
 async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
     let stream = UnixStream::connect(&socket).await?;
     let owner = stream.peer_cred()?.uid();
-    if owner != 0 && owner != nix::unistd::geteuid().as_raw() {
-        let message = format!("{} is served by user {owner}, not by root or by us", socket.display());
+    if owner != 0 && owner != nix::unistd::geteuid().as_raw() && !is_given_by_root(&socket, owner) {
+        let message = format!(
+            "{} is served by user {owner}: that is neither root nor us, and the directory is not one that root \
+             has made for that user",
+            socket.display()
+        );
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
     }
     Ok(TokioIo::new(stream))
+}
+
+/// Whether the socket's directory belongs to `owner` and lies where only root can make one, as `/run/mainstay`.
+fn is_given_by_root(socket: &Path, owner: u32) -> bool {
+    let Some(directory) = socket.parent() else { return false };
+    let is_roots = |path: &Path| {
+        std::fs::metadata(path).is_ok_and(|above| above.uid() == 0 && above.mode() & 0o022 == 0)
+    };
+    std::fs::metadata(directory).is_ok_and(|found| found.uid() == owner && found.mode() & 0o022 == 0)
+        && directory.ancestors().skip(1).all(is_roots)
 }
 
 fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::Result<()> {

@@ -10,7 +10,7 @@ use mainstay_proto::v1;
 use super::{age, duration, timestamp, wall_time};
 use crate::api::{About, Mode};
 
-pub(in crate::api) fn server(about: &About, now: Stamp) -> v1::Server {
+pub(in crate::api) fn server(about: &About, journal_error: Option<&str>, now: Stamp) -> v1::Server {
     let mode = match about.mode {
         Mode::Agent => v1::ServerMode::Agent,
         Mode::Launcher => v1::ServerMode::Launcher,
@@ -23,6 +23,7 @@ pub(in crate::api) fn server(about: &About, now: Stamp) -> v1::Server {
         hostname: about.hostname.clone(),
         boot_id: about.boot_id.0.clone(),
         time: Some(timestamp(now.wall)),
+        journal_error: journal_error.map(str::to_owned),
     }
 }
 

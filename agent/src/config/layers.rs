@@ -1,0 +1,215 @@
+//! Layers of values, each weighing more than those before. Every value is tried as it is laid on, so that what is
+//! wrong with it can be told by its key and its place.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use toml::de::{DeTable, DeValue};
+
+use super::document::{FILE_VARIABLE, Key, PREFIX, defaults, environment_name, keys};
+use super::{Config, ConfigError, Origin, Problem};
+
+/// How alike a key must be to be suggested: 1 is equal.
+const ALIKE: f64 = 0.6;
+
+pub(super) struct Layers {
+    keys: Vec<Key>,
+    /// All values so far; it always makes a configuration.
+    table: toml::Table,
+    config: Config,
+    origins: BTreeMap<String, Origin>,
+    problems: Vec<Problem>,
+}
+
+impl Layers {
+    pub(super) fn new() -> Result<Layers, ConfigError> {
+        let (origins, problems) = (BTreeMap::new(), Vec::new());
+        Ok(Layers { keys: keys(), table: defaults(), config: Config::default(), origins, problems })
+    }
+
+    pub(super) fn add_file(&mut self, path: &Path, text: &str) {
+        let origin = |offset: Option<usize>| Origin::File {
+            path: path.to_owned(),
+            line: offset.and_then(|offset| text.get(..offset)).map(|before| before.matches('\n').count() + 1),
+        };
+        let (spans, values) = match (DeTable::parse(text), text.parse::<toml::Table>()) {
+            (Ok(spans), Ok(values)) => (spans, values),
+            (Err(error), _) | (_, Err(error)) => {
+                let what = format!("this is not TOML: {}", error.message());
+                let offset = error.span().map(|span| span.start);
+                self.problems.push(Problem { origin: origin(offset), key: None, what });
+                return;
+            }
+        };
+        let mut places = Vec::new();
+        collect_places(spans.get_ref(), "", &|name| self.is_section(name), &mut places);
+        for (name, offset) in places {
+            if let Some(value) = value_at(&values, &name) {
+                self.set(&name, value.clone(), origin(Some(offset)));
+            }
+        }
+    }
+
+    /// The variables of the agent's prefix. Others are none of its business.
+    pub(super) fn add_environment(&mut self, variables: &BTreeMap<String, String>) {
+        for (variable, text) in variables.range(PREFIX.to_owned()..) {
+            if !variable.starts_with(PREFIX) {
+                return;
+            }
+            if variable == FILE_VARIABLE {
+                continue;
+            }
+            let origin = Origin::Environment(variable.clone());
+            match self.keys.iter().find(|key| environment_name(&key.name) == *variable) {
+                Some(key) => {
+                    let (name, value) = (key.name.clone(), value_of(text, &key.default));
+                    self.set(&name, value, origin);
+                }
+                None => {
+                    let names = self.keys.iter().map(|key| environment_name(&key.name));
+                    let what = format!("there is no such setting{}", suggestion(variable, names));
+                    self.problems.push(Problem { origin, key: None, what });
+                }
+            }
+        }
+    }
+
+    pub(super) fn add_overrides(&mut self, overrides: &[(String, String)]) {
+        for (name, text) in overrides {
+            let default = self.keys.iter().find(|key| key.name == *name).map(|key| key.default.clone());
+            let value =
+                default.map_or_else(|| toml::Value::String(text.clone()), |default| value_of(text, &default));
+            self.set(name, value, Origin::CommandLine);
+        }
+    }
+
+    /// The configuration, if nothing is wrong with it, the values together included.
+    pub(super) fn finish(
+        mut self,
+        check: impl Fn(&Config) -> Vec<(&'static str, String)>,
+    ) -> Result<Config, ConfigError> {
+        for (key, what) in check(&self.config) {
+            let origin = self.origins.get(key).cloned().unwrap_or(Origin::Together);
+            self.problems.push(Problem { origin, key: Some(key.to_owned()), what });
+        }
+        if self.problems.is_empty() { Ok(self.config) } else { Err(ConfigError { problems: self.problems }) }
+    }
+
+    fn is_section(&self, name: &str) -> bool {
+        self.keys.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+    }
+
+    /// The names of all keys and sections.
+    fn names(&self) -> BTreeSet<String> {
+        let with_sections = |key: &Key| {
+            let dots: Vec<usize> = key.name.match_indices('.').map(|(dot, _)| dot).collect();
+            dots.into_iter().chain([key.name.len()]).map(|end| key.name[..end].to_owned()).collect::<Vec<_>>()
+        };
+        self.keys.iter().flat_map(with_sections).collect()
+    }
+
+    fn set(&mut self, name: &str, value: toml::Value, origin: Origin) {
+        let problem = |what| Problem { origin: origin.clone(), key: Some(name.to_owned()), what };
+        let Some(key) = self.keys.iter().find(|key| key.name == name) else {
+            let what = if self.is_section(name) {
+                format!("this is a section: write [{name}] with its keys below")
+            } else {
+                format!("there is no such key{}", suggestion(name, self.names().into_iter()))
+            };
+            self.problems.push(problem(what));
+            return;
+        };
+        let mut table = self.table.clone();
+        put(&mut table, name, value);
+        match table.clone().try_into::<Config>() {
+            Ok(config) => {
+                (self.table, self.config) = (table, config);
+                self.origins.insert(name.to_owned(), origin);
+            }
+            Err(error) => {
+                let what = format!("{} (the default is {})", error.message(), key.default);
+                self.problems.push(problem(what));
+            }
+        }
+    }
+}
+
+/// The dotted names of all values with the places of their keys. A name that is no section ends there, whatever it
+/// holds.
+fn collect_places(
+    table: &DeTable<'_>,
+    prefix: &str,
+    is_section: &impl Fn(&str) -> bool,
+    places: &mut Vec<(String, usize)>,
+) {
+    for (key, value) in table {
+        let name = format!("{prefix}{}", key.get_ref());
+        match value.get_ref() {
+            DeValue::Table(section) if is_section(&name) => {
+                collect_places(section, &format!("{name}."), is_section, places);
+            }
+            _ => places.push((name, key.span().start)),
+        }
+    }
+    // As they stand in the file, which is how a person goes through the problems.
+    places.sort_by_key(|(_, place)| *place);
+}
+
+fn value_at<'a>(table: &'a toml::Table, name: &str) -> Option<&'a toml::Value> {
+    match name.split_once('.') {
+        // A quoted key may have a dot in itself.
+        Some((section, rest)) if !table.contains_key(name) => value_at(table.get(section)?.as_table()?, rest),
+        _ => table.get(name),
+    }
+}
+
+fn put(table: &mut toml::Table, name: &str, value: toml::Value) {
+    match name.split_once('.') {
+        Some((section, rest)) => {
+            if let Some(toml::Value::Table(table)) = table.get_mut(section) {
+                put(table, rest, value);
+            }
+        }
+        None => drop(table.insert(name.to_owned(), value)),
+    }
+}
+
+/// The value that a text from the environment or the command line stands for, by the type of the key's default. What
+/// does not fit stays text, and is refused as such.
+fn value_of(text: &str, default: &toml::Value) -> toml::Value {
+    let as_text = || toml::Value::String(text.to_owned());
+    let trimmed = text.trim();
+    match default {
+        toml::Value::Integer(_) => trimmed.parse().map_or_else(|_| as_text(), toml::Value::Integer),
+        toml::Value::Float(_) => trimmed.parse().map_or_else(|_| as_text(), toml::Value::Float),
+        toml::Value::Boolean(_) => trimmed.parse().map_or_else(|_| as_text(), toml::Value::Boolean),
+        toml::Value::Array(_) => {
+            let item = |item: &str| match item.parse() {
+                Ok(number) => toml::Value::Integer(number),
+                Err(_) => toml::Value::String(item.to_owned()),
+            };
+            let items = trimmed.split(',').map(str::trim).filter(|item| !item.is_empty());
+            toml::Value::Array(items.map(item).collect())
+        }
+        toml::Value::String(_) | toml::Value::Datetime(_) | toml::Value::Table(_) => as_text(),
+    }
+}
+
+/// The nearest name, if one is near: by the whole of it, or by its last part in the wrong section.
+fn suggestion(name: &str, candidates: impl Iterator<Item = String>) -> String {
+    let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+    let alike = |candidate: &str| {
+        let whole = strsim::normalized_damerau_levenshtein(name, candidate);
+        // A right key in a wrong section is near, but less so than a slip of the pen.
+        let part = strsim::normalized_damerau_levenshtein(&last(name), &last(candidate)) * 0.9;
+        whole.max(part)
+    };
+    let nearest = candidates
+        .map(|candidate| (alike(&candidate), candidate))
+        .max_by(|(left, _), (right, _)| left.total_cmp(right))
+        .filter(|(alike, _)| *alike >= ALIKE);
+    match nearest {
+        Some((_, candidate)) => format!("; did you mean {candidate}?"),
+        None => "; `mainstay config --default` prints them all".to_owned(),
+    }
+}

@@ -1,0 +1,87 @@
+//! What the configuration takes from its surroundings. They come as an argument: nothing here reads the process's own.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::document::FILE_VARIABLE;
+use super::{Config, ConfigError, Origin, Problem};
+
+/// The surroundings of the agent's process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
+    /// The environment variables.
+    pub variables: BTreeMap<String, String>,
+    /// The user that the process runs as.
+    pub uid: u32,
+    /// The configuration file that is read if it exists and none is named.
+    pub default_file: PathBuf,
+}
+
+impl Environment {
+    /// The environment from variables and user id as `main` reads them, with `/etc/mainstay/agent.toml` as default file.
+    pub fn new(variables: impl IntoIterator<Item = (String, String)>, uid: u32) -> Environment {
+        let default_file = PathBuf::from("/etc/mainstay/agent.toml");
+        Environment { variables: variables.into_iter().collect(), uid, default_file }
+    }
+
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        // The XDG specification has relative paths ignored.
+        self.variables.get(name).map(PathBuf::from).filter(|path| path.is_absolute())
+    }
+
+    /// The configuration file's path and text. None only if no file is named and the default one does not exist.
+    pub(super) fn config_file(&self, named: Option<&Path>) -> Result<Option<(PathBuf, String)>, ConfigError> {
+        let variable = self.variables.get(FILE_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let (path, is_named) = match named.map(Path::to_owned).or(variable) {
+            Some(path) => (path, true),
+            None => (self.default_file.clone(), false),
+        };
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Some((path, text))),
+            Err(error) if error.kind() == ErrorKind::NotFound && !is_named => Ok(None),
+            Err(error) => {
+                let origin = Origin::File { path, line: None };
+                let what = format!("it cannot be read: {error}");
+                Err(ConfigError { problems: vec![Problem { origin, key: None, what }] })
+            }
+        }
+    }
+
+    /// Fills in the paths that are left to their rules.
+    pub(super) fn fill_in(&self, config: &mut Config) {
+        if config.state_dir.as_os_str().is_empty() {
+            config.state_dir = self.state_dir();
+        }
+        if config.socket.as_os_str().is_empty() {
+            config.socket = self.socket();
+        }
+    }
+
+    /// Where state is kept if nobody says otherwise.
+    pub fn state_dir(&self) -> PathBuf {
+        if self.uid == 0 {
+            return "/var/lib/mainstay".into();
+        }
+        let home_state = || self.path("HOME").map(|home| home.join(".local/state"));
+        match self.path("XDG_STATE_HOME").or_else(home_state) {
+            Some(state) => state.join("mainstay"),
+            None => self.temporary().join("state"),
+        }
+    }
+
+    /// Where the agent's socket is if nobody says otherwise. Launchers and clients look for it by the same rule.
+    pub fn socket(&self) -> PathBuf {
+        if self.uid == 0 {
+            return "/run/mainstay/agent.sock".into();
+        }
+        match self.path("XDG_RUNTIME_DIR") {
+            Some(run) => run.join("mainstay/agent.sock"),
+            None => self.temporary().join("agent.sock"),
+        }
+    }
+
+    fn temporary(&self) -> PathBuf {
+        format!("/tmp/mainstay-{}", self.uid).into()
+    }
+}

@@ -1,0 +1,94 @@
+//! Memory limits of control groups, version 1 and 2: our own and those of processes of interest.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use mainstay_core::host::{GroupUsage, MemoryGroup, Reading};
+use mainstay_core::id::Pid;
+
+use super::proc::read;
+
+/// The names of the files that tell about memory.
+struct Files {
+    limit: &'static str,
+    usage: &'static str,
+    droppable: &'static str,
+}
+
+const VERSION_1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    droppable: "total_inactive_file ",
+};
+const VERSION_2: Files = Files { limit: "memory.max", usage: "memory.current", droppable: "inactive_file " };
+
+/// The groups that limit us or these processes below what the host has. No limit, no group.
+pub(super) fn groups(
+    proc: &Path,
+    sys: &Path,
+    processes: &[Pid],
+    host_total: Option<u64>,
+) -> Vec<MemoryGroup> {
+    let owners = std::iter::once("self".to_owned()).chain(processes.iter().map(|pid| pid.0.to_string()));
+    let mut seen = BTreeSet::new();
+    let mut groups = Vec::new();
+    for owner in owners {
+        // A process that is gone is nobody's limit, and a host without control groups has none.
+        let Ok(membership) = read(&proc.join(owner).join("cgroup")) else { continue };
+        let Some((mount, path, files)) = memory_group(sys, &membership) else { continue };
+        let Some((dir, limit)) = tightest(&mount, &path, &files) else { continue };
+        if host_total.is_some_and(|total| limit >= total) || !seen.insert(dir.clone()) {
+            continue;
+        }
+        let usage = match usage(&dir, &files) {
+            Ok(used) => Reading::Value(GroupUsage { limit, used }),
+            Err(why) => Reading::NotAvailable(why),
+        };
+        groups.push(MemoryGroup { source: dir.display().to_string(), usage });
+    }
+    groups
+}
+
+/// The hierarchy that counts memory, and the group's path in it. On hosts with both versions, memory is where
+/// version 1 says so.
+fn memory_group(sys: &Path, membership: &str) -> Option<(PathBuf, PathBuf, Files)> {
+    let mut unified = None;
+    for line in membership.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let path = PathBuf::from(path.trim_start_matches('/'));
+        if controllers.split(',').any(|controller| controller == "memory") {
+            return Some((sys.join("fs/cgroup/memory"), path, VERSION_1));
+        }
+        if controllers.is_empty() {
+            unified = Some((sys.join("fs/cgroup"), path, VERSION_2));
+        }
+    }
+    unified
+}
+
+/// The lowest limit on the way from the group to the root. Inside a container the path may not be visible; then
+/// the root that is visible is the container's own group.
+fn tightest(mount: &Path, path: &Path, files: &Files) -> Option<(PathBuf, u64)> {
+    path.ancestors()
+        .map(|group| mount.join(group))
+        .filter_map(|dir| {
+            let limit = read(&dir.join(files.limit)).ok()?.trim().parse().ok()?;
+            Some((dir, limit))
+        })
+        .min_by_key(|(_, limit)| *limit)
+}
+
+/// Bytes in use, without page cache that the kernel would drop first.
+fn usage(dir: &Path, files: &Files) -> Result<u64, String> {
+    let path = dir.join(files.usage);
+    let used: u64 =
+        read(&path)?.trim().parse().map_err(|error| format!("reading {}: {error}", path.display()))?;
+    let stat = read(&dir.join("memory.stat"))?;
+    let droppable = stat
+        .lines()
+        .find_map(|line| line.strip_prefix(files.droppable))
+        .and_then(|bytes| bytes.trim().parse().ok())
+        .unwrap_or(0);
+    Ok(used.saturating_sub(droppable))
+}

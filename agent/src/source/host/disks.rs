@@ -1,0 +1,317 @@
+//! File systems, which may hang: each is asked on a thread of ours, and nobody waits for it.
+//!
+//! One thread asks all, one after the other. When one does not answer while others wait, that thread is left to it and
+//! a new one asks the others; it ends when its file system answers after all. A file system that owes an answer
+//! is not asked again, so at most one thread hangs per file system.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mainstay_core::host::{Disk, Reading, Space};
+use mainstay_core::time::{Mono, Span};
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+use super::mounts::{Mount, meant_writable, mount_of, parse_mounts};
+use super::proc::read;
+
+/// How long a file system that has answered before may take before it counts as silent.
+const SLOW: Span = Span::seconds(10);
+
+/// The stack of a thread that does nothing but statvfs.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Asks a path's file system. May block for as long as it takes.
+pub type Ask = dyn Fn(&Path) -> io::Result<Probed> + Send + Sync;
+
+/// What a file system answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probed {
+    /// The path without symbolic links, from which its mount is known.
+    pub path: PathBuf,
+    /// Its room.
+    pub space: Space,
+    /// Whether it refuses writing.
+    pub read_only: bool,
+}
+
+/// Asks by statvfs. A path that does not exist stands for the nearest directory above it that does.
+pub fn ask_statvfs(path: &Path) -> io::Result<Probed> {
+    for ancestor in path.ancestors() {
+        let path = match std::fs::canonicalize(ancestor) {
+            Ok(path) => path,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let told = statvfs(&path)?;
+        let blocks = |count: u64| count.saturating_mul(told.fragment_size());
+        return Ok(Probed {
+            space: Space {
+                total: blocks(told.blocks()),
+                free: blocks(told.blocks_available()),
+                inodes: told.files(),
+                inodes_free: told.files_available(),
+            },
+            read_only: told.flags().contains(FsFlags::ST_RDONLY),
+            path,
+        });
+    }
+    Err(ErrorKind::NotFound.into())
+}
+
+/// The paths that are watched and what is known of each.
+pub(super) struct DiskProbes {
+    desk: Arc<Desk>,
+    watched: BTreeMap<PathBuf, Watched>,
+}
+
+impl std::fmt::Debug for DiskProbes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DiskProbes").field("watched", &self.watched).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    /// When it was asked, while the answer is not there.
+    asked: Option<Mono>,
+    answer: Option<Result<Probed, String>>,
+    /// No longer of interest; kept only while it owes an answer.
+    dropped: bool,
+}
+
+impl Watched {
+    /// The path by which its mount is found: without symbolic links once that is known.
+    fn place<'a>(&'a self, path: &'a Path) -> &'a Path {
+        match &self.answer {
+            Some(Ok(probed)) => &probed.path,
+            Some(Err(_)) | None => path,
+        }
+    }
+
+    /// Since when it is silent, if that is for too long.
+    fn silent_since(&self, now: Mono) -> Option<Mono> {
+        let slow = |asked: &Mono| self.answer.is_none() || now.since(*asked) >= SLOW;
+        self.asked.filter(slow)
+    }
+}
+
+impl DiskProbes {
+    pub(super) fn new(paths: Vec<PathBuf>, ask: Box<Ask>) -> DiskProbes {
+        let desk = Arc::new(Desk { ask, state: Mutex::default(), wake: Condvar::new() });
+        let mut probes = DiskProbes { desk, watched: BTreeMap::new() };
+        probes.watch(paths);
+        probes
+    }
+
+    pub(super) fn watch(&mut self, paths: Vec<PathBuf>) {
+        let paths: BTreeSet<PathBuf> = paths.into_iter().collect();
+        self.watched.retain(|path, watched| {
+            watched.dropped = !paths.contains(path);
+            !watched.dropped || watched.asked.is_some()
+        });
+        for path in paths {
+            self.watched.entry(path).or_default();
+        }
+    }
+
+    /// One entry per mount, in the order of their paths.
+    pub(super) fn sample(
+        &mut self,
+        now: Mono,
+        mountinfo: &Path,
+        fstab: &Path,
+        patience: Duration,
+    ) -> Vec<Disk> {
+        let mounts = read(mountinfo).map(|text| parse_mounts(&text));
+        let fstab = std::fs::read_to_string(fstab).unwrap_or_default();
+        let table = mounts.as_deref().unwrap_or_default();
+        // Answers that came late tell that a mount is well again, and allow to ask it again.
+        let late = std::mem::take(&mut Desk::lock(&self.desk).answers);
+        self.take(late);
+        let mut asked = BTreeSet::new();
+        while self.ask(now, table, &mut asked) {
+            let answers = self.desk.wait(patience);
+            self.take(answers);
+        }
+
+        let mut disks: BTreeMap<PathBuf, Disk> = BTreeMap::new();
+        for (path, watched) in self.watched.iter().filter(|(_, watched)| !watched.dropped) {
+            let mount = mount_of(table, watched.place(path));
+            let point = mount.map_or_else(|| path.clone(), |mount| mount.point.clone());
+            let disk = watched.tell(now, &point, mount, mounts.as_ref().err(), &fstab);
+            // Of several paths on one mount, one that owes an answer speaks for all, then one that has an answer.
+            let known = disks.entry(point).or_insert_with(|| disk.clone());
+            let tells_more = known.silent_since.is_none() && known.space.value().is_none();
+            if disk.silent_since.is_some() || tells_more {
+                *known = disk;
+            }
+        }
+        disks.into_values().collect()
+    }
+
+    /// Asks one path of each mount that owes no answer, among those not asked yet. False when none is left.
+    fn ask(&mut self, now: Mono, mounts: &[Mount], asked: &mut BTreeSet<PathBuf>) -> bool {
+        let point = |path: &Path, watched: &Watched| {
+            let place = watched.place(path);
+            mount_of(mounts, place).map_or_else(|| place.to_owned(), |mount| mount.point.clone())
+        };
+        let mut owing: BTreeSet<PathBuf> = self
+            .watched
+            .iter()
+            .filter(|(_, watched)| watched.asked.is_some())
+            .map(|(path, watched)| point(path, watched))
+            .collect();
+        let mut questions = Vec::new();
+        for (path, watched) in &mut self.watched {
+            let open = !watched.dropped && watched.asked.is_none() && !asked.contains(path);
+            if open && owing.insert(point(path, watched)) {
+                watched.asked = Some(now);
+                asked.insert(path.clone());
+                questions.push(path.clone());
+            }
+        }
+        let some = !questions.is_empty();
+        self.desk.put(questions);
+        some
+    }
+
+    fn take(&mut self, answers: Vec<(PathBuf, Result<Probed, String>)>) {
+        for (path, answer) in answers {
+            if let Some(watched) = self.watched.get_mut(&path) {
+                watched.asked = None;
+                watched.answer = Some(answer);
+            }
+        }
+        self.watched.retain(|_, watched| !watched.dropped || watched.asked.is_some());
+    }
+}
+
+impl Drop for DiskProbes {
+    fn drop(&mut self) {
+        Desk::lock(&self.desk).closed = true;
+        self.desk.wake.notify_all();
+    }
+}
+
+impl Watched {
+    fn tell(
+        &self,
+        now: Mono,
+        point: &Path,
+        mount: Option<&Mount>,
+        no_table: Option<&String>,
+        fstab: &str,
+    ) -> Disk {
+        let probed = match &self.answer {
+            Some(Ok(probed)) => Ok(probed),
+            Some(Err(why)) => Err(why.clone()),
+            None => Err("it was not asked yet".to_owned()),
+        };
+        let refuses = probed.as_ref().is_ok_and(|probed| probed.read_only);
+        let read_only = match (mount, no_table) {
+            (Some(mount), _) => Reading::Value(mount.read_only || refuses),
+            (None, _) if refuses => Reading::Value(true),
+            (None, Some(why)) => Reading::Failed(why.clone()),
+            (None, None) => Reading::Failed("the table of mounts does not have it".to_owned()),
+        };
+        Disk {
+            mount: point.display().to_string(),
+            space: probed.map_or_else(Reading::Failed, |probed| Reading::Value(probed.space)),
+            silent_since: self.silent_since(now),
+            read_only,
+            meant_writable: meant_writable(fstab, point)
+                .filter(|_| !mount.is_some_and(|mount| mount.by_choice)),
+        }
+    }
+}
+
+/// Where questions are put and answers lie.
+struct Desk {
+    ask: Box<Ask>,
+    state: Mutex<DeskState>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct DeskState {
+    questions: VecDeque<PathBuf>,
+    answers: Vec<(PathBuf, Result<Probed, String>)>,
+    /// The thread that is to take questions; those of earlier numbers are left to theirs.
+    worker: u64,
+    /// That thread is at a question.
+    busy: bool,
+    closed: bool,
+}
+
+impl Desk {
+    fn lock(desk: &Arc<Desk>) -> MutexGuard<'_, DeskState> {
+        desk.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(self: &Arc<Desk>, paths: Vec<PathBuf>) {
+        let mut state = Desk::lock(self);
+        state.questions.extend(paths);
+        if state.worker == 0 && !state.questions.is_empty() {
+            self.hire(&mut state);
+        }
+        self.wake.notify_all();
+    }
+
+    /// Waits until all questions are answered, but not for long. A thread that holds up the others is left alone,
+    /// and they get their time.
+    fn wait(self: &Arc<Desk>, patience: Duration) -> Vec<(PathBuf, Result<Probed, String>)> {
+        let mut deadline = Instant::now() + patience;
+        let mut state = Desk::lock(self);
+        while state.busy || !state.questions.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let left_alone = state.busy && self.hire(&mut state);
+                if !left_alone || state.questions.is_empty() {
+                    break;
+                }
+                deadline = Instant::now() + patience;
+                continue;
+            }
+            state = self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.answers.drain(..).collect()
+    }
+
+    /// Starts the next thread. Without one the questions stay, and their file systems count as silent.
+    fn hire(self: &Arc<Desk>, state: &mut DeskState) -> bool {
+        let (desk, number) = (self.clone(), state.worker + 1);
+        let thread = std::thread::Builder::new().name("disk-probe".to_owned()).stack_size(STACK_BYTES);
+        match thread.spawn(move || desk.work(number)) {
+            Ok(_) => {
+                (state.worker, state.busy) = (number, false);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread can be started to ask file systems");
+                false
+            }
+        }
+    }
+
+    fn work(self: Arc<Desk>, number: u64) {
+        let mut state = Desk::lock(&self);
+        while state.worker == number && !state.closed {
+            let Some(path) = state.questions.pop_front() else {
+                state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.busy = true;
+            drop(state);
+            let answer = (self.ask)(&path).map_err(|error| format!("asking {}: {error}", path.display()));
+            state = Desk::lock(&self);
+            state.answers.push((path, answer));
+            if state.worker == number {
+                state.busy = false;
+            }
+            self.wake.notify_all();
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What the host is, read once.
+
+use sysinfo::System;
+
+/// The host's name and make. What cannot be told is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostIdentity {
+    /// Its host name.
+    pub host_name: Option<String>,
+    /// The kernel's version: `6.8.0-45-generic`.
+    pub kernel: Option<String>,
+    /// The distribution: `Linux (Debian GNU/Linux 12)`.
+    pub os: Option<String>,
+    /// The CPU's architecture: `x86_64`.
+    pub architecture: String,
+}
+
+/// Reads the host's identity. Looks at no process and at no disk.
+pub fn identify() -> HostIdentity {
+    HostIdentity {
+        host_name: System::host_name().ok(),
+        kernel: System::kernel_version().ok(),
+        os: System::long_os_version().ok(),
+        architecture: System::cpu_arch(),
+    }
+}

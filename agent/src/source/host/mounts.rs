@@ -1,0 +1,124 @@
+//! The table of mounts, as text: finding a path's mount this way asks no file system.
+
+use std::path::{Path, PathBuf};
+
+/// A mount of `/proc/self/mountinfo`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub(super) point: PathBuf,
+    pub(super) read_only: bool,
+    /// Read-only by the mount's own options while the file system itself can be written: somebody chose so for
+    /// this namespace, as systemd's ProtectSystem does, and `/etc/fstab` does not speak of it.
+    pub(super) by_choice: bool,
+}
+
+/// The mounts in the order in which they were made: a later one covers an earlier one at the same place.
+/// Format: proc_pid_mountinfo(5). Lines that are none are passed over.
+pub(super) fn parse_mounts(text: &str) -> Vec<Mount> {
+    text.lines().filter_map(parse_mount).collect()
+}
+
+fn parse_mount(line: &str) -> Option<Mount> {
+    let (mount, file_system) = line.split_once(" - ")?;
+    let mut fields = mount.split(' ').skip(4);
+    let (point, options) = (fields.next()?, fields.next()?);
+    let super_options = file_system.split(' ').nth(2).unwrap_or("");
+    // ext4 since Linux 6.15 leaves `rw` and adds `emergency_ro` when errors stop it from writing.
+    let stops = |option: &str| matches!(option, "ro" | "emergency_ro" | "shutdown");
+    let (here, everywhere) = (options.split(',').any(stops), super_options.split(',').any(stops));
+    let (read_only, by_choice) = (here || everywhere, here && !everywhere);
+    Some(Mount { point: PathBuf::from(unescape(point)), read_only, by_choice })
+}
+
+/// The mount that a path is on.
+pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let on = mounts.iter().filter(|mount| path.starts_with(&mount.point));
+    // Of equal ones the last, which is what max_by_key gives.
+    on.max_by_key(|mount| mount.point.components().count())
+}
+
+/// Whether `/etc/fstab` wants the file system at `point` writable; none if it does not speak of it.
+pub(super) fn meant_writable(fstab: &str, point: &Path) -> Option<bool> {
+    fstab.lines().filter(|line| !line.trim_start().starts_with('#')).find_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (place, options) = (fields.next()?, fields.nth(1)?);
+        (Path::new(&unescape(place)) == point).then(|| !options.split(',').any(|option| option == "ro"))
+    })
+}
+
+/// Both tables write blanks and backslashes as three octal digits.
+fn unescape(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('\\') {
+        plain.push_str(before);
+        let code = after.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code.filter(u8::is_ascii) {
+            Some(code) => {
+                plain.push(char::from(code));
+                rest = &after[3..];
+            }
+            None => {
+                plain.push('\\');
+                rest = after;
+            }
+        }
+    }
+    plain.push_str(rest);
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_sandbox_that_may_not_write_is_no_failing_disk() {
+        let sandboxed = "1 2 8:1 / / ro,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro";
+        let failing = "1 2 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 ro,errors=remount-ro";
+        let told = |line| parse_mount(line).map(|mount| (mount.read_only, mount.by_choice));
+        assert_eq!(told(sandboxed), Some((true, true)));
+        assert_eq!(told(failing), Some((true, false)));
+    }
+
+    use super::*;
+
+    const TABLE: &str = "\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+24 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755
+25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw
+30 27 8:1 / /data rw,relatime shared:1 master:2 - ext4 /dev/sda rw,emergency_ro,errors=remount-ro
+31 27 8:2 / /data/with\\040blank ro,relatime - ext4 /dev/sdb rw
+32 27 0:9 / /twice rw - ext4 /dev/sdc rw
+33 27 0:9 / /twice rw - ext4 /dev/sdc ro
+no mount at all
+";
+
+    #[test]
+    fn a_path_is_on_its_nearest_and_latest_mount() {
+        let mounts = parse_mounts(TABLE);
+        assert_eq!(mounts.len(), 7);
+        let check = |path: &str, point: &str, read_only| {
+            let mount = mount_of(&mounts, Path::new(path)).unwrap();
+            assert_eq!((mount.point.to_str().unwrap(), mount.read_only), (point, read_only), "{path}");
+        };
+        check("/", "/", false);
+        check("/database", "/", false);
+        check("/dev/shm/x", "/dev/shm", false);
+        check("/data/x/y", "/data", true);
+        check("/data/with blank", "/data/with blank", true);
+        check("/twice", "/twice", true);
+        assert_eq!(mount_of(&mounts, Path::new("relative")), None);
+    }
+
+    #[test]
+    fn fstab_tells_what_was_meant() {
+        let fstab = "# /dev/sda /data ext4 rw 0 0\n/dev/sda /data ext4 defaults 0 2\n/dev/sdb /data/with\\040blank ext4 noatime,ro\nshort\n";
+        assert_eq!(meant_writable(fstab, Path::new("/data")), Some(true));
+        assert_eq!(meant_writable(fstab, Path::new("/data/with blank")), Some(false));
+        assert_eq!(meant_writable(fstab, Path::new("/")), None);
+    }
+
+    #[test]
+    fn escapes_that_are_none_stay() {
+        assert_eq!(unescape(r"a\040b\\c\9é\"), r"a b\\c\9é\");
+    }
+}

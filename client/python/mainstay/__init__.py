@@ -1,0 +1,39 @@
+"""The voice of a training rank.
+
+    import mainstay
+
+    for n, batch in enumerate(batches):
+        with mainstay.section("forward"):
+            ...
+        mainstay.step(n, loss=loss_as_float)
+
+Under ``mainstay run`` these calls write into the rank's heartbeat page, a few stores each. Anywhere else they do
+nothing and cost next to nothing. None of them ever raises or blocks: a wrong argument is left out with one warning.
+"""
+
+from __future__ import annotations
+
+from . import _hooks
+from ._native import __version__, active, beat, section, step
+
+__all__ = ["__version__", "active", "beat", "checkpoint", "section", "status", "step"]
+
+_hooks.start()
+
+
+def status() -> dict:
+    """Where the heartbeats of this process go: ``active``, ``page`` (path or None), ``refusal`` (words or None)."""
+    return _hooks.status()
+
+
+def __getattr__(name: str):
+    # Loaded on first use, so that a script that only beats does not pay for the checkpoint's imports.
+    if name == "checkpoint":
+        import importlib
+
+        return importlib.import_module("mainstay.checkpoint")
+    raise AttributeError(f"module 'mainstay' has no attribute {name!r}")
+
+
+def __dir__() -> list:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,117 @@
+"""Everything that the checkpoint changes on disk goes through :func:`do`, one operation at a time.
+
+That gives the tests one place where a process can be ended between any two operations
+(``MAINSTAY_TEST_CRASH_AT=N`` ends it before its N-th), and a reader one list of what a save does.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+
+_crash_at = int(os.environ.get("MAINSTAY_TEST_CRASH_AT") or 0)
+_done = 0
+
+
+def do(operation, *arguments, **named):
+    """Runs one operation that changes the disk."""
+    global _done
+    _done += 1
+    if _done == _crash_at:
+        os._exit(86)
+    return operation(*arguments, **named)
+
+
+class Writer(io.RawIOBase):
+    """A new file, written through :func:`do`. Keeps the first error: a serialiser may bury it under its own."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.error = None
+        self._file = do(open, path, "xb", buffering=1 << 20)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data) -> int:
+        try:
+            return do(self._file.write, data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def seal(self) -> tuple:
+        """Brings all of it to the disk; returns (bytes, checksum) of what the file now holds."""
+        from . import _native
+
+        do(self._file.flush)
+        do(os.fsync, self._file.fileno())
+        with open(self._file.name, "rb", buffering=0) as written:
+            return _native.checksum_file(written.fileno())
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self._file.close()
+            except OSError as error:
+                self.error = self.error or error
+        super().close()
+
+
+def write_file(path: str, content: bytes) -> None:
+    """Writes a new small file and brings it to the disk."""
+    with do(open, path, "xb", buffering=0) as file:
+        do(file.write, content)
+        do(os.fsync, file.fileno())
+
+
+def sync_directory(path: str) -> None:
+    """Brings the names in a directory to the disk: a rename is only then sure to outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        do(os.fsync, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: str) -> None:
+    """Makes a directory with its parents where they are missing, each brought to the disk by name."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_directory(parent)
+    try:
+        do(os.mkdir, path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    sync_directory(parent)
+
+
+def remove_tree(path: str) -> None:
+    """Removes a file or directory with all in it. What another rank removes meanwhile is not missed."""
+    try:
+        entries = list(os.scandir(path))
+    except NotADirectoryError:
+        entries = None
+    except FileNotFoundError:
+        return
+    try:
+        if entries is None:
+            do(os.unlink, path)
+            return
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            else:
+                _unlink(entry.path)
+        do(os.rmdir, path)
+    except FileNotFoundError:
+        pass
+
+
+def _unlink(path: str) -> None:
+    try:
+        do(os.unlink, path)
+    except FileNotFoundError:
+        pass

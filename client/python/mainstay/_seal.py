@@ -1,0 +1,338 @@
+"""Shards and their seals: how one rank's part of a step lies on disk, and when a step counts as whole.
+
+    <directory>/step-000000000010/rank-00003/state.pt         the rank's state
+                                             manifest.json    what the file must be, and whose it is
+
+A shard is sealed by its manifest, which appears last and at once: with the directory's rename for a new shard, with its
+own rename where the same step is saved again. A step is whole when every rank of its world is sealed, by one attempt of
+one job, and every file is what its manifest says. Anything else is not offered.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from typing import BinaryIO, Callable, Dict, Iterator, NamedTuple, Tuple
+
+from . import _disk, _native
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d{12,})")
+_ASIDE = re.compile(r"\.(?:rank|step)-\d+\.(\d+)\.tmp")
+
+
+class Incomplete(Exception):
+    """Not every rank has sealed its shard of the step (yet)."""
+
+
+class Damaged(Exception):
+    """A shard is there and must not be used; the text says which file and why."""
+
+
+class Identity(NamedTuple):
+    """Whose shard it is. One step's shards differ in nothing but the rank."""
+
+    job: str
+    attempt: int
+    step: int
+    rank: int
+    world_size: int
+
+
+def step_directory(directory: str, step: int) -> str:
+    return os.path.join(directory, f"step-{step:012d}")
+
+
+def steps(directory: str) -> list:
+    """All steps that have a directory, newest first."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted((int(match[1]) for match in map(_STEP.fullmatch, names) if match), reverse=True)
+
+
+def write(directory: str, identity: Identity, facts: dict, suffix: str, serialise: Callable) -> None:
+    """Writes and seals one shard. After an error nothing of it is left, and what was there before still is."""
+    home = step_directory(directory, identity.step)
+    _disk.make_directory(home)
+    shard = _shard_directory(home, identity.rank)
+    if os.path.isdir(shard):
+        _write_again(shard, identity, facts, suffix, serialise)
+        return
+    aside = os.path.join(home, f".{os.path.basename(shard)}.{os.getpid()}.tmp")
+    _disk.remove_tree(aside)
+    try:
+        _disk.do(os.mkdir, aside)
+        content = _write_state(os.path.join(aside, f"state{suffix}"), serialise)
+        _disk.write_file(os.path.join(aside, MANIFEST), _manifest(identity, facts, f"state{suffix}", *content))
+        _disk.sync_directory(aside)
+        _disk.do(os.rename, aside, shard)
+        _disk.sync_directory(home)
+    except BaseException:
+        _clean(_disk.remove_tree, aside)
+        _clean(os.rmdir, home)
+        raise
+
+
+def _write_again(shard: str, identity: Identity, facts: dict, suffix: str, serialise: Callable) -> None:
+    """Seals a shard anew where one is: the new state beside the old one, then the manifest over the old manifest."""
+    turn = 1
+    while os.path.lexists(os.path.join(shard, f"state.{turn}{suffix}")):
+        turn += 1
+    name = f"state.{turn}{suffix}"
+    state = os.path.join(shard, name)
+    manifest = os.path.join(shard, f".{MANIFEST}.{os.getpid()}.tmp")
+    try:
+        content = _write_state(state, serialise)
+        _disk.remove_tree(manifest)
+        _disk.write_file(manifest, _manifest(identity, facts, name, *content))
+        # The state's name must be on disk before the manifest that speaks of it.
+        _disk.sync_directory(shard)
+        _disk.do(os.rename, manifest, os.path.join(shard, MANIFEST))
+    except BaseException:
+        _clean(_disk.remove_tree, state)
+        _clean(_disk.remove_tree, manifest)
+        raise
+    _disk.sync_directory(shard)
+    for entry in os.listdir(shard):
+        if entry not in (name, MANIFEST):
+            _disk.remove_tree(os.path.join(shard, entry))
+
+
+def _write_state(path: str, serialise: Callable) -> Tuple[int, str]:
+    with _disk.Writer(path) as writer:
+        try:
+            serialise(writer)
+            return writer.seal()
+        except Exception as error:
+            raise writer.error or error from None
+
+
+def _clean(action, path: str) -> None:
+    try:
+        action(path)
+    except OSError:
+        pass  # The error that made us clean up is the one to tell.
+
+
+def _shard_directory(home: str, rank: int) -> str:
+    return os.path.join(home, f"rank-{rank:05d}")
+
+
+def _manifest(identity: Identity, facts: dict, name: str, size: int, checksum: str) -> bytes:
+    files = {name: {"size": size, "xxh3_128": checksum}}
+    return _encode({"format": FORMAT, **identity._asdict(), **facts, "files": files})
+
+
+def _encode(body: dict) -> bytes:
+    seal = _native.checksum_bytes(_canonical(body))
+    return _canonical({**body, "seal": seal})
+
+
+def _canonical(document: dict) -> bytes:
+    return json.dumps(document, indent=1, sort_keys=True).encode("ascii") + b"\n"
+
+
+def take(directory: str, step: int, rank: int, world_size: int) -> Tuple[dict, BinaryIO]:
+    """The manifest and the verified, opened state of `rank`, after every shard of the step has been verified.
+
+    Raises Incomplete, Damaged, or OSError where the directory cannot be read.
+    """
+    mine = None
+    try:
+        for manifest, file in _verified(directory, step, world_size):
+            if manifest["rank"] == rank:
+                mine = manifest, file
+            else:
+                file.close()
+        if mine is None:
+            raise Incomplete(f"rank {rank} is not among the {world_size} ranks of step {step}")
+        return mine
+    except BaseException:
+        if mine is not None:
+            mine[1].close()
+        raise
+
+
+def verify(directory: str, step: int, world_size: int) -> None:
+    """Raises what :func:`take` raises unless step is whole and every byte of it is as it was sealed."""
+    for _, file in _verified(directory, step, world_size):
+        file.close()
+
+
+def looks_whole(directory: str, step: int, world_size: int) -> bool:
+    """Whether all manifests are there and agree and all files have their sizes; contents are not read."""
+    try:
+        for manifest, shard in _manifests(directory, step, world_size):
+            _open_state(manifest, shard).close()
+        return True
+    except (Incomplete, Damaged, OSError):
+        return False
+
+
+def _verified(directory: str, step: int, world_size: int) -> Iterator[Tuple[dict, BinaryIO]]:
+    for manifest, shard in list(_manifests(directory, step, world_size)):
+        file = _open_state(manifest, shard)
+        try:
+            size, checksum = _native.checksum_file(file.fileno())
+            sealed = _sealed_file(manifest)[1]
+            if (size, checksum) != (sealed["size"], sealed["xxh3_128"]):
+                raise Damaged(f"{file.name} is not what its manifest says: its bytes have changed since it was sealed")
+        except BaseException:
+            file.close()
+            raise
+        yield manifest, file
+
+
+def _manifests(directory: str, step: int, world_size: int) -> Iterator[Tuple[dict, str]]:
+    """Each rank's manifest and shard directory, after a look that they are of one world, job and attempt."""
+    home = step_directory(directory, step)
+    first = None
+    for rank in range(world_size):
+        shard = _shard_directory(home, rank)
+        manifest = _read_manifest(shard, rank)
+        identity = Identity(*(manifest[field] for field in Identity._fields))
+        if (identity.step, identity.rank) != (step, rank):
+            raise Damaged(f"{shard}: its manifest speaks of step {identity.step}, rank {identity.rank}")
+        if identity.world_size != world_size:
+            raise Damaged(
+                f"{shard} was saved in a world of {identity.world_size} ranks, and this job has {world_size}; "
+                "shards are not re-divided"
+            )
+        first = first or identity
+        if (identity.job, identity.attempt) != (first.job, first.attempt):
+            raise Incomplete(
+                f"{shard} is of job {identity.job!r}, attempt {identity.attempt}, and rank 0's of "
+                f"job {first.job!r}, attempt {first.attempt}"
+            )
+        yield manifest, shard
+
+
+_TYPES: Dict[str, type] = {
+    "job": str, "attempt": int, "step": int, "rank": int, "world_size": int, "serialisation": str, "files": dict,
+}
+
+
+def _read_manifest(shard: str, rank: int) -> dict:
+    path = os.path.join(shard, MANIFEST)
+    try:
+        with _open_own(path) as file:
+            content = file.read(1 << 20)
+    except FileNotFoundError:
+        raise Incomplete(f"rank {rank} has not sealed its shard ({path} is missing)") from None
+    try:
+        document = json.loads(content)
+        body = {key: value for key, value in document.items() if key != "seal"}
+        # Compared as bytes: a flipped bit that JSON would forgive counts too.
+        intact = _encode(body) == content
+    except (ValueError, AttributeError, RecursionError):
+        intact = False
+    if not intact:
+        raise Damaged(f"{path} has changed since it was written")
+    if body.get("format") != FORMAT:
+        raise Damaged(f"{path} has format {body.get('format')!r}, and this version of mainstay reads {FORMAT}")
+    if not all(isinstance(body.get(field), kind) for field, kind in _TYPES.items()):
+        raise Damaged(f"{path} lacks one of {', '.join(_TYPES)}")
+    return body
+
+
+def _sealed_file(manifest: dict) -> Tuple[str, dict]:
+    (name, sealed), = manifest["files"].items()
+    return name, sealed
+
+
+def _open_state(manifest: dict, shard: str) -> BinaryIO:
+    try:
+        name, sealed = _sealed_file(manifest)
+        path, size = os.path.join(shard, name), sealed["size"]
+    except (KeyError, TypeError, ValueError):
+        raise Damaged(f"{shard}/{MANIFEST} does not name one file with its size") from None
+    if os.path.basename(name) != name:
+        raise Damaged(f"{shard}/{MANIFEST} names a file outside its directory: {name!r}")
+    try:
+        file = _open_own(path)
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing") from None
+    found = os.fstat(file.fileno()).st_size
+    if found != size:
+        file.close()
+        raise Damaged(f"{path} has {found} bytes, and its manifest says {size}")
+    return file
+
+
+def _open_own(path: str) -> BinaryIO:
+    """Opens a regular file that is this user's own: reading a state runs code that the file names."""
+    try:
+        file = open(path, "rb", buffering=1 << 20, opener=_without_following)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise FileNotFoundError(error.errno, os.strerror(error.errno), path) from None
+        raise Damaged(f"{path} cannot be opened: {os.strerror(error.errno)}") from None
+    found = os.fstat(file.fileno())
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return file
+    file.close()
+    if not stat.S_ISREG(found.st_mode):
+        raise Damaged(f"{path} is not a regular file")
+    raise Damaged(f"{path} belongs to uid {found.st_uid} and this process is uid {os.geteuid()}; it is not loaded")
+
+
+def _without_following(path: str, flags: int) -> int:
+    # Neither through a link, nor waiting for the other end of a FIFO.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def clear_aside(directory: str, rank: int) -> None:
+    """Removes what dead processes left of this rank's unfinished shards, and of unfinished removals."""
+    _clear(directory, ".step-")
+    for step in steps(directory):
+        _clear(step_directory(directory, step), f".rank-{rank:05d}.")
+
+
+def _clear(directory: str, prefix: str) -> None:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        match = _ASIDE.fullmatch(name)
+        if match and name.startswith(prefix) and not _another_lives(int(match[1])):
+            _clean(_disk.remove_tree, os.path.join(directory, name))
+
+
+def _another_lives(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # Ours is not at work now: saves of one process come one after the other.
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def prune(directory: str, world_size: int, keep: int) -> None:
+    """Removes the steps older than the `keep` newest that look whole; nothing if fewer than `keep` do."""
+    whole = [step for step in steps(directory) if looks_whole(directory, step, world_size)]
+    if len(whole) < keep:
+        return
+    for step in steps(directory):
+        if step < whole[keep - 1]:
+            _remove_step(directory, step)
+
+
+def _remove_step(directory: str, step: int) -> None:
+    # Out of sight first, in one move: a removal cut short leaves no half step.
+    aside = os.path.join(directory, f".step-{step:012d}.{os.getpid()}.tmp")
+    _disk.remove_tree(aside)
+    try:
+        _disk.do(os.rename, step_directory(directory, step), aside)
+    except FileNotFoundError:
+        return  # Another rank was quicker.
+    _disk.remove_tree(aside)

@@ -1,0 +1,237 @@
+"""Local checkpoints: each rank saves its state on its host, and a restarted job goes on from the newest whole step.
+
+    start = 0
+    saved = mainstay.checkpoint.load()
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        start = saved["step"] + 1
+    for n in range(start, steps):
+        ...
+        if n % 100 == 0:
+            mainstay.checkpoint.save(n, {"step": n, "model": model.state_dict(), ...})
+
+Every rank calls `save` with its own state and the same step. A step is offered only when all ranks have sealed it and
+every byte is as it was sealed, so that all ranks come to the same answer. `mainstay run` sets where: the directory in
+``MAINSTAY_CHECKPOINT_DIR``, how many whole steps are kept in ``MAINSTAY_CHECKPOINT_KEEP`` (2).
+"""
+
+from __future__ import annotations
+
+import errno
+import operator
+import os
+import pickle
+import sys
+import threading
+import time
+import warnings
+from typing import Any, NamedTuple, Optional
+
+from . import _native, _seal
+
+__all__ = ["latest", "load", "save"]
+
+_DIRECTORY = "MAINSTAY_CHECKPOINT_DIR"
+_KEEP = "MAINSTAY_CHECKPOINT_KEEP"
+_saving = threading.Lock()
+
+
+class _Setting(Exception):
+    """A setting of the environment, or an argument, that is missing or cannot be read; the text says what is right."""
+
+
+class _Place(NamedTuple):
+    directory: str
+    rank: int
+    world_size: int
+
+
+def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
+    """Saves this rank's `state` of `step` and returns whether it lies sealed on the disk.
+
+    A failure (a full disk, no permission, a state that cannot be pickled) is told in one warning and leaves older
+    steps as they are; it does not raise. Steps older than the two newest whole ones are removed.
+    """
+    try:
+        number = _step_number(step)
+        place = _place(directory)
+        keep = _number(_KEEP, 2, at_least=1)
+        with _saving:
+            _quietly(_seal.clear_aside, place.directory, place.rank)
+            identity = _seal.Identity(_job(), _attempt(), number, place.rank, place.world_size)
+            facts, suffix, serialise = _serialisation(state)
+            _seal.write(place.directory, identity, facts, suffix, serialise)
+            if _seal.looks_whole(place.directory, number, place.world_size):
+                _quietly(_seal.prune, place.directory, place.world_size, keep)
+        return True
+    except Exception as error:
+        _warn(f"mainstay.checkpoint.save: step {step!r} was not saved{_where(directory)}: {_told(error)}; training "
+              f"goes on and older steps are untouched. {_advice(error)}")
+        return False
+
+
+def latest(*, directory: Optional[str] = None) -> Optional[int]:
+    """The newest step that is whole for every rank, or None. Reads all of it to be sure; does not raise."""
+    try:
+        place = _place(directory)
+        for step in _seal.steps(place.directory):
+            try:
+                _seal.verify(place.directory, step, place.world_size)
+                return step
+            except _seal.Incomplete:
+                continue
+            except _seal.Damaged as damage:
+                _warn(_skipped("latest", step, damage))
+    except _Setting as setting:
+        if os.environ.get(_DIRECTORY) or directory is not None:
+            _warn(f"mainstay.checkpoint.latest: {setting}; no step is offered")
+    except OSError as error:
+        _warn(f"mainstay.checkpoint.latest: {_told(error)}; no step is offered. {_advice(error)}")
+    return None
+
+
+def load(step: Optional[int] = None, *, directory: Optional[str] = None) -> Any:
+    """This rank's state of `step`, or of the newest whole step; None where there is none.
+
+    A step that is damaged is said so in a warning; without `step` the next older whole one is taken. Raises only what
+    unpickling raises, for instance where a class has gone: beginning again from nothing would be worse than stopping.
+    """
+    taken = _take(step, directory)
+    if taken is None:
+        return None
+    manifest, file = taken
+    with file:
+        if manifest["serialisation"] == "torch":
+            import torch
+
+            # The file is this user's own (see _seal), as trusted as the script itself.
+            return torch.load(file, weights_only=False)
+        return pickle.load(file)
+
+
+def _take(step: Optional[int], directory: Optional[str]):
+    try:
+        place = _place(directory)
+        if step is not None:
+            return _take_one(place, _step_number(step))
+        for candidate in _seal.steps(place.directory):
+            try:
+                return _seal.take(place.directory, candidate, place.rank, place.world_size)
+            except _seal.Incomplete:
+                continue
+            except _seal.Damaged as damage:
+                _warn(_skipped("load", candidate, damage), depth=4)
+    except _Setting as setting:
+        if os.environ.get(_DIRECTORY) or directory is not None or step is not None:
+            _warn(f"mainstay.checkpoint.load: {setting}; nothing is loaded", depth=4)
+    except OSError as error:
+        _warn(f"mainstay.checkpoint.load: {_told(error)}; nothing is loaded. {_advice(error)}", depth=4)
+    return None
+
+
+def _take_one(place: _Place, step: int):
+    try:
+        return _seal.take(place.directory, step, place.rank, place.world_size)
+    except (_seal.Incomplete, _seal.Damaged) as reason:
+        _warn(f"mainstay.checkpoint.load: step {step} in {place.directory} is not whole: {reason}; nothing is loaded",
+              depth=5)
+    return None
+
+
+def _serialisation(state: Any):
+    """How `state` is written: by torch where the script uses it, by pickle otherwise."""
+    software = {"mainstay": _native.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    facts = {"created_unix_s": int(time.time()), "software": software}
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "save"):
+        software["torch"] = str(torch.__version__)
+        return {**facts, "serialisation": "torch"}, ".pt", lambda file: torch.save(state, file)
+    return {**facts, "serialisation": "pickle"}, ".pickle", lambda file: pickle.dump(state, file, protocol=5)
+
+
+def _place(directory: Optional[str]) -> _Place:
+    path = directory if directory is not None else os.environ.get(_DIRECTORY)
+    if not path:
+        raise _Setting(f"no directory is set: start with `mainstay run`, set {_DIRECTORY} or pass directory=")
+    try:
+        path = os.path.abspath(os.fsdecode(path))
+    except TypeError:
+        raise _Setting(f"directory={directory!r} is not a path") from None
+    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1, at_least=1)
+    if rank >= world_size:
+        raise _Setting(f"RANK={rank} does not fit WORLD_SIZE={world_size}")
+    return _Place(path, rank, world_size)
+
+
+def _number(name: str, default: int, at_least: int = 0) -> int:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < at_least:
+        raise _Setting(f"{name}={text!r} in the environment is not a whole number from {at_least}")
+    return int(text)
+
+
+def _step_number(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise _Setting(f"a step is a whole number, not {type(step).__name__}") from None
+    if not 0 <= number < 10**18:
+        raise _Setting(f"a step is from 0 to 10**18-1, not {number}")
+    return number
+
+
+def _job() -> str:
+    return os.environ.get("MAINSTAY_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or ""
+
+
+def _attempt() -> int:
+    return _number("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def _quietly(action, *arguments) -> None:
+    """Tidying that failed is no failure of the save; the next save tries again."""
+    try:
+        action(*arguments)
+    except OSError:
+        pass
+
+
+def _skipped(call: str, step: int, damage: Exception) -> str:
+    then = "an older whole step is offered if there is one"
+    return f"mainstay.checkpoint.{call}: step {step} is skipped: {damage}; {then}"
+
+
+def _where(directory: Optional[str]) -> str:
+    path = directory if directory is not None else os.environ.get(_DIRECTORY)
+    return f" in {path}" if path else ""
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        path = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror} ({errno.errorcode.get(error.errno, error.errno)}){path}"
+    return str(error) if isinstance(error, _Setting) else f"{type(error).__name__}: {error}"
+
+
+_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in _SPACE:
+        return f"Free some space there, or set {_DIRECTORY} to a larger disk."
+    if isinstance(error, OSError) and error.errno in _PLACE:
+        return f"Make it a directory that uid {os.geteuid()} may write, or set {_DIRECTORY} to another."
+    if isinstance(error, (OSError, _Setting)):
+        return ""
+    return "The state must be something that torch.save or pickle can write."
+
+
+def _warn(text: str, depth: int = 3) -> None:
+    try:
+        warnings.warn(text.rstrip(), RuntimeWarning, stacklevel=depth)
+    except RuntimeWarning:
+        # Warnings are errors here (-W error), and a checkpoint must not stop a training run.
+        print(text.rstrip(), file=sys.stderr)

@@ -1,0 +1,50 @@
+//! What a training script hears when it calls us wrongly: one warning per kind of mistake, never an exception.
+
+use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::exceptions::{PyException, PyRuntimeWarning};
+use pyo3::prelude::*;
+
+/// The kinds of mistake that are told apart; each is told once in the life of the process.
+#[derive(Clone, Copy)]
+pub enum Mistake {
+    StepNumber,
+    StepArguments,
+    Loss,
+    GradNorm,
+    Digest,
+    BeatArguments,
+    SectionName,
+    SectionArguments,
+    Panic,
+}
+
+static TOLD: [AtomicBool; 9] = [const { AtomicBool::new(false) }; 9];
+
+/// What a failed look at an argument leaves behind: swallowed if it is about the argument, passed on if it is not.
+///
+/// Reading an argument can run Python (`__float__`, a warning filter), and there a signal handler may raise, so
+/// that a `KeyboardInterrupt` or `SystemExit` arrives here. Those are the user's, and hiding them would lose a Ctrl-C.
+pub fn unless_users_own(py: Python<'_>, error: PyErr) -> PyResult<()> {
+    if error.is_instance_of::<PyException>(py) { Ok(()) } else { Err(error) }
+}
+
+/// Warns of `mistake`, the first time only. Under `-W error` the text goes to stderr instead of raising.
+#[cold]
+pub fn once(py: Python<'_>, mistake: Mistake, text: &str) -> PyResult<()> {
+    if TOLD[mistake as usize].swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let Ok(message) = CString::new(text.replace('\0', "")) else {
+        return Ok(());
+    };
+    match PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1) {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            unless_users_own(py, error)?;
+            eprintln!("{text}");
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! How long a cold release build takes, and how large the program is.
+
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use super::figure::{Figure, Report};
+use crate::command;
+use crate::places;
+use crate::say::Story;
+
+/// Measures one build from nothing.
+pub fn measure(story: &Story, report: &mut Report) {
+    let measured = story.step("build.cold_release (into a folder of its own; some minutes)", cold_build);
+    report.part("build.cold_release", measured);
+}
+
+fn cold_build() -> Result<Vec<Figure>> {
+    let target = places::target().join("bench/cold");
+    if target.exists() {
+        fs::remove_dir_all(&target).with_context(|| format!("emptying {}", target.display()))?;
+    }
+    // Downloading is not building.
+    command::run(Command::new("cargo").args(["fetch", "--locked", "--quiet"]).current_dir(places::root()))?;
+    let began = Instant::now();
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--release", "--locked", "--quiet", "--target-dir"]).arg(&target);
+    command::run(cargo.current_dir(places::root()))?;
+    let seconds = began.elapsed().as_secs_f64();
+    let program = target.join("release/mainstay");
+    let size = fs::metadata(&program).with_context(|| format!("looking at {}", program.display()))?.len();
+    fs::remove_dir_all(&target).with_context(|| format!("removing {}", target.display()))?;
+    let figures = [
+        Figure::median("build.cold_release", "s", &[seconds]),
+        Figure::median("build.binary", "MiB", &[size as f64 / 1024.0 / 1024.0]),
+    ];
+    Ok(figures.into_iter().flatten().collect())
+}

@@ -1,0 +1,98 @@
+//! The same job under each launcher: ours, PyTorch's, NVIDIA's.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::peers::NVRX_NAME;
+use crate::demo::activate;
+use crate::places;
+use crate::venv::Venv;
+
+/// What the benchmarks stand on.
+pub struct Bed {
+    /// Ours, with the wheel.
+    pub venv: Venv,
+    /// The peers' environment, if there is one.
+    pub peers: Option<PathBuf>,
+    /// Whether torchrun is measured too.
+    pub torchrun: bool,
+}
+
+/// Who starts the ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Launcher {
+    /// `mainstay run`.
+    Mainstay,
+    /// `torchrun` with a store of its own per attempt; without, its restarts fail or hang now and then.
+    Torchrun,
+    /// NVRx's `ft_launcher`.
+    Nvrx,
+}
+
+impl Launcher {
+    /// As the figures call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mainstay => "mainstay",
+            Self::Torchrun => "torchrun",
+            Self::Nvrx => NVRX_NAME,
+        }
+    }
+}
+
+impl Bed {
+    /// The launchers that can be measured here, ours first.
+    pub fn launchers(&self) -> Vec<Launcher> {
+        let mut all = vec![Launcher::Mainstay];
+        all.extend(self.torchrun.then_some(Launcher::Torchrun));
+        all.extend(self.peers.is_some().then_some(Launcher::Nvrx));
+        all
+    }
+
+    /// A Python script of this folder as a job, with restarts without end.
+    pub fn job(&self, launcher: Launcher, ranks: usize, logs: &Path, script: &str) -> Result<Command> {
+        let ranks = ranks.to_string();
+        let mut command = match launcher {
+            Launcher::Mainstay => {
+                let mut command = Command::new(places::release_mainstay());
+                command
+                    .args(["run", "--nproc-per-node", &ranks, "--max-restarts", "100000", "--log-dir"])
+                    .arg(logs);
+                command
+            }
+            Launcher::Torchrun => {
+                let mut command = Command::new(self.venv.python());
+                command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &ranks]);
+                command.args(["--max-restarts", "100000"]);
+                command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+                command
+            }
+            Launcher::Nvrx => {
+                let peers = self.peers.as_deref().unwrap_or(Path::new(""));
+                let mut command = Command::new(peers.join("bin/ft_launcher"));
+                command.args(["--nnodes=1", &format!("--nproc-per-node={ranks}"), "--max-restarts=100000"]);
+                command.args(["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]);
+                command.args([
+                    "--ft-param-rank_heartbeat_timeout=600",
+                    "--ft-param-initial_rank_heartbeat_timeout=600",
+                ]);
+                command
+            }
+        };
+        activate(&mut command, &self.venv);
+        if launcher == Launcher::Nvrx
+            && let Some(peers) = &self.peers
+        {
+            command.env("PYTHON_EXEC", peers.join("bin/python")).env("VIRTUAL_ENV", peers);
+        }
+        command.arg(script_path(script)).current_dir(places::target());
+        Ok(command)
+    }
+}
+
+/// A script of `xtask/bench`.
+pub fn script_path(name: &str) -> PathBuf {
+    places::root().join("xtask/bench").join(name)
+}

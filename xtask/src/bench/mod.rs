@@ -1,0 +1,93 @@
+//! `cargo xtask bench NAME`: measures, and never judges. What cannot be measured here is left out and says why.
+
+mod agent;
+mod build;
+mod detect;
+mod figure;
+mod heartbeat;
+mod launchers;
+mod peers;
+mod process;
+mod restart;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::build as building;
+use crate::say::Story;
+use crate::venv;
+use crate::wheel;
+use figure::Report;
+use launchers::Bed;
+
+/// What can be chosen.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What to measure.
+    #[arg(value_enum, required = true)]
+    names: Vec<Name>,
+    /// Also write the figures to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Samples per figure, where it is a matter of choice: kills for `detect`, faults for `restart`.
+    #[arg(long)]
+    samples: Option<usize>,
+    /// Measure no peers.
+    #[arg(long)]
+    no_peers: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Name {
+    /// What a heartbeat costs in Rust, C and Python.
+    Heartbeat,
+    /// Memory and CPU of the agent with 8 beating ranks.
+    Agent,
+    /// From the death of a rank to the fact in the journal.
+    Detect,
+    /// From a fault to the first Python line and to the first step of the new ranks.
+    Restart,
+    /// A cold release build, and the size of the program.
+    Build,
+}
+
+/// Measures everything that was named.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let story = Story::begin();
+    let mut report = Report::begin();
+    let needs_ranks = args.names.iter().any(|name| *name != Name::Build);
+    let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
+    for name in &args.names {
+        match (name, &bed) {
+            (Name::Build, _) => build::measure(&story, &mut report),
+            (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
+            (Name::Agent, Some(bed)) => agent::measure(&story, bed, &mut report),
+            (Name::Detect, Some(bed)) => {
+                detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report)
+            }
+            (Name::Restart, Some(bed)) => {
+                restart::measure(&story, bed, args.samples.unwrap_or(5), &mut report)
+            }
+            (_, None) => {}
+        }
+    }
+    report.print();
+    if let Some(path) = &args.json {
+        report.write(path)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The program, our Python environment, and the peers' if they can be had.
+fn prepare(story: &Story, args: &Args) -> Result<Bed> {
+    building::release(story)?;
+    let venv = venv::ensure(story)?;
+    wheel::install(story, &venv)?;
+    let wants_peers =
+        args.names.iter().any(|name| matches!(name, Name::Heartbeat | Name::Agent | Name::Restart));
+    let peers = if args.no_peers || !wants_peers { None } else { peers::ensure(story) };
+    Ok(Bed { venv, peers, torchrun: !args.no_peers })
+}

@@ -1,0 +1,49 @@
+//! The peers that we are measured beside, in an environment of their own over the one with PyTorch.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::command;
+use crate::places;
+use crate::say::Story;
+use crate::venv;
+
+/// The newest NVRx whose wheel installs on a system with glibc 2.36; named beside each of its figures.
+const NVRX: &str = "nvidia-resiliency-ext==0.4.1";
+
+/// How NVRx is called in the figures.
+pub const NVRX_NAME: &str = "NVRx 0.4.1";
+
+/// The peers' environment, or none and the reason on standard error.
+pub fn ensure(story: &Story) -> Option<PathBuf> {
+    match try_ensure(story) {
+        Ok(dir) => Some(dir),
+        Err(error) => {
+            eprintln!("peers: left out: {error:#}");
+            None
+        }
+    }
+}
+
+fn try_ensure(story: &Story) -> Result<PathBuf> {
+    let base = venv::ensure_base(story)?;
+    let dir = places::cache()?.join("peers-venv");
+    venv::overlay(&base, &dir)?;
+    let stamp = dir.join("peers-stamp");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == NVRX) {
+        return Ok(dir);
+    }
+    story.step(
+        &format!("Installing the peer {NVRX} (small: it uses the PyTorch that is there; once)"),
+        || {
+            let mut pip = Command::new(dir.join("bin/python"));
+            pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", NVRX]);
+            command::run_logged(&mut pip, &dir.join("pip.log"))?;
+            fs::write(&stamp, NVRX).with_context(|| format!("writing {}", stamp.display()))
+        },
+    )?;
+    Ok(dir)
+}

@@ -1,0 +1,188 @@
+//! From a fault to the first Python line of the new ranks, and to their first step: `mainstay run` beside the peers,
+//! with the same script on the same machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Deserialize;
+
+use super::figure::{Figure, Report};
+use super::launchers::{Bed, Launcher};
+use super::process::Running;
+use crate::journal;
+use crate::places;
+use crate::say::Story;
+
+/// Ranks of the job.
+const WORLD: usize = 2;
+
+/// Steps between two faults, so that a launcher has come to rest.
+const SETTLE_STEPS: usize = 30;
+
+/// A launcher that needs longer than this for a restart has hung.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// How a rank comes to its end.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    Kill,
+    Raise,
+}
+
+/// Milliseconds since the fault.
+struct Restart {
+    to_python: f64,
+    to_step: f64,
+}
+
+/// Measures each fault under each launcher.
+pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
+    for (fault, name) in [(Fault::Kill, "kill"), (Fault::Raise, "raise")] {
+        let mut by_launcher = Vec::new();
+        for launcher in bed.launchers() {
+            let what = format!("restart after {name}: {} ({faults} faults)", launcher.name());
+            match story.step(&what, || restarts(bed, launcher, fault, faults)) {
+                Ok(restarts) => by_launcher.push((launcher, restarts)),
+                Err(error) => eprintln!("{what}: left out: {error:#}"),
+            }
+        }
+        let to_python = |r: &Restart| r.to_python;
+        let to_step = |r: &Restart| r.to_step;
+        report.add(compare(&format!("restart.{name}_to_python"), &by_launcher, to_python));
+        report.add(compare(&format!("restart.{name}_to_step"), &by_launcher, to_step));
+    }
+}
+
+/// Our figure alone if there is no peer, else once beside each.
+fn compare(id: &str, runs: &[(Launcher, Vec<Restart>)], field: impl Fn(&Restart) -> f64) -> Vec<Figure> {
+    let samples = |restarts: &[Restart]| restarts.iter().map(&field).collect::<Vec<f64>>();
+    let Some((_, ours)) = runs.iter().find(|(launcher, _)| *launcher == Launcher::Mainstay) else {
+        return Vec::new();
+    };
+    let Some(figure) = Figure::median(id, "ms", &samples(ours)) else { return Vec::new() };
+    let peers = runs.iter().filter(|(launcher, _)| *launcher != Launcher::Mainstay);
+    let beside: Vec<Figure> =
+        peers.map(|(peer, theirs)| figure.beside(peer.name(), &samples(theirs))).collect();
+    if beside.is_empty() { vec![figure] } else { beside }
+}
+
+/// One job, several faults, alternating between the ranks.
+fn restarts(bed: &Bed, launcher: Launcher, fault: Fault, faults: usize) -> Result<Vec<Restart>> {
+    let folder = places::target().join("bench/restart");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
+    }
+    let logs = folder.join("logs");
+    fs::create_dir_all(&logs).with_context(|| format!("creating {}", logs.display()))?;
+    let mut events = Events { path: folder.join("events.jsonl"), read_to: 0, all: Vec::new() };
+    let mut command = bed.job(launcher, WORLD, &logs, "restart_rank.py")?;
+    command.env("BENCH_EVENTS", &events.path);
+    let mut running = Running::start(command, &folder.join("launcher.log"))?;
+
+    let mut old = BTreeSet::new();
+    let mut measured = Vec::new();
+    for n in 0..=faults {
+        let begin = measured.len().min(1) * events.all.len();
+        let pids =
+            running.wait_for("steps of all ranks", LIMIT, || events.stepping(begin, &old, SETTLE_STEPS))?;
+        if n == faults {
+            break;
+        }
+        let victim = (n % WORLD) as u64;
+        let seen = events.all.len();
+        let asked_at = strike(fault, &events.path, victim, pids.get(&victim).copied())?;
+        old.extend(pids.values().copied());
+        running.wait_for("first steps after the fault", LIMIT, || events.stepping(seen, &old, 1))?;
+        measured.push(events.restart_since(seen, &old, fault, asked_at)?);
+    }
+    Ok(measured)
+}
+
+/// Brings the fault about, and says when.
+fn strike(fault: Fault, events: &std::path::Path, victim: u64, pid: Option<i32>) -> Result<u64> {
+    let at = journal::now();
+    match fault {
+        Fault::Kill => {
+            let pid = pid.context("the victim has told its process")?;
+            kill(Pid::from_raw(pid), Signal::SIGKILL).with_context(|| format!("killing {pid}"))?;
+        }
+        Fault::Raise => {
+            let trigger = format!("{}.raise.{victim}", events.display());
+            fs::write(&trigger, "").with_context(|| format!("writing {trigger}"))?;
+        }
+    }
+    Ok(at)
+}
+
+/// A line of the ranks' own record.
+#[derive(Clone, Deserialize)]
+struct Event {
+    at: u64,
+    event: String,
+    rank: u64,
+    pid: i32,
+}
+
+/// The ranks' record, read as it grows.
+struct Events {
+    path: PathBuf,
+    read_to: usize,
+    all: Vec<Event>,
+}
+
+impl Events {
+    fn poll(&mut self) {
+        let Ok(text) = fs::read_to_string(&self.path) else { return };
+        let new = text.get(self.read_to..).unwrap_or_default();
+        let whole = new.rfind('\n').map_or(0, |last| last + 1);
+        self.all.extend(new[..whole].lines().filter_map(|line| serde_json::from_str(line).ok()));
+        self.read_to += whole;
+    }
+
+    /// The process of each rank, once all of them have made so many steps since a place in the record and in
+    /// processes that are not old.
+    fn stepping(&mut self, since: usize, old: &BTreeSet<i32>, steps: usize) -> Option<BTreeMap<u64, i32>> {
+        self.poll();
+        let mut made: BTreeMap<u64, (i32, usize)> = BTreeMap::new();
+        for event in self.all.get(since..)?.iter().filter(|e| e.event == "step" && !old.contains(&e.pid)) {
+            let entry = made.entry(event.rank).or_insert((event.pid, 0));
+            *entry = if entry.0 == event.pid { (entry.0, entry.1 + 1) } else { (event.pid, 1) };
+        }
+        let all = made.len() == WORLD && made.values().all(|(_, count)| *count >= steps);
+        all.then(|| made.into_iter().map(|(rank, (pid, _))| (rank, pid)).collect())
+    }
+
+    /// From the fault to the last of the ranks, for the processes that made the first steps.
+    fn restart_since(
+        &self,
+        since: usize,
+        old: &BTreeSet<i32>,
+        fault: Fault,
+        asked_at: u64,
+    ) -> Result<Restart> {
+        let new = &self.all[since..];
+        let begin = match fault {
+            Fault::Kill => asked_at,
+            Fault::Raise => new.iter().find(|e| e.event == "raise").context("the victim did not raise")?.at,
+        };
+        let mut python: BTreeMap<i32, u64> = BTreeMap::new();
+        let mut step: BTreeMap<u64, (i32, u64)> = BTreeMap::new();
+        for event in new.iter().filter(|event| !old.contains(&event.pid)) {
+            match event.event.as_str() {
+                "python" => drop(python.insert(event.pid, event.at)),
+                "step" => drop(step.entry(event.rank).or_insert((event.pid, event.at))),
+                _ => {}
+            }
+        }
+        let last_step = step.values().map(|(_, at)| *at).max().context("no steps")?;
+        let first_lines = step.values().filter_map(|(pid, _)| python.get(pid));
+        let last_python = *first_lines.max().context("no first lines")?;
+        let ms = |at: u64| at.saturating_sub(begin) as f64 / 1e6;
+        Ok(Restart { to_python: ms(last_python), to_step: ms(last_step) })
+    }
+}

@@ -1,0 +1,161 @@
+//! Checks one after the other: each is named and timed, none ends the others, and the sum stands at the end.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+/// How a check ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// So many tests passed and so many failed; a check that counts nothing is one test.
+    Counted {
+        /// Tests that passed.
+        passed: usize,
+        /// Tests that failed.
+        failed: usize,
+    },
+    /// It cannot be made here.
+    Skipped {
+        /// Why, and what would make it possible.
+        why: String,
+    },
+}
+
+impl Verdict {
+    /// A check that counts nothing.
+    pub fn of(holds: bool) -> Self {
+        Self::Counted { passed: usize::from(holds), failed: usize::from(!holds) }
+    }
+
+    /// A check that cannot be made here.
+    pub fn skipped(why: &str) -> Self {
+        Self::Skipped { why: why.into() }
+    }
+
+    /// A program that counts its tests. One that fails without counting a failure, because something did not even
+    /// compile, is a failure too.
+    pub fn counted(success: bool, passed: usize, failed: usize) -> Self {
+        Self::Counted { passed, failed: if success { failed } else { failed.max(1) } }
+    }
+}
+
+struct Done {
+    name: String,
+    verdict: Verdict,
+    took: Duration,
+}
+
+/// The checks that were made.
+#[derive(Default)]
+pub struct Checks {
+    done: Vec<Done>,
+}
+
+impl Checks {
+    /// Makes a check. An error is a failure like any other, told at once.
+    pub fn run(&mut self, name: &str, check: impl FnOnce() -> Result<Verdict>) {
+        println!("\n=== {name}");
+        let began = Instant::now();
+        let verdict = check().unwrap_or_else(|error| {
+            println!("{error:#}");
+            Verdict::of(false)
+        });
+        if let Verdict::Skipped { why } = &verdict {
+            println!("skipped: {why}");
+        }
+        self.done.push(Done { name: name.into(), verdict, took: began.elapsed() });
+    }
+
+    /// Prints the table and the closing line; true if nothing failed.
+    pub fn conclude(&self) -> bool {
+        println!("\n=== summary");
+        for Done { name, verdict, took } in &self.done {
+            let took = took.as_secs_f64();
+            match verdict {
+                Verdict::Counted { passed, failed: 0 } => {
+                    println!("  ok       {name:<48} {passed:>5} passed {took:>8.1} s")
+                }
+                Verdict::Counted { passed, failed } => {
+                    println!("  FAILED   {name:<48} {passed:>5} passed {took:>8.1} s, {failed} failed");
+                }
+                Verdict::Skipped { why } => println!("  skipped  {name:<48} {why}"),
+            }
+        }
+        let (passed, failed) = self.sum();
+        println!("\n{passed} passed, {failed} failed");
+        failed == 0
+    }
+
+    fn sum(&self) -> (usize, usize) {
+        let mut sum = (0, 0);
+        for done in &self.done {
+            if let Verdict::Counted { passed, failed } = done.verdict {
+                sum = (sum.0 + passed, sum.1 + failed);
+            }
+        }
+        sum
+    }
+}
+
+/// Passed and failed of all `test result:` lines that cargo test prints, one for each test program.
+pub fn cargo_counts(said: &str) -> (usize, usize) {
+    let lines = said.lines().filter_map(|line| line.trim().strip_prefix("test result:"));
+    lines
+        .map(|line| (before(line, "passed"), before(line, "failed")))
+        .fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+}
+
+/// Passed and failed of pytest's closing line; an error in a fixture or an import is a failure.
+pub fn pytest_counts(said: &str) -> (usize, usize) {
+    let is_closing = |line: &&str| {
+        line.contains(" in ")
+            && (line.contains("passed") || line.contains("failed") || line.contains("error"))
+    };
+    let closing = said.lines().rev().find(is_closing).unwrap_or_default();
+    let errors = before(closing, "error").max(before(closing, "errors"));
+    (before(closing, "passed"), before(closing, "failed") + errors)
+}
+
+/// The number in front of a word: `12` for `passed` in `ok. 12 passed; 0 failed`.
+fn before(line: &str, word: &str) -> usize {
+    let words: Vec<&str> =
+        line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    words.windows(2).find(|pair| pair[1] == word).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargos_lines_are_summed() {
+        let said = "running 3 tests\ntest result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; \
+                    finished in 0.00s\nnoise\ntest result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 \
+                    filtered out; finished in 1.00s\n";
+        assert_eq!(cargo_counts(said), (7, 2));
+    }
+
+    #[test]
+    fn pytests_closing_line_is_read() {
+        assert_eq!(pytest_counts("....\n12 passed in 0.31s\n"), (12, 0));
+        assert_eq!(pytest_counts("==== 1 failed, 11 passed, 2 skipped, 1 error in 0.31s ====\n"), (11, 2));
+        assert_eq!(pytest_counts("=== 2 errors in 0.10s ===\n"), (0, 2));
+        assert_eq!(pytest_counts(""), (0, 0));
+    }
+
+    #[test]
+    fn a_program_that_fails_without_a_count_is_a_failure() {
+        assert_eq!(Verdict::counted(false, 3, 0), Verdict::Counted { passed: 3, failed: 1 });
+        assert_eq!(Verdict::counted(true, 3, 0), Verdict::Counted { passed: 3, failed: 0 });
+    }
+
+    #[test]
+    fn an_error_in_a_check_does_not_end_the_others() {
+        let mut checks = Checks::default();
+        checks.run("broken", || anyhow::bail!("no such program"));
+        checks.run("good", || Ok(Verdict::counted(true, 5, 0)));
+        checks.run("elsewhere", || Ok(Verdict::skipped("not here")));
+        assert_eq!(checks.sum(), (5, 1));
+        assert!(!checks.conclude());
+    }
+}

@@ -1,0 +1,132 @@
+//! What must hold of the repository itself: formatting, lints, licences, the systemd files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::check::{Checks, Verdict};
+use crate::command;
+use crate::places;
+
+/// `systemd-analyze security` rates the exposure of a service from 0 to 100. What is left open is explained, line by
+/// line, in the unit.
+const EXPOSURE_AT_MOST: &str = "35";
+
+/// Formatting, clippy and licences.
+pub fn source(checks: &mut Checks) {
+    checks.run("formatting (cargo fmt)", || plain(cargo(&["fmt", "--all", "--check"])));
+    checks.run("lints (cargo clippy)", || {
+        plain(cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"]))
+    });
+    checks.run("licences, bans, sources (cargo deny)", || deny(&["bans", "licenses", "sources"]));
+    checks.run("advisories (cargo deny)", || deny(&["advisories"]));
+}
+
+/// The unit, the user and the folders.
+pub fn systemd(checks: &mut Checks) {
+    checks.run("unit (systemd-analyze verify)", verify_unit);
+    checks.run("sandbox (systemd-analyze security)", rate_sandbox);
+    checks.run("user and folders (systemd-sysusers, -tmpfiles)", make_user_and_folders);
+}
+
+/// A cargo command in the repository.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut cargo = Command::new("cargo");
+    cargo.args(arguments).current_dir(places::root());
+    cargo
+}
+
+/// A command whose exit status is the verdict.
+fn plain(mut command: Command) -> Result<Verdict> {
+    let (status, _) = command::run_watched(&mut command)?;
+    Ok(Verdict::of(status.success()))
+}
+
+fn deny(what: &[&str]) -> Result<Verdict> {
+    if !command::exists("cargo", "deny") && !command::exists("cargo-deny", "--version") {
+        return Ok(Verdict::skipped("cargo-deny is not installed: cargo install --locked cargo-deny"));
+    }
+    let mut deny = cargo(&["deny", "--log-level", "error", "check", "--hide-inclusion-graph"]);
+    deny.args(what);
+    let (status, said) = command::run_watched(&mut deny)?;
+    if !status.success() && said.contains("failed to fetch advisory database") {
+        return Ok(Verdict::skipped("the advisory database cannot be fetched from here"));
+    }
+    Ok(Verdict::of(status.success()))
+}
+
+/// The unit as it is, but with a program that this machine has: verify asks whether it can be executed.
+fn unit_with_program() -> Result<PathBuf> {
+    let text = read(&file("mainstay.service"))?;
+    let Some(installed) = text.lines().find_map(|line| line.strip_prefix("ExecStart=")) else {
+        bail!("systemd/mainstay.service has no ExecStart");
+    };
+    let program = installed.split_whitespace().next().unwrap_or_default();
+    let folder = places::target().join("systemd");
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let unit = folder.join("mainstay.service");
+    fs::write(&unit, text.replace(program, "/bin/true"))
+        .with_context(|| format!("writing {}", unit.display()))?;
+    Ok(unit)
+}
+
+fn verify_unit() -> Result<Verdict> {
+    if !command::exists("systemd-analyze", "--version") {
+        return Ok(Verdict::skipped("systemd-analyze is not installed here"));
+    }
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--man=no"]).arg(unit_with_program()?);
+    let (status, said) = command::run_watched(&mut verify)?;
+    // It only warns of keys that it does not know; to us they are mistakes.
+    Ok(Verdict::of(status.success() && !said.contains("mainstay.service:")))
+}
+
+fn rate_sandbox() -> Result<Verdict> {
+    if !command::exists("systemd-analyze", "--version") {
+        return Ok(Verdict::skipped("systemd-analyze is not installed here"));
+    }
+    let mut rate = Command::new("systemd-analyze");
+    rate.args(["security", "--no-pager", "--offline=true", "--threshold", EXPOSURE_AT_MOST])
+        .arg(file("mainstay.service"));
+    let output = rate.output().context("starting systemd-analyze security")?;
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    if said.contains("unrecognized option") {
+        return Ok(Verdict::skipped("systemd-analyze security cannot rate a file before systemd 250"));
+    }
+    println!("{}", command::tail(said.trim_end(), 1));
+    Ok(Verdict::of(output.status.success()))
+}
+
+/// Carries both files out below an empty root and looks at what they made.
+fn make_user_and_folders() -> Result<Verdict> {
+    if !command::exists("systemd-sysusers", "--version") || !command::exists("systemd-tmpfiles", "--version")
+    {
+        return Ok(Verdict::skipped("systemd-sysusers or systemd-tmpfiles is not installed here"));
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(Verdict::skipped("making users and folders, even below another root, needs root"));
+    }
+    let root = places::target().join("systemd/root");
+    if root.exists() {
+        fs::remove_dir_all(&root).with_context(|| format!("emptying {}", root.display()))?;
+    }
+    fs::create_dir_all(root.join("etc")).with_context(|| format!("creating {}", root.display()))?;
+    let at_root = format!("--root={}", root.display());
+    command::run(Command::new("systemd-sysusers").arg(&at_root).arg(file("mainstay.sysusers")))?;
+    command::run(
+        Command::new("systemd-tmpfiles").args([&at_root, "--create"]).arg(file("mainstay.tmpfiles")),
+    )?;
+    let user = read(&root.join("etc/passwd"))?.contains("mainstay:");
+    Ok(Verdict::of(user && root.join("run/mainstay").is_dir() && root.join("var/lib/mainstay").is_dir()))
+}
+
+fn file(name: &str) -> PathBuf {
+    places::root().join("systemd").join(name)
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}

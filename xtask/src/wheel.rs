@@ -1,0 +1,88 @@
+//! The Python package: built by maturin into `target/wheels`, installed into this checkout's environment when its
+//! sources have changed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::command;
+use crate::fingerprint;
+use crate::places;
+use crate::say::Story;
+use crate::venv::Venv;
+
+/// Builds the wheel if its sources changed, and returns where it lies.
+pub fn build(story: &Story, venv: &Venv) -> Result<PathBuf> {
+    let wheels = places::target().join("wheels");
+    let stamp = wheels.join("sources");
+    let sources = sources()?;
+    if fs::read_to_string(&stamp).is_ok_and(|made_of| made_of == sources)
+        && let Some(wheel) = newest(&wheels)
+    {
+        return Ok(wheel);
+    }
+    story.step("Building the Python package (maturin, one wheel for Python 3.9 and later)", || {
+        if wheels.exists() {
+            fs::remove_dir_all(&wheels).with_context(|| format!("emptying {}", wheels.display()))?;
+        }
+        let mut maturin = Command::new(venv.tool("maturin"));
+        maturin
+            .args(["build", "--release", "--manifest-path"])
+            .arg(places::root().join("client/python/Cargo.toml"))
+            .arg("--interpreter")
+            .arg(venv.python())
+            // A folder of its own: with the interpreter in the environment, PyO3 would be built anew each time
+            // cargo and maturin take turns.
+            .arg("--target-dir")
+            .arg(places::target().join("python"))
+            .arg("--out")
+            .arg(&wheels)
+            .current_dir(places::root());
+        command::run_logged(&mut maturin, &places::target().join("logs/maturin.log"))?;
+        fs::write(&stamp, &sources).with_context(|| format!("writing {}", stamp.display()))?;
+        newest(&wheels).with_context(|| format!("maturin left no wheel in {}", wheels.display()))
+    })
+}
+
+/// Builds if need be and installs if need be.
+pub fn install(story: &Story, venv: &Venv) -> Result<()> {
+    let wheel = build(story, venv)?;
+    let stamp = venv.file("mainstay-wheel");
+    let sources = sources()?;
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == sources) {
+        return Ok(());
+    }
+    story.step("Installing the Python package", || {
+        let mut pip = Command::new(venv.python());
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--force-reinstall",
+            "--no-deps",
+            "--quiet",
+        ])
+        .arg(&wheel);
+        command::run_logged(&mut pip, &places::target().join("logs/pip.log"))?;
+        fs::write(&stamp, &sources).with_context(|| format!("writing {}", stamp.display()))
+    })
+}
+
+fn sources() -> Result<String> {
+    let root = places::root();
+    fingerprint::of(&[
+        root.join("Cargo.toml"),
+        root.join("Cargo.lock"),
+        root.join("client"),
+        root.join("proto/heartbeat"),
+    ])
+}
+
+fn newest(wheels: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(wheels).ok()?;
+    let wheels = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    wheels.filter(|path| path.extension().is_some_and(|e| e == "whl")).max()
+}
