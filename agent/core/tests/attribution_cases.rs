@@ -1,5 +1,7 @@
 //! The judgement against labelled failures of real jobs, where those lie beside the project.
 
+#![allow(clippy::disallowed_methods, clippy::expect_used, reason = "the test reads files; the core does not")]
+
 use std::path::PathBuf;
 
 use mainstay_core::attribute::catalog::Catalog;
@@ -22,7 +24,6 @@ fn labelled() -> Option<Vec<Case>> {
 }
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "the test reads files, the core does not")]
 fn labelled_cases_are_judged_well() {
     let Some(cases) = labelled() else { return };
     let catalog = Catalog::built_in().expect("a sound catalogue");
