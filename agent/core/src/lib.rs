@@ -4,9 +4,11 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`; `health`, `verdict`; `entry`;
-//! `view` (the read side); `settings`, `host` (the judge of the host); `fingerprint`, `judge`, `policy`, `ledger`; `job`, which joins them.
+//! `view` (the read side); `settings`, `host` (the judge of the host); `attribute` (whose fault, from logs);
+//! `fingerprint`, `judge`, `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
+pub mod attribute;
 pub mod entry;
 pub mod fingerprint;
 pub mod health;
