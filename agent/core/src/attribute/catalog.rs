@@ -60,6 +60,9 @@ pub struct Signature {
     /// Whose fault it is, where it is not what the class says.
     #[serde(default)]
     pub domain: Option<FaultDomain>,
+    /// The rank that prints it tells of another's fault: it is not where the failure began.
+    #[serde(default)]
+    pub reporter: bool,
     /// Other classes that the same text can mean, with their log-odds.
     #[serde(default)]
     pub also: BTreeMap<Class, f64>,
@@ -399,6 +402,7 @@ fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signature {
         determinism: xid.determinism,
         restart: xid.restart,
         domain: None,
+        reporter: false,
         also: xid.also.clone(),
         family: family.to_owned(),
         any: Vec::new(),

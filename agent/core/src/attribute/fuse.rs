@@ -131,6 +131,7 @@ mod tests {
             determinism: Determinism::Either,
             restart: None,
             domain: None,
+            reporter: false,
             spots: Vec::new(),
             count: 1,
         }

@@ -38,6 +38,8 @@ pub struct Vote {
     pub restart: Option<Restart>,
     /// Whose fault, where it is not what the class says.
     pub domain: Option<FaultDomain>,
+    /// The rank that prints it tells of another's fault.
+    pub reporter: bool,
     /// Where it was seen: the source's place in the evidence, and the lines.
     pub spots: Vec<(usize, Spot)>,
     /// How often.
@@ -75,6 +77,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         determinism: Determinism::Either,
         restart: None,
         domain: None,
+        reporter: false,
         spots: Vec::new(),
         count: 1,
     }));
@@ -98,6 +101,7 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
             determinism: signature.determinism,
             restart: signature.restart,
             domain: signature.domain,
+            reporter: signature.reporter,
             // What is known about exits and the kernel's lines are no lines of the log.
             spots: sighting.spots.iter().map(|spot| (place, spot.clone())).collect(),
             count: sighting.count,
@@ -154,6 +158,7 @@ fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote 
         determinism: Determinism::Either,
         restart: None,
         domain: None,
+        reporter: false,
         spots: vec![(place, exception.spot.clone())],
         count: 1,
     }
@@ -188,6 +193,7 @@ fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
         determinism: Determinism::Either,
         restart: None,
         domain: None,
+        reporter: false,
         spots,
         count: 1,
     })
@@ -215,6 +221,7 @@ fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
             determinism: Determinism::Either,
             restart: meaning.restart,
             domain: None,
+            reporter: false,
             spots: Vec::new(),
             count: 1,
         })
