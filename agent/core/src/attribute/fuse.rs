@@ -132,6 +132,7 @@ mod tests {
             restart: None,
             domain: None,
             reporter: false,
+            hint: false,
             spots: Vec::new(),
             count: 1,
         }
