@@ -60,6 +60,12 @@ pub struct Signature {
     /// Whose fault it is, where it is not what the class says.
     #[serde(default)]
     pub domain: Option<FaultDomain>,
+    /// The rank that prints it tells of another's fault: it is not where the failure began.
+    #[serde(default)]
+    pub reporter: bool,
+    /// Only a hint, looked for in short texts on lines that no other signature explains.
+    #[serde(default)]
+    pub fallback: bool,
     /// Other classes that the same text can mean, with their log-odds.
     #[serde(default)]
     pub also: BTreeMap<Class, f64>,
@@ -197,7 +203,7 @@ pub struct Catalog {
 }
 
 /// The files of the catalogue that comes with the program.
-const FILES: [(&str, &str); 15] = [
+const FILES: [(&str, &str); 16] = [
     ("xid.toml", include_str!("../../../catalog/xid.toml")),
     ("gpu.toml", include_str!("../../../catalog/gpu.toml")),
     ("cuda.toml", include_str!("../../../catalog/cuda.toml")),
@@ -213,6 +219,7 @@ const FILES: [(&str, &str); 15] = [
     ("host.toml", include_str!("../../../catalog/host.toml")),
     ("scheduler.toml", include_str!("../../../catalog/scheduler.toml")),
     ("process.toml", include_str!("../../../catalog/process.toml")),
+    ("vocabulary.toml", include_str!("../../../catalog/vocabulary.toml")),
 ];
 
 impl Catalog {
@@ -282,7 +289,7 @@ impl Catalog {
                 list.iter_mut().for_each(|word| word.make_ascii_lowercase());
             }
             patterns.push(signature.pattern.as_deref().map(compiled(&signature.id)).transpose()?);
-            for word in &signature.any {
+            for word in signature.any.iter().filter(|_| !signature.fallback) {
                 if word.len() < 4 {
                     return Err(CatalogError::ShortWord { id: signature.id.clone(), word: word.clone() });
                 }
@@ -329,9 +336,22 @@ impl Catalog {
         found.dedup();
         found.retain(|index| self.confirms(*index, &line));
         found.extend(self.xid_in(&line));
+        if found.is_empty() {
+            found.extend(self.hints(&line));
+        }
         let mut found: Vec<&Signature> = found.into_iter().map(|index| &self.signatures[index]).collect();
         found.sort_by(|a, b| b.weight.total_cmp(&a.weight).then(longest(b).cmp(&longest(a))));
         found
+    }
+
+    /// The hints of a line in lower case.
+    pub(super) fn hints<'l>(&'l self, line: &'l str) -> impl Iterator<Item = usize> + 'l {
+        (0..self.signatures.len()).filter(|index| {
+            let signature = &self.signatures[*index];
+            signature.fallback
+                && signature.any.iter().any(|word| line.contains(word.as_str()))
+                && self.confirms(*index, line)
+        })
     }
 
     pub(super) fn words(&self) -> &AhoCorasick {
@@ -399,6 +419,8 @@ fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signature {
         determinism: xid.determinism,
         restart: xid.restart,
         domain: None,
+        reporter: false,
+        fallback: false,
         also: xid.also.clone(),
         family: family.to_owned(),
         any: Vec::new(),

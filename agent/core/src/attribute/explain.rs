@@ -133,6 +133,10 @@ fn headline(judged: &Attribution) -> String {
         (None, many) => format!(", on {many} ranks at once"),
     };
     match (judged.class, meaning) {
+        (Class::Unknown, _) if !judged.against.is_empty() => {
+            let first = judged.against.first().map(|vote| vote.meaning.as_str()).unwrap_or_default();
+            format!("Cause unknown: what was found can mean several things ({first})")
+        }
         (Class::Unknown, _) if judged.consequences.is_empty() => {
             "Cause unknown: nothing in these logs tells of a failure".to_owned()
         }

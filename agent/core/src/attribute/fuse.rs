@@ -131,6 +131,8 @@ mod tests {
             determinism: Determinism::Either,
             restart: None,
             domain: None,
+            reporter: false,
+            hint: false,
             spots: Vec::new(),
             count: 1,
         }

@@ -17,6 +17,9 @@ pub struct Prefix {
 /// carriage returns all states stay, one after the other.
 pub fn clean(raw: &[u8]) -> String {
     let text = String::from_utf8_lossy(raw);
+    if !text.bytes().any(|byte| byte < b' ' || byte >= 0x7f) {
+        return text.into_owned();
+    }
     let mut out = String::with_capacity(text.len());
     let mut letters = text.chars().peekable();
     while let Some(letter) = letters.next() {

@@ -43,7 +43,8 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote]) -> Root
         .filter(|exit| exit.order.is_some())
         .min_by_key(|exit| exit.order)
         .and_then(|exit| exit.rank);
-    let rank = if for_it.is_empty() || is_common {
+    let by_reporter = for_it.first().is_some_and(|vote| vote.reporter);
+    let rank = if for_it.is_empty() || is_common || by_reporter {
         None
     } else {
         lines.iter().find_map(|(_, spot)| spot.rank).or(first_dead)

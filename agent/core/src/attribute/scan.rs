@@ -336,6 +336,24 @@ impl<'c> Scan<'c> {
                 self.signatures_of(&both, number, &words, true);
             }
         }
+        self.hints(&lines);
+    }
+
+    /// Hints of the lines that nothing explains.
+    fn hints(&mut self, lines: &[String]) {
+        let explained: BTreeSet<u64> =
+            self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
+        for (number, line) in (1u64..).zip(lines) {
+            if explained.contains(&number) || line.trim().is_empty() {
+                continue;
+            }
+            let lower = line.to_ascii_lowercase();
+            let hints: Vec<usize> = self.catalog.hints(&lower).collect();
+            if !hints.is_empty() {
+                let spot = self.spot(line, number);
+                hints.into_iter().for_each(|hint| self.note(hint, &spot));
+            }
+        }
     }
 }
 

@@ -5,15 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
 use super::class::{Class, Restart};
-use super::scan::{Exception, Findings, Kind, Spot};
+use super::scan::{Exception, Findings, Kind, Sighting, Spot};
 use crate::verdict::FaultDomain;
 
 /// A class name that ends in one of the usual ways but that no rule knows.
-const UNKNOWN_EXCEPTION: f64 = 1.2;
+const UNKNOWN_EXCEPTION: f64 = 1.6;
 /// An exception told inside another message counts for less.
 const EMBEDDED: f64 = 0.6;
 /// An exception from the training program's own frames is the program's.
 const OWN_FRAMES: f64 = 0.6;
+
+/// Beside evidence of this weight hints are left out.
+const BETTER_THAN_HINTS: f64 = 2.0;
 
 /// One piece of evidence.
 #[derive(Clone, Debug)]
@@ -38,6 +41,10 @@ pub struct Vote {
     pub restart: Option<Restart>,
     /// Whose fault, where it is not what the class says.
     pub domain: Option<FaultDomain>,
+    /// The rank that prints it tells of another's fault.
+    pub reporter: bool,
+    /// Only a hint, from the words of a line that no signature explains.
+    pub hint: bool,
     /// Where it was seen: the source's place in the evidence, and the lines.
     pub spots: Vec<(usize, Spot)>,
     /// How often.
@@ -57,7 +64,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     for (place, findings) in evidence.findings.iter().enumerate() {
         of_signatures(catalog, place, findings, &mut votes);
         for exception in &findings.exceptions {
-            if !is_known(exception, findings) {
+            if !is_known(catalog, exception, findings) {
                 add(&mut votes, of_exception(catalog, place, exception));
             }
         }
@@ -75,9 +82,15 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         determinism: Determinism::Either,
         restart: None,
         domain: None,
+        reporter: false,
+        hint: false,
         spots: Vec::new(),
         count: 1,
     }));
+    // Words count only where nothing better was seen.
+    if votes.iter().any(|vote| vote.role == Role::Primary && !vote.hint && vote.weight >= BETTER_THAN_HINTS) {
+        votes.retain(|vote| !vote.hint);
+    }
     votes
 }
 
@@ -98,6 +111,8 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
             determinism: signature.determinism,
             restart: signature.restart,
             domain: signature.domain,
+            reporter: signature.reporter,
+            hint: signature.fallback,
             // What is known about exits and the kernel's lines are no lines of the log.
             spots: sighting.spots.iter().map(|spot| (place, spot.clone())).collect(),
             count: sighting.count,
@@ -119,17 +134,25 @@ fn add(votes: &mut Vec<Vote>, vote: Vote) {
 }
 
 /// Whether a signature tells of the exception's line, or of the line after it where the message goes on.
-fn is_known(exception: &Exception, findings: &Findings) -> bool {
+fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -> bool {
     let line = exception.spot.line;
     let at_line = |spot: &Spot| spot.line == line || spot.line == line + 1;
-    exception.known || findings.sightings.iter().any(|sighting| sighting.spots.iter().any(at_line))
+    let is_signature =
+        |sighting: &&Sighting| catalog.signatures().get(sighting.signature).is_some_and(|of| !of.fallback);
+    exception.known
+        || findings.sightings.iter().filter(is_signature).any(|sighting| sighting.spots.iter().any(at_line))
 }
 
 fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote {
     let rule = catalog.exception(&exception.name);
     let (class, role, mut weight, also) = match rule {
         Some(rule) => (rule.class, rule.role, rule.weight, rule.also.iter().map(|(c, w)| (*c, *w)).collect()),
-        None => (Class::UserCode, Role::Primary, UNKNOWN_EXCEPTION, vec![(Class::UserConfig, 0.8)]),
+        None => (
+            Class::UserCode,
+            Role::Primary,
+            UNKNOWN_EXCEPTION,
+            vec![(Class::UserConfig, 1.3), (Class::SoftwarePlatform, 0.8)],
+        ),
     };
     let own = exception.frame.as_ref().is_some_and(|frame| !frame.in_library());
     if class == Class::UserCode && own {
@@ -154,6 +177,8 @@ fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote 
         determinism: Determinism::Either,
         restart: None,
         domain: None,
+        reporter: false,
+        hint: false,
         spots: vec![(place, exception.spot.clone())],
         count: 1,
     }
@@ -188,6 +213,8 @@ fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
         determinism: Determinism::Either,
         restart: None,
         domain: None,
+        reporter: false,
+        hint: false,
         spots,
         count: 1,
     })
@@ -215,6 +242,8 @@ fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
             determinism: Determinism::Either,
             restart: meaning.restart,
             domain: None,
+            reporter: false,
+            hint: false,
             spots: Vec::new(),
             count: 1,
         })
