@@ -50,6 +50,8 @@ fn verdict() -> Body {
         headline: "rank 1 was killed by SIGKILL".into(),
         cause: Cause::Signal { signal: 9 },
         domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
         confidence: 0.6,
         culprit: Some(Rank(1)),
         victims: vec![Rank(0)],

@@ -16,6 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::attribute::catalog::Catalog;
+use crate::blame;
 use crate::entry::{Body, ExitStatus, Fact, JobSpec, StepDone};
 use crate::id::{Attempt, Incident, Rank};
 use crate::judge::{RankEnd, judge, start_failed};
@@ -364,10 +366,14 @@ impl Job {
                     .iter()
                     .map(|(rank, state)| {
                         let step = state.newest.map(|newest| newest.step);
-                        (*rank, RankEnd { step, ..state.end.clone() })
+                        (*rank, RankEnd { step, ..state.end.clone() }.with_last_words())
                     })
                     .collect();
-                let verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
+                if let Ok(catalog) = Catalog::built_in() {
+                    blame::complete(&mut verdict, catalog, &ends);
+                }
                 let exit = exit_of(&verdict, &ends);
                 self.ledger.enter(at, Spending::Deciding);
                 self.propose(at, verdict, exit, out);

@@ -1,6 +1,7 @@
 //! Floor 6. How people ask. One file per command; exit statuses stand in `docs/reference/cli.md`.
 
 mod agent;
+mod attribute;
 mod client;
 mod completions;
 mod config;
@@ -53,6 +54,8 @@ enum Command {
     Status(status::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
     Events(events::Args),
+    /// Tell whose fault a failure was, from logs alone
+    Attribute(attribute::Args),
     /// Print the version
     Version(version::Args),
     /// Print a script that completes commands in a shell
@@ -89,6 +92,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::Status(args) => status::run(args).await,
         Command::Events(args) => events::run(args).await,
+        Command::Attribute(args) => attribute::run(&args),
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }

@@ -271,7 +271,7 @@ impl Launcher {
         {
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note });
         }
-        let stderr_tail = if failed { output::tail(&files.stderr, 20) } else { Vec::new() };
+        let stderr_tail = if failed { output::tail(&files.stderr, 60) } else { Vec::new() };
         self.fact_at(
             end.at,
             Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
