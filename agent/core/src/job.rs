@@ -366,7 +366,11 @@ impl Job {
                     .iter()
                     .map(|(rank, state)| {
                         let step = state.newest.map(|newest| newest.step);
-                        (*rank, RankEnd { step, ..state.end.clone() }.with_last_words())
+                        (
+                            *rank,
+                            RankEnd { step, heartbeats: state.connected, ..state.end.clone() }
+                                .with_last_words(),
+                        )
                     })
                     .collect();
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
