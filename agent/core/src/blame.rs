@@ -6,11 +6,14 @@ use crate::attribute::catalog::{Catalog, Determinism};
 use crate::attribute::class::Class;
 use crate::attribute::exit::{Exit, Status};
 use crate::attribute::scan::{Findings, Kind, Scan};
-use crate::attribute::{Attribution, Evidence, attribute};
+use crate::attribute::{Attribution, Evidence, Observation, attribute};
 use crate::entry::{ExitStatus, Note};
 use crate::id::Rank;
 use crate::judge::RankEnd;
-use crate::verdict::{FaultDomain, Verdict};
+use crate::verdict::{Cause, FaultDomain, Verdict};
+
+/// What an OOM kill at the time of a SIGKILL speaks with, in log-odds.
+const OUT_OF_MEMORY: f64 = 4.0;
 
 /// Lines of evidence that a verdict quotes.
 const QUOTED: usize = 3;
@@ -18,7 +21,16 @@ const QUOTED: usize = 3;
 /// Completes the verdict with what the words of the ranks that failed of their own say. A verdict on which they
 /// say nothing stays as it is.
 pub fn complete(verdict: &mut Verdict, catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) {
-    let judged = attribute(catalog, &evidence(catalog, ends));
+    let mut evidence = evidence(catalog, ends);
+    if verdict.cause == Cause::OutOfMemory {
+        evidence.observations.push(Observation {
+            family: "kernel".to_owned(),
+            text: "the kernel's OOM killer was at work when the rank was killed".to_owned(),
+            class: Class::HostResource,
+            weight: OUT_OF_MEMORY,
+        });
+    }
+    let judged = attribute(catalog, &evidence);
     if judged.class == Class::Unknown || judged.domain == FaultDomain::Unknown {
         return;
     }
@@ -78,4 +90,62 @@ fn grounds(judged: &Attribution) -> Vec<String> {
             None => vote.meaning.clone(),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Attempt, Incident};
+    use crate::judge::judge;
+    use crate::time::Mono;
+
+    fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
+        let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
+        let mut verdict = judge(Incident(1), Attempt(0), &ends, out_of_memory_kills);
+        complete(&mut verdict, Catalog::built_in().expect("the catalogue is compiled in"), &ends);
+        verdict
+    }
+
+    fn raised(exception: &str, message: &str, at: u64) -> RankEnd {
+        let note =
+            Note { exception: exception.into(), message: message.into(), at: Mono(at), ..Note::default() };
+        RankEnd { note: Some(note), detected_at: Some(Mono(at)), ..RankEnd::default() }
+    }
+
+    fn killed(at: u64) -> RankEnd {
+        RankEnd { exit: Some((ExitStatus::Signal(9), Mono(at))), ..RankEnd::default() }
+    }
+
+    fn stopped() -> RankEnd {
+        RankEnd { exit: Some((ExitStatus::Signal(15), Mono(90))), after_stop: true, ..RankEnd::default() }
+    }
+
+    #[test]
+    fn an_uncorrectable_memory_error_is_the_hardwares() {
+        let message = "CUDA error: uncorrectable ECC error encountered";
+        let verdict = verdict([raised("builtins.RuntimeError", message, 5), stopped()], 0);
+        assert_eq!(verdict.domain, FaultDomain::Hardware);
+        assert_eq!(verdict.class.as_deref(), Some("hardware_gpu"));
+    }
+
+    #[test]
+    fn a_missing_module_is_the_users() {
+        let verdict =
+            verdict([raised("builtins.ModuleNotFoundError", "No module named 'x'", 5), stopped()], 0);
+        assert_eq!(verdict.domain, FaultDomain::User);
+    }
+
+    #[test]
+    fn a_bare_sigkill_blames_nobody_and_with_an_oom_kill_the_hosts_memory() {
+        assert_eq!(verdict([killed(5), stopped()], 0).domain, FaultDomain::Unknown);
+        assert_eq!(verdict([killed(5), stopped()], 1).class.as_deref(), Some("host_resource"));
+    }
+
+    #[test]
+    fn a_lone_victim_blames_nobody() {
+        let lost =
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4";
+        let verdict = verdict([raised("builtins.RuntimeError", lost, 5), stopped()], 0);
+        assert_eq!(verdict.domain, FaultDomain::Unknown);
+    }
 }
