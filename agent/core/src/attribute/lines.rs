@@ -17,7 +17,7 @@ pub struct Prefix {
 /// carriage returns all states stay, one after the other.
 pub fn clean(raw: &[u8]) -> String {
     let text = String::from_utf8_lossy(raw);
-    if !text.bytes().any(|byte| byte < b' ' || byte >= 0x7f) {
+    if text.bytes().all(|byte| (b' '..0x7f).contains(&byte)) {
         return text.into_owned();
     }
     let mut out = String::with_capacity(text.len());
