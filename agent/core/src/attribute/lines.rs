@@ -17,7 +17,7 @@ pub struct Prefix {
 /// carriage returns all states stay, one after the other.
 pub fn clean(raw: &[u8]) -> String {
     let text = String::from_utf8_lossy(raw);
-    if !text.bytes().any(|byte| byte < b' ' || byte >= 0x7f) {
+    if text.bytes().all(|byte| (b' '..0x7f).contains(&byte)) {
         return text.into_owned();
     }
     let mut out = String::with_capacity(text.len());
@@ -206,6 +206,22 @@ pub fn rank_in(line: &str) -> Option<u32> {
         }
     }
     None
+}
+
+/// Whether the line says of itself that it is a warning or a note. NCCL's WARN is its word for an error.
+pub fn is_mild(line: &str) -> bool {
+    const MARKS: [&str; 9] = [
+        "Warning:",
+        "WARNING",
+        "warnings.warn",
+        "NCCL INFO",
+        "[INFO]",
+        " INFO ",
+        "INFO:",
+        "DEBUG",
+        "falling back to",
+    ];
+    MARKS.iter().any(|mark| line.contains(mark)) && !line.contains("Error:")
 }
 
 /// Seconds since midnight of the first time of day in the line: `09:54:15.885`.

@@ -56,6 +56,8 @@ pub struct Spot {
     pub rank: Option<u32>,
     /// Time of day, seconds, where the line has one.
     pub time: Option<f64>,
+    /// It stands in a warning or a note.
+    pub mild: bool,
     /// The line itself, cleaned and shortened.
     pub text: String,
 }
@@ -280,7 +282,7 @@ impl<'c> Scan<'c> {
         let prefix = lines::prefix(line);
         let rank = prefix.rank.or_else(|| lines::rank_in(line)).or(self.findings.rank);
         let text: String = line.trim().chars().take(QUOTE).collect();
-        Spot { line: number, rank, time: lines::time_of_day(line), text }
+        Spot { line: number, rank, time: lines::time_of_day(line), mild: lines::is_mild(line), text }
     }
 
     /// Frames and exceptions.
