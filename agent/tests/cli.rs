@@ -50,6 +50,8 @@ fn verdict() -> Body {
         headline: "rank 1 was killed by SIGKILL".into(),
         cause: Cause::Signal { signal: 9 },
         domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
         confidence: 0.6,
         culprit: Some(Rank(1)),
         victims: vec![Rank(0)],
@@ -169,7 +171,7 @@ async fn events_are_told_filtered_and_counted() {
     assert_eq!(
         verdicts,
         [
-            "     4  2026-01-01 00:00:20.000  verdict   demo: rank 1 was killed by SIGKILL (whose fault is not known, 60 % sure)"
+            "     4  2026-01-01 00:00:20.000  verdict   demo: rank 1 was killed by SIGKILL (60 % sure; whose fault is not known)"
         ]
     );
     let cursors = async |args: &[&str]| -> Vec<u64> {

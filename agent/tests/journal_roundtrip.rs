@@ -182,19 +182,23 @@ fn verdict() -> impl Strategy<Value = Verdict> {
         prop_oneof![Just(FaultDomain::User), Just(FaultDomain::Hardware), Just(FaultDomain::Unknown)];
     let what = (incident(), attempt(), text(), cause, domain, number());
     let where_ = (option::of(rank()), vec(rank(), 0..4), option::of(any::<u64>()));
-    (what, where_, mono(), mono(), vec(text(), 0..3)).prop_map(
+    let class = (option::of(text()), any::<bool>());
+    (what, where_, mono(), mono(), vec(text(), 0..3), class).prop_map(
         |(
             (incident, attempt, headline, cause, domain, confidence),
             (culprit, victims, step),
             fault_at,
             detected_at,
             evidence,
+            (class, deterministic),
         )| Verdict {
             incident,
             attempt,
             headline,
             cause,
             domain,
+            class,
+            deterministic,
             confidence,
             culprit,
             victims,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use crate::entry::{ExitStatus, Note};
 use crate::fingerprint::fingerprint;
 use crate::id::{Attempt, Incident, Rank};
+use crate::last_words;
 use crate::time::Mono;
 use crate::verdict::{Cause, FaultDomain, Verdict};
 
@@ -30,12 +31,20 @@ pub struct RankEnd {
 
 impl RankEnd {
     /// Whether the rank failed of its own, as far as its own end tells.
-    fn failed(&self) -> bool {
+    pub(crate) fn failed(&self) -> bool {
         self.note.is_some() || (!self.after_stop && self.exit.is_some_and(|(status, _)| !status.is_success()))
     }
 
+    /// With a note made of the traceback it printed, if it ended of its own and left none.
+    pub fn with_last_words(mut self) -> RankEnd {
+        if let (None, false, Some((ExitStatus::Code(1), at))) = (&self.note, self.after_stop, self.exit) {
+            self.note = last_words::exception(&self.stderr_tail, at);
+        }
+        self
+    }
+
     /// When it failed: the note's time, else the time of death.
-    fn failed_at(&self) -> Option<Mono> {
+    pub(crate) fn failed_at(&self) -> Option<Mono> {
         match (&self.note, self.exit) {
             (Some(note), _) => Some(note.at),
             (None, Some((_, at))) => Some(at),
@@ -91,6 +100,8 @@ pub fn judge(
         attempt,
         headline,
         domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
         confidence: confidence(&cause, end),
         culprit: Some(culprit),
         step: end.step,
@@ -110,6 +121,8 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
         headline: format!("the ranks could not be started: {error}"),
         cause: Cause::StartFailed,
         domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
         confidence: 1.0,
         culprit: None,
         victims: Vec::new(),
@@ -183,6 +196,8 @@ fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
         headline: "the attempt ended and no rank tells why".to_owned(),
         cause: Cause::ExitCode { code: 1 },
         domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
         confidence: 0.0,
         culprit: None,
         victims: Vec::new(),

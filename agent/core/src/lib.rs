@@ -5,10 +5,11 @@
 //!
 //! In reading order, each module using only those before it: `time`, `id`; `health`, `verdict`; `entry`;
 //! `view` (the read side); `settings`, `host` (the judge of the host); `attribute` (whose fault, from logs);
-//! `fingerprint`, `judge`, `policy`, `ledger`; `job`, which joins them.
+//! `last_words`, `fingerprint`, `judge`, `blame`, `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
 pub mod attribute;
+pub mod blame;
 pub mod entry;
 pub mod fingerprint;
 pub mod health;
@@ -16,6 +17,7 @@ pub mod host;
 pub mod id;
 pub mod job;
 pub mod judge;
+pub mod last_words;
 pub mod ledger;
 pub mod policy;
 pub mod settings;

@@ -3,7 +3,7 @@
 
 use crate::id::Attempt;
 use crate::time::{Mono, Span};
-use crate::verdict::{Action, Cause, Verdict};
+use crate::verdict::{Action, Cause, FaultDomain, Verdict};
 
 /// How often restarts are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,13 @@ pub fn decide(budget: Budget, case: Case<'_>) -> (Action, String) {
             "ranks that cannot be started would fail again; mend the error and start anew".to_owned(),
         );
     }
+    if is_plainly_the_programs_own(case.verdict) {
+        let class = case.verdict.class.as_deref().unwrap_or("user");
+        return (
+            stop,
+            format!("the program fails by itself before its first step ({class}): mend it and start anew"),
+        );
+    }
     if let Some(step) = repeats_at_same_step(case) {
         let at = step.map_or_else(|| "before the first step".to_owned(), |step| format!("after step {step}"));
         return (stop, format!("the same exception came again {at}: a restart would only fail again"));
@@ -58,6 +65,19 @@ pub fn decide(budget: Budget, case: Case<'_>) -> (Action, String) {
     }
     let attempt: Attempt = case.verdict.attempt.next();
     (Action::RestartInJob { attempt }, format!("restart {} of {} in the job", used + 1, budget.max_restarts))
+}
+
+/// How sure a verdict must be of the user's fault to stop a job at its first failure.
+const PLAIN: f64 = 0.97;
+
+/// Whether the program failed by its own fault, in a way that comes again, before it made a single step: what a
+/// restart of it would do too.
+fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
+    verdict.domain == FaultDomain::User
+        && verdict.deterministic
+        && verdict.confidence >= PLAIN
+        && verdict.step.is_none()
+        && verdict.attempt == Attempt(0)
 }
 
 /// Whether the culprit raised the same exception at the same step as in an earlier attempt.
@@ -107,6 +127,24 @@ mod tests {
         assert_eq!(action(THREE, &verdict(exception("a"), Some(5)), &past), Action::Stop { exit: 1 });
         assert_eq!(action(THREE, &verdict(exception("a"), Some(6)), &past), RESTART);
         assert_eq!(action(THREE, &verdict(exception("b"), Some(5)), &past), RESTART);
+    }
+
+    #[test]
+    fn a_program_that_fails_by_itself_at_once_is_stopped_and_one_that_has_trained_is_not() {
+        let plain = Verdict {
+            domain: FaultDomain::User,
+            deterministic: true,
+            confidence: 0.99,
+            ..verdict(exception("a"), None)
+        };
+        assert_eq!(action(THREE, &plain, &[]), Action::Stop { exit: 1 });
+        let trained = Verdict { step: Some(3), ..plain.clone() };
+        let doubtful = Verdict { confidence: 0.9, ..plain.clone() };
+        let transient = Verdict { deterministic: false, ..plain.clone() };
+        let hardware = Verdict { domain: FaultDomain::Hardware, ..plain };
+        for verdict in [trained, doubtful, transient, hardware] {
+            assert_eq!(action(THREE, &verdict, &[]), RESTART);
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod client;
 mod completions;
 mod config;
 mod events;
+mod explain;
 mod find;
 mod guardian;
 mod json;
@@ -56,6 +57,7 @@ enum Command {
     Events(events::Args),
     /// Tell whose fault a failure was, from logs alone
     Attribute(attribute::Args),
+    Explain(explain::Args),
     /// Print the version
     Version(version::Args),
     /// Print a script that completes commands in a shell
@@ -93,6 +95,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Status(args) => status::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }
@@ -116,6 +119,6 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     if output::is_closed(error) {
         return ExitCode::from(exit::OK);
     }
-    output::note(&format!("error: {error:#}"));
+    output::note(&format!("error: {}", output::in_full(error)));
     ExitCode::from(exit::UNKNOWN)
 }

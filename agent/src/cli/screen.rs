@@ -125,7 +125,7 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
             &format!(
                 "  last failure: {} {}",
                 clean(&verdict.headline),
-                paint.dim(&format!("({domain}, {sure})"))
+                paint.dim(&format!("({sure}; whose fault: {domain})"))
             ),
         );
     }
@@ -321,7 +321,7 @@ node-17  DEGRADED  agent 0.1.0, pid 812, up 19 min 45 s
 
 job demo  RECOVERING  attempt 1, restarts 1 of 3, step 412, for 3 min 5 s
   python train.py
-  last failure: rank 1 was killed by SIGKILL (UNKNOWN, 60 % sure)
+  last failure: rank 1 was killed by SIGKILL (60 % sure; whose fault: UNKNOWN)
   decision:     RESTART_IN_JOB: 1 of 3 restarts used
   RANK  LOCAL   PID  PHASE             STEP  SECTION                HEARTBEAT    LOSS
      0      0  4000  connected          412  train > back [31mward  0.1 s ago  2.3457

@@ -79,8 +79,8 @@ pub struct Launcher {
     /// The pages of those that have one.
     pages: BTreeMap<Rank, PageReader>,
     stop: Option<Stop>,
-    /// The signal that asked the launcher to stop; the ranks get the same.
-    asked_by: i32,
+    /// The signal that asked the launcher to stop, if one has; the ranks get the same.
+    asked_by: Option<i32>,
     /// Held until the next attempt takes another.
     port: Option<HeldPort>,
     /// The way to the agent, while there is one.
@@ -126,7 +126,7 @@ impl Launcher {
             ranks: Vec::new(),
             pages: BTreeMap::new(),
             stop: None,
-            asked_by: nix::libc::SIGTERM,
+            asked_by: None,
             port: None,
             agent: None,
             ruling_until: None,
@@ -170,7 +170,8 @@ impl Launcher {
                 Order::StartRanks(attempt) => self.start_ranks(attempt, ended),
                 Order::StopRanks { attempt, why } if attempt == self.attempt => {
                     let (now, grace) = (clock::mono(), self.settings.grace);
-                    self.stop = Some(Stop::begin(now, why, grace, self.asked_by, &self.ranks));
+                    let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
+                    self.stop = Some(Stop::begin(now, why, grace, signal, &self.ranks));
                     self.end_attempt_if_over().await;
                 }
                 Order::StopRanks { .. } => {}
@@ -270,7 +271,7 @@ impl Launcher {
         {
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note });
         }
-        let stderr_tail = if failed { output::tail(&files.stderr, 20) } else { Vec::new() };
+        let stderr_tail = if failed { output::tail(&files.stderr, 60) } else { Vec::new() };
         self.fact_at(
             end.at,
             Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
@@ -297,11 +298,16 @@ impl Launcher {
     }
 
     fn asked_to_stop(&mut self, signal: i32) {
-        if self.stop.as_ref().is_some_and(|stop| stop.why == StopWhy::Requested) {
+        if self.asked_by.is_some() {
             // Asked again: somebody is in a hurry.
             return self.force();
         }
-        self.asked_by = signal;
+        self.asked_by = Some(signal);
+        if let Some(stop) = &mut self.stop {
+            // Ranks that are being stopped for a fault get no more time than this request would give them.
+            let latest = clock::mono().after(self.settings.grace.requested);
+            stop.force_at = stop.force_at.min(latest);
+        }
         let by = ExitStatus::Signal(signal).to_string();
         self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }
@@ -364,8 +370,8 @@ impl Launcher {
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
             let ranks: Vec<Pid> = self.ranks.iter().map(|rank| rank.pid).collect();
-            let guardian = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
-            reap_orphans(|pid| pid != guardian && !ranks.contains(&pid));
+            // The guardian too, should somebody have killed it: it would stand before all the others in line.
+            reap_orphans(|pid| !ranks.contains(&pid));
         }
     }
 
