@@ -190,6 +190,9 @@ pub(super) const STRUCTURE: [&str; 9] = [
     "xid",
 ];
 
+/// The place of "xid" among them.
+pub(super) const XID: usize = STRUCTURE.len() - 1;
+
 /// The catalogue, ready to be matched.
 #[derive(Debug)]
 pub struct Catalog {
@@ -335,7 +338,7 @@ impl Catalog {
         found.sort_unstable();
         found.dedup();
         found.retain(|index| self.confirms(*index, &line));
-        found.extend(self.xid_in(&line));
+        found.extend(self.xids_in(&line));
         if found.is_empty() {
             found.extend(self.hints(&line));
         }
@@ -370,29 +373,27 @@ impl Catalog {
             && self.patterns[index].as_ref().is_none_or(|pattern| pattern.is_match(line.as_bytes()))
     }
 
-    /// The signature of the XID that a line in lower case tells of: `xid (pci:0000:af:00): 79,`, `xid 79`.
-    pub(super) fn xid_in(&self, line: &str) -> Option<usize> {
-        for (at, _) in line.match_indices("xid") {
-            if at > 0 && line.as_bytes()[at - 1].is_ascii_alphanumeric() {
-                continue;
-            }
-            let rest = line[at + 3..].trim_start_matches(['s', ' ', ':', '=', '#', '-']);
-            let rest = rest.strip_prefix("error").or_else(|| rest.strip_prefix("code")).unwrap_or(rest);
-            let rest = rest.trim_start_matches(['s', ' ', ':', '=', '#', '-']);
-            let rest = match rest.strip_prefix('(') {
-                Some(device) => device.split_once(')').map_or("", |(_, after)| after),
-                None => rest,
-            };
-            let rest = rest.trim_start_matches([':', ' ']);
-            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-            if let Ok(code) = rest[..digits].parse::<u32>()
-                && let Some(index) = self.xids.get(&code)
-            {
-                return Some(*index);
-            }
-        }
-        None
+    /// The signatures of the XIDs that a line in lower case tells of: `xid (pci:0000:af:00): 79,`, `xid 79`.
+    pub(super) fn xids_in<'l>(&'l self, line: &'l str) -> impl Iterator<Item = usize> + 'l {
+        line.match_indices("xid")
+            .filter(|(at, _)| *at == 0 || !line.as_bytes()[at - 1].is_ascii_alphanumeric())
+            .filter_map(|(at, _)| self.xids.get(&xid_code(&line[at + 3..])?).copied())
     }
+}
+
+/// The code in what follows the word: `(pci:0000:af:00): 79,`, ` error 79`, `s: 79`.
+fn xid_code(rest: &str) -> Option<u32> {
+    let separators = ['s', ' ', ':', '=', '#', '-'];
+    let rest = rest.trim_start_matches(separators);
+    let rest = rest.strip_prefix("error").or_else(|| rest.strip_prefix("code")).unwrap_or(rest);
+    let rest = rest.trim_start_matches(separators);
+    let rest = match rest.strip_prefix('(') {
+        Some(device) => device.split_once(')')?.1,
+        None => rest,
+    };
+    let rest = rest.trim_start_matches([':', ' ']);
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    rest[..digits].parse().ok()
 }
 
 fn longest(signature: &Signature) -> usize {

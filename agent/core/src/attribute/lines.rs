@@ -1,6 +1,8 @@
 //! One line of a log as a person would read it: without colours, progress bars and prefixes, but knowing which
 //! rank and which host wrote it and when.
 
+use std::borrow::Cow;
+
 /// Bytes of a line that are looked at on each side of what was found. A line of 100 MB is not copied whole.
 pub const LINE_WINDOW: usize = 2048;
 
@@ -15,10 +17,10 @@ pub struct Prefix {
 
 /// The line without terminal sequences and control characters; of a progress bar that redraws itself with
 /// carriage returns all states stay, one after the other.
-pub fn clean(raw: &[u8]) -> String {
+pub fn clean(raw: &[u8]) -> Cow<'_, str> {
     let text = String::from_utf8_lossy(raw);
     if text.bytes().all(|byte| (b' '..0x7f).contains(&byte)) {
-        return text.into_owned();
+        return text;
     }
     let mut out = String::with_capacity(text.len());
     let mut letters = text.chars().peekable();
@@ -30,7 +32,7 @@ pub fn clean(raw: &[u8]) -> String {
             _ => out.push(letter),
         }
     }
-    out
+    Cow::Owned(out)
 }
 
 fn skip_sequence(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) {
@@ -206,6 +208,22 @@ pub fn rank_in(line: &str) -> Option<u32> {
         }
     }
     None
+}
+
+/// Whether the line says of itself that it is a warning or a note. NCCL's WARN is its word for an error.
+pub fn is_mild(line: &str) -> bool {
+    const MARKS: [&str; 9] = [
+        "Warning:",
+        "WARNING",
+        "warnings.warn",
+        "NCCL INFO",
+        "[INFO]",
+        " INFO ",
+        "INFO:",
+        "DEBUG",
+        "falling back to",
+    ];
+    MARKS.iter().any(|mark| line.contains(mark)) && !line.contains("Error:")
 }
 
 /// Seconds since midnight of the first time of day in the line: `09:54:15.885`.

@@ -1,9 +1,10 @@
 //! One pass over a log for all signatures at once. Takes text in pieces of any size, so that memory stays small
 //! however long the log is; survives garbage bytes and lines without end.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::catalog::{Catalog, STRUCTURE};
+use super::catalog::{Catalog, STRUCTURE, XID};
 use super::lines::{self, LINE_WINDOW};
 use super::traceback::{self, Frame};
 
@@ -56,6 +57,8 @@ pub struct Spot {
     pub rank: Option<u32>,
     /// Time of day, seconds, where the line has one.
     pub time: Option<f64>,
+    /// It stands in a warning or a note.
+    pub mild: bool,
     /// The line itself, cleaned and shortened.
     pub text: String,
 }
@@ -242,13 +245,19 @@ impl<'c> Scan<'c> {
 
     /// Notes each signature that the line matches; tells whether there is one.
     fn signatures_of(&mut self, line: &str, number: u64, words: &[usize], only_new: bool) -> bool {
-        let lower = line.to_ascii_lowercase();
         let mut candidates: Vec<usize> =
             words.iter().flat_map(|word| self.catalog.of_word(*word).iter().copied()).collect();
         candidates.sort_unstable();
         candidates.dedup();
+        let xid = words.contains(&XID);
+        if candidates.is_empty() && !xid {
+            return false;
+        }
+        let lower = line.to_ascii_lowercase();
         candidates.retain(|index| self.catalog.confirms(*index, &lower));
-        candidates.extend(self.catalog.xid_in(&lower));
+        if xid {
+            candidates.extend(self.catalog.xids_in(&lower));
+        }
         if only_new {
             candidates.retain(|index| !self.places.contains_key(index));
         }
@@ -280,7 +289,7 @@ impl<'c> Scan<'c> {
         let prefix = lines::prefix(line);
         let rank = prefix.rank.or_else(|| lines::rank_in(line)).or(self.findings.rank);
         let text: String = line.trim().chars().take(QUOTE).collect();
-        Spot { line: number, rank, time: lines::time_of_day(line), text }
+        Spot { line: number, rank, time: lines::time_of_day(line), mild: lines::is_mild(line), text }
     }
 
     /// Frames and exceptions.
@@ -316,7 +325,7 @@ impl<'c> Scan<'c> {
     fn joined(&mut self, text: &[u8]) {
         let mut plain = Vec::new();
         lines::without_colours(text, &mut plain);
-        let lines: Vec<String> = plain.split(|byte| *byte == b'\n').map(lines::clean).collect();
+        let lines: Vec<Cow<'_, str>> = plain.split(|byte| *byte == b'\n').map(lines::clean).collect();
         for (at, pair) in lines.windows(2).enumerate() {
             let (first, second) = (pair[0].trim_end(), pair[1].trim());
             if first.is_empty() || second.is_empty() || first.len() + second.len() > 2 * LINE_WINDOW {
@@ -340,7 +349,7 @@ impl<'c> Scan<'c> {
     }
 
     /// Hints of the lines that nothing explains.
-    fn hints(&mut self, lines: &[String]) {
+    fn hints(&mut self, lines: &[Cow<'_, str>]) {
         let explained: BTreeSet<u64> =
             self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
         for (number, line) in (1u64..).zip(lines) {

@@ -8,13 +8,16 @@ use super::class::{Class, Restart};
 use super::scan::{Exception, Findings, Kind, Sighting, Spot};
 use crate::verdict::FaultDomain;
 
-/// A class name that ends in one of the usual ways but that no rule knows.
-const UNKNOWN_EXCEPTION: f64 = 1.6;
+/// What an exception tells whose type no rule knows.
+const UNKNOWN_EXCEPTION: [(Class, f64); 3] =
+    [(Class::UserCode, 1.6), (Class::UserConfig, 1.3), (Class::SoftwarePlatform, 0.8)];
 /// An exception told inside another message counts for less.
 const EMBEDDED: f64 = 0.6;
 /// An exception from the training program's own frames is the program's.
 const OWN_FRAMES: f64 = 0.6;
 
+/// What stands in a warning or a note counts so much.
+const MILD: f64 = 0.5;
 /// Beside evidence of this weight hints are left out.
 const BETTER_THAN_HINTS: f64 = 2.0;
 
@@ -100,14 +103,20 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
         if signature.role == Role::Benign {
             continue;
         }
+        // What a program only warns of, it survived.
+        let share = if sighting.spots.iter().all(|spot| spot.mild) && !is_alarm(signature.class) {
+            MILD
+        } else {
+            1.0
+        };
         let vote = Vote {
             family: signature.family.clone(),
             id: signature.id.clone(),
             meaning: signature.meaning.clone(),
             role: signature.role,
             class: signature.class,
-            weight: signature.weight,
-            also: signature.also.iter().map(|(class, weight)| (*class, *weight)).collect(),
+            weight: signature.weight * share,
+            also: signature.also.iter().map(|(class, weight)| (*class, *weight * share)).collect(),
             determinism: signature.determinism,
             restart: signature.restart,
             domain: signature.domain,
@@ -119,6 +128,14 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
         };
         add(votes, vote);
     }
+}
+
+/// Whether even a warning of it tells of a fault: machines warn before they fail, programs warn of everything.
+fn is_alarm(class: Class) -> bool {
+    matches!(
+        class,
+        Class::HardwareGpu | Class::HardwareHost | Class::Preemption | Class::HostResource | Class::Unknown
+    )
 }
 
 /// The same evidence from another source is not other evidence.
@@ -133,10 +150,10 @@ fn add(votes: &mut Vec<Vote>, vote: Vote) {
     }
 }
 
-/// Whether a signature tells of the exception's line, or of the line after it where the message goes on.
+/// Whether a signature tells of the exception's line, or of that line joined with the next.
 fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -> bool {
     let line = exception.spot.line;
-    let at_line = |spot: &Spot| spot.line == line || spot.line == line + 1;
+    let at_line = |spot: &Spot| spot.line == line;
     let is_signature =
         |sighting: &&Sighting| catalog.signatures().get(sighting.signature).is_some_and(|of| !of.fallback);
     exception.known
@@ -145,22 +162,21 @@ fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -> bo
 
 fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote {
     let rule = catalog.exception(&exception.name);
-    let (class, role, mut weight, also) = match rule {
-        Some(rule) => (rule.class, rule.role, rule.weight, rule.also.iter().map(|(c, w)| (*c, *w)).collect()),
-        None => (
-            Class::UserCode,
-            Role::Primary,
-            UNKNOWN_EXCEPTION,
-            vec![(Class::UserConfig, 1.3), (Class::SoftwarePlatform, 0.8)],
-        ),
+    let (role, mut classes) = match rule {
+        Some(rule) => {
+            let also = rule.also.iter().map(|(class, weight)| (*class, *weight));
+            (rule.role, std::iter::once((rule.class, rule.weight)).chain(also).collect())
+        }
+        None => (Role::Primary, UNKNOWN_EXCEPTION.to_vec()),
     };
     let own = exception.frame.as_ref().is_some_and(|frame| !frame.in_library());
-    if class == Class::UserCode && own {
-        weight += OWN_FRAMES;
+    for (class, weight) in &mut classes {
+        *weight += if own && *class == Class::UserCode { OWN_FRAMES } else { 0.0 };
+        *weight *= if exception.embedded { EMBEDDED } else { 1.0 };
     }
-    if exception.embedded {
-        weight *= EMBEDDED;
-    }
+    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let (class, weight) = classes.first().copied().unwrap_or((Class::Unknown, 0.0));
+    let also = classes.split_off(1.min(classes.len()));
     let place_of = match &exception.frame {
         Some(frame) if own => format!(", raised by {} of the training program", frame.path),
         Some(frame) => format!(", raised inside {}", frame.path),
