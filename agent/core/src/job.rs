@@ -178,6 +178,7 @@ pub struct Job {
     lead: Option<Rank>,
     stop_requested: Option<i32>,
     out_of_memory_kills: u64,
+    attempt_began: Mono,
     stepping: bool,
     last_progress: Mono,
     incidents: Vec<IncidentTimes>,
@@ -202,6 +203,7 @@ impl Job {
             lead: None,
             stop_requested: None,
             out_of_memory_kills: 0,
+            attempt_began: at,
             stepping: false,
             last_progress: at,
             incidents: Vec::new(),
@@ -250,6 +252,7 @@ impl Job {
                 }
                 self.ranks = ranks.iter().map(|started| (started.rank, RankState::default())).collect();
                 self.stepping = false;
+                self.attempt_began = at;
                 self.lead = None;
                 self.ledger.begin_attempt();
                 self.with_incident(|incident| incident.started_at = Some(at));
@@ -391,7 +394,8 @@ impl Job {
 
     /// Records the verdict, makes the proposal and asks the agent for its word.
     fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
-        let case = Case { verdict: &verdict, past: &self.past, exit, now: at };
+        let lived = verdict.fault_at.since(self.attempt_began);
+        let case = Case { verdict: &verdict, past: &self.past, exit, lived, now: at };
         let (action, why) = policy::decide(self.budget, case);
         let proposal = Decision { incident: verdict.incident, action, why, by: DecidedBy::Launcher };
         out.push(Output::Record(Body::Verdict(verdict.clone())));
@@ -440,7 +444,13 @@ impl Job {
         });
         match decision.action {
             Action::RestartInJob { .. } => {
-                self.past.push(PastFailure { decided_at: at, cause: verdict.cause, step: verdict.step });
+                let lived = verdict.fault_at.since(self.attempt_began);
+                self.past.push(PastFailure {
+                    decided_at: at,
+                    cause: verdict.cause,
+                    step: verdict.step,
+                    lived,
+                });
                 self.attempt = self.attempt.next();
                 self.out_of_memory_kills = 0;
                 self.phase = Phase::Starting;

@@ -191,7 +191,8 @@ fn evidence(
     }
     if !victims.is_empty() {
         let names: Vec<String> = victims.iter().map(|rank| rank.0.to_string()).collect();
-        evidence.push(format!("stopped as victims: ranks {}", names.join(", ")));
+        let ranks = if names.len() == 1 { "rank" } else { "ranks" };
+        evidence.push(format!("stopped as victims: {ranks} {}", names.join(", ")));
     }
     evidence
 }

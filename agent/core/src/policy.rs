@@ -23,6 +23,8 @@ pub struct PastFailure {
     pub cause: Cause,
     /// The step at which the culprit stood.
     pub step: Option<u64>,
+    /// How long the attempt had lived.
+    pub lived: Span,
 }
 
 /// What the policy goes by.
@@ -34,6 +36,8 @@ pub struct Case<'a> {
     pub past: &'a [PastFailure],
     /// The exit status of the culprit as a shell reports it.
     pub exit: i32,
+    /// How long the attempt had lived when it failed.
+    pub lived: Span,
     /// The time of the decision.
     pub now: Mono,
 }
@@ -91,10 +95,20 @@ fn repeats_at_same_step(case: Case<'_>) -> Option<Option<u64>> {
     case.past
         .iter()
         .any(|past| {
-            past.step == case.verdict.step
+            stood_at_the_same_place(past, case)
                 && matches!(&past.cause, Cause::Exception { fingerprint: before, .. } if before == fingerprint)
         })
         .then_some(case.verdict.step)
+}
+
+/// Whether the culprit was as far as in an earlier attempt. Without heartbeats nobody knows how far it was; then
+/// the attempts must at least have lived about as long: an error that passes does not come back so punctually.
+fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
+    if case.verdict.heartbeats || case.verdict.step.is_some() {
+        return past.step == case.verdict.step;
+    }
+    let (shorter, longer) = (past.lived.min(case.lived), past.lived.max(case.lived));
+    past.step.is_none() && longer <= shorter.plus(shorter).plus(Span::seconds(5))
 }
 
 fn restarts_in_window(budget: Budget, case: Case<'_>) -> u32 {
@@ -120,7 +134,8 @@ mod tests {
     }
 
     fn action(budget: Budget, verdict: &Verdict, past: &[PastFailure]) -> Action {
-        decide(budget, Case { verdict, past, exit: 1, now: Mono(100_000_000_000) }).0
+        decide(budget, Case { verdict, past, exit: 1, lived: Span::seconds(60), now: Mono(100_000_000_000) })
+            .0
     }
 
     const THREE: Budget = Budget { max_restarts: 3, window: None };
@@ -128,7 +143,12 @@ mod tests {
 
     #[test]
     fn the_same_exception_at_the_same_step_stops_the_job_and_at_another_step_does_not() {
-        let past = [PastFailure { decided_at: Mono(1), cause: exception("a"), step: Some(5) }];
+        let past = [PastFailure {
+            decided_at: Mono(1),
+            cause: exception("a"),
+            step: Some(5),
+            lived: Span::seconds(60),
+        }];
         assert_eq!(action(THREE, &verdict(exception("a"), Some(5)), &past), Action::Stop { exit: 1 });
         assert_eq!(action(THREE, &verdict(exception("a"), Some(6)), &past), RESTART);
         assert_eq!(action(THREE, &verdict(exception("b"), Some(5)), &past), RESTART);
@@ -155,9 +175,31 @@ mod tests {
     }
 
     #[test]
+    fn without_heartbeats_only_attempts_that_lived_about_as_long_count_as_repetition() {
+        let past = |lived| {
+            [PastFailure {
+                decided_at: Mono(1),
+                cause: exception("a"),
+                step: None,
+                lived: Span::seconds(lived),
+            }]
+        };
+        let silent = Verdict { heartbeats: false, ..verdict(exception("a"), None) };
+        assert_eq!(action(THREE, &silent, &past(50)), Action::Stop { exit: 1 });
+        assert_eq!(action(THREE, &silent, &past(86_400)), RESTART);
+        let beating = Verdict { heartbeats: true, ..silent };
+        assert_eq!(action(THREE, &beating, &past(86_400)), Action::Stop { exit: 1 });
+    }
+
+    #[test]
     fn a_kill_at_the_same_step_is_no_repetition() {
         let kill = Cause::Signal { signal: 9 };
-        let past = [PastFailure { decided_at: Mono(1), cause: kill.clone(), step: Some(5) }];
+        let past = [PastFailure {
+            decided_at: Mono(1),
+            cause: kill.clone(),
+            step: Some(5),
+            lived: Span::seconds(60),
+        }];
         assert_eq!(action(THREE, &verdict(kill, Some(5)), &past), RESTART);
     }
 
@@ -168,6 +210,7 @@ mod tests {
             decided_at: Mono(second * 1_000_000_000),
             cause: kill.clone(),
             step: None,
+            lived: Span::seconds(60),
         });
         let budget = |window| Budget { max_restarts: 2, window };
         assert_eq!(action(budget(None), &verdict(kill.clone(), None), &past), Action::Stop { exit: 1 });
