@@ -56,6 +56,7 @@ fn verdict() -> Body {
         culprit: Some(Rank(1)),
         victims: vec![Rank(0)],
         step: Some(4),
+        heartbeats: true,
         fault_at: Mono(20),
         detected_at: Mono(21),
         evidence: vec!["the kernel said so".into()],

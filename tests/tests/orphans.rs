@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use mainstay_core::entry::Fact;
-use mainstay_tests::{Job, Stage, processes, story};
+use mainstay_tests::{Job, Plan, Stage, is_root, processes, skipped, story};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -28,7 +28,31 @@ const NAMES: [&str; 3] = ["worker", "helper", "grandchild"];
 #[test]
 fn what_a_killed_rank_started_is_gone_before_the_ranks_start_again() {
     let stage = Stage::new();
-    let job = stage.sh(WITH_CHILDREN).ranks(2).options("--fault-timeout 0.3s").start();
+    gone_before_the_restart(stage.sh(WITH_CHILDREN));
+}
+
+#[test]
+fn the_same_without_control_groups() {
+    let Some(without) = without_control_groups() else { return };
+    let stage = Stage::new();
+    gone_before_the_restart(stage.sh(WITH_CHILDREN).under(&without));
+    let stage = Stage::new();
+    gone_with_the_launcher(stage.sh(WITH_CHILDREN).under(&without));
+}
+
+/// A launcher that finds no control groups, as in most containers and for most users.
+fn without_control_groups() -> Option<[&'static str; 5]> {
+    let without = ["unshare", "-m", "sh", "-c", r#"umount -a -t cgroup2 && exec "$0" "$@""#];
+    let tried = std::process::Command::new(without[0]).args(&without[1..]).arg("true").output();
+    if !is_root() || !tried.is_ok_and(|tried| tried.status.success()) {
+        skipped("only root can hide the control groups in a namespace of its own");
+        return None;
+    }
+    Some(without)
+}
+
+fn gone_before_the_restart(plan: Plan<'_>) {
+    let job = plan.ranks(2).options("--fault-timeout 0.3s").start();
     let pids = children(&job);
     job.kill_rank(0, 1);
     job.attempt(1);
@@ -73,7 +97,11 @@ fn nothing_outlives_a_launcher_that_is_stopped() {
 #[test]
 fn nothing_outlives_a_launcher_that_is_killed_not_even_the_guardian() {
     let stage = Stage::new();
-    let job = stage.sh(WITH_CHILDREN).ranks(2).start();
+    gone_with_the_launcher(stage.sh(WITH_CHILDREN));
+}
+
+fn gone_with_the_launcher(plan: Plan<'_>) {
+    let job = plan.ranks(2).start();
     let mut pids = children(&job);
     pids.extend(job.attempt(0).pids.values());
     let guardian = processes::of_job(job.id()).into_iter().find(|pid| !pids.contains(pid));

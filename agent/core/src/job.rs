@@ -174,6 +174,8 @@ pub struct Job {
     ranks: BTreeMap<Rank, RankState>,
     /// Ranks that sent heartbeats in this or an earlier attempt: after a restart all of them are waited for.
     beating: BTreeSet<Rank>,
+    /// The rank of this attempt whose steps are booked: the first that completed one.
+    lead: Option<Rank>,
     stop_requested: Option<i32>,
     out_of_memory_kills: u64,
     stepping: bool,
@@ -197,6 +199,7 @@ impl Job {
             attempt: Attempt(0),
             ranks: BTreeMap::new(),
             beating: BTreeSet::new(),
+            lead: None,
             stop_requested: None,
             out_of_memory_kills: 0,
             stepping: false,
@@ -247,6 +250,7 @@ impl Job {
                 }
                 self.ranks = ranks.iter().map(|started| (started.rank, RankState::default())).collect();
                 self.stepping = false;
+                self.lead = None;
                 self.ledger.begin_attempt();
                 self.with_incident(|incident| incident.started_at = Some(at));
                 self.phase = Phase::Running;
@@ -366,7 +370,11 @@ impl Job {
                     .iter()
                     .map(|(rank, state)| {
                         let step = state.newest.map(|newest| newest.step);
-                        (*rank, RankEnd { step, ..state.end.clone() }.with_last_words())
+                        (
+                            *rank,
+                            RankEnd { step, heartbeats: state.connected, ..state.end.clone() }
+                                .with_last_words(),
+                        )
                     })
                     .collect();
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
@@ -454,12 +462,12 @@ impl Job {
     }
 
     fn steps(&mut self, at: Mono, rank: Rank, done: &[StepDone], out: &mut Vec<Output>) {
-        let lead = self.ranks.iter().find(|(_, state)| state.connected).map(|(rank, _)| *rank);
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         let Some(newest) = done.last() else { return };
         state.first.get_or_insert(done[0]);
         state.newest = Some(*newest);
-        if lead == Some(rank) {
+        // One rank's steps are the job's, and the same rank's for the whole attempt: else some would count twice.
+        if *self.lead.get_or_insert(rank) == rank {
             if matches!(self.ledger.state(), Spending::Starting | Spending::Initialising) {
                 let began = if done[0].first { done[0].end } else { done[0].start };
                 self.ledger.enter(began, Spending::Training);

@@ -25,6 +25,8 @@ pub struct RankEnd {
     pub detected_at: Option<Mono>,
     /// The last step that it completed in this attempt.
     pub step: Option<u64>,
+    /// Whether it sent heartbeats in this attempt.
+    pub heartbeats: bool,
     /// The last lines of its standard error.
     pub stderr_tail: Vec<String>,
 }
@@ -91,8 +93,12 @@ pub fn judge(
         (None, Some((ExitStatus::Code(code), _))) => Cause::ExitCode { code },
         (None, None) => return nobody_failed(incident, attempt),
     };
-    let at_step =
-        end.step.map_or_else(|| " before its first step".to_owned(), |step| format!(" after step {step}"));
+    let at_step = match end.step {
+        Some(step) => format!(" after step {step}"),
+        None if end.heartbeats => " before its first step".to_owned(),
+        // Without heartbeats nobody knows how far it was.
+        None => String::new(),
+    };
     let headline = format!("{culprit} {}{at_step}", what_happened(&cause, end));
     let fault_at = end.failed_at().unwrap_or_default();
     Verdict {
@@ -105,6 +111,7 @@ pub fn judge(
         confidence: confidence(&cause, end),
         culprit: Some(culprit),
         step: end.step,
+        heartbeats: end.heartbeats,
         fault_at,
         detected_at: end.detected_at.unwrap_or(fault_at),
         evidence: evidence(culprit, end, out_of_memory_kills, killed, &victims),
@@ -127,6 +134,7 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
         culprit: None,
         victims: Vec::new(),
         step: None,
+        heartbeats: false,
         fault_at: at,
         detected_at: at,
         evidence: vec![error.to_owned()],
@@ -202,6 +210,7 @@ fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
         culprit: None,
         victims: Vec::new(),
         step: None,
+        heartbeats: false,
         fault_at: Mono::default(),
         detected_at: Mono::default(),
         evidence: Vec::new(),
@@ -248,7 +257,7 @@ mod tests {
     fn of_two_own_failures_the_first_is_the_root() {
         let verdict = verdict([raised("bad", 12), raised("worse", 11)], 0);
         assert_eq!(verdict.culprit, Some(Rank(1)));
-        assert_eq!(verdict.headline, "rank 1 raised RuntimeError: worse before its first step");
+        assert_eq!(verdict.headline, "rank 1 raised RuntimeError: worse");
     }
 
     #[test]
@@ -258,6 +267,15 @@ mod tests {
         let verdict = verdict([raised("Connection reset by peer", 5), other], 0);
         assert_eq!(verdict.culprit, Some(Rank(0)));
         assert!(verdict.confidence < 0.5);
+    }
+
+    #[test]
+    fn what_the_rank_did_before_is_told_only_where_it_is_known() {
+        let headline = |end: RankEnd| verdict([end, RankEnd::default()], 0).headline;
+        let silent = RankEnd { step: None, ..killed(3) };
+        assert_eq!(headline(silent.clone()), "rank 0 was ended by SIGKILL");
+        let beating = RankEnd { heartbeats: true, ..silent };
+        assert_eq!(headline(beating), "rank 0 was ended by SIGKILL before its first step");
     }
 
     #[test]

@@ -55,8 +55,12 @@ pub fn decide(budget: Budget, case: Case<'_>) -> (Action, String) {
         );
     }
     if let Some(step) = repeats_at_same_step(case) {
-        let at = step.map_or_else(|| "before the first step".to_owned(), |step| format!("after step {step}"));
-        return (stop, format!("the same exception came again {at}: a restart would only fail again"));
+        let at = match step {
+            Some(step) => format!(" after step {step}"),
+            None if case.verdict.heartbeats => " before the first step".to_owned(),
+            None => String::new(),
+        };
+        return (stop, format!("the same exception came again{at}: a restart would only fail again"));
     }
     let used = restarts_in_window(budget, case);
     if used >= budget.max_restarts {
@@ -76,6 +80,7 @@ fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
     verdict.domain == FaultDomain::User
         && verdict.deterministic
         && verdict.confidence >= PLAIN
+        && verdict.heartbeats
         && verdict.step.is_none()
         && verdict.attempt == Attempt(0)
 }
@@ -135,14 +140,16 @@ mod tests {
             domain: FaultDomain::User,
             deterministic: true,
             confidence: 0.99,
+            heartbeats: true,
             ..verdict(exception("a"), None)
         };
         assert_eq!(action(THREE, &plain, &[]), Action::Stop { exit: 1 });
         let trained = Verdict { step: Some(3), ..plain.clone() };
+        let silent = Verdict { heartbeats: false, ..plain.clone() };
         let doubtful = Verdict { confidence: 0.9, ..plain.clone() };
         let transient = Verdict { deterministic: false, ..plain.clone() };
         let hardware = Verdict { domain: FaultDomain::Hardware, ..plain };
-        for verdict in [trained, doubtful, transient, hardware] {
+        for verdict in [trained, silent, doubtful, transient, hardware] {
             assert_eq!(action(THREE, &verdict, &[]), RESTART);
         }
     }

@@ -92,6 +92,9 @@ pub struct Verdict {
     /// The step at which the culprit stood.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
+    /// Whether the culprit sent heartbeats: only then does no step mean that it completed none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub heartbeats: bool,
     /// When the fault happened or was first to be seen: the kernel's time of death or the note's time.
     pub fault_at: Mono,
     /// When the launcher knew.
