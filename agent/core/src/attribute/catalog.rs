@@ -1,4 +1,4 @@
-//! The catalogue of log signatures: data from `agent/catalog/*.toml`, read, checked and made ready to be matched.
+//! The catalogue of log signatures: data from `agent/catalog/signatures/*.toml`, read, checked and made ready to be matched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -73,22 +73,22 @@ pub struct Catalog {
 
 /// The files of the catalogue that comes with the program.
 const FILES: [(&str, &str); 16] = [
-    ("xid.toml", include_str!("../../../catalog/xid.toml")),
-    ("gpu.toml", include_str!("../../../catalog/gpu.toml")),
-    ("cuda.toml", include_str!("../../../catalog/cuda.toml")),
-    ("nccl.toml", include_str!("../../../catalog/nccl.toml")),
-    ("fabric.toml", include_str!("../../../catalog/fabric.toml")),
-    ("torch.toml", include_str!("../../../catalog/torch.toml")),
-    ("jax.toml", include_str!("../../../catalog/jax.toml")),
-    ("frameworks.toml", include_str!("../../../catalog/frameworks.toml")),
-    ("python.toml", include_str!("../../../catalog/python.toml")),
-    ("platform.toml", include_str!("../../../catalog/platform.toml")),
-    ("data.toml", include_str!("../../../catalog/data.toml")),
-    ("storage.toml", include_str!("../../../catalog/storage.toml")),
-    ("host.toml", include_str!("../../../catalog/host.toml")),
-    ("scheduler.toml", include_str!("../../../catalog/scheduler.toml")),
-    ("process.toml", include_str!("../../../catalog/process.toml")),
-    ("vocabulary.toml", include_str!("../../../catalog/vocabulary.toml")),
+    ("xid.toml", include_str!("../../../catalog/signatures/xid.toml")),
+    ("gpu.toml", include_str!("../../../catalog/signatures/gpu.toml")),
+    ("cuda.toml", include_str!("../../../catalog/signatures/cuda.toml")),
+    ("nccl.toml", include_str!("../../../catalog/signatures/nccl.toml")),
+    ("fabric.toml", include_str!("../../../catalog/signatures/fabric.toml")),
+    ("torch.toml", include_str!("../../../catalog/signatures/torch.toml")),
+    ("jax.toml", include_str!("../../../catalog/signatures/jax.toml")),
+    ("frameworks.toml", include_str!("../../../catalog/signatures/frameworks.toml")),
+    ("python.toml", include_str!("../../../catalog/signatures/python.toml")),
+    ("platform.toml", include_str!("../../../catalog/signatures/platform.toml")),
+    ("data.toml", include_str!("../../../catalog/signatures/data.toml")),
+    ("storage.toml", include_str!("../../../catalog/signatures/storage.toml")),
+    ("host.toml", include_str!("../../../catalog/signatures/host.toml")),
+    ("scheduler.toml", include_str!("../../../catalog/signatures/scheduler.toml")),
+    ("process.toml", include_str!("../../../catalog/signatures/process.toml")),
+    ("vocabulary.toml", include_str!("../../../catalog/signatures/vocabulary.toml")),
 ];
 
 impl Catalog {
