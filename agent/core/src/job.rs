@@ -301,6 +301,11 @@ impl Job {
             | Fact::AgentStopped
             | Fact::JobStarted(_)
             | Fact::LauncherLost { .. }
+            | Fact::Xid(_)
+            | Fact::Sxid(_)
+            | Fact::KernelReport(_)
+            | Fact::KernelLinesLeftOut { .. }
+            | Fact::KernelLogGap { .. }
             | Fact::JobEnded { .. } => {}
         }
     }

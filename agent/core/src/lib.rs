@@ -3,10 +3,12 @@
 //! Pure by construction: no I/O, no clock, no threads, no async. Time comes in as an argument, so that the same
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
-//! In reading order, each module using only those before it: `time`, `id`; `health`, `verdict`; `entry`;
-//! `view` (the read side); `settings`, `host` (the judge of the host); `fingerprint`, `judge`, `policy`, `ledger`; `job`, which joins them.
+//! In reading order, each module using only those before it: `time`, `id`, `pci`; `health`, `verdict`; `kernel`; `entry`;
+//! `view` (the read side); `settings`, `host` (the judge of the host); `parse` (the kernel log), `catalog`
+//! (what its lines mean), `device` (the judge of GPUs); `fingerprint`, `judge`, `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
+pub mod catalog;
 pub mod entry;
 pub mod fingerprint;
 pub mod health;
@@ -14,7 +16,10 @@ pub mod host;
 pub mod id;
 pub mod job;
 pub mod judge;
+pub mod kernel;
 pub mod ledger;
+pub mod parse;
+pub mod pci;
 pub mod policy;
 pub mod settings;
 pub mod time;

@@ -50,6 +50,11 @@ fn type_of(body: &Body) -> &'static str {
             Fact::AgentStarted { .. } => "agent_started",
             Fact::AgentStopped => "agent_stopped",
             Fact::OutOfMemoryKills { .. } => "out_of_memory_kills",
+            Fact::Xid(_) => "xid",
+            Fact::Sxid(_) => "sxid",
+            Fact::KernelReport(_) => "kernel_report",
+            Fact::KernelLinesLeftOut { .. } => "kernel_lines_left_out",
+            Fact::KernelLogGap { .. } => "kernel_log_gap",
             Fact::JobStarted(_) => "job_started",
             Fact::AttemptStarted { .. } => "attempt_started",
             Fact::StartFailed { .. } => "start_failed",
@@ -102,9 +107,15 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::StartFailed { .. }
         | Fact::RankRaised { .. }
         | Fact::LauncherLost { .. } => Severity::Error,
-        Fact::RankRefused { .. } | Fact::PagesUnavailable { .. } | Fact::AgentLost { .. } => {
-            Severity::Warning
-        }
+        // How bad it is, the component says: here it is only that it was reported.
+        Fact::Xid(_)
+        | Fact::Sxid(_)
+        | Fact::KernelReport(_)
+        | Fact::KernelLinesLeftOut { .. }
+        | Fact::KernelLogGap { .. }
+        | Fact::RankRefused { .. }
+        | Fact::PagesUnavailable { .. }
+        | Fact::AgentLost { .. } => Severity::Warning,
         Fact::AgentStarted { .. }
         | Fact::AgentStopped
         | Fact::JobStarted(_)
@@ -135,6 +146,11 @@ fn attempt(body: &Body) -> Option<Attempt> {
             Fact::AgentStarted { .. }
             | Fact::AgentStopped
             | Fact::OutOfMemoryKills { .. }
+            | Fact::Xid(_)
+            | Fact::Sxid(_)
+            | Fact::KernelReport(_)
+            | Fact::KernelLinesLeftOut { .. }
+            | Fact::KernelLogGap { .. }
             | Fact::JobStarted(_)
             | Fact::PagesUnavailable { .. }
             | Fact::StopRequested { .. }
@@ -284,6 +300,8 @@ mod tests {
         let facts = [
             Fact::AgentStopped,
             Fact::OutOfMemoryKills { count: 1 },
+            Fact::KernelLinesLeftOut { of: "nvme".into(), count: 1 },
+            Fact::KernelLogGap { records: None },
             Fact::JobStarted(JobSpec::default()),
             Fact::PagesUnavailable { reason: "full".into() },
             Fact::RanksStepping { attempt: Attempt(0), step: 1 },
