@@ -186,6 +186,12 @@ impl Catalog {
         self.xids.get(&code)
     }
 
+    /// The XIDs that come in the wake of one.
+    pub fn echoes_of(&self, code: u32) -> BTreeSet<u32> {
+        let echoes = self.xids.iter().filter(|(_, meaning)| meaning.echo_of.contains(&code));
+        echoes.map(|(echo, _)| *echo).collect()
+    }
+
     /// What an SXID means; none if it is not known.
     pub fn sxid(&self, code: u32) -> Option<&CodeMeaning> {
         self.sxids.get(&code)

@@ -5,14 +5,16 @@
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `health`, `verdict`; `kernel`; `entry`;
 //! `view` (the read side); `settings`, `host` (the judge of the host); `parse` (the kernel log), `catalog`
-//! (what its lines mean), `device` (the judge of GPUs); `fingerprint`, `judge`, `policy`, `ledger`; `job`, which joins them.
+//! (what its lines mean), `device` (the judge of GPUs), `host_log` (the judge of what the kernel reports of the host); `fingerprint`, `judge`, `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
 pub mod catalog;
+pub mod device;
 pub mod entry;
 pub mod fingerprint;
 pub mod health;
 pub mod host;
+pub mod host_log;
 pub mod id;
 pub mod job;
 pub mod judge;
