@@ -1,8 +1,10 @@
 //! Floor 5. The wiring: start, supervise, drain in order.
 
 mod agent;
+mod catalog;
 mod host;
 mod job;
+mod kernel_log;
 pub mod logging;
 pub mod usual;
 

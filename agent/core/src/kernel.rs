@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::Pid;
+use crate::id::{BootId, Pid};
 use crate::pci::PciAddress;
 
 /// The driver reported an error of a GPU, or something worth knowing of it.
@@ -110,6 +110,17 @@ pub struct LogPlace {
     pub position: u64,
     /// The line, as it stood.
     pub line: String,
+}
+
+/// How far a log was read: what is before it is never looked at again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogCursor {
+    /// The boot in which it was read.
+    pub boot: BootId,
+    /// Which log: one that is another has another cursor.
+    pub log: String,
+    /// The position to go on from.
+    pub next: u64,
 }
 
 macro_rules! kernel_classes {

@@ -151,3 +151,17 @@ fn a_catalogue_that_contradicts_itself_is_refused() {
     let refused = Catalog::new(xid, sxid, kernel, nvlink).unwrap_err();
     assert_eq!(refused, CatalogError::Pattern { number: 3, pattern: "01".into() });
 }
+
+#[test]
+fn the_reference_names_all_that_is_known() {
+    let document = include_str!("../../../docs/reference/checks.md");
+    let (xid, sxid, kernel, _) = files();
+    let codes = xid.xid.iter().chain(&sxid.sxid).map(|meaning| (&meaning.name, meaning.action));
+    let classes = kernel.kernel.iter().map(|meaning| (&meaning.name, meaning.action));
+    for (name, action) in codes.chain(classes) {
+        let action = serde_json::to_value(action).unwrap();
+        let is_it =
+            |line: &str| line.contains(&format!("| {name} |")) && line.contains(action.as_str().unwrap());
+        assert!(document.lines().any(is_it), "docs/reference/checks.md lacks {name}");
+    }
+}

@@ -2,4 +2,5 @@
 
 pub mod error_file;
 pub mod host;
+pub mod kmsg;
 pub mod pages;
