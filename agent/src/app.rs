@@ -2,6 +2,7 @@
 
 mod agent;
 mod catalog;
+mod device;
 mod host;
 mod job;
 mod kernel_log;

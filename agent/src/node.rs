@@ -5,6 +5,7 @@ mod hardware;
 
 use std::collections::BTreeMap;
 
+use mainstay_core::device::DeviceReport;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
@@ -46,6 +47,8 @@ pub enum Input {
     LauncherEnded(JobId, Pid),
     /// The host was looked at.
     Host(Judged),
+    /// The GPUs' driver was asked.
+    Devices(DeviceReport),
     /// The kernel log was read.
     KernelLog(LogReport),
 }
@@ -191,6 +194,7 @@ impl Node {
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Host(judged) => self.host(judged),
+            Input::Devices(report) => self.devices(report),
             Input::KernelLog(report) => self.kernel_log(report),
         }
     }
@@ -262,6 +266,15 @@ impl Node {
         let now = clock::now();
         let mut components = judged.components;
         components.extend(self.hardware.components(now.mono));
+        self.board.show_host(now, components);
+    }
+
+    fn devices(&mut self, report: DeviceReport) {
+        let now = clock::now();
+        if let Some(fact) = self.hardware.devices_are(now.mono, report) {
+            self.record(None, fact);
+        }
+        let components = self.hardware.components(now.mono);
         self.board.show_host(now, components);
     }
 

@@ -1,10 +1,11 @@
 //! The kernel log as the agent reads it: files and pipes in its place, restarts, and the whole agent over one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
+mod support;
+
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use mainstay_agent::source::kmsg::KernelLog;
@@ -12,6 +13,7 @@ use mainstay_core::entry::Fact;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::LogCursor;
 use mainstay_core::time::Mono;
+use support::Agent;
 use tempfile::TempDir;
 
 const NOTHING: [u32; 0] = [];
@@ -154,63 +156,10 @@ fn what_cannot_be_read_says_what_to_do() {
     assert!(endless.read(Mono(1)).unwrap_err().to_string().starts_with("reading /dev/null"));
 }
 
-/// The agent as it is shipped, over a log of our own.
-struct Agent {
-    child: Child,
-    directory: PathBuf,
-    /// Held open: an agent whose log has no reader any more would be told so.
-    _log: BufReader<ChildStderr>,
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Agent {
-    fn start(directory: &Path, log: &Path) -> Agent {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_mainstay"))
-            .arg("agent")
-            .args(["--socket".as_ref(), directory.join("agent.sock").as_os_str()])
-            .args(["--state-dir".as_ref(), directory.join("state").as_os_str()])
-            .env("MAINSTAY_AGENT_KERNEL_LOG_PATH", log)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("the agent is ready") {
-            line.clear();
-            assert_ne!(log.read_line(&mut line).unwrap(), 0, "the agent ended");
-        }
-        Agent { child, directory: directory.to_owned(), _log: log }
-    }
-
-    /// The first event, from the beginning of the journal on, whose message holds the words.
-    fn wait_for(&self, words: &str) -> String {
-        let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"))
-            .args(["events", "--follow", "--json", "--socket"])
-            .arg(self.directory.join("agent.sock"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(events.stdout.take().unwrap()).lines();
-        let found = lines.map(Result::unwrap).find(|line| line.contains(words));
-        events.kill().unwrap();
-        events.wait().unwrap();
-        found.unwrap_or_else(|| panic!("no event told of {words:?}"))
-    }
-}
-
 #[test]
 fn a_lost_gpu_is_told_and_stays_told_over_a_restart() {
     let file = Log::new();
-    let agent = Agent::start(file.directory.path(), &file.path);
+    let agent = Agent::start(file.directory.path(), &[("KERNEL_LOG_PATH", &file.path)]);
     agent.wait_for("host.kernel_log is HEALTHY");
     file.write(&xid_line(13));
     agent.wait_for("gpu.0000:01:00 is HEALTHY");
@@ -219,7 +168,7 @@ fn a_lost_gpu_is_told_and_stays_told_over_a_restart() {
     assert!(change.contains("fallen off the bus") && change.contains("REBOOT_NODE"), "{change}");
     drop(agent);
 
-    let agent = Agent::start(file.directory.path(), &file.path);
+    let agent = Agent::start(file.directory.path(), &[("KERNEL_LOG_PATH", &file.path)]);
     file.write(&xid_line(62));
     agent.wait_for("XID 62 of GPU 0000:01:00");
     drop(agent);

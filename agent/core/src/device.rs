@@ -6,14 +6,22 @@
 //!   until the next boot, or, where new processes are all that is needed, for a while.
 //! - What cannot be read is unknown, and heavier evidence still counts.
 
+mod driver;
 mod faults;
 mod limits;
 mod programs;
+mod reading;
 
 use std::collections::BTreeMap;
 
 pub use limits::DeviceLimits;
 
+pub use reading::{
+    DeviceReport, DriverTrouble, GpuIdentity, GpuReading, GpuTrouble, PcieLink, ProbeAnswer, Read,
+    RemappedRows,
+};
+
+use driver::{Driver, Readings};
 use faults::{Came, Faults};
 use programs::Programs;
 
@@ -36,12 +44,16 @@ pub struct DeviceJudge {
     limits: DeviceLimits,
     gpus: BTreeMap<PciAddress, Gpu>,
     switches: BTreeMap<PciAddress, Switch>,
+    driver: Driver,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Gpu {
     faults: Faults,
     programs: Programs,
+    readings: Readings,
+    /// The driver counted it before and does not any more.
+    missing: bool,
     shown: Shown,
 }
 
@@ -69,7 +81,48 @@ impl Shown {
 impl DeviceJudge {
     /// A judge that knows of no device yet.
     pub fn new(catalog: Catalog, limits: DeviceLimits) -> DeviceJudge {
-        DeviceJudge { catalog, limits, gpus: BTreeMap::new(), switches: BTreeMap::new() }
+        let (gpus, switches) = (BTreeMap::new(), BTreeMap::new());
+        DeviceJudge { catalog, limits, gpus, switches, driver: Driver::default() }
+    }
+
+    /// Takes in what came of asking the driver at `at`. Returns what is worth a place in the journal.
+    pub fn report(&mut self, at: Mono, report: DeviceReport) -> Option<Fact> {
+        let before = self.driver.report.as_ref().map(|(_, report)| report);
+        let silent_since = match before {
+            Some(DeviceReport::Silent { since }) => Some(*since),
+            _ => None,
+        };
+        let fact = match (silent_since, &report) {
+            (None, DeviceReport::Silent { since }) => Some(Fact::GpuDriverSilent { since: *since }),
+            (Some(since), DeviceReport::Answered(_)) => {
+                Some(Fact::GpuDriverAnswered { after: at.since(since) })
+            }
+            _ => None,
+        };
+        if let DeviceReport::Answered(answer) = &report {
+            self.driver.read_at = Some(at);
+            if let ProbeAnswer::Gpus { gpus, .. } = answer {
+                self.readings(at, gpus);
+            }
+        }
+        self.driver.report = Some((at, report));
+        fact
+    }
+
+    fn readings(&mut self, at: Mono, readings: &[GpuReading]) {
+        let named = |address: PciAddress| {
+            readings
+                .iter()
+                .any(|reading| reading.identity.as_ref().is_some_and(|known| known.address == address))
+        };
+        for (address, gpu) in &mut self.gpus {
+            gpu.missing = gpu.readings.last.is_some() && !named(*address);
+        }
+        for reading in readings {
+            if let Some(identity) = &reading.identity {
+                self.gpus.entry(identity.address).or_default().readings.take_in(at, reading);
+            }
+        }
     }
 
     /// Takes in what the kernel log told at `at`; facts of other kinds are passed over. After a restart the facts of
@@ -78,7 +131,7 @@ impl DeviceJudge {
         match fact {
             Fact::Xid(xid) => self.xid(at, xid),
             Fact::Sxid(sxid) => self.sxid(at, sxid),
-            Fact::KernelReport(report) => self.report(at, report),
+            Fact::KernelReport(report) => self.kernel_report(at, report),
             _ => {}
         }
     }
@@ -87,9 +140,12 @@ impl DeviceJudge {
     pub fn components(&mut self, now: Mono) -> Vec<Component> {
         let alone = self.only_one_with_faulting_programs(now);
         let mut components = Vec::new();
+        let unreadable = self.driver.why_unreadable();
+        components.extend(self.driver.component(now, &self.limits));
         for (address, gpu) in &mut self.gpus {
             gpu.faults.forget_passed(now, self.limits.passing.0);
-            components.push(gpu.component(*address, now, &self.limits, alone == Some(*address)));
+            let alone = alone == Some(*address);
+            components.push(gpu.component(*address, now, &self.limits, alone, unreadable.as_deref()));
         }
         for (address, switch) in &mut self.switches {
             switch.faults.forget_passed(now, self.limits.passing.0);
@@ -176,7 +232,7 @@ impl DeviceJudge {
         }
     }
 
-    fn report(&mut self, at: Mono, report: &KernelReport) {
+    fn kernel_report(&mut self, at: Mono, report: &KernelReport) {
         match report.class {
             KernelClass::GpuDriverLoaded => {
                 for gpu in self.gpus.values_mut() {
@@ -216,7 +272,14 @@ fn no_codes() -> std::collections::BTreeSet<u32> {
 }
 
 impl Gpu {
-    fn component(&mut self, address: PciAddress, now: Mono, limits: &DeviceLimits, alone: bool) -> Component {
+    fn component(
+        &mut self,
+        address: PciAddress,
+        now: Mono,
+        limits: &DeviceLimits,
+        alone: bool,
+        unreadable: Option<&str>,
+    ) -> Component {
         let mut reasons = self.faults.reasons();
         let mut evidence = self.faults.evidence();
         let (mut state, mut action) = self.faults.weight();
@@ -230,12 +293,27 @@ impl Gpu {
                 names.join(", ")
             ));
         }
+        let mut problems = match unreadable {
+            // What was read before says nothing of now.
+            Some(why) => vec![(HealthState::Unknown, why.to_owned(), RecommendedAction::None)],
+            None => self.readings.problems(limits),
+        };
+        if self.missing {
+            let told = "the driver counted it before and does not any more".to_owned();
+            problems = vec![(HealthState::Unhealthy, told, RecommendedAction::RebootNode)];
+        }
+        problems.sort_by_key(|(state, ..)| std::cmp::Reverse(*state));
+        for (of_one, reason, needed) in problems {
+            state = state.max(of_one);
+            action = action.max(needed);
+            reasons.push(reason);
+        }
+        evidence.extend(self.readings.evidence());
         evidence.extend(self.programs.evidence());
         if reasons.is_empty() {
-            reasons.push(match self.programs.summary() {
-                Some(summary) => format!("no fault of the GPU; {summary}"),
-                None => "no fault in the kernel log".to_owned(),
-            });
+            let read = self.readings.summary();
+            let words = [read, self.programs.summary()].into_iter().flatten().collect::<Vec<_>>().join("; ");
+            reasons.push(if words.is_empty() { "no fault in the kernel log".to_owned() } else { words });
         }
         Component {
             name: format!("gpu.{address}"),
@@ -243,7 +321,7 @@ impl Gpu {
             reason: reasons.join("; "),
             action,
             evidence,
-            read_at: Some(now),
+            read_at: self.readings.read_at.or(Some(now)),
             since: self.shown.since(state, now),
         }
     }

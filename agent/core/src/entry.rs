@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::kernel::{KernelReport, Sxid, Xid};
-use crate::time::{Mono, Stamp};
+use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Decision, Outcome, Verdict};
 
 /// One line of the journal.
@@ -83,6 +83,16 @@ pub enum Fact {
         /// How many; none if the kernel only says that there were some.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         records: Option<u64>,
+    },
+    /// A call into the GPUs' driver has not returned in time.
+    GpuDriverSilent {
+        /// When it began.
+        since: Mono,
+    },
+    /// The GPUs' driver answers again.
+    GpuDriverAnswered {
+        /// How long it was silent.
+        after: Span,
     },
     /// A launcher began a job.
     JobStarted(JobSpec),

@@ -306,6 +306,8 @@ impl Job {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
             | Fact::JobEnded { .. } => {}
         }
     }

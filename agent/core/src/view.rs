@@ -221,6 +221,8 @@ impl JobView {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
             | Fact::PagesUnavailable { .. }
             | Fact::AttemptEnded { .. }
             | Fact::AgentFound { .. }

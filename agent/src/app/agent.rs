@@ -25,12 +25,14 @@ use crate::api::attach::{Allowed, Launchers};
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::about;
 use crate::app::catalog;
+use crate::app::device::{self, Probing};
 use crate::app::host::sense;
 use crate::app::kernel_log::{self, Following};
 use crate::board::Board;
 use crate::config::Config;
 use crate::node::{Hardware, Input, Node};
 use crate::os::clock;
+use crate::source::device::ProbePlan;
 use crate::source::host::{HostSource, Roots, standard_paths};
 use crate::store::cursor::CursorFile;
 use crate::store::journal::Journal;
@@ -54,6 +56,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let reader = board.reader();
     let sensing = start_sensing(&config, inputs.clone())?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs)?;
+    let probing = start_probing(&config, &inputs)?;
 
     let node = Node::new(board, recalled.origins, hardware, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
@@ -64,7 +67,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     notify(&[NotifyState::Stopping]);
     stop.cancel();
     sensing.abort();
-    drop(following);
+    drop((following, probing));
     node.await.context("the node ended in disorder")?;
     served.context("serving the API")
 }
@@ -188,6 +191,24 @@ fn start_sensing(
         }
         drop(sensing);
     }))
+}
+
+/// Asks the GPUs' driver by a child process that is this very program.
+fn start_probing(config: &Config, inputs: &mpsc::Sender<Input>) -> anyhow::Result<Option<Probing>> {
+    if !config.gpu.enabled {
+        return Ok(None);
+    }
+    let named = !config.gpu.library.as_os_str().is_empty();
+    let plan = ProbePlan {
+        program: "/proc/self/exe".into(),
+        library: named.then(|| config.gpu.library.clone()),
+        sys: config.host.sys_root.clone(),
+        deadline: Duration::from_nanos(config.gpu.deadline.0.0),
+    };
+    let interval = Duration::from_nanos(config.gpu.interval.0.0);
+    let probing = device::probe(plan, interval, inputs.clone())
+        .context("starting the thread that asks the GPUs' driver")?;
+    Ok(Some(probing))
 }
 
 fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {

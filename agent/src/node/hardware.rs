@@ -1,7 +1,7 @@
 //! What the node knows of the hardware: the judges of devices and of the kernel's reports, and how far its log was
 //! read.
 
-use mainstay_core::device::DeviceJudge;
+use mainstay_core::device::{DeviceJudge, DeviceReport};
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
 use mainstay_core::host_log::{HostLogJudge, LogState};
@@ -51,6 +51,11 @@ impl Hardware {
         if cursor.is_some() {
             self.cursor = cursor;
         }
+    }
+
+    /// Takes in what came of asking the GPUs' driver.
+    pub(super) fn devices_are(&mut self, now: Mono, report: DeviceReport) -> Option<Fact> {
+        self.devices.report(now, report)
     }
 
     /// Takes in one fact.

@@ -154,27 +154,27 @@ impl Fault {
 }
 
 impl DriverSays {
-    /// The driver's numbers as in NVML's device recovery action.
     fn means(&self) -> (HealthState, RecommendedAction) {
-        match self.number {
-            1 | 6 => (HealthState::Unhealthy, RecommendedAction::ResetDevice),
-            2 | 7 => (HealthState::Unhealthy, RecommendedAction::RebootNode),
-            3 => (HealthState::Degraded, RecommendedAction::RestartProcess),
-            4 => (HealthState::Degraded, RecommendedAction::ResetDevice),
-            _ => (HealthState::Degraded, RecommendedAction::ContactSupport),
-        }
+        let (state, action, _) = recovery(self.number);
+        (state, action)
     }
 
     fn words(&self) -> &'static str {
-        match self.number {
-            1 => "a reset",
-            2 => "a reboot of the node",
-            3 => "its peers drained",
-            4 => "to be drained and reset",
-            5 => "its IMEX domain recovered",
-            6 => "a reset of its bus",
-            7 => "a reboot of the system",
-            _ => "what this version does not know",
-        }
+        recovery(self.number).2
+    }
+}
+
+/// What the driver's numbers for its recovery action mean (NVML_DEVICE_RECOVERY_ACTION), with what is needed in words.
+pub(super) fn recovery(number: u32) -> (HealthState, RecommendedAction, &'static str) {
+    use HealthState::{Degraded, Unhealthy};
+    match number {
+        1 => (Unhealthy, RecommendedAction::ResetDevice, "a reset"),
+        2 => (Unhealthy, RecommendedAction::RebootNode, "a reboot of the node"),
+        3 => (Degraded, RecommendedAction::RestartProcess, "its peers drained"),
+        4 => (Degraded, RecommendedAction::ResetDevice, "to be drained and reset"),
+        5 => (Degraded, RecommendedAction::ContactSupport, "its IMEX domain recovered"),
+        6 => (Unhealthy, RecommendedAction::ResetDevice, "a reset of its bus"),
+        7 => (Unhealthy, RecommendedAction::RebootNode, "a reboot of the system"),
+        _ => (Degraded, RecommendedAction::ContactSupport, "what this version does not know"),
     }
 }

@@ -14,6 +14,10 @@ settings! {
         repeats_window: Period = Period::seconds(86_400),
         /// Programs of different names that must fail on one GPU, and on no other of the host, before it is degraded.
         programs: u32 = 3,
+        /// How long the driver must have been silent before gpu.driver is unhealthy; it is unknown before.
+        hung_after: Period = Period::seconds(60),
+        /// Minutes of the last ten in which heat or power slowed a GPU down before it is degraded.
+        slow_minutes: u32 = 6,
     }
     sections {}
 }

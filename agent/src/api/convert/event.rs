@@ -55,6 +55,8 @@ fn type_of(body: &Body) -> &'static str {
             Fact::KernelReport(_) => "kernel_report",
             Fact::KernelLinesLeftOut { .. } => "kernel_lines_left_out",
             Fact::KernelLogGap { .. } => "kernel_log_gap",
+            Fact::GpuDriverSilent { .. } => "gpu_driver_silent",
+            Fact::GpuDriverAnswered { .. } => "gpu_driver_answered",
             Fact::JobStarted(_) => "job_started",
             Fact::AttemptStarted { .. } => "attempt_started",
             Fact::StartFailed { .. } => "start_failed",
@@ -107,6 +109,7 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::StartFailed { .. }
         | Fact::RankRaised { .. }
         | Fact::LauncherLost { .. } => Severity::Error,
+        Fact::GpuDriverSilent { .. } => Severity::Error,
         // How bad it is, the component says: here it is only that it was reported.
         Fact::Xid(_)
         | Fact::Sxid(_)
@@ -118,6 +121,7 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::AgentLost { .. } => Severity::Warning,
         Fact::AgentStarted { .. }
         | Fact::AgentStopped
+        | Fact::GpuDriverAnswered { .. }
         | Fact::JobStarted(_)
         | Fact::AttemptStarted { .. }
         | Fact::RankConnected { .. }
@@ -151,6 +155,8 @@ fn attempt(body: &Body) -> Option<Attempt> {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
             | Fact::JobStarted(_)
             | Fact::PagesUnavailable { .. }
             | Fact::StopRequested { .. }

@@ -39,6 +39,10 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::KernelLogGap { records: None } => {
             "records of the kernel log were overwritten before they were read".to_owned()
         }
+        Fact::GpuDriverSilent { .. } => {
+            "the GPUs' driver does not answer: a call into it has not returned in time".to_owned()
+        }
+        Fact::GpuDriverAnswered { after } => format!("the GPUs' driver answers again, after {after}"),
         Fact::JobStarted(spec) => format!(
             "job started with {} on this host: {}",
             counted(spec.local_world_size.into(), "rank", "ranks"),
