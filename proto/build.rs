@@ -11,7 +11,7 @@ fn main() {
     files.push(PathBuf::from("third_party/grpc/health/v1/health.proto"));
 
     // Files import each other, and reflection names them, by their path from the package's roots.
-    let descriptors = protox::compile(&files, [".", "third_party"]).unwrap_or_else(|error| {
+    let descriptors = protox::compile(&files, ["third_party", "."]).unwrap_or_else(|error| {
         eprintln!("{error:?}");
         std::process::exit(1);
     });

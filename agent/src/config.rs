@@ -45,7 +45,7 @@ settings! {
         http: Option<SocketAddr> = None,
         /// Users whose launchers may attach, beside root and the agent's own user: numeric ids.
         allow_uids: Vec<u32> = Vec::new(),
-        /// Groups whose members' launchers may attach: numeric ids.
+        /// Groups whose members' launchers may attach, beside the agent's own group: numeric ids.
         allow_gids: Vec<u32> = Vec::new(),
         /// How much is logged: "error", "warn", "info", "debug" or "trace".
         log: LogLevel = LogLevel::Info,

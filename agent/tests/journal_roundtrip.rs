@@ -181,24 +181,29 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     let domain =
         prop_oneof![Just(FaultDomain::User), Just(FaultDomain::Hardware), Just(FaultDomain::Unknown)];
     let what = (incident(), attempt(), text(), cause, domain, number());
-    let where_ = (option::of(rank()), vec(rank(), 0..4), option::of(any::<u64>()));
-    (what, where_, mono(), mono(), vec(text(), 0..3)).prop_map(
+    let where_ = (option::of(rank()), vec(rank(), 0..4), option::of(any::<u64>()), any::<bool>());
+    let class = (option::of(text()), any::<bool>());
+    (what, where_, mono(), mono(), vec(text(), 0..3), class).prop_map(
         |(
             (incident, attempt, headline, cause, domain, confidence),
-            (culprit, victims, step),
+            (culprit, victims, step, heartbeats),
             fault_at,
             detected_at,
             evidence,
+            (class, deterministic),
         )| Verdict {
             incident,
             attempt,
             headline,
             cause,
             domain,
+            class,
+            deterministic,
             confidence,
             culprit,
             victims,
             step,
+            heartbeats,
             fault_at,
             detected_at,
             evidence,

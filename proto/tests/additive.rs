@@ -1,6 +1,7 @@
 //! The API is additive only: `v1.snapshot` lists every name, number and type, and none of its lines may go or change.
 //!
 //! After an addition: `MAINSTAY_UPDATE_SNAPSHOT=1 cargo test -p mainstay-proto`.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;
 

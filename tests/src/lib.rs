@@ -1,1 +1,25 @@
-//! Stub.
+//! The driver of the end-to-end scenarios: verbs to start real jobs of the built program, to follow their journals,
+//! to hurt them and to see what is left.
+//!
+//! Nothing here sleeps to let time pass: what is waited for is an event (a journal's or a file's change, the end of a
+//! process), and each wait has a deadline that fails with the story so far.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
+
+mod agent;
+mod end;
+mod job;
+mod plan;
+pub mod processes;
+mod program;
+mod stage;
+pub mod story;
+mod waiting;
+
+pub use agent::Agent;
+pub use end::End;
+pub use job::{Job, Started};
+pub use plan::Plan;
+pub use program::{has_client, has_torch, is_root, mainstay, python, skipped};
+pub use stage::Stage;
+pub use waiting::{DEADLINE, Waiting};

@@ -158,7 +158,7 @@ fn refine_by_outcome(incident: &mut Incident, outcome: &Entry, entries: &[Entry]
 /// What the launcher writes when a job is over.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Seconds by state, in the order of the file.
+    /// Seconds by state, the largest first.
     pub ledger: Vec<(String, f64)>,
 }
 
@@ -175,23 +175,22 @@ impl Summary {
     /// The share of the whole time that went into steps that counted, in percent.
     pub fn goodput(&self) -> Option<f64> {
         let total: f64 = self.ledger.iter().map(|(_, seconds)| seconds).sum();
-        let state =
-            |name: &str| self.ledger.iter().find(|(state, _)| state == name).map(|(_, seconds)| seconds);
-        let productive = state("productive").or_else(|| state("training")).or_else(|| state("stepping"))?;
-        (total > 0.0).then_some(100.0 * productive / total)
+        let (_, training) = self.ledger.iter().find(|(state, _)| state == "training")?;
+        (total > 0.0).then_some(100.0 * training / total)
     }
 }
 
-/// The ledger, either as a list of `{state, seconds}` or as an object of seconds by state.
+/// The books: nanoseconds by state, the largest first.
 fn ledger(summary: &Value) -> Vec<(String, f64)> {
-    let found = [&summary["goodput"]["ledger"], &summary["ledger"], &summary["goodput"]];
-    for candidate in found {
-        if let Some(list) = candidate.as_array() {
-            let row = |row: &Value| Some((row["state"].as_str()?.to_string(), row["seconds"].as_f64()?));
-            return list.iter().filter_map(row).collect();
-        }
-    }
-    Vec::new()
+    let parts = summary["books"]["parts"].as_object();
+    let seconds = |ns: &Value| ns.as_f64().map(|ns| ns / 1e9);
+    let mut ledger: Vec<(String, f64)> = parts
+        .into_iter()
+        .flatten()
+        .filter_map(|(state, ns)| Some((state.replace('_', " "), seconds(ns)?)))
+        .collect();
+    ledger.sort_by(|a, b| b.1.total_cmp(&a.1));
+    ledger
 }
 
 /// The folder of the one run below a log folder.
@@ -304,8 +303,10 @@ mod tests {
 
     #[test]
     fn the_ledger_gives_goodput() {
-        let text = r#"{"goodput":[{"state":"productive","seconds":6.0},{"state":"startup","seconds":4.0}]}"#;
+        let text =
+            r#"{"books":{"wall":10,"parts":{"starting":4000000000,"training":6000000000},"goodput":0.6}}"#;
         let summary = Summary { ledger: ledger(&serde_json::from_str(text).expect("JSON")) };
+        assert_eq!(summary.ledger[1], ("starting".into(), 4.0));
         assert_eq!(summary.goodput(), Some(60.0));
     }
 }

@@ -1,4 +1,4 @@
-//! What XIDs, SXIDs and kernel lines mean. The words are data (`agent/catalog/*.toml`, read by the shell); here are
+//! What XIDs, SXIDs and kernel lines mean. The words are data (`agent/catalog/hardware/*.toml`, read by the shell); here are
 //! their types and how they are looked up.
 
 mod nvlink5;

@@ -12,10 +12,12 @@
 //!
 //! Total: an input that does not fit the state is recorded and changes nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::attribute::catalog::Catalog;
+use crate::blame;
 use crate::entry::{Body, ExitStatus, Fact, JobSpec, StepDone};
 use crate::id::{Attempt, Incident, Rank};
 use crate::judge::{RankEnd, judge, start_failed};
@@ -158,6 +160,7 @@ enum Phase {
 struct RankState {
     connected: bool,
     end: RankEnd,
+    first: Option<StepDone>,
     newest: Option<StepDone>,
 }
 
@@ -169,8 +172,13 @@ pub struct Job {
     phase: Phase,
     attempt: Attempt,
     ranks: BTreeMap<Rank, RankState>,
+    /// Ranks that sent heartbeats in this or an earlier attempt: after a restart all of them are waited for.
+    beating: BTreeSet<Rank>,
+    /// The rank of this attempt whose steps are booked: the first that completed one.
+    lead: Option<Rank>,
     stop_requested: Option<i32>,
     out_of_memory_kills: u64,
+    attempt_began: Mono,
     stepping: bool,
     last_progress: Mono,
     incidents: Vec<IncidentTimes>,
@@ -191,8 +199,11 @@ impl Job {
             phase: Phase::Starting,
             attempt: Attempt(0),
             ranks: BTreeMap::new(),
+            beating: BTreeSet::new(),
+            lead: None,
             stop_requested: None,
             out_of_memory_kills: 0,
+            attempt_began: at,
             stepping: false,
             last_progress: at,
             incidents: Vec::new(),
@@ -241,6 +252,8 @@ impl Job {
                 }
                 self.ranks = ranks.iter().map(|started| (started.rank, RankState::default())).collect();
                 self.stepping = false;
+                self.attempt_began = at;
+                self.lead = None;
                 self.ledger.begin_attempt();
                 self.with_incident(|incident| incident.started_at = Some(at));
                 self.phase = Phase::Running;
@@ -315,6 +328,7 @@ impl Job {
     fn connected(&mut self, at: Mono, rank: Rank) {
         if let Some(state) = self.ranks.get_mut(&rank) {
             state.connected = true;
+            self.beating.insert(rank);
         }
         if self.ledger.state() == Spending::Starting {
             self.ledger.enter(at, Spending::Initialising);
@@ -366,10 +380,18 @@ impl Job {
                     .iter()
                     .map(|(rank, state)| {
                         let step = state.newest.map(|newest| newest.step);
-                        (*rank, RankEnd { step, ..state.end.clone() })
+                        (
+                            *rank,
+                            RankEnd { step, heartbeats: state.connected, ..state.end.clone() }
+                                .with_last_words(),
+                        )
                     })
                     .collect();
-                let verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
+                if let Ok(catalog) = Catalog::built_in() {
+                    blame::complete(&mut verdict, catalog, &ends);
+                }
                 let exit = exit_of(&verdict, &ends);
                 self.ledger.enter(at, Spending::Deciding);
                 self.propose(at, verdict, exit, out);
@@ -379,7 +401,8 @@ impl Job {
 
     /// Records the verdict, makes the proposal and asks the agent for its word.
     fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
-        let case = Case { verdict: &verdict, past: &self.past, exit, now: at };
+        let lived = verdict.fault_at.since(self.attempt_began);
+        let case = Case { verdict: &verdict, past: &self.past, exit, lived, now: at };
         let (action, why) = policy::decide(self.budget, case);
         let proposal = Decision { incident: verdict.incident, action, why, by: DecidedBy::Launcher };
         out.push(Output::Record(Body::Verdict(verdict.clone())));
@@ -428,7 +451,13 @@ impl Job {
         });
         match decision.action {
             Action::RestartInJob { .. } => {
-                self.past.push(PastFailure { decided_at: at, cause: verdict.cause, step: verdict.step });
+                let lived = verdict.fault_at.since(self.attempt_began);
+                self.past.push(PastFailure {
+                    decided_at: at,
+                    cause: verdict.cause,
+                    step: verdict.step,
+                    lived,
+                });
                 self.attempt = self.attempt.next();
                 self.out_of_memory_kills = 0;
                 self.phase = Phase::Starting;
@@ -450,11 +479,12 @@ impl Job {
     }
 
     fn steps(&mut self, at: Mono, rank: Rank, done: &[StepDone], out: &mut Vec<Output>) {
-        let lead = self.ranks.iter().find(|(_, state)| state.connected).map(|(rank, _)| *rank);
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         let Some(newest) = done.last() else { return };
+        state.first.get_or_insert(done[0]);
         state.newest = Some(*newest);
-        if lead == Some(rank) {
+        // One rank's steps are the job's, and the same rank's for the whole attempt: else some would count twice.
+        if *self.lead.get_or_insert(rank) == rank {
             if matches!(self.ledger.state(), Spending::Starting | Spending::Initialising) {
                 let began = if done[0].first { done[0].end } else { done[0].start };
                 self.ledger.enter(began, Spending::Training);
@@ -468,20 +498,23 @@ impl Job {
 
     /// Tells, once per attempt, that all ranks are stepping; and from then on, now and then, how far they are.
     fn announce_progress(&mut self, at: Mono, out: &mut Vec<Output>) {
-        let stepped: Option<Vec<StepDone>> =
-            self.ranks.values().filter(|state| state.connected).map(|state| state.newest).collect();
-        let Some(stepped) = stepped else { return };
-        let Some(step) = stepped.iter().map(|newest| newest.step).min() else { return };
+        let beating = self.ranks.iter().filter(|(rank, _)| self.beating.contains(rank));
+        let stepped: Option<Vec<(StepDone, StepDone)>> =
+            beating.map(|(_, state)| Some((state.first?, state.newest?))).collect();
+        let Some(stepped) = stepped.filter(|stepped| !stepped.is_empty()) else { return };
         let attempt = self.attempt;
         if !self.stepping {
             self.stepping = true;
             self.last_progress = at;
+            // Looks at the pages are rarer than quick steps: the first step counts, not the newest by now.
+            let step = stepped.iter().map(|(first, _)| first.step).max().unwrap_or(0);
+            let last = stepped.iter().map(|(first, _)| first.end).max().unwrap_or(at);
             out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step })));
-            let last = stepped.iter().map(|newest| newest.end).max().unwrap_or(at);
             self.tell_outcome(last, step, out);
         } else if at.since(self.last_progress) >= PROGRESS_EVERY {
             self.last_progress = at;
-            let loss = stepped.iter().find_map(|newest| newest.loss);
+            let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
+            let loss = stepped.iter().find_map(|(_, newest)| newest.loss);
             out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss })));
         }
     }

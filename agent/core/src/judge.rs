@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use crate::entry::{ExitStatus, Note};
 use crate::fingerprint::fingerprint;
 use crate::id::{Attempt, Incident, Rank};
+use crate::last_words;
 use crate::time::Mono;
 use crate::verdict::{Cause, FaultDomain, Verdict};
 
@@ -24,18 +25,28 @@ pub struct RankEnd {
     pub detected_at: Option<Mono>,
     /// The last step that it completed in this attempt.
     pub step: Option<u64>,
+    /// Whether it sent heartbeats in this attempt.
+    pub heartbeats: bool,
     /// The last lines of its standard error.
     pub stderr_tail: Vec<String>,
 }
 
 impl RankEnd {
     /// Whether the rank failed of its own, as far as its own end tells.
-    fn failed(&self) -> bool {
+    pub(crate) fn failed(&self) -> bool {
         self.note.is_some() || (!self.after_stop && self.exit.is_some_and(|(status, _)| !status.is_success()))
     }
 
+    /// With a note made of the traceback it printed, if it ended of its own and left none.
+    pub fn with_last_words(mut self) -> RankEnd {
+        if let (None, false, Some((ExitStatus::Code(1), at))) = (&self.note, self.after_stop, self.exit) {
+            self.note = last_words::exception(&self.stderr_tail, at);
+        }
+        self
+    }
+
     /// When it failed: the note's time, else the time of death.
-    fn failed_at(&self) -> Option<Mono> {
+    pub(crate) fn failed_at(&self) -> Option<Mono> {
         match (&self.note, self.exit) {
             (Some(note), _) => Some(note.at),
             (None, Some((_, at))) => Some(at),
@@ -82,8 +93,12 @@ pub fn judge(
         (None, Some((ExitStatus::Code(code), _))) => Cause::ExitCode { code },
         (None, None) => return nobody_failed(incident, attempt),
     };
-    let at_step =
-        end.step.map_or_else(|| " before its first step".to_owned(), |step| format!(" after step {step}"));
+    let at_step = match end.step {
+        Some(step) => format!(" after step {step}"),
+        None if end.heartbeats => " before its first step".to_owned(),
+        // Without heartbeats nobody knows how far it was.
+        None => String::new(),
+    };
     let headline = format!("{culprit} {}{at_step}", what_happened(&cause, end));
     let fault_at = end.failed_at().unwrap_or_default();
     Verdict {
@@ -91,9 +106,12 @@ pub fn judge(
         attempt,
         headline,
         domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
         confidence: confidence(&cause, end),
         culprit: Some(culprit),
         step: end.step,
+        heartbeats: end.heartbeats,
         fault_at,
         detected_at: end.detected_at.unwrap_or(fault_at),
         evidence: evidence(culprit, end, out_of_memory_kills, killed, &victims),
@@ -110,10 +128,13 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
         headline: format!("the ranks could not be started: {error}"),
         cause: Cause::StartFailed,
         domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
         confidence: 1.0,
         culprit: None,
         victims: Vec::new(),
         step: None,
+        heartbeats: false,
         fault_at: at,
         detected_at: at,
         evidence: vec![error.to_owned()],
@@ -170,7 +191,8 @@ fn evidence(
     }
     if !victims.is_empty() {
         let names: Vec<String> = victims.iter().map(|rank| rank.0.to_string()).collect();
-        evidence.push(format!("stopped as victims: ranks {}", names.join(", ")));
+        let ranks = if names.len() == 1 { "rank" } else { "ranks" };
+        evidence.push(format!("stopped as victims: {ranks} {}", names.join(", ")));
     }
     evidence
 }
@@ -183,10 +205,13 @@ fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
         headline: "the attempt ended and no rank tells why".to_owned(),
         cause: Cause::ExitCode { code: 1 },
         domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
         confidence: 0.0,
         culprit: None,
         victims: Vec::new(),
         step: None,
+        heartbeats: false,
         fault_at: Mono::default(),
         detected_at: Mono::default(),
         evidence: Vec::new(),
@@ -233,7 +258,7 @@ mod tests {
     fn of_two_own_failures_the_first_is_the_root() {
         let verdict = verdict([raised("bad", 12), raised("worse", 11)], 0);
         assert_eq!(verdict.culprit, Some(Rank(1)));
-        assert_eq!(verdict.headline, "rank 1 raised RuntimeError: worse before its first step");
+        assert_eq!(verdict.headline, "rank 1 raised RuntimeError: worse");
     }
 
     #[test]
@@ -243,6 +268,15 @@ mod tests {
         let verdict = verdict([raised("Connection reset by peer", 5), other], 0);
         assert_eq!(verdict.culprit, Some(Rank(0)));
         assert!(verdict.confidence < 0.5);
+    }
+
+    #[test]
+    fn what_the_rank_did_before_is_told_only_where_it_is_known() {
+        let headline = |end: RankEnd| verdict([end, RankEnd::default()], 0).headline;
+        let silent = RankEnd { step: None, ..killed(3) };
+        assert_eq!(headline(silent.clone()), "rank 0 was ended by SIGKILL");
+        let beating = RankEnd { heartbeats: true, ..silent };
+        assert_eq!(headline(beating), "rank 0 was ended by SIGKILL before its first step");
     }
 
     #[test]

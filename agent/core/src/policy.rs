@@ -3,7 +3,7 @@
 
 use crate::id::Attempt;
 use crate::time::{Mono, Span};
-use crate::verdict::{Action, Cause, Verdict};
+use crate::verdict::{Action, Cause, FaultDomain, Verdict};
 
 /// How often restarts are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct PastFailure {
     pub cause: Cause,
     /// The step at which the culprit stood.
     pub step: Option<u64>,
+    /// How long the attempt had lived.
+    pub lived: Span,
 }
 
 /// What the policy goes by.
@@ -34,6 +36,8 @@ pub struct Case<'a> {
     pub past: &'a [PastFailure],
     /// The exit status of the culprit as a shell reports it.
     pub exit: i32,
+    /// How long the attempt had lived when it failed.
+    pub lived: Span,
     /// The time of the decision.
     pub now: Mono,
 }
@@ -47,9 +51,20 @@ pub fn decide(budget: Budget, case: Case<'_>) -> (Action, String) {
             "ranks that cannot be started would fail again; mend the error and start anew".to_owned(),
         );
     }
+    if is_plainly_the_programs_own(case.verdict) {
+        let class = case.verdict.class.as_deref().unwrap_or("user");
+        return (
+            stop,
+            format!("the program fails by itself before its first step ({class}): mend it and start anew"),
+        );
+    }
     if let Some(step) = repeats_at_same_step(case) {
-        let at = step.map_or_else(|| "before the first step".to_owned(), |step| format!("after step {step}"));
-        return (stop, format!("the same exception came again {at}: a restart would only fail again"));
+        let at = match step {
+            Some(step) => format!(" after step {step}"),
+            None if case.verdict.heartbeats => " before the first step".to_owned(),
+            None => String::new(),
+        };
+        return (stop, format!("the same exception came again{at}: a restart would only fail again"));
     }
     let used = restarts_in_window(budget, case);
     if used >= budget.max_restarts {
@@ -60,16 +75,40 @@ pub fn decide(budget: Budget, case: Case<'_>) -> (Action, String) {
     (Action::RestartInJob { attempt }, format!("restart {} of {} in the job", used + 1, budget.max_restarts))
 }
 
+/// How sure a verdict must be of the user's fault to stop a job at its first failure.
+const PLAIN: f64 = 0.97;
+
+/// Whether the program failed by its own fault, in a way that comes again, before it made a single step: what a
+/// restart of it would do too.
+fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
+    verdict.domain == FaultDomain::User
+        && verdict.deterministic
+        && verdict.confidence >= PLAIN
+        && verdict.heartbeats
+        && verdict.step.is_none()
+        && verdict.attempt == Attempt(0)
+}
+
 /// Whether the culprit raised the same exception at the same step as in an earlier attempt.
 fn repeats_at_same_step(case: Case<'_>) -> Option<Option<u64>> {
     let Cause::Exception { fingerprint, .. } = &case.verdict.cause else { return None };
     case.past
         .iter()
         .any(|past| {
-            past.step == case.verdict.step
+            stood_at_the_same_place(past, case)
                 && matches!(&past.cause, Cause::Exception { fingerprint: before, .. } if before == fingerprint)
         })
         .then_some(case.verdict.step)
+}
+
+/// Whether the culprit was as far as in an earlier attempt. Without heartbeats nobody knows how far it was; then
+/// the attempts must at least have lived about as long: an error that passes does not come back so punctually.
+fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
+    if case.verdict.heartbeats || case.verdict.step.is_some() {
+        return past.step == case.verdict.step;
+    }
+    let (shorter, longer) = (past.lived.min(case.lived), past.lived.max(case.lived));
+    past.step.is_none() && longer <= shorter.plus(shorter).plus(Span::seconds(5))
 }
 
 fn restarts_in_window(budget: Budget, case: Case<'_>) -> u32 {
@@ -95,7 +134,8 @@ mod tests {
     }
 
     fn action(budget: Budget, verdict: &Verdict, past: &[PastFailure]) -> Action {
-        decide(budget, Case { verdict, past, exit: 1, now: Mono(100_000_000_000) }).0
+        decide(budget, Case { verdict, past, exit: 1, lived: Span::seconds(60), now: Mono(100_000_000_000) })
+            .0
     }
 
     const THREE: Budget = Budget { max_restarts: 3, window: None };
@@ -103,16 +143,63 @@ mod tests {
 
     #[test]
     fn the_same_exception_at_the_same_step_stops_the_job_and_at_another_step_does_not() {
-        let past = [PastFailure { decided_at: Mono(1), cause: exception("a"), step: Some(5) }];
+        let past = [PastFailure {
+            decided_at: Mono(1),
+            cause: exception("a"),
+            step: Some(5),
+            lived: Span::seconds(60),
+        }];
         assert_eq!(action(THREE, &verdict(exception("a"), Some(5)), &past), Action::Stop { exit: 1 });
         assert_eq!(action(THREE, &verdict(exception("a"), Some(6)), &past), RESTART);
         assert_eq!(action(THREE, &verdict(exception("b"), Some(5)), &past), RESTART);
     }
 
     #[test]
+    fn a_program_that_fails_by_itself_at_once_is_stopped_and_one_that_has_trained_is_not() {
+        let plain = Verdict {
+            domain: FaultDomain::User,
+            deterministic: true,
+            confidence: 0.99,
+            heartbeats: true,
+            ..verdict(exception("a"), None)
+        };
+        assert_eq!(action(THREE, &plain, &[]), Action::Stop { exit: 1 });
+        let trained = Verdict { step: Some(3), ..plain.clone() };
+        let silent = Verdict { heartbeats: false, ..plain.clone() };
+        let doubtful = Verdict { confidence: 0.9, ..plain.clone() };
+        let transient = Verdict { deterministic: false, ..plain.clone() };
+        let hardware = Verdict { domain: FaultDomain::Hardware, ..plain };
+        for verdict in [trained, silent, doubtful, transient, hardware] {
+            assert_eq!(action(THREE, &verdict, &[]), RESTART);
+        }
+    }
+
+    #[test]
+    fn without_heartbeats_only_attempts_that_lived_about_as_long_count_as_repetition() {
+        let past = |lived| {
+            [PastFailure {
+                decided_at: Mono(1),
+                cause: exception("a"),
+                step: None,
+                lived: Span::seconds(lived),
+            }]
+        };
+        let silent = Verdict { heartbeats: false, ..verdict(exception("a"), None) };
+        assert_eq!(action(THREE, &silent, &past(50)), Action::Stop { exit: 1 });
+        assert_eq!(action(THREE, &silent, &past(86_400)), RESTART);
+        let beating = Verdict { heartbeats: true, ..silent };
+        assert_eq!(action(THREE, &beating, &past(86_400)), Action::Stop { exit: 1 });
+    }
+
+    #[test]
     fn a_kill_at_the_same_step_is_no_repetition() {
         let kill = Cause::Signal { signal: 9 };
-        let past = [PastFailure { decided_at: Mono(1), cause: kill.clone(), step: Some(5) }];
+        let past = [PastFailure {
+            decided_at: Mono(1),
+            cause: kill.clone(),
+            step: Some(5),
+            lived: Span::seconds(60),
+        }];
         assert_eq!(action(THREE, &verdict(kill, Some(5)), &past), RESTART);
     }
 
@@ -123,6 +210,7 @@ mod tests {
             decided_at: Mono(second * 1_000_000_000),
             cause: kill.clone(),
             step: None,
+            lived: Span::seconds(60),
         });
         let budget = |window| Budget { max_restarts: 2, window };
         assert_eq!(action(budget(None), &verdict(kill.clone(), None), &past), Action::Stop { exit: 1 });

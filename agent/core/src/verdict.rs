@@ -21,6 +21,19 @@ pub enum FaultDomain {
     Unknown,
 }
 
+impl std::fmt::Display for FaultDomain {
+    /// In plain words: "the training program's fault".
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            FaultDomain::User => "the training program's fault",
+            FaultDomain::Hardware => "the hardware's fault",
+            FaultDomain::Infrastructure => "the infrastructure's fault",
+            FaultDomain::Platform => "the platform's fault",
+            FaultDomain::Unknown => "whose fault is not known",
+        })
+    }
+}
+
 /// What kind of end a failure was, as far as one host sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -61,7 +74,14 @@ pub struct Verdict {
     pub cause: Cause,
     /// Whose fault it was.
     pub domain: FaultDomain,
-    /// How sure, from 0 to 1.
+    /// What went wrong, as `docs/reference/attribution.md` names it (`user_code`, `fabric`, …); none if it cannot
+    /// be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// Whether the same would come again in the same place.
+    #[serde(default)]
+    pub deterministic: bool,
+    /// How sure, from 0 to 1: of the domain, or where that is unknown of the culprit.
     pub confidence: f64,
     /// Where it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,6 +92,9 @@ pub struct Verdict {
     /// The step at which the culprit stood.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
+    /// Whether the culprit sent heartbeats: only then does no step mean that it completed none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub heartbeats: bool,
     /// When the fault happened or was first to be seen: the kernel's time of death or the note's time.
     pub fault_at: Mono,
     /// When the launcher knew.

@@ -16,10 +16,10 @@ use mainstay_core::time::Mono;
 
 fn files() -> (XidFile, SxidFile, KernelFile, NvlinkFile) {
     (
-        toml::from_str(include_str!("../../catalog/xid.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/sxid.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/kernel.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/nvlink5.toml")).unwrap(),
+        toml::from_str(include_str!("../../catalog/hardware/xid.toml")).unwrap(),
+        toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).unwrap(),
+        toml::from_str(include_str!("../../catalog/hardware/kernel.toml")).unwrap(),
+        toml::from_str(include_str!("../../catalog/hardware/nvlink5.toml")).unwrap(),
     )
 }
 

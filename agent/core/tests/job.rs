@@ -155,6 +155,22 @@ fn a_killed_rank_is_named_and_all_ranks_are_started_again() {
 }
 
 #[test]
+fn a_step_counts_once_though_the_ranks_connect_one_after_the_other() {
+    let mut run = Run::begin(3);
+    let ranks = [0, 1].map(|n| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None });
+    run.fact(Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.into() });
+    for rank in [Rank(1), Rank(0)] {
+        run.fact(Fact::RankConnected { attempt: Attempt(0), rank, client: "test".into() });
+        for step in 0..7 {
+            let (start, end) = (Mono(run.now), Mono(run.now + 10));
+            let done = StepDone { step, start, end, first: step == 0, checkpoint_ns: 0, loss: None };
+            run.tell(Input::Steps { attempt: Attempt(0), rank, done: vec![done] });
+        }
+    }
+    assert_eq!(run.job.summary(Mono(run.now)).books.steps, 7);
+}
+
+#[test]
 fn the_launcher_exits_as_the_culprit_did_when_the_budget_is_used_up() {
     let mut run = Run::begin(1);
     run.start(0);

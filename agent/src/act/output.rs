@@ -1,5 +1,6 @@
 //! The ranks' output: each rank writes to files of its own, so that nothing of ours can ever hold it up, and a
-//! thread shows what the files grow by on the terminal, line by line, with the rank before it.
+//! thread shows what the files grow by on the terminal, line by line, with the rank before it. What the launcher
+//! has to say itself goes the same way: a terminal that nobody reads must not stop it either.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -37,6 +38,8 @@ pub struct Shown {
 
 enum Order {
     Follow(Shown),
+    /// A line of the launcher's own, on standard error.
+    Say(String),
     /// Show what is left of all files and forget them; answered on the sender.
     Flush(Sender<()>),
 }
@@ -66,6 +69,13 @@ impl Terminal {
         }
     }
 
+    /// Says a line of the launcher's own. The terminal may be stuck; only the thread waits for it.
+    pub fn say(&self, line: String) {
+        if let Some(orders) = &self.orders {
+            let _ = orders.send(Order::Say(line));
+        }
+    }
+
     /// Shows what all files hold by now and stops following them. Waits at most `patience` for the terminal.
     pub fn flush(&self, patience: Duration) {
         let (done, wait) = channel();
@@ -92,6 +102,9 @@ fn show(orders: &Receiver<Order>) {
         match orders.recv_timeout(LOOK_EVERY) {
             Ok(Order::Follow(shown)) => {
                 files.entry(shown).or_default();
+            }
+            Ok(Order::Say(line)) => {
+                let _ = writeln!(io::stderr(), "mainstay: {line}");
             }
             Ok(Order::Flush(done)) => {
                 for (shown, follower) in &mut files {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use mainstay_heartbeat::{PAGE_BYTES, PageSpec, format};
@@ -42,10 +42,59 @@ pub fn remove(directory: &Path, attempt: u32) {
     }
 }
 
-/// Makes a directory, and those above it, that only we can enter.
+/// Makes a directory, and those above it, that only we can enter. In `/dev/shm` and `/tmp` somebody else may have
+/// made it before us, and could then read and change what we put into it.
 ///
 /// # Errors
-/// One of them cannot be made, or what is there is not a directory.
+/// It cannot be made, or what is there is not a directory of ours that only we can write to.
 pub fn private_directory(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    let found = fs::symlink_metadata(path)?;
+    let ours = found.is_dir() && found.uid() == nix::unistd::geteuid().as_raw();
+    if !ours || found.mode() & 0o022 != 0 {
+        let message = "it exists already and is not a directory that belongs to us alone";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_directory_that_others_may_write_to_or_that_lies_elsewhere_is_not_taken() {
+        let root = tempfile::tempdir().expect("a directory");
+        let path = root.path().join("a/b");
+        private_directory(&path).expect("made");
+        private_directory(&path).expect("ours already");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).expect("opened to all");
+        private_directory(&path).expect_err("open to all");
+        let link = root.path().join("link");
+        symlink("/tmp", &link).expect("a link");
+        private_directory(&link).expect_err("a link");
+    }
+
+    #[test]
+    fn a_page_is_allocated_in_full_and_goes_with_its_attempt() {
+        let root = tempfile::tempdir().expect("a directory");
+        let spec = PageSpec {
+            job: "j",
+            rank: 3,
+            local_rank: 3,
+            world_size: 4,
+            attempt: 1,
+            boot_id: [0; 16],
+            creator_pid: 1,
+            created_mono_ns: 1,
+        };
+        let (path, file) = make(root.path(), &spec).expect("a page");
+        assert_eq!(file.metadata().expect("a file").len(), PAGE_BYTES as u64);
+        assert!(path.ends_with("rank-3.attempt-1.page"));
+        remove(root.path(), 1);
+        assert!(!path.exists());
+        let nowhere = root.path().join("nowhere");
+        make(&nowhere, &spec).expect_err("no such directory");
+    }
 }

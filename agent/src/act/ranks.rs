@@ -15,7 +15,6 @@ use crate::act::environment::{RankEnvironment, expand};
 use crate::act::page_files;
 use crate::os::pidfd::PidFd;
 use crate::os::{clock, spawn};
-use crate::source::pages::PageReader;
 
 /// What every attempt of a job starts from.
 #[derive(Clone, Debug)]
@@ -59,8 +58,8 @@ pub struct RankProcess {
     pub pidfd: Rc<PidFd>,
     /// Its files.
     pub files: RankFiles,
-    /// Its heartbeat page.
-    pub page: Option<(PathBuf, PageReader)>,
+    /// Its heartbeat page, with the file for whoever reads it.
+    pub page: Option<(PathBuf, File)>,
     /// Whether it said that it raised.
     pub raised: bool,
     /// How it ended, once it has.
@@ -203,7 +202,7 @@ impl Crew {
         attempt: Attempt,
         local_rank: u32,
         trouble: &mut PageTrouble,
-    ) -> Option<(PathBuf, PageReader)> {
+    ) -> Option<(PathBuf, File)> {
         let directory = self.page_dir.as_ref()?;
         let spec = PageSpec {
             job: &self.job,
@@ -215,8 +214,7 @@ impl Crew {
             creator_pid: std::process::id(),
             created_mono_ns: clock::mono().0,
         };
-        let made = page_files::make(directory, &spec)
-            .and_then(|(path, file)| PageReader::of(&file).map(|reader| (path, reader)));
+        let made = page_files::make(directory, &spec);
         made.map_err(|error| {
             trouble.get_or_insert(format!(
                 "making a heartbeat page in {}: {error}; training goes on without heartbeats",

@@ -15,17 +15,30 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::link::wire;
 use crate::node::{Attached, Hello, Input, Session, ToLauncher};
+use crate::os::processes;
 
 /// Messages that may wait for a launcher.
 const QUEUE: usize = 64;
 
-/// Who may attach a launcher, besides root and the agent's own user.
+/// Who may attach a launcher, besides root, the agent's own user and the members of its group.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed {
     /// Users.
     pub uids: Vec<u32>,
-    /// Groups, as the process's own group.
+    /// Groups, of which the caller's process is in one.
     pub gids: Vec<u32>,
+}
+
+impl Allowed {
+    fn admits(&self, uid: u32, gid: u32, pid: Pid) -> bool {
+        let own = nix::unistd::getegid().as_raw();
+        let admitted = |group: &u32| *group == own || self.gids.contains(group);
+        uid == 0
+            || uid == nix::unistd::geteuid().as_raw()
+            || self.uids.contains(&uid)
+            || admitted(&gid)
+            || processes::supplementary_groups(pid).iter().any(admitted)
+    }
 }
 
 /// The service.
@@ -46,15 +59,14 @@ impl Launchers {
         let credentials = connection
             .and_then(|connection| connection.peer_cred)
             .ok_or_else(|| Status::permission_denied("launchers attach on the Unix socket only"))?;
-        let (uid, gid) = (credentials.uid(), credentials.gid());
-        let own = nix::unistd::geteuid().as_raw();
-        if uid != 0 && uid != own && !self.allowed.uids.contains(&uid) && !self.allowed.gids.contains(&gid) {
+        let (uid, gid, pid) = (credentials.uid(), credentials.gid(), Pid(credentials.pid().unwrap_or(0)));
+        if !self.allowed.admits(uid, gid, pid) {
             return Err(Status::permission_denied(format!(
-                "user {uid} (group {gid}) may not attach launchers to this agent: add it to allow_uids or \
-                 allow_gids in the agent's configuration"
+                "user {uid} (group {gid}) may not attach launchers to this agent: put the user into the agent's \
+                 group, or into allow_uids or allow_gids of the agent's configuration"
             )));
         }
-        Ok((Pid(credentials.pid().unwrap_or(0)), uid))
+        Ok((pid, uid))
     }
 
     async fn introduce(&self, hello: Hello, orders: mpsc::Sender<ToLauncher>) -> Result<Attached, Status> {

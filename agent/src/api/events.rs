@@ -5,11 +5,13 @@ use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
     Event, EventFilter, Gap, ListEventsRequest, ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
 };
+use prost::Message;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::convert::event as convert;
-use super::stream::{Answers, Caller, End, answer};
+use super::stream::{Answers, Caller, End, answer_to_the_end};
 use crate::board::BoardReader;
 use crate::store::journal::Read;
 
@@ -17,6 +19,8 @@ const USUAL_LIMIT: usize = 100;
 const LARGEST_LIMIT: usize = 1000;
 /// Entries that one call of ListEvents looks at before it answers with what it has.
 const LOOK_AT_MOST: usize = 20_000;
+/// Bytes of events after which a page ends, well below the 4 MiB that callers take unless told otherwise.
+const LARGEST_PAGE: usize = 2 << 20;
 /// Entries read from the journal at a time.
 const CHUNK: usize = 500;
 
@@ -38,9 +42,10 @@ impl EventService for Events {
         };
         let filter = request.filter.unwrap_or_default();
         let mut answer = ListEventsResponse { next_cursor: request.after_cursor, ..Default::default() };
-        let mut looked_at = 0;
-        while answer.events.len() < limit && looked_at < LOOK_AT_MOST {
-            let read = read(board, answer.next_cursor, CHUNK.min(limit)).await?;
+        let (mut looked_at, mut bytes) = (0, 0);
+        let mut full = false;
+        while !full && looked_at < LOOK_AT_MOST {
+            let read = read(board, answer.next_cursor, CHUNK).await?;
             answer.gap = answer.gap.or_else(|| gap(&read));
             answer.caught_up = read.entries.is_empty();
             if answer.caught_up {
@@ -50,8 +55,13 @@ impl EventService for Events {
             looked_at += read.entries.len();
             for entry in &read.entries {
                 answer.next_cursor = entry.seq;
-                answer.events.extend(Some(convert::event(entry)).filter(|event| passes(event, &filter)));
-                if answer.events.len() == limit {
+                let event = convert::event(entry);
+                if passes(&event, &filter) {
+                    bytes += event.encoded_len();
+                    answer.events.push(event);
+                }
+                full = answer.events.len() >= limit || bytes >= LARGEST_PAGE;
+                if full {
                     break;
                 }
             }
@@ -73,14 +83,16 @@ impl EventService for Events {
         not_ahead(&board, cursor)?;
         let filter = request.filter.unwrap_or_default();
         let stop = self.0.stop.clone();
-        Ok(Response::new(answer(stop, move |caller| watch(board, cursor, filter, caller))))
+        Ok(Response::new(answer_to_the_end(move |caller| watch(board, cursor, filter, stop, caller))))
     }
 }
 
+/// Tells everything up to the stop: how a job ended is the last thing that its launcher records.
 async fn watch(
     mut board: BoardReader,
     mut cursor: u64,
     filter: EventFilter,
+    stop: CancellationToken,
     caller: Caller<WatchEventsResponse>,
 ) -> End {
     loop {
@@ -98,8 +110,14 @@ async fn watch(
         }
         // What lies before `newest` and was not read now is damaged and will not become readable.
         cursor = if read.entries.is_empty() { newest.max(read.cursor) } else { read.cursor };
-        if !board.newer_than(cursor).await {
-            return End::board_gone();
+        tokio::select! {
+            biased;
+            newer = board.newer_than(cursor) => {
+                if !newer {
+                    return End::board_gone();
+                }
+            }
+            () = stop.cancelled() => return End::stopping(),
         }
     }
 }

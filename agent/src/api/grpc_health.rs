@@ -65,7 +65,7 @@ impl Health for GrpcHealth {
 
 async fn watch(read: ReadSide, service: String, caller: Caller<HealthCheckResponse>) -> End {
     let mut board = read.board.clone();
-    let mut told = None;
+    let (mut told, mut last) = (None, false);
     loop {
         let status = read.status_of(&service).unwrap_or(ServingStatus::ServiceUnknown);
         if told != Some(status) {
@@ -74,8 +74,13 @@ async fn watch(read: ReadSide, service: String, caller: Caller<HealthCheckRespon
             }
             told = Some(status);
         }
+        if last {
+            std::future::pending::<()>().await;
+        }
         if !board.changed().await {
-            return End::board_gone();
+            // That nothing can be told from now on is the last change. The stream goes on all the same.
+            read.board_gone.cancelled().await;
+            last = true;
         }
     }
 }
@@ -85,19 +90,20 @@ impl ReadSide {
     fn status_of(&self, service: &str) -> Option<ServingStatus> {
         match service {
             always if ALWAYS.contains(&always) => Some(ServingStatus::Serving),
-            NODE => Some(serving(self.board.view().state())),
+            NODE => Some(self.serving(self.board.view().state())),
             READY if self.is_ready() => Some(ServingStatus::Serving),
             READY => Some(ServingStatus::NotServing),
-            component => self.board.view().components.get(component).map(|of| serving(of.state)),
+            component => self.board.view().components.get(component).map(|of| self.serving(of.state)),
         }
     }
-}
 
-/// What is degraded is still in use.
-fn serving(state: HealthState) -> ServingStatus {
-    match state {
-        HealthState::Healthy | HealthState::Degraded => ServingStatus::Serving,
-        HealthState::Unhealthy => ServingStatus::NotServing,
-        HealthState::Unknown => ServingStatus::Unknown,
+    /// What is degraded is still in use. What nobody watches any more cannot be told.
+    fn serving(&self, state: HealthState) -> ServingStatus {
+        match state {
+            _ if self.board_gone.is_cancelled() => ServingStatus::Unknown,
+            HealthState::Healthy | HealthState::Degraded => ServingStatus::Serving,
+            HealthState::Unhealthy => ServingStatus::NotServing,
+            HealthState::Unknown => ServingStatus::Unknown,
+        }
     }
 }

@@ -1,11 +1,15 @@
 //! Streams that go on until the caller leaves or the server stops.
 
 use std::future::Future;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+
+/// How long a caller may take to make room for the status with which its stream ends.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a streaming method returns.
 pub(super) type Answers<T> = ReceiverStream<Result<T, Status>>;
@@ -30,9 +34,16 @@ pub(super) enum End {
 }
 
 impl End {
+    /// The server was asked to stop.
+    pub(super) fn stopping() -> End {
+        End::Failed(Status::unavailable("the server is stopping"))
+    }
+
     /// The task that owns the board has ended: nothing will ever change again.
     pub(super) fn board_gone() -> End {
-        End::Failed(Status::unavailable("the task that watches this node has ended; see the server's log"))
+        End::Failed(Status::unavailable(
+            "nothing is recorded here any more: the job is over, or the server's log says what happened",
+        ))
     }
 }
 
@@ -54,19 +65,33 @@ where
     T: Send + 'static,
     F: Future<Output = End> + Send + 'static,
 {
+    answer_to_the_end(|caller| {
+        let telling = tell(caller);
+        async move {
+            tokio::select! {
+                end = telling => end,
+                () = stop.cancelled() => End::stopping(),
+            }
+        }
+    })
+}
+
+/// Runs `tell` until it ends or the caller leaves. It has to see to the stop of the server itself.
+pub(super) fn answer_to_the_end<T, F>(tell: impl FnOnce(Caller<T>) -> F) -> Answers<T>
+where
+    T: Send + 'static,
+    F: Future<Output = End> + Send + 'static,
+{
     let (sender, receiver) = mpsc::channel(1);
     let telling = tell(Caller(sender.clone()));
     tokio::spawn(async move {
         let last = tokio::select! {
             end = telling => end,
             () = sender.closed() => End::Left,
-            () = stop.cancelled() => {
-                End::Failed(Status::unavailable("the server is stopping; ask again from where you are"))
-            }
         };
         if let End::Failed(status) = last {
             // A caller that does not read its stream learns from the end of the connection.
-            let _ = sender.try_send(Err(status));
+            let _ = tokio::time::timeout(PATIENCE, sender.send(Err(status))).await;
         }
     });
     ReceiverStream::new(receiver)

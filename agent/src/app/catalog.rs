@@ -10,10 +10,10 @@ use mainstay_core::catalog::Catalog;
 pub fn compiled_in() -> anyhow::Result<Catalog> {
     const DAMAGED: &str = "the catalogue that is compiled in is damaged";
     let catalog = Catalog::new(
-        toml::from_str(include_str!("../../catalog/xid.toml")).context(DAMAGED)?,
-        toml::from_str(include_str!("../../catalog/sxid.toml")).context(DAMAGED)?,
-        toml::from_str(include_str!("../../catalog/kernel.toml")).context(DAMAGED)?,
-        toml::from_str(include_str!("../../catalog/nvlink5.toml")).context(DAMAGED)?,
+        toml::from_str(include_str!("../../catalog/hardware/xid.toml")).context(DAMAGED)?,
+        toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).context(DAMAGED)?,
+        toml::from_str(include_str!("../../catalog/hardware/kernel.toml")).context(DAMAGED)?,
+        toml::from_str(include_str!("../../catalog/hardware/nvlink5.toml")).context(DAMAGED)?,
     );
     catalog.context(DAMAGED)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::host::HostLimits;
 use mainstay_core::id::JobId;
 use mainstay_core::job::Summary;
@@ -24,7 +25,7 @@ use crate::app::host::sense;
 use crate::app::{about, usual};
 use crate::board::Board;
 use crate::launch::places::{self, Places};
-use crate::launch::{Launcher, Outside, Settings, notice};
+use crate::launch::{Launcher, Outside, Settings};
 use crate::link;
 use crate::os::cgroup::Cgroup;
 use crate::os::{clock, spawn};
@@ -75,18 +76,21 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let guardian = start_guardian(&places, cgroup.as_ref());
     let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
     let terminal = Terminal::start().context("starting the thread that shows the ranks' output")?;
-    notice::say(&format!(
+    terminal.say(format!(
         "job {}: {} rank(s); logs in {}",
         places.job,
         plan.settings.local_world_size,
         places.run_dir.display()
     ));
     if let Err(reason) = &places.runtime_dir {
-        notice::say(&format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
+        terminal.say(format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
     }
 
+    // Compiled while nothing is wrong yet: a restart should not wait for it. A thread that cannot be had only
+    // means that the first failure waits some milliseconds.
+    let _ = std::thread::Builder::new().name("catalogue".to_owned()).spawn(|| Catalog::built_in().is_ok());
     let stop = CancellationToken::new();
-    let served = serve(&places, &board, stop.clone());
+    let served = serve(&places, &board, &terminal, stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);
     let sockets = match plan.agent_socket {
         _ if !plan.look_for_agent => Vec::new(),
@@ -100,13 +104,14 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         .context("starting the thread that looks at the host")?;
     let outside = Outside { link_events, agent_expected, host, signals };
     let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal);
-    let (exit, summary) = launcher.run(outside).await;
+    let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
     // The agent hears of the end before the launcher's process is gone.
     let _ = tokio::time::timeout(link::agent::LEAVE_WITHIN, link).await;
 
-    write_summary(&places.run_dir, &summary);
-    notice::say(&last_words(&places.job, &summary));
+    write_summary(&places.run_dir, &summary, &terminal);
+    terminal.say(last_words(&places.job, &summary));
+    terminal.flush(Duration::from_millis(500));
     stop.cancel();
     if let Some(served) = served {
         // Readers get the job's end before the socket goes.
@@ -116,12 +121,17 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
 }
 
 /// Serves the API for this job beside its pages; without it the job runs all the same.
-fn serve(places: &Places, board: &Board, stop: CancellationToken) -> Option<JoinHandle<()>> {
+fn serve(
+    places: &Places,
+    board: &Board,
+    terminal: &Terminal,
+    stop: CancellationToken,
+) -> Option<JoinHandle<()>> {
     let socket = places.runtime_dir.as_ref().ok()?.path.join("api.sock");
     let unix = match UnixSocket::bind(&socket, 0o600) {
         Ok(unix) => unix,
         Err(error) => {
-            notice::say(&format!("{error}; `mainstay status` will not find this job"));
+            terminal.say(format!("{error}; `mainstay status` will not find this job"));
             return None;
         }
     };
@@ -184,13 +194,13 @@ fn signals() -> std::io::Result<mpsc::Receiver<i32>> {
     Ok(receiver)
 }
 
-fn write_summary(run_dir: &Path, summary: &Summary) {
+fn write_summary(run_dir: &Path, summary: &Summary, terminal: &Terminal) {
     let path = run_dir.join("summary.json");
     let written = serde_json::to_vec_pretty(summary)
         .map_err(std::io::Error::from)
         .and_then(|text| std::fs::write(&path, text));
     if let Err(error) = written {
-        notice::say(&format!("writing {}: {error}", path.display()));
+        terminal.say(format!("writing {}: {error}", path.display()));
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match begun {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            output::note(&format!("error: {error:#}"));
+            output::note(&format!("error: {}", output::in_full(&error)));
             Ok(ExitCode::from(exit::NOT_BEGUN))
         }
     }

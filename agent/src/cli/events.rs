@@ -133,8 +133,8 @@ impl Teller {
         let kind = plain(event.kind().as_str_name(), "EVENT_KIND").to_lowercase();
         let job = event.job.as_ref().map(|job| format!("{}: ", self.paint.bold(&clean(job))));
         format!(
-            "{:>6}  {}  {}  {}{}",
-            self.paint.dim(&event.cursor.to_string()),
+            "{}  {}  {}  {}{}",
+            self.paint.dim(&format!("{:>6}", event.cursor)),
             self.paint.dim(&point.unwrap_or_else(|| "-".to_owned())),
             self.paint.severity(event.severity(), &format!("{kind:<8}")),
             job.unwrap_or_default(),

@@ -1,10 +1,12 @@
 //! Floor 6. How people ask. One file per command; exit statuses stand in `docs/reference/cli.md`.
 
 mod agent;
+mod attribute;
 mod client;
 mod completions;
 mod config;
 mod events;
+mod explain;
 mod find;
 mod guardian;
 mod json;
@@ -54,6 +56,9 @@ enum Command {
     Status(status::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
     Events(events::Args),
+    /// Tell whose fault a failure was, from logs alone
+    Attribute(attribute::Args),
+    Explain(explain::Args),
     /// Print the version
     Version(version::Args),
     /// Print a script that completes commands in a shell
@@ -96,6 +101,8 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
         Command::Events(args) => events::run(args).await,
+        Command::Attribute(args) => attribute::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }
@@ -119,6 +126,6 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     if output::is_closed(error) {
         return ExitCode::from(exit::OK);
     }
-    output::note(&format!("error: {error:#}"));
+    output::note(&format!("error: {}", output::in_full(error)));
     ExitCode::from(exit::UNKNOWN)
 }

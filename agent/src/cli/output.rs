@@ -17,6 +17,19 @@ pub(super) fn note(text: &str) {
     let _ = writeln!(io::stderr(), "mainstay: {text}");
 }
 
+/// An error with its causes. Some errors tell their cause themselves, and are not made to say it twice.
+pub(super) fn in_full(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 /// Whether the failure is that nobody reads our output any more.
 pub(super) fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {

@@ -141,7 +141,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let plan = match plan(args) {
         Ok(plan) => plan,
         Err(error) => {
-            output::note(&format!("error: {error:#}"));
+            output::note(&format!("error: {}", output::in_full(&error)));
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
@@ -149,7 +149,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match app::run_job(plan).await {
         Ok(exit) => Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1))),
         Err(error) => {
-            output::note(&format!("error: {error:#}"));
+            output::note(&format!("error: {}", output::in_full(&error)));
             Ok(ExitCode::from(exit::NOT_BEGUN))
         }
     }

@@ -107,7 +107,7 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     facts.extend(job.step.map(|step| format!("step {step}")));
     facts.extend(job.steps_per_second.map(|rate| format!("{rate:.2} steps/s")));
     if !is_over(job) {
-        facts.extend(since(job.start_time.as_ref(), now).map(|up| format!("since {up}")));
+        facts.extend(since(job.start_time.as_ref(), now).map(|up| format!("for {up}")));
     }
     line(
         screen,
@@ -125,7 +125,7 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
             &format!(
                 "  last failure: {} {}",
                 clean(&verdict.headline),
-                paint.dim(&format!("({domain}, {sure})"))
+                paint.dim(&format!("({sure}; whose fault: {domain})"))
             ),
         );
     }
@@ -319,11 +319,11 @@ node-17  DEGRADED  agent 0.1.0, pid 812, up 19 min 45 s
                /proc/pressure/memory: full avg10=12.5 % (limit 10 %)
                recommended: RESTART_PROCESS
 
-job demo  RECOVERING  attempt 1, restarts 1 of 3, step 412, since 3 min 5 s
+job demo  RECOVERING  attempt 1, restarts 1 of 3, step 412, for 3 min 5 s
   python train.py
-  last failure: rank 1 was killed by SIGKILL (UNKNOWN, 60 % sure)
+  last failure: rank 1 was killed by SIGKILL (60 % sure; whose fault: UNKNOWN)
   decision:     RESTART_IN_JOB: 1 of 3 restarts used
-  RANK  LOCAL   PID  PHASE             STEP  SECTION               HEARTBEAT    LOSS
+  RANK  LOCAL   PID  PHASE             STEP  SECTION                HEARTBEAT    LOSS
      0      0  4000  connected          412  train > back [31mward  0.1 s ago  2.3457
      1      1  4001  exited (SIGKILL)   412  train > back [31mward  0.1 s ago  2.3457
 

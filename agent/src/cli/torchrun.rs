@@ -16,8 +16,7 @@ pub fn nodes(text: &str) -> Result<u32, String> {
     };
     if least > 1 || most == 0 {
         return Err(format!(
-            "{text} hosts were asked for; `mainstay run` runs jobs of one host. For more, start the job with \
-             torchrun for now: its ranks are judged by their heartbeats all the same"
+            "{text} hosts were asked for, but `mainstay run` runs jobs of one host; use torchrun for more, for now"
         ));
     }
     Ok(1)

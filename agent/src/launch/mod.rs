@@ -1,7 +1,7 @@
 //! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
-pub mod notice;
+mod notice;
 pub mod places;
 mod shell;
 

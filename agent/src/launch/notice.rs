@@ -1,19 +1,16 @@
 //! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
 
-use std::io::Write;
-
 use mainstay_core::entry::{Body, Fact};
-use mainstay_core::verdict::Action;
-
-/// Says a line. Nobody may be listening any more, which is no reason to end a job.
-pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "mainstay: {line}");
-}
+use mainstay_core::verdict::{Action, FaultDomain};
 
 /// The line for an entry, for those that a person wants to see.
 pub fn line(body: &Body) -> Option<String> {
     match body {
-        Body::Verdict(verdict) => Some(verdict.headline.clone()),
+        Body::Verdict(verdict) if verdict.domain == FaultDomain::Unknown => Some(verdict.headline.clone()),
+        Body::Verdict(verdict) => {
+            let sure = verdict.confidence * 100.0;
+            Some(format!("{} ({}, {sure:.0} % sure)", verdict.headline, verdict.domain))
+        }
         Body::Decision(decision) => Some(match decision.action {
             Action::RestartInJob { .. } => format!("restarting all ranks: {}", decision.why),
             Action::Stop { exit } => format!("stopping with exit status {exit}: {}", decision.why),

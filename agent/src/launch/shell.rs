@@ -1,6 +1,6 @@
 //! The loop of the launcher.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,12 +27,16 @@ use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
+use crate::source::pages::PageReader;
 
 /// Pages are looked at this often even if nothing rings.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Readers get a new sample of the pages every so many looks.
 const LOOKS_PER_SAMPLE: u32 = 5;
+
+/// How long a restart waits for the terminal, so that a rank's last words stand before what is made of them.
+const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
 
 /// How long an agent may think about a proposal before the launcher decides alone.
 const RULING_WITHIN: Duration = Duration::from_millis(250);
@@ -72,9 +76,11 @@ pub struct Launcher {
     watcher: Option<Watcher>,
     attempt: Attempt,
     ranks: Vec<RankProcess>,
+    /// The pages of those that have one.
+    pages: BTreeMap<Rank, PageReader>,
     stop: Option<Stop>,
-    /// The signal that asked the launcher to stop; the ranks get the same.
-    asked_by: i32,
+    /// The signal that asked the launcher to stop, if one has; the ranks get the same.
+    asked_by: Option<i32>,
     /// Held until the next attempt takes another.
     port: Option<HeldPort>,
     /// The way to the agent, while there is one.
@@ -118,8 +124,9 @@ impl Launcher {
             watcher,
             attempt: Attempt(0),
             ranks: Vec::new(),
+            pages: BTreeMap::new(),
             stop: None,
-            asked_by: nix::libc::SIGTERM,
+            asked_by: None,
             port: None,
             agent: None,
             ruling_until: None,
@@ -130,8 +137,8 @@ impl Launcher {
         launcher
     }
 
-    /// Runs the job to its end. Returns the status to exit with and how it went.
-    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary) {
+    /// Runs the job to its end. Returns the status to exit with, how it went, and the terminal for last words.
+    pub async fn run(mut self, mut outside: Outside) -> (i32, Summary, Terminal) {
         let (ended_sender, mut ended) = mpsc::unbounded_channel();
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -163,7 +170,8 @@ impl Launcher {
                 Order::StartRanks(attempt) => self.start_ranks(attempt, ended),
                 Order::StopRanks { attempt, why } if attempt == self.attempt => {
                     let (now, grace) = (clock::mono(), self.settings.grace);
-                    self.stop = Some(Stop::begin(now, why, grace, self.asked_by, &self.ranks));
+                    let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
+                    self.stop = Some(Stop::begin(now, why, grace, signal, &self.ranks));
                     self.end_attempt_if_over().await;
                 }
                 Order::StopRanks { .. } => {}
@@ -199,6 +207,7 @@ impl Launcher {
         match self.crew.start(attempt, number) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
             Ok((ranks, page_trouble)) => {
+                self.pages = ranks.iter().filter_map(|rank| Some((rank.rank, page_reader(rank)?))).collect();
                 self.ranks = ranks;
                 for rank in &self.ranks {
                     watch(rank, attempt, ended.clone());
@@ -249,7 +258,7 @@ impl Launcher {
         }
         pidfd::reap(rank.pid);
         let (which, pid, files, raised) = (rank.rank, rank.pid, rank.files.clone(), rank.raised);
-        let step = rank.page.as_ref().and_then(|(_, page)| page.beat()?.step);
+        let step = self.pages.get(&rank.rank).and_then(|page| page.beat()?.step);
         let after_stop = self.stop.as_ref().is_some_and(|stop| match status {
             ExitStatus::Signal(signal) => stop.sent(signal),
             ExitStatus::Code(_) => true,
@@ -262,7 +271,7 @@ impl Launcher {
         {
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note });
         }
-        let stderr_tail = if failed { output::tail(&files.stderr, 20) } else { Vec::new() };
+        let stderr_tail = if failed { output::tail(&files.stderr, 60) } else { Vec::new() };
         self.fact_at(
             end.at,
             Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
@@ -284,16 +293,21 @@ impl Launcher {
         self.stop = None;
         let spare = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
         let orphans_killed = sweep(self.cgroup.as_ref(), spare, patience).await;
-        self.terminal.flush(Duration::from_millis(500));
+        self.terminal.flush(LAST_WORDS_WITHIN);
         self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
     }
 
     fn asked_to_stop(&mut self, signal: i32) {
-        if self.stop.as_ref().is_some_and(|stop| stop.why == StopWhy::Requested) {
+        if self.asked_by.is_some() {
             // Asked again: somebody is in a hurry.
             return self.force();
         }
-        self.asked_by = signal;
+        self.asked_by = Some(signal);
+        if let Some(stop) = &mut self.stop {
+            // Ranks that are being stopped for a fault get no more time than this request would give them.
+            let latest = clock::mono().after(self.settings.grace.requested);
+            stop.force_at = stop.force_at.min(latest);
+        }
         let by = ExitStatus::Signal(signal).to_string();
         self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }
@@ -303,7 +317,8 @@ impl Launcher {
             stop.force(&self.ranks);
             stop.force_at = clock::mono().after(Span::seconds(30));
             for rank in self.ranks.iter().filter(|rank| rank.exit.is_none()) {
-                tracing::info!(rank = rank.rank.0, pid = rank.pid.0, "did not end in time; killed");
+                self.terminal
+                    .say(format!("{} (pid {}) did not end in time and is killed", rank.rank, rank.pid.0));
             }
         }
     }
@@ -355,8 +370,8 @@ impl Launcher {
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
             let ranks: Vec<Pid> = self.ranks.iter().map(|rank| rank.pid).collect();
-            let guardian = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
-            reap_orphans(|pid| pid != guardian && !ranks.contains(&pid));
+            // The guardian too, should somebody have killed it: it would stand before all the others in line.
+            reap_orphans(|pid| !ranks.contains(&pid));
         }
     }
 
@@ -364,9 +379,8 @@ impl Launcher {
     fn look(&mut self) {
         let attempt = self.attempt;
         for index in 0..self.ranks.len() {
-            let process = &mut self.ranks[index];
-            let (rank, pid) = (process.rank, process.pid);
-            let Some(news) = process.page.as_mut().map(|(_, page)| page.look()) else { continue };
+            let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
+            let Some(news) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
             if let Some((client, _)) = news.connected {
                 self.fact(Fact::RankConnected { attempt, rank, client });
             }
@@ -384,11 +398,8 @@ impl Launcher {
     }
 
     fn sample(&mut self) {
-        let beats: Vec<(Rank, BeatView)> = self
-            .ranks
-            .iter()
-            .filter_map(|process| Some((process.rank, process.page.as_ref()?.1.beat()?)))
-            .collect();
+        let beats: Vec<(Rank, BeatView)> =
+            self.pages.iter().filter_map(|(rank, page)| Some((*rank, page.beat()?))).collect();
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }
@@ -420,7 +431,7 @@ impl Launcher {
             match output {
                 Output::Record(body) => {
                     if let Some(line) = notice::line(&body) {
-                        notice::say(&line);
+                        self.terminal.say(line);
                     }
                     entries.push(self.board.record(stamp, Some(&self.id), None, body));
                 }
@@ -440,7 +451,7 @@ impl Launcher {
         sent
     }
 
-    async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary) {
+    async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
         if outside.agent_expected && self.agent.is_none() {
             // A job that was over at once: the agent is to hear of it all the same.
             let found = tokio::time::timeout(RULING_WITHIN, outside.link_events.recv()).await;
@@ -448,14 +459,13 @@ impl Launcher {
                 self.link(event);
             }
         }
-        self.terminal.flush(Duration::from_millis(500));
         self.sample();
         self.board.sync();
         let summary = self.job.summary(clock::mono());
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }
-        (exit, summary)
+        (exit, summary, self.terminal)
     }
 }
 
@@ -473,6 +483,13 @@ fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
     }
+}
+
+fn page_reader(process: &RankProcess) -> Option<PageReader> {
+    let (path, file) = process.page.as_ref()?;
+    PageReader::of(file)
+        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"))
+        .ok()
 }
 
 fn started_rank(process: &RankProcess) -> StartedRank {

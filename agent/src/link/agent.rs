@@ -1,7 +1,8 @@
 //! The launcher's end: looks for the host's agent, reports to it, and looks again when it is gone. Nothing here
 //! ever holds up the launcher: its queue is bounded, and a full one breaks the link rather than wait.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -168,15 +169,30 @@ async fn greet(
     }
 }
 
-/// Connects, and trusts only an agent of root's or of our own: its word can end the job.
+/// Connects, and trusts only an agent of root's, of our own, or where only root could have put it: its word can
+/// end the job.
 async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
     let stream = UnixStream::connect(&socket).await?;
     let owner = stream.peer_cred()?.uid();
-    if owner != 0 && owner != nix::unistd::geteuid().as_raw() {
-        let message = format!("{} is served by user {owner}, not by root or by us", socket.display());
+    if owner != 0 && owner != nix::unistd::geteuid().as_raw() && !is_given_by_root(&socket, owner) {
+        let message = format!(
+            "{} is served by user {owner}: that is neither root nor us, and the directory is not one that root \
+             has made for that user",
+            socket.display()
+        );
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
     }
     Ok(TokioIo::new(stream))
+}
+
+/// Whether the socket's directory belongs to `owner` and lies where only root can make one, as `/run/mainstay`.
+fn is_given_by_root(socket: &Path, owner: u32) -> bool {
+    let Some(directory) = socket.parent() else { return false };
+    let is_roots = |path: &Path| {
+        std::fs::metadata(path).is_ok_and(|above| above.uid() == 0 && above.mode() & 0o022 == 0)
+    };
+    std::fs::metadata(directory).is_ok_and(|found| found.uid() == owner && found.mode() & 0o022 == 0)
+        && directory.ancestors().skip(1).all(is_roots)
 }
 
 fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::Result<()> {

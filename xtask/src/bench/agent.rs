@@ -64,10 +64,8 @@ fn ours(bed: &Bed) -> Result<(Weight, Weight)> {
     let folder = fresh("bench/agent")?;
     let socket = folder.join("agent.sock");
     let mut command = Command::new(places::release_mainstay());
-    command.arg("agent");
-    let environment = [("MAINSTAY_SOCKET", socket.clone()), ("MAINSTAY_STATE_DIR", folder.join("state"))];
-    let agent = Running::start(with(command, &environment), &folder.join("agent.log"))?;
-    let mut agent = agent;
+    command.arg("agent").arg("--socket").arg(&socket).arg("--state-dir").arg(folder.join("state"));
+    let mut agent = Running::start(command, &folder.join("agent.log"))?;
     agent.wait_for("socket", Duration::from_secs(20), || socket.exists().then_some(()))?;
 
     let logs = folder.join("logs");

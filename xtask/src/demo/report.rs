@@ -55,7 +55,7 @@ fn timeline(told: &Told, incident: &Incident, fault: u64) -> Vec<(u64, &'static 
     let (at, why) = split(incident.decision.clone());
     add(at, "decision", why);
     add(incident.ranks_started, "ranks running", "every rank has a new process".into());
-    add(incident.ranks_connected, "ranks connected", "imports done, every rank's heartbeat is back".into());
+    add(incident.ranks_connected, "ranks connected", "every rank's heartbeat is back".into());
     let (at, step) = split(incident.first_step);
     add(at, "first step", format!("step {} done by every rank", step));
     rows.sort_by_key(|(at, ..)| *at);

@@ -188,6 +188,8 @@ fn verdict(verdict: &Verdict, now: Stamp) -> v1::Verdict {
         fault_time: wall_time(verdict.fault_at, now),
         detect_time: wall_time(verdict.detected_at, now),
         evidence: verdict.evidence.clone(),
+        fault_class: verdict.class.clone(),
+        deterministic: verdict.deterministic,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use mainstay_core::entry::{Body, ExitStatus, Fact};
 use mainstay_core::health::HealthChange;
-use mainstay_core::verdict::{Action, DecidedBy, Decision, FaultDomain, Outcome, Verdict};
+use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome, Verdict};
 
 use super::health::v1_state_name;
 
@@ -112,14 +112,8 @@ fn health(change: &HealthChange) -> String {
 }
 
 fn verdict(verdict: &Verdict) -> String {
-    let domain = match verdict.domain {
-        FaultDomain::User => "the training program's fault",
-        FaultDomain::Hardware => "the hardware's fault",
-        FaultDomain::Infrastructure => "the infrastructure's fault",
-        FaultDomain::Platform => "the platform's fault",
-        FaultDomain::Unknown => "whose fault is not known",
-    };
-    format!("{} ({domain}, {:.0} % sure)", verdict.headline, verdict.confidence * 100.0)
+    let domain = verdict.domain;
+    format!("{} ({:.0} % sure; {domain})", verdict.headline, verdict.confidence * 100.0)
 }
 
 fn decision(decision: &Decision) -> String {

@@ -222,7 +222,8 @@ impl Watched {
             space: probed.map_or_else(Reading::Failed, |probed| Reading::Value(probed.space)),
             silent_since: self.silent_since(now),
             read_only,
-            meant_writable: meant_writable(fstab, point),
+            meant_writable: meant_writable(fstab, point)
+                .filter(|_| !mount.is_some_and(|mount| mount.by_choice)),
         }
     }
 }

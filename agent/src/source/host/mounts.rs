@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 pub(super) struct Mount {
     pub(super) point: PathBuf,
     pub(super) read_only: bool,
+    /// Read-only by the mount's own options while the file system itself can be written: somebody chose so for
+    /// this namespace, as systemd's ProtectSystem does, and `/etc/fstab` does not speak of it.
+    pub(super) by_choice: bool,
 }
 
 /// The mounts in the order in which they were made: a later one covers an earlier one at the same place.
@@ -22,8 +25,9 @@ fn parse_mount(line: &str) -> Option<Mount> {
     let super_options = file_system.split(' ').nth(2).unwrap_or("");
     // ext4 since Linux 6.15 leaves `rw` and adds `emergency_ro` when errors stop it from writing.
     let stops = |option: &str| matches!(option, "ro" | "emergency_ro" | "shutdown");
-    let read_only = options.split(',').chain(super_options.split(',')).any(stops);
-    Some(Mount { point: PathBuf::from(unescape(point)), read_only })
+    let (here, everywhere) = (options.split(',').any(stops), super_options.split(',').any(stops));
+    let (read_only, by_choice) = (here || everywhere, here && !everywhere);
+    Some(Mount { point: PathBuf::from(unescape(point)), read_only, by_choice })
 }
 
 /// The mount that a path is on.
@@ -66,6 +70,15 @@ fn unescape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_sandbox_that_may_not_write_is_no_failing_disk() {
+        let sandboxed = "1 2 8:1 / / ro,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro";
+        let failing = "1 2 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 ro,errors=remount-ro";
+        let told = |line| parse_mount(line).map(|mount| (mount.read_only, mount.by_choice));
+        assert_eq!(told(sandboxed), Some((true, true)));
+        assert_eq!(told(failing), Some((true, false)));
+    }
+
     use super::*;
 
     const TABLE: &str = "\

@@ -1,0 +1,435 @@
+//! The catalogue of log signatures: data from `agent/catalog/*.toml`, read, checked and made ready to be matched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
+use serde::Deserialize;
+
+use super::class::{Class, Restart};
+use super::lines;
+use crate::verdict::FaultDomain;
+
+/// What a line says about the failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// It may be where the failure began.
+    #[default]
+    Primary,
+    /// It is what the others print when someone else failed.
+    Secondary,
+    /// It looks alarming and is no failure.
+    Benign,
+}
+
+/// Whether the same happens again after a restart in the same place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Determinism {
+    /// It will.
+    Deterministic,
+    /// It need not.
+    Transient,
+    /// The line does not tell.
+    #[default]
+    Either,
+}
+
+/// One signature as it stands in the catalogue.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Signature {
+    /// Its name, unique: `nccl.version_mismatch`.
+    pub id: String,
+    /// What the line means, in plain words.
+    pub meaning: String,
+    /// What went wrong when it is seen.
+    pub class: Class,
+    /// Whether it is a cause or a consequence.
+    #[serde(default)]
+    pub role: Role,
+    /// Log-odds that it adds to its class: 1 a hint, 3 likely, 5 nearly certain.
+    pub weight: f64,
+    /// Whether it comes again.
+    #[serde(default)]
+    pub determinism: Determinism,
+    /// What to do, where it is not what the class and the determinism say.
+    #[serde(default)]
+    pub restart: Option<Restart>,
+    /// Whose fault it is, where it is not what the class says.
+    #[serde(default)]
+    pub domain: Option<FaultDomain>,
+    /// The rank that prints it tells of another's fault: it is not where the failure began.
+    #[serde(default)]
+    pub reporter: bool,
+    /// Only a hint, looked for in short texts on lines that no other signature explains.
+    #[serde(default)]
+    pub fallback: bool,
+    /// Other classes that the same text can mean, with their log-odds.
+    #[serde(default)]
+    pub also: BTreeMap<Class, f64>,
+    /// Evidence of one family counts once.
+    #[serde(default)]
+    pub family: String,
+    /// The line holds one of these, in any case of letters.
+    pub any: Vec<String>,
+    /// And all of these.
+    #[serde(default)]
+    pub with: Vec<String>,
+    /// And none of these.
+    #[serde(default)]
+    pub without: Vec<String>,
+    /// And this regular expression, over the line in lower case, ASCII only.
+    #[serde(default)]
+    pub pattern: Option<String>,
+    /// The project, document or source file that it comes from.
+    #[serde(default)]
+    pub source: String,
+    /// A line that it matches.
+    pub example: String,
+    /// Lines that look alike and must not match.
+    #[serde(default)]
+    pub silent: Vec<String>,
+}
+
+/// An NVIDIA XID.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Xid {
+    codes: Vec<u32>,
+    meaning: String,
+    class: Class,
+    #[serde(default)]
+    role: Role,
+    weight: f64,
+    #[serde(default)]
+    determinism: Determinism,
+    #[serde(default)]
+    restart: Option<Restart>,
+    #[serde(default)]
+    also: BTreeMap<Class, f64>,
+}
+
+/// What the type of a Python exception tells when nothing better is known about its line.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExceptionRule {
+    /// Names without their modules.
+    pub names: Vec<String>,
+    /// What it tells.
+    pub class: Class,
+    /// Whether it is a cause or a consequence.
+    #[serde(default)]
+    pub role: Role,
+    /// Log-odds.
+    pub weight: f64,
+    /// Other classes that it can mean, with their log-odds.
+    #[serde(default)]
+    pub also: BTreeMap<Class, f64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    family: String,
+    source: String,
+    #[serde(default)]
+    signature: Vec<Signature>,
+    #[serde(default)]
+    xid: Vec<Xid>,
+    #[serde(default)]
+    exception: Vec<ExceptionRule>,
+}
+
+/// Why a catalogue cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogError {
+    /// A file is not what the schema asks for.
+    #[error("reading the catalogue file {file}: {reason}")]
+    Unreadable {
+        /// Which file.
+        file: String,
+        /// What TOML says.
+        reason: String,
+    },
+    /// Two signatures bear the same name.
+    #[error("the catalogue has two signatures with the id {0}; ids are unique")]
+    Twice(String),
+    /// A word to look for is too short to be looked for.
+    #[error("signature {id}: {word:?} in `any` is too short; four letters are the least")]
+    ShortWord {
+        /// Which signature.
+        id: String,
+        /// The word.
+        word: String,
+    },
+    /// The regular expression of a signature cannot be compiled.
+    #[error("signature {id}: pattern: {reason}")]
+    Pattern {
+        /// Which signature.
+        id: String,
+        /// What the engine says.
+        reason: String,
+    },
+    /// The words of all signatures together cannot be compiled.
+    #[error("compiling the words of all signatures: {0}")]
+    Words(#[from] aho_corasick::BuildError),
+}
+
+/// Words that lead to structure rather than to a signature.
+pub(super) const STRUCTURE: [&str; 9] = [
+    "file \"",
+    "error:",
+    "exception:",
+    "error\n",
+    "exception\n",
+    "interrupt",
+    "exception group",
+    "timeout:",
+    "xid",
+];
+
+/// The place of "xid" among them.
+pub(super) const XID: usize = STRUCTURE.len() - 1;
+
+/// The catalogue, ready to be matched.
+#[derive(Debug)]
+pub struct Catalog {
+    signatures: Vec<Signature>,
+    patterns: Vec<Option<regex::bytes::Regex>>,
+    exceptions: BTreeMap<String, ExceptionRule>,
+    xids: BTreeMap<u32, usize>,
+    words: AhoCorasick,
+    /// For each word the signatures that look for it; the first words are those of [`STRUCTURE`].
+    of_word: Vec<Vec<usize>>,
+}
+
+/// The files of the catalogue that comes with the program.
+const FILES: [(&str, &str); 16] = [
+    ("xid.toml", include_str!("../../../catalog/xid.toml")),
+    ("gpu.toml", include_str!("../../../catalog/gpu.toml")),
+    ("cuda.toml", include_str!("../../../catalog/cuda.toml")),
+    ("nccl.toml", include_str!("../../../catalog/nccl.toml")),
+    ("fabric.toml", include_str!("../../../catalog/fabric.toml")),
+    ("torch.toml", include_str!("../../../catalog/torch.toml")),
+    ("jax.toml", include_str!("../../../catalog/jax.toml")),
+    ("frameworks.toml", include_str!("../../../catalog/frameworks.toml")),
+    ("python.toml", include_str!("../../../catalog/python.toml")),
+    ("platform.toml", include_str!("../../../catalog/platform.toml")),
+    ("data.toml", include_str!("../../../catalog/data.toml")),
+    ("storage.toml", include_str!("../../../catalog/storage.toml")),
+    ("host.toml", include_str!("../../../catalog/host.toml")),
+    ("scheduler.toml", include_str!("../../../catalog/scheduler.toml")),
+    ("process.toml", include_str!("../../../catalog/process.toml")),
+    ("vocabulary.toml", include_str!("../../../catalog/vocabulary.toml")),
+];
+
+impl Catalog {
+    /// The catalogue that comes with the program, compiled once.
+    ///
+    /// # Errors
+    /// None in a program that was tested: a test compiles it.
+    pub fn built_in() -> Result<&'static Catalog, &'static CatalogError> {
+        static BUILT_IN: OnceLock<Result<Catalog, CatalogError>> = OnceLock::new();
+        BUILT_IN.get_or_init(|| Catalog::read(&FILES)).as_ref()
+    }
+
+    /// Reads catalogue files, given as name and text.
+    ///
+    /// # Errors
+    /// When a file does not follow the schema, names come twice or words and patterns cannot be compiled; the
+    /// message names the file or the signature.
+    pub fn read(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
+        let mut signatures = Vec::new();
+        let mut exceptions = BTreeMap::new();
+        let mut xids = BTreeMap::new();
+        for (name, text) in files {
+            let file: File = toml::from_str(text).map_err(|error| CatalogError::Unreadable {
+                file: (*name).to_owned(),
+                reason: error.to_string(),
+            })?;
+            for mut signature in file.signature {
+                if signature.family.is_empty() {
+                    signature.family.clone_from(&file.family);
+                }
+                if signature.source.is_empty() {
+                    signature.source.clone_from(&file.source);
+                }
+                signatures.push(signature);
+            }
+            for xid in file.xid {
+                for code in &xid.codes {
+                    xids.insert(*code, signatures.len());
+                    signatures.push(of_xid(&xid, *code, &file.family, &file.source));
+                }
+            }
+            for rule in file.exception {
+                for exception in &rule.names {
+                    exceptions.insert(exception.clone(), rule.clone());
+                }
+            }
+        }
+        Catalog::compile(signatures, exceptions, xids)
+    }
+
+    fn compile(
+        mut signatures: Vec<Signature>,
+        exceptions: BTreeMap<String, ExceptionRule>,
+        xids: BTreeMap<u32, usize>,
+    ) -> Result<Catalog, CatalogError> {
+        let mut ids = BTreeSet::new();
+        let mut patterns = Vec::with_capacity(signatures.len());
+        let mut words: Vec<String> = STRUCTURE.map(str::to_owned).into();
+        let mut of_word: Vec<Vec<usize>> = vec![Vec::new(); words.len()];
+        let mut place: BTreeMap<String, usize> =
+            words.iter().enumerate().map(|(at, word)| (word.clone(), at)).collect();
+        for (index, signature) in signatures.iter_mut().enumerate() {
+            if !ids.insert(signature.id.clone()) {
+                return Err(CatalogError::Twice(signature.id.clone()));
+            }
+            for list in [&mut signature.any, &mut signature.with, &mut signature.without] {
+                list.iter_mut().for_each(|word| word.make_ascii_lowercase());
+            }
+            patterns.push(signature.pattern.as_deref().map(compiled(&signature.id)).transpose()?);
+            for word in signature.any.iter().filter(|_| !signature.fallback) {
+                if word.len() < 4 {
+                    return Err(CatalogError::ShortWord { id: signature.id.clone(), word: word.clone() });
+                }
+                let at = *place.entry(word.clone()).or_insert_with(|| {
+                    words.push(word.clone());
+                    of_word.push(Vec::new());
+                    words.len() - 1
+                });
+                of_word[at].push(index);
+            }
+        }
+        let words = AhoCorasick::builder()
+            .ascii_case_insensitive(true)
+            .kind(Some(AhoCorasickKind::DFA))
+            .build(&words)?;
+        Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word })
+    }
+
+    /// All signatures, those of XIDs among them.
+    pub fn signatures(&self) -> &[Signature] {
+        &self.signatures
+    }
+
+    /// The signature with this name.
+    pub fn named(&self, id: &str) -> Option<&Signature> {
+        self.signatures.iter().find(|signature| signature.id == id)
+    }
+
+    /// What the type of an exception tells, by its name without or with modules.
+    pub fn exception(&self, name: &str) -> Option<&ExceptionRule> {
+        self.exceptions.get(name.rsplit('.').next().unwrap_or(name))
+    }
+
+    /// Signatures that match a single line, best first: the heaviest, and of equals the one with the longest
+    /// words.
+    pub fn matches(&self, line: &str) -> Vec<&Signature> {
+        let line = lines::clean(line.as_bytes()).to_ascii_lowercase();
+        let mut found: Vec<usize> = self
+            .words
+            .find_overlapping_iter(&line)
+            .flat_map(|hit| self.of_word[hit.pattern().as_usize()].iter().copied())
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found.retain(|index| self.confirms(*index, &line));
+        found.extend(self.xids_in(&line));
+        if found.is_empty() {
+            found.extend(self.hints(&line));
+        }
+        let mut found: Vec<&Signature> = found.into_iter().map(|index| &self.signatures[index]).collect();
+        found.sort_by(|a, b| b.weight.total_cmp(&a.weight).then(longest(b).cmp(&longest(a))));
+        found
+    }
+
+    /// The hints of a line in lower case.
+    pub(super) fn hints<'l>(&'l self, line: &'l str) -> impl Iterator<Item = usize> + 'l {
+        (0..self.signatures.len()).filter(|index| {
+            let signature = &self.signatures[*index];
+            signature.fallback
+                && signature.any.iter().any(|word| line.contains(word.as_str()))
+                && self.confirms(*index, line)
+        })
+    }
+
+    pub(super) fn words(&self) -> &AhoCorasick {
+        &self.words
+    }
+
+    pub(super) fn of_word(&self, word: usize) -> &[usize] {
+        &self.of_word[word]
+    }
+
+    /// Whether a line in lower case that holds one of the signature's words is what it means.
+    pub(super) fn confirms(&self, index: usize, line: &str) -> bool {
+        let signature = &self.signatures[index];
+        signature.with.iter().all(|word| line.contains(word.as_str()))
+            && !signature.without.iter().any(|word| line.contains(word.as_str()))
+            && self.patterns[index].as_ref().is_none_or(|pattern| pattern.is_match(line.as_bytes()))
+    }
+
+    /// The signatures of the XIDs that a line in lower case tells of: `xid (pci:0000:af:00): 79,`, `xid 79`.
+    pub(super) fn xids_in<'l>(&'l self, line: &'l str) -> impl Iterator<Item = usize> + 'l {
+        line.match_indices("xid")
+            .filter(|(at, _)| *at == 0 || !line.as_bytes()[at - 1].is_ascii_alphanumeric())
+            .filter_map(|(at, _)| self.xids.get(&xid_code(&line[at + 3..])?).copied())
+    }
+}
+
+/// The code in what follows the word: `(pci:0000:af:00): 79,`, ` error 79`, `s: 79`.
+fn xid_code(rest: &str) -> Option<u32> {
+    let separators = ['s', ' ', ':', '=', '#', '-'];
+    let rest = rest.trim_start_matches(separators);
+    let rest = rest.strip_prefix("error").or_else(|| rest.strip_prefix("code")).unwrap_or(rest);
+    let rest = rest.trim_start_matches(separators);
+    let rest = match rest.strip_prefix('(') {
+        Some(device) => device.split_once(')')?.1,
+        None => rest,
+    };
+    let rest = rest.trim_start_matches([':', ' ']);
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    rest[..digits].parse().ok()
+}
+
+fn longest(signature: &Signature) -> usize {
+    signature.any.iter().chain(&signature.with).map(String::len).max().unwrap_or(0)
+}
+
+fn compiled(id: &str) -> impl Fn(&str) -> Result<regex::bytes::Regex, CatalogError> + '_ {
+    move |pattern| {
+        regex::bytes::RegexBuilder::new(pattern)
+            .unicode(false)
+            .build()
+            .map_err(|error| CatalogError::Pattern { id: id.to_owned(), reason: error.to_string() })
+    }
+}
+
+/// XIDs are found by their number, not by words.
+fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signature {
+    Signature {
+        id: format!("xid.{code}"),
+        meaning: format!("XID {code}: {}", xid.meaning),
+        class: xid.class,
+        role: xid.role,
+        weight: xid.weight,
+        determinism: xid.determinism,
+        restart: xid.restart,
+        domain: None,
+        reporter: false,
+        fallback: false,
+        also: xid.also.clone(),
+        family: family.to_owned(),
+        any: Vec::new(),
+        with: Vec::new(),
+        without: Vec::new(),
+        pattern: None,
+        source: source.to_owned(),
+        example: format!("NVRM: Xid (PCI:0000:af:00): {code}, pid=1234, name=python"),
+        silent: Vec::new(),
+    }
+}

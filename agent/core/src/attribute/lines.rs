@@ -1,0 +1,308 @@
+//! One line of a log as a person would read it: without colours, progress bars and prefixes, but knowing which
+//! rank and which host wrote it and when.
+
+use std::borrow::Cow;
+
+/// Bytes of a line that are looked at on each side of what was found. A line of 100 MB is not copied whole.
+pub const LINE_WINDOW: usize = 2048;
+
+/// What stood before the message of a line.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prefix {
+    /// The rank that wrote it.
+    pub rank: Option<u32>,
+    /// Bytes of the line that the prefix takes.
+    pub len: usize,
+}
+
+/// The line without terminal sequences and control characters; of a progress bar that redraws itself with
+/// carriage returns all states stay, one after the other.
+pub fn clean(raw: &[u8]) -> Cow<'_, str> {
+    let text = String::from_utf8_lossy(raw);
+    if text.bytes().all(|byte| (b' '..0x7f).contains(&byte)) {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\x1b' => skip_sequence(&mut letters),
+            '\t' | '\r' => out.push(' '),
+            _ if letter.is_control() => {}
+            _ => out.push(letter),
+        }
+    }
+    Cow::Owned(out)
+}
+
+fn skip_sequence(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) {
+    if letters.next_if_eq(&'[').is_none() {
+        letters.next();
+        return;
+    }
+    while let Some(letter) = letters.next_if(|letter| matches!(letter, ' '..='~')) {
+        if matches!(letter, '@'..='~') {
+            return;
+        }
+    }
+}
+
+/// Takes away terminal sequences so that a word with colours in its middle is found. Control sequences only
+/// (`ESC [ … letter`): what else an escape may begin stays and does no harm.
+pub fn without_colours(raw: &[u8], out: &mut Vec<u8>) {
+    out.clear();
+    let mut rest = raw;
+    while let Some(at) = memchr::memchr(0x1b, rest) {
+        out.extend_from_slice(&rest[..at]);
+        rest = &rest[at + 1..];
+        if let Some(body) = rest.strip_prefix(b"[") {
+            let parameters = body.iter().take_while(|byte| matches!(byte, b' '..=b'?')).count();
+            rest = body.get(parameters + 1..).unwrap_or_default();
+            // A newline must never be lost: it would shift the numbers of all lines after it.
+            if body.get(parameters).is_some_and(|byte| !matches!(byte, b'@'..=b'~')) {
+                rest = &body[parameters..];
+            }
+        }
+    }
+    out.extend_from_slice(rest);
+}
+
+/// Reads what launchers, loggers and kernels put before a message, however they are stacked.
+pub fn prefix(line: &str) -> Prefix {
+    let mut found = Prefix::default();
+    for _ in 0..8 {
+        let rest = &line[found.len..];
+        let trimmed = rest.trim_start_matches([' ', ':', '|', '>']);
+        let after_spaces = found.len + rest.len() - trimmed.len();
+        let Some((len, rank)) = one_prefix(trimmed) else {
+            found.len = after_spaces;
+            return found;
+        };
+        found.rank = found.rank.or(rank);
+        found.len = after_spaces + len;
+    }
+    found
+}
+
+fn one_prefix(text: &str) -> Option<(usize, Option<u32>)> {
+    let first = text.bytes().next()?;
+    match first {
+        b'[' => bracketed(text),
+        b'(' => actor(text),
+        b'0'..=b'9' => numbered(text).or_else(|| stamped(text)),
+        b'A'..=b'Z' => glog(text).or_else(|| level(text)).or_else(|| syslog(text)),
+        _ => None,
+    }
+}
+
+/// `[rank3]:`, `[default3]:`, `[Rank 3]`, `[3]:`, `[1,3]<stderr>:`, `[2026-01-01 12:00:00]`, `[  12.345678]`, `[ERROR]`.
+fn bracketed(text: &str) -> Option<(usize, Option<u32>)> {
+    let end = text.bytes().take(80).position(|byte| byte == b']')?;
+    let body = text[1..end].trim();
+    let mut len = end + 1;
+    let lower = body.to_ascii_lowercase();
+    let rank = ["global_rank", "rank", "default", "worker", "trainer"]
+        .iter()
+        .find_map(|name| lower.strip_prefix(name))
+        .and_then(|number| number.trim_start_matches([' ', ':', '=', '_']).parse().ok());
+    if rank.is_some() {
+        return Some((len, rank));
+    }
+    if let Some((world, rank)) = body.split_once(',')
+        && world.parse::<u32>().is_ok()
+        && let Ok(rank) = rank.parse()
+    {
+        for stream in ["<stderr>", "<stdout>", "<stddiag>"] {
+            if text[len..].starts_with(stream) {
+                len += stream.len();
+            }
+        }
+        return Some((len, Some(rank)));
+    }
+    if body.bytes().all(|byte| byte.is_ascii_digit()) && text[len..].starts_with(':') {
+        return Some((len, body.parse().ok()));
+    }
+    let digits = body.bytes().filter(u8::is_ascii_digit).count();
+    let is_time = digits * 2 >= body.len() && body.contains([':', '.', '-']);
+    let is_level = matches!(lower.as_str(), "error" | "warning" | "warn" | "info" | "critical" | "fatal");
+    (is_time || is_level || month(body)).then_some((len, None))
+}
+
+/// `(RayTrainWorker pid=123, ip=10.0.0.1)`.
+fn actor(text: &str) -> Option<(usize, Option<u32>)> {
+    let end = text.bytes().take(120).position(|byte| byte == b')')?;
+    let body = &text[1..end];
+    let named = body.contains("pid=") || matches!(body, "raylet" | "autoscaler");
+    named.then_some((end + 1, None))
+}
+
+/// `3: ` of `srun --label`, and the column of numbers that some viewers put before each line.
+fn numbered(text: &str) -> Option<(usize, Option<u32>)> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let rest = &text[digits..];
+    if digits <= 5 && rest.starts_with(": ") {
+        return Some((digits + 2, text[..digits].parse().ok()));
+    }
+    (digits <= 7 && rest.starts_with("  ")).then_some((digits + 2, None))
+}
+
+/// `2026-06-10 03:09:55,123`, `2026/06/10 …`, `2026-06-10T03:09:55.123Z`, `03:09:55`, with what of a logger follows in ` - `.
+fn stamped(text: &str) -> Option<(usize, Option<u32>)> {
+    let len = text
+        .bytes()
+        .take_while(|byte| {
+            matches!(byte, b'0'..=b'9' | b'-' | b'/' | b':' | b'.' | b',' | b'T' | b'Z' | b'+')
+        })
+        .count();
+    let stamp = &text[..len];
+    let separators = stamp.bytes().filter(|byte| matches!(byte, b':' | b'-' | b'/')).count();
+    let next = text[len..].bytes().next();
+    (separators >= 2 && len >= 8 && matches!(next, Some(b' ' | b']') | None)).then_some((len, None))
+}
+
+/// `E0628 09:54:15.885613 1234 file.cc:12]`.
+fn glog(text: &str) -> Option<(usize, Option<u32>)> {
+    let bytes = text.as_bytes();
+    let is_glog = matches!(bytes[0], b'E' | b'W' | b'I' | b'F')
+        && bytes.len() > 5
+        && bytes[1..4].iter().all(u8::is_ascii_digit);
+    let end = text.bytes().take(240).position(|byte| byte == b']')?;
+    is_glog.then_some((end + 1, None))
+}
+
+/// `ERROR:`, `WARNING -`, `CRITICAL:root:`.
+fn level(text: &str) -> Option<(usize, Option<u32>)> {
+    let len = text.bytes().take_while(u8::is_ascii_uppercase).count();
+    let known =
+        matches!(&text[..len], "ERROR" | "WARNING" | "WARN" | "INFO" | "CRITICAL" | "FATAL" | "DEBUG");
+    let next = text[len..].bytes().next();
+    (known && matches!(next, Some(b':' | b' '))).then_some((len + 1, None))
+}
+
+/// `Jun 10 03:09:55 host kernel:`.
+fn syslog(text: &str) -> Option<(usize, Option<u32>)> {
+    if !month(text) || text.len() < 16 {
+        return None;
+    }
+    let at = text.find(" kernel: ").filter(|at| *at < 80)?;
+    Some((at + " kernel: ".len(), None))
+}
+
+fn month(text: &str) -> bool {
+    const NAMES: [&str; 19] = [
+        "Jan ", "Feb ", "Mar ", "Apr ", "May ", "Jun ", "Jul ", "Aug ", "Sep ", "Oct ", "Nov ", "Dec ",
+        "Mon ", "Tue ", "Wed ", "Thu ", "Fri ", "Sat ", "Sun ",
+    ];
+    NAMES.iter().any(|name| text.starts_with(name))
+}
+
+/// The rank that a line speaks of anywhere in it: `[rank3]`, `[Rank 3]`, `Rank 3`, `rank: 3`, `task 3:`.
+pub fn rank_in(line: &str) -> Option<u32> {
+    let lower = line.to_ascii_lowercase();
+    for marker in ["[rank", "rank      : ", " rank ", " task ", "global_rank=", "rank="] {
+        let Some(at) = lower.find(marker) else { continue };
+        let rest = lower[at + marker.len()..].trim_start();
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        if let Ok(rank) = rest[..digits].parse() {
+            return Some(rank);
+        }
+    }
+    None
+}
+
+/// Whether the line says of itself that it is a warning or a note. NCCL's WARN is its word for an error.
+pub fn is_mild(line: &str) -> bool {
+    const MARKS: [&str; 9] = [
+        "Warning:",
+        "WARNING",
+        "warnings.warn",
+        "NCCL INFO",
+        "[INFO]",
+        " INFO ",
+        "INFO:",
+        "DEBUG",
+        "falling back to",
+    ];
+    MARKS.iter().any(|mark| line.contains(mark)) && !line.contains("Error:")
+}
+
+/// Seconds since midnight of the first time of day in the line: `09:54:15.885`.
+pub fn time_of_day(line: &str) -> Option<f64> {
+    let bytes = line.as_bytes();
+    let two = |at: usize| -> Option<f64> {
+        let pair = bytes.get(at..at + 2)?;
+        pair.iter()
+            .all(u8::is_ascii_digit)
+            .then(|| f64::from(pair[0] - b'0') * 10.0 + f64::from(pair[1] - b'0'))
+    };
+    for colon in memchr::memchr_iter(b':', &bytes[..bytes.len().min(200)]) {
+        let Some(at) = colon.checked_sub(2) else { continue };
+        if bytes.get(at + 5) != Some(&b':') {
+            continue;
+        }
+        let (Some(hours), Some(minutes), Some(seconds)) = (two(at), two(at + 3), two(at + 6)) else {
+            continue;
+        };
+        if hours > 23.0 || minutes > 59.0 || seconds > 60.0 {
+            continue;
+        }
+        let fraction = bytes.get(at + 8..).unwrap_or_default();
+        let part = match fraction.split_first() {
+            Some((b'.' | b',', digits)) => {
+                let count = digits.iter().take(9).take_while(|byte| byte.is_ascii_digit()).count();
+                line.get(at + 9..at + 9 + count)
+                    .and_then(|text| format!("0.{text}").parse().ok())
+                    .unwrap_or(0.0)
+            }
+            _ => 0.0,
+        };
+        return Some(hours * 3600.0 + minutes * 60.0 + seconds + part);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> (Option<u32>, &str) {
+        let prefix = prefix(line);
+        (prefix.rank, &line[prefix.len..])
+    }
+
+    #[test]
+    fn ranks_are_read_from_prefixes() {
+        assert_eq!(read("[rank3]: ValueError: x"), (Some(3), "ValueError: x"));
+        assert_eq!(read("[default5]:Traceback"), (Some(5), "Traceback"));
+        assert_eq!(read("12: KeyError: 'a'"), (Some(12), "KeyError: 'a'"));
+        assert_eq!(read("[1,7]<stderr>: boom"), (Some(7), "boom"));
+        assert_eq!(read(": [rank18]:   File"), (Some(18), "File"));
+        assert_eq!(read("[2026-01-01 12:08:32] [Rank 2] boom"), (Some(2), "boom"));
+        assert_eq!(read("(Worker pid=12, ip=10.0.0.1) boom"), (None, "boom"));
+        assert_eq!(read("E0926 17:26:32.075402  157988 agent.cc:332] boom"), (None, "boom"));
+        assert_eq!(read("Jun 10 03:09:55 host kernel: NVRM: x"), (None, "NVRM: x"));
+        assert_eq!(read("2026-06-10 03:09:55,123 ERROR: boom"), (None, "boom"));
+    }
+
+    #[test]
+    fn colours_go_and_text_stays() {
+        assert_eq!(clean(b"\x1b[31mred\x1b[0m \x07bell\ttab"), "red bell tab");
+        let mut out = Vec::new();
+        without_colours(b"a\x1b[1;31mb\x1b[\nc\x1b", &mut out);
+        assert_eq!(out, b"ab\nc");
+    }
+
+    #[test]
+    fn times_of_day_are_found() {
+        assert_eq!(time_of_day("[2026-01-01 01:02:03.5] x"), Some(3723.5));
+        assert_eq!(time_of_day("no 99:99:99 time"), None);
+        assert_eq!(time_of_day("::::"), None);
+    }
+
+    #[test]
+    fn ranks_are_found_in_the_text() {
+        assert_eq!(rank_in("srun: error: g15: task 1: Exited"), Some(1));
+        assert_eq!(rank_in("  rank      : 4 (local_rank: 4)"), Some(4));
+        assert_eq!(rank_in("frank 9"), None);
+    }
+}

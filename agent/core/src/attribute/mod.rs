@@ -1,0 +1,201 @@
+//! Whose fault was it: from logs, exits and the kernel's lines to a judgement that explains itself.
+//!
+//! Pure: text comes in, an [`Attribution`] comes out. `docs/reference/attribution.md` tells how the judgement is made.
+//!
+//! In reading order: [`class`], [`catalog`] (signatures as data), [`lines`], [`traceback`], [`scan`] (one pass
+//! over the text), [`exit`], [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against labelled cases.
+
+pub mod catalog;
+pub mod class;
+pub mod exit;
+pub mod explain;
+pub mod fuse;
+pub mod lines;
+pub mod root;
+pub mod scan;
+pub mod score;
+pub mod traceback;
+pub mod vote;
+
+use std::collections::BTreeSet;
+
+use catalog::{Catalog, Determinism, Role};
+use class::{Class, Restart};
+use exit::Exit;
+use fuse::Posterior;
+use root::Root;
+use scan::Findings;
+use vote::Vote;
+
+use crate::verdict::FaultDomain;
+
+/// Below this probability no domain is named.
+const COMMIT: f64 = 0.5;
+
+/// All that is known of a failure.
+#[derive(Clone, Debug, Default)]
+pub struct Evidence {
+    /// What was found in logs of ranks and launchers and in the kernel's lines.
+    pub findings: Vec<Findings>,
+    /// How ranks ended.
+    pub exits: Vec<Exit>,
+    /// What else was observed: health of devices, verdicts of other judges, notices.
+    pub observations: Vec<Observation>,
+}
+
+/// Something observed beside the logs that speaks for a class.
+#[derive(Clone, Debug)]
+pub struct Observation {
+    /// Evidence of one family counts once; families of the catalogue may be named.
+    pub family: String,
+    /// What was observed, in words.
+    pub text: String,
+    /// What it speaks for.
+    pub class: Class,
+    /// With which log-odds.
+    pub weight: f64,
+}
+
+/// The judgement.
+#[derive(Clone, Debug)]
+pub struct Attribution {
+    /// What went wrong.
+    pub class: Class,
+    /// Whose fault it is; unknown is an abstention.
+    pub domain: FaultDomain,
+    /// How sure of the domain, from 0 to 1; of an abstention, how sure that nothing can be told.
+    pub confidence: f64,
+    /// What to do now.
+    pub restart: Restart,
+    /// Whether it comes again in the same place.
+    pub determinism: Determinism,
+    /// Where it began and who followed.
+    pub root: Root,
+    /// All classes with their probabilities.
+    pub posterior: Posterior,
+    /// The evidence for the class, heaviest first.
+    pub evidence: Vec<Vote>,
+    /// The evidence for other classes, heaviest first.
+    pub against: Vec<Vote>,
+    /// What only followed.
+    pub consequences: Vec<Vote>,
+}
+
+/// Judges.
+pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
+    let votes = vote::votes(catalog, evidence);
+    let posterior = fuse::fuse(&votes);
+    let class = committed(&posterior);
+    let (mut for_it, mut against, mut consequences) = (Vec::new(), Vec::new(), Vec::new());
+    for vote in votes {
+        let speaks = vote.classes().any(|(of, _)| of == class);
+        match vote.role {
+            Role::Primary if speaks => for_it.push(vote),
+            Role::Primary => against.push(vote),
+            Role::Secondary | Role::Benign => consequences.push(vote),
+        }
+    }
+    let weight =
+        |vote: &Vote| vote.classes().filter(|(of, _)| *of == class).map(|(_, w)| w).fold(0.0, f64::max);
+    for_it.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(begins(a).cmp(&begins(b))));
+    against.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+    consequences.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+    // With nothing but consequences, they are what the judgement rests on.
+    let decisive = for_it.first().or_else(|| consequences.iter().find(|vote| vote.class == class));
+    let determinism = decisive.map_or(Determinism::Either, |vote| vote.determinism);
+    let domain = decisive
+        .filter(|vote| vote.class == class && class != Class::Unknown)
+        .and_then(|vote| vote.domain)
+        .unwrap_or(class.domain());
+    let agreed = for_it.iter().chain(&against).chain(&consequences).find(|vote| vote.family == "exit");
+    let restart = agreed
+        .and_then(|vote| vote.restart)
+        .or_else(|| decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart))
+        .unwrap_or_else(|| advice(class, determinism));
+    Attribution {
+        class,
+        domain,
+        confidence: domain_probability(&posterior, class.domain()),
+        restart,
+        determinism,
+        root: root::root(evidence, &for_it, &consequences),
+        posterior,
+        evidence: for_it,
+        against,
+        consequences,
+    }
+}
+
+fn begins(vote: &Vote) -> (usize, u64) {
+    vote.spots.first().map_or((usize::MAX, u64::MAX), |(source, spot)| (*source, spot.line))
+}
+
+/// The likeliest class of the likeliest domain; unknown when no domain is likely enough.
+fn committed(posterior: &Posterior) -> Class {
+    const DOMAINS: [FaultDomain; 5] = [
+        FaultDomain::User,
+        FaultDomain::Hardware,
+        FaultDomain::Infrastructure,
+        FaultDomain::Platform,
+        FaultDomain::Unknown,
+    ];
+    let best = DOMAINS
+        .into_iter()
+        .max_by(|a, b| domain_probability(posterior, *a).total_cmp(&domain_probability(posterior, *b)))
+        .unwrap_or(FaultDomain::Unknown);
+    let classes = posterior.ranked();
+    let likeliest = posterior.best();
+    // A domain of many classes must not win by their number alone.
+    let alone = posterior.of(likeliest) > COMMIT;
+    let domain = if alone { likeliest.domain() } else { best };
+    if domain_probability(posterior, domain) < COMMIT && !leads(posterior, domain) {
+        return Class::Unknown;
+    }
+    classes
+        .into_iter()
+        .map(|(class, _)| class)
+        .find(|class| class.domain() == domain)
+        .unwrap_or(Class::Unknown)
+}
+
+/// Whether a domain is clearly likelier than "unknown".
+fn leads(posterior: &Posterior, domain: FaultDomain) -> bool {
+    domain_probability(posterior, domain) > 1.25 * posterior.of(Class::Unknown)
+        && posterior.best().domain() == domain
+        && posterior.of(posterior.best()) > 0.25
+}
+
+/// The probability of all classes of a domain together.
+pub fn domain_probability(posterior: &Posterior, domain: FaultDomain) -> f64 {
+    Class::ALL.into_iter().filter(|class| class.domain() == domain).map(|class| posterior.of(class)).sum()
+}
+
+/// What a class and its determinism say about a restart, when the evidence itself says nothing.
+fn advice(class: Class, determinism: Determinism) -> Restart {
+    match (class, determinism) {
+        (Class::UserCode | Class::UserConfig | Class::Data | Class::HostResource, Determinism::Transient) => {
+            Restart::RestartSameNodes
+        }
+        (Class::UserCode | Class::UserConfig | Class::Data | Class::HostResource, _) => Restart::DoNotRestart,
+        (Class::HardwareGpu | Class::HardwareHost, _) => Restart::RestartExcludeNode,
+        (Class::Fabric | Class::Storage | Class::SoftwarePlatform, Determinism::Deterministic) => {
+            Restart::DoNotRestart
+        }
+        (Class::Fabric, Determinism::Transient) => Restart::RestartSameNodes,
+        (Class::Fabric, Determinism::Either) => Restart::RestartExcludeNode,
+        (Class::Storage, Determinism::Transient | Determinism::Either) => Restart::RestartAfterWait,
+        (Class::SoftwarePlatform, Determinism::Transient) => Restart::RestartSameNodes,
+        (Class::SoftwarePlatform, Determinism::Either) => Restart::DoNotRestart,
+        (Class::Preemption, _) => Restart::RestartAfterWait,
+        (Class::Unknown, _) => Restart::RestartSameNodes,
+    }
+}
+
+/// All ranks that any line names.
+fn ranks_named(evidence: &Evidence) -> BTreeSet<u32> {
+    evidence
+        .findings
+        .iter()
+        .flat_map(|findings| findings.sightings.iter().flat_map(|s| s.ranks.iter().copied()))
+        .collect()
+}

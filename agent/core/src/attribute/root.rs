@@ -1,0 +1,89 @@
+//! Where a failure began among ranks: causes before consequences, by time where there is time; the others are
+//! victims. The same cause on many ranks at once is no rank's.
+
+use std::collections::BTreeSet;
+
+use super::Evidence;
+use super::scan::Spot;
+use super::vote::{Vote, is_log};
+
+/// Root lines that are told at most.
+const LINES: usize = 3;
+/// A second piece of evidence belongs to the root when it weighs nearly as much as the first.
+const NEARLY: f64 = 0.8;
+/// From this share of the named ranks on a cause is common to them.
+const COMMON: f64 = 0.3;
+
+/// Where it began.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Root {
+    /// The lines in which it shows: a source's place in the evidence, and the line. Best first.
+    pub lines: Vec<(usize, Spot)>,
+    /// The rank.
+    pub rank: Option<u32>,
+    /// Ranks that show the same cause at once: it is none of them.
+    pub common: BTreeSet<u32>,
+    /// Ranks that only show consequences.
+    pub victims: BTreeSet<u32>,
+}
+
+/// Finds the root in the evidence for the class (heaviest first) and in what only followed.
+pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote]) -> Root {
+    let grounds = if for_it.is_empty() { consequences } else { for_it };
+    let lines = root_lines(evidence, grounds);
+    let ranks: BTreeSet<u32> = for_it
+        .first()
+        .map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank).collect())
+        .unwrap_or_default();
+    let named = super::ranks_named(evidence);
+    let is_common = ranks.len() > 2 && ranks.len() as f64 >= COMMON * named.len() as f64;
+    let first_dead = evidence
+        .exits
+        .iter()
+        .filter(|exit| exit.order.is_some())
+        .min_by_key(|exit| exit.order)
+        .and_then(|exit| exit.rank);
+    let by_reporter = for_it.first().is_some_and(|vote| vote.reporter);
+    let rank = if for_it.is_empty() || is_common || by_reporter {
+        None
+    } else {
+        lines.iter().find_map(|(_, spot)| spot.rank).or(first_dead)
+    };
+    let victims = consequences
+        .iter()
+        .flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank))
+        .filter(|of| Some(*of) != rank && !ranks.contains(of))
+        .collect();
+    let common = if is_common { ranks } else { BTreeSet::new() };
+    Root { lines, rank, common, victims }
+}
+
+fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, Spot)> {
+    // The heaviest evidence may stand in the kernel's lines alone; the log has a root of its own.
+    let shows = |vote: &&Vote| vote.spots.iter().any(|(source, _)| is_log(evidence, *source));
+    let least = grounds.iter().find(shows).map_or(0.0, |vote| vote.weight * NEARLY);
+    let mut lines: Vec<(usize, Spot)> = Vec::new();
+    for vote in grounds.iter().filter(|vote| vote.weight >= least) {
+        let mut spots: Vec<&(usize, Spot)> =
+            vote.spots.iter().filter(|(source, _)| is_log(evidence, *source)).collect();
+        if let Some(times) = spots.iter().map(|(_, spot)| spot.time).collect::<Option<Vec<f64>>>()
+            && spans_less_than_half_a_day(&times)
+        {
+            spots.sort_by(|a, b| a.1.time.partial_cmp(&b.1.time).unwrap_or(std::cmp::Ordering::Equal));
+        }
+        for spot in spots {
+            if lines.len() < LINES && !lines.iter().any(|(at, of)| *at == spot.0 && of.line == spot.1.line) {
+                lines.push(spot.clone());
+            }
+        }
+    }
+    lines
+}
+
+/// Times of day can be compared unless midnight may lie between them.
+fn spans_less_than_half_a_day(times: &[f64]) -> bool {
+    let (least, most) = times
+        .iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), t| (least.min(*t), most.max(*t)));
+    most - least < 43_200.0
+}

@@ -1,0 +1,371 @@
+//! One pass over a log for all signatures at once. Takes text in pieces of any size, so that memory stays small
+//! however long the log is; survives garbage bytes and lines without end.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::catalog::{Catalog, STRUCTURE, XID};
+use super::lines::{self, LINE_WINDOW};
+use super::traceback::{self, Frame};
+
+/// Sightings of one signature in one source that are kept, the earliest; the others are only counted.
+const KEPT: usize = 32;
+/// Sightings after which a signature is no longer looked at in a source.
+const LOOKED_AT: usize = 4096;
+/// Exceptions kept per source: so many of the first, and so many of the last.
+const EXCEPTIONS: usize = 128;
+/// An unfinished line is held back up to this size, then looked at in pieces.
+const UNFINISHED: usize = 64 * 1024;
+/// A traceback's last frame stands at most so many lines before the exception.
+const FRAME_REACH: u64 = 12;
+/// Only a source up to this size is read a second time with its lines joined, against wrapped text.
+const JOINED: usize = 64 * 1024;
+/// Characters of a line that are kept for quoting.
+const QUOTE: usize = 400;
+
+/// Where a text comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// What ranks or their launcher printed.
+    #[default]
+    Log,
+    /// What the kernel said.
+    Kernel,
+    /// What is known about exits, in words.
+    Exit,
+}
+
+/// A signature in a source.
+#[derive(Clone, Debug)]
+pub struct Sighting {
+    /// Its place in [`Catalog::signatures`].
+    pub signature: usize,
+    /// Where it was seen, at most the first few.
+    pub spots: Vec<Spot>,
+    /// How often it was seen in all.
+    pub count: u64,
+    /// Ranks that told it.
+    pub ranks: BTreeSet<u32>,
+}
+
+/// A line that matters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spot {
+    /// Its number in its source, from 1.
+    pub line: u64,
+    /// The rank that wrote it or of which it speaks.
+    pub rank: Option<u32>,
+    /// Time of day, seconds, where the line has one.
+    pub time: Option<f64>,
+    /// It stands in a warning or a note.
+    pub mild: bool,
+    /// The line itself, cleaned and shortened.
+    pub text: String,
+}
+
+/// An exception in a source.
+#[derive(Clone, Debug)]
+pub struct Exception {
+    /// Its type with modules.
+    pub name: String,
+    /// Where it stands.
+    pub spot: Spot,
+    /// The innermost frame of its traceback.
+    pub frame: Option<Frame>,
+    /// The line tells more before it.
+    pub embedded: bool,
+    /// A signature knows the line better.
+    pub known: bool,
+}
+
+/// What was found in one source.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// The source's name: a file.
+    pub source: String,
+    /// The rank whose output it is, where that is known.
+    pub rank: Option<u32>,
+    /// What kind of text it is.
+    pub kind: Kind,
+    /// Signatures, in the order of their first sighting.
+    pub sightings: Vec<Sighting>,
+    /// Exceptions, in order.
+    pub exceptions: Vec<Exception>,
+    /// Lines read.
+    pub lines: u64,
+    /// Bytes read.
+    pub bytes: u64,
+}
+
+/// Reads one source.
+pub struct Scan<'c> {
+    catalog: &'c Catalog,
+    findings: Findings,
+    places: BTreeMap<usize, usize>,
+    frames: BTreeMap<Option<u32>, (u64, Frame)>,
+    unfinished: Vec<u8>,
+    plain: Vec<u8>,
+    small: Vec<u8>,
+    words: Vec<usize>,
+}
+
+impl<'c> Scan<'c> {
+    /// Begins with a source.
+    pub fn new(catalog: &'c Catalog, source: &str, rank: Option<u32>, kind: Kind) -> Scan<'c> {
+        Scan {
+            catalog,
+            findings: Findings { source: source.to_owned(), rank, kind, ..Findings::default() },
+            places: BTreeMap::new(),
+            frames: BTreeMap::new(),
+            unfinished: Vec::new(),
+            plain: Vec::new(),
+            small: Vec::new(),
+            words: Vec::new(),
+        }
+    }
+
+    /// Reads a whole text at once.
+    pub fn of_text(
+        catalog: &'c Catalog,
+        source: &str,
+        rank: Option<u32>,
+        kind: Kind,
+        text: &[u8],
+    ) -> Findings {
+        let mut scan = Scan::new(catalog, source, rank, kind);
+        scan.feed(text);
+        scan.finish()
+    }
+
+    /// Takes the next piece; it may end anywhere.
+    pub fn feed(&mut self, piece: &[u8]) {
+        self.findings.bytes += piece.len() as u64;
+        if self.findings.bytes <= JOINED as u64 {
+            self.small.extend_from_slice(piece);
+        }
+        let mut rest = piece;
+        if !self.unfinished.is_empty() {
+            let end = memchr::memchr(b'\n', rest).map_or(rest.len(), |at| at + 1);
+            self.unfinished.extend_from_slice(&rest[..end]);
+            rest = &rest[end..];
+            if self.unfinished.ends_with(b"\n") || self.unfinished.len() > UNFINISHED {
+                let line = std::mem::take(&mut self.unfinished);
+                self.block(&line);
+            }
+        }
+        let end = match memchr::memrchr(b'\n', rest) {
+            Some(at) => at + 1,
+            None if rest.len() > UNFINISHED => rest.len(),
+            None => 0,
+        };
+        self.block(&rest[..end]);
+        self.unfinished.extend_from_slice(&rest[end..]);
+    }
+
+    /// The text is over.
+    pub fn finish(mut self) -> Findings {
+        let mut last = std::mem::take(&mut self.unfinished);
+        if !last.is_empty() {
+            last.push(b'\n');
+            self.block(&last);
+        }
+        if self.findings.bytes <= JOINED as u64 {
+            let text = std::mem::take(&mut self.small);
+            self.joined(&text);
+        }
+        self.findings
+    }
+
+    fn block(&mut self, block: &[u8]) {
+        if block.is_empty() {
+            return;
+        }
+        if memchr::memchr(0x1b, block).is_none() {
+            self.plain_block(block);
+        } else {
+            let mut plain = std::mem::take(&mut self.plain);
+            lines::without_colours(block, &mut plain);
+            self.plain_block(&plain);
+            self.plain = plain;
+        }
+    }
+
+    /// Finds the words of all signatures, and looks closer at the lines that have some.
+    fn plain_block(&mut self, block: &[u8]) {
+        let catalog = self.catalog;
+        let (mut counted, mut start, mut end) = (0, 0, 0);
+        for hit in catalog.words().find_overlapping_iter(block) {
+            let at = hit.start();
+            if at >= end {
+                self.look(block.get(start..end).unwrap_or_default());
+                let from = end.max(at.saturating_sub(LINE_WINDOW));
+                start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
+                let until = block.len().min(at + LINE_WINDOW);
+                end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
+                self.findings.lines += newlines(&block[counted..start]);
+                counted = start;
+            }
+            self.words.push(hit.pattern().as_usize());
+        }
+        self.look(block.get(start..end).unwrap_or_default());
+        self.findings.lines += newlines(&block[counted..]);
+    }
+
+    /// Looks at a line that has some of the words.
+    fn look(&mut self, raw: &[u8]) {
+        if self.words.is_empty() {
+            return;
+        }
+        let mut words = std::mem::take(&mut self.words);
+        words.sort_unstable();
+        words.dedup();
+        let worthwhile = words.iter().any(|word| {
+            *word < STRUCTURE.len()
+                || self
+                    .catalog
+                    .of_word(*word)
+                    .iter()
+                    .any(|signature| self.seen(*signature) < LOOKED_AT as u64)
+        });
+        if worthwhile {
+            let number = self.findings.lines + 1;
+            let line = lines::clean(raw);
+            let known = self.signatures_of(&line, number, &words, false);
+            if words.first().is_some_and(|word| *word < STRUCTURE.len()) {
+                self.structure_of(&line, number, known);
+            }
+        }
+        words.clear();
+        self.words = words;
+    }
+
+    fn seen(&self, signature: usize) -> u64 {
+        self.places.get(&signature).map_or(0, |place| self.findings.sightings[*place].count)
+    }
+
+    /// Notes each signature that the line matches; tells whether there is one.
+    fn signatures_of(&mut self, line: &str, number: u64, words: &[usize], only_new: bool) -> bool {
+        let mut candidates: Vec<usize> =
+            words.iter().flat_map(|word| self.catalog.of_word(*word).iter().copied()).collect();
+        candidates.sort_unstable();
+        candidates.dedup();
+        let xid = words.contains(&XID);
+        if candidates.is_empty() && !xid {
+            return false;
+        }
+        let lower = line.to_ascii_lowercase();
+        candidates.retain(|index| self.catalog.confirms(*index, &lower));
+        if xid {
+            candidates.extend(self.catalog.xids_in(&lower));
+        }
+        if only_new {
+            candidates.retain(|index| !self.places.contains_key(index));
+        }
+        if candidates.is_empty() {
+            return false;
+        }
+        let spot = self.spot(line, number);
+        for index in candidates {
+            self.note(index, &spot);
+        }
+        true
+    }
+
+    fn note(&mut self, signature: usize, spot: &Spot) {
+        let sightings = &mut self.findings.sightings;
+        let place = *self.places.entry(signature).or_insert_with(|| {
+            sightings.push(Sighting { signature, spots: Vec::new(), count: 0, ranks: BTreeSet::new() });
+            sightings.len() - 1
+        });
+        let sighting = &mut sightings[place];
+        sighting.count += 1;
+        sighting.ranks.extend(spot.rank);
+        if sighting.spots.len() < KEPT {
+            sighting.spots.push(spot.clone());
+        }
+    }
+
+    fn spot(&self, line: &str, number: u64) -> Spot {
+        let prefix = lines::prefix(line);
+        let rank = prefix.rank.or_else(|| lines::rank_in(line)).or(self.findings.rank);
+        let text: String = line.trim().chars().take(QUOTE).collect();
+        Spot { line: number, rank, time: lines::time_of_day(line), mild: lines::is_mild(line), text }
+    }
+
+    /// Frames and exceptions.
+    fn structure_of(&mut self, line: &str, number: u64, known: bool) {
+        let prefix = lines::prefix(line);
+        let rank = prefix.rank.or(self.findings.rank);
+        let text = &line[prefix.len..];
+        if let Some(frame) = traceback::frame(text) {
+            self.frames.insert(rank, (number, frame));
+            return;
+        }
+        let Some(raised) = traceback::raised(text) else { return };
+        let frame = self
+            .frames
+            .get(&rank)
+            .filter(|(at, _)| !raised.embedded && number.saturating_sub(*at) <= FRAME_REACH)
+            .map(|(_, frame)| frame.clone());
+        let exception = Exception {
+            name: raised.name.to_owned(),
+            spot: self.spot(line, number),
+            frame,
+            embedded: raised.embedded,
+            known,
+        };
+        let exceptions = &mut self.findings.exceptions;
+        if exceptions.len() == 2 * EXCEPTIONS {
+            exceptions.remove(EXCEPTIONS);
+        }
+        exceptions.push(exception);
+    }
+
+    /// Reads a small text again, each line joined with the next: a message may be wrapped anywhere.
+    fn joined(&mut self, text: &[u8]) {
+        let mut plain = Vec::new();
+        lines::without_colours(text, &mut plain);
+        let lines: Vec<Cow<'_, str>> = plain.split(|byte| *byte == b'\n').map(lines::clean).collect();
+        for (at, pair) in lines.windows(2).enumerate() {
+            let (first, second) = (pair[0].trim_end(), pair[1].trim());
+            if first.is_empty() || second.is_empty() || first.len() + second.len() > 2 * LINE_WINDOW {
+                continue;
+            }
+            for glue in [" ", ""] {
+                let both = format!("{first}{glue}{second}");
+                let hits: Vec<(usize, usize)> = self
+                    .catalog
+                    .words()
+                    .find_overlapping_iter(&both)
+                    .map(|hit| (hit.pattern().as_usize(), hit.start()))
+                    .collect();
+                let in_second = hits.iter().all(|(_, start)| *start >= first.len());
+                let words: Vec<usize> = hits.iter().map(|(word, _)| *word).collect();
+                let number = at as u64 + 1 + u64::from(in_second);
+                self.signatures_of(&both, number, &words, true);
+            }
+        }
+        self.hints(&lines);
+    }
+
+    /// Hints of the lines that nothing explains.
+    fn hints(&mut self, lines: &[Cow<'_, str>]) {
+        let explained: BTreeSet<u64> =
+            self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
+        for (number, line) in (1u64..).zip(lines) {
+            if explained.contains(&number) || line.trim().is_empty() {
+                continue;
+            }
+            let lower = line.to_ascii_lowercase();
+            let hints: Vec<usize> = self.catalog.hints(&lower).collect();
+            if !hints.is_empty() {
+                let spot = self.spot(line, number);
+                hints.into_iter().for_each(|hint| self.note(hint, &spot));
+            }
+        }
+    }
+}
+
+fn newlines(bytes: &[u8]) -> u64 {
+    memchr::memchr_iter(b'\n', bytes).count() as u64
+}

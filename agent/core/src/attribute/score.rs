@@ -1,0 +1,303 @@
+//! Holds the judgement against labelled cases: one JSON object a line, of the schema that
+//! `docs/reference/attribution.md` tells. Pure: cases come in parsed, numbers come out.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::catalog::Catalog;
+use super::class::{Class, Restart};
+use super::exit;
+use super::scan::{Kind, Scan};
+use super::{Attribution, Evidence, attribute};
+use crate::verdict::FaultDomain;
+
+/// Bins of the reliability table.
+const BINS: usize = 5;
+
+/// A failure with what people found to be its cause. Fields that scoring does not need are ignored.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Case {
+    /// Its name.
+    pub id: String,
+    /// The log as it was found.
+    pub log: String,
+    /// The same with line wraps undone, where that was needed.
+    #[serde(default)]
+    pub log_joined: Option<String>,
+    /// What is known about exits.
+    #[serde(default)]
+    pub exit_info: Option<String>,
+    /// Lines of the kernel.
+    #[serde(default)]
+    pub kernel_log: Option<String>,
+    /// The right answer, where it is known.
+    #[serde(default)]
+    pub label: Option<Label>,
+    /// How sure the label is: high, medium, low.
+    #[serde(default)]
+    pub confidence: Option<String>,
+    /// Words to cut by.
+    #[serde(default)]
+    pub tags: Vec<String>,
+    /// `verbatim` or `author_abridged`.
+    #[serde(default)]
+    pub log_fidelity: Option<String>,
+}
+
+/// The right answer.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Label {
+    /// What went wrong.
+    pub class: Class,
+    /// Whose fault it was.
+    pub fault_domain: FaultDomain,
+    /// What to do.
+    pub restart: Restart,
+    /// Lines of the log, from 1, any of which is the root.
+    #[serde(default)]
+    pub root_lines: Option<Vec<u64>>,
+}
+
+/// The answer to one case.
+#[derive(Clone, Debug, Serialize)]
+pub struct Answer {
+    /// Which case.
+    pub id: String,
+    /// What went wrong.
+    pub class: Class,
+    /// Whose fault it was; unknown is an abstention.
+    pub fault_domain: FaultDomain,
+    /// What to do.
+    pub restart: Restart,
+    /// How sure of the domain, from 0 to 1.
+    pub confidence: f64,
+    /// Lines of the log, from 1, best first.
+    pub root_lines: Vec<u64>,
+    /// The rank where it began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root_rank: Option<u32>,
+    /// On what it rests, heaviest first.
+    pub reasons: Vec<String>,
+    /// Whether the domain is right; absent without a label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub right: Option<bool>,
+}
+
+/// The evidence of a case.
+pub fn evidence(catalog: &Catalog, case: &Case) -> Evidence {
+    let log = case.log_joined.as_deref().unwrap_or(&case.log);
+    let mut findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+    if let Some(kernel) = case.kernel_log.as_deref().filter(|text| !text.is_empty()) {
+        findings.push(Scan::of_text(catalog, "kernel", None, Kind::Kernel, kernel.as_bytes()));
+    }
+    let exit_info = case.exit_info.as_deref().unwrap_or_default();
+    findings.push(Scan::of_text(catalog, "exit", None, Kind::Exit, exit_info.as_bytes()));
+    Evidence { findings, exits: exit::from_text(exit_info), observations: Vec::new() }
+}
+
+/// Judges a case.
+pub fn answer(catalog: &Catalog, case: &Case) -> Answer {
+    let judged = attribute(catalog, &evidence(catalog, case));
+    let root_lines = root_lines(case, &judged);
+    Answer {
+        id: case.id.clone(),
+        class: judged.class,
+        fault_domain: judged.domain,
+        restart: judged.restart,
+        confidence: judged.confidence,
+        root_lines,
+        root_rank: judged.root.rank,
+        reasons: reasons(&judged),
+        right: case.label.as_ref().map(|label| label.fault_domain == judged.domain),
+    }
+}
+
+fn reasons(judged: &Attribution) -> Vec<String> {
+    let told = |sign: &'static str| {
+        move |vote: &super::vote::Vote| {
+            format!("{sign} {} {:.1} ({})", vote.class.name(), vote.weight, vote.id)
+        }
+    };
+    judged
+        .evidence
+        .iter()
+        .map(told("for"))
+        .chain(judged.against.iter().map(told("against")))
+        .chain(judged.consequences.iter().map(told("followed")))
+        .collect()
+}
+
+/// Root lines as lines of the log as it was found.
+fn root_lines(case: &Case, judged: &Attribution) -> Vec<u64> {
+    let lines = judged.root.lines.iter().filter(|(source, _)| *source == 0).map(|(_, spot)| spot.line);
+    let Some(joined) = &case.log_joined else { return lines.collect() };
+    let covered = covered_lines(&case.log, joined);
+    let mut found: Vec<u64> = Vec::new();
+    for line in lines {
+        let at = usize::try_from(line).unwrap_or(usize::MAX).saturating_sub(1);
+        for original in covered.get(at).into_iter().flat_map(|(from, to)| *from..=*to) {
+            if !found.contains(&original) {
+                found.push(original);
+            }
+        }
+    }
+    found
+}
+
+/// For each line of the joined text the lines of the original that it is made of: both hold the same letters,
+/// only white space differs.
+fn covered_lines(log: &str, joined: &str) -> Vec<(u64, u64)> {
+    let mut line_of_letter = Vec::new();
+    for (number, line) in (1u64..).zip(log.split('\n')) {
+        line_of_letter.extend(line.chars().filter(|c| !c.is_whitespace()).map(|_| number));
+    }
+    let last = line_of_letter.last().copied().unwrap_or(1);
+    let mut at = 0;
+    let mut covered = Vec::new();
+    for line in joined.split('\n') {
+        let letters = line.chars().filter(|c| !c.is_whitespace()).count();
+        let from = line_of_letter.get(at).copied().unwrap_or(last);
+        let to = line_of_letter.get((at + letters).saturating_sub(1)).copied().unwrap_or(last);
+        covered.push((from, to.max(from)));
+        at += letters;
+    }
+    covered
+}
+
+/// How right the answers are.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Summary {
+    /// All cases with a label.
+    pub all: Share,
+    /// Verbatim logs with labels that are not of low confidence, without one-liners.
+    pub headline: Share,
+    /// One-liners alone.
+    pub one_liners: Share,
+    /// How often each class was right, by its name.
+    pub per_class: BTreeMap<&'static str, Share>,
+    /// For each true class how often each class was answered.
+    pub confusion: BTreeMap<&'static str, BTreeMap<&'static str, u32>>,
+    /// How far confidence can be trusted.
+    pub calibration: Calibration,
+    /// Cases called hardware that were the user's.
+    pub false_hardware: u32,
+    /// Cases told not to restart where a restart was right.
+    pub false_do_not_restart: u32,
+}
+
+/// Counts over a set of cases.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Share {
+    /// Cases.
+    pub cases: u32,
+    /// With the right domain; an abstention is right when the label says unknown.
+    pub domain: u32,
+    /// Cases in which a domain was named.
+    pub committed: u32,
+    /// Of those with the right one.
+    pub committed_right: u32,
+    /// With the right class.
+    pub class: u32,
+    /// With the right advice.
+    pub restart: u32,
+    /// Cases whose label tells root lines.
+    pub with_root: u32,
+    /// Of those: the first root line told is one of them.
+    pub root_first: u32,
+    /// Of those: one of the root lines told is one of them.
+    pub root_any: u32,
+}
+
+/// How far confidence can be trusted.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Calibration {
+    /// Mean squared difference between confidence and being right about the domain.
+    pub brier: f64,
+    /// By confidence, lowest first.
+    pub bins: Vec<Bin>,
+}
+
+/// Answers of like confidence.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Bin {
+    /// Least confidence of the bin.
+    pub from: f64,
+    /// Answers in it.
+    pub cases: u32,
+    /// Their mean confidence.
+    pub confidence: f64,
+    /// The share of them that is right.
+    pub right: f64,
+}
+
+impl Share {
+    fn add(&mut self, answer: &Answer, label: &Label) {
+        let right = answer.fault_domain == label.fault_domain;
+        let committed = answer.fault_domain != FaultDomain::Unknown;
+        self.cases += 1;
+        self.domain += u32::from(right);
+        self.committed += u32::from(committed);
+        self.committed_right += u32::from(committed && right);
+        self.class += u32::from(answer.class == label.class);
+        self.restart += u32::from(answer.restart == label.restart);
+        if let Some(root) = &label.root_lines {
+            self.with_root += 1;
+            self.root_first += u32::from(answer.root_lines.first().is_some_and(|line| root.contains(line)));
+            self.root_any += u32::from(answer.root_lines.iter().any(|line| root.contains(line)));
+        }
+    }
+}
+
+/// Sums answers up against the labels of their cases.
+pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
+    let mut summary = Summary::default();
+    let mut bins = vec![Bin::default(); BINS];
+    for (case, answer) in cases.iter().zip(answers) {
+        let Some(label) = &case.label else { continue };
+        summary.all.add(answer, label);
+        let one_line = case.tags.iter().any(|tag| tag == "one_line");
+        let abridged = case.log_fidelity.as_deref() == Some("author_abridged");
+        if one_line {
+            summary.one_liners.add(answer, label);
+        } else if !abridged && case.confidence.as_deref() != Some("low") {
+            summary.headline.add(answer, label);
+        }
+        summary.per_class.entry(label.class.name()).or_default().add(answer, label);
+        *summary.confusion.entry(label.class.name()).or_default().entry(answer.class.name()).or_default() +=
+            1;
+        let right = answer.fault_domain == label.fault_domain;
+        let hit = f64::from(u8::from(right));
+        summary.calibration.brier += (answer.confidence - hit).powi(2);
+        let bin = &mut bins[((answer.confidence * BINS as f64) as usize).min(BINS - 1)];
+        bin.cases += 1;
+        bin.confidence += answer.confidence;
+        bin.right += hit;
+        summary.false_hardware += u32::from(
+            label.fault_domain == FaultDomain::User && answer.fault_domain == FaultDomain::Hardware,
+        );
+        summary.false_do_not_restart +=
+            u32::from(answer.restart == Restart::DoNotRestart && label.restart != Restart::DoNotRestart);
+    }
+    for (at, bin) in bins.iter_mut().enumerate() {
+        let cases = f64::from(bin.cases.max(1));
+        bin.from = at as f64 / BINS as f64;
+        bin.confidence /= cases;
+        bin.right /= cases;
+    }
+    summary.calibration.brier /= f64::from(summary.all.cases.max(1));
+    summary.calibration.bins = bins;
+    summary
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_lines_know_what_they_are_made_of() {
+        let log = "one\ntwo th\nree\nfour";
+        assert_eq!(covered_lines(log, "one\ntwo three\nfour"), [(1, 1), (2, 3), (4, 4)]);
+        assert_eq!(covered_lines("", ""), [(1, 1)]);
+    }
+}

@@ -1,0 +1,126 @@
+//! Python's exceptions by structure: what was raised, and whether in the program or in a library.
+
+/// A frame of a traceback.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frame {
+    /// File as the interpreter names it.
+    pub path: String,
+    /// Function, where the line has it.
+    pub function: String,
+}
+
+impl Frame {
+    /// Whether the file belongs to an installed library or to Python rather than to the training program.
+    pub fn in_library(&self) -> bool {
+        const PLACES: [&str; 9] = [
+            "site-packages",
+            "dist-packages",
+            "/lib/python",
+            "/lib64/python",
+            "<frozen",
+            "/pytorch/torch/",
+            "/usr/lib/",
+            "\\lib\\",
+            "<string>",
+        ];
+        PLACES.iter().any(|place| self.path.contains(place))
+    }
+}
+
+/// Reads `  File "/home/a/train.py", line 12, in main`; the text begins at or before `File`.
+pub fn frame(text: &str) -> Option<Frame> {
+    let at = text.find("File \"")?;
+    let (path, rest) = text[at + 6..].split_once('"')?;
+    let rest = rest.strip_prefix(", line ")?;
+    let function = rest.split_once(", in ").map_or("", |(_, function)| function).trim();
+    Some(Frame { path: path.to_owned(), function: function.to_owned() })
+}
+
+/// An exception that a line tells.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Raised<'a> {
+    /// Its type with modules.
+    pub name: &'a str,
+    /// What it says.
+    pub message: &'a str,
+    /// The line tells more before it: a log message, a wrapper's words.
+    pub embedded: bool,
+}
+
+/// Reads `ValueError: text`, `torch.cuda.OutOfMemoryError`, `E   KeyError: 'a'`, `stderr: OSError: text`;
+/// the text begins after the line's prefix.
+pub fn raised(text: &str) -> Option<Raised<'_>> {
+    let text = text.trim_start_matches(['|', '+', '-', ' ', '╭', '│']).trim_end();
+    // pytest marks its lines so.
+    let text = text.strip_prefix("E  ").map_or(text, str::trim_start);
+    if let Some(found) = at_start(text) {
+        return Some(found);
+    }
+    // Somewhere in the line: the first word that is the name of an exception before a colon.
+    for (colon, _) in text.match_indices(": ").take(12) {
+        let start = text[..colon]
+            .rfind(|c: char| !is_name(c))
+            .map_or(0, |at| at + text[at..].chars().next().map_or(1, char::len_utf8));
+        let name = &text[start..colon];
+        if is_exception(name) {
+            return Some(Raised { name, message: &text[colon + 2..], embedded: true });
+        }
+    }
+    None
+}
+
+fn at_start(text: &str) -> Option<Raised<'_>> {
+    let end = text.find(|c: char| !is_name(c)).unwrap_or(text.len());
+    let (name, rest) = text.split_at(end);
+    if !is_exception(name) {
+        return None;
+    }
+    match rest.strip_prefix(':') {
+        Some(message) => Some(Raised { name, message: message.trim_start(), embedded: false }),
+        None if rest.is_empty() => Some(Raised { name, message: "", embedded: false }),
+        None => None,
+    }
+}
+
+fn is_name(letter: char) -> bool {
+    letter.is_alphanumeric() || matches!(letter, '_' | '.')
+}
+
+/// By the field's habit: a capital somewhere in the last part and one of the usual ends.
+fn is_exception(name: &str) -> bool {
+    const ENDS: [&str; 9] =
+        ["Error", "Exception", "Interrupt", "Exit", "Timeout", "Failure", "Iteration", "Expired", "Group"];
+    let last = name.rsplit('.').next().unwrap_or(name);
+    last.len() > 5
+        && last.starts_with(|c: char| c.is_ascii_uppercase())
+        && ENDS.iter().any(|end| last.ends_with(end))
+        || last == "CUDAOutOfMemory"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exceptions_are_read_from_lines() {
+        let name = |line| raised(line).map(|found| (found.name, found.embedded));
+        assert_eq!(name("ValueError: bad"), Some(("ValueError", false)));
+        assert_eq!(name("torch.cuda.OutOfMemoryError: CUDA"), Some(("torch.cuda.OutOfMemoryError", false)));
+        assert_eq!(name("AssertionError"), Some(("AssertionError", false)));
+        assert_eq!(name("Exit code: 1. stderr: RuntimeError: No"), Some(("RuntimeError", true)));
+        assert_eq!(name("srun: error: node: task 1"), None);
+        assert_eq!(name("  | ExceptionGroup: unhandled (2 sub-exceptions)"), Some(("ExceptionGroup", false)));
+        assert_eq!(name("no Error here"), None);
+        assert_eq!(name(""), None);
+    }
+
+    #[test]
+    fn frames_know_libraries() {
+        let user = frame("  File \"/home/a/train.py\", line 3, in main").expect("a frame");
+        assert_eq!((user.function.as_str(), user.in_library()), ("main", false));
+        let library =
+            frame("File \"/v/lib/python3.11/site-packages/torch/x.py\", line 3, in f").expect("a frame");
+        assert!(library.in_library());
+        assert_eq!(frame("File \"x\" is missing"), None);
+    }
+}

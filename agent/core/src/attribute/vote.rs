@@ -1,0 +1,272 @@
+//! From what was found to votes: each piece of evidence speaks for some classes, with log-odds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Evidence;
+use super::catalog::{Catalog, Determinism, Role};
+use super::class::{Class, Restart};
+use super::scan::{Exception, Findings, Kind, Sighting, Spot};
+use crate::verdict::FaultDomain;
+
+/// What an exception tells whose type no rule knows.
+const UNKNOWN_EXCEPTION: [(Class, f64); 3] =
+    [(Class::UserCode, 1.6), (Class::UserConfig, 1.3), (Class::SoftwarePlatform, 0.8)];
+/// An exception told inside another message counts for less.
+const EMBEDDED: f64 = 0.6;
+/// An exception from the training program's own frames is the program's.
+const OWN_FRAMES: f64 = 0.6;
+
+/// What stands in a warning or a note counts so much.
+const MILD: f64 = 0.5;
+/// Beside evidence of this weight hints are left out.
+const BETTER_THAN_HINTS: f64 = 2.0;
+
+/// One piece of evidence.
+#[derive(Clone, Debug)]
+pub struct Vote {
+    /// Evidence of one family counts once.
+    pub family: String,
+    /// Name of the signature, or what else it is.
+    pub id: String,
+    /// What it means, in words.
+    pub meaning: String,
+    /// Cause or consequence.
+    pub role: Role,
+    /// The class it speaks for first, its log-odds with it.
+    pub class: Class,
+    /// Log-odds for that class.
+    pub weight: f64,
+    /// Other classes, with theirs.
+    pub also: Vec<(Class, f64)>,
+    /// Whether it comes again.
+    pub determinism: Determinism,
+    /// What to do, where the evidence says so itself.
+    pub restart: Option<Restart>,
+    /// Whose fault, where it is not what the class says.
+    pub domain: Option<FaultDomain>,
+    /// The rank that prints it tells of another's fault.
+    pub reporter: bool,
+    /// Only a hint, from the words of a line that no signature explains.
+    pub hint: bool,
+    /// Where it was seen: the source's place in the evidence, and the lines.
+    pub spots: Vec<(usize, Spot)>,
+    /// How often.
+    pub count: u64,
+}
+
+impl Vote {
+    /// All classes that it speaks for.
+    pub fn classes(&self) -> impl Iterator<Item = (Class, f64)> + '_ {
+        std::iter::once((self.class, self.weight)).chain(self.also.iter().copied())
+    }
+}
+
+/// All votes, in the order of sources and lines.
+pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
+    let mut votes = Vec::new();
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        of_signatures(catalog, place, findings, &mut votes);
+        for exception in &findings.exceptions {
+            if !is_known(catalog, exception, findings) {
+                add(&mut votes, of_exception(catalog, place, exception));
+            }
+        }
+    }
+    votes.extend(of_exits(evidence));
+    votes.extend(of_repeated_xids(catalog, evidence));
+    votes.extend(evidence.observations.iter().map(|observation| Vote {
+        family: observation.family.clone(),
+        id: observation.family.clone(),
+        meaning: observation.text.clone(),
+        role: Role::Primary,
+        class: observation.class,
+        weight: observation.weight,
+        also: Vec::new(),
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        reporter: false,
+        hint: false,
+        spots: Vec::new(),
+        count: 1,
+    }));
+    // Words count only where nothing better was seen.
+    if votes.iter().any(|vote| vote.role == Role::Primary && !vote.hint && vote.weight >= BETTER_THAN_HINTS) {
+        votes.retain(|vote| !vote.hint);
+    }
+    votes
+}
+
+fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &mut Vec<Vote>) {
+    for sighting in &findings.sightings {
+        let Some(signature) = catalog.signatures().get(sighting.signature) else { continue };
+        if signature.role == Role::Benign {
+            continue;
+        }
+        // What a program only warns of, it survived.
+        let share = if sighting.spots.iter().all(|spot| spot.mild) && !is_alarm(signature.class) {
+            MILD
+        } else {
+            1.0
+        };
+        let vote = Vote {
+            family: signature.family.clone(),
+            id: signature.id.clone(),
+            meaning: signature.meaning.clone(),
+            role: signature.role,
+            class: signature.class,
+            weight: signature.weight * share,
+            also: signature.also.iter().map(|(class, weight)| (*class, *weight * share)).collect(),
+            determinism: signature.determinism,
+            restart: signature.restart,
+            domain: signature.domain,
+            reporter: signature.reporter,
+            hint: signature.fallback,
+            // What is known about exits and the kernel's lines are no lines of the log.
+            spots: sighting.spots.iter().map(|spot| (place, spot.clone())).collect(),
+            count: sighting.count,
+        };
+        add(votes, vote);
+    }
+}
+
+/// Whether even a warning of it tells of a fault: machines warn before they fail, programs warn of everything.
+fn is_alarm(class: Class) -> bool {
+    matches!(
+        class,
+        Class::HardwareGpu | Class::HardwareHost | Class::Preemption | Class::HostResource | Class::Unknown
+    )
+}
+
+/// The same evidence from another source is not other evidence.
+fn add(votes: &mut Vec<Vote>, vote: Vote) {
+    match votes.iter_mut().find(|of| of.id == vote.id && of.class == vote.class) {
+        Some(same) => {
+            same.spots.extend(vote.spots);
+            same.count += vote.count;
+            same.weight = same.weight.max(vote.weight);
+        }
+        None => votes.push(vote),
+    }
+}
+
+/// Whether a signature tells of the exception's line, or of that line joined with the next.
+fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -> bool {
+    let line = exception.spot.line;
+    let at_line = |spot: &Spot| spot.line == line;
+    let is_signature =
+        |sighting: &&Sighting| catalog.signatures().get(sighting.signature).is_some_and(|of| !of.fallback);
+    exception.known
+        || findings.sightings.iter().filter(is_signature).any(|sighting| sighting.spots.iter().any(at_line))
+}
+
+fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote {
+    let rule = catalog.exception(&exception.name);
+    let (role, mut classes) = match rule {
+        Some(rule) => {
+            let also = rule.also.iter().map(|(class, weight)| (*class, *weight));
+            (rule.role, std::iter::once((rule.class, rule.weight)).chain(also).collect())
+        }
+        None => (Role::Primary, UNKNOWN_EXCEPTION.to_vec()),
+    };
+    let own = exception.frame.as_ref().is_some_and(|frame| !frame.in_library());
+    for (class, weight) in &mut classes {
+        *weight += if own && *class == Class::UserCode { OWN_FRAMES } else { 0.0 };
+        *weight *= if exception.embedded { EMBEDDED } else { 1.0 };
+    }
+    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let (class, weight) = classes.first().copied().unwrap_or((Class::Unknown, 0.0));
+    let also = classes.split_off(1.min(classes.len()));
+    let place_of = match &exception.frame {
+        Some(frame) if own => format!(", raised by {} of the training program", frame.path),
+        Some(frame) => format!(", raised inside {}", frame.path),
+        None => String::new(),
+    };
+    Vote {
+        family: "python".to_owned(),
+        id: format!("exception.{}", exception.name),
+        meaning: format!("a {}{place_of}", exception.name),
+        role,
+        class,
+        weight,
+        also,
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        reporter: false,
+        hint: false,
+        spots: vec![(place, exception.spot.clone())],
+        count: 1,
+    }
+}
+
+/// Faults that a program can cause by itself are the GPU's when several programs meet them on one device.
+fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let mut processes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut spots = Vec::new();
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        for sighting in &findings.sightings {
+            let is_xid = catalog.signatures().get(sighting.signature).is_some_and(|of| of.family == "xid");
+            for spot in sighting.spots.iter().filter(|_| is_xid) {
+                if let (Some(device), Some(pid)) =
+                    (between(&spot.text, "(PCI:", ")"), between(&spot.text, "pid=", ","))
+                {
+                    processes.entry(device.to_owned()).or_default().insert(pid.to_owned());
+                    spots.push((place, spot.clone()));
+                }
+            }
+        }
+    }
+    let (device, pids) = processes.into_iter().find(|(_, pids)| pids.len() > 1)?;
+    Some(Vote {
+        family: "history".to_owned(),
+        id: "xid.repeated".to_owned(),
+        meaning: format!("{} programs met an XID on GPU {device}", pids.len()),
+        role: Role::Primary,
+        class: Class::HardwareGpu,
+        weight: 2.2,
+        also: Vec::new(),
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        reporter: false,
+        hint: false,
+        spots,
+        count: 1,
+    })
+}
+
+fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
+    let (_, rest) = text.split_once(before)?;
+    rest.split_once(after).map(|(found, _)| found)
+}
+
+fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
+    evidence.exits.iter().filter_map(|exit| {
+        let meaning = exit.status.meaning()?;
+        let who = exit.rank.map_or_else(|| "a rank".to_owned(), |rank| format!("rank {rank}"));
+        let mut classes = meaning.classes.iter().copied();
+        let (class, weight) = classes.next().unwrap_or((Class::Unknown, 0.1));
+        Some(Vote {
+            family: "exit".to_owned(),
+            id: "exit".to_owned(),
+            meaning: format!("{who}: {}", meaning.words),
+            role: if class == Class::Unknown { Role::Secondary } else { Role::Primary },
+            class,
+            weight,
+            also: classes.collect(),
+            determinism: Determinism::Either,
+            restart: meaning.restart,
+            domain: None,
+            reporter: false,
+            hint: false,
+            spots: Vec::new(),
+            count: 1,
+        })
+    })
+}
+
+/// Whether a spot of this source is a line of a log that a person can be shown as the root.
+pub fn is_log(evidence: &Evidence, place: usize) -> bool {
+    evidence.findings.get(place).is_some_and(|findings| findings.kind == Kind::Log)
+}

@@ -1,0 +1,151 @@
+//! Whose fault a failed attempt was: what its ranks said and how they ended, put before the attribution.
+
+use std::collections::BTreeMap;
+
+use crate::attribute::catalog::{Catalog, Determinism};
+use crate::attribute::class::Class;
+use crate::attribute::exit::{Exit, Status};
+use crate::attribute::scan::{Findings, Kind, Scan};
+use crate::attribute::{Attribution, Evidence, Observation, attribute};
+use crate::entry::{ExitStatus, Note};
+use crate::id::Rank;
+use crate::judge::RankEnd;
+use crate::verdict::{Cause, FaultDomain, Verdict};
+
+/// What an OOM kill at the time of a SIGKILL speaks with, in log-odds.
+const OUT_OF_MEMORY: f64 = 4.0;
+
+/// Lines of evidence that a verdict quotes.
+const QUOTED: usize = 3;
+
+/// Completes the verdict with what the words of the ranks that failed of their own say. A verdict on which they
+/// say nothing stays as it is.
+pub fn complete(verdict: &mut Verdict, catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) {
+    let mut evidence = evidence(catalog, ends);
+    if verdict.cause == Cause::OutOfMemory {
+        evidence.observations.push(Observation {
+            family: "kernel".to_owned(),
+            text: "the kernel's OOM killer was at work when the rank was killed".to_owned(),
+            class: Class::HostResource,
+            weight: OUT_OF_MEMORY,
+        });
+    }
+    let judged = attribute(catalog, &evidence);
+    if judged.class == Class::Unknown || judged.domain == FaultDomain::Unknown {
+        return;
+    }
+    verdict.domain = judged.domain;
+    verdict.class = Some(judged.class.name().to_owned());
+    verdict.deterministic = judged.determinism == Determinism::Deterministic;
+    verdict.confidence = judged.confidence;
+    verdict.evidence.extend(grounds(&judged));
+}
+
+fn evidence(catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) -> Evidence {
+    let failed = ends.iter().filter(|(_, end)| end.failed());
+    let mut evidence = Evidence::default();
+    let mut deaths: Vec<(&Rank, &RankEnd)> = failed.collect();
+    deaths.sort_by_key(|(rank, end)| (end.failed_at(), **rank));
+    for (order, (rank, end)) in deaths.into_iter().enumerate() {
+        evidence.findings.push(words(catalog, *rank, end));
+        // A rank that raised was stopped by us on its way out: its status says nothing.
+        if let (None, Some((status, _))) = (&end.note, end.exit) {
+            let status = match status {
+                ExitStatus::Code(code) => Status::Code(code),
+                ExitStatus::Signal(signal) => Status::Signal(signal),
+            };
+            evidence.exits.push(Exit { rank: Some(rank.0), status, order: u32::try_from(order).ok() });
+        }
+    }
+    evidence
+}
+
+/// What a rank said last: its exit note, which is whole, or else the end of its standard error.
+fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Findings {
+    let text = match &end.note {
+        Some(note) => text_of(note),
+        None => end.stderr_tail.join("\n"),
+    };
+    Scan::of_text(catalog, "last words", Some(rank.0), Kind::default(), text.as_bytes())
+}
+
+/// The traceback as Python prints it: with the exception as its last line.
+fn text_of(note: &Note) -> String {
+    let exception = note.exception.strip_prefix("builtins.").unwrap_or(&note.exception);
+    let last = format!("{exception}: {}", note.message);
+    if note.traceback.contains(&last) {
+        note.traceback.clone()
+    } else {
+        format!("{}\n{last}", note.traceback)
+    }
+}
+
+fn grounds(judged: &Attribution) -> Vec<String> {
+    judged
+        .evidence
+        .iter()
+        .take(QUOTED)
+        .map(|vote| match vote.spots.first() {
+            Some((_, spot)) => format!("{}: {}", vote.meaning, spot.text.trim()),
+            None => vote.meaning.clone(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Attempt, Incident};
+    use crate::judge::judge;
+    use crate::time::Mono;
+
+    fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
+        let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
+        let mut verdict = judge(Incident(1), Attempt(0), &ends, out_of_memory_kills);
+        complete(&mut verdict, Catalog::built_in().expect("the catalogue is compiled in"), &ends);
+        verdict
+    }
+
+    fn raised(exception: &str, message: &str, at: u64) -> RankEnd {
+        let note =
+            Note { exception: exception.into(), message: message.into(), at: Mono(at), ..Note::default() };
+        RankEnd { note: Some(note), detected_at: Some(Mono(at)), ..RankEnd::default() }
+    }
+
+    fn killed(at: u64) -> RankEnd {
+        RankEnd { exit: Some((ExitStatus::Signal(9), Mono(at))), ..RankEnd::default() }
+    }
+
+    fn stopped() -> RankEnd {
+        RankEnd { exit: Some((ExitStatus::Signal(15), Mono(90))), after_stop: true, ..RankEnd::default() }
+    }
+
+    #[test]
+    fn an_uncorrectable_memory_error_is_the_hardwares() {
+        let message = "CUDA error: uncorrectable ECC error encountered";
+        let verdict = verdict([raised("builtins.RuntimeError", message, 5), stopped()], 0);
+        assert_eq!(verdict.domain, FaultDomain::Hardware);
+        assert_eq!(verdict.class.as_deref(), Some("hardware_gpu"));
+    }
+
+    #[test]
+    fn a_missing_module_is_the_users() {
+        let verdict =
+            verdict([raised("builtins.ModuleNotFoundError", "No module named 'x'", 5), stopped()], 0);
+        assert_eq!(verdict.domain, FaultDomain::User);
+    }
+
+    #[test]
+    fn a_bare_sigkill_blames_nobody_and_with_an_oom_kill_the_hosts_memory() {
+        assert_eq!(verdict([killed(5), stopped()], 0).domain, FaultDomain::Unknown);
+        assert_eq!(verdict([killed(5), stopped()], 1).class.as_deref(), Some("host_resource"));
+    }
+
+    #[test]
+    fn a_lone_victim_blames_nobody() {
+        let lost =
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4";
+        let verdict = verdict([raised("builtins.RuntimeError", lost, 5), stopped()], 0);
+        assert_eq!(verdict.domain, FaultDomain::Unknown);
+    }
+}

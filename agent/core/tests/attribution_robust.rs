@@ -1,0 +1,133 @@
+//! Whatever bytes come, the scan neither panics nor slows to a crawl, and says the same however they are cut.
+
+#![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
+
+use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::attribute::class::Class;
+use mainstay_core::attribute::scan::{Findings, Kind, Scan};
+use mainstay_core::attribute::{Attribution, Evidence, attribute, explain};
+use proptest::prelude::*;
+
+fn catalog() -> &'static Catalog {
+    Catalog::built_in().expect("a sound catalogue")
+}
+
+fn judged(findings: Vec<Findings>) -> Attribution {
+    let evidence = Evidence { findings, ..Evidence::default() };
+    let judged = attribute(catalog(), &evidence);
+    let report = explain::report(&evidence, &judged);
+    assert!(!report.headline.is_empty() && !report.next.is_empty());
+    judged
+}
+
+fn of_text(text: &[u8]) -> Attribution {
+    judged(vec![Scan::of_text(catalog(), "log", None, Kind::Log, text)])
+}
+
+/// What was seen, without what depends on nothing but wording.
+fn seen(findings: &Findings) -> Vec<(usize, u64, u64)> {
+    findings
+        .sightings
+        .iter()
+        .map(|of| (of.signature, of.count, of.spots.first().map_or(0, |spot| spot.line)))
+        .collect()
+}
+
+/// Pieces of logs between garbage: words that the scan looks for meet bytes that it does not expect.
+fn log() -> impl Strategy<Value = Vec<u8>> {
+    let words: Vec<Vec<u8>> = catalog()
+        .signatures()
+        .iter()
+        .flat_map(|of| [of.example.clone(), of.any.first().cloned().unwrap_or_default()])
+        .map(String::into_bytes)
+        .chain(
+            [
+                "\n",
+                "\r",
+                "\x1b[31m",
+                "\x1b[",
+                "[rank3]:",
+                "Traceback (most recent call last):\n",
+                "Xid (PCI:",
+            ]
+            .map(|s| s.into()),
+        )
+        .collect();
+    let piece = prop_oneof![
+        3 => proptest::sample::select(words),
+        1 => proptest::collection::vec(any::<u8>(), 0..40),
+        1 => Just(b"\n".to_vec()),
+    ];
+    proptest::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_are_survived_and_probabilities_stay_probabilities(text in log()) {
+        let judged = of_text(&text);
+        prop_assert!((0.0..=1.0 + 1e-9).contains(&judged.confidence));
+    }
+
+    #[test]
+    fn pieces_may_end_anywhere(text in log(), cut in 1usize..50) {
+        let whole = Scan::of_text(catalog(), "log", None, Kind::Log, &text);
+        let mut scan = Scan::new(catalog(), "log", None, Kind::Log);
+        text.chunks(cut).for_each(|piece| scan.feed(piece));
+        let pieces = scan.finish();
+        prop_assert_eq!(seen(&whole), seen(&pieces));
+        prop_assert_eq!(whole.lines, pieces.lines);
+    }
+}
+
+#[test]
+fn a_line_without_end_is_survived() {
+    let mut scan = Scan::new(catalog(), "log", None, Kind::Log);
+    let piece = "x Error: cuda error: [rank1] ".repeat(4096);
+    for _ in 0..6 {
+        scan.feed(piece.as_bytes());
+    }
+    scan.feed(b"\nNVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n");
+    let found = scan.finish();
+    assert_eq!(found.lines, 2);
+    assert_eq!(judged(vec![found]).class, Class::HardwareGpu);
+}
+
+#[test]
+fn what_a_line_says_is_found_in_colours_wrapped_and_behind_prefixes() {
+    let class = |text: &str| of_text(text.as_bytes()).class;
+    assert_eq!(
+        class("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
+        Class::UserConfig
+    );
+    assert_eq!(class("\x1b[31mGPU has fal\x1b[0mlen off the bus\n"), Class::HardwareGpu);
+    assert_eq!(class("an uncorrectable double\nbit error was found on the GPU"), Class::HardwareGpu);
+    assert_eq!(class("uncorrec\ntable ECC error encountered"), Class::HardwareGpu);
+}
+
+#[test]
+fn the_victims_are_not_the_culprit() {
+    let scan = |rank: u32, text: &str| {
+        Scan::of_text(catalog(), &format!("rank{rank}.log"), Some(rank), Kind::Log, text.as_bytes())
+    };
+    let victim = "RuntimeError: NCCL communicator: Connection closed by remote peer\n";
+    let culprit = "Traceback (most recent call last):\n  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\n";
+    let judged = judged(vec![scan(0, victim), scan(1, victim), scan(2, culprit), scan(3, victim)]);
+    assert_eq!((judged.class, judged.root.rank), (Class::UserCode, Some(2)));
+    assert_eq!(judged.root.victims.into_iter().collect::<Vec<_>>(), [0, 1, 3]);
+}
+
+#[test]
+fn a_lone_victim_is_unknown() {
+    let judged = of_text(b"[rank1]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.");
+    assert_eq!(judged.class, Class::Unknown);
+}
+
+#[test]
+fn the_same_fault_on_many_ranks_is_no_ranks() {
+    let text: String =
+        (0..8).map(|rank| format!("[rank{rank}]: OSError: [Errno 116] Stale file handle\n")).collect();
+    let judged = of_text(text.as_bytes());
+    assert_eq!((judged.class, judged.root.rank, judged.root.common.len()), (Class::Storage, None, 8));
+}

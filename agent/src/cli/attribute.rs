@@ -1,0 +1,189 @@
+//! `mainstay attribute`: whose fault a failure was, from any directory of logs, without an agent; and how well it
+//! judges a file of labelled cases.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::attribute::explain::{self, Report};
+use mainstay_core::attribute::scan::{Findings, Kind, Scan};
+use mainstay_core::attribute::score::{self, Case};
+use mainstay_core::attribute::{Evidence, attribute, exit as exits};
+
+use super::exit;
+use super::output::{self, Paint};
+
+mod markdown;
+mod show;
+
+/// What is read at once. Memory stays small however long the logs are.
+const PIECE: usize = 1 << 20;
+/// Directories are read so deep.
+const DEPTH: u32 = 8;
+/// Files of a directory that are read at most, in the order of their names.
+const FILES: usize = 10_000;
+
+/// Tell whose fault a failure was, from logs alone
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  mainstay attribute --logs logs/                     all files of a directory
+  mainstay attribute --logs rank0.log rank1.log --kernel-log dmesg.txt
+  dmesg | mainstay attribute --logs slurm-4711.out --kernel-log -
+  mainstay attribute --logs logs/ --markdown          for a ticket
+  mainstay attribute --eval cases.jsonl --json        score labelled cases
+
+Exit status: 0 judged (\"unknown\" too), 3 a file cannot be read, 64 the command line was not understood.")]
+pub(super) struct Args {
+    /// Files and directories with what ranks and launchers printed; - is standard input
+    #[arg(long, value_name = "DIR|FILE", num_args = 1.., required_unless_present_any = ["eval", "kernel_log"])]
+    logs: Vec<PathBuf>,
+    /// Lines of the kernel: the output of dmesg or journalctl -k; - is standard input
+    #[arg(long, value_name = "FILE")]
+    kernel_log: Option<PathBuf>,
+    /// How the job ended, as far as is known: "137", "SIGBUS on rank 4", "exit code 1"
+    #[arg(long, value_name = "TEXT")]
+    exit_info: Option<String>,
+    /// Score this file of labelled cases, one JSON object a line
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["logs", "kernel_log", "exit_info", "markdown"])]
+    eval: Option<PathBuf>,
+    /// JSON for scripts
+    #[arg(long)]
+    json: bool,
+    /// Markdown for a ticket
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let catalog =
+        Catalog::built_in().map_err(|error| anyhow::anyhow!("the catalogue of signatures: {error}"))?;
+    let text = match &args.eval {
+        Some(file) => evaluate(catalog, file, args.json)?,
+        None => judge(catalog, args)?,
+    };
+    output::print(&text)?;
+    Ok(ExitCode::from(exit::OK))
+}
+
+fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
+    let mut evidence = Evidence::default();
+    for file in files_of(&args.logs)? {
+        evidence.findings.push(scan(catalog, &file, Kind::Log)?);
+    }
+    if let Some(file) = &args.kernel_log {
+        evidence.findings.push(scan(catalog, file, Kind::Kernel)?);
+    }
+    if let Some(text) = &args.exit_info {
+        evidence.findings.push(Scan::of_text(catalog, "exit", None, Kind::Exit, text.as_bytes()));
+        evidence.exits = exits::from_text(text);
+    }
+    let report: Report = explain::report(&evidence, &attribute(catalog, &evidence));
+    if args.json {
+        return Ok(serde_json::to_string_pretty(&report)? + "\n");
+    }
+    if args.markdown {
+        return Ok(markdown::report(&report));
+    }
+    Ok(show::report(&report, Paint::for_stdout()))
+}
+
+/// The files to read, those of directories in the order of their names.
+fn files_of(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.as_os_str() == "-" || !path.is_dir() {
+            files.push(path.clone());
+        } else {
+            files_below(path, DEPTH, &mut files)?;
+        }
+    }
+    if files.len() >= FILES {
+        output::note(&format!("only the first {FILES} files are read"));
+    }
+    Ok(files)
+}
+
+fn files_below(dir: &Path, depth: u32, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    let entries =
+        std::fs::read_dir(dir).with_context(|| format!("reading the directory {}", dir.display()))?;
+    let mut entries: Vec<_> = entries.collect::<Result<_, _>>()?;
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        // Links are not followed: they may lead round in a circle.
+        let kind = entry.file_type()?;
+        if kind.is_dir() && depth > 0 {
+            files_below(&entry.path(), depth - 1, files)?;
+        } else if kind.is_file() && files.len() < FILES {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> {
+    let name = file.display().to_string();
+    let reading = || format!("reading {name}");
+    let mut source: Box<dyn Read> = if file.as_os_str() == "-" {
+        Box::new(std::io::stdin().lock())
+    } else {
+        Box::new(File::open(file).with_context(reading)?)
+    };
+    let mut scan = Scan::new(catalog, &name, rank_of(file), kind);
+    let mut piece = vec![0; PIECE];
+    loop {
+        match source.read(&mut piece) {
+            Ok(0) => return Ok(scan.finish()),
+            Ok(count) => scan.feed(piece.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error).with_context(reading),
+        }
+    }
+}
+
+/// The rank that a file's path names: `rank3.log`, `rank_3/stderr`, `3/stdout.log` below torchrun's directories.
+fn rank_of(file: &Path) -> Option<u32> {
+    let name = file.file_stem()?.to_str()?.to_ascii_lowercase();
+    let parent = file.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
+    let after = |text: &str| {
+        let (_, rest) = text.split_once("rank")?;
+        let digits: String =
+            rest.trim_start_matches(['_', '-', '.']).chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().ok()
+    };
+    let of_torchrun = || matches!(name.as_str(), "stdout" | "stderr").then(|| parent.parse().ok()).flatten();
+    after(&name).or_else(|| after(&parent.to_ascii_lowercase())).or_else(of_torchrun)
+}
+
+fn evaluate(catalog: &Catalog, file: &Path, json: bool) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    let mut cases: Vec<Case> = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let case = serde_json::from_str(line);
+        cases.push(case.with_context(|| format!("{}:{number}: not a labelled case", file.display()))?);
+    }
+    let answers: Vec<score::Answer> = cases.iter().map(|case| score::answer(catalog, case)).collect();
+    let summary = score::summary(&cases, &answers);
+    if json {
+        return Ok(
+            serde_json::to_string(&serde_json::json!({ "cases": answers, "summary": summary }))? + "\n"
+        );
+    }
+    Ok(show::score(&cases, &answers, &summary))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_read_from_paths() {
+        let rank = |path: &str| rank_of(Path::new(path));
+        assert_eq!(rank("logs/rank3.log"), Some(3));
+        assert_eq!(rank("logs/rank_12/out.txt"), Some(12));
+        assert_eq!(rank("/tmp/run/attempt_0/7/stderr.log"), Some(7));
+        assert_eq!(rank("slurm-4711.out"), None);
+    }
+}

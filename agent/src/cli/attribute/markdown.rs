@@ -1,0 +1,85 @@
+//! The judgement as Markdown, fit for a ticket.
+
+use std::fmt::Write;
+
+use mainstay_core::attribute::explain::{Ground, Report};
+
+use super::show::place;
+use crate::cli::output::clean;
+
+pub(super) fn report(report: &Report) -> String {
+    let mut out = format!("## {}\n\n", escaped(&report.headline));
+    let _ = writeln!(out, "| fault domain | class | confidence | advice |\n|---|---|---|---|");
+    let _ = writeln!(
+        out,
+        "| {} | {} | {:.0} % | {} |",
+        report.fault_domain.name(),
+        report.class.name(),
+        report.confidence * 100.0,
+        report.restart.name()
+    );
+    if let Some(rank) = report.culprit {
+        let _ = writeln!(out, "\nIt began on rank {rank}.");
+    }
+    if !report.victims.is_empty() {
+        let _ = writeln!(out, "\nVictims: {} ranks.", report.victims.len());
+    }
+    grounds(&mut out, "Evidence", &report.evidence);
+    grounds(&mut out, "What speaks against it", &report.against);
+    grounds(&mut out, "What only followed", &report.consequences);
+    sentences(&mut out, "What to do next", &report.next);
+    sentences(&mut out, "What would change this", &report.would_change);
+    out
+}
+
+fn grounds(out: &mut String, title: &str, grounds: &[Ground]) {
+    if grounds.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n### {title}\n");
+    for ground in grounds {
+        let _ = writeln!(out, "- {} (`{}`)", escaped(&ground.meaning), ground.signature);
+        for quote in &ground.quotes {
+            // A longer fence than any run of backticks inside keeps foreign text in its place.
+            let text = clean(&quote.text);
+            let fence = "`".repeat(longest_run(&text) + 1);
+            let _ = writeln!(out, "  - {}: {fence} {text} {fence}", escaped(&place(quote)));
+        }
+    }
+}
+
+fn sentences(out: &mut String, title: &str, sentences: &[String]) {
+    if !sentences.is_empty() {
+        let _ = writeln!(out, "\n### {title}\n");
+    }
+    for sentence in sentences {
+        let _ = writeln!(out, "- {}", escaped(sentence));
+    }
+}
+
+fn longest_run(text: &str) -> usize {
+    text.split(|letter| letter != '`').map(str::len).max().unwrap_or(0)
+}
+
+/// Text in which Markdown sees no commands.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in clean(text).chars() {
+        if matches!(letter, '\\' | '`' | '*' | '_' | '<' | '>' | '[' | ']' | '|' | '#') {
+            out.push('\\');
+        }
+        out.push(letter);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_text_cannot_format() {
+        assert_eq!(escaped("a|b*c"), "a\\|b\\*c");
+        assert_eq!(longest_run("a``b```c"), 3);
+    }
+}

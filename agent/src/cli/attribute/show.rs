@@ -1,0 +1,138 @@
+//! The judgement and the score on a terminal.
+
+use std::fmt::Write;
+
+use mainstay_core::attribute::class::Class;
+use mainstay_core::attribute::explain::{Ground, Quote, Report};
+use mainstay_core::attribute::score::{Answer, Case, Share, Summary};
+
+use crate::cli::output::{Paint, clean, shortened};
+
+/// Characters of a quoted line that are shown.
+const QUOTE: usize = 200;
+
+pub(super) fn report(report: &Report, paint: Paint) -> String {
+    let mut out = format!("{}\n", paint.bold(&clean(&report.headline)));
+    let _ = writeln!(
+        out,
+        "fault domain {}, class {}, advice {}",
+        report.fault_domain.name(),
+        report.class.name(),
+        report.restart.name()
+    );
+    if !report.common_to.is_empty() {
+        let _ = writeln!(out, "common to ranks {}: it is none of them", listed(&report.common_to));
+    }
+    if !report.victims.is_empty() {
+        let _ = writeln!(out, "victims: ranks {}", listed(&report.victims));
+    }
+    grounds(&mut out, "Evidence", &report.evidence, paint);
+    grounds(&mut out, "What speaks against it", &report.against, paint);
+    grounds(&mut out, "What only followed", &report.consequences, paint);
+    sentences(&mut out, "What to do next", &report.next);
+    sentences(&mut out, "What would change this", &report.would_change);
+    out
+}
+
+fn grounds(out: &mut String, title: &str, grounds: &[Ground], paint: Paint) {
+    if grounds.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{title}");
+    for ground in grounds {
+        let often = if ground.count > 1 { format!(", {} times", ground.count) } else { String::new() };
+        let _ = writeln!(out, "  {} ({}{often})", clean(&ground.meaning), ground.signature);
+        for quote in &ground.quotes {
+            let _ =
+                writeln!(out, "    {} {}", paint.dim(&place(quote)), shortened(&clean(&quote.text), QUOTE));
+        }
+    }
+}
+
+/// `file:12 [rank 3]`
+pub(super) fn place(quote: &Quote) -> String {
+    let rank = quote.rank.map(|rank| format!(" [rank {rank}]")).unwrap_or_default();
+    format!("{}:{}{rank}", clean(&quote.source), quote.line)
+}
+
+fn sentences(out: &mut String, title: &str, sentences: &[String]) {
+    if !sentences.is_empty() {
+        let _ = writeln!(out, "\n{title}");
+    }
+    for sentence in sentences {
+        let _ = writeln!(out, "  {sentence}");
+    }
+}
+
+fn listed(ranks: &[u32]) -> String {
+    let shown: Vec<String> = ranks.iter().take(16).map(u32::to_string).collect();
+    let more = if ranks.len() > shown.len() {
+        format!(" and {} more", ranks.len() - shown.len())
+    } else {
+        String::new()
+    };
+    shown.join(", ") + &more
+}
+
+pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> String {
+    let mut out = String::new();
+    for (case, answer) in cases.iter().zip(answers) {
+        let Some(label) = case.label.as_ref() else { continue };
+        let right = if answer.right == Some(true) { "right" } else { "WRONG" };
+        let _ = writeln!(
+            out,
+            "{right}  {}: {} / {} (label {} / {}), {:.2}\n         {}",
+            clean(&case.id),
+            answer.class.name(),
+            answer.restart.name(),
+            label.class.name(),
+            label.restart.name(),
+            answer.confidence,
+            shortened(&clean(&answer.reasons.join("; ")), QUOTE)
+        );
+    }
+    let _ = writeln!(
+        out,
+        "\n{:<18}{:>6} {:>8} {:>8} {:>8} {:>8} {:>10}",
+        "", "cases", "domain", "class", "restart", "named", "root line"
+    );
+    share(&mut out, "all", &summary.all);
+    share(&mut out, "headline", &summary.headline);
+    share(&mut out, "one-liners", &summary.one_liners);
+    for (class, of) in &summary.per_class {
+        share(&mut out, class, of);
+    }
+    let _ = writeln!(out, "\nlabel \\ answer");
+    for (class, row) in &summary.confusion {
+        let cells: Vec<String> = Class::ALL
+            .into_iter()
+            .filter_map(|of| row.get(of.name()).map(|count| format!("{} {count}", of.name())))
+            .collect();
+        let _ = writeln!(out, "  {class:<18}{}", cells.join(", "));
+    }
+    let _ = writeln!(out, "\ncalibration: Brier {:.3}", summary.calibration.brier);
+    for bin in summary.calibration.bins.iter().filter(|bin| bin.cases > 0) {
+        let _ = writeln!(
+            out,
+            "  from {:.1}: {:>3} answers, {:>3.0} % sure, {:>3.0} % right",
+            bin.from,
+            bin.cases,
+            bin.confidence * 100.0,
+            bin.right * 100.0
+        );
+    }
+    let _ = writeln!(
+        out,
+        "user's failures called hardware: {}; told not to restart where a restart was right: {}",
+        summary.false_hardware, summary.false_do_not_restart
+    );
+    out
+}
+
+fn share(out: &mut String, name: &str, of: &Share) {
+    let _ = writeln!(
+        out,
+        "{name:<18}{:>6} {:>8} {:>8} {:>8} {:>8} {:>7}/{}",
+        of.cases, of.domain, of.class, of.restart, of.committed, of.root_first, of.with_root
+    );
+}

@@ -1,0 +1,195 @@
+//! The page for Prometheus: held against a strict reading of the text format, and against its documentation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mainstay_agent::api::metrics::{Kind, METRICS};
+use mainstay_core::entry::Fact;
+use mainstay_core::health::HealthState;
+use mainstay_core::id::{Attempt, JobId, Rank};
+use mainstay_core::time::Mono;
+use mainstay_core::view::BeatView;
+
+use crate::http::get;
+use crate::server::{SECOND, Server};
+
+#[derive(Debug, PartialEq)]
+struct Sample {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: f64,
+}
+
+#[derive(Debug, Default)]
+struct Page {
+    types: BTreeMap<String, String>,
+    helps: BTreeMap<String, String>,
+    samples: Vec<Sample>,
+}
+
+impl Page {
+    fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let wanted: BTreeMap<String, String> =
+            labels.iter().map(|(label, value)| ((*label).to_owned(), (*value).to_owned())).collect();
+        self.samples.iter().find(|of| of.name == name && of.labels == wanted).map(|of| of.value)
+    }
+}
+
+/// Reads the text exposition format and panics at whatever it does not allow.
+fn parse(text: &str) -> Page {
+    assert!(text.ends_with('\n'), "the last line must end");
+    let mut page = Page::default();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(["counter", "gauge", "histogram", "summary", "untyped"].contains(&kind), "{line}");
+            assert!(page.types.insert(name.to_owned(), kind.to_owned()).is_none(), "two types: {line}");
+            assert!(!page.samples.iter().any(|of| of.name == name), "samples before their type: {line}");
+        } else if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').unwrap();
+            assert!(page.helps.insert(name.to_owned(), help.to_owned()).is_none(), "two helps: {line}");
+        } else {
+            assert!(!line.starts_with('#'), "{line}");
+            let sample = parse_sample(line);
+            let same = |of: &Sample| of.name == sample.name && of.labels == sample.labels;
+            assert!(!page.samples.iter().any(same), "the same series twice: {line}");
+            page.samples.push(sample);
+        }
+    }
+    page
+}
+
+fn parse_sample(line: &str) -> Sample {
+    let end = line.find(['{', ' ']).unwrap();
+    let (name, mut rest) = line.split_at(end);
+    let letters = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    assert!(!name.is_empty() && name.chars().all(letters) && !name.starts_with(|c: char| c.is_ascii_digit()));
+    let mut labels = BTreeMap::new();
+    if let Some(mut inner) = rest.strip_prefix('{') {
+        while !inner.starts_with('}') {
+            let (label, after) = inner.split_once("=\"").unwrap();
+            let (value, after) = label_value(after);
+            assert!(labels.insert(label.to_owned(), value).is_none(), "label twice: {line}");
+            inner = after.strip_prefix(',').unwrap_or(after);
+        }
+        rest = &inner[1..];
+    }
+    let value = rest.strip_prefix(' ').unwrap().parse().unwrap_or_else(|_| panic!("no number: {line}"));
+    Sample { name: name.to_owned(), labels, value }
+}
+
+fn label_value(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return (value, &text[at + 1..]),
+            '\\' => match chars.next().unwrap().1 {
+                'n' => value.push('\n'),
+                escaped @ ('\\' | '"') => value.push(escaped),
+                other => panic!("escape of {other:?}"),
+            },
+            other => value.push(other),
+        }
+    }
+    panic!("a label without an end: {text}");
+}
+
+/// A server with one of everything.
+async fn scraped(dir: &std::path::Path) -> (Server, Page) {
+    let mut server = Server::start(dir).await;
+    server.health("host.cpu", HealthState::Healthy);
+    server.health("host.disk", HealthState::Degraded);
+    server.job("de\"mo\n");
+    let job = JobId("de\"mo\n".into());
+    for (second, step) in [(97, 8), (99, 12)] {
+        for rank in [Rank(0), Rank(1)] {
+            let beat = BeatView { step: Some(step), at: Mono(second * SECOND), ..BeatView::default() };
+            server.board.sample(&job, Attempt(0), rank, beat);
+        }
+        server.at(second);
+        server.board.publish();
+        // The pace is taken by a task of the server: it has seen this when a rate, or its first half, is there.
+        settle(&server, step).await;
+    }
+    server.at(100);
+    let (status, text) = get(&server, "/metrics").await;
+    assert_eq!(status, 200);
+    (server, parse(&text))
+}
+
+async fn settle(server: &Server, step: u64) {
+    loop {
+        let page = parse(&get(server, "/metrics").await.1);
+        let stepped = page.samples.iter().any(|of| of.name == "mainstay_job_step" && of.value == step as f64);
+        let paced = page.samples.iter().any(|of| of.name == "mainstay_job_steps_per_second");
+        if stepped && (step == 8 || paced) {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_scrape_tells_of_node_job_ranks_and_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, page) = scraped(dir.path()).await;
+    let job = ("job", "de\"mo\n");
+    assert_eq!(page.value("mainstay_node_state", &[("state", "DEGRADED")]), Some(1.0));
+    assert_eq!(page.value("mainstay_node_state", &[("state", "HEALTHY")]), Some(0.0));
+    let disk = [("component", "host.disk"), ("state", "DEGRADED")];
+    assert_eq!(page.value("mainstay_component_state", &disk), Some(1.0));
+    let age = page.value("mainstay_component_read_age_seconds", &[("component", "host.disk")]);
+    assert_eq!(age, Some(10.0));
+    assert_eq!(page.value("mainstay_job_phase", &[job, ("phase", "RUNNING")]), Some(1.0));
+    assert_eq!(page.value("mainstay_job_step", &[job]), Some(12.0));
+    assert_eq!(page.value("mainstay_job_restarts_total", &[job]), Some(0.0));
+    assert_eq!(page.value("mainstay_rank_heartbeat_age_seconds", &[job, ("rank", "1")]), Some(1.0));
+    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(5.0));
+    assert_eq!(page.value("mainstay_journal_writable", &[]), Some(1.0));
+    assert!(page.value("process_resident_memory_bytes", &[]).unwrap() > 1e6);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_that_is_over_leaves_no_heartbeat_to_alert_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut server, _) = scraped(dir.path()).await;
+    server.fact(100, "de\"mo\n", Fact::JobEnded { exit: 0, reason: "done".into() });
+    let page = parse(&get(&server, "/metrics").await.1);
+    assert!(!page.samples.iter().any(|of| of.name.starts_with("mainstay_rank_")));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_scraped_is_what_is_declared() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, page) = scraped(dir.path()).await;
+    let scraped: BTreeSet<&str> = page.samples.iter().map(|of| of.name.as_str()).collect();
+    let declared: BTreeSet<&str> = METRICS.iter().map(|of| of.name).collect();
+    assert_eq!(scraped, declared);
+    for metric in METRICS {
+        let kind = if metric.kind == Kind::Counter { "counter" } else { "gauge" };
+        assert_eq!(page.types[metric.name], kind, "{}", metric.name);
+        assert_eq!(page.helps[metric.name], metric.help);
+        for sample in page.samples.iter().filter(|of| of.name == metric.name) {
+            let labels: Vec<&str> = sample.labels.keys().map(String::as_str).collect();
+            assert_eq!(labels, metric.labels, "{}", metric.name);
+        }
+    }
+    server.stop().await;
+}
+
+#[test]
+fn the_documentation_lists_exactly_these_metrics() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| `")).collect();
+    let expected: Vec<String> = METRICS
+        .iter()
+        .map(|metric| {
+            let kind = if metric.kind == Kind::Counter { "counter" } else { "gauge" };
+            let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+            format!("| `{}` | {kind} | {} | {} |", metric.name, labels.join(", "), metric.help)
+        })
+        .collect();
+    assert_eq!(rows, expected, "docs/reference/metrics.md is to have these rows:\n{}", expected.join("\n"));
+}

@@ -1,0 +1,70 @@
+//! How a job ended.
+
+use std::fs;
+use std::path::PathBuf;
+
+use mainstay_core::entry::Entry;
+use mainstay_core::job::Summary;
+
+use crate::story;
+
+/// The end of a job, when its launcher is gone.
+#[derive(Debug)]
+pub struct End {
+    /// The launcher's exit status; a signal that ended it as its negative number.
+    pub status: i32,
+    /// What the launcher showed on its standard output.
+    pub stdout: String,
+    /// The same for its standard error.
+    pub stderr: String,
+    /// Its journal.
+    pub story: Vec<Entry>,
+    /// `summary.json`, if it was written.
+    pub summary: Option<Summary>,
+    /// Logs, journal, summary.
+    pub run_dir: PathBuf,
+}
+
+impl End {
+    /// Fails with the whole story unless the launcher's exit status is this one.
+    #[track_caller]
+    pub fn assert_status(&self, status: i32) -> &End {
+        assert_eq!(self.status, status, "{self}");
+        self
+    }
+
+    /// Fails unless the launcher said this on its standard error.
+    #[track_caller]
+    pub fn assert_said(&self, what: &str) -> &End {
+        assert!(self.stderr.contains(what), "not said: {what:?}\n{self}");
+        self
+    }
+
+    /// The summary, which each job that began has.
+    #[track_caller]
+    pub fn summary(&self) -> &Summary {
+        self.summary.as_ref().unwrap_or_else(|| panic!("there is no summary\n{self}"))
+    }
+
+    /// A stream of a rank in an attempt, as the file holds it: `stdout` or `stderr`.
+    pub fn output(&self, attempt: u32, local_rank: u32, stream: &str) -> String {
+        let path = self.run_dir.join(format!("attempt_{attempt}/{local_rank}/{stream}.log"));
+        String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
+    }
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "exit status {}, launcher said:\n{}", self.status, self.stderr)?;
+        writeln!(f, "journal:\n{}", story::told(&self.story))?;
+        let mut attempt = 0;
+        while self.run_dir.join(format!("attempt_{attempt}")).exists() {
+            for rank in 0..2 {
+                let said = self.output(attempt, rank, "stderr");
+                writeln!(f, "attempt {attempt}, rank {rank}, stderr:\n{said}")?;
+            }
+            attempt += 1;
+        }
+        Ok(())
+    }
+}

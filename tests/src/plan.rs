@@ -1,0 +1,163 @@
+//! What a job is started with.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::agent::Agent;
+use crate::job::Job;
+use crate::program;
+use crate::stage::Stage;
+
+/// A job that is about to be started.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    pub(crate) stage: &'a Stage,
+    pub(crate) id: String,
+    before: Vec<String>,
+    options: Vec<String>,
+    command: Vec<String>,
+    variables: Vec<(String, String)>,
+    socket: Option<String>,
+    stdout: Option<Stdio>,
+    stderr: Option<Stdio>,
+    own_places: bool,
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(stage: &'a Stage, command: Vec<String>) -> Plan<'a> {
+        Plan {
+            stage,
+            id: stage.new_id(),
+            before: Vec::new(),
+            options: Vec::new(),
+            command,
+            variables: Vec::new(),
+            socket: None,
+            stdout: None,
+            stderr: None,
+            own_places: false,
+        }
+    }
+
+    /// Options of `mainstay run`, separated by blanks.
+    #[must_use]
+    pub fn options(mut self, options: &str) -> Self {
+        self.options.extend(options.split_whitespace().map(ToOwned::to_owned));
+        self
+    }
+
+    /// A number of ranks.
+    #[must_use]
+    pub fn ranks(self, ranks: u32) -> Self {
+        self.options(&format!("--nproc-per-node {ranks}"))
+    }
+
+    /// Arguments of the script.
+    #[must_use]
+    pub fn arguments(mut self, arguments: &[&str]) -> Self {
+        self.command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        self
+    }
+
+    /// A variable of the launcher's environment.
+    #[must_use]
+    pub fn variable(mut self, name: &str, value: impl AsRef<Path>) -> Self {
+        self.variables.push((name.to_owned(), value.as_ref().display().to_string()));
+        self
+    }
+
+    /// A program that starts the launcher: `setpriv …`, `unshare …`.
+    #[must_use]
+    pub fn under(mut self, program: &[&str]) -> Self {
+        self.before = program.iter().map(|part| (*part).to_owned()).collect();
+        self
+    }
+
+    /// Lets the launcher look for this agent; without this it looks for none.
+    #[must_use]
+    pub fn with(mut self, agent: &Agent) -> Self {
+        self.socket = Some(agent.socket().display().to_string());
+        self
+    }
+
+    /// Another standard output than a file.
+    #[must_use]
+    pub fn stdout(mut self, stdout: Stdio) -> Self {
+        self.stdout = Some(stdout);
+        self
+    }
+
+    /// Another standard error than a file.
+    #[must_use]
+    pub fn stderr(mut self, stderr: Stdio) -> Self {
+        self.stderr = Some(stderr);
+        self
+    }
+
+    /// The scenario's options name all directories and the run id themselves.
+    #[must_use]
+    pub fn own_places(mut self) -> Self {
+        self.own_places = true;
+        self
+    }
+
+    /// Starts it.
+    pub fn start(self) -> Job {
+        let stage = self.stage;
+        let said = |name: &str| stage.home().join(format!("{}.{name}", self.id));
+        let file = |name: &str| File::create(said(name)).expect("a file for what the launcher says");
+        let mut line = self.before.clone();
+        line.push(program::mainstay().display().to_string());
+        line.push("run".to_owned());
+        if !self.own_places {
+            line.extend(["--rdzv-id".to_owned(), self.id.clone()]);
+            line.extend(["--log-dir".to_owned(), stage.logs().display().to_string()]);
+            line.extend(["--runtime-dir".to_owned(), stage.tmpfs().display().to_string()]);
+        }
+        match &self.socket {
+            Some(socket) => line.extend(["--socket".to_owned(), socket.clone()]),
+            None => line.push("--no-agent".to_owned()),
+        }
+        line.extend(self.options.iter().chain(&self.command).cloned());
+        let mut launcher = Command::new(&line[0]);
+        bare(&mut launcher, stage)
+            .args(&line[1..])
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(self.stdout.unwrap_or_else(|| file("out").into()))
+            .stderr(self.stderr.unwrap_or_else(|| file("err").into()));
+        let child = launcher.spawn().unwrap_or_else(|error| panic!("starting {line:?}: {error}"));
+        Job::new(stage, self.id, child)
+    }
+}
+
+/// Nothing of the tests' own environment reaches the program, save what it takes to run at all.
+pub(crate) fn bare<'c>(command: &'c mut Command, stage: &Stage) -> &'c mut Command {
+    let kept = ["PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "RUST_BACKTRACE"];
+    command.env_clear();
+    for name in kept {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    command
+        .env("HOME", stage.home())
+        .env("MARKS", stage.marks())
+        .env("PYTHON_EXEC", program::python())
+        // Scripts of the scenarios need no compiled copies, and several ranks would write them at once.
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .current_dir(stage.work())
+}
+
+/// What `mainstay status --json` tells at a socket, with the exit status.
+pub(crate) fn status(stage: &Stage, socket: &Path) -> (Option<i32>, Value) {
+    let mut status = Command::new(program::mainstay());
+    let told = bare(&mut status, stage).args(["status", "--json", "--socket"]).arg(socket).output();
+    let told = told.expect("mainstay can be started");
+    let text = String::from_utf8_lossy(&told.stdout);
+    let value = serde_json::from_str(&text);
+    (told.status.code(), value.unwrap_or_else(|error| panic!("{error}: {text}")))
+}

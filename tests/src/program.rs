@@ -1,0 +1,64 @@
+//! The program under test, the Python of the ranks, and what this machine lets a scenario do.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// The `mainstay` program: `MAINSTAY_BIN`, else the one that cargo built beside this test.
+pub fn mainstay() -> PathBuf {
+    if let Some(given) = std::env::var_os("MAINSTAY_BIN") {
+        return given.into();
+    }
+    let test = std::env::current_exe().expect("a test knows its own file");
+    let debug = test.ancestors().nth(2).expect("tests lie in target/debug/deps");
+    let program = debug.join("mainstay");
+    assert!(
+        program.exists(),
+        "{} is missing: `cargo build` makes it, or set MAINSTAY_BIN",
+        program.display()
+    );
+    program
+}
+
+/// The ranks' Python: `MAINSTAY_TEST_PYTHON`, else `python3`.
+pub fn python() -> PathBuf {
+    std::env::var_os("MAINSTAY_TEST_PYTHON").map_or_else(|| "python3".into(), PathBuf::from)
+}
+
+/// Whether the ranks' Python has the client. Where the tests were given a Python it must have it.
+pub fn has_client() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| has("mainstay"))
+}
+
+/// The same for PyTorch.
+pub fn has_torch() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| has("torch") && has_client())
+}
+
+fn has(module: &str) -> bool {
+    // Only looked for, not imported: importing torch takes a second.
+    let look = format!("import importlib.util, sys; sys.exit(not importlib.util.find_spec({module:?}))");
+    let found = Command::new(python())
+        .args(["-c", &look])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    let given = std::env::var_os("MAINSTAY_TEST_PYTHON").is_some();
+    assert!(found || !given, "MAINSTAY_TEST_PYTHON={} has no module {module}", python().display());
+    if !found {
+        skipped(&format!("{} has no module {module}; `cargo xtask test` provides it", python().display()));
+    }
+    found
+}
+
+/// Says why a scenario, or a part of one, is left out here.
+pub fn skipped(reason: &str) {
+    println!("skipped: {reason}");
+}
+
+/// Whether the tests run as root, which some scenarios need to become somebody else or to mount.
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}

@@ -1,0 +1,82 @@
+//! A journal as a list of entries, and questions to it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact};
+use mainstay_core::id::Rank;
+use mainstay_core::verdict::{Action, Decision, Outcome, Verdict};
+
+/// All entries of the journal in a directory, in order; a line without its end is not one yet.
+pub fn read(directory: &Path) -> Vec<Entry> {
+    let Ok(files) = fs::read_dir(directory) else { return Vec::new() };
+    let mut segments: Vec<PathBuf> = files.flatten().map(|file| file.path()).collect();
+    segments.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
+    segments.sort();
+    let mut entries = Vec::new();
+    for segment in segments {
+        let text = fs::read_to_string(&segment).unwrap_or_default();
+        for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            let entry = serde_json::from_str(line);
+            entries.push(entry.unwrap_or_else(|error| panic!("{}: {error}: {line}", segment.display())));
+        }
+    }
+    entries
+}
+
+/// The facts, in order.
+pub fn facts(story: &[Entry]) -> impl Iterator<Item = &Fact> {
+    story.iter().filter_map(|entry| match &entry.body {
+        Body::Fact(fact) => Some(fact),
+        _ => None,
+    })
+}
+
+/// The verdicts, in order.
+pub fn verdicts(story: &[Entry]) -> Vec<&Verdict> {
+    story
+        .iter()
+        .filter_map(|entry| if let Body::Verdict(verdict) = &entry.body { Some(verdict) } else { None })
+        .collect()
+}
+
+/// The decisions, in order.
+pub fn decisions(story: &[Entry]) -> Vec<&Decision> {
+    story
+        .iter()
+        .filter_map(|entry| if let Body::Decision(decision) = &entry.body { Some(decision) } else { None })
+        .collect()
+}
+
+/// How many restarts were decided.
+pub fn restarts(story: &[Entry]) -> usize {
+    let restart = |decision: &&&Decision| matches!(decision.action, Action::RestartInJob { .. });
+    decisions(story).iter().filter(restart).count()
+}
+
+/// The outcomes, in order.
+pub fn outcomes(story: &[Entry]) -> Vec<&Outcome> {
+    story
+        .iter()
+        .filter_map(|entry| if let Body::Outcome(outcome) = &entry.body { Some(outcome) } else { None })
+        .collect()
+}
+
+/// How a rank's process ended, by attempt.
+pub fn exits(story: &[Entry], of: u32) -> Vec<ExitStatus> {
+    facts(story)
+        .filter_map(|fact| match fact {
+            Fact::RankExited { rank, status, .. } if *rank == Rank(of) => Some(*status),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A story for a person to read: one line per entry.
+pub fn told(story: &[Entry]) -> String {
+    let line = |entry: &Entry| match &entry.body {
+        Body::Health(_) => None,
+        body => Some(format!("{:>6} {body:?}", entry.seq)),
+    };
+    story.iter().filter_map(line).collect::<Vec<String>>().join("\n")
+}

@@ -1,0 +1,157 @@
+//! An uncaught exception is the rank's own word on its end: it is heard at once, and not tried again for ever.
+
+use mainstay_core::entry::{Body, ExitStatus, Fact};
+use mainstay_core::id::{Attempt, Rank};
+use mainstay_core::verdict::{Action, Cause};
+use mainstay_tests::{Stage, has_client, story};
+
+#[test]
+fn a_rank_that_raised_is_not_waited_for_while_its_process_takes_its_time_to_die() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    // Hours to clean up after the exception, and deaf to SIGTERM.
+    let job = stage
+        .python(
+            r#"
+import atexit, mainstay
+if ATTEMPT == 0:
+    mainstay.step(3)
+    if RANK == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        atexit.register(time.sleep, 36000)
+        raise ValueError("bad batch 17")
+    time.sleep(36000)
+"#,
+        )
+        .ranks(2)
+        .options("--fault-timeout 0.2s")
+        .start();
+    let end = job.end();
+    end.assert_status(0);
+    let raised = end.story.iter().position(|entry| matches!(entry.body, Body::Fact(Fact::RankRaised { .. })));
+    let exited = end.story.iter().position(|entry| {
+        matches!(entry.body, Body::Fact(Fact::RankExited { rank: Rank(1), attempt: Attempt(0), .. }))
+    });
+    assert!(raised.expect("an exit note") < exited.expect("an end"), "{end}");
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(3)), "{end}");
+    assert_eq!(verdict.headline, "rank 1 raised ValueError: bad batch 17 after step 3");
+    assert!(verdict.evidence.iter().any(|line| line.contains("ranks.py")), "{:?}", verdict.evidence);
+    assert_eq!(story::exits(&end.story, 1)[0], ExitStatus::Signal(9), "its end was forced\n{end}");
+}
+
+#[test]
+fn the_same_exception_at_the_same_step_again_stops_the_job_and_says_why() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(3)
+if RANK == 1:
+    raise ValueError(f"bad batch {os.getpid()}")
+time.sleep(36000)
+"#;
+    let end = stage.python(script).ranks(2).options("--max-restarts 50").start().end();
+    end.assert_status(1);
+    end.assert_said("the same exception came again after step 3");
+    assert_eq!(end.summary().attempts, 2, "{end}");
+    assert_eq!(story::decisions(&end.story)[1].action, Action::Stop { exit: 1 });
+    assert!(end.summary().reason.contains("ValueError"), "{end}");
+    // torch's own form is written too, for what else reads it.
+    let file = end.run_dir.join("attempt_1/1/error.json");
+    let text = std::fs::read_to_string(file).expect("an error file");
+    assert!(text.contains("ValueError: bad batch") && text.contains("py_callstack"), "{text}");
+}
+
+#[test]
+fn the_same_exception_at_another_step_is_tried_again() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(ATTEMPT)
+if RANK == 1 and ATTEMPT < 3:
+    raise ValueError("bad batch")
+"#;
+    let end = stage.python(script).ranks(2).options("--max-restarts 3").start().end();
+    end.assert_status(0);
+    assert_eq!(end.summary().attempts, 4, "{end}");
+}
+
+#[test]
+fn another_exception_at_the_same_step_is_tried_again() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(1)
+if ATTEMPT < 2:
+    raise [ValueError, KeyError][ATTEMPT]("x")
+"#;
+    let end = stage.python(script).start().end();
+    end.assert_status(0);
+    assert_eq!(end.summary().attempts, 3, "{end}");
+}
+
+#[test]
+fn an_error_file_counts_without_the_client() {
+    let stage = Stage::new();
+    let script = r#"
+        if [ "$RANK" = 1 ]; then
+            printf '{"message": {"message": "RuntimeError: shard 9 is gone", "extraInfo": {"py_callstack": "x", "timestamp": "1"}}}' \
+                > "$TORCHELASTIC_ERROR_FILE"
+            exit 1
+        fi
+        work"#;
+    let end = stage.sh(script).ranks(2).options("--max-restarts 50").start().end();
+    end.assert_status(1);
+    let verdicts = story::verdicts(&end.story);
+    assert_eq!(verdicts.len(), 2, "the same again stops the job\n{end}");
+    assert_eq!(verdicts[0].culprit, Some(Rank(1)));
+    let Cause::Exception { exception, .. } = &verdicts[0].cause else { panic!("no exception\n{end}") };
+    assert_eq!(exception, "RuntimeError");
+    end.assert_said("shard 9 is gone");
+}
+
+#[test]
+fn an_exception_that_is_dealt_with_is_no_fault() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(0)
+try:
+    raise ValueError("dealt with")
+except ValueError:
+    sys.excepthook(*sys.exc_info())
+mainstay.step(1)
+"#;
+    let end = stage.python(script).ranks(2).start().end();
+    end.assert_status(0);
+    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankRaised { .. })), "{end}");
+}
+
+#[test]
+fn of_a_rank_without_heartbeats_it_is_not_said_how_far_it_was() {
+    let stage = Stage::new();
+    // Plainly the program's own fault, but after who knows how many steps: it gets its restart.
+    let script = r#"
+if ATTEMPT == 0:
+    import no_such_module
+"#;
+    let end = stage.python(script).start().end();
+    end.assert_status(0);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert!(verdict.headline.contains("no_such_module") && !verdict.headline.contains("step"), "{end}");
+}
