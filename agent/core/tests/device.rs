@@ -105,6 +105,8 @@ fn many_different_programs_that_fail_on_one_gpu_alone_are_a_sign() {
     for name in ["train", "eval", "python"] {
         host.xid(&format!("13, pid=12, name={name}, Graphics Exception"));
     }
+    host.expect(GPU, Healthy, Nothing);
+    host.log("NVRM: Xid (PCI:0000:03:00): 63, pid=1896, Row Remapper: New row marked for remapping");
     host.expect(GPU, Degraded, ContactSupport);
 
     host.log("NVRM: Xid (PCI:0000:02:00): 31, pid=12, name=python, MMU Fault");
