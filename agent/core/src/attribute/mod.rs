@@ -2,7 +2,7 @@
 //!
 //! Pure: text comes in, an [`Attribution`] comes out. `docs/reference/attribution.md` tells how the judgement is made.
 //!
-//! In reading order: [`class`], [`catalog`] (signatures as data), [`lines`], [`traceback`], [`scan`] (one pass
+//! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`traceback`], [`scan`] (one pass
 //! over the text), [`exit`], [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against labelled cases.
 
 pub mod catalog;
@@ -14,6 +14,7 @@ pub mod lines;
 pub mod root;
 pub mod scan;
 pub mod score;
+mod signature;
 pub mod traceback;
 pub mod vote;
 

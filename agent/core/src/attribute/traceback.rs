@@ -12,16 +12,24 @@ pub struct Frame {
 impl Frame {
     /// Whether the file belongs to an installed library or to Python rather than to the training program.
     pub fn in_library(&self) -> bool {
-        const PLACES: [&str; 9] = [
+        const PLACES: [&str; 16] = [
             "site-packages",
             "dist-packages",
             "/lib/python",
             "/lib64/python",
             "<frozen",
-            "/pytorch/torch/",
+            "<string>",
             "/usr/lib/",
             "\\lib\\",
-            "<string>",
+            // Frameworks that run from a checkout of their sources.
+            "/pytorch/torch/",
+            "/megatron/",
+            "/Megatron-LM/",
+            "/deepspeed/",
+            "/nemo/",
+            "/vllm/",
+            "/sglang/",
+            "/verl/",
         ];
         PLACES.iter().any(|place| self.path.contains(place))
     }
