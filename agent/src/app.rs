@@ -1,8 +1,11 @@
 //! Floor 5. The wiring: start, supervise, drain in order.
 
 mod agent;
+mod catalog;
+mod device;
 mod host;
 mod job;
+mod kernel_log;
 pub mod logging;
 pub mod usual;
 

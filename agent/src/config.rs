@@ -12,6 +12,7 @@ mod paths;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use mainstay_core::device::DeviceLimits;
 use mainstay_core::host::HostLimits;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
@@ -54,6 +55,10 @@ settings! {
         journal: JournalConfig,
         /// The components host.cpu, host.memory, host.disk and host.oom.
         host: HostConfig,
+        /// What the kernel reports of the host and of GPUs: docs/reference/checks.md.
+        kernel_log: KernelLogConfig,
+        /// The components gpu and nvswitch.
+        gpu: GpuConfig,
     }
 }
 
@@ -86,6 +91,33 @@ settings! {
     sections {
         /// When the host counts as degraded or unhealthy.
         limits: HostLimits,
+    }
+}
+
+settings! {
+    /// How the kernel log is read.
+    pub struct KernelLogConfig {
+        /// The kernel log: /dev/kmsg, or a file or pipe in its place. Empty: it is not read.
+        path: PathBuf = PathBuf::from("/dev/kmsg"),
+    }
+    sections {}
+}
+
+settings! {
+    /// How GPUs are watched.
+    pub struct GpuConfig {
+        /// Whether the driver of NVIDIA's GPUs is asked (by NVML, in a process of its own).
+        enabled: bool = true,
+        /// NVIDIA's management library. Empty: libnvidia-ml.so.1, and only on hosts that have a GPU of NVIDIA.
+        library: PathBuf = PathBuf::new(),
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// How long an answer of the driver may take until it counts as hung.
+        deadline: Period = Period::seconds(10),
+    }
+    sections {
+        /// When a GPU counts as degraded or unhealthy, and for how long.
+        limits: DeviceLimits,
     }
 }
 
@@ -185,6 +217,9 @@ impl Config {
             "it must be at most half of journal.max_size",
         );
         must(self.journal.segment_size.0 >= 4096, "journal.segment_size", "it must be at least 4KiB");
+        must(absolute(&self.kernel_log.path), "kernel_log.path", "it must be an absolute path");
+        must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
+        must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
         let load = self.host.limits.cpu.load_per_cpu;
         must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");

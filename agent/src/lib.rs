@@ -6,6 +6,7 @@ pub mod os;
 
 pub mod act;
 pub mod link;
+pub mod probe;
 pub mod source;
 pub mod store;
 

@@ -1,8 +1,11 @@
 //! Floor 3. The shell of the agent: the one task that owns what the agent knows. Launchers' entries, samples and
 //! proposals and the host's reports come in; the board is what goes out.
 
+mod hardware;
+
 use std::collections::BTreeMap;
 
+use mainstay_core::device::DeviceReport;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
@@ -10,6 +13,8 @@ use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+
+pub use hardware::{Hardware, LogReport};
 
 use crate::board::Board;
 use crate::os::pidfd::PidFd;
@@ -42,6 +47,10 @@ pub enum Input {
     LauncherEnded(JobId, Pid),
     /// The host was looked at.
     Host(Judged),
+    /// The GPUs' driver was asked.
+    Devices(DeviceReport),
+    /// The kernel log was read.
+    KernelLog(LogReport),
 }
 
 /// What a launcher says of itself; process and user are the kernel's word, not its own.
@@ -96,18 +105,24 @@ pub struct Node {
     board: Board,
     launchers: BTreeMap<JobId, Launcher>,
     sessions: u64,
+    hardware: Hardware,
     /// For what is watched beside the loop.
     own_inputs: mpsc::Sender<Input>,
 }
 
 impl Node {
     /// The node over a board whose journal holds `origins`: the newest launcher's entry by job.
-    pub fn new(board: Board, origins: BTreeMap<JobId, u64>, own_inputs: mpsc::Sender<Input>) -> Node {
+    pub fn new(
+        board: Board,
+        origins: BTreeMap<JobId, u64>,
+        hardware: Hardware,
+        own_inputs: mpsc::Sender<Input>,
+    ) -> Node {
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
             (job.clone(), Launcher { pid: view.spec.launcher, uid: view.spec.uid, have_seq, session: None })
         });
-        Node { launchers: launchers.collect(), board, sessions: 0, own_inputs }
+        Node { launchers: launchers.collect(), board, sessions: 0, hardware, own_inputs }
     }
 
     /// Runs until told to stop and until nobody can tell anything any more.
@@ -123,11 +138,16 @@ impl Node {
                 () = stop.cancelled() => break,
                 Some(input) = inputs.recv() => self.step(input),
                 // The watchdog is fed from here: it guards the loop, not a timer.
-                _ = sync.tick() => { self.board.sync(); alive(); }
+                _ = sync.tick() => { self.sync(); alive(); }
             }
         }
         self.record(None, Fact::AgentStopped);
+        self.sync();
+    }
+
+    fn sync(&mut self) {
         self.board.sync();
+        self.hardware.keep_cursor();
     }
 
     /// Jobs of the journal whose launchers live are waited for; of the others it is said that they are lost.
@@ -174,6 +194,8 @@ impl Node {
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Host(judged) => self.host(judged),
+            Input::Devices(report) => self.devices(report),
+            Input::KernelLog(report) => self.kernel_log(report),
         }
     }
 
@@ -240,7 +262,31 @@ impl Node {
         for fact in judged.facts {
             self.record(None, fact);
         }
-        self.board.show_host(clock::now(), judged.components);
+        // With each look at the host, what time has done to the hardware is shown too.
+        let now = clock::now();
+        let mut components = judged.components;
+        components.extend(self.hardware.components(now.mono));
+        self.board.show_host(now, components);
+    }
+
+    fn devices(&mut self, report: DeviceReport) {
+        let now = clock::now();
+        if let Some(fact) = self.hardware.devices_are(now.mono, report) {
+            self.record(None, fact);
+        }
+        let components = self.hardware.components(now.mono);
+        self.board.show_host(now, components);
+    }
+
+    fn kernel_log(&mut self, report: LogReport) {
+        for (at, fact) in report.facts {
+            self.hardware.take_in(at, &fact);
+            self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+        }
+        let now = clock::now();
+        self.hardware.log_is(now.mono, report.state, report.cursor);
+        let components = self.hardware.components(now.mono);
+        self.board.show_host(now, components);
     }
 
     /// Tells when the launcher's process ends.

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_core::kernel::{KernelClass, KernelReport, LogPlace, NvlinkError, Sxid, Xid};
+use mainstay_core::pci::PciAddress;
 use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome};
 
@@ -28,6 +30,45 @@ fn entries() -> Vec<Body> {
             after_stop: true,
             stderr_tail: vec![String::new()],
         }),
+        Body::Fact(Fact::Xid(Xid {
+            gpu: PciAddress { domain: 0, bus: 1, device: 0 },
+            code: 149,
+            mig_instance: Some(1),
+            pid: Some(pid),
+            process: Some("python".into()),
+            reset_needed: Some(true),
+            drain_and_reset_needed: Some(false),
+            recovery_action: Some(1),
+            nvlink: Some(NvlinkError {
+                unit: "NETIR".into(),
+                fatal: Some(true),
+                link: Some(1),
+                intrinfo: 1,
+                status: 1,
+            }),
+            caused_by: Some(48),
+            place: LogPlace::default(),
+        })),
+        Body::Fact(Fact::Sxid(Sxid {
+            switch: "nvidia-nvswitch0".into(),
+            address: PciAddress { domain: 0, bus: 1, device: 0 },
+            code: 20034,
+            fatal: Some(true),
+            link: Some(1),
+            place: LogPlace::default(),
+        })),
+        Body::Fact(Fact::KernelReport(KernelReport {
+            class: KernelClass::OutOfMemory,
+            subject: Some("sda".into()),
+            pid: Some(pid),
+            process: Some("python".into()),
+            cgroup: Some("/job".into()),
+            place: LogPlace::default(),
+        })),
+        Body::Fact(Fact::KernelLinesLeftOut { of: "nvme".into(), count: 1 }),
+        Body::Fact(Fact::KernelLogGap { records: Some(1) }),
+        Body::Fact(Fact::GpuDriverSilent { since: Mono(1) }),
+        Body::Fact(Fact::GpuDriverAnswered { after: Span(1) }),
         Body::Fact(Fact::Progress { attempt, step: 1, loss: Some(1.0) }),
         Body::Decision(Decision {
             incident: Incident(1),

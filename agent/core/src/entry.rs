@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
-use crate::time::{Mono, Stamp};
+use crate::kernel::{KernelReport, Sxid, Xid};
+use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Decision, Outcome, Verdict};
 
 /// One line of the journal.
@@ -63,6 +64,35 @@ pub enum Fact {
     OutOfMemoryKills {
         /// How many.
         count: u64,
+    },
+    /// The driver reported an error of a GPU.
+    Xid(Xid),
+    /// The driver reported an error of an NVSwitch.
+    Sxid(Sxid),
+    /// The kernel reported something of the host.
+    KernelReport(KernelReport),
+    /// Lines of a storm in the kernel log that were counted and not looked at one by one.
+    KernelLinesLeftOut {
+        /// Which kind of lines.
+        of: String,
+        /// How many.
+        count: u64,
+    },
+    /// The kernel overwrote records of its log before they were read.
+    KernelLogGap {
+        /// How many; none if the kernel only says that there were some.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        records: Option<u64>,
+    },
+    /// A call into the GPUs' driver has not returned in time.
+    GpuDriverSilent {
+        /// When it began.
+        since: Mono,
+    },
+    /// The GPUs' driver answers again.
+    GpuDriverAnswered {
+        /// How long it was silent.
+        after: Span,
     },
     /// A launcher began a job.
     JobStarted(JobSpec),

@@ -314,6 +314,13 @@ impl Job {
             | Fact::AgentStopped
             | Fact::JobStarted(_)
             | Fact::LauncherLost { .. }
+            | Fact::Xid(_)
+            | Fact::Sxid(_)
+            | Fact::KernelReport(_)
+            | Fact::KernelLinesLeftOut { .. }
+            | Fact::KernelLogGap { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
             | Fact::JobEnded { .. } => {}
         }
     }

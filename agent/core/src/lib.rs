@@ -3,22 +3,30 @@
 //! Pure by construction: no I/O, no clock, no threads, no async. Time comes in as an argument, so that the same
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
-//! In reading order, each module using only those before it: `time`, `id`; `health`, `verdict`; `entry`;
-//! `view` (the read side); `settings`, `host` (the judge of the host); `attribute` (whose fault, from logs);
-//! `last_words`, `fingerprint`, `judge`, `blame`, `policy`, `ledger`; `job`, which joins them.
+//! In reading order, each module using only those before it: `time`, `id`, `pci`; `health`, `verdict`; `kernel`
+//! (what the kernel log tells); `entry`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
+//! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
+//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
+//! `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
 pub mod attribute;
 pub mod blame;
+pub mod catalog;
+pub mod device;
 pub mod entry;
 pub mod fingerprint;
 pub mod health;
 pub mod host;
+pub mod host_log;
 pub mod id;
 pub mod job;
 pub mod judge;
+pub mod kernel;
 pub mod last_words;
 pub mod ledger;
+pub mod parse;
+pub mod pci;
 pub mod policy;
 pub mod settings;
 pub mod time;

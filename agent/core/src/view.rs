@@ -216,6 +216,13 @@ impl JobView {
             | Fact::AgentStarted { .. }
             | Fact::AgentStopped
             | Fact::OutOfMemoryKills { .. }
+            | Fact::Xid(_)
+            | Fact::Sxid(_)
+            | Fact::KernelReport(_)
+            | Fact::KernelLinesLeftOut { .. }
+            | Fact::KernelLogGap { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
             | Fact::PagesUnavailable { .. }
             | Fact::AttemptEnded { .. }
             | Fact::AgentFound { .. }

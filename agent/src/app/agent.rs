@@ -7,7 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_core::id::JobId;
+use mainstay_core::device::DeviceJudge;
+use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::host_log::HostLogJudge;
+use mainstay_core::id::{BootId, JobId};
+use mainstay_core::time::Mono;
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
@@ -20,12 +24,17 @@ use crate::act::page_files::private_directory;
 use crate::api::attach::{Allowed, Launchers};
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::about;
+use crate::app::catalog;
+use crate::app::device::{self, Probing};
 use crate::app::host::sense;
+use crate::app::kernel_log::{self, Following};
 use crate::board::Board;
 use crate::config::Config;
-use crate::node::{Input, Node};
+use crate::node::{Hardware, Input, Node};
 use crate::os::clock;
+use crate::source::device::ProbePlan;
 use crate::source::host::{HostSource, Roots, standard_paths};
+use crate::store::cursor::CursorFile;
 use crate::store::journal::Journal;
 
 /// Inputs that may wait for the node.
@@ -38,7 +47,7 @@ const QUEUE: usize = 4096;
 pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     stop_on_signals(&stop).context("catching signals")?;
-    let (board, origins) = open_board(&config)?;
+    let (board, recalled) = open_board(&config)?;
     let listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
@@ -46,8 +55,10 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let routes = Routes::new(LauncherServiceServer::new(launchers));
     let reader = board.reader();
     let sensing = start_sensing(&config, inputs.clone())?;
+    let (hardware, following) = watch_hardware(&config, &recalled, &inputs)?;
+    let probing = start_probing(&config, &inputs)?;
 
-    let node = Node::new(board, origins, inputs);
+    let node = Node::new(board, recalled.origins, hardware, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
     notify(&[NotifyState::Ready, NotifyState::Status("watching the host")]);
@@ -56,21 +67,76 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     notify(&[NotifyState::Stopping]);
     stop.cancel();
     sensing.abort();
+    drop((following, probing));
     node.await.context("the node ended in disorder")?;
     served.context("serving the API")
 }
 
-fn open_board(config: &Config) -> anyhow::Result<(Board, BTreeMap<JobId, u64>)> {
+/// What the journal tells of the time before this start.
+#[derive(Debug, Default)]
+struct Recalled {
+    /// The newest launcher's entry, by job.
+    origins: BTreeMap<JobId, u64>,
+    /// What this boot's kernel log told.
+    kernel: Vec<(Mono, Fact)>,
+    /// How far that was read.
+    position: u64,
+}
+
+impl Recalled {
+    fn take_in(&mut self, entry: Entry, boot: &BootId) {
+        if let (Some(job), Some(seq)) = (&entry.job, entry.origin_seq) {
+            self.origins.insert(job.clone(), seq);
+        }
+        let Body::Fact(fact) = entry.body else { return };
+        if entry.job.is_some() || entry.boot != *boot {
+            return;
+        }
+        let position = match &fact {
+            Fact::Xid(xid) => xid.place.position,
+            Fact::Sxid(sxid) => sxid.place.position,
+            Fact::KernelReport(report) => report.place.position,
+            Fact::KernelLinesLeftOut { .. } | Fact::KernelLogGap { .. } => 0,
+            _ => return,
+        };
+        self.position = self.position.max(position);
+        self.kernel.push((entry.at.mono, fact));
+    }
+}
+
+fn open_board(config: &Config) -> anyhow::Result<(Board, Recalled)> {
     std::fs::create_dir_all(&config.state_dir)
         .with_context(|| format!("making the state directory {} (state_dir)", config.state_dir.display()))?;
-    let journal = Journal::open(&config.journal_dir(), config.journal_limits(), clock::boot_id())?;
-    let mut origins = BTreeMap::new();
-    journal.replay(|entry| {
-        if let (Some(job), Some(seq)) = (entry.job, entry.origin_seq) {
-            origins.insert(job, seq);
-        }
-    })?;
-    Ok((Board::open(journal)?, origins))
+    let boot = clock::boot_id();
+    let journal = Journal::open(&config.journal_dir(), config.journal_limits(), boot.clone())?;
+    let mut recalled = Recalled::default();
+    journal.replay(|entry| recalled.take_in(entry, &boot))?;
+    Ok((Board::open(journal)?, recalled))
+}
+
+/// The judges of the hardware, and the reading of the kernel log if it is to be read.
+fn watch_hardware(
+    config: &Config,
+    recalled: &Recalled,
+    inputs: &mpsc::Sender<Input>,
+) -> anyhow::Result<(Hardware, Option<Following>)> {
+    let catalog = catalog::compiled_in()?;
+    let path = &config.kernel_log.path;
+    let host_log = HostLogJudge::new(catalog.clone(), &path.display().to_string());
+    let devices = DeviceJudge::new(catalog, config.gpu.limits.clone());
+    let file = CursorFile::open(&config.state_dir.join("kernel-log.cursor"));
+    let mut cursor = file.kept().cloned();
+    if let Some(cursor) = cursor.as_mut().filter(|cursor| cursor.boot == clock::boot_id()) {
+        // The journal knows what was read after the cursor was last kept.
+        cursor.next = cursor.next.max(recalled.position);
+    }
+    let hardware = Hardware::new(devices, host_log, file, &recalled.kernel);
+    if path.as_os_str().is_empty() {
+        return Ok((hardware, None));
+    }
+    let following = kernel_log::follow(path, clock::boot_id(), cursor, inputs.clone())
+        .context("starting the thread that reads the kernel log")?;
+    Ok((hardware, Some(following)))
 }
 
 async fn listen(config: &Config) -> anyhow::Result<Listeners> {
@@ -125,6 +191,24 @@ fn start_sensing(
         }
         drop(sensing);
     }))
+}
+
+/// Asks the GPUs' driver by a child process that is this very program.
+fn start_probing(config: &Config, inputs: &mpsc::Sender<Input>) -> anyhow::Result<Option<Probing>> {
+    if !config.gpu.enabled {
+        return Ok(None);
+    }
+    let named = !config.gpu.library.as_os_str().is_empty();
+    let plan = ProbePlan {
+        program: "/proc/self/exe".into(),
+        library: named.then(|| config.gpu.library.clone()),
+        sys: config.host.sys_root.clone(),
+        deadline: Duration::from_nanos(config.gpu.deadline.0.0),
+    };
+    let interval = Duration::from_nanos(config.gpu.interval.0.0);
+    let probing = device::probe(plan, interval, inputs.clone())
+        .context("starting the thread that asks the GPUs' driver")?;
+    Ok(Some(probing))
 }
 
 fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {

@@ -11,6 +11,7 @@ mod find;
 mod guardian;
 mod json;
 mod output;
+mod probe;
 mod run;
 mod screen;
 mod status;
@@ -64,6 +65,8 @@ enum Command {
     Completions(completions::Args),
     #[command(name = crate::act::guardian::SUBCOMMAND, hide = true)]
     Guardian(guardian::Args),
+    #[command(name = crate::probe::SUBCOMMAND, hide = true)]
+    Probe(probe::Args),
 }
 
 /// Runs the program with the arguments of this process.
@@ -75,6 +78,9 @@ pub fn main() -> ExitCode {
     if let Command::Guardian(args) = &command {
         // One for each job of the host: no runtime, no threads, next to no memory.
         return guardian::run(args);
+    }
+    if let Command::Probe(args) = &command {
+        return probe::run(args);
     }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -92,6 +98,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Agent(args) => agent::run(args).await,
         Command::Config(args) => config::run(&args),
         Command::Guardian(args) => Ok(guardian::run(&args)),
+        Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),

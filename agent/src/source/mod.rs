@@ -1,5 +1,7 @@
 //! Floor 2. Eyes: what is read from the outside world becomes facts.
 
+pub mod device;
 pub mod error_file;
 pub mod host;
+pub mod kmsg;
 pub mod pages;

@@ -1,3 +1,4 @@
 //! Floor 2. What is kept on disk.
 
+pub mod cursor;
 pub mod journal;

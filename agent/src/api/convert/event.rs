@@ -50,6 +50,13 @@ fn type_of(body: &Body) -> &'static str {
             Fact::AgentStarted { .. } => "agent_started",
             Fact::AgentStopped => "agent_stopped",
             Fact::OutOfMemoryKills { .. } => "out_of_memory_kills",
+            Fact::Xid(_) => "xid",
+            Fact::Sxid(_) => "sxid",
+            Fact::KernelReport(_) => "kernel_report",
+            Fact::KernelLinesLeftOut { .. } => "kernel_lines_left_out",
+            Fact::KernelLogGap { .. } => "kernel_log_gap",
+            Fact::GpuDriverSilent { .. } => "gpu_driver_silent",
+            Fact::GpuDriverAnswered { .. } => "gpu_driver_answered",
             Fact::JobStarted(_) => "job_started",
             Fact::AttemptStarted { .. } => "attempt_started",
             Fact::StartFailed { .. } => "start_failed",
@@ -102,11 +109,19 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::StartFailed { .. }
         | Fact::RankRaised { .. }
         | Fact::LauncherLost { .. } => Severity::Error,
-        Fact::RankRefused { .. } | Fact::PagesUnavailable { .. } | Fact::AgentLost { .. } => {
-            Severity::Warning
-        }
+        Fact::GpuDriverSilent { .. } => Severity::Error,
+        // How bad it is, the component says: here it is only that it was reported.
+        Fact::Xid(_)
+        | Fact::Sxid(_)
+        | Fact::KernelReport(_)
+        | Fact::KernelLinesLeftOut { .. }
+        | Fact::KernelLogGap { .. }
+        | Fact::RankRefused { .. }
+        | Fact::PagesUnavailable { .. }
+        | Fact::AgentLost { .. } => Severity::Warning,
         Fact::AgentStarted { .. }
         | Fact::AgentStopped
+        | Fact::GpuDriverAnswered { .. }
         | Fact::JobStarted(_)
         | Fact::AttemptStarted { .. }
         | Fact::RankConnected { .. }
@@ -135,6 +150,13 @@ fn attempt(body: &Body) -> Option<Attempt> {
             Fact::AgentStarted { .. }
             | Fact::AgentStopped
             | Fact::OutOfMemoryKills { .. }
+            | Fact::Xid(_)
+            | Fact::Sxid(_)
+            | Fact::KernelReport(_)
+            | Fact::KernelLinesLeftOut { .. }
+            | Fact::KernelLogGap { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
             | Fact::JobStarted(_)
             | Fact::PagesUnavailable { .. }
             | Fact::StopRequested { .. }
@@ -284,6 +306,8 @@ mod tests {
         let facts = [
             Fact::AgentStopped,
             Fact::OutOfMemoryKills { count: 1 },
+            Fact::KernelLinesLeftOut { of: "nvme".into(), count: 1 },
+            Fact::KernelLogGap { records: None },
             Fact::JobStarted(JobSpec::default()),
             Fact::PagesUnavailable { reason: "full".into() },
             Fact::RanksStepping { attempt: Attempt(0), step: 1 },

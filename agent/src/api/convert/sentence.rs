@@ -23,6 +23,26 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::OutOfMemoryKills { count } => {
             format!("the kernel killed {} for lack of memory", counted(*count, "process", "processes"))
         }
+        Fact::Xid(xid) => format!("XID {} of GPU {}: {}", xid.code, xid.gpu, xid.place.line),
+        Fact::Sxid(sxid) => format!("SXID {} of {}: {}", sxid.code, sxid.switch, sxid.place.line),
+        Fact::KernelReport(report) => format!("the kernel reports: {}", report.place.line),
+        Fact::KernelLinesLeftOut { of, count } => {
+            format!(
+                "{} of {of} were counted and not kept",
+                counted(*count, "more kernel line", "more kernel lines")
+            )
+        }
+        Fact::KernelLogGap { records: Some(records) } => format!(
+            "{} of the kernel log were overwritten before they were read",
+            counted(*records, "record", "records")
+        ),
+        Fact::KernelLogGap { records: None } => {
+            "records of the kernel log were overwritten before they were read".to_owned()
+        }
+        Fact::GpuDriverSilent { .. } => {
+            "the GPUs' driver does not answer: a call into it has not returned in time".to_owned()
+        }
+        Fact::GpuDriverAnswered { after } => format!("the GPUs' driver answers again, after {after}"),
         Fact::JobStarted(spec) => format!(
             "job started with {} on this host: {}",
             counted(spec.local_world_size.into(), "rank", "ranks"),

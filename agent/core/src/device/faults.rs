@@ -1,0 +1,180 @@
+//! The faults that are held against one device, by code.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::line;
+use crate::health::{Evidence, HealthState, RecommendedAction};
+use crate::time::{Mono, Span};
+
+/// What a line of the log says of a device.
+#[derive(Clone, Debug)]
+pub(super) struct Came {
+    pub(super) at: Mono,
+    pub(super) kind: &'static str,
+    pub(super) code: u32,
+    pub(super) name: String,
+    pub(super) state: HealthState,
+    pub(super) action: RecommendedAction,
+    pub(super) line: String,
+}
+
+#[derive(Clone, Debug)]
+struct Fault {
+    last: Mono,
+    count: u64,
+    came: Came,
+    /// Codes in its wake.
+    echoes: BTreeSet<u32>,
+}
+
+/// What the driver last said the device needs.
+#[derive(Clone, Debug)]
+struct DriverSays {
+    at: Mono,
+    number: u32,
+    line: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Faults {
+    held: BTreeMap<u32, Fault>,
+    driver: Option<DriverSays>,
+}
+
+impl Faults {
+    /// A fault came; what came shortly before and was only its echo is folded into it.
+    pub(super) fn came(&mut self, came: Came, echoes: &BTreeSet<u32>, window: Span) {
+        let earlier: BTreeSet<u32> = self
+            .held
+            .iter()
+            .filter(|(code, fault)| echoes.contains(code) && came.at.since(fault.last) <= window)
+            .map(|(code, _)| *code)
+            .collect();
+        self.held.retain(|code, _| !earlier.contains(code));
+        let fault = self.held.entry(came.code).or_insert_with(|| Fault {
+            last: came.at,
+            count: 0,
+            came: came.clone(),
+            echoes: BTreeSet::new(),
+        });
+        fault.count = fault.count.saturating_add(1);
+        fault.last = fault.last.max(came.at);
+        fault.echoes.extend(earlier);
+        // The heaviest of its lines is the one that counts and is shown.
+        if (came.state, came.action) > (fault.came.state, fault.came.action) {
+            fault.came = came;
+        }
+    }
+
+    /// Folds `code` into the fault `cause`, if that is held.
+    pub(super) fn echo(&mut self, at: Mono, cause: u32, code: u32) -> bool {
+        let Some(fault) = self.held.get_mut(&cause) else { return false };
+        fault.last = fault.last.max(at);
+        fault.echoes.insert(code);
+        true
+    }
+
+    /// Folds `code` into the newest fault in whose wake it may come.
+    pub(super) fn echo_of_any(&mut self, at: Mono, causes: &BTreeSet<u32>, code: u32, window: Span) -> bool {
+        let cause = self
+            .held
+            .iter()
+            .filter(|(held, fault)| causes.contains(held) && at.since(fault.last) <= window)
+            .max_by_key(|(_, fault)| fault.last)
+            .map(|(held, _)| *held);
+        cause.is_some_and(|cause| self.echo(at, cause, code))
+    }
+
+    /// The driver says what the device needs; "nothing" means that it is well again.
+    pub(super) fn driver_says(&mut self, at: Mono, number: u32, line: &str, window: Span) {
+        if number == 0 {
+            *self = Faults::default();
+            return;
+        }
+        let newest = self.held.values_mut().max_by_key(|fault| fault.last);
+        if let Some(fault) = newest.filter(|fault| at.since(fault.last) <= window) {
+            fault.echoes.insert(super::RECOVERY_ACTION);
+        }
+        self.driver = Some(DriverSays { at, number, line: line.to_owned() });
+    }
+
+    pub(super) fn cancel(&mut self, codes: &BTreeSet<u32>) {
+        self.held.retain(|code, _| !codes.contains(code));
+    }
+
+    /// What new processes mend is over some time after it was last seen.
+    pub(super) fn forget_passed(&mut self, now: Mono, after: Span) {
+        let passing = |action| action <= RecommendedAction::RestartProcess;
+        self.held.retain(|_, fault| !passing(fault.came.action) || now.since(fault.last) <= after);
+    }
+
+    pub(super) fn forget_what_a_reset_heals(&mut self, at: Mono) {
+        let heals = |action, seen| action <= RecommendedAction::ResetDevice && seen <= at;
+        self.held.retain(|_, fault| !heals(fault.came.action, fault.last));
+        self.driver = self.driver.take().filter(|says| !heals(says.means().1, says.at));
+    }
+
+    /// State and action of all that is held. What the driver says is needed weighs more than what the table thinks.
+    pub(super) fn weight(&self) -> (HealthState, RecommendedAction) {
+        let held = self.held.values().map(|fault| (fault.came.state, fault.came.action));
+        let said = self.driver.iter().map(DriverSays::means);
+        let (mut state, mut action) = (HealthState::Healthy, RecommendedAction::None);
+        for (of_one, needed) in held.chain(said) {
+            (state, action) = (state.max(of_one), action.max(needed));
+        }
+        (state, action)
+    }
+
+    /// Heaviest first.
+    pub(super) fn reasons(&self) -> Vec<String> {
+        let mut faults: Vec<&Fault> = self.held.values().collect();
+        faults.sort_by_key(|fault| (std::cmp::Reverse(fault.came.state), fault.came.at));
+        let mut reasons: Vec<String> = faults.into_iter().map(Fault::told).collect();
+        if let Some(says) = &self.driver {
+            reasons.push(format!("the driver says that it needs {}", says.words()));
+        }
+        reasons
+    }
+
+    pub(super) fn evidence(&self) -> Vec<Evidence> {
+        let lines = self.held.values().map(|fault| line(&fault.came.line));
+        lines.chain(self.driver.iter().map(|says| line(&says.line))).collect()
+    }
+}
+
+impl Fault {
+    fn told(&self) -> String {
+        let Came { kind, code, name, .. } = &self.came;
+        let times = if self.count > 1 { format!(", {} times", self.count) } else { String::new() };
+        let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
+        let wake =
+            if wake.is_empty() { String::new() } else { format!(" (in its wake {})", wake.join(", ")) };
+        format!("{kind} {code}: {name}{times}{wake}")
+    }
+}
+
+impl DriverSays {
+    fn means(&self) -> (HealthState, RecommendedAction) {
+        let (state, action, _) = recovery(self.number);
+        (state, action)
+    }
+
+    fn words(&self) -> &'static str {
+        recovery(self.number).2
+    }
+}
+
+/// What the driver's numbers for its recovery action mean (NVML_DEVICE_RECOVERY_ACTION), with what is needed in words.
+pub(super) fn recovery(number: u32) -> (HealthState, RecommendedAction, &'static str) {
+    use HealthState::{Degraded, Unhealthy};
+    match number {
+        1 => (Unhealthy, RecommendedAction::ResetDevice, "a reset"),
+        2 => (Unhealthy, RecommendedAction::RebootNode, "a reboot of the node"),
+        3 => (Degraded, RecommendedAction::RestartProcess, "its peers drained"),
+        4 => (Degraded, RecommendedAction::ResetDevice, "to be drained and reset"),
+        5 => (Degraded, RecommendedAction::ContactSupport, "its IMEX domain recovered"),
+        6 => (Unhealthy, RecommendedAction::ResetDevice, "a reset of its bus"),
+        7 => (Unhealthy, RecommendedAction::RebootNode, "a reboot of the system"),
+        _ => (Degraded, RecommendedAction::ContactSupport, "what this version does not know"),
+    }
+}

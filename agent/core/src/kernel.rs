@@ -1,0 +1,179 @@
+//! What the kernel log tells, typed: XIDs of GPUs, SXIDs of switches, and what it reports of the host.
+//!
+//! These are facts of the journal: fields and variants are added, never renamed or removed. What they mean is not
+//! said here but in the catalogue.
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{BootId, Pid};
+use crate::pci::PciAddress;
+
+/// The driver reported an error of a GPU, or something worth knowing of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Xid {
+    /// Which GPU.
+    pub gpu: PciAddress,
+    /// Which code.
+    pub code: u32,
+    /// The GPU instance, where the GPU is split (MIG).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_instance: Option<u32>,
+    /// The process that was at it, where the driver knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<Pid>,
+    /// Its name, cut to 15 characters by the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    /// Whether the driver says that the GPU has to be reset (`RST:` of 94 and 95).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset_needed: Option<bool>,
+    /// Whether work has to be drained before a reset (`D-RST:`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_and_reset_needed: Option<bool>,
+    /// What the recovery action changed to, by the driver's numbers (154).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery_action: Option<u32>,
+    /// The NVLink unit's own words (144 to 150).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink: Option<NvlinkError>,
+    /// The code that the driver names as the cause (newer drivers, 45).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caused_by: Option<u32>,
+    /// Where the line stood.
+    #[serde(flatten)]
+    pub place: LogPlace,
+}
+
+/// What an NVLink 5 unit reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NvlinkError {
+    /// The unit: `NETIR_LINK_EVT`.
+    pub unit: String,
+    /// Whether the line says that it is fatal; none if it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fatal: Option<bool>,
+    /// The link; none where the unit has no link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<u32>,
+    /// The first word in brackets: unit and sub-code.
+    pub intrinfo: u32,
+    /// The second word in brackets.
+    pub status: u32,
+}
+
+/// The driver reported an error of an NVSwitch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sxid {
+    /// The switch as the driver numbers it: `nvidia-nvswitch3`.
+    pub switch: String,
+    /// Where it sits.
+    pub address: PciAddress,
+    /// Which code.
+    pub code: u32,
+    /// Whether the line says that it is fatal; none if it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fatal: Option<bool>,
+    /// The link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<u32>,
+    /// Where the line stood.
+    #[serde(flatten)]
+    pub place: LogPlace,
+}
+
+/// The kernel reported something of the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelReport {
+    /// What kind of thing.
+    pub class: KernelClass,
+    /// The device, file system, CPU or card that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// The process that it hit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<Pid>,
+    /// The name of that process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    /// The control group of that process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// Where the line stood.
+    #[serde(flatten)]
+    pub place: LogPlace,
+}
+
+/// Where a line stood in the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogPlace {
+    /// The position behind it: the next one to read. Counts records in /dev/kmsg, bytes in a file.
+    pub position: u64,
+    /// The line, as it stood.
+    pub line: String,
+}
+
+/// How far a log was read: what is before it is never looked at again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogCursor {
+    /// The boot in which it was read.
+    pub boot: BootId,
+    /// Which log: one that is another has another cursor.
+    pub log: String,
+    /// The position to go on from.
+    pub next: u64,
+}
+
+macro_rules! kernel_classes {
+    ($( $(#[doc = $doc:literal])+ $class:ident = $name:literal, )*) => {
+        /// Kinds of lines that the kernel writes of a host.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum KernelClass {
+            $( $(#[doc = $doc])+ #[serde(rename = $name)] $class, )*
+        }
+
+        impl KernelClass {
+            /// All of them.
+            pub const ALL: &'static [KernelClass] = &[$( KernelClass::$class, )*];
+
+            /// Its name in the journal and in the catalogue.
+            pub fn name(self) -> &'static str {
+                match self { $( KernelClass::$class => $name, )* }
+            }
+        }
+    };
+}
+
+kernel_classes! {
+    /// A GPU has fallen off the bus, said beside or without an XID 79.
+    GpuOffBus = "gpu_off_bus",
+    /// The NVIDIA driver was loaded.
+    GpuDriverLoaded = "gpu_driver_loaded",
+    /// PCIe errors that were corrected.
+    AerCorrected = "aer_corrected",
+    /// PCIe errors that were not.
+    AerUncorrected = "aer_uncorrected",
+    /// Machine checks and EDAC reports of errors that were corrected.
+    MachineCheckCorrected = "machine_check_corrected",
+    /// The same of errors that were not.
+    MachineCheck = "machine_check",
+    /// A kill for lack of memory.
+    OutOfMemory = "out_of_memory",
+    /// A process stuck in the kernel.
+    HungTask = "hung_task",
+    /// A CPU stuck in the kernel.
+    Lockup = "lockup",
+    /// An oops.
+    KernelBug = "kernel_bug",
+    /// A block that could not be read or written.
+    DiskError = "disk_error",
+    /// An inconsistent file system.
+    FileSystemError = "file_system_error",
+    /// A file system that was made read-only.
+    RemountedReadOnly = "remounted_read_only",
+    /// An NVMe disk that did not answer.
+    Nvme = "nvme",
+    /// A network card in trouble.
+    NetworkCard = "network_card",
+    /// A process that crashed.
+    Segfault = "segfault",
+}

@@ -1,0 +1,294 @@
+//! The judge of GPUs over lines of the kernel log: sentences, each with the opposite case that must stay silent.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use mainstay_core::catalog::Catalog;
+use mainstay_core::device::{DeviceJudge, DeviceLimits};
+use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::host_log::{HostLogJudge, LogState};
+use mainstay_core::parse::kmsg::Record;
+use mainstay_core::parse::log::LogReader;
+use mainstay_core::time::{Mono, Span};
+use proptest::prelude::*;
+
+use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use RecommendedAction::{
+    ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice, RestartProcess,
+};
+
+fn catalog() -> Catalog {
+    Catalog::new(
+        toml::from_str(include_str!("../../catalog/hardware/xid.toml")).unwrap(),
+        toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).unwrap(),
+        toml::from_str(include_str!("../../catalog/hardware/kernel.toml")).unwrap(),
+        toml::from_str(include_str!("../../catalog/hardware/nvlink5.toml")).unwrap(),
+    )
+    .unwrap()
+}
+
+struct Host {
+    reader: LogReader,
+    devices: DeviceJudge,
+    host: HostLogJudge,
+    now: Mono,
+}
+
+impl Host {
+    fn new() -> Host {
+        Host {
+            reader: LogReader::default(),
+            devices: DeviceJudge::new(catalog(), DeviceLimits::default()),
+            host: HostLogJudge::new(catalog(), "/dev/kmsg"),
+            now: Mono(1_000_000_000_000),
+        }
+    }
+
+    fn log(&mut self, line: &str) {
+        if let Some((at, fact)) = self.reader.read(self.now, &Record::parse(line), 1) {
+            self.devices.take_in(at, &fact);
+            self.host.take_in(at, &fact);
+        }
+    }
+
+    /// An XID of GPU 0000:01:00.
+    fn xid(&mut self, rest: &str) {
+        self.log(&format!("NVRM: Xid (PCI:0000:01:00): {rest}"));
+    }
+
+    fn wait(&mut self, seconds: u64) {
+        self.now = self.now.after(Span::seconds(seconds));
+    }
+
+    fn component(&mut self, name: &str) -> Component {
+        let mut all = self.devices.components(self.now);
+        all.extend(self.host.components(self.now));
+        all.into_iter().find(|component| component.name == name).unwrap_or_else(|| panic!("no {name}"))
+    }
+
+    fn expect(&mut self, name: &str, state: HealthState, action: RecommendedAction) {
+        let component = self.component(name);
+        assert_eq!((component.state, component.action), (state, action), "{name}: {}", component.reason);
+    }
+}
+
+const GPU: &str = "gpu.0000:01:00";
+
+#[test]
+fn a_gpu_off_the_bus_needs_a_reboot_and_stays_so() {
+    let mut host = Host::new();
+    host.xid("79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.");
+    host.log("NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.");
+    host.expect(GPU, Unhealthy, RebootNode);
+    let component = host.component(GPU);
+    assert_eq!(component.reason, "XID 79: the GPU has fallen off the bus, 2 times");
+    assert_eq!(component.evidence.len(), 1);
+    host.wait(90_000);
+    host.log("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15");
+    host.expect(GPU, Unhealthy, RebootNode);
+    assert_eq!(host.component(GPU).since, component.since);
+}
+
+#[test]
+fn faults_of_programs_never_condemn_a_gpu() {
+    let mut host = Host::new();
+    for code in [13, 31, 43, 45, 68, 13, 13, 31] {
+        host.xid(&format!("{code}, pid=12, name=python, whatever"));
+        host.wait(5);
+    }
+    host.expect(GPU, Healthy, Nothing);
+    let reason = host.component(GPU).reason;
+    assert!(reason.contains("8 times") && reason.contains("python"), "{reason}");
+}
+
+#[test]
+fn many_different_programs_that_fail_on_one_gpu_alone_are_a_sign() {
+    let mut host = Host::new();
+    for name in ["train", "eval", "python"] {
+        host.xid(&format!("13, pid=12, name={name}, Graphics Exception"));
+    }
+    host.expect(GPU, Healthy, Nothing);
+    host.log("NVRM: Xid (PCI:0000:03:00): 63, pid=1896, Row Remapper: New row marked for remapping");
+    host.expect(GPU, Degraded, ContactSupport);
+
+    host.log("NVRM: Xid (PCI:0000:02:00): 31, pid=12, name=python, MMU Fault");
+    host.expect(GPU, Healthy, Nothing);
+}
+
+#[test]
+fn echoes_are_folded_into_their_cause() {
+    let mut host = Host::new();
+    host.xid("48, pid=9, name=python, An uncorrectable double bit error");
+    host.xid("94, pid=9, name=python, Contained: LTC TAG. RST: No, D-RST: No");
+    host.xid("45, pid=9, name=python, Ch 00000008");
+    host.expect(GPU, Unhealthy, ResetDevice);
+    assert_eq!(
+        host.component(GPU).reason,
+        "XID 48: memory error that could not be corrected (in its wake 45, 94)"
+    );
+}
+
+#[test]
+fn an_echo_that_came_first_is_folded_in_too() {
+    let mut host = Host::new();
+    host.xid("94, pid=9, name=python, Contained: LTC TAG. RST: No, D-RST: No");
+    host.expect(GPU, Degraded, RestartProcess);
+    host.xid("48, pid=9, name=python, An uncorrectable double bit error");
+    assert!(host.component(GPU).reason.ends_with("(in its wake 94)"));
+}
+
+#[test]
+fn a_45_long_after_or_alone_is_the_programs_own() {
+    let mut host = Host::new();
+    host.xid("45, pid=9, name=python, Ch 00000008");
+    host.expect(GPU, Healthy, Nothing);
+    host.xid("79, off");
+    host.wait(3600);
+    host.xid("45, pid=9, name=python, Ch 00000008");
+    assert_eq!(host.component(GPU).reason, "XID 79: the GPU has fallen off the bus");
+}
+
+#[test]
+fn what_the_driver_says_it_needs_goes_with_the_cause() {
+    let mut host = Host::new();
+    host.xid("119, pid=2387, name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU1 GSP!");
+    host.expect(GPU, Unhealthy, ResetDevice);
+    host.xid("154, pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)");
+    host.expect(GPU, Unhealthy, RebootNode);
+    assert_eq!(
+        host.component(GPU).reason,
+        "XID 119: the GPU's system processor does not answer (in its wake 154); the driver says that it needs a reboot of the node"
+    );
+    host.xid("154, pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)");
+    host.expect(GPU, Healthy, Nothing);
+}
+
+#[test]
+fn a_reset_heals_what_it_can() {
+    let mut host = Host::new();
+    host.xid("95, pid=7194, name=python, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No");
+    host.expect(GPU, Unhealthy, ResetDevice);
+    host.log("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15");
+    host.expect(GPU, Healthy, Nothing);
+}
+
+#[test]
+fn what_new_processes_mend_passes() {
+    let mut host = Host::new();
+    host.log("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7, name=python, Contained: CE User Channel (0x9). RST: No, D-RST: No");
+    host.expect(GPU, Degraded, RestartProcess);
+    host.wait(601);
+    host.expect(GPU, Healthy, Nothing);
+    host.xid("94, pid=7, name=python, Contained: SM. RST: No, D-RST: Yes");
+    host.wait(601);
+    host.expect(GPU, Degraded, ResetDevice);
+}
+
+#[test]
+fn nvlink_lines_say_how_bad_they_are() {
+    let mut host = Host::new();
+    host.xid("145, RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000082 0x00000100 0x0 0x0)");
+    host.expect(GPU, Healthy, Nothing);
+    host.xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0 0x0)");
+    host.expect(GPU, Unhealthy, ResetDevice);
+}
+
+#[test]
+fn one_fault_cancels_another_where_the_catalogue_says_so() {
+    let mut host = Host::new();
+    host.xid("163, PSHC disengaged");
+    host.expect(GPU, Degraded, ResetDevice);
+    host.xid("162, PSHC reengaged");
+    host.expect(GPU, Healthy, Nothing);
+}
+
+#[test]
+fn a_code_that_nobody_knows_is_for_support() {
+    let mut host = Host::new();
+    host.xid("901, something new");
+    host.expect(GPU, Degraded, ContactSupport);
+}
+
+#[test]
+fn gpus_are_judged_apart() {
+    let mut host = Host::new();
+    host.xid("79, off");
+    host.log("NVRM: Xid (PCI:0000:02:00): 13, pid=1, name=python, Graphics Exception");
+    host.expect(GPU, Unhealthy, RebootNode);
+    host.expect("gpu.0000:02:00", Healthy, Nothing);
+}
+
+#[test]
+fn a_switch_is_believed_when_it_says_that_it_is_not_fatal() {
+    let mut host = Host::new();
+    host.log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Non-fatal, Link 30 LTSSM Fault Up");
+    host.expect("nvswitch.0000:c1:00", Healthy, Nothing);
+    host.log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up");
+    host.expect("nvswitch.0000:c1:00", Unhealthy, ResetDevice);
+}
+
+#[test]
+fn the_host_is_judged_by_what_its_kernel_reports() {
+    let mut host = Host::new();
+    host.host.log_is(host.now, LogState::Reading);
+    host.expect("host.kernel_log", Healthy, Nothing);
+    host.log("EXT4-fs (sdb1): Remounting filesystem read-only");
+    host.expect("host.storage", Unhealthy, RebootNode);
+    host.log("INFO: task python:4711 blocked for more than 120 seconds.");
+    host.expect("host.kernel", Degraded, RebootNode);
+    host.wait(601);
+    host.expect("host.kernel", Healthy, Nothing);
+    host.expect("host.storage", Unhealthy, RebootNode);
+    host.log("EDAC MC0: 1 UE memory read error on DIMM_A1 (channel:1)");
+    host.expect("host.hardware", Unhealthy, ReplaceNode);
+}
+
+#[test]
+fn a_few_corrected_errors_are_normal_and_very_many_are_not() {
+    let mut host = Host::new();
+    let line = "pcieport 0000:00:01.0: AER: Corrected error received: 0000:01:00.0";
+    (0..10).for_each(|_| host.log(line));
+    host.expect("host.pcie", Healthy, Nothing);
+    (0..1000).for_each(|_| host.log(line));
+    host.wait(10);
+    let told = host.reader.held_back(host.now);
+    told.iter().for_each(|fact| host.host.take_in(host.now, fact));
+    host.expect("host.pcie", Degraded, Nothing);
+}
+
+#[test]
+fn a_log_that_cannot_be_read_is_unknown() {
+    let mut host = Host::new();
+    host.host.log_is(host.now, LogState::Unreadable("opening /dev/kmsg: not permitted".into()));
+    host.expect("host.kernel_log", Unknown, Nothing);
+}
+
+proptest! {
+    #[test]
+    fn programs_alone_never_condemn(codes in prop::collection::vec(prop::sample::select(vec![8u32, 11, 13, 25, 31, 32, 39, 43, 45, 60, 68, 69, 80, 126, 137, 141]), 1..60), gaps in prop::collection::vec(0u64..5000, 60)) {
+        let mut host = Host::new();
+        for (code, gap) in codes.into_iter().zip(gaps) {
+            host.xid(&format!("{code}, pid=12, name=python, text"));
+            host.wait(gap);
+        }
+        let component = host.component(GPU);
+        prop_assert_eq!(component.state, Healthy);
+    }
+
+    #[test]
+    fn a_lost_gpu_is_unhealthy_whatever_else_is_said(codes in prop::collection::vec(1u32..180, 0..40), place in 0usize..40) {
+        let mut host = Host::new();
+        for (number, code) in codes.iter().enumerate() {
+            if number == place {
+                host.xid("79, off");
+            }
+            if *code != 154 {
+                host.xid(&format!("{code}, pid=12, name=python, text"));
+            }
+        }
+        if place >= codes.len() {
+            host.xid("79, off");
+        }
+        let component = host.component(GPU);
+        prop_assert_eq!(component.state, Unhealthy);
+        prop_assert!(component.action >= RebootNode);
+    }
+}

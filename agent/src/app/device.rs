@@ -1,0 +1,40 @@
+//! The GPUs' sensing on a thread of its own: the driver may take as long as it likes.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender as StopSender, channel};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::node::Input;
+use crate::os::clock;
+use crate::source::device::{DeviceSource, ProbePlan};
+
+/// Sensing under way; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Probing {
+    _stop: StopSender<()>,
+}
+
+/// Asks the driver now and every `interval`, and tells the node.
+///
+/// # Errors
+/// The kernel gives no more threads.
+pub fn probe(plan: ProbePlan, interval: Duration, inputs: mpsc::Sender<Input>) -> std::io::Result<Probing> {
+    let (stop, stopped) = channel();
+    let ask = move || {
+        let mut source = DeviceSource::new(plan);
+        loop {
+            let at = clock::mono();
+            let report = source.sample(at);
+            if inputs.blocking_send(Input::Devices(report)).is_err() {
+                return;
+            }
+            match stopped.recv_timeout(interval) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    };
+    std::thread::Builder::new().name("devices".to_owned()).spawn(ask)?;
+    Ok(Probing { _stop: stop })
+}

@@ -1,0 +1,119 @@
+//! The kernel log on a thread of its own, which waits for the kernel: an XID is known as soon as it is written.
+
+use std::io::{PipeReader, PipeWriter};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mainstay_core::host_log::LogState;
+use mainstay_core::id::BootId;
+use mainstay_core::kernel::LogCursor;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::sync::mpsc;
+
+use crate::node::{Input, LogReport};
+use crate::os::clock;
+use crate::source::kmsg::{KernelLog, LogError};
+
+/// How long it is left alone when it cannot be read.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
+
+/// How long it is waited for at most, so that what was held back of a storm is told after it.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// A log that is being read; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Following {
+    _stop: PipeWriter,
+}
+
+/// Reads the log at `path` on from `cursor` and tells the node.
+///
+/// # Errors
+/// The kernel gives no more threads or descriptors.
+pub fn follow(
+    path: &Path,
+    boot: BootId,
+    cursor: Option<LogCursor>,
+    inputs: mpsc::Sender<Input>,
+) -> std::io::Result<Following> {
+    let (stop, stop_writer) = std::io::pipe()?;
+    let follower = Follower { path: path.to_owned(), boot, cursor, inputs, stop };
+    std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
+    Ok(Following { _stop: stop_writer })
+}
+
+/// Nobody listens any more.
+struct Gone;
+
+struct Follower {
+    path: PathBuf,
+    boot: BootId,
+    cursor: Option<LogCursor>,
+    inputs: mpsc::Sender<Input>,
+    stop: PipeReader,
+}
+
+impl Follower {
+    fn run(mut self) {
+        while !self.stopped(Duration::ZERO) {
+            match self.read_while_it_can() {
+                Ok(()) | Err(Trouble::Gone) => return,
+                Err(Trouble::Log(error)) => {
+                    let state = LogState::Unreadable(error.to_string());
+                    if self.tell(LogReport { state, facts: Vec::new(), cursor: self.cursor.clone() }).is_err()
+                        || self.stopped(AGAIN_AFTER)
+                    {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn read_while_it_can(&mut self) -> Result<(), Trouble> {
+        let mut log = KernelLog::open(&self.path, self.boot.clone(), self.cursor.as_ref())?;
+        let mut told = None;
+        while !self.stopped(Duration::ZERO) {
+            let batch = log.read(clock::mono())?;
+            let more = batch.more;
+            // Lines that are no facts move the cursor too; that can wait until there is nothing to read.
+            if !batch.facts.is_empty() || (!more && told.as_ref() != Some(log.cursor())) {
+                told = Some(log.cursor().clone());
+                self.cursor.clone_from(&told);
+                self.tell(LogReport { state: LogState::Reading, facts: batch.facts, cursor: told.clone() })?;
+            }
+            if !more {
+                log.wait(&self.stop, LONGEST_WAIT)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the node when it is behind: nothing that was read is dropped, and the kernel keeps the rest.
+    fn tell(&self, report: LogReport) -> Result<(), Gone> {
+        self.inputs.blocking_send(Input::KernelLog(report)).map_err(|_| Gone)
+    }
+
+    /// Waits for the stop, for so long.
+    fn stopped(&self, longest: Duration) -> bool {
+        let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+        matches!(poll(&mut [PollFd::new(&self.stop, PollFlags::IN)], Some(&timeout)), Ok(1..))
+    }
+}
+
+enum Trouble {
+    Log(LogError),
+    Gone,
+}
+
+impl From<LogError> for Trouble {
+    fn from(error: LogError) -> Trouble {
+        Trouble::Log(error)
+    }
+}
+
+impl From<Gone> for Trouble {
+    fn from(_: Gone) -> Trouble {
+        Trouble::Gone
+    }
+}

@@ -1,0 +1,82 @@
+//! What the node knows of the hardware: the judges of devices and of the kernel's reports, and how far its log was
+//! read.
+
+use mainstay_core::device::{DeviceJudge, DeviceReport};
+use mainstay_core::entry::Fact;
+use mainstay_core::health::Component;
+use mainstay_core::host_log::{HostLogJudge, LogState};
+use mainstay_core::kernel::LogCursor;
+use mainstay_core::time::Mono;
+
+use crate::store::cursor::CursorFile;
+
+/// What was read of the kernel log.
+#[derive(Debug)]
+pub struct LogReport {
+    /// Whether it can be read.
+    pub state: LogState,
+    /// What it told, with its times.
+    pub facts: Vec<(Mono, Fact)>,
+    /// How far it was read.
+    pub cursor: Option<LogCursor>,
+}
+
+/// The judges of the hardware.
+#[derive(Debug)]
+pub struct Hardware {
+    devices: DeviceJudge,
+    host_log: HostLogJudge,
+    file: CursorFile,
+    cursor: Option<LogCursor>,
+}
+
+impl Hardware {
+    /// Judges over the facts that the journal has of this boot, in their order.
+    pub fn new(
+        devices: DeviceJudge,
+        host_log: HostLogJudge,
+        file: CursorFile,
+        recalled: &[(Mono, Fact)],
+    ) -> Hardware {
+        let mut hardware = Hardware { devices, host_log, file, cursor: None };
+        for (at, fact) in recalled {
+            hardware.take_in(*at, fact);
+        }
+        hardware
+    }
+
+    /// Takes in whether the log could be read, and how far.
+    pub(super) fn log_is(&mut self, now: Mono, state: LogState, cursor: Option<LogCursor>) {
+        self.host_log.log_is(now, state);
+        if cursor.is_some() {
+            self.cursor = cursor;
+        }
+    }
+
+    /// Takes in what came of asking the GPUs' driver.
+    pub(super) fn devices_are(&mut self, now: Mono, report: DeviceReport) -> Option<Fact> {
+        self.devices.report(now, report)
+    }
+
+    /// Takes in one fact.
+    pub(super) fn take_in(&mut self, at: Mono, fact: &Fact) {
+        self.devices.take_in(at, fact);
+        self.host_log.take_in(at, fact);
+    }
+
+    /// The components as they stand.
+    pub(super) fn components(&mut self, now: Mono) -> Vec<Component> {
+        let mut components = self.devices.components(now);
+        components.extend(self.host_log.components(now));
+        components
+    }
+
+    /// Keeps how far the log was read. To be called when what was read is in the journal.
+    pub(super) fn keep_cursor(&mut self) {
+        if let Some(cursor) = &self.cursor
+            && let Err(error) = self.file.keep(cursor)
+        {
+            tracing::debug!(%error, "the cursor of the kernel log cannot be kept");
+        }
+    }
+}

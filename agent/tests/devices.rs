@@ -1,0 +1,355 @@
+//! GPUs by way of the real probe, the real NVML wrapper and a library of our own in place of NVIDIA's.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mainstay_agent::source::device::{DeviceSource, ProbePlan};
+use mainstay_core::catalog::Catalog;
+use mainstay_core::device::{
+    DeviceJudge, DeviceLimits, DeviceReport, DriverTrouble, GpuReading, GpuTrouble, ProbeAnswer, Read,
+};
+use mainstay_core::entry::Fact;
+use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::parse::kmsg::Record;
+use mainstay_core::parse::log::LogReader;
+use mainstay_core::time::{Mono, Span};
+use serde_json::{Value, json};
+use support::Agent;
+use tempfile::TempDir;
+
+use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use RecommendedAction::{None as Nothing, RebootNode, ReplaceNode, ResetDevice};
+
+fn catalog() -> Catalog {
+    Catalog::new(
+        toml::from_str(include_str!("../catalog/hardware/xid.toml")).unwrap(),
+        toml::from_str(include_str!("../catalog/hardware/sxid.toml")).unwrap(),
+        toml::from_str(include_str!("../catalog/hardware/kernel.toml")).unwrap(),
+        toml::from_str(include_str!("../catalog/hardware/nvlink5.toml")).unwrap(),
+    )
+    .unwrap()
+}
+
+/// A host with GPUs that do as they are told.
+struct Host {
+    directory: TempDir,
+    script: Value,
+    source: DeviceSource,
+    judge: DeviceJudge,
+    now: Mono,
+}
+
+impl Host {
+    fn with_gpus(count: usize) -> Host {
+        Host::with_deadline(count, Duration::from_secs(60))
+    }
+
+    fn with_deadline(count: usize, deadline: Duration) -> Host {
+        let directory = tempfile::tempdir().unwrap();
+        let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
+        let library = directory.path().join(fake_devices::LIBRARY);
+        fs::copy(built, &library).unwrap();
+        let gpus: Vec<Value> = (0..count)
+            .map(|index| json!({"uuid": format!("GPU-{index}"), "pci": format!("00000000:{:02X}:00.0", index + 1)}))
+            .collect();
+        let host = Host {
+            script: json!({"driver": "550.54.15", "gpus": gpus}),
+            source: DeviceSource::new(plan(Some(library), deadline)),
+            judge: DeviceJudge::new(catalog(), DeviceLimits::default()),
+            now: Mono(1_000_000_000_000),
+            directory,
+        };
+        host.write();
+        host
+    }
+
+    /// Changes the world.
+    fn set(&mut self, pointer: &str, value: Value) {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        self.script.pointer_mut(parent).unwrap()[key] = value;
+        self.write();
+    }
+
+    fn write(&self) {
+        let path = self.directory.path().join(fake_devices::SCRIPT);
+        let beside = path.with_extension("new");
+        fs::write(&beside, self.script.to_string()).unwrap();
+        fs::rename(beside, path).unwrap();
+    }
+
+    /// One look at the GPUs, some time later.
+    fn look(&mut self) -> (DeviceReport, Option<Fact>) {
+        self.now = self.now.after(Span::seconds(10));
+        let report = self.source.sample(self.now);
+        let fact = self.judge.report(self.now, report.clone());
+        (report, fact)
+    }
+
+    fn gpus(&mut self) -> Vec<GpuReading> {
+        match self.look().0 {
+            DeviceReport::Answered(ProbeAnswer::Gpus { gpus, .. }) => gpus,
+            other => panic!("no GPUs: {other:?}"),
+        }
+    }
+
+    fn component(&mut self, name: &str) -> Component {
+        let all = self.judge.components(self.now);
+        let names: Vec<String> = all.iter().map(|component| component.name.clone()).collect();
+        all.into_iter()
+            .find(|component| component.name == name)
+            .unwrap_or_else(|| panic!("no {name} in {names:?}"))
+    }
+
+    fn expect(&mut self, name: &str, state: HealthState, action: RecommendedAction) -> String {
+        let component = self.component(name);
+        assert_eq!((component.state, component.action), (state, action), "{name}: {}", component.reason);
+        component.reason
+    }
+}
+
+fn plan(library: Option<PathBuf>, deadline: Duration) -> ProbePlan {
+    ProbePlan { program: env!("CARGO_BIN_EXE_mainstay").into(), library, sys: "/nowhere".into(), deadline }
+}
+
+const FIRST: &str = "gpu.0000:01:00";
+const SECOND: &str = "gpu.0000:02:00";
+
+#[test]
+fn eight_healthy_gpus_are_healthy() {
+    let mut host = Host::with_gpus(8);
+    let gpus = host.gpus();
+    assert_eq!(gpus.len(), 8);
+    let gpu = &gpus[7];
+    let identity = gpu.identity.as_ref().unwrap();
+    assert_eq!((identity.uuid.as_str(), identity.address.to_string()), ("GPU-7", "0000:08:00".to_owned()));
+    assert_eq!((gpu.trouble.as_ref(), gpu.temperature.value(), gpu.nvlinks.len()), (None, Some(&41), 18));
+    assert_eq!(gpu.recovery_action, Read::Value(0));
+    assert_eq!(host.expect("gpu.driver", Healthy, Nothing), "driver 550.54.15, 8 GPUs");
+    for bus in 1..=8 {
+        host.expect(&format!("gpu.0000:{bus:02x}:00"), Healthy, Nothing);
+    }
+}
+
+#[test]
+fn a_lost_gpu_keeps_its_name_and_takes_no_other_along() {
+    let mut host = Host::with_gpus(2);
+    host.gpus();
+    host.set("/gpus/0/codes", json!({"*": 15}));
+    let gpus = host.gpus();
+    assert_eq!(gpus[0].trouble, Some(GpuTrouble::Lost));
+    host.expect(FIRST, Unhealthy, RebootNode);
+    host.expect(SECOND, Healthy, Nothing);
+    host.set("/gpus/0/codes", json!({"nvmlDeviceGetTemperature": 15}));
+    host.gpus();
+    host.expect(FIRST, Unhealthy, RebootNode);
+    host.set("/gpus/0/codes", json!({"*": 16}));
+    host.gpus();
+    host.expect(FIRST, Unhealthy, ResetDevice);
+    host.set("/gpus/0/codes", json!({}));
+    host.gpus();
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_gpu_that_is_not_counted_any_more_is_missed() {
+    let mut host = Host::with_gpus(2);
+    host.gpus();
+    let first = host.script["gpus"][0].clone();
+    host.set("/gpus", json!([first]));
+    host.gpus();
+    host.expect(SECOND, Unhealthy, RebootNode);
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn what_a_gpu_does_not_have_is_no_fault() {
+    let mut host = Host::with_gpus(1);
+    let values = json!({"ecc_volatile": null, "ecc_aggregate": null, "remapped_corrected": null, "recovery_action": null, "power": null, "nvlinks": 0, "pages_pending": null});
+    host.set("/gpus/0/values", values);
+    let gpus = host.gpus();
+    assert_eq!((&gpus[0].ecc_volatile, &gpus[0].power), (&Read::NotOffered, &Read::NotOffered));
+    assert_eq!((&gpus[0].remapped, &gpus[0].recovery_action), (&Read::NotOffered, &Read::NotOffered));
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn errors_of_a_lifetime_are_no_fault_and_those_of_now_are() {
+    let mut host = Host::with_gpus(1);
+    host.set("/gpus/0/values", json!({"ecc_aggregate": 12, "remapped_uncorrected": 3}));
+    host.gpus();
+    host.expect(FIRST, Healthy, Nothing);
+    host.set("/gpus/0/values", json!({"ecc_volatile": 1}));
+    host.gpus();
+    host.expect(FIRST, Unhealthy, ResetDevice);
+    host.set("/gpus/0/values", json!({"remap_pending": 1}));
+    host.gpus();
+    host.expect(FIRST, Degraded, ResetDevice);
+    host.set("/gpus/0/values", json!({"remap_failed": 1}));
+    host.gpus();
+    host.expect(FIRST, Unhealthy, ReplaceNode);
+}
+
+#[test]
+fn links_are_missed_that_were_there_before() {
+    let mut host = Host::with_gpus(1);
+    host.set("/gpus/0/links_down", json!([17]));
+    host.gpus();
+    host.expect(FIRST, Healthy, Nothing);
+    host.set("/gpus/0/links_down", json!([3, 17]));
+    host.gpus();
+    assert_eq!(host.expect(FIRST, Unhealthy, ResetDevice), "NVLink 3 down that was up before");
+    host.set("/gpus/0/values", json!({"mig": 1}));
+    host.gpus();
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_short_slowdown_is_none_and_a_long_one_is() {
+    let mut host = Host::with_gpus(1);
+    host.set("/gpus/0/values", json!({"clock_reasons": 0x40}));
+    host.gpus();
+    host.expect(FIRST, Healthy, Nothing);
+    for _ in 0..6 {
+        host.now = host.now.after(Span::seconds(50));
+        host.gpus();
+    }
+    host.expect(FIRST, Degraded, RecommendedAction::ContactSupport);
+    host.set("/gpus/0/values", json!({"clock_reasons": 4}));
+    for _ in 0..10 {
+        host.now = host.now.after(Span::seconds(50));
+        host.gpus();
+    }
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn xids_and_readings_are_one_gpu() {
+    let mut host = Host::with_gpus(1);
+    host.gpus();
+    let line =
+        "NVRM: Xid (PCI:0000:01:00): 119, pid=1, name=python, Timeout after 6s of waiting for RPC response";
+    let (at, fact) = LogReader::default().read(host.now, &Record::parse(line), 1).unwrap();
+    host.judge.take_in(at, &fact);
+    host.set("/gpus/0/values", json!({"recovery_action": 2}));
+    host.gpus();
+    let reason = host.expect(FIRST, Unhealthy, RebootNode);
+    assert!(reason.contains("XID 119") && reason.contains("a reboot of the node"), "{reason}");
+}
+
+#[test]
+fn each_way_of_not_being_readable_has_its_own_words() {
+    for (code, trouble, words) in [
+        (9, DriverTrouble::DriverNotLoaded, "is not loaded"),
+        (18, DriverTrouble::VersionMismatch, "different versions"),
+        (4, DriverTrouble::NoPermission, "may not ask"),
+        (999, DriverTrouble::Other, "refuses"),
+    ] {
+        let mut host = Host::with_gpus(1);
+        host.gpus();
+        host.set("/codes", json!({"nvmlDeviceGetCount_v2": code}));
+        // The library begins anew after it failed: then it is its beginning that fails.
+        for _ in 0..2 {
+            let report = host.look().0;
+            let DeviceReport::Answered(ProbeAnswer::Trouble { trouble: told, .. }) = report else {
+                panic!("{code}: {report:?}")
+            };
+            assert_eq!(told, trouble, "{code}");
+            let reason = host.expect("gpu.driver", Unknown, Nothing);
+            assert!(reason.contains(words), "{reason}");
+            host.expect(FIRST, Unknown, Nothing);
+            host.set("/codes", json!({"nvmlInit_v2": code}));
+        }
+        host.set("/codes", json!({}));
+        host.gpus();
+        host.expect(FIRST, Healthy, Nothing);
+    }
+}
+
+#[test]
+fn a_library_that_is_not_there_is_said_to_be_missing() {
+    let mut source =
+        DeviceSource::new(plan(Some("/nowhere/libnvidia-ml.so.1".into()), Duration::from_secs(60)));
+    let report = source.sample(Mono(1));
+    let DeviceReport::Answered(ProbeAnswer::Trouble { trouble, detail }) = report else {
+        panic!("{report:?}")
+    };
+    assert_eq!(trouble, DriverTrouble::LibraryMissing);
+    assert!(detail.contains("/nowhere/libnvidia-ml.so.1"), "{detail}");
+}
+
+#[test]
+fn a_host_without_gpus_is_left_in_peace() {
+    let mut source = DeviceSource::new(plan(None, Duration::from_secs(60)));
+    assert_eq!(source.sample(Mono(1)), DeviceReport::NoGpus);
+    let mut judge = DeviceJudge::new(catalog(), DeviceLimits::default());
+    assert_eq!(judge.report(Mono(1), DeviceReport::NoGpus), None);
+    assert_eq!(judge.components(Mono(1)), []);
+}
+
+#[test]
+fn a_driver_that_hangs_is_a_fact_and_is_asked_again() {
+    let mut host = Host::with_deadline(1, Duration::from_secs(5));
+    host.gpus();
+    host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
+    let (report, fact) = host.look();
+    let since = host.now;
+    assert_eq!(report, DeviceReport::Silent { since });
+    assert_eq!(fact, Some(Fact::GpuDriverSilent { since }));
+    host.expect("gpu.driver", Unknown, Nothing);
+    host.expect(FIRST, Unknown, Nothing);
+
+    host.now = host.now.after(Span::seconds(60));
+    let (report, fact) = host.look();
+    assert_eq!((report, fact), (DeviceReport::Silent { since }, None));
+    let reason = host.expect("gpu.driver", Unhealthy, RebootNode);
+    assert!(reason.starts_with("driver hung since 70"), "{reason}");
+
+    host.set("/hang", json!([]));
+    // Whoever hung is not gone at once; until then nobody else is started.
+    let fact = loop {
+        match host.look() {
+            (DeviceReport::Silent { .. }, _) => {}
+            (DeviceReport::Answered(_), fact) => break fact,
+            (other, _) => panic!("{other:?}"),
+        }
+    };
+    assert!(matches!(fact, Some(Fact::GpuDriverAnswered { .. })));
+    host.expect("gpu.driver", Healthy, Nothing);
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_probe_that_is_no_probe_is_broken() {
+    let mut broken = plan(Some("/nowhere".into()), Duration::from_secs(60));
+    broken.program = "/bin/false".into();
+    let report = DeviceSource::new(broken.clone()).sample(Mono(1));
+    assert!(matches!(report, DeviceReport::Broken(_)), "{report:?}");
+    broken.program = "/nowhere/mainstay".into();
+    let DeviceReport::Broken(why) = DeviceSource::new(broken).sample(Mono(1)) else { panic!("started") };
+    assert!(why.starts_with("starting /nowhere/mainstay: No such file"), "{why}");
+}
+
+#[test]
+fn an_agent_whose_driver_hangs_answers_and_says_so() {
+    let mut host = Host::with_gpus(2);
+    host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
+    let library = host.directory.path().join(fake_devices::LIBRARY);
+    let log = host.directory.path().join("kmsg");
+    fs::write(&log, "").unwrap();
+    let settings: [(&str, &Path); 4] = [
+        ("GPU_LIBRARY", &library),
+        ("GPU_DEADLINE", "1s".as_ref()),
+        ("GPU_INTERVAL", "1s".as_ref()),
+        ("KERNEL_LOG_PATH", &log),
+    ];
+    let agent = Agent::start(host.directory.path(), &settings);
+    agent.wait_for("gpu_driver_silent");
+    assert!(agent.status().contains("driver hung since"), "{}", agent.status());
+    host.set("/hang", json!([]));
+    agent.wait_for("gpu.driver went from UNKNOWN to HEALTHY");
+    assert!(agent.status().contains("gpu.0000:02:00"), "{}", agent.status());
+}

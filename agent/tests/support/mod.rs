@@ -1,0 +1,69 @@
+//! The whole agent, for tests.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+/// The agent as it is shipped, over a log of our own.
+pub struct Agent {
+    child: Child,
+    directory: PathBuf,
+    /// Held open: an agent whose log has no reader any more would be told so.
+    _log: BufReader<ChildStderr>,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Agent {
+    /// Starts it with settings by their variables, and waits until it is ready.
+    pub fn start(directory: &Path, settings: &[(&str, &Path)]) -> Agent {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_mainstay"))
+            .arg("agent")
+            .args(["--socket".as_ref(), directory.join("agent.sock").as_os_str()])
+            .args(["--state-dir".as_ref(), directory.join("state").as_os_str()])
+            .envs(settings.iter().map(|(name, value)| (format!("MAINSTAY_AGENT_{name}"), value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("the agent is ready") {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).unwrap(), 0, "the agent ended");
+        }
+        Agent { child, directory: directory.to_owned(), _log: log }
+    }
+
+    /// The first event, from the beginning of the journal on, whose message holds the words.
+    pub fn wait_for(&self, words: &str) -> String {
+        let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"))
+            .args(["events", "--follow", "--json", "--socket"])
+            .arg(self.directory.join("agent.sock"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(events.stdout.take().unwrap()).lines();
+        let found = lines.map(Result::unwrap).find(|line| line.contains(words));
+        events.kill().unwrap();
+        events.wait().unwrap();
+        found.unwrap_or_else(|| panic!("no event told of {words:?}"))
+    }
+
+    /// What `mainstay status` shows.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn status(&self) -> String {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        let told =
+            status.args(["status", "--socket"]).arg(self.directory.join("agent.sock")).output().unwrap();
+        String::from_utf8(told.stdout).unwrap()
+    }
+}
