@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::host::HostLimits;
 use mainstay_core::id::JobId;
 use mainstay_core::job::Summary;
@@ -86,9 +85,6 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         terminal.say(format!("no heartbeat pages: {reason}; training goes on without heartbeats"));
     }
 
-    // Compiled while nothing is wrong yet: a restart should not wait for it. A thread that cannot be had only
-    // means that the first failure waits some milliseconds.
-    let _ = std::thread::Builder::new().name("catalogue".to_owned()).spawn(|| Catalog::built_in().is_ok());
     let stop = CancellationToken::new();
     let served = serve(&places, &board, &terminal, stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
 use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
@@ -169,6 +170,9 @@ impl Launcher {
             match order {
                 Order::StartRanks(attempt) => self.start_ranks(attempt, ended),
                 Order::StopRanks { attempt, why } if attempt == self.attempt => {
+                    if why == StopWhy::Fault {
+                        compile_signatures();
+                    }
                     let (now, grace) = (clock::mono(), self.settings.grace);
                     let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
                     self.stop = Some(Stop::begin(now, why, grace, signal, &self.ranks));
@@ -467,6 +471,13 @@ impl Launcher {
         }
         (exit, summary, self.terminal)
     }
+}
+
+/// Compiles the log signatures while the ranks end: the verdict that comes next needs them, and a job without
+/// failures need not hold them in memory. Without a thread the verdict waits for them instead.
+fn compile_signatures() {
+    let compile = || Catalog::built_in().is_ok();
+    let _ = std::thread::Builder::new().name("signatures".to_owned()).spawn(compile);
 }
 
 fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
