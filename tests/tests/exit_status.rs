@@ -66,3 +66,13 @@ fn a_program_that_cannot_be_started_is_named_and_not_tried_again() {
     end.assert_said(&broken);
     assert_eq!(end.summary().attempts, 1, "{end}");
 }
+
+#[test]
+fn a_script_can_read_how_the_job_went_from_the_last_line() {
+    let stage = Stage::new();
+    let end = stage.sh("echo of a rank; exit 9").options("--json --max-restarts 1").start().end();
+    end.assert_status(9);
+    let last = end.stdout.lines().next_back().unwrap_or_default();
+    let told: serde_json::Value = serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}\n{end}"));
+    assert_eq!((told["exit"].as_i64(), told["attempts"].as_i64()), (Some(9), Some(2)), "{end}");
+}

@@ -40,6 +40,8 @@ enum Order {
     Follow(Shown),
     /// A line of the launcher's own, on standard error.
     Say(String),
+    /// A line for scripts, on standard output.
+    Print(String),
     /// Show what is left of all files and forget them; answered on the sender.
     Flush(Sender<()>),
 }
@@ -76,6 +78,13 @@ impl Terminal {
         }
     }
 
+    /// Prints a line for scripts.
+    pub fn print(&self, line: String) {
+        if let Some(orders) = &self.orders {
+            let _ = orders.send(Order::Print(line));
+        }
+    }
+
     /// Shows what all files hold by now and stops following them. Waits at most `patience` for the terminal.
     pub fn flush(&self, patience: Duration) {
         let (done, wait) = channel();
@@ -105,6 +114,9 @@ fn show(orders: &Receiver<Order>) {
             }
             Ok(Order::Say(line)) => {
                 let _ = writeln!(io::stderr(), "mainstay: {line}");
+            }
+            Ok(Order::Print(line)) => {
+                let _ = writeln!(io::stdout(), "{line}");
             }
             Ok(Order::Flush(done)) => {
                 for (shown, follower) in &mut files {

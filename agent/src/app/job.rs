@@ -47,6 +47,8 @@ pub struct JobPlan {
     pub agent_socket: Option<PathBuf>,
     /// Whether to look for an agent at all.
     pub look_for_agent: bool,
+    /// Whether to print the summary as JSON on standard output at the end.
+    pub print_summary: bool,
 }
 
 /// Runs a job to its end and returns the status to exit with.
@@ -106,6 +108,9 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let _ = tokio::time::timeout(link::agent::LEAVE_WITHIN, link).await;
 
     write_summary(&places.run_dir, &summary, &terminal);
+    if plan.print_summary {
+        terminal.print(serde_json::to_string(&summary)?);
+    }
     terminal.say(last_words(&places.job, &summary));
     terminal.flush(Duration::from_millis(500));
     stop.cancel();

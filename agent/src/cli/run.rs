@@ -128,6 +128,9 @@ pub struct Args {
     /// Do not look for an agent
     #[arg(long, env = "MAINSTAY_NO_AGENT")]
     no_agent: bool,
+    /// Print how the job went as one line of JSON on standard output at the end (summary.json's content)
+    #[arg(long)]
+    json: bool,
     /// The script, and what belongs to it
     #[arg(required = true, trailing_var_arg = true, value_name = "SCRIPT [ARGUMENTS]")]
     command: Vec<String>,
@@ -188,6 +191,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         runtime_root: args.runtime_dir,
         agent_socket: args.socket,
         look_for_agent: !args.no_agent,
+        print_summary: args.json,
     })
 }
 
