@@ -109,6 +109,8 @@ pub struct Incident {
     pub first_step: Option<(u64, u64)>,
     /// Steps that were done twice.
     pub steps_lost: Option<u64>,
+    /// The newest step that had been reached before the failure.
+    pub reached_before: Option<u64>,
 }
 
 /// The first failure in a journal.
@@ -134,6 +136,7 @@ pub fn first_incident(entries: &[Entry]) -> Option<Incident> {
             incident.first_step.get_or_insert((entry.mono, step));
         } else if entry.is("outcome") {
             incident.steps_lost = entry.number("steps_lost");
+            incident.reached_before = entry.number("reached_before");
             refine_by_outcome(&mut incident, entry, &entries[begin..]);
             break;
         }
@@ -268,6 +271,7 @@ mod tests {
         assert_eq!(incident.ranks_started, Some(350));
         assert_eq!(incident.first_step, Some((890, 6)));
         assert_eq!(incident.steps_lost, Some(2));
+        assert_eq!(incident.reached_before, Some(7));
     }
 
     #[test]

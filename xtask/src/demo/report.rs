@@ -99,7 +99,8 @@ fn checks(told: &Told, incident: &Incident) -> Vec<(String, bool)> {
     let Told { disturbed, undisturbed, .. } = told;
     let restarts = told.followed.entries.iter().filter(|entry| entry.decides_restart()).count();
     let starts = told.followed.entries.iter().filter(|entry| entry.attempt_started().is_some()).count();
-    let last_checkpoint = told.followed.killed_at_step;
+    // How far the run was when the signal struck; what the demo had read of its progress was already old then.
+    let reached = incident.reached_before.unwrap_or(0);
     vec![
         (
             format!("the death of rank {} was detected and named as the cause", told.kill.rank),
@@ -108,7 +109,7 @@ fn checks(told: &Told, incident: &Incident) -> Vec<(String, bool)> {
         ("exactly one restart".into(), restarts == 1 && starts == 2),
         (
             format!("resumed from the checkpoint of step {}", disturbed.resumed_from),
-            disturbed.resumed_from > 0 && disturbed.resumed_from <= last_checkpoint + 1,
+            disturbed.resumed_from > 0 && disturbed.resumed_from <= reached,
         ),
         ("both runs trained the same steps".into(), disturbed.steps == undisturbed.steps),
         ("the final loss is equal bit for bit".into(), disturbed.loss_hex == undisturbed.loss_hex),
