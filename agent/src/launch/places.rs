@@ -91,16 +91,36 @@ fn is_file_name(run_id: &str) -> bool {
 fn runtime_dir(root: &Path, job: &str) -> Result<RuntimeDir, String> {
     let told = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
     private_directory(root).map_err(|error| told(root, error))?;
-    remove_stale(root);
+    // Between its making and its locking a directory looks like one that is left over: one launcher at a time.
+    let turn = turn(root);
+    if turn.is_some() {
+        remove_stale(root);
+    }
     let path = root.join(job);
     private_directory(&path).map_err(|error| told(&path, error))?;
     let lock = lock(&path).map_err(|error| told(&path, error))?;
+    drop(turn);
     Ok(RuntimeDir { path, _lock: lock })
 }
 
 fn lock(directory: &Path) -> io::Result<Flock<File>> {
     let file = File::options().create(true).append(true).open(directory.join("lock"))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error.into())
+}
+
+/// Waits for this launcher's turn to make and remove directories in `root`. None if another one, stopped in the
+/// midst of it perhaps, does not end its turn: then nothing is removed, and the job goes on.
+fn turn(root: &Path) -> Option<Flock<File>> {
+    const TRIES: u32 = 200;
+    let mut file = File::options().create(true).append(true).open(root.join("lock")).ok()?;
+    for _ in 0..TRIES {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(turn) => return Some(turn),
+            Err((again, _)) => file = again,
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    None
 }
 
 /// Removes what launchers that are gone have left; tmpfs is memory.
@@ -130,6 +150,24 @@ mod tests {
         make(&logs, &tmpfs, "other").expect("places");
         assert!(!tmpfs.join("run").exists(), "the first run is gone");
         assert!(tmpfs.join("run.2").exists());
+    }
+
+    #[test]
+    fn launchers_that_start_at_once_leave_each_other_their_pages() {
+        let root = tempfile::tempdir().expect("a directory");
+        let (logs, tmpfs) = (root.path().join("logs"), root.path().join("shm"));
+        let begin = || {
+            let places: Vec<Places> = (0..20).map(|_| make(&logs, &tmpfs, "run").expect("places")).collect();
+            let present = |place: &Places| {
+                place.runtime_dir.as_ref().is_ok_and(|runtime| runtime.path.join("lock").exists())
+            };
+            places.iter().filter(|place| !present(place)).count()
+        };
+        let lost: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(begin)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a count")).sum()
+        });
+        assert_eq!(lost, 0, "directories of living launchers that were removed");
     }
 
     #[test]
