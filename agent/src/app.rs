@@ -7,7 +7,9 @@ mod host;
 mod job;
 mod kernel_log;
 pub mod logging;
+mod rooms;
 pub mod usual;
+mod watch;
 
 pub use agent::run_agent;
 pub use job::{JobPlan, run_job};

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use mainstay_core::device::DeviceReport;
 use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
+use mainstay_core::judged::Judged;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
@@ -45,8 +45,8 @@ pub enum Input {
     Detached(Session),
     /// A launcher's process ended.
     LauncherEnded(JobId, Pid),
-    /// The host was looked at.
-    Host(Judged),
+    /// A room that watches a part of the host has looked at it.
+    Sensed(Judged),
     /// The GPUs' driver was asked.
     Devices(DeviceReport),
     /// The kernel log was read.
@@ -193,7 +193,7 @@ impl Node {
                 }
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
-            Input::Host(judged) => self.host(judged),
+            Input::Sensed(judged) => self.sensed(judged),
             Input::Devices(report) => self.devices(report),
             Input::KernelLog(report) => self.kernel_log(report),
         }
@@ -258,11 +258,11 @@ impl Node {
         }
     }
 
-    fn host(&mut self, judged: Judged) {
+    fn sensed(&mut self, judged: Judged) {
         for fact in judged.facts {
             self.record(None, fact);
         }
-        // With each look at the host, what time has done to the hardware is shown too.
+        // With each look, what time has done to the hardware is shown too.
         let now = clock::now();
         let mut components = judged.components;
         components.extend(self.hardware.components(now.mono));

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::kernel::{KernelClass, KernelReport, LogPlace, NvlinkError, Sxid, Xid};
+use mainstay_core::observation::Observation;
 use mainstay_core::pci::PciAddress;
 use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome};
@@ -67,6 +68,10 @@ fn entries() -> Vec<Body> {
         })),
         Body::Fact(Fact::KernelLinesLeftOut { of: "nvme".into(), count: 1 }),
         Body::Fact(Fact::KernelLogGap { records: Some(1) }),
+        Body::Fact(Fact::Observed(Observation {
+            values: [("rate".to_owned(), "400".to_owned())].into(),
+            ..Observation::default()
+        })),
         Body::Fact(Fact::GpuDriverSilent { since: Mono(1) }),
         Body::Fact(Fact::GpuDriverAnswered { after: Span(1) }),
         Body::Fact(Fact::Progress { attempt, step: 1, loss: Some(1.0) }),

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::kernel::{KernelReport, Sxid, Xid};
+use crate::observation::Observation;
 use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Decision, Outcome, Verdict};
 
@@ -84,6 +85,8 @@ pub enum Fact {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         records: Option<u64>,
     },
+    /// A room that watches a component saw something happen to it.
+    Observed(Observation),
     /// A call into the GPUs' driver has not returned in time.
     GpuDriverSilent {
         /// When it began.

@@ -20,6 +20,7 @@ use latch::{Latch, Level, Patience, Presence};
 
 use crate::entry::Fact;
 use crate::health::{Component, HealthChange, HealthState, RecommendedAction};
+use crate::judged::Judged;
 use crate::settings::Bytes;
 use crate::time::{Mono, Span};
 
@@ -33,15 +34,6 @@ pub struct HostJudge {
     memory: Recall,
     shown: BTreeMap<&'static str, Shown>,
     oom: OomWatch,
-}
-
-/// What a sample means.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Judged {
-    /// The components of the host, each time all of them.
-    pub components: Vec<Component>,
-    /// What has happened since the last sample.
-    pub facts: Vec<Fact>,
 }
 
 /// What is remembered from sample to sample, by the name of a check.

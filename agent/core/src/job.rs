@@ -319,6 +319,7 @@ impl Job {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
+            | Fact::Observed(_)
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::JobEnded { .. } => {}

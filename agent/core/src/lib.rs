@@ -4,7 +4,7 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `health`, `verdict`; `kernel`
-//! (what the kernel log tells); `entry`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
+//! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
 //! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
@@ -22,9 +22,11 @@ pub mod host_log;
 pub mod id;
 pub mod job;
 pub mod judge;
+pub mod judged;
 pub mod kernel;
 pub mod last_words;
 pub mod ledger;
+pub mod observation;
 pub mod parse;
 pub mod pci;
 pub mod policy;

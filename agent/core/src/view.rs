@@ -221,6 +221,7 @@ impl JobView {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
+            | Fact::Observed(_)
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::PagesUnavailable { .. }

@@ -11,7 +11,8 @@ use mainstay_core::device::DeviceJudge;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
-use mainstay_core::time::Mono;
+use mainstay_core::observation::Observation;
+use mainstay_core::time::{Mono, Stamp};
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
@@ -26,14 +27,13 @@ use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::about;
 use crate::app::catalog;
 use crate::app::device::{self, Probing};
-use crate::app::host::sense;
 use crate::app::kernel_log::{self, Following};
+use crate::app::rooms;
 use crate::board::Board;
 use crate::config::Config;
 use crate::node::{Hardware, Input, Node};
 use crate::os::clock;
 use crate::source::device::ProbePlan;
-use crate::source::host::{HostSource, Roots, standard_paths};
 use crate::store::cursor::CursorFile;
 use crate::store::journal::Journal;
 
@@ -54,7 +54,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let launchers = Launchers::new(inputs.clone(), allowed);
     let routes = Routes::new(LauncherServiceServer::new(launchers));
     let reader = board.reader();
-    let sensing = start_sensing(&config, inputs.clone())?;
+    let rooms = rooms::start(&config, &recalled.observed, &inputs)?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs)?;
     let probing = start_probing(&config, &inputs)?;
 
@@ -66,8 +66,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         api::serve(listeners, reader, about(Mode::Agent), Arc::new(clock::now), routes, stop.clone()).await;
     notify(&[NotifyState::Stopping]);
     stop.cancel();
-    sensing.abort();
-    drop((following, probing));
+    drop((rooms, following, probing));
     node.await.context("the node ended in disorder")?;
     served.context("serving the API")
 }
@@ -81,6 +80,8 @@ struct Recalled {
     kernel: Vec<(Mono, Fact)>,
     /// How far that was read.
     position: u64,
+    /// What the rooms that watch the host saw, in any boot, in its order.
+    observed: Vec<(Stamp, BootId, Observation)>,
 }
 
 impl Recalled {
@@ -89,7 +90,13 @@ impl Recalled {
             self.origins.insert(job.clone(), seq);
         }
         let Body::Fact(fact) = entry.body else { return };
-        if entry.job.is_some() || entry.boot != *boot {
+        if entry.job.is_some() {
+            return;
+        }
+        if let Fact::Observed(observation) = fact {
+            return self.observed.push((entry.at, entry.boot, observation));
+        }
+        if entry.boot != *boot {
             return;
         }
         let position = match &fact {
@@ -166,31 +173,6 @@ fn make_socket_directory(directory: &Path) -> std::io::Result<()> {
     } else {
         private_directory(directory)
     }
-}
-
-fn start_sensing(
-    config: &Config,
-    inputs: mpsc::Sender<Input>,
-) -> anyhow::Result<tokio::task::JoinHandle<()>> {
-    let mut named: Vec<&Path> = vec![&config.state_dir];
-    named.extend(config.host.watch_paths.iter().map(|path| path.as_path()));
-    let roots = Roots {
-        proc: config.host.proc_root.clone(),
-        sys: config.host.sys_root.clone(),
-        fstab: config.host.fstab.clone(),
-    };
-    let source = HostSource::new(roots, standard_paths(&named));
-    let interval = Duration::from_nanos(config.host.interval.0.0);
-    let (sensing, mut reports) = sense(source, config.host.limits.clone(), interval)
-        .context("starting the thread that looks at the host")?;
-    Ok(tokio::spawn(async move {
-        while let Some(judged) = reports.recv().await {
-            if inputs.send(Input::Host(judged)).await.is_err() {
-                break;
-            }
-        }
-        drop(sensing);
-    }))
 }
 
 /// Asks the GPUs' driver by a child process that is this very program.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
-use mainstay_core::host::Judged;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
+use mainstay_core::judged::Judged;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;

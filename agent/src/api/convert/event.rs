@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::HealthState;
 use mainstay_core::id::{Attempt, Rank};
+use mainstay_core::observation::Weight;
 use mainstay_core::verdict::Action;
 use mainstay_proto::v1::{Event, EventKind, Severity};
 use serde_json::Value;
@@ -55,6 +56,7 @@ fn type_of(body: &Body) -> &'static str {
             Fact::KernelReport(_) => "kernel_report",
             Fact::KernelLinesLeftOut { .. } => "kernel_lines_left_out",
             Fact::KernelLogGap { .. } => "kernel_log_gap",
+            Fact::Observed(_) => "observed",
             Fact::GpuDriverSilent { .. } => "gpu_driver_silent",
             Fact::GpuDriverAnswered { .. } => "gpu_driver_answered",
             Fact::JobStarted(_) => "job_started",
@@ -109,6 +111,11 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::StartFailed { .. }
         | Fact::RankRaised { .. }
         | Fact::LauncherLost { .. } => Severity::Error,
+        Fact::Observed(observation) => match observation.weight {
+            Weight::Info => Severity::Info,
+            Weight::Warning => Severity::Warning,
+            Weight::Error => Severity::Error,
+        },
         Fact::GpuDriverSilent { .. } => Severity::Error,
         // How bad it is, the component says: here it is only that it was reported.
         Fact::Xid(_)
@@ -155,6 +162,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
+            | Fact::Observed(_)
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::JobStarted(_)

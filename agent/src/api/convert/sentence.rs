@@ -39,6 +39,7 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::KernelLogGap { records: None } => {
             "records of the kernel log were overwritten before they were read".to_owned()
         }
+        Fact::Observed(observation) => format!("{}: {}", observation.component, observation.detail),
         Fact::GpuDriverSilent { .. } => {
             "the GPUs' driver does not answer: a call into it has not returned in time".to_owned()
         }

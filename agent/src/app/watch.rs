@@ -1,0 +1,39 @@
+//! One thread for each room that watches a part of the host: reading may take long when a file system or a driver
+//! hangs, and nothing else may wait for that.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender as StopSender, channel};
+use std::time::Duration;
+
+use mainstay_core::judged::Judged;
+use mainstay_core::time::Mono;
+
+use crate::os::clock;
+
+/// Watching under way; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Watching {
+    _stop: StopSender<()>,
+}
+
+/// Looks now and every `interval`, and tells what came of it until `tell` says that nobody listens any more.
+///
+/// # Errors
+/// The kernel gives no more threads.
+pub fn watch(
+    name: &str,
+    interval: Duration,
+    mut look: impl FnMut(Mono) -> Judged + Send + 'static,
+    mut tell: impl FnMut(Judged) -> bool + Send + 'static,
+) -> std::io::Result<Watching> {
+    let (stop, stopped) = channel();
+    let repeat = move || {
+        while tell(look(clock::mono())) {
+            match stopped.recv_timeout(interval) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(repeat)?;
+    Ok(Watching { _stop: stop })
+}
