@@ -69,7 +69,7 @@ fn entries() -> Vec<Body> {
         Body::Fact(Fact::KernelLinesLeftOut { of: "nvme".into(), count: 1 }),
         Body::Fact(Fact::KernelLogGap { records: Some(1) }),
         Body::Fact(Fact::Observed(Observation {
-            values: [("rate".to_owned(), "400".to_owned())].into(),
+            values: [("values".to_owned(), "400".to_owned())].into(), // names are free
             ..Observation::default()
         })),
         Body::Fact(Fact::GpuDriverSilent { since: Mono(1) }),
