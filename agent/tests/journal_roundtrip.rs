@@ -156,8 +156,8 @@ fn health_change() -> impl Strategy<Value = HealthChange> {
         .prop_map(|(source, reading, limit, before)| Evidence { source, reading, limit, before });
     let sure = prop_oneof![Just(1.0), Just(0.75)];
     let times = (option::of(mono()), mono(), option::of(mono()));
-    let component = (text(), health_state(), text(), action, vec(evidence, 0..3), times, sure)
-        .prop_map(|(name, state, reason, action, evidence, (read_at, since, fault_at), confidence)| Component {
+    let component = (text(), health_state(), text(), action, vec(evidence, 0..3), times, sure).prop_map(
+        |(name, state, reason, action, evidence, (read_at, since, fault_at), confidence)| Component {
             name,
             state,
             reason,
@@ -167,7 +167,8 @@ fn health_change() -> impl Strategy<Value = HealthChange> {
             since,
             confidence,
             fault_at,
-        });
+        },
+    );
     (option::of(health_state()), component).prop_map(|(from, component)| HealthChange { from, component })
 }
 

@@ -87,7 +87,11 @@ fn sure() -> f64 {
     1.0
 }
 
-#[expect(clippy::float_cmp, clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference; 1 is exact")]
+#[expect(
+    clippy::float_cmp,
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks by reference; 1 is exact"
+)]
 fn is_sure(confidence: &f64) -> bool {
     *confidence == sure()
 }

@@ -167,6 +167,11 @@ impl Reports {
         component.action = component.action.max(meaning.action);
         let limit = (meaning.count > 1).then(|| meaning.count.to_string());
         let reading = self.line.clone();
-        component.evidence.push(Evidence { source: "kernel log".to_owned(), reading, limit, ..Evidence::default() });
+        component.evidence.push(Evidence {
+            source: "kernel log".to_owned(),
+            reading,
+            limit,
+            ..Evidence::default()
+        });
     }
 }

@@ -37,7 +37,11 @@ fn component(component: &Component) -> Value {
     let evidence: Vec<Value> = component
         .evidence
         .iter()
-        .map(|of| present(json!({ "source": of.source, "reading": of.reading, "limit": of.limit, "before": of.before })))
+        .map(|of| {
+            present(
+                json!({ "source": of.source, "reading": of.reading, "limit": of.limit, "before": of.before }),
+            )
+        })
         .collect();
     present(json!({
         "name": component.name,
