@@ -1,7 +1,9 @@
 //! The judge of hangs, on a simulated job: every kind is found in time and in the right rank, and a healthy job of a
 //! million steps is never judged.
 
-use mainstay_core::hang::{Count, HangKind, Hang, Limits, Outlook, PhaseId, Probe, ProcessState, Sight, Watch};
+use mainstay_core::hang::{
+    Count, Hang, HangKind, Limits, Outlook, PhaseId, Probe, ProcessState, Sight, Watch,
+};
 use mainstay_core::id::Rank;
 use mainstay_core::time::{Mono, Span};
 

@@ -103,7 +103,8 @@ mod tests {
 
     fn activity(cpu: u64, bytes: u64, faults: u64) -> Option<Activity> {
         let mut probes = Probes::default();
-        let first = Probe { at: Mono(Span::seconds(5).0), cpu: Span::seconds(9), bytes: 77, ..Probe::default() };
+        let first =
+            Probe { at: Mono(Span::seconds(5).0), cpu: Span::seconds(9), bytes: 77, ..Probe::default() };
         probes.add(first);
         probes.add(Probe {
             at: first.at.after(Span::seconds(1)),

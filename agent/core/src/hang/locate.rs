@@ -44,7 +44,8 @@ impl Watch {
         let located = walk(&self.counters, |rank| self.presence(rank), self.ranks.len());
         let (first, votes) = *located.ends.first()?;
         let waiting = located.waiting;
-        let told = |who: &str| format!("by collective counters {votes} of {waiting} waiting ranks wait for {who}");
+        let told =
+            |who: &str| format!("by collective counters {votes} of {waiting} waiting ranks wait for {who}");
         Some(match first {
             End::Root(_) => {
                 let roots: Vec<u32> = located
@@ -70,7 +71,10 @@ impl Watch {
                 HangKind::Mismatch,
                 vec![rank],
                 0.9,
-                format!("{} entered another operation under the number that the others are in", self.listed(&[rank])),
+                format!(
+                    "{} entered another operation under the number that the others are in",
+                    self.listed(&[rank])
+                ),
             ),
             End::Cycle(_) => {
                 let told = format!("{} wait for each other in a circle", self.listed(&located.circle));
@@ -185,7 +189,10 @@ impl Watch {
     fn in_no_collective(&self, ranks: &[u32]) -> Option<Suspects> {
         let found = within(ranks, |rank| !self.phases.is_collective(self.ranks[rank].sight.phase));
         (!found.is_empty() && found.len() < ranks.len()).then(|| {
-            let told = format!("{} outside the section in which the others wait for each other", self.listed(&found));
+            let told = format!(
+                "{} outside the section in which the others wait for each other",
+                self.listed(&found)
+            );
             Suspects::of(self.kind_of_root(found[0] as usize), found, 0.85, told)
         })
     }
@@ -214,7 +221,8 @@ impl Watch {
         if still.is_empty() || busy.is_empty() {
             return None;
         }
-        let (few, does) = if busy.len() <= still.len() { (busy, "use CPU time") } else { (still, "use none") };
+        let (few, does) =
+            if busy.len() <= still.len() { (busy, "use CPU time") } else { (still, "use none") };
         let told = format!("{} {does}, unlike the others", self.listed(&few));
         Some(Suspects::of(self.kind_of_root(few[0] as usize), few, 0.6, told))
     }

@@ -141,7 +141,10 @@ impl Phases {
             name: name.to_owned(),
             class,
             is_data: has_word(name, &["data", "batch", "fetch", "input"]),
-            is_collective: has_word(name, &["reduce", "gather", "scatter", "broadcast", "barrier", "sync", "comm", "nccl"]),
+            is_collective: has_word(
+                name,
+                &["reduce", "gather", "scatter", "broadcast", "barrier", "sync", "comm", "nccl"],
+            ),
             sketch: Sketch::default(),
             steps: 0,
             newest_step: None,
@@ -223,7 +226,18 @@ impl Phases {
 /// Sections that come rarely and take long, by the words in their names.
 fn class_of(name: &str) -> Class {
     const LONG: [&str; 12] = [
-        "checkpoint", "ckpt", "save", "load", "restore", "eval", "valid", "test", "compile", "warmup", "init", "setup",
+        "checkpoint",
+        "ckpt",
+        "save",
+        "load",
+        "restore",
+        "eval",
+        "valid",
+        "test",
+        "compile",
+        "warmup",
+        "init",
+        "setup",
     ];
     // "dataload", "load_batch" and "offload" are everyday work.
     let everyday = has_word(name, &["data", "batch", "offload", "upload"]);

@@ -94,7 +94,8 @@ pub(crate) fn locate(counters: &Counters, presence: impl Fn(usize) -> Presence, 
     let mut path: Vec<u32> = Vec::new();
     let mut waiting = Vec::new();
     for start in 0..ranks {
-        if presence(start) != Presence::Reports || !counters.entries_of(start).iter().any(|entry| entry.is_open())
+        if presence(start) != Presence::Reports
+            || !counters.entries_of(start).iter().any(|entry| entry.is_open())
         {
             continue;
         }
@@ -150,7 +151,8 @@ fn rows(counters: &Counters, presence: &impl Fn(usize) -> Presence, ranks: usize
             let signature = entry.count.signature;
             if entry.count.entered > row.most || row.agreeing == 0 {
                 row.most = entry.count.entered.max(row.most);
-                (row.signature, row.agreeing, row.one, row.others, row.other) = (signature, 1, number, 0, NOBODY);
+                (row.signature, row.agreeing, row.one, row.others, row.other) =
+                    (signature, 1, number, 0, NOBODY);
             } else if entry.count.entered == row.most && signature != 0 && row.signature != 0 {
                 if signature == row.signature {
                     row.agreeing += 1;
@@ -247,12 +249,7 @@ mod tests {
     fn the_rank_that_never_enters_is_the_root_through_a_chain() {
         // 0 and 1 wait in A for 2, which waits in B for 3, which is in none.
         let found = located(
-            &[
-                &[count(1, 5, 4)],
-                &[count(1, 5, 4)],
-                &[count(1, 4, 4), count(2, 9, 8)],
-                &[count(2, 8, 8)],
-            ],
+            &[&[count(1, 5, 4)], &[count(1, 5, 4)], &[count(1, 4, 4), count(2, 9, 8)], &[count(2, 8, 8)]],
             |_| Presence::Reports,
         );
         assert_eq!(found.ends, [(End::Root(3), 3)]);
@@ -275,10 +272,9 @@ mod tests {
 
     #[test]
     fn orders_that_do_not_fit_are_a_circle() {
-        let found = located(
-            &[&[count(1, 1, 0), count(2, 0, 0)], &[count(1, 0, 0), count(2, 1, 0)]],
-            |_| Presence::Reports,
-        );
+        let found = located(&[&[count(1, 1, 0), count(2, 0, 0)], &[count(1, 0, 0), count(2, 1, 0)]], |_| {
+            Presence::Reports
+        });
         assert_eq!(found.ends, [(End::Cycle(0), 2)]);
         assert_eq!(found.circle, [0, 1]);
     }

@@ -4,7 +4,7 @@
 //! is at something for longer than that takes in this job. Confirmation: no counter of any rank of the job moved for
 //! a while, two snapshots name the same ranks, and what these ranks' processes do is not work.
 
-use crate::hang::activity::{Activity, Probe, ProcessState, Probes};
+use crate::hang::activity::{Activity, Probe, Probes, ProcessState};
 use crate::hang::counters::{Count, Counters};
 use crate::hang::finding::{Hang, HangKind, Outlook, Suspicion, listed};
 use crate::hang::locate::Suspects;
@@ -194,16 +194,17 @@ impl Watch {
 
     /// Whether any rank is under way whose client is connected: without one nothing is known, and nothing is judged.
     fn anybody_trains(&self) -> bool {
-        self.ranks.iter().any(|rank| {
-            rank.life == Life::Lives && rank.sight.registered && !rank.sight.closed
-        })
+        self.ranks.iter().any(|rank| rank.life == Life::Lives && rank.sight.registered && !rank.sight.closed)
     }
 
     /// Why no progress is expected, if it is not.
     fn expected(&self, now: Mono) -> Option<String> {
         let living = |rank: &usize| self.lives(*rank);
-        if let Some(rank) = (0..self.ranks.len()).filter(living).find(|r| self.ranks[*r].sight.quiet_until > now) {
-            let said = if self.ranks[rank].sight.quiet_until == Mono::NEVER { "a pause" } else { "a long phase" };
+        if let Some(rank) =
+            (0..self.ranks.len()).filter(living).find(|r| self.ranks[*r].sight.quiet_until > now)
+        {
+            let said =
+                if self.ranks[rank].sight.quiet_until == Mono::NEVER { "a pause" } else { "a long phase" };
             return Some(format!("rank {} announced {said}", self.number(rank).0));
         }
         let traced = (0..self.probes.len()).filter(living).find(|r| self.state(*r) == ProcessState::Traced);
@@ -288,11 +289,15 @@ impl Watch {
                 let who = self.number(rank);
                 match self.activity(rank) {
                     Some(Activity::Still) => {}
-                    Some(Activity::Spinning) => wait(limits.spinning.max(room), format!("{who} uses CPU time")),
+                    Some(Activity::Spinning) => {
+                        wait(limits.spinning.max(room), format!("{who} uses CPU time"))
+                    }
                     Some(Activity::Working) => {
                         wait(limits.working.max(room), format!("{who} reads, writes or touches new memory"));
                     }
-                    None => wait(self.silence(now).plus(Span(1)), format!("what {who} does is not known yet")),
+                    None => {
+                        wait(self.silence(now).plus(Span(1)), format!("what {who} does is not known yet"))
+                    }
                 }
             }
         }
@@ -390,7 +395,8 @@ impl Watch {
         let all = moving.len() == self.ranks.len();
         let culprits = if all { Vec::new() } else { moving };
         let confidence = if all { 0.6 } else { 0.8 };
-        let hang = self.finding(now, HangKind::Livelock, culprits, since, PhaseId::STEP, confidence, evidence);
+        let hang =
+            self.finding(now, HangKind::Livelock, culprits, since, PhaseId::STEP, confidence, evidence);
         Outlook::Hang(Box::new(hang))
     }
 
@@ -418,7 +424,10 @@ impl Watch {
     }
 
     pub(crate) fn those(&self, is: impl Fn(usize) -> bool) -> Vec<u32> {
-        (0..self.ranks.len()).filter(|rank| is(*rank)).map(|rank| u32::try_from(rank).unwrap_or(u32::MAX)).collect()
+        (0..self.ranks.len())
+            .filter(|rank| is(*rank))
+            .map(|rank| u32::try_from(rank).unwrap_or(u32::MAX))
+            .collect()
     }
 
     fn number(&self, rank: usize) -> Rank {
