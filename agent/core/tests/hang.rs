@@ -1,6 +1,8 @@
 //! The judge of hangs, on a simulated job: every kind is found in time and in the right rank, and a healthy job of a
 //! million steps is never judged.
 
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
+
 use mainstay_core::hang::{
     Count, Hang, HangKind, Limits, Outlook, PhaseId, Probe, ProcessState, Sight, Watch,
 };
