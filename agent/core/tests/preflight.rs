@@ -3,23 +3,20 @@
 use std::collections::BTreeSet;
 
 use mainstay_core::device::{GpuReading, GpuTrouble, Read};
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::health::{Component, HealthState};
 use mainstay_core::id::Pid;
 use mainstay_core::preflight::{
     Check, CheckVerdict, Freedom, Group, Requirement, conclude, free, overall, summary,
 };
 use mainstay_core::settings::Bytes;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::time::Span;
 
 fn component(name: &str, state: HealthState) -> Component {
     Component {
         name: name.to_owned(),
         state,
         reason: format!("{name} as it is"),
-        action: RecommendedAction::None,
-        evidence: Vec::new(),
-        read_at: None,
-        since: Mono(0),
+        ..Component::default()
     }
 }
 

@@ -24,7 +24,7 @@ pub enum Freedom {
 pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (Freedom, Vec<Evidence>) {
     let mut evidence = Vec::new();
     let mut tell = |what: &str, reading: String, limit: Option<String>| {
-        evidence.push(Evidence { source: format!("NVML {what}"), reading, limit });
+        evidence.push(Evidence { source: format!("NVML {what}"), reading, limit, before: None });
     };
     if let Some(trouble) = &reading.trouble {
         return (Freedom::Unknown(format!("it cannot be asked: {trouble:?}")), evidence);

@@ -43,6 +43,7 @@ pub fn check_of(check: v1::PreflightCheck) -> Check {
         source: evidence.source,
         reading: evidence.reading,
         limit: evidence.limit,
+        before: evidence.before,
     };
     Check {
         group: group_of(check.group()).unwrap_or_else(|| Group::of(&check.name)),
@@ -130,6 +131,7 @@ mod tests {
                     source: "NVML".into(),
                     reading: "1".into(),
                     limit: Some("0".into()),
+                    before: None,
                 });
                 assert_eq!(check_of(check(&before)), before);
             }

@@ -40,7 +40,8 @@ impl Report {
             if !matches!(check.verdict, CheckVerdict::Pass | CheckVerdict::Skipped) {
                 for seen in &check.evidence {
                     let limit = seen.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
-                    let seen = clean(&format!("{}: {}{limit}", seen.source, seen.reading));
+                    let before = seen.before.as_ref().map(|before| format!(", before: {before}")).unwrap_or_default();
+                    let seen = clean(&format!("{}: {}{before}{limit}", seen.source, seen.reading));
                     let _ = writeln!(text, "        {:<widest$}  {}", "", paint.dim(&seen));
                 }
             }
@@ -64,8 +65,10 @@ impl Report {
 fn check_as_json(check: &Check) -> Value {
     let evidence = |seen: &mainstay_core::health::Evidence| {
         let mut told = json!({ "source": seen.source, "reading": seen.reading });
-        if let Some(limit) = &seen.limit {
-            told["limit"] = limit.as_str().into();
+        for (name, value) in [("limit", &seen.limit), ("before", &seen.before)] {
+            if let Some(value) = value {
+                told[name] = value.as_str().into();
+            }
         }
         told
     };
