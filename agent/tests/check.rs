@@ -13,8 +13,7 @@ use support::Agent;
 use tempfile::TempDir;
 
 /// XID 79 as the kernel writes it.
-const OFF_BUS: &str =
-    "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n";
+const OFF_BUS: &str = "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n";
 
 /// A host with two GPUs, a kernel log and nothing else of its own.
 struct Host {

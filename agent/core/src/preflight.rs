@@ -210,7 +210,8 @@ pub fn conclude(
             None => None,
         };
         if let Some((verdict, reason)) = told {
-            let name = if required.is_some() { format!("required.{}", group.name()) } else { group.name().into() };
+            let name =
+                if required.is_some() { format!("required.{}", group.name()) } else { group.name().into() };
             let action = match verdict {
                 CheckVerdict::Fail => RecommendedAction::RebootNode,
                 _ => RecommendedAction::None,

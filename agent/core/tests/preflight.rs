@@ -12,12 +12,7 @@ use mainstay_core::settings::Bytes;
 use mainstay_core::time::Span;
 
 fn component(name: &str, state: HealthState) -> Component {
-    Component {
-        name: name.to_owned(),
-        state,
-        reason: format!("{name} as it is"),
-        ..Component::default()
-    }
+    Component { name: name.to_owned(), state, reason: format!("{name} as it is"), ..Component::default() }
 }
 
 fn checks(components: &[(&str, HealthState)]) -> Vec<Check> {
@@ -25,7 +20,8 @@ fn checks(components: &[(&str, HealthState)]) -> Vec<Check> {
 }
 
 fn verdict_of<'a>(checks: &'a [Check], name: &str) -> (CheckVerdict, &'a str) {
-    let check = checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {checks:#?}"));
+    let check =
+        checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {checks:#?}"));
     (check.verdict, &check.reason)
 }
 

@@ -12,9 +12,9 @@ use mainstay_proto::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use super::preflight::{self, Wanted};
 use super::ReadSide;
 use super::convert::health as convert;
+use super::preflight::{self, Wanted};
 use super::stream::{Answers, Caller, End, answer};
 
 const USUAL_INTERVAL: Duration = Duration::from_millis(500);

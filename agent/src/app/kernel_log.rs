@@ -68,7 +68,8 @@ impl Follower {
                 Ok(()) | Err(Trouble::Gone) => return,
                 Err(Trouble::Log(error)) => {
                     let state = LogState::Unreadable(error.to_string());
-                    if self.tell(LogReport { state, facts: Vec::new(), cursor: self.cursor.clone() }).is_err() {
+                    if self.tell(LogReport { state, facts: Vec::new(), cursor: self.cursor.clone() }).is_err()
+                    {
                         return;
                     }
                     if self.is_abreast().is_err() || self.stopped(AGAIN_AFTER) {

@@ -47,9 +47,15 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     stop_with_standard_input(stop.clone())?;
     writeln!(std::io::stdout(), "{READY}").context("telling that the checks can be asked for")?;
     let listeners = Listeners { unix: Some(socket), ..Listeners::default() };
-    let served =
-        api::serve(listeners, reader, about(Mode::Agent), Arc::new(clock::now), Routes::default(), stop.clone())
-            .await;
+    let served = api::serve(
+        listeners,
+        reader,
+        about(Mode::Agent),
+        Arc::new(clock::now),
+        Routes::default(),
+        stop.clone(),
+    )
+    .await;
     stop.cancel();
     drop((rooms, following, probing));
     node.await.context("the node ended in disorder")?;

@@ -78,11 +78,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let took = Span(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let status = status(checks.iter().map(|check| check.verdict), &args.fail_on, args.strict);
     let report = Report { checks, took, status, by: asked.by };
-    let text = if args.ask.json {
-        format!("{}\n", report.as_json())
-    } else {
-        report.as_text(args.verbose)
-    };
+    let text = if args.ask.json { format!("{}\n", report.as_json()) } else { report.as_text(args.verbose) };
     output::print(&text)?;
     Ok(ExitCode::from(status))
 }
@@ -144,7 +140,8 @@ mod tests {
     fn a_prolog_can_choose_what_counts() {
         use CheckVerdict::{Fail, Pass, Skipped, Unknown, Warn};
         let all = [FailOn::Fail, FailOn::Warn, FailOn::Unknown];
-        let of = |verdicts: &[CheckVerdict], on: &[FailOn], strict| status(verdicts.iter().copied(), on, strict);
+        let of =
+            |verdicts: &[CheckVerdict], on: &[FailOn], strict| status(verdicts.iter().copied(), on, strict);
         assert_eq!(of(&[Pass, Skipped], &all, false), exit::OK);
         assert_eq!(of(&[Pass, Warn], &all, false), exit::DEGRADED);
         assert_eq!(of(&[Unknown, Warn], &all, false), exit::DEGRADED);

@@ -11,9 +11,9 @@ use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    EventFilter, GetNodeRequest, Job, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node, PreflightCheck,
-    RunPreflightRequest, RunPreflightResponse, Server,
-    WatchEventsRequest, WatchEventsResponse,
+    EventFilter, GetNodeRequest, Job, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
+    PreflightCheck, RunPreflightRequest, RunPreflightResponse, Server, WatchEventsRequest,
+    WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};

@@ -13,7 +13,8 @@ use mainstay_proto::v1::{
 use crate::server::Server;
 
 async fn ask(server: &Server, request: RunPreflightRequest) -> (Vec<PreflightCheck>, PreflightSummary) {
-    let mut stream = HealthServiceClient::new(server.unix().await).run_preflight(request).await.unwrap().into_inner();
+    let mut stream =
+        HealthServiceClient::new(server.unix().await).run_preflight(request).await.unwrap().into_inner();
     let mut checks = Vec::new();
     loop {
         match stream.message().await.unwrap().unwrap().item.unwrap() {

@@ -77,7 +77,10 @@ pub(super) fn configuration(file: Option<&Path>) -> Result<Config, ConfigError> 
 
 /// Nothing is known of what was asked for, for this reason.
 fn nothing(groups: &[Group], name: &str, reason: String) -> Asked {
-    Asked { checks: groups.first().map(|group| unknown(name, *group, reason)).into_iter().collect(), by: "nobody".into() }
+    Asked {
+        checks: groups.first().map(|group| unknown(name, *group, reason)).into_iter().collect(),
+        by: "nobody".into(),
+    }
 }
 
 fn unknown(name: &str, group: Group, reason: String) -> Check {

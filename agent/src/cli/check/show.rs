@@ -39,8 +39,10 @@ impl Report {
             let _ = writeln!(text, "{}{line}", colour(paint, check.verdict, &named));
             if !matches!(check.verdict, CheckVerdict::Pass | CheckVerdict::Skipped) {
                 for seen in &check.evidence {
-                    let limit = seen.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
-                    let before = seen.before.as_ref().map(|before| format!(", before: {before}")).unwrap_or_default();
+                    let limit =
+                        seen.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
+                    let before =
+                        seen.before.as_ref().map(|before| format!(", before: {before}")).unwrap_or_default();
                     let seen = clean(&format!("{}: {}{before}{limit}", seen.source, seen.reading));
                     let _ = writeln!(text, "        {:<widest$}  {}", "", paint.dim(&seen));
                 }
