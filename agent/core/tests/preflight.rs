@@ -1,4 +1,5 @@
 //! What checks come to before a start.
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;
 
