@@ -1,4 +1,5 @@
 //! Phases that take long, pauses, and what an operation is: what a page of minor 1 can hold, and one of minor 0 not.
+#![allow(clippy::unwrap_used, reason = "a panic here is the test's report")]
 
 mod support;
 
