@@ -58,9 +58,10 @@ fn a_ddp_run_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_one() 
     disturbed.mark("waits.0");
     disturbed.mark("waits.1");
     // The second attempt is forked from a process that holds torch already; the first was started plainly.
-    disturbed.wait_for_fact("a template that is warm", |fact| {
-        matches!(fact, Fact::Observed(seen) if seen.component == "template" && seen.event == "warm")
-    });
+    disturbed.wait_for_fact(
+        "a template that is warm",
+        |fact| matches!(fact, Fact::Observed(seen) if seen.component == "template" && seen.event == "warm"),
+    );
     disturbed.kill_rank(0, 1);
 
     let expected = parameters(&undisturbed, "undisturbed");
