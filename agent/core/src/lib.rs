@@ -7,7 +7,7 @@
 //! `health`, `verdict`; `kernel`
 //! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
 //! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
-//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
+//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `testimony`, `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
@@ -34,6 +34,7 @@ pub mod pci;
 pub mod policy;
 pub mod preflight;
 pub mod settings;
+pub mod testimony;
 pub mod time;
 pub mod verdict;
 pub mod view;
