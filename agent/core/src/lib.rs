@@ -4,7 +4,7 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `health`, `verdict`; `kernel`
-//! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
+//! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `counter`, `host` and `fabric` (the judges of the host and of its network); `parse`
 //! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
@@ -13,8 +13,10 @@
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
+pub mod counter;
 pub mod device;
 pub mod entry;
+pub mod fabric;
 pub mod fingerprint;
 pub mod health;
 pub mod host;
