@@ -92,6 +92,7 @@ fn component(component: &Component, now: Stamp) -> v1::Component {
         since: wall_time(component.since, now),
         read_at: component.read_at.and_then(|at| wall_time(at, now)),
         read_age: component.read_at.and_then(|at| age(at, now)).map(duration),
+        confidence: Some(component.confidence),
     }
 }
 
@@ -100,6 +101,7 @@ fn evidence(evidence: &Evidence) -> v1::Evidence {
         source: evidence.source.clone(),
         reading: evidence.reading.clone(),
         limit: evidence.limit.clone(),
+        before: evidence.before.clone(),
     }
 }
 
