@@ -50,6 +50,11 @@ impl Moment {
         }
     }
 
+    /// On this boot's clock, whose beginning stands for all that was before.
+    fn mono(self) -> Mono {
+        Mono(u64::try_from(self.0.max(0)).unwrap_or(u64::MAX))
+    }
+
     fn since(self, earlier: Moment) -> Span {
         Span(u64::try_from((self.0 - earlier.0).max(0)).unwrap_or(u64::MAX))
     }
@@ -390,6 +395,7 @@ impl FabricJudge {
                 source: format!("expected ({how})"),
                 reading: (*name).clone(),
                 limit: rate,
+                ..Evidence::default()
             });
         }
         for (device, why) in &sample.passed_over {
@@ -399,7 +405,7 @@ impl FabricJudge {
     }
 
     fn show(&mut self, at: Mono, name: String, found: Found, facts: &mut Vec<Fact>) -> Component {
-        let Found { mut problems, well, evidence, observations, read, .. } = found;
+        let Found { mut problems, well, evidence, observations, read, fault_at, .. } = found;
         facts.extend(observations.into_iter().map(Fact::Observed));
         problems.sort_by_key(|(state, ..)| std::cmp::Reverse(*state));
         let state = problems.first().map_or(HealthState::Healthy, |(state, ..)| *state);
@@ -410,7 +416,7 @@ impl FabricJudge {
         let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
         let read_at = if read { Some(at) } else { before.and_then(|shown| shown.read_at) };
         self.shown.insert(name.clone(), Shown { state, since, read_at });
-        Component { name, state, reason, action, evidence, read_at, since }
+        Component { name, state, reason, action, evidence, read_at, since, fault_at, ..Component::default() }
     }
 }
 

@@ -5,3 +5,4 @@ pub mod host;
 pub mod kmsg;
 pub mod log;
 pub mod nvidia;
+pub mod sysfs;

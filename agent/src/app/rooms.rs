@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::fabric::{FabricJudge, Learned};
 use mainstay_core::host::HostJudge;
 use mainstay_core::id::BootId;
 use mainstay_core::judged::Judged;
@@ -15,7 +16,10 @@ use tokio::sync::mpsc;
 use crate::app::watch::{Watching, watch};
 use crate::config::Config;
 use crate::node::Input;
+use crate::os::clock;
+use crate::source::fabric::FabricSource;
 use crate::source::host::{HostSource, standard_paths};
+use crate::store::kept::Kept;
 
 /// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
 pub type Observed = [(Stamp, BootId, Observation)];
@@ -23,7 +27,6 @@ pub type Observed = [(Stamp, BootId, Observation)];
 /// Where rooms report to.
 pub struct Rooms<'a> {
     config: &'a Config,
-    #[expect(dead_code, reason = "for rooms that remember what they saw before a restart")]
     observed: &'a Observed,
     inputs: &'a mpsc::Sender<Input>,
     watching: Vec<Watching>,
@@ -40,6 +43,7 @@ pub fn start(
 ) -> anyhow::Result<Vec<Watching>> {
     let mut rooms = Rooms { config, observed, inputs, watching: Vec::new() };
     rooms.host()?;
+    rooms.fabric()?;
     Ok(rooms.watching)
 }
 
@@ -51,6 +55,34 @@ impl Rooms<'_> {
         let mut source = HostSource::new(self.config.host_roots(), standard_paths(&named));
         let mut judge = HostJudge::new(self.config.host.limits.clone());
         self.watch("host", self.config.host.interval, move |at| judge.step(at, &source.sample(at)))
+    }
+
+    /// InfiniBand, RoCE, Ethernet.
+    fn fabric(&mut self) -> anyhow::Result<()> {
+        let config = &self.config.fabric;
+        if !config.enabled {
+            return Ok(());
+        }
+        let expected = config.expected().map_err(anyhow::Error::msg).context("key `fabric.expected_ports`")?;
+        let interfaces = expected.iter().filter(|link| !link.name.contains('/'));
+        let interfaces = interfaces.map(|link| link.name.clone()).collect();
+        let mut source =
+            FabricSource::new(self.config.host.sys_root.clone(), config.exclude.clone(), interfaces);
+        let mut kept: Kept<Learned> = Kept::open(&self.config.state_dir.join("fabric.json"));
+        let learned = kept.value().cloned().unwrap_or_default();
+        let mut judge = FabricJudge::new(config.limits.clone(), clock::boot_id(), expected, learned);
+        judge.recall(clock::now(), self.observed);
+        self.watch("fabric", config.interval, move |at| {
+            if kept.was_deleted() {
+                judge.forget();
+            }
+            let judged = judge.step(at, &source.sample(&judge.places()));
+            let known = kept.value().is_some() || !judge.learned().links.is_empty();
+            if known && let Err(error) = kept.keep(judge.learned()) {
+                tracing::debug!(%error, "what was learned of the network cannot be kept");
+            }
+            judged
+        })
     }
 
     fn watch(

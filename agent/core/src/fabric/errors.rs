@@ -153,8 +153,7 @@ impl Errors {
                 found.problems.push((HealthState::Degraded, reason, rule.action));
             }
             if sum > 0 || *over {
-                let reading = format!("{value}, {sum} more within {within}");
-                found.tell(link, rule.counter, reading, Some(limit.to_string()));
+                found.tell_growth(link, rule.counter, (value, sum), &within, Some(limit));
             }
         }
         for name in SHOWN {
@@ -164,12 +163,14 @@ impl Errors {
             counter.count(at, grown);
             let sum = counter.within(at, HOUR);
             if sum > 0 {
-                found.tell(link, name, format!("{value}, {sum} more within {}", minutes(HOUR)), None);
+                found.tell_growth(link, name, (value, sum), &minutes(HOUR), None);
             }
         }
         for (name, most) in STOPS_AT {
             if link.counters.get(name) == Some(&most) {
-                found.tell(link, name, format!("{most}, its largest value: it cannot count on"), None);
+                let source = source(link, name);
+                let reading = format!("{most}, its largest value: it cannot count on");
+                found.evidence.push(Evidence { source, reading, ..Evidence::default() });
             }
         }
         found
@@ -177,10 +178,26 @@ impl Errors {
 }
 
 impl ErrorsFound {
-    fn tell(&mut self, link: &LinkReading, counter: &str, reading: String, limit: Option<String>) {
-        let source = format!("{} of {}", counter, link.name);
-        self.evidence.push(Evidence { source, reading, limit });
+    /// What a counter stands at, and by how much it grew.
+    fn tell_growth(
+        &mut self,
+        link: &LinkReading,
+        counter: &str,
+        (value, grown): (u64, u64),
+        within: &str,
+        limit: Option<u64>,
+    ) {
+        self.evidence.push(Evidence {
+            source: source(link, counter),
+            reading: format!("{value}, {grown} more within {within}"),
+            limit: limit.map(|limit| limit.to_string()),
+            before: Some(value.saturating_sub(grown).to_string()),
+        });
     }
+}
+
+fn source(link: &LinkReading, counter: &str) -> String {
+    format!("{counter} of {}", link.name)
 }
 
 fn minutes(window: Span) -> String {

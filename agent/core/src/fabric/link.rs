@@ -69,6 +69,8 @@ pub(super) struct Found {
     pub(super) evidence: Vec<Evidence>,
     pub(super) observations: Vec<Observation>,
     pub(super) read: bool,
+    /// When it last went down.
+    pub(super) fault_at: Option<Mono>,
     /// Expected, and out.
     pub(super) out: bool,
 }
@@ -116,6 +118,9 @@ impl Link {
             }
         }
         self.judge_flaps(at, limits, &mut found);
+        let flapped = self.flaps.back().map(|(when, _)| *when);
+        let latest = flapped.max(self.down_since.map(|down| down.since));
+        found.fault_at = latest.map(Moment::mono);
         if let Some(interface) = &link.interface {
             found.tell(&source(link, "interface"), interface.clone(), None);
         }
@@ -320,7 +325,7 @@ impl Found {
     }
 
     pub(super) fn tell(&mut self, source: &str, reading: String, limit: Option<String>) {
-        self.evidence.push(Evidence { source: source.to_owned(), reading, limit });
+        self.evidence.push(Evidence { source: source.to_owned(), reading, limit, ..Evidence::default() });
     }
 
     fn take(&mut self, errors: ErrorsFound) {
