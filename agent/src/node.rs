@@ -9,6 +9,7 @@ use mainstay_core::device::DeviceReport;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
+use mainstay_core::observation::Observation;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
@@ -47,6 +48,8 @@ pub enum Input {
     LauncherEnded(JobId, Pid),
     /// A room that watches a part of the host has looked at it.
     Sensed(Judged),
+    /// A room does not watch these components any more.
+    Unwatched(Vec<String>),
     /// The GPUs' driver was asked.
     Devices(DeviceReport),
     /// The kernel log was read.
@@ -194,6 +197,7 @@ impl Node {
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(judged) => self.sensed(judged),
+            Input::Unwatched(names) => self.unwatched(&names),
             Input::Devices(report) => self.devices(report),
             Input::KernelLog(report) => self.kernel_log(report),
         }
@@ -267,6 +271,19 @@ impl Node {
         let mut components = judged.components;
         components.extend(self.hardware.components(now.mono));
         self.board.show_host(now, components);
+    }
+
+    /// What was told of them last is not to stay as if it were so still.
+    fn unwatched(&mut self, names: &[String]) {
+        for name in names {
+            self.record(None, Fact::Observed(Observation {
+                component: name.clone(),
+                event: "unwatched".to_owned(),
+                detail: "it is not watched any more".to_owned(),
+                ..Observation::default()
+            }));
+        }
+        self.board.hide(names);
     }
 
     fn devices(&mut self, report: DeviceReport) {

@@ -323,6 +323,10 @@ fn a_missing_port_is_told_after_a_restart_too_and_forgotten_on_demand() {
     assert!(told.contains("its device (e8eb:d303:0072:0002) is gone"), "{told}");
     fs::remove_file(sys.0.path().join("state/fabric.json")).unwrap();
     second.wait_for("fabric went from UNHEALTHY to HEALTHY");
+    second.wait_for("fabric.mlx5_1/1: it is not watched any more");
+    // The event is told just before the component is hidden: a later one shows that it was.
+    sys.down("mlx5_0");
+    second.wait_for("mlx5_0/1 went down");
     assert!(!second.status().contains("mlx5_1"), "{}", second.status());
 }
 

@@ -1,5 +1,6 @@
 //! The rooms of the agent that watch a part of the host each, on a thread each: one function for a room.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -92,7 +93,15 @@ impl Rooms<'_> {
         look: impl FnMut(Mono) -> Judged + Send + 'static,
     ) -> anyhow::Result<()> {
         let inputs = self.inputs.clone();
-        let tell = move |judged| inputs.blocking_send(Input::Sensed(judged)).is_ok();
+        let mut shown = BTreeSet::new();
+        let tell = move |judged: Judged| {
+            let now: BTreeSet<String> =
+                judged.components.iter().map(|component| component.name.clone()).collect();
+            let unwatched: Vec<String> = shown.difference(&now).cloned().collect();
+            shown = now;
+            let told = inputs.blocking_send(Input::Sensed(judged)).is_ok();
+            told && (unwatched.is_empty() || inputs.blocking_send(Input::Unwatched(unwatched)).is_ok())
+        };
         let watching = watch(name, Duration::from_nanos(interval.0.0), look, tell)
             .with_context(|| format!("starting the thread that watches: {name}"))?;
         self.watching.push(watching);
