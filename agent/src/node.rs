@@ -50,6 +50,13 @@ pub enum Input {
     Sensed(Judged),
     /// A room does not watch these components any more.
     Unwatched(Vec<String>),
+    /// A room has looked, and what it saw was told before.
+    Looked {
+        /// Its name on the roster.
+        room: String,
+        /// The components that it told of.
+        components: Vec<String>,
+    },
     /// The GPUs' driver was asked.
     Devices(DeviceReport),
     /// The kernel log was read.
@@ -198,6 +205,13 @@ impl Node {
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(judged) => self.sensed(judged),
             Input::Unwatched(names) => self.unwatched(&names),
+            Input::Looked { room, components } => {
+                let components = components.iter().map(String::as_str);
+                if self.board.roster().has_looked(&room, clock::mono(), components) {
+                    // Someone may wait for the first look of all.
+                    self.board.publish();
+                }
+            }
             Input::Devices(report) => self.devices(report),
             Input::KernelLog(report) => self.kernel_log(report),
         }

@@ -34,6 +34,7 @@ pub mod observation;
 pub mod parse;
 pub mod pci;
 pub mod policy;
+pub mod preflight;
 pub mod settings;
 pub mod time;
 pub mod verdict;

@@ -15,6 +15,7 @@ use mainstay_core::time::{Mono, Stamp};
 use tokio::sync::mpsc;
 
 use crate::app::watch::{Watching, watch};
+use crate::board::Roster;
 use crate::config::Config;
 use crate::node::Input;
 use crate::os::clock;
@@ -23,13 +24,17 @@ use crate::source::host::{HostSource, standard_paths};
 use crate::store::kept::Kept;
 
 /// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
-pub type Observed = [(Stamp, BootId, Observation)];
+pub type Observed = [Seen];
+
+/// One thing that was seen, when, and in which boot.
+pub type Seen = (Stamp, BootId, Observation);
 
 /// Where rooms report to.
 pub struct Rooms<'a> {
     config: &'a Config,
     observed: &'a Observed,
     inputs: &'a mpsc::Sender<Input>,
+    roster: &'a Roster,
     watching: Vec<Watching>,
 }
 
@@ -41,8 +46,9 @@ pub fn start(
     config: &Config,
     observed: &Observed,
     inputs: &mpsc::Sender<Input>,
+    roster: &Roster,
 ) -> anyhow::Result<Vec<Watching>> {
-    let mut rooms = Rooms { config, observed, inputs, watching: Vec::new() };
+    let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
     rooms.host()?;
     rooms.fabric()?;
     Ok(rooms.watching)
@@ -90,17 +96,27 @@ impl Rooms<'_> {
         &mut self,
         name: &str,
         interval: Period,
-        look: impl FnMut(Mono) -> Judged + Send + 'static,
+        mut look: impl FnMut(Mono) -> Judged + Send + 'static,
     ) -> anyhow::Result<()> {
-        let inputs = self.inputs.clone();
+        let (inputs, roster, room) = (self.inputs.clone(), self.roster.clone(), name.to_owned());
+        roster.begins(name, clock::mono());
+        let begun = room.clone();
+        let look = move |at| {
+            roster.begins(&begun, at);
+            look(at)
+        };
         let mut shown = BTreeSet::new();
         let tell = move |judged: Judged| {
-            let now: BTreeSet<String> =
+            let components: BTreeSet<String> =
                 judged.components.iter().map(|component| component.name.clone()).collect();
-            let unwatched: Vec<String> = shown.difference(&now).cloned().collect();
-            shown = now;
-            let told = inputs.blocking_send(Input::Sensed(judged)).is_ok();
-            told && (unwatched.is_empty() || inputs.blocking_send(Input::Unwatched(unwatched)).is_ok())
+            let unwatched: Vec<String> = shown.difference(&components).cloned().collect();
+            shown.clone_from(&components);
+            let looked = Input::Looked { room: room.clone(), components: components.into_iter().collect() };
+            let mut told = vec![Input::Sensed(judged), looked];
+            if !unwatched.is_empty() {
+                told.push(Input::Unwatched(unwatched));
+            }
+            told.into_iter().all(|input| inputs.blocking_send(input).is_ok())
         };
         let watching = watch(name, Duration::from_nanos(interval.0.0), look, tell)
             .with_context(|| format!("starting the thread that watches: {name}"))?;
