@@ -290,12 +290,15 @@ impl Node {
     /// What was told of them last is not to stay as if it were so still.
     fn unwatched(&mut self, names: &[String]) {
         for name in names {
-            self.record(None, Fact::Observed(Observation {
-                component: name.clone(),
-                event: "unwatched".to_owned(),
-                detail: "it is not watched any more".to_owned(),
-                ..Observation::default()
-            }));
+            self.record(
+                None,
+                Fact::Observed(Observation {
+                    component: name.clone(),
+                    event: "unwatched".to_owned(),
+                    detail: "it is not watched any more".to_owned(),
+                    ..Observation::default()
+                }),
+            );
         }
         self.board.hide(names);
     }

@@ -325,7 +325,9 @@ impl FabricJudge {
         let serial = known.serial.as_ref().map_or_else(String::new, |serial| format!(" ({serial})"));
         let mut why = match known.place.as_ref().map(|place| (place, sample.slots.get(place))) {
             Some((place, Some(Some(driver)))) => {
-                format!("its device{serial} is gone though its card at {place} is there with the driver {driver}")
+                format!(
+                    "its device{serial} is gone though its card at {place} is there with the driver {driver}"
+                )
             }
             Some((place, Some(None))) => {
                 format!("its device{serial} is gone: the card at {place} is there without a driver")

@@ -79,7 +79,10 @@ impl Host {
 
     fn stamp(&self) -> Stamp {
         let (now, rebooted) = (self.now, i64::from(self.boot.0 != "first"));
-        Stamp { mono: now, wall: Wall(1_700_000_000_000_000_000 + now.0 as i64 + rebooted * 10_000_000_000_000) }
+        Stamp {
+            mono: now,
+            wall: Wall(1_700_000_000_000_000_000 + now.0 as i64 + rebooted * 10_000_000_000_000),
+        }
     }
 
     fn look(&mut self) -> Vec<Component> {
@@ -204,8 +207,7 @@ fn a_short_loss_changes_no_state_and_a_long_one_takes_time_to_be_forgiven() {
 #[test]
 fn a_port_in_init_names_the_subnet_manager() {
     let mut host = Host::settled(1);
-    let state =
-        LinkState { active: false, logical: "INIT".into(), physical: Some("LinkUp".into()) };
+    let state = LinkState { active: false, logical: "INIT".into(), physical: Some("LinkUp".into()) };
     host.link(0).state = Reading::Value(state);
     host.looks(4);
     assert!(host.expect("fabric.mlx5_0/1", Unhealthy, ContactSupport).contains("subnet manager"));

@@ -70,7 +70,8 @@ impl Rooms<'_> {
         if !config.enabled {
             return Ok(());
         }
-        let expected = config.expected().map_err(anyhow::Error::msg).context("key `fabric.expected_ports`")?;
+        let expected =
+            config.expected().map_err(anyhow::Error::msg).context("key `fabric.expected_ports`")?;
         let interfaces = expected.iter().filter(|link| !link.name.contains('/'));
         let interfaces = interfaces.map(|link| link.name.clone()).collect();
         let mut source =

@@ -115,10 +115,8 @@ fn slot(sys: &Path, place: &str) -> Option<(String, Option<String>)> {
 
 /// The entries of a directory, in their order.
 fn list(path: &Path) -> std::io::Result<Vec<String>> {
-    let mut entries: Vec<String> = std::fs::read_dir(path)?
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
+    let mut entries: Vec<String> =
+        std::fs::read_dir(path)?.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     entries.sort();
     Ok(entries)
 }

@@ -20,7 +20,9 @@ impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
     pub fn open(path: &Path) -> Kept<T> {
         let value = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "this file is not understood"))
+                .inspect_err(
+                    |error| tracing::warn!(path = %path.display(), %error, "this file is not understood"),
+                )
                 .ok(),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => {

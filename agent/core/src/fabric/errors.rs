@@ -148,8 +148,10 @@ impl Errors {
             *over = sum >= limit || (*over && sum > limit / 2);
             let within = minutes(rule.window);
             if *over {
-                let reason =
-                    format!("{} rose by {sum} within {within} (limit {limit}): {}", rule.counter, rule.meaning);
+                let reason = format!(
+                    "{} rose by {sum} within {within} (limit {limit}): {}",
+                    rule.counter, rule.meaning
+                );
                 found.problems.push((HealthState::Degraded, reason, rule.action));
             }
             if sum > 0 || *over {

@@ -101,7 +101,8 @@ impl Learned {
         }
         let mut links = BTreeMap::new();
         let mut missing = Vec::new();
-        let serials: BTreeSet<String> = self.links.values().filter_map(|known| known.serial.clone()).collect();
+        let serials: BTreeSet<String> =
+            self.links.values().filter_map(|known| known.serial.clone()).collect();
         for (name, known) in std::mem::take(&mut self.links) {
             match where_is(&name, &known, &serials, links_there) {
                 Place::Here(now) => {

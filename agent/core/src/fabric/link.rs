@@ -237,8 +237,7 @@ impl Link {
         if state.active {
             let up = self.up_since.map_or(Span(0), |since| at.since(since));
             if self.out && up < limits.recover_after.0 {
-                let reason =
-                    format!("active again for {:.0} s of {}", up.as_seconds(), limits.recover_after);
+                let reason = format!("active again for {:.0} s of {}", up.as_seconds(), limits.recover_after);
                 found.problem(HealthState::Unhealthy, reason, RecommendedAction::ContactSupport);
                 return;
             }
@@ -258,7 +257,11 @@ impl Link {
         } else if expectation.booting {
             found.problem(HealthState::Unknown, format!("{told}; the host has just booted"), NOTHING);
         } else if down.from_the_start {
-            found.problem(HealthState::Unknown, format!("{told} (counts from {})", limits.down_after), NOTHING);
+            found.problem(
+                HealthState::Unknown,
+                format!("{told} (counts from {})", limits.down_after),
+                NOTHING,
+            );
         } else {
             found.well = format!("{told} (counts from {})", limits.down_after);
         }

@@ -100,7 +100,9 @@ impl LinkState {
     /// What a person makes of a link that is not active.
     pub(super) fn meaning(&self) -> &'static str {
         match (self.physical.as_deref(), self.logical.as_str()) {
-            (Some("LinkUp"), "INIT" | "ARMED") => "the cable is fine, but no subnet manager has taken the port up",
+            (Some("LinkUp"), "INIT" | "ARMED") => {
+                "the cable is fine, but no subnet manager has taken the port up"
+            }
             (Some("LinkUp"), _) => "the cable is fine, but the port is not in use by its driver",
             (Some("Polling"), _) => "no signal from the other end: cable, transceiver or the switch's port",
             (Some("Disabled"), _) => "it is switched off, here or at the switch",

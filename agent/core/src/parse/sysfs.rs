@@ -23,9 +23,8 @@ pub fn interface_rate(text: &str) -> Option<f64> {
 /// Whether text names a PCI device with its function: `0000:3b:00.0`.
 pub fn is_pci_function(text: &str) -> bool {
     let Some((device, function)) = text.rsplit_once('.') else { return false };
-    let digits = |part: &str, length: usize| {
-        part.len() >= length && part.bytes().all(|byte| byte.is_ascii_hexdigit())
-    };
+    let digits =
+        |part: &str, length: usize| part.len() >= length && part.bytes().all(|byte| byte.is_ascii_hexdigit());
     let mut parts = device.split(':');
     let right = [4, 2, 2].iter().all(|length| parts.next().is_some_and(|part| digits(part, *length)));
     right && parts.next().is_none() && digits(function, 1)

@@ -142,7 +142,9 @@ impl Port {
         let logical = match read(&path) {
             Ok(text) => match state_name(&text) {
                 Some(name) => name.to_owned(),
-                None => return Reading::Failed(format!("{} says {text:?}, which is no state", path.display())),
+                None => {
+                    return Reading::Failed(format!("{} says {text:?}, which is no state", path.display()));
+                }
             },
             Err(error) => return Reading::Failed(told(&path, &error)),
         };
