@@ -73,13 +73,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("value.json");
         let mut kept: Kept<u32> = Kept::open(&path);
-        assert_eq!((kept.value(), kept.was_deleted()), (None, false));
+        assert_eq!((kept.value().copied(), kept.was_deleted()), (None, false));
         kept.keep(&7).unwrap();
         assert_eq!(Kept::<u32>::open(&path).value(), Some(&7));
         assert!(!kept.was_deleted());
         fs::remove_file(&path).unwrap();
         assert!(kept.was_deleted());
-        assert_eq!((kept.value(), kept.was_deleted()), (None, false));
+        assert_eq!((kept.value().copied(), kept.was_deleted()), (None, false));
         fs::write(&path, "no number").unwrap();
         assert_eq!(Kept::<u32>::open(&path).value(), None);
     }
