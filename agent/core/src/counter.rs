@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn a_window_forgets() {
         let mut counter = Counter::default();
-        let at = |seconds| Mono(seconds * 1_000_000_000);
+        let at = |seconds: u64| Mono(seconds * 1_000_000_000);
         counter.count(at(10), 5);
         counter.count(at(20), u64::MAX);
         assert_eq!(counter.within(at(20), Span::seconds(10)), u64::MAX);
