@@ -71,7 +71,7 @@ fn state(state: HealthState) -> v1::HealthState {
     }
 }
 
-fn action(action: RecommendedAction) -> v1::RecommendedAction {
+pub(super) fn action(action: RecommendedAction) -> v1::RecommendedAction {
     match action {
         RecommendedAction::None => v1::RecommendedAction::None,
         RecommendedAction::RestartProcess => v1::RecommendedAction::RestartProcess,
@@ -96,7 +96,7 @@ fn component(component: &Component, now: Stamp) -> v1::Component {
     }
 }
 
-fn evidence(evidence: &Evidence) -> v1::Evidence {
+pub(super) fn evidence(evidence: &Evidence) -> v1::Evidence {
     v1::Evidence {
         source: evidence.source.clone(),
         reading: evidence.reading.clone(),
