@@ -112,11 +112,11 @@ impl LogReader {
     fn fact(&mut self, now: Mono, message: &str, place: &dyn Fn(&str) -> LogPlace) -> Option<Fact> {
         if let Some(mut xid) = nvidia::xid(message) {
             xid.place = place(message);
-            return self.passes(Kind::of_xid(&xid), None, now).then(|| Fact::Xid(xid));
+            return self.passes(Kind::of_xid(&xid), None, now).then_some(Fact::Xid(xid));
         }
         if let Some(mut sxid) = nvidia::sxid(message) {
             sxid.place = place(message);
-            return self.passes(Kind::of_sxid(&sxid), None, now).then(|| Fact::Sxid(sxid));
+            return self.passes(Kind::of_sxid(&sxid), None, now).then_some(Fact::Sxid(sxid));
         }
         let mut report = self.of_driver(message).or_else(|| host::report(message))?;
         if report.class == KernelClass::OutOfMemory {
@@ -128,7 +128,7 @@ impl LogReader {
         }
         report.place = place(message);
         let kind = Kind::Host(report.class);
-        self.passes(kind, report.subject.as_deref(), now).then(|| Fact::KernelReport(report))
+        self.passes(kind, report.subject.as_deref(), now).then_some(Fact::KernelReport(report))
     }
 
     /// What the driver says beside its XIDs; some of it takes three lines, of which only the first names the GPU.
