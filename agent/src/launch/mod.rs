@@ -5,8 +5,10 @@ pub mod hang;
 mod notice;
 pub mod places;
 mod shell;
+mod warm;
 
 pub use shell::{Launcher, Outside};
+pub use warm::{Warm, WarmSettings};
 
 use std::path::PathBuf;
 
@@ -40,6 +42,8 @@ pub struct Settings {
     pub hang: HangSettings,
     /// Whose output is shown on the terminal.
     pub shown: Shown,
+    /// How ranks are started again.
+    pub warm: WarmSettings,
 }
 
 /// Which output is shown on the terminal; all of it is in files.
