@@ -164,7 +164,8 @@ fn a_hang_that_only_is_to_be_told_of_stops_nobody() {
     let stage = Stage::new();
     let how = "def hang(): wait_for('goes_on')";
     let script = format!("{how}\n{LOCKSTEP}");
-    let plan = stage.python(&script).ranks(RANKS).options("--hang report --hang-limit working=1s,spinning=1s");
+    let plan =
+        stage.python(&script).ranks(RANKS).options("--hang report --hang-limit working=1s,spinning=1s");
     let job = plan.variable("CULPRIT", "3").start();
     job.wait_for_fact("the hang", |fact| matches!(fact, Fact::RanksHung { acts: false, .. }));
     stage.mark("goes_on");

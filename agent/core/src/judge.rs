@@ -203,7 +203,11 @@ fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
     match cause {
         _ if end.speaks_of_a_lost_peer() => 0.4,
         Cause::OutOfMemory => 0.8,
-        Cause::Exception { .. } | Cause::ExitCode { .. } | Cause::Signal { .. } | Cause::StartFailed | Cause::Hang { .. } => 0.95,
+        Cause::Exception { .. }
+        | Cause::ExitCode { .. }
+        | Cause::Signal { .. }
+        | Cause::StartFailed
+        | Cause::Hang { .. } => 0.95,
     }
 }
 

@@ -103,7 +103,8 @@ fn repeats_at_same_step(case: Case<'_>) -> Option<Option<u64>> {
         _ => false,
     };
     let mut past = case.past.iter();
-    past.any(|past| stood_at_the_same_place(past, case) && comes_again(&past.cause)).then_some(case.verdict.step)
+    past.any(|past| stood_at_the_same_place(past, case) && comes_again(&past.cause))
+        .then_some(case.verdict.step)
 }
 
 /// Whether a hang of this kind is of the program's making: others pass with what caused them.

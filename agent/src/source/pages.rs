@@ -115,7 +115,9 @@ impl PageReader {
             ..Sight::default()
         };
         // A claimant that has not beaten yet finds the last beat of the one before it.
-        let Some(beat) = page.beat().filter(|beat| beat.claim == by.claims) else { return (sight, &self.counts) };
+        let Some(beat) = page.beat().filter(|beat| beat.claim == by.claims) else {
+            return (sight, &self.counts);
+        };
         let stepped = beat.step_mono_ns.unwrap_or(by.claimed_mono_ns);
         (sight.beats, sight.beat_at, sight.step) = (beat.count, Mono(beat.mono_ns), beat.step);
         (sight.phase, sight.since) = (PhaseId::STEP, Mono(stepped));

@@ -79,7 +79,9 @@ impl Probes {
         let mut newest = self.kept.iter().rev().map(|probe| probe.state);
         match (newest.next(), newest.next()) {
             // A disk is waited for now and then; only who is found so twice is stuck there.
-            (Some(ProcessState::Uninterruptible), before) if before != Some(ProcessState::Uninterruptible) => {
+            (Some(ProcessState::Uninterruptible), before)
+                if before != Some(ProcessState::Uninterruptible) =>
+            {
                 ProcessState::Normal
             }
             (Some(state), _) => state,

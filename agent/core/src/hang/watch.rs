@@ -129,7 +129,8 @@ impl Watch {
         let silence = self.silence(now);
         // Not at every look, and for long steps not from their beginning: reading all threads costs.
         let from = PROBE_AFTER.max(self.confirmation().minus(PROBED_BEFORE));
-        let apart = if silence < self.confirmation().plus(PROBED_BEFORE) { PROBES_APART } else { Span::seconds(1) };
+        let apart =
+            if silence < self.confirmation().plus(PROBED_BEFORE) { PROBES_APART } else { Span::seconds(1) };
         silence >= from && now.since(self.probed_at) >= apart
     }
 

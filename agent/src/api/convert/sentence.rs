@@ -69,8 +69,12 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::RankExited { rank, pid, status, step, after_stop, .. } => {
             format!("{rank} (pid {}) {}", pid.0, exited(*status, *step, *after_stop))
         }
-        Fact::RanksHung { hang, acts: true, .. } => format!("{}; its evidence is taken, then it is stopped", hang.headline()),
-        Fact::RanksHung { hang, acts: false, .. } => format!("{}; it is only told of, as asked for", hang.headline()),
+        Fact::RanksHung { hang, acts: true, .. } => {
+            format!("{}; its evidence is taken, then it is stopped", hang.headline())
+        }
+        Fact::RanksHung { hang, acts: false, .. } => {
+            format!("{}; it is only told of, as asked for", hang.headline())
+        }
         Fact::HangPassed { after, .. } => format!("the ranks move again, after {after}: they did not hang"),
         Fact::EvidenceTaken { file, summary, took, .. } => {
             let file = file.as_ref().map_or_else(String::new, |file| format!(" ({file})"));
