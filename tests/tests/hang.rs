@@ -1,6 +1,8 @@
 //! Ranks that live and do not move: each kind of hang with eight real processes that wait for each other at every
 //! step, the culprit named, the job started again. `MAINSTAY_HANG_REPEATS` says how often each is done.
 
+#![allow(clippy::panic, reason = "in a test, a panic is the report")]
+
 use mainstay_core::entry::Fact;
 use mainstay_core::hang::HangKind;
 use mainstay_core::id::Rank;
