@@ -9,11 +9,17 @@ mod findings;
 mod latch;
 mod limits;
 mod sample;
+mod system;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use limits::{CpuLimits, DiskLimits, HostLimits, MemoryLimits, OomLimits};
 pub use sample::{Disk, GroupUsage, HostSample, Memory, MemoryGroup, Pressure, Reading, Space};
+pub use system::{
+    Blocked, BootLimits, ClockLimits, ClockReading, MemoryModule, Modules, MountLimits, MountReading,
+    MountState, ProcessLimits, ProcessScan, Service, ServiceLimits, Services, SystemJudge, SystemLimits,
+    SystemSample, TableLimits, Tables, Usage,
+};
 
 use findings::Findings;
 use latch::{Latch, Level, Patience, Presence};
@@ -32,7 +38,7 @@ pub const COMPONENTS: [&str; 4] = ["host.cpu", "host.memory", "host.disk", "host
 pub struct HostJudge {
     limits: HostLimits,
     memory: Recall,
-    shown: BTreeMap<&'static str, Shown>,
+    shown: BTreeMap<String, Shown>,
     oom: OomWatch,
 }
 
@@ -100,27 +106,31 @@ impl HostJudge {
         let oom = judge_oom(&self.limits.oom, at, sample, &mut self.oom, &mut checks, &mut facts);
         self.memory.forget_groups(&sample.groups);
         let findings = [cpu, memory, disk, oom];
-        let components =
-            COMPONENTS.into_iter().zip(findings).map(|(name, found)| self.show(name, at, found)).collect();
+        let components = COMPONENTS
+            .into_iter()
+            .zip(findings)
+            .map(|(name, found)| show(&mut self.shown, name, at, found))
+            .collect();
         Judged { components, facts }
     }
+}
 
-    fn show(&mut self, name: &'static str, at: Mono, findings: Findings) -> Component {
-        let state = findings.state();
-        let before = self.shown.get(name).copied();
-        let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
-        let read_at = if findings.complete() { Some(at) } else { before.and_then(|shown| shown.read_at) };
-        self.shown.insert(name, Shown { state, since, read_at });
-        Component {
-            name: name.to_owned(),
-            state,
-            reason: findings.reason(),
-            action: findings.action(),
-            evidence: findings.into_evidence(),
-            read_at,
-            since,
-            ..Component::default()
-        }
+/// The component that findings come to, held against what was last said of it.
+fn show(shown: &mut BTreeMap<String, Shown>, name: &str, at: Mono, findings: Findings) -> Component {
+    let state = findings.state();
+    let before = shown.get(name).copied();
+    let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
+    let read_at = if findings.complete() { Some(at) } else { before.and_then(|shown| shown.read_at) };
+    shown.insert(name.to_owned(), Shown { state, since, read_at });
+    Component {
+        name: name.to_owned(),
+        state,
+        reason: findings.reason(),
+        action: findings.action(),
+        evidence: findings.into_evidence(),
+        read_at,
+        since,
+        ..Component::default()
     }
 }
 
