@@ -21,8 +21,6 @@ use mainstay_core::time::{Mono, Span};
 use super::Roots;
 use crate::os::clock;
 
-pub use mounts::probe_mount;
-
 /// What is read, and how.
 #[derive(Clone, Debug)]
 pub struct SystemPlan {

@@ -50,7 +50,8 @@ fn memory(controllers: &Path) -> Vec<MemoryModule> {
                 modules.push(MemoryModule { name, corrected, uncorrected });
             }
         }
-        let names = if slots.is_empty() { ["ce_count", "ue_count"] } else { ["ce_noinfo_count", "ue_noinfo_count"] };
+        let names =
+            if slots.is_empty() { ["ce_count", "ue_count"] } else { ["ce_noinfo_count", "ue_noinfo_count"] };
         let [corrected, uncorrected] = names.map(|name| number(&path.join(name)));
         if let (Some(corrected), Some(uncorrected)) = (corrected, uncorrected)
             && (slots.is_empty() || corrected > 0 || uncorrected > 0)

@@ -1,18 +1,14 @@
 //! Network file systems: which there are, and whether they answer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_core::host::{MountReading, MountState};
 use mainstay_core::time::{Mono, Span};
-use nix::sys::statvfs::fstatvfs;
 
 use super::SystemPlan;
 use super::child::Asked;
-use crate::probe::SUBCOMMAND;
 use crate::source::host::mounts::{Mount, parse_mounts};
 
 /// More network file systems than these are not asked: a host of many containers has them in hundreds.
@@ -22,25 +18,41 @@ const MOST: usize = 32;
 const PATIENCE: Duration = Duration::from_millis(200);
 
 const NETWORK: [&str; 34] = [
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "beegfs_nodev", "panfs",
-    "wekafs", "orangefs", "glusterfs", "afs", "ncpfs", "ocfs2", "gfs2", "fuse.sshfs", "fuse.glusterfs",
-    "fuse.ceph", "fuse.ceph-fuse", "fuse.gcsfuse", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.goofys",
-    "fuse.juicefs", "fuse.blobfuse", "fuse.blobfuse2", "fuse.rclone", "fuse.alluxio", "fuse.cvmfs2", "fuse.mfs",
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "beegfs_nodev",
+    "panfs",
+    "wekafs",
+    "orangefs",
+    "glusterfs",
+    "afs",
+    "ncpfs",
+    "ocfs2",
+    "gfs2",
+    "fuse.sshfs",
+    "fuse.glusterfs",
+    "fuse.ceph",
+    "fuse.ceph-fuse",
+    "fuse.gcsfuse",
+    "fuse.s3fs",
+    "fuse.mountpoint-s3",
+    "fuse.goofys",
+    "fuse.juicefs",
+    "fuse.blobfuse",
+    "fuse.blobfuse2",
+    "fuse.rclone",
+    "fuse.alluxio",
+    "fuse.cvmfs2",
+    "fuse.mfs",
     "fuse.seaweedfs",
 ];
-
-/// Asks a file system for the agent: opens the mount's directory and has its room told. Blocks for as long as the file
-/// system does.
-///
-/// # Errors
-/// It answered with an error. That it lets us not in is an answer like any other.
-pub fn probe_mount(point: &Path) -> io::Result<()> {
-    match File::open(point).and_then(|directory| Ok(fstatvfs(&directory)?)) {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
-        Err(error) => Err(error),
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct MountProbes {
@@ -78,9 +90,8 @@ impl MountProbes {
         let table = std::fs::read_to_string(proc.join("self/mountinfo")).unwrap_or_default();
         let mounts = self.of_interest(parse_mounts(&table));
         // A probe that hangs is kept though its mount is gone: if that comes back, it is not asked a second time.
-        self.probes.retain(|point, probe| {
-            probe.asked.is_some() || mounts.iter().any(|mount| mount.point == *point)
-        });
+        self.probes
+            .retain(|point, probe| probe.asked.is_some() || mounts.iter().any(|mount| mount.point == *point));
         for mount in &mounts {
             let probe = self.probes.entry(mount.point.clone()).or_default();
             probe.ask(&self.program, &mount.point, now, self.every);
@@ -92,9 +103,10 @@ impl MountProbes {
             patience = patience.saturating_sub(begun.elapsed());
         }
         let told = |mount: Mount| {
-            let state = self.probes.get(&mount.point).map_or(MountState::Asked, |probe| {
-                probe.state(now, self.deadline)
-            });
+            let state = self
+                .probes
+                .get(&mount.point)
+                .map_or(MountState::Asked, |probe| probe.state(now, self.deadline));
             MountReading {
                 point: mount.point.display().to_string(),
                 kind: mount.kind,
@@ -114,7 +126,8 @@ impl MountProbes {
                 continue;
             }
             let known = by_device.get(&mount.device);
-            let shorter = known.is_none_or(|known| mount.point.as_os_str().len() < known.point.as_os_str().len());
+            let shorter =
+                known.is_none_or(|known| mount.point.as_os_str().len() < known.point.as_os_str().len());
             if shorter {
                 by_device.insert(mount.device.clone(), mount);
             }
@@ -137,7 +150,7 @@ impl Probe {
             self.last = Some((now, Err("its name is no text".to_owned())));
             return;
         };
-        match Asked::start(program, &[SUBCOMMAND, "mount", path], now) {
+        match Asked::start(program, &["probe", "mount", path], now) {
             Ok(asked) => {
                 self.silent_since.get_or_insert(now);
                 self.asked = Some(asked);

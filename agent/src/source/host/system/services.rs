@@ -96,7 +96,10 @@ mod tests {
         let units = parse(text);
         assert_eq!(units.len(), 1);
         let unit = &units[0];
-        assert_eq!((unit.name.as_str(), unit.active.as_str(), unit.result.as_str()), ("a.service", "failed", "exit-code"));
+        assert_eq!(
+            (unit.name.as_str(), unit.active.as_str(), unit.result.as_str()),
+            ("a.service", "failed", "exit-code")
+        );
         assert_eq!((unit.enabled, unit.restarts), (true, 3));
         assert!(parse("").is_empty() && parse("nonsense\n\n=\n").is_empty());
     }
