@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 fn main() {
     println!("cargo::rerun-if-changed=v1");
     println!("cargo::rerun-if-changed=third_party");
+    println!("cargo::rerun-if-changed=nvrx");
 
     let mut files = protos_in(Path::new("v1"));
     files.push(PathBuf::from("third_party/grpc/health/v1/health.proto"));
+    files.push(PathBuf::from("nvrx/nvhcd.proto"));
 
     // Files import each other, and reflection names them, by their path from the package's roots.
     let descriptors = protox::compile(&files, ["third_party", "."]).unwrap_or_else(|error| {

@@ -25,5 +25,16 @@ pub mod grpc_health_v1 {
     tonic::include_proto!("grpc.health.v1");
 }
 
+/// Package `nvhcd`: the node health service as NVRx's launcher calls it.
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the documentation stands in the .proto file"
+)]
+pub mod nvhcd {
+    tonic::include_proto!("nvhcd");
+}
+
 /// All of the above and what it imports, as an encoded `google.protobuf.FileDescriptorSet`, for reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -6,4 +6,5 @@ pub mod output;
 pub mod page_files;
 pub mod port;
 pub mod ranks;
+pub mod segment_file;
 pub mod stop;

@@ -5,3 +5,4 @@ pub mod error_file;
 pub mod host;
 pub mod kmsg;
 pub mod pages;
+pub mod slurm;
