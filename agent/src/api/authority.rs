@@ -23,6 +23,9 @@ const PRIORITY: u8 = 0x20;
 /// The place of `:authority` in HPACK's static table (RFC 7541, appendix A).
 const AUTHORITY: u64 = 1;
 
+/// The same in letters, as the C core writes it.
+const AUTHORITY_NAME: &[u8] = b":authority";
+
 /// A connection on which each authority is made one that h2 understands.
 #[derive(Debug)]
 pub(super) struct PlainAuthority<IO> {
@@ -210,8 +213,8 @@ enum Wanted {
 /// Which string.
 #[derive(Clone, Copy, Debug)]
 enum Text {
-    /// A name; its value follows.
-    Name,
+    /// A name, of which so many letters were those of `:authority`; its value follows. None: it is another.
+    Name(Option<usize>),
     /// The value of a field that we leave alone.
     Value,
     /// The value of the authority.
@@ -240,11 +243,20 @@ impl Block {
                 // In Huffman's code its bytes are no characters.
                 let text = match text {
                     Text::Authority if *byte & 0x80 != 0 => Text::Value,
+                    Text::Name(_) if *byte & 0x80 != 0 => Text::Name(None),
                     text => text,
                 };
                 Block::number(Wanted::Length(text), *byte, 7)
             }
             Block::String(text, left) => {
+                let text = match text {
+                    Text::Name(letters) => Text::Name(
+                        letters
+                            .filter(|letters| AUTHORITY_NAME.get(*letters) == Some(byte))
+                            .map(|letters| letters + 1),
+                    ),
+                    text => text,
+                };
                 if matches!(text, Text::Authority) && *byte == b'%' {
                     *byte = b'-';
                 }
@@ -267,7 +279,7 @@ impl Block {
     fn known(wanted: Wanted, value: u64) -> Block {
         match wanted {
             Wanted::Nothing => Block::Field,
-            Wanted::Name if value == 0 => Block::Length(Text::Name),
+            Wanted::Name if value == 0 => Block::Length(Text::Name(Some(0))),
             Wanted::Name if value == AUTHORITY => Block::Length(Text::Authority),
             Wanted::Name => Block::Length(Text::Value),
             Wanted::Length(text) => Block::in_string(text, value),
@@ -277,7 +289,8 @@ impl Block {
     fn in_string(text: Text, left: u64) -> Block {
         match text {
             text if left > 0 => Block::String(text, left),
-            Text::Name => Block::Length(Text::Value),
+            Text::Name(letters) if letters == Some(AUTHORITY_NAME.len()) => Block::Length(Text::Authority),
+            Text::Name(_) => Block::Length(Text::Value),
             Text::Value | Text::Authority => Block::Field,
         }
     }
@@ -295,11 +308,15 @@ mod tests {
         bytes
     }
 
-    /// `:method: POST`, the authority, a field with a name of its own and a value with `%`, `:scheme: http`.
+    /// `:method: POST`, the authority with its number, a field with a name of its own and a value with `%`,
+    /// `:scheme: http`, the authority with its name, and a field that only begins like it.
     fn block(authority: &str) -> Vec<u8> {
         let mut block = vec![0x83, 0x41, authority.len() as u8];
         block.extend(authority.as_bytes());
-        block.extend(b"\x40\x03x-a\x03a%b\x86");
+        block.extend(b"\x40\x03x-a\x03a%b\x86\x40\x0a:authority");
+        block.push(authority.len() as u8);
+        block.extend(authority.as_bytes());
+        block.extend(b"\x40\x09:authorit\x03a%b");
         block
     }
 
