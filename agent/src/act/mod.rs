@@ -8,3 +8,4 @@ pub mod port;
 pub mod ranks;
 pub mod segment_file;
 pub mod stop;
+pub mod warm;
