@@ -7,3 +7,4 @@ pub mod host;
 pub mod kmsg;
 pub mod pages;
 pub mod slurm;
+pub mod tpu;
