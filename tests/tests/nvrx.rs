@@ -6,8 +6,7 @@ use std::process::Command;
 use mainstay_tests::{Agent, Stage, mainstay, skipped};
 use serde_json::Value;
 
-const OFF_BUS: &str =
-    "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n";
+const OFF_BUS: &str = "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n";
 
 /// A Python that has NVRx 0.7: `MAINSTAY_TEST_NVRX`, which `cargo xtask test` provides.
 fn nvrx() -> Option<PathBuf> {

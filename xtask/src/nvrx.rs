@@ -27,34 +27,37 @@ pub fn ensure(story: &Story, venv: &Venv) -> Result<PathBuf> {
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == recipe) {
         return Ok(python);
     }
-    story.step(&format!("Installing {NVRX} without PyTorch, and what its client needs (20 MB, once)"), || {
-        if dir.exists() {
-            fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
-        }
-        command::output(Command::new(venv.tool("python")).args(["-m", "venv"]).arg(&dir))?;
-        let pip = |arguments: &[&str]| {
-            let mut pip = Command::new(&python);
-            pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]);
-            command::run_logged(pip.args(arguments), &dir.join("pip.log"))
-        };
-        pip(NEEDS)?;
-        let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
-        let site = command::output(Command::new(&python).args(["-I", "-c", ask]))?;
-        pip(&[
-            "--no-deps",
-            "--target",
-            site.trim(),
-            "--python-version",
-            "3.12",
-            "--implementation",
-            "cp",
-            "--platform",
-            "manylinux_2_39_x86_64",
-            "--only-binary=:all:",
-            NVRX,
-        ])?;
-        command::output(Command::new(&python).args(["-c", WORKS]))?;
-        fs::write(&stamp, &recipe).with_context(|| format!("writing {}", stamp.display()))
-    })?;
+    story.step(
+        &format!("Installing {NVRX} without PyTorch, and what its client needs (20 MB, once)"),
+        || {
+            if dir.exists() {
+                fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
+            }
+            command::output(Command::new(venv.tool("python")).args(["-m", "venv"]).arg(&dir))?;
+            let pip = |arguments: &[&str]| {
+                let mut pip = Command::new(&python);
+                pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]);
+                command::run_logged(pip.args(arguments), &dir.join("pip.log"))
+            };
+            pip(NEEDS)?;
+            let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
+            let site = command::output(Command::new(&python).args(["-I", "-c", ask]))?;
+            pip(&[
+                "--no-deps",
+                "--target",
+                site.trim(),
+                "--python-version",
+                "3.12",
+                "--implementation",
+                "cp",
+                "--platform",
+                "manylinux_2_39_x86_64",
+                "--only-binary=:all:",
+                NVRX,
+            ])?;
+            command::output(Command::new(&python).args(["-c", WORKS]))?;
+            fs::write(&stamp, &recipe).with_context(|| format!("writing {}", stamp.display()))
+        },
+    )?;
     Ok(python)
 }

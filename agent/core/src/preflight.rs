@@ -180,7 +180,9 @@ impl Check {
     /// up (`gpu.driver`) have none.
     fn is_of_a_device(&self) -> bool {
         let rest = self.name.split_once('.').map_or("", |(_, rest)| rest);
-        !self.name.starts_with("deep.") && self.verdict != CheckVerdict::Skipped && rest.contains(|c: char| c.is_ascii_digit())
+        !self.name.starts_with("deep.")
+            && self.verdict != CheckVerdict::Skipped
+            && rest.contains(|c: char| c.is_ascii_digit())
     }
 }
 

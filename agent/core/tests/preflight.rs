@@ -132,9 +132,9 @@ fn a_gpu_is_free_when_nobody_holds_its_memory() {
 }
 
 mod probes {
+    use mainstay_core::health::RecommendedAction;
     use mainstay_core::preflight::deep::{DeepLimits, Measured, Probe, Probed, What, judge};
     use mainstay_core::preflight::{Check, CheckVerdict, Group};
-    use mainstay_core::health::RecommendedAction;
     use mainstay_core::time::Span;
 
     fn of(probe: &Probe, probed: Probed) -> Check {
@@ -152,10 +152,7 @@ mod probes {
         let check = of(&storage, fast);
         assert_eq!((check.verdict, check.group), (CheckVerdict::Pass, Group::Storage));
         assert_eq!(check.name, "deep.storage:/scratch");
-        assert_eq!(
-            check.reason,
-            "written 1.9 GiB/s, read 2.8 GiB/s, fsync 2000 µs, past the page cache yes"
-        );
+        assert_eq!(check.reason, "written 1.9 GiB/s, read 2.8 GiB/s, fsync 2000 µs, past the page cache yes");
     }
 
     #[test]

@@ -191,7 +191,8 @@ fn judge_speed(
     limits: &DeepLimits,
     check: impl Fn(CheckVerdict, String) -> Check,
 ) -> Check {
-    let told = |measured: &Measured| format!("{} {}", words(measured.what), value(measured.what, measured.value));
+    let told =
+        |measured: &Measured| format!("{} {}", words(measured.what), value(measured.what, measured.value));
     let slow: Vec<String> = measured
         .iter()
         .filter_map(|measured| {
@@ -233,7 +234,9 @@ fn words(what: What) -> &'static str {
 fn value(what: What, value: f64) -> String {
     match what {
         // A speed beyond u64 does not exist; the cast holds it at the ends.
-        What::Write | What::Read | What::Copy | What::Stream => format!("{}/s", Bytes(value as u64).rounded()),
+        What::Write | What::Read | What::Copy | What::Stream => {
+            format!("{}/s", Bytes(value as u64).rounded())
+        }
         What::Sync | What::RoundTrip | What::Product if value < 0.01 => format!("{:.0} µs", value * 1e6),
         What::Sync | What::RoundTrip | What::Product => Span((value * 1e9) as u64).to_string(),
         What::Cpus => format!("{value:.0}"),

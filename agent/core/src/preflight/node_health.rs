@@ -25,7 +25,9 @@ pub fn node_health(checks: &[Check], silent: &[String], fail_on_unknown: bool) -
         };
         match check.verdict {
             CheckVerdict::Fail => health.failed.push(told),
-            CheckVerdict::Unknown if fail_on_unknown || silent.contains(&check.name) => health.failed.push(told),
+            CheckVerdict::Unknown if fail_on_unknown || silent.contains(&check.name) => {
+                health.failed.push(told)
+            }
             CheckVerdict::Unknown => health.unknown.push(told),
             CheckVerdict::Warn => health.warnings.push(told),
             CheckVerdict::Pass | CheckVerdict::Skipped => {}
