@@ -1,5 +1,7 @@
 //! The client of NVRx itself asks our agent, as ft_launcher does before each rendezvous.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
