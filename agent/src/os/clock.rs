@@ -1,6 +1,6 @@
 //! The host's clocks and its boot id: the only place where the agent asks for the time.
 
-use mainstay_core::id::BootId;
+use mainstay_core::id::{BootId, Pid};
 use mainstay_core::time::{Mono, Span, Stamp, Wall};
 use nix::time::{ClockId, clock_gettime};
 
@@ -71,4 +71,11 @@ pub fn kept() -> std::io::Result<Kept> {
     let unsynchronised = timex.status & nix::libc::STA_UNSYNC != 0;
     let microseconds = u64::try_from(timex.maxerror).unwrap_or(0);
     Ok(Kept { synchronised: !unsynchronised, max_error: Span(microseconds.saturating_mul(1000)) })
+}
+
+/// CPU time that all threads of a process have used, the exited ones included; none if it is gone.
+pub fn cpu_of(process: Pid) -> Option<Span> {
+    let clock = ClockId::pid_cpu_clock_id(nix::unistd::Pid::from_raw(process.0)).ok()?;
+    let time = clock.now().ok()?;
+    Some(Span((time.tv_sec() as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec() as u64)))
 }
