@@ -57,6 +57,16 @@ void mainstay_section_enter(uint32_t id);
 /* Section `id` ends, and with it those entered after it and not left. One that is not open is ignored and counted. */
 void mainstay_section_leave(uint32_t id);
 
+/* A phase that is known to take long begins ("compile"): no hang is suspected until mainstay_section_leave with the id
+ * that is returned. */
+uint32_t mainstay_expect_long(const char *what);
+
+/* Nobody is to judge this rank's progress from here on, until mainstay_resume. A second call changes nothing. */
+void mainstay_pause(void);
+
+/* The end of a pause, and of the sections entered since and not left. Without a pause nothing happens. */
+void mainstay_resume(void);
+
 /* Communicator `comm` has entered and completed so many collective operations. */
 void mainstay_collective(uint64_t comm, uint64_t entered, uint64_t completed);
 

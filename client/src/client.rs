@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use mainstay_heartbeat::{Measures, Note, SectionId, Writing};
+use mainstay_heartbeat::{Collective, LONG_PREFIX, Measures, Note, PAUSE_SECTION, SectionId, Writing};
 
 use crate::attach::Attached;
 use crate::clock::now_ns;
@@ -135,10 +135,60 @@ impl Client {
         SectionGuard { client: self.clone(), id }
     }
 
+    /// Enters a phase that is known to take long (`what` says which: "compile", "download") until the guard is dropped.
+    /// No hang is suspected while it is open.
+    #[must_use = "the phase ends when the guard is dropped"]
+    pub fn expect_long(&self, what: &str) -> SectionGuard {
+        self.section(&long_section(what))
+    }
+
+    /// From here on nobody is to judge this rank's progress, until [`resume`](Self::resume): a debugger, a person at a
+    /// prompt. A second call changes nothing.
+    pub fn pause(&self) {
+        self.with_pause(|page, pause| {
+            if !page.is_open(pause) {
+                page.enter(now_ns(), pause);
+            }
+        });
+    }
+
+    /// Ends a [`pause`](Self::pause), and with it the sections entered since and not left. Without one nothing changes.
+    pub fn resume(&self) {
+        self.with_pause(|page, pause| {
+            if page.is_open(pause) {
+                page.leave(now_ns(), pause);
+            }
+        });
+    }
+
+    fn with_pause(&self, change: impl FnOnce(&mut Writing<'static>, SectionId)) {
+        let Some(attached) = self.ours() else { return };
+        if let Some(mut page) = write_patiently(attached) {
+            let pause = page.intern(PAUSE_SECTION);
+            // In a full table the pause would be one with all other sections that found no room.
+            if pause != SectionId::OTHER {
+                change(&mut page, pause);
+            }
+        }
+    }
+
     /// Communicator `comm` has entered and completed so many collective operations.
     pub fn collective(&self, comm: u64, entered: u64, completed: u64) {
+        self.collective_with(Collective { comm, entered, completed, pending: None });
+    }
+
+    /// As [`collective`](Self::collective), with the oldest operation that is not complete.
+    pub fn collective_with(&self, counters: Collective) {
         if let Some(mut page) = self.write() {
-            page.collective(comm, entered, completed);
+            page.collective(counters);
+        }
+    }
+
+    /// Section `id` took `ns` of the present step where the host's clock does not see it: on a device.
+    #[inline]
+    pub fn spend(&self, id: SectionId, ns: u64) {
+        if let Some(mut page) = self.write() {
+            page.spend(id, ns);
         }
     }
 
@@ -177,6 +227,12 @@ impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("active", &self.is_active()).field("refusal", &self.refusal).finish()
     }
+}
+
+/// The section's name under which a phase that is known to take long is shown.
+#[must_use]
+pub fn long_section(what: &str) -> String {
+    format!("{LONG_PREFIX}{what}")
 }
 
 /// For calls whose loss would last: makes room for the thread that is writing, but not without end.

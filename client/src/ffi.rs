@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use mainstay_heartbeat::{ExitKind, Measures, Note, SectionId};
 
-use crate::client::Client;
+use crate::client::{Client, long_section};
 
 /// The client that was opened last. Earlier ones are not freed: another thread may be using one in this instant.
 static CURRENT: AtomicPtr<Client> = AtomicPtr::new(ptr::null_mut());
@@ -137,6 +137,33 @@ pub extern "C" fn mainstay_section_enter(id: u32) {
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_section_leave(id: u32) {
     with_client(|client| client.leave(SectionId::new(id.into())));
+}
+
+/// A phase that is known to take long begins; its id, for `mainstay_section_leave` at its end.
+///
+/// # Safety
+/// `what` is NULL or points to a string that ends in a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mainstay_expect_long(what: *const c_char) -> u32 {
+    with_client(|client| {
+        // SAFETY: NULL or a string by the caller's promise.
+        let what = unsafe { text(what) };
+        let id = client.intern(&long_section(&what));
+        client.enter(id);
+        id.get().into()
+    })
+}
+
+/// Nobody is to judge this rank's progress from here on.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_pause() {
+    with_client(Client::pause);
+}
+
+/// The end of a pause.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_resume() {
+    with_client(Client::resume);
 }
 
 /// Communicator `comm` has entered and completed so many collective operations.

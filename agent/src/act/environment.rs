@@ -70,6 +70,8 @@ impl RankEnvironment<'_> {
             }
         };
         unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+        // What each collective is and whether it is complete; torch keeps it by default for NCCL only.
+        unless_set("TORCH_FR_BUFFER_SIZE", "2000");
         // Output goes to files, which Python would buffer by blocks: a killed rank's last words would be lost.
         unless_set("PYTHONUNBUFFERED", "1");
         if self.local_world_size > 1 {

@@ -10,6 +10,7 @@
 mod arguments;
 mod calls;
 mod checksum;
+mod counters;
 mod rank;
 mod section;
 mod testing;
@@ -24,5 +25,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     section::add_to(module)?;
     rank::add_to(module)?;
     checksum::add_to(module)?;
+    counters::add_to(module)?;
     testing::add_to(module)
 }

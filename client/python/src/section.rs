@@ -38,6 +38,13 @@ impl Section {
             client.leave(id);
         }
     }
+
+    #[inline]
+    pub fn spend(&self, ns: u64) {
+        if let (Some(client), Some(id)) = (rank::client(), self.id) {
+            client.spend(id, ns);
+        }
+    }
 }
 
 #[pymethods]
@@ -70,6 +77,13 @@ impl Section {
     fn __repr__(&self) -> String {
         format!("mainstay.section({:?})", self.name)
     }
+}
+
+/// The section that stands for a phase known to take long.
+pub fn long(py: Python<'_>, what: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+    let what = what.and_then(|what| what.cast::<PyString>().ok());
+    let name = what.map(|what| PyString::new(py, &mainstay_client::long_section(&what.to_string_lossy())));
+    named(py, name.as_ref().map(|name| name.as_any()))
 }
 
 /// The section of that name, made at its first use; a section that does nothing if the name is none.

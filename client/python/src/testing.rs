@@ -37,7 +37,8 @@ fn _testing_format_page(
     Ok(fs::rename(&aside, &path)?)
 }
 
-/// What the page at `path` says, as a dict: `identity`, `claim`, `refusal`, `beat`, `records`, `exit_note`, `skipped`.
+/// What the page at `path` says, as a dict: `identity`, `claim`, `refusal`, `beat`, `records`, `exit_note`,
+/// `collectives`, `skipped`.
 ///
 /// Not to be called in the process that writes the page: closing the file would drop the lock that marks it as taken.
 #[pyfunction]
@@ -66,6 +67,16 @@ fn _testing_read_page(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDic
     }
     told.set_item("records", listed)?;
     told.set_item("exit_note", note(py, &page)?)?;
+    let collectives = PyList::empty(py);
+    for each in page.collectives() {
+        let counters = PyDict::new(py);
+        counters.set_item("comm", each.comm)?;
+        counters.set_item("entered", each.entered)?;
+        counters.set_item("completed", each.completed)?;
+        counters.set_item("pending", each.pending.map(|pending| (pending.kind.name(), pending.bytes)))?;
+        collectives.append(counters)?;
+    }
+    told.set_item("collectives", collectives)?;
     told.set_item("skipped", page.counters().skipped)?;
     Ok(told)
 }

@@ -286,3 +286,33 @@ def test_importing_is_light(python):
     )
     brought = set(done.stdout.split())
     assert brought <= {"mainstay", "mainstay._hooks", "mainstay._native", "atexit", "__future__"}
+
+
+def test_phases_that_take_long_and_pauses_are_told(python, page):
+    python(
+        """
+        import mainstay
+        with mainstay.expect_long("compile"):
+            mainstay.step(1)
+        @mainstay.expect_long(what="download")
+        def download():
+            mainstay.step(2)
+        download()
+        mainstay.resume()
+        mainstay.pause(); mainstay.pause("twice", and_with="arguments")
+        mainstay.step(3)
+        mainstay.resume()
+        mainstay.step(4)
+        mainstay.pause()
+        with mainstay.expect_long(7): pass
+        """,
+        page=page,
+    )
+    read = page.read()
+    assert [list(record["sections"]) for record in read["records"]] == [
+        ["mainstay.long:compile"],
+        ["mainstay.long:compile", "mainstay.long:download"],
+        ["mainstay.long:download", "mainstay.pause"],
+        ["mainstay.pause"],
+    ]
+    assert read["beat"]["sections"] == ["mainstay.pause"]

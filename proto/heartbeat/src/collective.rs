@@ -1,4 +1,5 @@
-//! Collective counters: how many operations each communicator has entered and completed.
+//! Collective counters: how many operations each communicator has entered and completed, and the oldest that is not
+//! complete.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -15,6 +16,89 @@ pub struct Collective {
     pub entered: u64,
     /// Operations completed; never read as more than were entered, if the client counted truthfully.
     pub completed: u64,
+    /// The oldest operation that is entered and not completed, where the client knows it.
+    pub pending: Option<Operation>,
+}
+
+/// What a rank is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// Which operation.
+    pub kind: OperationKind,
+    /// Bytes of this rank's input; 0 if there is none, or it is not known. At most 2^56-1 are kept.
+    pub bytes: u64,
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal;)*) => {
+        /// The kinds of operations between ranks.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum OperationKind { $($(#[$doc])* $kind = $number,)* }
+
+        impl OperationKind {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$kind,)*];
+
+            /// Its name as the field writes it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$kind => $name,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// One that has no number here.
+    Other = 1, "other";
+    /// All-reduce.
+    AllReduce = 2, "all_reduce";
+    /// All-gather.
+    AllGather = 3, "all_gather";
+    /// Reduce-scatter.
+    ReduceScatter = 4, "reduce_scatter";
+    /// Broadcast.
+    Broadcast = 5, "broadcast";
+    /// Reduce.
+    Reduce = 6, "reduce";
+    /// Gather.
+    Gather = 7, "gather";
+    /// Scatter.
+    Scatter = 8, "scatter";
+    /// All-to-all.
+    AllToAll = 9, "all_to_all";
+    /// Barrier.
+    Barrier = 10, "barrier";
+    /// Point-to-point send.
+    Send = 11, "send";
+    /// Point-to-point receive.
+    Receive = 12, "recv";
+}
+
+impl OperationKind {
+    /// The kind of this number in a page; numbers of later layouts are [`OperationKind::Other`].
+    #[must_use]
+    pub fn of(number: u8) -> Self {
+        Self::ALL.iter().copied().find(|&kind| kind as u8 == number).unwrap_or(Self::Other)
+    }
+
+    /// The kind of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name).unwrap_or(Self::Other)
+    }
+}
+
+impl Operation {
+    fn word(self) -> u64 {
+        self.bytes << 8 | u64::from(self.kind as u8)
+    }
+
+    fn of(word: u64) -> Option<Self> {
+        let kind = (word & 0xff) as u8;
+        (kind != 0).then(|| Self { kind: OperationKind::of(kind), bytes: word >> 8 })
+    }
 }
 
 impl Page<'_> {
@@ -39,11 +123,21 @@ fn entry(index: usize) -> usize {
     COLLECTIVES + index * COLLECTIVE_BYTES
 }
 
+fn knows_pending(words: Words<'_>) -> bool {
+    words.load(MINOR_AT) >= 1
+}
+
 fn read(words: Words<'_>, index: usize) -> Collective {
     // In the opposite order of the stores, so that `completed` cannot overtake `entered`.
     let completed = words.load_acquire(entry(index) + collective::COMPLETED);
     let entered = words.load(entry(index) + collective::ENTERED);
-    Collective { comm: words.load(entry(index) + collective::ID), entered, completed }
+    let pending = if knows_pending(words) { words.load(entry(index) + collective::PENDING) } else { 0 };
+    Collective {
+        comm: words.load(entry(index) + collective::ID),
+        entered,
+        completed,
+        pending: Operation::of(pending),
+    }
 }
 
 /// Sets a communicator's counters; false when the table has no room for it. The caller holds the page's lock.
@@ -57,6 +151,9 @@ pub(crate) fn write(words: Words<'_>, value: Collective) -> bool {
     words.store(entry(index) + collective::ID, value.comm);
     if known.is_none() {
         words.store(entry(index) + collective::COMPLETED, 0);
+    }
+    if knows_pending(words) {
+        words.store(entry(index) + collective::PENDING, value.pending.map_or(0, Operation::word));
     }
     words.store(entry(index) + collective::ENTERED, value.entered);
     words.store_release(entry(index) + collective::COMPLETED, value.completed);

@@ -8,7 +8,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 /// The layout's major version: a client or reader of another major must not touch anything but the identity zone.
 pub const MAJOR: u16 = 1;
 /// The layout's minor version: later minors only give meaning to words that were reserved (and zero) before.
-pub const MINOR: u16 = 0;
+pub const MINOR: u16 = 1;
 /// The size of a page file, fixed within a major version.
 pub const PAGE_BYTES: usize = 128 * 1024;
 pub(crate) const PAGE_WORDS: usize = PAGE_BYTES / WORD;
@@ -160,6 +160,8 @@ pub(crate) mod collective {
     pub(crate) const ID: usize = 0;
     pub(crate) const ENTERED: usize = 8;
     pub(crate) const COMPLETED: usize = 16;
+    /// Bits 0-7: kind, 0 if there is nothing to tell; 8-63: bytes. Since minor version 1.
+    pub(crate) const PENDING: usize = 24;
 }
 
 // Section names.
@@ -169,6 +171,10 @@ pub const NAME_ENTRIES: usize = 64;
 pub(crate) const NAME_ENTRY_BYTES: usize = 64;
 /// The longest section name, in bytes; a longer one is cut at a character's boundary.
 pub const NAME_BYTES: usize = NAME_ENTRY_BYTES - WORD;
+/// What the name of a section begins with that is known to take long: an on-line judge of hangs waits while it is open.
+pub const LONG_PREFIX: &str = "mainstay.long:";
+/// The section that is open while nobody is to judge this rank's progress.
+pub const PAUSE_SECTION: &str = "mainstay.pause";
 /// The name of section 0, under which sections are counted once the table is full.
 pub const OTHER_NAME: &str = "other";
 
@@ -299,4 +305,5 @@ pub const COLLECTIVE_FIELDS: &[(&str, usize, usize)] = &[
     ("collective.id", collective::ID, WORD),
     ("collective.entered", collective::ENTERED, WORD),
     ("collective.completed", collective::COMPLETED, WORD),
+    ("collective.pending", collective::PENDING, WORD),
 ];

@@ -310,6 +310,13 @@ impl Writing<'_> {
         self.beat(now_ns);
     }
 
+    /// Whether section `id` is open, as far as the page shows what is open.
+    #[must_use]
+    pub fn is_open(&self, id: SectionId) -> bool {
+        let depth = self.words.load(DRAFT + slot::DEPTH);
+        (0..shown(depth)).any(|level| self.id_at(level) == u64::from(id.get()))
+    }
+
     /// The id of a section's name, added if it is new; [`SectionId::OTHER`], and counted, when the table is full.
     pub fn intern(&mut self, name: &str) -> SectionId {
         section::add(self.words, name).unwrap_or_else(|| {
@@ -318,12 +325,17 @@ impl Writing<'_> {
         })
     }
 
-    /// Communicator `comm` has entered and completed so many operations. Not a beat: it may come from a thread that
-    /// moves while the training loop does not.
-    pub fn collective(&mut self, comm: u64, entered: u64, completed: u64) {
-        if !collective::write(self.words, Collective { comm, entered, completed }) {
+    /// A communicator's counters. Not a beat: it may come from a thread that moves while the training loop does not.
+    pub fn collective(&mut self, counters: Collective) {
+        if !collective::write(self.words, counters) {
             self.words.count_one(COLLECTIVES_REFUSED);
         }
+    }
+
+    /// Section `id` took `ns` more of the present step than its entering and leaving tell: time that passed elsewhere,
+    /// on a device. Not a beat.
+    pub fn spend(&mut self, id: SectionId, ns: u64) {
+        self.add_spent(id.get().into(), ns);
     }
 
     /// The client is done with the page.
@@ -349,7 +361,11 @@ impl Writing<'_> {
         if (0..level).any(|outer| self.id_at(outer) == id) {
             return;
         }
-        let ns = now_ns.saturating_sub(words.load(start_at).max(words.load(STEP_START_NS)));
+        self.add_spent(id, now_ns.saturating_sub(words.load(start_at).max(words.load(STEP_START_NS))));
+    }
+
+    fn add_spent(&mut self, id: u64, ns: u64) {
+        let words = self.words;
         let listed = words.load(SPENT_COUNT).min(RECORD_SECTIONS as u64) as usize;
         let known = (0..listed).map(|index| SPENT + index * WORD).find(|&at| words.load(at) >> 56 == id);
         if let Some(at) = known {

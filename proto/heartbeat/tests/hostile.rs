@@ -10,7 +10,8 @@ use mainstay_heartbeat::layout::{
     SECTION_DEPTH, TRACEBACK_BYTES,
 };
 use mainstay_heartbeat::{
-    Claim, ExitKind, LayoutError, Measures, Note, PAGE_BYTES, Page, PageWords, SectionId, Writer, format,
+    Claim, Collective, ExitKind, LayoutError, MINOR, Measures, Note, Operation, OperationKind, PAGE_BYTES,
+    Page, PageWords, SectionId, Writer, format,
 };
 use proptest::prelude::*;
 use support::{fresh, process, spec, words};
@@ -51,7 +52,7 @@ fn write_everything(words: &PageWords) {
         write().enter(20, section);
         write().step(30, step, Measures { loss: Some(f64::NAN), ..Measures::default() });
         write().leave(40, section);
-        write().collective(u64::MAX, 2, 1);
+        write().collective(Collective { comm: u64::MAX, entered: 2, completed: 1, pending: None });
     }
     assert!(
         writer.exit_note(50, &Note { kind: ExitKind::Clean, exception: "", message: "m", traceback: "" })
@@ -61,6 +62,23 @@ fn write_everything(words: &PageWords) {
     assert_eq!(page.exit_note().unwrap().message, "m");
     write().close(60);
     assert!(matches!(page.claim(), Claim::Closed { mono_ns: 60, .. }));
+}
+
+#[test]
+fn what_minor_version_1_added_is_not_touched_in_a_page_of_minor_version_0() {
+    let pending = Some(Operation { kind: OperationKind::Barrier, bytes: 7 });
+    let told = |minor: u64| {
+        let words = fresh();
+        words[2].store(minor.to_le(), Ordering::Relaxed);
+        let writer = Writer::new(&words).unwrap();
+        assert!(writer.claim(10, &process(1)));
+        let counters = Collective { comm: 4, entered: 2, completed: 1, pending };
+        writer.try_write(process(1).key()).unwrap().collective(counters);
+        let raw = words[(3072 + 24) / 8].load(Ordering::Relaxed);
+        (Page::new(&words).unwrap().collectives()[0].pending, raw)
+    };
+    assert_eq!(told(0), (None, 0));
+    assert_eq!(told(1).0, pending);
 }
 
 /// A value that is likely to hurt.
@@ -155,7 +173,7 @@ fn headers_that_do_not_fit_are_named() {
         Page::new(&page).map(|_| ()).unwrap_err()
     };
     assert!(matches!(with(0, 0), LayoutError::Magic { found: 0 }));
-    assert_eq!(with(1, 2), LayoutError::Major { major: 2, minor: 0 });
+    assert_eq!(with(1, 2), LayoutError::Major { major: 2, minor: MINOR.into() });
     assert_eq!(with(3, 4096), LayoutError::PageBytes { found: 4096 });
     let aligned = fresh();
     // SAFETY: the bytes are there; the call refuses them by their address.
