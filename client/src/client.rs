@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use mainstay_heartbeat::{Collective, LONG_PREFIX, Measures, Note, PAUSE_SECTION, SectionId, Writing};
+use mainstay_heartbeat::{Collective, Measures, Note, SectionId, Writing};
 
 use crate::attach::Attached;
 use crate::clock::now_ns;
@@ -135,52 +136,16 @@ impl Client {
         SectionGuard { client: self.clone(), id }
     }
 
-    /// Enters a phase that is known to take long (`what` says which: "compile", "download") until the guard is dropped.
-    /// No hang is suspected while it is open.
-    #[must_use = "the phase ends when the guard is dropped"]
-    pub fn expect_long(&self, what: &str) -> SectionGuard {
-        self.section(&long_section(what))
-    }
-
-    /// From here on nobody is to judge this rank's progress, until [`resume`](Self::resume): a debugger, a person at a
-    /// prompt. A second call changes nothing.
-    pub fn pause(&self) {
-        self.with_pause(|page, pause| {
-            if !page.is_open(pause) {
-                page.enter(now_ns(), pause);
-            }
-        });
-    }
-
-    /// Ends a [`pause`](Self::pause), and with it the sections entered since and not left. Without one nothing changes.
-    pub fn resume(&self) {
-        self.with_pause(|page, pause| {
-            if page.is_open(pause) {
-                page.leave(now_ns(), pause);
-            }
-        });
-    }
-
-    fn with_pause(&self, change: impl FnOnce(&mut Writing<'static>, SectionId)) {
-        let Some(attached) = self.ours() else { return };
-        if let Some(mut page) = write_patiently(attached) {
-            let pause = page.intern(PAUSE_SECTION);
-            // In a full table the pause would be one with all other sections that found no room.
-            if pause != SectionId::OTHER {
-                change(&mut page, pause);
-            }
-        }
-    }
-
-    /// Communicator `comm` has entered and completed so many collective operations.
+    /// Communicator `comm` has entered and completed so many collective operations. The number is the same on all ranks
+    /// of the communicator: by it the launcher tells who waits for whom.
     pub fn collective(&self, comm: u64, entered: u64, completed: u64) {
-        self.collective_with(Collective { comm, entered, completed, pending: None });
+        self.collective_with(Collective { comm, entered, completed, signature: 0 });
     }
 
-    /// As [`collective`](Self::collective), with the oldest operation that is not complete.
-    pub fn collective_with(&self, counters: Collective) {
+    /// As [`collective`](Self::collective), with what the operation entered last is.
+    pub fn collective_with(&self, counts: Collective) {
         if let Some(mut page) = self.write() {
-            page.collective(counters);
+            page.collective_with(counts);
         }
     }
 
@@ -189,6 +154,33 @@ impl Client {
     pub fn spend(&self, id: SectionId, ns: u64) {
         if let Some(mut page) = self.write() {
             page.spend(id, ns);
+        }
+    }
+
+    /// What comes next takes long, at most `span`: until then, or until [`resume`](Self::resume), no progress is expected
+    /// of the job and nothing is taken for a hang.
+    pub fn expect_long(&self, span: Duration) {
+        let now = now_ns();
+        let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        self.quiet_until(now, now.saturating_add(span));
+    }
+
+    /// Nothing is taken for a hang until [`resume`](Self::resume).
+    pub fn pause(&self) {
+        self.quiet_until(now_ns(), u64::MAX);
+    }
+
+    /// Progress is expected again, after [`expect_long`](Self::expect_long) or [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.quiet_until(now_ns(), 0);
+    }
+
+    /// Its loss would last, so it is tried with patience.
+    fn quiet_until(&self, now_ns: u64, until_ns: u64) {
+        let Some(attached) = self.ours() else { return };
+        if let Some(mut page) = write_patiently(attached) {
+            // A launcher of an older layout does not judge hangs by it either.
+            let _ = page.quiet_until(now_ns, until_ns);
         }
     }
 
@@ -227,12 +219,6 @@ impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("active", &self.is_active()).field("refusal", &self.refusal).finish()
     }
-}
-
-/// The section's name under which a phase that is known to take long is shown.
-#[must_use]
-pub fn long_section(what: &str) -> String {
-    format!("{LONG_PREFIX}{what}")
 }
 
 /// For calls whose loss would last: makes room for the thread that is writing, but not without end.

@@ -8,10 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
 
-use mainstay_heartbeat::{ExitKind, Measures, Note, SectionId};
+use mainstay_heartbeat::{Collective, ExitKind, Measures, Note, SectionId};
 
-use crate::client::{Client, long_section};
+use crate::client::Client;
 
 /// The client that was opened last. Earlier ones are not freed: another thread may be using one in this instant.
 static CURRENT: AtomicPtr<Client> = AtomicPtr::new(ptr::null_mut());
@@ -139,37 +140,38 @@ pub extern "C" fn mainstay_section_leave(id: u32) {
     with_client(|client| client.leave(SectionId::new(id.into())));
 }
 
-/// A phase that is known to take long begins; its id, for `mainstay_section_leave` at its end.
-///
-/// # Safety
-/// `what` is NULL or points to a string that ends in a zero byte.
+/// Communicator `comm` has entered and completed so many collective operations.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mainstay_expect_long(what: *const c_char) -> u32 {
-    with_client(|client| {
-        // SAFETY: NULL or a string by the caller's promise.
-        let what = unsafe { text(what) };
-        let id = client.intern(&long_section(&what));
-        client.enter(id);
-        id.get().into()
-    })
+pub extern "C" fn mainstay_collective(comm: u64, entered: u64, completed: u64) {
+    with_client(|client| client.collective(comm, entered, completed));
 }
 
-/// Nobody is to judge this rank's progress from here on.
+/// As [`mainstay_collective`], with a number for kind, type and size of the operation entered last.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_collective_with(comm: u64, entered: u64, completed: u64, signature: u64) {
+    with_client(|client| client.collective_with(Collective { comm, entered, completed, signature }));
+}
+
+/// What comes next takes long, at most so many seconds: nothing is taken for a hang meanwhile. NaN, negative and
+/// infinite numbers are a pause.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_expect_long(seconds: f64) {
+    with_client(|client| match Duration::try_from_secs_f64(seconds) {
+        Ok(span) => client.expect_long(span),
+        Err(_) => client.pause(),
+    });
+}
+
+/// Nothing is taken for a hang until the next resume.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_pause() {
     with_client(Client::pause);
 }
 
-/// The end of a pause.
+/// Progress is expected again.
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_resume() {
     with_client(Client::resume);
-}
-
-/// Communicator `comm` has entered and completed so many collective operations.
-#[unsafe(no_mangle)]
-pub extern "C" fn mainstay_collective(comm: u64, entered: u64, completed: u64) {
-    with_client(|client| client.collective(comm, entered, completed));
 }
 
 /// Leaves a note on how this process ends: kind 0 is an uncaught exception, 1 a clean exit, anything else other.

@@ -33,6 +33,6 @@ mod mapping;
 mod process;
 mod token;
 
-pub use client::{Client, PAGE_VARIABLE, SectionGuard, long_section};
+pub use client::{Client, PAGE_VARIABLE, SectionGuard};
 pub use error::OpenError;
 pub use mainstay_heartbeat::{Collective, ExitKind, Measures, Note, Operation, OperationKind, SectionId};

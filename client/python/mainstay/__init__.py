@@ -14,7 +14,8 @@ nothing and cost next to nothing. None of them ever raises or blocks: a wrong ar
 from __future__ import annotations
 
 from . import _hooks
-from ._native import __version__, active, beat, expect_long, pause, resume, section, step
+from ._native import __version__, active, beat, pause, resume, section, step
+from ._section import expect_long
 
 __all__ = [
     "__version__", "active", "beat", "checkpoint", "expect_long", "pause", "resume", "section", "status", "step",

@@ -2,7 +2,7 @@
 
 A thread looks twice a second. *Entered* is the sequence number of the group's backends, which also counts what C++ code
 (DDP's reducer, DTensor) enters. *Completed* comes from NCCL's status where there is one; else from the flight recorder
-once the counters stand still, which also tells the operation and its size; else it is what was entered when the last
+once the counters stand still, which also tells what the newest operation is; else it is what was entered when the last
 optimizer step began.
 """
 
@@ -103,7 +103,7 @@ class Watch:
                 # An optimizer step began after the counters came to rest: it had to wait for all of them.
                 state.completed = entered
         state.entered, state.steps = entered, steps
-        pending = None
+        operation = None
         if nccl is not None:
             state.completed = nccl
         if state.completed < entered and not moved:
@@ -111,13 +111,13 @@ class Watch:
             if not due:
                 return
             state.dumped = state.still
-            active = _recorded(name, entered)
-            if active is not None:
-                state.completed = entered - len(active)
-                pending = active[0] if active else None
+            recorded = _recorded(name, entered)
+            if recorded is not None:
+                active, *operation = recorded
+                state.completed = entered - active
         else:
             state.dumped = -1
-        kind, size = pending or (None, 0)
+        kind, size = operation or (None, 0)
         _native.collective(state.id, entered, state.completed, kind, size)
 
 
@@ -160,24 +160,24 @@ def _nccl_completed() -> dict:
 
 
 def _recorded(name: str, entered: int):
-    """What the flight recorder says is not complete in the group, oldest first, as (kind, bytes). None: it says nothing
-    of the newest operation, because it is off or has forgotten it."""
+    """What the flight recorder says of the group: how many operations are not complete, and kind and bytes of the
+    newest. None if it does not know the newest, because it is off or has not begun with the group."""
     from torch._C import _distributed_c10d as native
 
-    newest = None
-    active = []
+    newest, active = None, 0
     for dump in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         if not hasattr(native, dump):
             continue
         for entry in json.loads(getattr(native, dump)(True, False)).get("entries", ()):
             if entry["process_group"][0] != name or entry.get("is_p2p"):
                 continue
-            newest = max(newest or 0, entry["collective_seq_id"])
+            if newest is None or entry["collective_seq_id"] >= newest["collective_seq_id"]:
+                newest = entry
             if not entry.get("retired") and entry.get("state") != "completed":
-                active.append((entry["collective_seq_id"], _kind(entry), _bytes(entry)))
-    if newest is None or newest < entered:
+                active += 1
+    if newest is None or newest["collective_seq_id"] < entered:
         return None
-    return [(kind, size) for _, kind, size in sorted(active)]
+    return active, _kind(newest), _bytes(newest)
 
 
 def _kind(entry) -> str:

@@ -13,6 +13,7 @@ use pyo3::ffi::{self, Py_ssize_t, PyObject};
 use pyo3::prelude::*;
 
 use crate::arguments::{self, Call, spells};
+use crate::awaited;
 use crate::counters;
 use crate::rank;
 use crate::section::{self, Section};
@@ -73,7 +74,6 @@ entry!(step_entry, step);
 entry!(beat_entry, beat);
 entry!(active_entry, active);
 entry!(section_entry, section_named);
-entry!(long_entry, expect_long);
 entry!(pause_entry, pause);
 entry!(resume_entry, resume);
 entry!(enter_entry, enter);
@@ -129,6 +129,9 @@ fn step(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult
             client.step(number);
         }
     }
+    if awaited::any() {
+        awaited::step(py);
+    }
     Ok(py.None())
 }
 
@@ -160,15 +163,6 @@ fn section_named(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) ->
         None => call.named().find(|(key, _)| spells(key, c"name")).map(|(_, name)| name),
     };
     section::named(py, name.as_deref())
-}
-
-/// `mainstay.expect_long(what)`
-fn expect_long(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
-    let what = match call.positional(0) {
-        Some(what) => Some(what),
-        None => call.named().find(|(key, _)| spells(key, c"what")).map(|(_, what)| what),
-    };
-    section::long(py, what.as_deref())
 }
 
 /// `mainstay.pause()`
@@ -242,7 +236,7 @@ fn definition(name: &'static CStr, entry: Fast, doc: &'static CStr) -> *mut ffi:
 
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let functions: [(&CStr, Fast, &CStr); 7] = [
+    let functions: [(&CStr, Fast, &CStr); 6] = [
         (
             c"step",
             step_entry,
@@ -266,21 +260,14 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
               A context manager (and decorator) that names what the rank does meanwhile. Never raises.",
         ),
         (
-            c"expect_long",
-            long_entry,
-            c"expect_long($module, what)\n--\n\n\
-              A context manager (and decorator) for a phase known to take long, such as a compilation: no hang is \
-              suspected in it. Never raises.",
-        ),
-        (
             c"pause",
             pause_entry,
-            c"pause($module)\n--\n\nFrom here on nobody is to judge this rank's progress. Never raises.",
+            c"pause($module)\n--\n\nNothing is taken for a hang until `resume`. Never raises.",
         ),
         (
             c"resume",
             resume_entry,
-            c"resume($module)\n--\n\nEnds a pause. Never raises.",
+            c"resume($module)\n--\n\nProgress is expected again. Never raises.",
         ),
     ];
     let module_name = module.name()?;

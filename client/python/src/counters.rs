@@ -3,9 +3,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
 use mainstay_client::{Collective, Operation, OperationKind};
 use pyo3::prelude::*;
 
+use crate::awaited;
 use crate::rank;
 use crate::section::Section;
 
@@ -22,12 +26,15 @@ pub fn script_tells_steps() {
 
 /// Step `step`, counted by a hook. False, and nothing told, if the script tells its steps itself.
 #[pyfunction]
-fn hook_step(step: u64) -> bool {
+fn hook_step(py: Python<'_>, step: u64) -> bool {
     if TOLD.load(Ordering::Relaxed) {
         return false;
     }
     if let Some(client) = rank::client() {
         client.step(step);
+        if awaited::any() {
+            awaited::step(py);
+        }
     }
     true
 }
@@ -38,13 +45,41 @@ fn script_steps() -> bool {
     TOLD.load(Ordering::Relaxed)
 }
 
-/// The counters of communicator `comm`; `pending` names the oldest operation that is not complete, of `bytes` bytes.
+/// The counters of communicator `comm`; `operation` names the one entered last, of `bytes` bytes.
 #[pyfunction]
-#[pyo3(signature = (comm, entered, completed, pending = None, bytes = 0))]
-fn collective(comm: u64, entered: u64, completed: u64, pending: Option<&str>, bytes: u64) {
+#[pyo3(signature = (comm, entered, completed, operation = None, bytes = 0))]
+fn collective(comm: u64, entered: u64, completed: u64, operation: Option<&str>, bytes: u64) {
     if let Some(client) = rank::client() {
-        let pending = pending.map(|name| Operation { kind: OperationKind::named(name), bytes });
-        client.collective_with(Collective { comm, entered, completed, pending });
+        let operation = operation.map(|name| Operation { kind: OperationKind::named(name), bytes });
+        let signature = operation.map_or(0, Operation::signature);
+        client.collective_with(Collective { comm, entered, completed, signature });
+    }
+}
+
+/// Phases open that are known to take long; the outermost one counts.
+static LONG: AtomicUsize = AtomicUsize::new(0);
+
+/// A phase begins that is known to take long: at most so many seconds, or without limit.
+#[pyfunction]
+fn begin_long(seconds: Option<f64>) {
+    if LONG.fetch_add(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    let span = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    match (rank::client(), span) {
+        (Some(client), Some(span)) => client.expect_long(span),
+        (Some(client), None) => client.pause(),
+        (None, _) => {}
+    }
+}
+
+/// The end of what [`begin_long`] began.
+#[pyfunction]
+fn end_long() {
+    if LONG.fetch_sub(1, Ordering::Relaxed) == 1
+        && let Some(client) = rank::client()
+    {
+        client.resume();
     }
 }
 
@@ -67,6 +102,8 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(hook_step, module)?)?;
     module.add_function(wrap_pyfunction!(script_steps, module)?)?;
     module.add_function(wrap_pyfunction!(collective, module)?)?;
+    module.add_function(wrap_pyfunction!(begin_long, module)?)?;
+    module.add_function(wrap_pyfunction!(end_long, module)?)?;
     module.add_function(wrap_pyfunction!(spend, module)?)?;
     module.add_function(wrap_pyfunction!(group_id, module)?)
 }

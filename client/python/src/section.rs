@@ -79,13 +79,6 @@ impl Section {
     }
 }
 
-/// The section that stands for a phase known to take long.
-pub fn long(py: Python<'_>, what: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
-    let what = what.and_then(|what| what.cast::<PyString>().ok());
-    let name = what.map(|what| PyString::new(py, &mainstay_client::long_section(&what.to_string_lossy())));
-    named(py, name.as_ref().map(|name| name.as_any()))
-}
-
 /// The section of that name, made at its first use; a section that does nothing if the name is none.
 #[inline]
 pub fn named(py: Python<'_>, name: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {

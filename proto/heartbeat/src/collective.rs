@@ -16,11 +16,12 @@ pub struct Collective {
     pub entered: u64,
     /// Operations completed; never read as more than were entered, if the client counted truthfully.
     pub completed: u64,
-    /// The oldest operation that is entered and not completed, where the client knows it.
-    pub pending: Option<Operation>,
+    /// Kind, type and size of the operation entered last, as one number of the client's choosing that is the same for the
+    /// same operation on all ranks; 0 if it is not told.
+    pub signature: u64,
 }
 
-/// What a rank is in the middle of.
+/// What an operation is, as this project's own clients tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// Which operation.
@@ -91,13 +92,17 @@ impl OperationKind {
 }
 
 impl Operation {
-    fn word(self) -> u64 {
+    /// As [`Collective::signature`]: the kind in bits 0-7, the bytes above.
+    #[must_use]
+    pub fn signature(self) -> u64 {
         self.bytes << 8 | u64::from(self.kind as u8)
     }
 
-    fn of(word: u64) -> Option<Self> {
-        let kind = (word & 0xff) as u8;
-        (kind != 0).then(|| Self { kind: OperationKind::of(kind), bytes: word >> 8 })
+    /// What a signature of ours says; `None` if nothing was told.
+    #[must_use]
+    pub fn of_signature(signature: u64) -> Option<Self> {
+        let kind = (signature & 0xff) as u8;
+        (kind != 0).then(|| Self { kind: OperationKind::of(kind), bytes: signature >> 8 })
     }
 }
 
@@ -123,21 +128,17 @@ fn entry(index: usize) -> usize {
     COLLECTIVES + index * COLLECTIVE_BYTES
 }
 
-fn knows_pending(words: Words<'_>) -> bool {
-    words.load(MINOR_AT) >= 1
-}
-
 fn read(words: Words<'_>, index: usize) -> Collective {
     // In the opposite order of the stores, so that `completed` cannot overtake `entered`.
     let completed = words.load_acquire(entry(index) + collective::COMPLETED);
     let entered = words.load(entry(index) + collective::ENTERED);
-    let pending = if knows_pending(words) { words.load(entry(index) + collective::PENDING) } else { 0 };
-    Collective {
-        comm: words.load(entry(index) + collective::ID),
-        entered,
-        completed,
-        pending: Operation::of(pending),
-    }
+    let signature = words.load(entry(index) + collective::SIGNATURE);
+    Collective { comm: words.load(entry(index) + collective::ID), entered, completed, signature }
+}
+
+/// Whether the page's creator knows the word.
+fn knows_signatures(words: Words<'_>) -> bool {
+    words.load(MINOR_AT) >= 1
 }
 
 /// Sets a communicator's counters; false when the table has no room for it. The caller holds the page's lock.
@@ -152,8 +153,8 @@ pub(crate) fn write(words: Words<'_>, value: Collective) -> bool {
     if known.is_none() {
         words.store(entry(index) + collective::COMPLETED, 0);
     }
-    if knows_pending(words) {
-        words.store(entry(index) + collective::PENDING, value.pending.map_or(0, Operation::word));
+    if knows_signatures(words) {
+        words.store(entry(index) + collective::SIGNATURE, value.signature);
     }
     words.store(entry(index) + collective::ENTERED, value.entered);
     words.store_release(entry(index) + collective::COMPLETED, value.completed);

@@ -105,6 +105,8 @@ pub(crate) mod slot {
     pub(crate) const GRAD_NORM: usize = 64;
     pub(crate) const DIGEST: usize = 72;
     pub(crate) const DEPTH: usize = 80;
+    /// Since minor 1.
+    pub(crate) const QUIET_UNTIL_NS: usize = 88;
     /// `SECTION_DEPTH` pairs of (section id, start in ns).
     pub(crate) const STACK: usize = 128;
 }
@@ -160,8 +162,8 @@ pub(crate) mod collective {
     pub(crate) const ID: usize = 0;
     pub(crate) const ENTERED: usize = 8;
     pub(crate) const COMPLETED: usize = 16;
-    /// Bits 0-7: kind, 0 if there is nothing to tell; 8-63: bytes. Since minor version 1.
-    pub(crate) const PENDING: usize = 24;
+    /// Since minor 1.
+    pub(crate) const SIGNATURE: usize = 24;
 }
 
 // Section names.
@@ -171,10 +173,6 @@ pub const NAME_ENTRIES: usize = 64;
 pub(crate) const NAME_ENTRY_BYTES: usize = 64;
 /// The longest section name, in bytes; a longer one is cut at a character's boundary.
 pub const NAME_BYTES: usize = NAME_ENTRY_BYTES - WORD;
-/// What the name of a section begins with that is known to take long: an on-line judge of hangs waits while it is open.
-pub const LONG_PREFIX: &str = "mainstay.long:";
-/// The section that is open while nobody is to judge this rank's progress.
-pub const PAUSE_SECTION: &str = "mainstay.pause";
 /// The name of section 0, under which sections are counted once the table is full.
 pub const OTHER_NAME: &str = "other";
 
@@ -285,6 +283,7 @@ pub const SLOT_FIELDS: &[(&str, usize, usize)] = &[
     ("slot.grad_norm", slot::GRAD_NORM, WORD),
     ("slot.digest", slot::DIGEST, WORD),
     ("slot.depth", slot::DEPTH, WORD),
+    ("slot.quiet_until_ns", slot::QUIET_UNTIL_NS, WORD),
     ("slot.stack", slot::STACK, SECTION_DEPTH * 2 * WORD),
 ];
 
@@ -305,5 +304,5 @@ pub const COLLECTIVE_FIELDS: &[(&str, usize, usize)] = &[
     ("collective.id", collective::ID, WORD),
     ("collective.entered", collective::ENTERED, WORD),
     ("collective.completed", collective::COMPLETED, WORD),
-    ("collective.pending", collective::PENDING, WORD),
+    ("collective.signature", collective::SIGNATURE, WORD),
 ];

@@ -37,7 +37,7 @@ pub use collective::{Collective, Operation, OperationKind};
 pub use error::LayoutError;
 pub use format::{PageSpec, format};
 pub use identity::{Claim, Claimant, Identity, Refusal, RefusalReason};
-pub use layout::{LONG_PREFIX, MAJOR, MINOR, PAGE_BYTES, PAUSE_SECTION};
+pub use layout::{MAJOR, MINOR, PAGE_BYTES};
 pub use note::{ExitKind, ExitNote, Note};
 pub use page::{Counters, Page};
 pub use record::{Drained, SectionTime, StepRecord};

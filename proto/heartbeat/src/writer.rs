@@ -310,13 +310,6 @@ impl Writing<'_> {
         self.beat(now_ns);
     }
 
-    /// Whether section `id` is open, as far as the page shows what is open.
-    #[must_use]
-    pub fn is_open(&self, id: SectionId) -> bool {
-        let depth = self.words.load(DRAFT + slot::DEPTH);
-        (0..shown(depth)).any(|level| self.id_at(level) == u64::from(id.get()))
-    }
-
     /// The id of a section's name, added if it is new; [`SectionId::OTHER`], and counted, when the table is full.
     pub fn intern(&mut self, name: &str) -> SectionId {
         section::add(self.words, name).unwrap_or_else(|| {
@@ -325,9 +318,26 @@ impl Writing<'_> {
         })
     }
 
-    /// A communicator's counters. Not a beat: it may come from a thread that moves while the training loop does not.
-    pub fn collective(&mut self, counters: Collective) {
-        if !collective::write(self.words, counters) {
+    /// No progress is to be expected before `until_ns`: 0 takes it back, [`u64::MAX`] is a pause without end. Says whether
+    /// the page can hold it: one of minor 0 cannot.
+    pub fn quiet_until(&mut self, now_ns: u64, until_ns: u64) -> bool {
+        if self.words.load(MINOR_AT) < 1 {
+            return false;
+        }
+        self.words.store(DRAFT + slot::QUIET_UNTIL_NS, until_ns);
+        self.beat(now_ns);
+        true
+    }
+
+    /// A communicator has entered and completed so many operations. Not a beat: it may come from a thread that
+    /// moves while the training loop does not.
+    pub fn collective(&mut self, comm: u64, entered: u64, completed: u64) {
+        self.collective_with(Collective { comm, entered, completed, signature: 0 });
+    }
+
+    /// As [`collective`](Self::collective), with what the operation entered last is.
+    pub fn collective_with(&mut self, value: Collective) {
+        if !collective::write(self.words, value) {
             self.words.count_one(COLLECTIVES_REFUSED);
         }
     }

@@ -52,7 +52,7 @@ fn write_everything(words: &PageWords) {
         write().enter(20, section);
         write().step(30, step, Measures { loss: Some(f64::NAN), ..Measures::default() });
         write().leave(40, section);
-        write().collective(Collective { comm: u64::MAX, entered: 2, completed: 1, pending: None });
+        write().collective(u64::MAX, 2, 1);
     }
     assert!(
         writer.exit_note(50, &Note { kind: ExitKind::Clean, exception: "", message: "m", traceback: "" })
@@ -66,19 +66,24 @@ fn write_everything(words: &PageWords) {
 
 #[test]
 fn what_minor_version_1_added_is_not_touched_in_a_page_of_minor_version_0() {
-    let pending = Some(Operation { kind: OperationKind::Barrier, bytes: 7 });
+    let operation = Operation { kind: OperationKind::Barrier, bytes: 7 };
     let told = |minor: u64| {
         let words = fresh();
         words[2].store(minor.to_le(), Ordering::Relaxed);
         let writer = Writer::new(&words).unwrap();
         assert!(writer.claim(10, &process(1)));
-        let counters = Collective { comm: 4, entered: 2, completed: 1, pending };
-        writer.try_write(process(1).key()).unwrap().collective(counters);
-        let raw = words[(3072 + 24) / 8].load(Ordering::Relaxed);
-        (Page::new(&words).unwrap().collectives()[0].pending, raw)
+        let counts = Collective { comm: 4, entered: 2, completed: 1, signature: operation.signature() };
+        writer.try_write(process(1).key()).unwrap().collective_with(counts);
+        let told = Page::new(&words).unwrap().collectives()[0];
+        Operation::of_signature(told.signature)
     };
-    assert_eq!(told(0), (None, 0));
-    assert_eq!(told(1).0, pending);
+    assert_eq!((told(0), told(1)), (None, Some(operation)));
+}
+
+#[test]
+fn operations_of_a_later_layout_are_other_ones() {
+    let unknown = Operation::of_signature(5 << 8 | 200);
+    assert_eq!(unknown, Some(Operation { kind: OperationKind::Other, bytes: 5 }));
 }
 
 /// A value that is likely to hurt.

@@ -7,8 +7,8 @@ use mainstay_heartbeat::layout::{
     COLLECTIVE_ENTRIES, NAME_ENTRIES, RECORD_SECTIONS, RING_RECORDS, SECTION_DEPTH, TRACEBACK_BYTES,
 };
 use mainstay_heartbeat::{
-    Claim, Claiming, Collective, Counters, ExitKind, MINOR, Measures, Note, Operation as Pending,
-    OperationKind, Page, SectionId, StepRecord, Writer,
+    Claim, Claiming, Collective, Counters, ExitKind, MINOR, Measures, Note, Page, SectionId, StepRecord,
+    Writer,
 };
 use proptest::prelude::*;
 use support::{fresh, process};
@@ -32,9 +32,7 @@ enum Operation {
 }
 
 fn counters(comm: u64, count: u64) -> Collective {
-    let kind = OperationKind::ALL.get(count as usize).copied();
-    let pending = kind.map(|kind| Pending { kind, bytes: comm << 40 });
-    Collective { comm, entered: count + 1, completed: count, pending }
+    Collective { comm, entered: count + 1, completed: count, signature: comm << 40 | count }
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -221,7 +219,7 @@ impl Model {
             Operation::Enter(id) => write().enter(now, SectionId::new((*id).into())),
             Operation::Leave(id) => write().leave(now, SectionId::new((*id).into())),
             Operation::Spend(id, ns) => write().spend(SectionId::new((*id).into()), *ns),
-            Operation::Collective(comm, count) => write().collective(counters(*comm, *count)),
+            Operation::Collective(comm, count) => write().collective_with(counters(*comm, *count)),
             Operation::Note(text) => {
                 let note = Note { kind: ExitKind::Other, exception: "", message: text, traceback: "" };
                 assert_eq!(writer.exit_note(now, &note), self.note.is_none());
@@ -348,7 +346,7 @@ fn the_creators_words_are_read_as_they_were_given() {
     let words = fresh();
     let identity = Page::new(&words).unwrap().identity();
     let spec = support::spec();
-    assert_eq!((identity.major, identity.minor, identity.job.as_str()), (1, MINOR, spec.job));
+    assert_eq!((identity.major, identity.minor, identity.job.as_str()), (1, MINOR.into(), spec.job));
     assert_eq!((identity.rank, identity.local_rank, identity.world_size), (3, 1, 8));
     assert_eq!((identity.attempt, identity.boot_id), (2, spec.boot_id));
     assert_eq!((identity.creator_pid, identity.created_mono_ns), (99, 5));

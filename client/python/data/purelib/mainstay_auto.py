@@ -11,17 +11,28 @@ import os
 import sys
 
 _waiting = {}
+_started = False
 
 
-def start() -> None:
-    """Once torch is imported, so is ``mainstay.torch``. ``MAINSTAY_TORCH=0`` turns that off."""
-    if os.environ.get("MAINSTAY_TORCH") != "0":
-        when_imported("torch", _watch)
+def start(program=None) -> None:
+    """Once torch is imported, so is ``mainstay.torch``. ``MAINSTAY_TORCH=0`` turns that off.
+
+    ``program``: the code of the program's outermost frame, where it does not run yet but torch may be there already.
+    """
+    global _started
+    if _started or os.environ.get("MAINSTAY_TORCH") == "0" or not os.environ.get("MAINSTAY_PAGE"):
+        return
+    _started = True
+    when_imported("torch", lambda _torch: _watch(program))
 
 
-def _watch(_torch) -> None:
+def _watch(program) -> None:
     import mainstay.torch
 
+    if program is not None:
+        from mainstay import _hooks
+
+        _hooks.program_is(program)
     mainstay.torch.watch()
 
 
