@@ -28,6 +28,7 @@ pub mod judged;
 pub mod kernel;
 pub mod last_words;
 pub mod ledger;
+pub mod nvrx;
 pub mod observation;
 pub mod parse;
 pub mod pci;

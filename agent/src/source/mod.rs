@@ -4,4 +4,5 @@ pub mod device;
 pub mod error_file;
 pub mod host;
 pub mod kmsg;
+pub mod nvrx;
 pub mod pages;

@@ -2,11 +2,14 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use mainstay_core::entry::{Note, StepDone};
 use mainstay_core::time::Mono;
 use mainstay_core::view::BeatView;
-use mainstay_heartbeat::{Claim, ExitKind, MAJOR, MINOR, Page, Refusal, RefusalReason, StepRecord};
+use mainstay_heartbeat::{
+    Claim, ExitKind, MAJOR, MINOR, Page, PageWords, Refusal, RefusalReason, StepRecord,
+};
 
 use crate::os::mapping::MappedPage;
 
@@ -51,6 +54,13 @@ impl PageReader {
     pub fn of(file: &File) -> io::Result<PageReader> {
         let mapped = MappedPage::of(file)?;
         Ok(PageReader { mapped, told: Told::default(), records: Vec::new() })
+    }
+
+    /// The same, with a page to be read instead while no client has claimed this one.
+    #[must_use]
+    pub fn with_stand_in(mut self, stand_in: Option<Arc<PageWords>>) -> PageReader {
+        self.mapped = self.mapped.with_stand_in(stand_in);
+        self
     }
 
     /// What is new.

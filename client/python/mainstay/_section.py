@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 from . import _native
 
 
 def around(section, function):
     """`function` with `section` around each call. Of a coroutine function it covers the call, not what is awaited."""
+
+    import functools  # here: importing mainstay must cost next to nothing
 
     @functools.wraps(function)
     def inside(*args, **kwargs):
