@@ -8,4 +8,5 @@ pub mod host;
 pub mod kmsg;
 pub mod nvrx;
 pub mod pages;
+pub mod slurm;
 pub mod tpu;
