@@ -48,6 +48,7 @@ fn entries() -> Vec<Body> {
                 status: 1,
             }),
             caused_by: Some(48),
+            by_event: true,
             place: LogPlace::default(),
         })),
         Body::Fact(Fact::Sxid(Sxid {

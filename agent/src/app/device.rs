@@ -1,40 +1,59 @@
 //! The GPUs' sensing on a thread of its own: the driver may take as long as it likes.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender as StopSender, channel};
-use std::time::Duration;
+use std::io::{PipeReader, PipeWriter};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use crate::node::Input;
 use crate::os::clock;
-use crate::source::device::{DeviceSource, ProbePlan};
+use crate::source::device::{DeviceSource, ProbePlan, Waited};
+
+/// After an event the GPUs are read at once, but not more often than this.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
 /// Sensing under way; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Probing {
-    _stop: StopSender<()>,
+    _stop: PipeWriter,
 }
 
-/// Asks the driver now and every `interval`, and tells the node.
+/// Asks the driver now and every `interval`, passes on what it tells unasked, and tells the node.
 ///
 /// # Errors
-/// The kernel gives no more threads.
+/// The kernel gives no more threads or descriptors.
 pub fn probe(plan: ProbePlan, interval: Duration, inputs: mpsc::Sender<Input>) -> std::io::Result<Probing> {
-    let (stop, stopped) = channel();
+    let (stop, stop_writer) = std::io::pipe()?;
     let ask = move || {
         let mut source = DeviceSource::new(plan);
-        loop {
-            let at = clock::mono();
-            let report = source.sample(at);
-            if inputs.blocking_send(Input::Devices(report)).is_err() {
-                return;
-            }
-            match stopped.recv_timeout(interval) {
-                Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
-            }
-        }
+        while look(&mut source, &stop, interval, &inputs).is_some() {}
     };
     std::thread::Builder::new().name("devices".to_owned()).spawn(ask)?;
-    Ok(Probing { _stop: stop })
+    Ok(Probing { _stop: stop_writer })
+}
+
+/// One sample, and the wait for the next. None when it is over.
+fn look(
+    source: &mut DeviceSource,
+    stop: &PipeReader,
+    interval: Duration,
+    inputs: &mpsc::Sender<Input>,
+) -> Option<()> {
+    let tell = |input| inputs.blocking_send(input).ok();
+    let began = Instant::now();
+    let report = source.sample(clock::mono());
+    tell(Input::Devices(report))?;
+    let mut next = began + interval;
+    loop {
+        match source.wait(stop.as_fd(), next.saturating_duration_since(Instant::now())) {
+            Waited::Over => return Some(()),
+            Waited::Stopped => return None,
+            Waited::Told(events) => {
+                tell(Input::GpuEvents(events))?;
+                // What the event did to the counters is not left until the next look.
+                next = next.min(began + AT_MOST_EVERY);
+            }
+        }
+    }
 }

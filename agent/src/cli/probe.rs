@@ -27,7 +27,7 @@ enum Library {
 pub fn run(args: &Args) -> ExitCode {
     let Library::Nvml { lib } = &args.library;
     let library = lib.as_ref().map(|path| path.clone().into_os_string());
-    match nvml::serve(library, std::io::stdin().lock(), std::io::stdout().lock()) {
+    match nvml::serve(library, std::io::stdin().lock(), std::io::stdout()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::note(&format!("error: {error}"));
