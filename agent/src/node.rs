@@ -49,6 +49,13 @@ pub enum Input {
     LauncherEnded(JobId, Pid),
     /// A room that watches a part of the host has looked at it.
     Sensed(Judged),
+    /// A room has looked, and what it saw was told before.
+    Looked {
+        /// Its name on the roster.
+        room: String,
+        /// The components that it told of.
+        components: Vec<String>,
+    },
     /// The GPUs' driver was asked.
     Devices(DeviceReport),
     /// The GPUs' driver told something unasked.
@@ -198,6 +205,13 @@ impl Node {
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(judged) => self.sensed(judged),
+            Input::Looked { room, components } => {
+                let components = components.iter().map(String::as_str);
+                if self.board.roster().has_looked(&room, clock::mono(), components) {
+                    // Someone may wait for the first look of all.
+                    self.board.publish();
+                }
+            }
             Input::Devices(report) => self.devices(report),
             Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),

@@ -127,7 +127,7 @@ impl DeviceJudge {
                     facts.extend(self.readings(at, gpus));
                 }
             }
-            DeviceReport::NoGpus => facts.extend(self.note_missing(&[])),
+            DeviceReport::NoGpus => facts.extend(self.note_missing(at, &[])),
             DeviceReport::Silent { .. } | DeviceReport::Broken(_) => {}
         }
         self.driver.report = Some((at, report));
@@ -135,7 +135,7 @@ impl DeviceJudge {
     }
 
     fn readings(&mut self, at: Mono, readings: &[GpuReading]) -> Vec<Fact> {
-        let mut facts = self.note_missing(readings);
+        let mut facts = self.note_missing(at, readings);
         for reading in readings {
             let Some(identity) = &reading.identity else { continue };
             let gpu = self.gpus.entry(identity.address).or_default();
@@ -146,6 +146,9 @@ impl DeviceJudge {
             }
             let rules = Rules { limits: &self.limits, expected: &self.expected, gpus: readings.len() };
             let changes = gpu.readings.take_in(at, reading, rules);
+            if changes.iter().any(|(_, change)| matches!(change, Change::Began(_))) {
+                gpu.fault_at = Some(at);
+            }
             facts.extend(changes.into_iter().map(|(check, change)| noted(identity.address, check, change)));
             gpu.good = if reading.trouble.is_none() { gpu.good.saturating_add(1) } else { 0 };
             let links = gpu.readings.links.learned().clone();
@@ -159,7 +162,7 @@ impl DeviceJudge {
     }
 
     /// Notes which GPUs the driver does not count any more.
-    fn note_missing(&mut self, readings: &[GpuReading]) -> Vec<Fact> {
+    fn note_missing(&mut self, at: Mono, readings: &[GpuReading]) -> Vec<Fact> {
         let present: Vec<&GpuIdentity> = readings.iter().filter_map(|of| of.identity.as_ref()).collect();
         // One that does not tell who it is may be any of them: gpu.driver speaks of it.
         let nameless = readings.len() > present.len();
@@ -177,6 +180,7 @@ impl DeviceJudge {
             if missing != gpu.missing {
                 gpu.missing = missing;
                 let (event, weight, words) = if missing {
+                    gpu.fault_at = Some(at);
                     ("gpu_missing", Weight::Error, "the driver counted it before and does not any more")
                 } else {
                     ("gpu_back", Weight::Info, "the driver counts it again")
@@ -267,6 +271,7 @@ impl DeviceJudge {
             evidence: Vec::new(),
             read_at: self.driver.read_at,
             since: self.power.get_or_insert_default().since(state, now),
+            ..Component::default()
         })
     }
 
@@ -320,7 +325,7 @@ fn observed<const N: usize>(
 /// A line of the log, as evidence.
 fn line(text: &str) -> Evidence {
     let source = if text.starts_with("told by") { "NVML event" } else { "kernel log" };
-    Evidence { source: source.to_owned(), reading: text.to_owned(), limit: None }
+    Evidence { source: source.to_owned(), reading: text.to_owned(), ..Evidence::default() }
 }
 
 /// Numbers as people write them: `0-5, 8`.

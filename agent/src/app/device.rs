@@ -6,9 +6,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use crate::board::Roster;
 use crate::node::Input;
 use crate::os::clock;
 use crate::source::device::{DeviceSource, ProbePlan, Waited};
+
+/// The room's name on the roster.
+const ROOM: &str = "devices";
 
 /// After an event the GPUs are read at once, but not more often than this.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
@@ -23,11 +27,17 @@ pub struct Probing {
 ///
 /// # Errors
 /// The kernel gives no more threads or descriptors.
-pub fn probe(plan: ProbePlan, interval: Duration, inputs: mpsc::Sender<Input>) -> std::io::Result<Probing> {
+pub fn probe(
+    plan: ProbePlan,
+    interval: Duration,
+    inputs: mpsc::Sender<Input>,
+    roster: Roster,
+) -> std::io::Result<Probing> {
     let (stop, stop_writer) = std::io::pipe()?;
+    roster.begins(ROOM, clock::mono());
     let ask = move || {
         let mut source = DeviceSource::new(plan);
-        while look(&mut source, &stop, interval, &inputs).is_some() {}
+        while look(&mut source, &stop, interval, &inputs, &roster).is_some() {}
     };
     std::thread::Builder::new().name("devices".to_owned()).spawn(ask)?;
     Ok(Probing { _stop: stop_writer })
@@ -39,12 +49,17 @@ fn look(
     stop: &PipeReader,
     interval: Duration,
     inputs: &mpsc::Sender<Input>,
+    roster: &Roster,
 ) -> Option<()> {
     let tell = |input| inputs.blocking_send(input).ok();
-    let began = Instant::now();
-    let report = source.sample(clock::mono());
+    let (at, began) = (clock::mono(), Instant::now());
+    roster.begins(ROOM, at);
+    let report = source.sample(at);
     tell(Input::Devices(report))?;
-    let mut next = began + interval;
+    tell(Input::Looked { room: ROOM.to_owned(), components: Vec::new() })?;
+    // A driver that takes its time is left alone for half the interval at least.
+    let took = began.elapsed();
+    let mut next = Instant::now() + interval - took.min(interval / 2);
     loop {
         match source.wait(stop.as_fd(), next.saturating_duration_since(Instant::now())) {
             Waited::Over => return Some(()),
@@ -52,7 +67,7 @@ fn look(
             Waited::Told(events) => {
                 tell(Input::GpuEvents(events))?;
                 // What the event did to the counters is not left until the next look.
-                next = next.min(began + AT_MOST_EVERY);
+                next = next.min(began + took + AT_MOST_EVERY);
             }
         }
     }

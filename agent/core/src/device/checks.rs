@@ -179,9 +179,9 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
     let ill = grown.by >= limit && grown.goes_on();
     let words = format!("{} memory errors were corrected within {}", grown.by, grown.within);
     Look::of(ill.then(|| {
-        Problem::new(Degraded, words, RecommendedAction::None).by(
+        Problem::new(Degraded, words, RecommendedAction::None).gained(
             "NVML corrected ECC errors, volatile",
-            format!("from {} to {}", grown.from, grown.to),
+            &grown,
             format!("{limit} in an hour"),
         )
     }))
@@ -204,9 +204,9 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
     let ill = grown.per_minute() > limit && grown.goes_on();
     let words = format!("{:.0} PCIe packets a minute had to be sent again", grown.per_minute());
     Look::of(ill.then(|| {
-        Problem::new(Degraded, words, ContactSupport).by(
+        Problem::new(Degraded, words, ContactSupport).gained(
             "NVML PCIe replays",
-            format!("from {} to {} within {}", grown.from, grown.to, grown.within),
+            &grown,
             format!("{limit:.0} a minute"),
         )
     }))

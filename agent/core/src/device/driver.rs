@@ -53,7 +53,12 @@ impl Driver {
             DeviceReport::Answered(ProbeAnswer::Gpus { driver, gpus }) => {
                 let limit = Some(expected.gpus).filter(|count| *count > 0).map(|count| count.to_string());
                 let reading = gpus.len().to_string();
-                evidence.push(Evidence { source: "NVML device count".to_owned(), reading, limit });
+                evidence.push(Evidence {
+                    source: "NVML device count".to_owned(),
+                    reading,
+                    limit,
+                    ..Evidence::default()
+                });
                 answered(driver.as_deref(), gpus, expected)
             }
             DeviceReport::Silent { since, reading } => {
@@ -80,6 +85,7 @@ impl Driver {
             evidence,
             read_at: self.read_at,
             since: self.shown.since(state, now),
+            ..Component::default()
         })
     }
 }

@@ -125,6 +125,12 @@ impl Faults {
         self.driver = self.driver.take().filter(|says| !heals(says.means().1, says.at));
     }
 
+    /// When the newest of what is held was last seen.
+    pub(super) fn last(&self) -> Option<Mono> {
+        let held = self.held.values().map(|fault| fault.last);
+        held.chain(self.driver.iter().map(|says| says.at)).max()
+    }
+
     /// Whether nothing is held.
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty() && self.driver.is_none()

@@ -22,6 +22,8 @@ pub(super) struct Gpu {
     pub(super) good: u32,
     /// The driver counted it before and does not any more.
     pub(super) missing: bool,
+    /// When its readings last went wrong anew.
+    pub(super) fault_at: Option<Mono>,
     pub(super) shown: Shown,
 }
 
@@ -113,6 +115,8 @@ impl Gpu {
             evidence,
             read_at: self.readings.read_at.or(Some(now).filter(|_| !around.driver_asked)),
             since: self.shown.since(state, now),
+            fault_at: self.fault_at.max(self.faults.last()),
+            ..Component::default()
         }
     }
 

@@ -184,6 +184,7 @@ impl Links {
                 evidence: problems.into_iter().flat_map(|problem| problem.evidence).collect(),
                 read_at,
                 since: link.shown.get_or_insert_default().since(state, now),
+                ..Component::default()
             });
         }
         components
@@ -210,12 +211,8 @@ impl Link {
             let grown = self.failures.step(at, count, FAILED_WINDOW);
             let words = format!("NVLink {}: {} recoveries failed", told.link, grown.by);
             Look::of((grown.by > 0).then(|| {
-                let counted = format!("from {} to {}", grown.from, grown.to);
-                Problem::new(Unhealthy, words, ResetDevice).by(
-                    "NVML NVLink recoveries that failed",
-                    counted,
-                    0,
-                )
+                let problem = Problem::new(Unhealthy, words, ResetDevice);
+                problem.gained("NVML NVLink recoveries that failed", &grown, 0)
             }))
         });
         push(changes, told.link, "nvlink_recovery_failed", self.failed.step(failed, rules.at_once()));
@@ -256,9 +253,9 @@ impl Link {
             .find(|(grown, limit, _)| grown.goes_on() && grown.per_minute() >= f64::from(*limit));
         Look::of(ill.map(|(grown, limit, what)| {
             let words = format!("NVLink {}: {:.0} {what} a minute", told.link, grown.per_minute());
-            Problem::new(Degraded, words, ResetDevice).by(
+            Problem::new(Degraded, words, ResetDevice).gained(
                 &format!("NVML NVLink {what}"),
-                format!("from {} to {} within {}", grown.from, grown.to, grown.within),
+                &grown,
                 format!("{limit} a minute"),
             )
         }))

@@ -132,6 +132,7 @@ impl Switch {
             evidence: self.faults.evidence(),
             read_at: Some(now),
             since: self.shown.since(state, now),
+            ..Component::default()
         }
     }
 }

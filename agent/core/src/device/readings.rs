@@ -179,7 +179,7 @@ impl Readings {
         let details = self.details.as_ref();
         let mut told = Vec::new();
         let mut evidence = |source: &str, reading: String, limit: Option<String>| {
-            told.push(Evidence { source: format!("NVML {source}"), reading, limit });
+            told.push(Evidence { source: format!("NVML {source}"), reading, limit, ..Evidence::default() });
         };
         if let Some(identity) = &last.identity {
             evidence("identity", format!("{} {}", identity.name, identity.uuid), None);

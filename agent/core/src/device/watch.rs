@@ -23,8 +23,18 @@ impl Problem {
     /// With the reading that it rests on.
     pub(super) fn by(mut self, source: &str, reading: impl ToString, limit: impl ToString) -> Problem {
         let limit = Some(limit.to_string()).filter(|limit| !limit.is_empty());
-        self.evidence.push(Evidence { source: source.to_owned(), reading: reading.to_string(), limit });
+        let (source, reading) = (source.to_owned(), reading.to_string());
+        self.evidence.push(Evidence { source, reading, limit, ..Evidence::default() });
         self
+    }
+
+    /// With what a counter gained.
+    pub(super) fn gained(self, source: &str, grown: &Grown, limit: impl ToString) -> Problem {
+        let mut problem = self.by(source, format!("{} within {}", grown.to, grown.within), limit);
+        if let Some(evidence) = problem.evidence.last_mut() {
+            evidence.before = Some(grown.from.to_string());
+        }
+        problem
     }
 }
 
