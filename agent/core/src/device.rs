@@ -122,7 +122,7 @@ impl DeviceJudge {
         };
         match &report {
             DeviceReport::Answered(answer) => {
-                self.driver.read_at = Some(at);
+                self.driver.answered(at);
                 if let ProbeAnswer::Gpus { gpus, .. } = answer {
                     facts.extend(self.readings(at, gpus));
                 }

@@ -698,6 +698,11 @@ fn an_old_reading_is_none() {
     host.now = host.now.after(Span::seconds(20));
     let reason = host.expect(FIRST, Unknown, Nothing);
     assert!(reason.contains("last read 70"), "{reason}");
+    // One that is asked seldom is not old so soon.
+    let mut seldom = Host::new();
+    (0..3).for_each(|_| seldom.look_after(600));
+    seldom.now = seldom.now.after(Span::seconds(700));
+    seldom.expect(FIRST, Healthy, Nothing);
 }
 
 #[test]

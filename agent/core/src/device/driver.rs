@@ -4,7 +4,7 @@ use super::Shown;
 use super::limits::{DeviceLimits, ExpectedGpus};
 use super::reading::{DeviceReport, DriverTrouble, GpuReading, GpuTrouble, ProbeAnswer};
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
-use crate::time::Mono;
+use crate::time::{Mono, Span};
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 
@@ -13,18 +13,28 @@ use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 pub(super) struct Driver {
     pub(super) report: Option<(Mono, DeviceReport)>,
     pub(super) read_at: Option<Mono>,
+    /// Time between the last two answers.
+    gap: Span,
     shown: Shown,
 }
 
 type Said = (HealthState, String, RecommendedAction);
 
 impl Driver {
+    /// It answered.
+    pub(super) fn answered(&mut self, at: Mono) {
+        self.gap = self.read_at.map_or(Span::default(), |before| at.since(before));
+        self.read_at = Some(at);
+    }
+
     /// Why no GPU can be read, if so.
     pub(super) fn why_unreadable(&self, now: Mono, limits: &DeviceLimits) -> Option<String> {
         match &self.report.as_ref()?.1 {
             DeviceReport::Answered(ProbeAnswer::Gpus { .. }) => {
                 let age = now.since(self.read_at?);
-                (age > limits.stale_after.0).then(|| format!("it was last read {age} ago"))
+                // Where it is asked seldom, it is so seldom that it tells.
+                let stale = limits.stale_after.0.max(Span(self.gap.0.saturating_mul(3)));
+                (age > stale).then(|| format!("it was last read {age} ago"))
             }
             DeviceReport::NoGpus => None,
             DeviceReport::Answered(ProbeAnswer::Trouble { trouble, detail }) => {
