@@ -49,6 +49,8 @@ use crate::time::Mono;
 
 /// XID of a GPU that has fallen off the bus.
 const OFF_BUS: u32 = 79;
+/// Stands for a GPU that could not be initialised among the codes, of which none is so large.
+const NOT_INITIALISED: u32 = u32::MAX;
 /// XID by which the driver says what a GPU needs.
 const RECOVERY_ACTION: u32 = 154;
 

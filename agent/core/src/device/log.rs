@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::faults::Came;
-use super::{DeviceJudge, OFF_BUS, RECOVERY_ACTION, Switch};
+use super::faults::{Came, Faults};
+use super::programs::Programs;
+use super::{DeviceJudge, NOT_INITIALISED, OFF_BUS, RECOVERY_ACTION, Switch};
 use crate::catalog::{Blame, CodeMeaning, NvlinkMeaning};
 use crate::health::{Component, HealthState, RecommendedAction};
 use crate::kernel::{KernelClass, KernelReport, Sxid, Xid};
@@ -99,6 +100,30 @@ impl DeviceJudge {
                 for gpu in self.gpus.values_mut() {
                     gpu.faults.forget_what_a_reset_heals(at);
                 }
+            }
+            // In a log of several boots: the devices of another boot are not these.
+            KernelClass::KernelStarted => {
+                for gpu in self.gpus.values_mut() {
+                    (gpu.faults, gpu.programs) = (Faults::default(), Programs::default());
+                }
+                self.switches.clear();
+            }
+            KernelClass::GpuInitFailed => {
+                let address = report.subject.as_deref().and_then(PciAddress::parse);
+                let (Some(address), Some(meaning)) = (address, self.catalog.kernel(report.class)) else {
+                    return;
+                };
+                let came = Came {
+                    at,
+                    kind: "",
+                    code: NOT_INITIALISED,
+                    name: meaning.name.clone(),
+                    state: meaning.state,
+                    action: meaning.action,
+                    line: report.place.line.clone(),
+                };
+                let gpu = self.gpus.entry(address).or_default();
+                gpu.faults.came(came, &no_codes(), self.limits.echo_window.0);
             }
             KernelClass::GpuOffBus => {
                 let address = report.subject.as_deref().and_then(PciAddress::parse);

@@ -149,6 +149,7 @@ fn adds(xid: &Xid) -> bool {
     xid.code == RECOVERY_ACTION
         || xid.pid.is_some()
         || xid.nvlink.is_some()
+        || xid.link_registers.is_some()
         || xid.caused_by.is_some()
         || xid.reset_needed.is_some()
         || xid.drain_and_reset_needed.is_some()
