@@ -6,3 +6,4 @@ pub mod fabric;
 pub mod host;
 pub mod kmsg;
 pub mod pages;
+pub mod tpu;
