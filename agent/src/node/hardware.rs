@@ -5,7 +5,9 @@ use mainstay_core::device::{DeviceJudge, DeviceReport, GpuEvent, GpuView};
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
 use mainstay_core::host_log::{HostLogJudge, LogState};
+use mainstay_core::id::Pid;
 use mainstay_core::kernel::LogCursor;
+use mainstay_core::testimony::{Testimony, Witness};
 use mainstay_core::time::Mono;
 
 use crate::store::cursor::CursorFile;
@@ -26,6 +28,7 @@ pub struct LogReport {
 pub struct Hardware {
     devices: DeviceJudge,
     host_log: HostLogJudge,
+    witness: Witness,
     file: CursorFile,
     cursor: Option<LogCursor>,
     /// Whether the kernel log is read at present.
@@ -40,7 +43,14 @@ impl Hardware {
         file: CursorFile,
         recalled: &[(Mono, Fact)],
     ) -> Hardware {
-        let mut hardware = Hardware { devices, host_log, file, cursor: None, log_is_read: false };
+        let mut hardware = Hardware {
+            devices,
+            host_log,
+            witness: Witness::default(),
+            file,
+            cursor: None,
+            log_is_read: false,
+        };
         for (at, fact) in recalled {
             hardware.take_in(*at, fact);
         }
@@ -66,15 +76,31 @@ impl Hardware {
         self.devices.event(at, event);
     }
 
+    /// What there is to say of a job's fault.
+    pub(super) fn testify(
+        &self,
+        fault_at: Mono,
+        others: impl Fn(Pid) -> bool,
+        components: &[Component],
+    ) -> Testimony {
+        self.witness.testify(fault_at, others, components)
+    }
+
     /// What of the driver's events is for the journal.
     pub(super) fn due(&mut self, now: Mono) -> Vec<(Mono, Fact)> {
-        self.devices.due(now, self.log_is_read)
+        let due = self.devices.due(now, self.log_is_read);
+        due.iter().for_each(|(at, fact)| self.witness.take_in(*at, fact));
+        due
     }
 
     /// Takes in one fact. Whether it is news.
     pub(super) fn take_in(&mut self, at: Mono, fact: &Fact) -> bool {
         self.host_log.take_in(at, fact);
-        self.devices.take_in(at, fact)
+        let news = self.devices.take_in(at, fact);
+        if news {
+            self.witness.take_in(at, fact);
+        }
+        news
     }
 
     /// The components as they stand, and the GPUs with their readings.
