@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::device::DeviceLimits;
+use mainstay_core::device::{DeviceLimits, ExpectedGpus};
 use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::{HostLimits, SystemLimits};
 use mainstay_core::settings;
@@ -161,10 +161,15 @@ settings! {
         library: PathBuf = PathBuf::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// How long an answer of the driver may take until it counts as hung.
+        /// Time from one reading of what changes slowly, or costs more to read, to the next: counters of NVLinks, ECC errors by
+        /// place, limits, versions.
+        details_interval: Period = Period::seconds(60),
+        /// How long the driver may take for one GPU until it counts as hung.
         deadline: Period = Period::seconds(10),
     }
     sections {
+        /// What the GPUs of this host should be like.
+        expected: ExpectedGpus,
         /// When a GPU counts as degraded or unhealthy, and for how long.
         limits: DeviceLimits,
     }
@@ -362,6 +367,17 @@ impl Config {
             "it must be an absolute path",
         );
         must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
+        must(
+            matches!(self.gpu.expected.mig.as_str(), "" | "on" | "off"),
+            "gpu.expected.mig",
+            "it must be \"on\", \"off\" or empty",
+        );
+        for (key, number) in [
+            ("gpu.limits.nvlink_error_rate", self.gpu.limits.nvlink_error_rate),
+            ("gpu.limits.pcie_replays", self.gpu.limits.pcie_replays),
+        ] {
+            must(number > 0.0 && number.is_finite(), key, "it must be above 0");
+        }
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
         must(
             self.host.system.interval >= Period::seconds(1),
