@@ -33,6 +33,7 @@ pub mod last_words;
 pub mod ledger;
 pub mod mask;
 pub mod nccl_ras;
+pub mod nvrx;
 pub mod observation;
 pub mod parse;
 pub mod pci;
