@@ -100,11 +100,11 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
         Body::Decision(decision) => Some((decision.clone(), at)),
         _ => None,
     })?;
-    let verdict = bodies().filter_map(|(body, _)| match body {
+    let mut verdicts = bodies().filter_map(|(body, _)| match body {
         Body::Verdict(verdict) => Some(verdict.clone()),
         _ => None,
     });
-    let then = Judgement { verdict: verdict.last()?, decision: decision.clone() };
+    let then = Judgement { verdict: verdicts.next_back()?, decision: decision.clone() };
     let testimony = rest.iter().find_map(|entry| match &entry.body {
         Body::Fact(Fact::HostTestified { incident: of, testimony }) if *of == incident => {
             Some(testimony.clone())
