@@ -7,7 +7,7 @@
 //! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
 //! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
-//! `policy`, `ledger`; `job`, which joins them.
+//! `policy`, `ledger`; `finding` (what is wrong though nothing failed) and `straggler` (who makes a job slow); `job`, which joins them.
 #![forbid(unsafe_code)]
 
 pub mod attribute;
@@ -15,6 +15,7 @@ pub mod blame;
 pub mod catalog;
 pub mod device;
 pub mod entry;
+pub mod finding;
 pub mod fingerprint;
 pub mod health;
 pub mod host;
@@ -31,6 +32,7 @@ pub mod parse;
 pub mod pci;
 pub mod policy;
 pub mod settings;
+pub mod straggler;
 pub mod time;
 pub mod verdict;
 pub mod view;
