@@ -34,6 +34,8 @@ use crate::time::Mono;
 
 /// XID of a GPU that has fallen off the bus.
 const OFF_BUS: u32 = 79;
+/// Stands for a GPU that could not be initialised among the codes, of which none is so large.
+const NOT_INITIALISED: u32 = u32::MAX;
 /// XID by which the driver says what a GPU needs.
 const RECOVERY_ACTION: u32 = 154;
 
@@ -239,6 +241,30 @@ impl DeviceJudge {
                     gpu.faults.forget_what_a_reset_heals(at);
                 }
             }
+            // In a log of several boots: the devices of another boot are not these.
+            KernelClass::KernelStarted => {
+                for gpu in self.gpus.values_mut() {
+                    (gpu.faults, gpu.programs) = (Faults::default(), Programs::default());
+                }
+                self.switches.clear();
+            }
+            KernelClass::GpuInitFailed => {
+                let address = report.subject.as_deref().and_then(PciAddress::parse);
+                let (Some(address), Some(meaning)) = (address, self.catalog.kernel(report.class)) else {
+                    return;
+                };
+                let came = Came {
+                    at,
+                    kind: "",
+                    code: NOT_INITIALISED,
+                    name: meaning.name.clone(),
+                    state: meaning.state,
+                    action: meaning.action,
+                    line: report.place.line.clone(),
+                };
+                let gpu = self.gpus.entry(address).or_default();
+                gpu.faults.came(came, &no_codes(), self.limits.echo_window.0);
+            }
             KernelClass::GpuOffBus => {
                 let address = report.subject.as_deref().and_then(PciAddress::parse);
                 let (Some(address), Some(meaning)) = (address, self.catalog.xid(OFF_BUS)) else { return };
@@ -324,6 +350,7 @@ impl Gpu {
             evidence,
             read_at: self.readings.read_at.or(Some(now)),
             since: self.shown.since(state, now),
+            ..Component::default()
         }
     }
 }
@@ -343,13 +370,14 @@ impl Switch {
             evidence: self.faults.evidence(),
             read_at: Some(now),
             since: self.shown.since(state, now),
+            ..Component::default()
         }
     }
 }
 
 /// A line of the log, as evidence.
 fn line(text: &str) -> Evidence {
-    Evidence { source: "kernel log".to_owned(), reading: text.to_owned(), limit: None }
+    Evidence { source: "kernel log".to_owned(), reading: text.to_owned(), ..Evidence::default() }
 }
 
 impl Came {

@@ -2,6 +2,7 @@
 
 mod agent;
 mod attribute;
+mod check;
 mod client;
 mod completions;
 mod config;
@@ -61,6 +62,7 @@ enum Command {
     Attribute(attribute::Args),
     Explain(explain::Args),
     Stragglers(stragglers::Args),
+    Check(Box<check::Args>),
     /// Print the version
     Version(version::Args),
     /// Print a script that completes commands in a shell
@@ -106,6 +108,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Stragglers(args) => stragglers::run(&args),
+        Command::Check(args) => check::run(*args).await,
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }
