@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use mainstay_core::device::DeviceLimits;
+use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::HostLimits;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
@@ -59,6 +60,8 @@ settings! {
         kernel_log: KernelLogConfig,
         /// The components gpu and nvswitch.
         gpu: GpuConfig,
+        /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
+        fabric: FabricConfig,
     }
 }
 
@@ -118,6 +121,33 @@ settings! {
     sections {
         /// When a GPU counts as degraded or unhealthy, and for how long.
         limits: DeviceLimits,
+    }
+}
+
+settings! {
+    /// How the network that training runs over is watched.
+    pub struct FabricConfig {
+        /// Whether it is watched.
+        enabled: bool = true,
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// Links that must be up: ports like "mlx5_0/1", interfaces like "eth0", each with "=400" where the rate in Gb/s
+        /// matters. Empty: those that were once up for a while.
+        expected_ports: Vec<String> = Vec::new(),
+        /// What is not to be read: devices ("mlx5_8"), ports ("mlx5_8/1"), interfaces, or the beginning of names
+        /// ("mlx5_bond*").
+        exclude: Vec<String> = Vec::new(),
+    }
+    sections {
+        /// When a link counts as degraded or unhealthy.
+        limits: FabricLimits,
+    }
+}
+
+impl FabricConfig {
+    /// The links that must be up.
+    pub fn expected(&self) -> Result<Vec<Expected>, String> {
+        self.expected_ports.iter().map(|text| Expected::parse(text)).collect()
     }
 }
 
@@ -221,6 +251,10 @@ impl Config {
         must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
         must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
+        must(self.fabric.interval >= Period::seconds(1), "fabric.interval", "it must be at least 1s");
+        if let Err(problem) = self.fabric.expected() {
+            must(false, "fabric.expected_ports", &problem);
+        }
         let load = self.host.limits.cpu.load_per_cpu;
         must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");
         problems

@@ -4,8 +4,8 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
-//! `health`, `verdict`; `kernel`
-//! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
+//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read
+//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network); `parse`
 //! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
 //! `policy`, `ledger`; `finding` (what is wrong though nothing failed) and `straggler` (who makes a job slow); `job`, which joins them.
@@ -14,8 +14,10 @@
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
+pub mod counter;
 pub mod device;
 pub mod entry;
+pub mod fabric;
 pub mod finding;
 pub mod fingerprint;
 pub mod hang;
