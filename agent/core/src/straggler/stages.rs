@@ -86,8 +86,9 @@ impl Stages {
             let of = |ring: &Ring<f32>| ring.values()[*step];
             let own =
                 self.rings.iter().find(|(stage, _)| *stage == slowest).map_or(f32::NAN, |(_, ring)| of(ring));
-            // A median that is not known compares as not higher.
-            self.rings.iter().all(|(stage, ring)| *stage == slowest || !(of(ring) > own))
+            // A median that is not known is not higher.
+            let higher = |ring: &Ring<f32>| of(ring) > own;
+            !self.rings.iter().any(|(stage, ring)| *stage != slowest && higher(ring))
         };
         let same = (0..steps).filter(is_slowest).count() as f32 / steps as f32;
         Some(Compared { slowest, ratio, same, steps: steps as u32, times })
@@ -100,7 +101,8 @@ impl Compared {
         let excess = self.ratio.ln();
         let recent = judge.recent();
         let flat = recent.noise() < excess / 2.0;
-        if !(self.ratio > 1.0 + judge.limits().imbalance) || self.same < SAME || !flat {
+        let slow = self.ratio > 1.0 + judge.limits().imbalance;
+        if !slow || self.same < SAME || !flat {
             return None;
         }
         let known: Vec<f32> =
