@@ -17,6 +17,7 @@ use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::HostLimits;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
+use mainstay_core::tpu::TpuLimits;
 use serde::{Deserialize, Serialize};
 
 pub use document::{Key, environment_name, keys, reference_rows};
@@ -26,6 +27,7 @@ pub use paths::Environment;
 use layers::Layers;
 
 use crate::source::host::Roots;
+use crate::source::tpu::FORBIDDEN_PORT;
 use crate::store::journal::Limits;
 
 settings! {
@@ -60,6 +62,8 @@ settings! {
         kernel_log: KernelLogConfig,
         /// The components gpu and nvswitch.
         gpu: GpuConfig,
+        /// The components tpu.runtime and tpu.0, tpu.1 and so on.
+        tpu: TpuConfig,
         /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
         fabric: FabricConfig,
     }
@@ -121,6 +125,27 @@ settings! {
     sections {
         /// When a GPU counts as degraded or unhealthy, and for how long.
         limits: DeviceLimits,
+    }
+}
+
+settings! {
+    /// How TPUs are watched.
+    pub struct TpuConfig {
+        /// Whether TPUs are looked for.
+        enabled: bool = true,
+        /// Metrics services of libtpu to ask, like "localhost:8431". Empty: while a process holds a chip, the ports in its
+        /// TPU_RUNTIME_METRICS_PORTS, else localhost:8431. Port 8353 must not be polled and is refused.
+        endpoints: Vec<String> = Vec::new(),
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// How long an answer of libtpu may take.
+        deadline: Period = Period::seconds(2),
+        /// Where libtpu writes its stall summaries (tpu_stall_summary_*.pb).
+        log_dir: PathBuf = PathBuf::from("/tmp/tpu_logs"),
+    }
+    sections {
+        /// When a TPU counts as degraded.
+        limits: TpuLimits,
     }
 }
 
@@ -251,6 +276,18 @@ impl Config {
         must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
         must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
+        must(self.tpu.interval >= Period::seconds(1), "tpu.interval", "it must be at least 1s");
+        must(absolute(&self.tpu.log_dir), "tpu.log_dir", "it must be an absolute path");
+        must(
+            self.tpu.endpoints.iter().all(|endpoint| port_of(endpoint).is_some()),
+            "tpu.endpoints",
+            "each must be a host and a port, like \"localhost:8431\"",
+        );
+        must(
+            !self.tpu.endpoints.iter().any(|endpoint| port_of(endpoint) == Some(FORBIDDEN_PORT)),
+            "tpu.endpoints",
+            "port 8353 must not be polled: that races with resets of the device",
+        );
         must(self.fabric.interval >= Period::seconds(1), "fabric.interval", "it must be at least 1s");
         if let Err(problem) = self.fabric.expected() {
             must(false, "fabric.expected_ports", &problem);
@@ -259,6 +296,13 @@ impl Config {
         must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");
         problems
     }
+}
+
+/// The port of a `host:port`.
+fn port_of(endpoint: &str) -> Option<u16> {
+    let (host, port) = endpoint.rsplit_once(':')?;
+    let port = port.parse().ok()?;
+    (!host.is_empty() && !host.contains('/') && port != 0).then_some(port)
 }
 
 /// Addresses that may be left out are written as empty text: TOML has no null.

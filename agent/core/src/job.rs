@@ -19,8 +19,9 @@ use serde::{Deserialize, Serialize};
 use crate::attribute::catalog::Catalog;
 use crate::blame;
 use crate::entry::{Body, ExitStatus, Fact, JobSpec, StepDone};
+use crate::hang::Hang;
 use crate::id::{Attempt, Incident, Rank};
-use crate::judge::{RankEnd, judge, start_failed};
+use crate::judge::{RankEnd, hung, judge, start_failed};
 use crate::ledger::{Books, Ledger, Spending};
 use crate::policy::{self, Budget, Case, PastFailure};
 use crate::time::{Mono, Span};
@@ -77,6 +78,8 @@ pub enum Order {
         /// Why, which sets the grace that the ranks are given.
         why: StopWhy,
     },
+    /// Write down what all ranks of the attempt are at; answered by `EvidenceTaken` or `HangPassed`.
+    TakeEvidence(Attempt),
     /// Ask the agent; answered by [`Input::Ruling`].
     Consult {
         /// The verdict.
@@ -177,6 +180,8 @@ pub struct Job {
     /// The rank of this attempt whose steps are booked: the first that completed one.
     lead: Option<Rank>,
     stop_requested: Option<i32>,
+    /// A hang of this attempt, with what was found at the ranks.
+    hang: Option<(Box<Hang>, Vec<String>)>,
     out_of_memory_kills: u64,
     attempt_began: Mono,
     stepping: bool,
@@ -202,6 +207,7 @@ impl Job {
             beating: BTreeSet::new(),
             lead: None,
             stop_requested: None,
+            hang: None,
             out_of_memory_kills: 0,
             attempt_began: at,
             stepping: false,
@@ -254,6 +260,7 @@ impl Job {
                 self.stepping = false;
                 self.attempt_began = at;
                 self.lead = None;
+                self.hang = None;
                 self.ledger.begin_attempt();
                 self.with_incident(|incident| incident.started_at = Some(at));
                 self.phase = Phase::Running;
@@ -294,6 +301,23 @@ impl Job {
                     self.stop(StopWhy::Done, out);
                 }
             }
+            Fact::RanksHung { attempt, hang, acts } if attempt == self.attempt => {
+                if acts && self.phase == Phase::Running && self.hang.is_none() {
+                    self.hang = Some((hang, Vec::new()));
+                    out.push(Output::Order(Order::TakeEvidence(attempt)));
+                }
+            }
+            Fact::HangPassed { attempt, .. } if attempt == self.attempt && self.phase == Phase::Running => {
+                self.hang = None;
+            }
+            Fact::EvidenceTaken { attempt, file, summary, .. } if attempt == self.attempt => {
+                if let Some((hang, found)) = &mut self.hang {
+                    *found = summary;
+                    found.extend(file.map(|file| format!("what all ranks were at: {file}")));
+                    let since = hang.since;
+                    self.failure(at, since, out);
+                }
+            }
             Fact::AttemptEnded { attempt, .. } if attempt == self.attempt => self.attempt_ended(at, out),
             Fact::StopRequested { exit, .. } => self.stop_requested(at, exit, out),
             Fact::OutOfMemoryKills { count } => {
@@ -304,6 +328,9 @@ impl Job {
             | Fact::RankRaised { .. }
             | Fact::RankExited { .. }
             | Fact::AttemptEnded { .. }
+            | Fact::RanksHung { .. }
+            | Fact::HangPassed { .. }
+            | Fact::EvidenceTaken { .. }
             | Fact::RankRefused { .. }
             | Fact::PagesUnavailable { .. }
             | Fact::RanksStepping { .. }
@@ -388,6 +415,11 @@ impl Job {
                         )
                     })
                     .collect();
+                if let Some((hang, found)) = self.hang.take() {
+                    let verdict = hung(self.next_incident(), self.attempt, &hang, found);
+                    self.ledger.enter(at, Spending::Deciding);
+                    return self.propose(at, verdict, 1, out);
+                }
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
                 // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
                 if let Ok(catalog) = Catalog::built_in() {

@@ -5,8 +5,9 @@
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
 //! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read
-//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network); `parse`
-//! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
+//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `tpu`, `nccl_ras`
+//! (those of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
+//! and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
 //! `policy`, `ledger`; `finding` (what is wrong though nothing failed) and `straggler` (who makes a job slow); `job`, which joins them.
 #![forbid(unsafe_code)]
@@ -31,6 +32,7 @@ pub mod judged;
 pub mod kernel;
 pub mod last_words;
 pub mod ledger;
+pub mod nccl_ras;
 pub mod observation;
 pub mod parse;
 pub mod pci;
@@ -39,5 +41,6 @@ pub mod preflight;
 pub mod settings;
 pub mod straggler;
 pub mod time;
+pub mod tpu;
 pub mod verdict;
 pub mod view;

@@ -86,7 +86,7 @@ impl Job {
     }
 
     /// The next step.
-    pub fn next(&mut self) -> Row<'_> {
+    pub fn advance(&mut self) -> Row<'_> {
         self.step += 1;
         let mut slowest = 0.0_f32;
         for rank in 0..self.self_times.len() {
@@ -134,7 +134,7 @@ pub fn run(mesh: Mesh, noise: Noise, trouble: Trouble, begins: u64, steps: u64, 
     let (mut score, mut changes) = (Score::default(), Vec::new());
     for _ in 0..steps {
         changes.clear();
-        judge.step(job.next(), &mut changes);
+        judge.step(job.advance(), &mut changes);
         for change in changes.drain(..) {
             let Change::Found(found) = change else { continue };
             if found.told >= begins && is_right(trouble, found.slow, mesh) {

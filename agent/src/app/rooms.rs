@@ -12,15 +12,17 @@ use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
 use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Stamp};
+use mainstay_core::tpu::{self, TpuJudge};
 use tokio::sync::mpsc;
 
 use crate::app::watch::{Watching, watch};
 use crate::board::Roster;
-use crate::config::Config;
+use crate::config::{Config, TpuConfig};
 use crate::node::Input;
 use crate::os::clock;
 use crate::source::fabric::FabricSource;
 use crate::source::host::{HostSource, standard_paths};
+use crate::source::tpu::{TpuPlan, TpuSource};
 use crate::store::kept::Kept;
 
 /// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
@@ -50,6 +52,7 @@ pub fn start(
 ) -> anyhow::Result<Vec<Watching>> {
     let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
     rooms.host()?;
+    rooms.tpu()?;
     rooms.fabric()?;
     Ok(rooms.watching)
 }
@@ -62,6 +65,34 @@ impl Rooms<'_> {
         let mut source = HostSource::new(self.config.host_roots(), standard_paths(&named));
         let mut judge = HostJudge::new(self.config.host.limits.clone());
         self.watch("host", self.config.host.interval, move |at| judge.step(at, &source.sample(at)))
+    }
+
+    /// TPUs and what libtpu tells of them.
+    fn tpu(&mut self) -> anyhow::Result<()> {
+        let TpuConfig { enabled, endpoints, interval, deadline, log_dir, limits } = &self.config.tpu;
+        if !enabled {
+            return Ok(());
+        }
+        let mut judge = TpuJudge::new(limits.clone());
+        let boot = clock::boot_id();
+        let mut stalls = BTreeSet::new();
+        for (_, _, seen) in self.observed.iter().filter(|(_, seen_in, _)| *seen_in == boot) {
+            judge.recall(seen);
+            if seen.event == tpu::STALL {
+                stalls.extend(seen.values.get("file").cloned());
+            }
+        }
+        let mut source = TpuSource::new(
+            TpuPlan {
+                sys: self.config.host.sys_root.clone(),
+                proc: self.config.host.proc_root.clone(),
+                endpoints: endpoints.clone(),
+                deadline: Duration::from_nanos(deadline.0.0),
+                log_dir: log_dir.clone(),
+            },
+            stalls,
+        );
+        self.watch("tpu", *interval, move |at| judge.step(at, &source.sample()))
     }
 
     /// InfiniBand, RoCE, Ethernet.
