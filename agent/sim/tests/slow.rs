@@ -1,5 +1,7 @@
 //! The judge of stragglers on simulated jobs. The figures of whole runs are measured by `cargo xtask bench judge`.
 
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
+
 use mainstay_core::straggler::Slow;
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;

@@ -5,6 +5,8 @@
 //! - `AR.csv`, `SE.csv`, `ST.csv`: ByteDance-Seed/StragglerAnalysis, `data/trace-*.parquet` written as CSV
 //! - `job_1_norm.csv` to `job_4_norm.csv`: alibaba/clusterdata, `cluster-trace-gpu-v2020/mini-batch-time/data`
 
+#![allow(clippy::expect_used, reason = "a panic is how a test reports")]
+
 use std::path::PathBuf;
 
 use mainstay_core::finding::{Finding, FindingKind};
@@ -14,7 +16,7 @@ fn judged(name: &str) -> Option<Report> {
     let path = PathBuf::from(std::env::var_os("MAINSTAY_TRACES")?).join(name);
     let text = std::fs::read_to_string(path).ok()?;
     let mut lines = text.lines();
-    let columns = Columns::of(lines.next()?.split(',')).expect("known columns");
+    let columns = Columns::of(lines.next()?.split(',')).expect("the columns are known");
     let mut trace = Trace::default();
     for line in lines {
         trace.push(columns.span(&line.split(',').collect::<Vec<_>>()).expect("a span"));
