@@ -241,6 +241,11 @@ pub struct BoardReader {
 }
 
 impl BoardReader {
+    /// Whether nothing will ever be published again.
+    pub fn is_gone(&self) -> bool {
+        self.published.has_changed().is_err()
+    }
+
     /// Which rooms watch the host, and how far they are.
     pub fn roster(&self) -> &Roster {
         &self.roster

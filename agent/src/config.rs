@@ -66,6 +66,8 @@ settings! {
         tpu: TpuConfig,
         /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
         fabric: FabricConfig,
+        /// What NVIDIA's resiliency extension (NVRx) is told of the node.
+        nvrx: NvrxConfig,
     }
 }
 
@@ -176,6 +178,21 @@ impl FabricConfig {
     }
 }
 
+settings! {
+    /// The doors for NVRx.
+    pub struct NvrxConfig {
+        /// The Unix socket on which NVRx's node health service is served, like "/run/nvhcd/nvhcd.sock", for
+        /// ft_launcher --ft-node-health-check-endpoint. Every user may ask. Empty: none.
+        health_socket: PathBuf = PathBuf::new(),
+        /// Whether NVRx leaves out a node of which something cannot be told, beside one that is unhealthy.
+        fail_on_unknown: bool = false,
+        /// The shared directory of ft_launcher --ft-segment-health-check-dir: while the node is unhealthy, the Slurm jobs on
+        /// it find a file there that leaves their segment out. Empty: none.
+        segment_health_dir: PathBuf = PathBuf::new(),
+    }
+    sections {}
+}
+
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -274,6 +291,17 @@ impl Config {
         must(self.journal.segment_size.0 >= 4096, "journal.segment_size", "it must be at least 4KiB");
         must(absolute(&self.kernel_log.path), "kernel_log.path", "it must be an absolute path");
         must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
+        must(absolute(&self.nvrx.health_socket), "nvrx.health_socket", "it must be an absolute path");
+        must(
+            self.nvrx.health_socket.as_os_str().len() < 108,
+            "nvrx.health_socket",
+            "the kernel allows at most 107 bytes",
+        );
+        must(
+            absolute(&self.nvrx.segment_health_dir),
+            "nvrx.segment_health_dir",
+            "it must be an absolute path",
+        );
         must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
         must(self.tpu.interval >= Period::seconds(1), "tpu.interval", "it must be at least 1s");

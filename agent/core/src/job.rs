@@ -24,6 +24,7 @@ use crate::id::{Attempt, Incident, Rank};
 use crate::judge::{RankEnd, hung, judge, start_failed};
 use crate::ledger::{Books, Ledger, Spending};
 use crate::policy::{self, Budget, Case, PastFailure};
+use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, DecidedBy, Decision, Outcome, Verdict};
 
@@ -55,6 +56,8 @@ pub struct Ruling {
     pub incident: Incident,
     /// What is to be done instead; none if the proposal is agreed to.
     pub instead: Option<(Action, String)>,
+    /// What the host has to say of the failure.
+    pub testimony: Testimony,
 }
 
 /// What the job asks of the launcher.
@@ -167,6 +170,15 @@ struct RankState {
     newest: Option<StepDone>,
 }
 
+/// A failure that is judged and not decided on yet.
+#[derive(Debug)]
+struct Pending {
+    verdict: Verdict,
+    proposal: Decision,
+    /// The verdict before anybody's words were heard, and how the ranks ended: for judging it anew.
+    heard: Option<(Verdict, BTreeMap<Rank, RankEnd>)>,
+}
+
 /// The job.
 #[derive(Debug)]
 pub struct Job {
@@ -188,7 +200,7 @@ pub struct Job {
     last_progress: Mono,
     incidents: Vec<IncidentTimes>,
     past: Vec<PastFailure>,
-    pending: Option<(Verdict, Decision)>,
+    pending: Option<Pending>,
     ledger: Ledger,
     end: Option<(i32, String, Mono)>,
 }
@@ -422,12 +434,16 @@ impl Job {
                 }
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
                 // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
+                let first = verdict.clone();
                 if let Ok(catalog) = Catalog::built_in() {
-                    blame::complete(&mut verdict, catalog, &ends);
+                    blame::complete(&mut verdict, catalog, &ends, &Testimony::default());
                 }
                 let exit = exit_of(&verdict, &ends);
                 self.ledger.enter(at, Spending::Deciding);
                 self.propose(at, verdict, exit, out);
+                if let Some(pending) = &mut self.pending {
+                    pending.heard = Some((first, ends));
+                }
             }
         }
     }
@@ -458,18 +474,39 @@ impl Job {
             first_step: None,
         });
         self.phase = Phase::Judging { exit };
-        self.pending = Some((verdict, proposal));
+        self.pending = Some(Pending { verdict, proposal, heard: None });
+    }
+
+    /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
+    fn hear(&self, at: Mono, exit: i32, pending: &mut Pending, testimony: &Testimony, out: &mut Vec<Output>) {
+        let (Some((first, ends)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) else { return };
+        let mut verdict = first.clone();
+        blame::complete(&mut verdict, catalog, ends, testimony);
+        if verdict == pending.verdict {
+            return;
+        }
+        let lived = verdict.fault_at.since(self.attempt_began);
+        let case = Case { verdict: &verdict, past: &self.past, exit, lived, now: at };
+        (pending.proposal.action, pending.proposal.why) = policy::decide(self.budget, case);
+        out.push(Output::Record(Body::Verdict(verdict.clone())));
+        pending.verdict = verdict;
     }
 
     fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
         let Phase::Judging { exit } = self.phase else { return };
         let fits = |ruling: &Ruling| {
-            self.pending.as_ref().is_some_and(|(verdict, _)| verdict.incident == ruling.incident)
+            self.pending.as_ref().is_some_and(|pending| pending.verdict.incident == ruling.incident)
         };
         if ruling.as_ref().is_some_and(|ruling| !fits(ruling)) {
             return;
         }
-        let Some((verdict, mut decision)) = self.pending.take() else { return };
+        let Some(mut pending) = self.pending.take() else { return };
+        if let Some(testimony) =
+            ruling.as_ref().map(|ruling| &ruling.testimony).filter(|told| !told.is_empty())
+        {
+            self.hear(at, exit, &mut pending, testimony, out);
+        }
+        let Pending { verdict, proposal: mut decision, .. } = pending;
         if let Some(ruling) = ruling {
             decision.by = DecidedBy::Agent;
             if let Some((action, why)) = ruling.instead {

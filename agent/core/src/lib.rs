@@ -8,8 +8,11 @@
 //! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `tpu`, `nccl_ras`
 //! (those of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
 //! and `host_log` (the judges of GPUs and of what the
-//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
-//! `policy`, `ledger`; `finding` (what is wrong though nothing failed) and `straggler` (who makes a job slow); `job`, which joins them.
+//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `testimony`,
+//! `blame`,
+//! `policy`, `ledger`; `job`, which joins them.
+//!
+//! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow).
 #![forbid(unsafe_code)]
 
 pub mod attribute;
@@ -40,6 +43,7 @@ pub mod policy;
 pub mod preflight;
 pub mod settings;
 pub mod straggler;
+pub mod testimony;
 pub mod time;
 pub mod tpu;
 pub mod verdict;

@@ -6,6 +6,7 @@ use mainstay_core::hang::{Hang, HangKind};
 use mainstay_core::id::{Attempt, Incident, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy};
 use mainstay_core::policy::Budget;
+use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Action, Cause, DecidedBy};
 use proptest::prelude::*;
@@ -229,9 +230,17 @@ fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
     let stop = (Action::Stop { exit: 9 }, "the disk is read-only".to_owned());
-    run.tell(Input::Ruling(Some(Ruling { incident: Incident(7), instead: Some(stop.clone()) })));
+    run.tell(Input::Ruling(Some(Ruling {
+        incident: Incident(7),
+        instead: Some(stop.clone()),
+        testimony: Testimony::default(),
+    })));
     assert!(matches!(run.last_order(), Order::Consult { .. }));
-    run.tell(Input::Ruling(Some(Ruling { incident: Incident(1), instead: Some(stop) })));
+    run.tell(Input::Ruling(Some(Ruling {
+        incident: Incident(1),
+        instead: Some(stop),
+        testimony: Testimony::default(),
+    })));
     assert_eq!(run.last_order(), &Order::Finish { exit: 9 });
     assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
 }

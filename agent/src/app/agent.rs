@@ -28,6 +28,7 @@ use crate::app::about;
 use crate::app::catalog;
 use crate::app::device::{self, Probing};
 use crate::app::kernel_log::{self, Following};
+use crate::app::nvrx;
 use crate::app::rooms;
 use crate::board::{Board, Roster};
 use crate::config::Config;
@@ -55,6 +56,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let routes = Routes::new(LauncherServiceServer::new(launchers));
     let reader = board.reader();
     let roster = board.roster().clone();
+    nvrx::open(&config, &reader, &stop)?;
     let rooms = rooms::start(&config, &recalled.observed, &inputs, &roster)?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &inputs, &roster)?;

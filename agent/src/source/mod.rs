@@ -7,4 +7,5 @@ pub mod fabric;
 pub mod host;
 pub mod kmsg;
 pub mod pages;
+pub mod slurm;
 pub mod tpu;
