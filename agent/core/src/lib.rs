@@ -10,6 +10,8 @@
 //! and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `witness`,
 //! `blame`, `policy`, `ledger`; `job`, which joins them; `replay` and `mask`, for journals of others.
+//!
+//! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow).
 #![forbid(unsafe_code)]
 
 pub mod attribute;
@@ -19,6 +21,7 @@ pub mod counter;
 pub mod device;
 pub mod entry;
 pub mod fabric;
+pub mod finding;
 pub mod fingerprint;
 pub mod hang;
 pub mod health;
@@ -41,6 +44,7 @@ pub mod policy;
 pub mod preflight;
 pub mod replay;
 pub mod settings;
+pub mod straggler;
 pub mod testimony;
 pub mod time;
 pub mod tpu;

@@ -18,6 +18,7 @@ mod replay;
 mod run;
 mod screen;
 mod status;
+mod stragglers;
 mod torchrun;
 mod version;
 
@@ -64,6 +65,7 @@ enum Command {
     Explain(explain::Args),
     Bundle(bundle::Args),
     Replay(replay::Args),
+    Stragglers(stragglers::Args),
     Check(Box<check::Args>),
     /// Print the version
     Version(version::Args),
@@ -111,6 +113,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(&args),
         Command::Bundle(args) => bundle::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
