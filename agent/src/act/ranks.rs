@@ -78,6 +78,8 @@ pub struct RankFiles {
     pub stderr: PathBuf,
     /// `TORCHELASTIC_ERROR_FILE`.
     pub error: PathBuf,
+    /// `MAINSTAY_STACKS`.
+    pub stacks: PathBuf,
 }
 
 /// Why an attempt could not be started.
@@ -188,6 +190,7 @@ impl Crew {
             stdout: directory.join("stdout.log"),
             stderr: directory.join("stderr.log"),
             error: directory.join("error.json"),
+            stacks: directory.join("stacks.txt"),
         }
     }
 
@@ -240,6 +243,7 @@ impl Crew {
             attempt: attempt.0,
             max_restarts: self.max_restarts,
             error_file: &files.error,
+            stacks_file: &files.stacks,
             page: page.map(|(path, _)| path.as_path()),
             checkpoint_dir: &self.checkpoint_dir,
             modules_file: self.modules_file.as_deref().filter(|_| local_rank == 0),
