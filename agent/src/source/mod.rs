@@ -7,5 +7,7 @@ pub mod evidence;
 pub mod fabric;
 pub mod host;
 pub mod kmsg;
+pub mod nvrx;
 pub mod pages;
+pub mod slurm;
 pub mod tpu;

@@ -44,6 +44,12 @@ def start() -> None:
     _attempt(_show_stacks_when_asked)
 
 
+def program_is(code) -> None:
+    """Tells the program's outermost frame where the page was opened before it began to run."""
+    global _program
+    _program = code
+
+
 def status() -> dict:
     page = os.environ.get(_PAGE) or None
     refusal = _native.refusal()
