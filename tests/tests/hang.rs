@@ -117,7 +117,8 @@ fn the_stacks_of_all_ranks_are_written_down_and_tell_the_culprit() {
         return;
     }
     let stage = Stage::new();
-    let script = format!("def hang(): queue.Queue().get()\n{LOCKSTEP}").replace("with mainstay.section", "if ");
+    let script =
+        format!("def hang(): queue.Queue().get()\n{LOCKSTEP}").replace("with mainstay.section", "if ");
     let end = stage.python(&script).ranks(RANKS).variable("CULPRIT", "6").start().end();
     end.assert_status(0);
     let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };

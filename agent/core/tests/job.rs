@@ -395,6 +395,12 @@ fn a_hang_that_passes_while_its_evidence_is_taken_stops_nobody() {
     };
     run.fact(Fact::RanksHung { attempt: Attempt(0), hang: Box::new(hang), acts: true });
     run.fact(Fact::HangPassed { attempt: Attempt(0), after: Span(1) });
-    run.fact(Fact::EvidenceTaken { attempt: Attempt(0), file: None, groups: Vec::new(), summary: Vec::new(), took: Span(1) });
+    run.fact(Fact::EvidenceTaken {
+        attempt: Attempt(0),
+        file: None,
+        groups: Vec::new(),
+        summary: Vec::new(),
+        took: Span(1),
+    });
     assert!(!run.orders().iter().any(|order| matches!(order, Order::StopRanks { .. })));
 }

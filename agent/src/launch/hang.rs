@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 
 use crate::act::ranks::RankProcess;
 use crate::os::clock;
-use crate::source::evidence::{self, Subject, Taken};
 use crate::source::activity;
+use crate::source::evidence::{self, Subject, Taken};
 use crate::source::pages::PageReader;
 
 /// What is done about hangs.

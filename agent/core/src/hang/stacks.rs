@@ -46,9 +46,8 @@ pub fn innermost_of_faulthandler(text: &str) -> Option<String> {
 /// The same from py-spy's text: the thread that is named `MainThread`, else the first.
 pub fn innermost_of_py_spy(text: &str) -> Option<String> {
     let threads: Vec<&str> = text.split("\nThread ").skip(1).collect();
-    let main = threads.iter().find(|thread| {
-        thread.lines().next().is_some_and(|head| head.contains("MainThread"))
-    });
+    let main =
+        threads.iter().find(|thread| thread.lines().next().is_some_and(|head| head.contains("MainThread")));
     main.or(threads.first())?.lines().skip(1).find_map(|line| {
         // `    forward (train.py:12)`
         let (function, rest) = line.trim().split_once(" (")?;
@@ -79,13 +78,14 @@ impl Hang {
     pub fn refine(&mut self, groups: &[PlaceGroup]) {
         let all: usize = groups.iter().map(|group| group.ranks.len()).sum();
         // Ranks of one function are together: in which line each side of it waits is its own affair.
-        let function = |place: &str| place.rsplit_once(':').map_or(place, |(function, _)| function).to_owned();
-        let places = groups.iter().flat_map(|group| {
-            group.ranks.iter().map(|rank| (*rank, function(&group.place)))
-        });
+        let function =
+            |place: &str| place.rsplit_once(':').map_or(place, |(function, _)| function).to_owned();
+        let places =
+            groups.iter().flat_map(|group| group.ranks.iter().map(|rank| (*rank, function(&group.place))));
         let merged = fold(places);
         let [few, many] = merged.as_slice() else { return };
-        if !self.culprits.is_empty() || self.kind != HangKind::AllStill || few.ranks.len() >= many.ranks.len() {
+        if !self.culprits.is_empty() || self.kind != HangKind::AllStill || few.ranks.len() >= many.ranks.len()
+        {
             return;
         }
         self.kind = HangKind::UserCode;
@@ -122,7 +122,13 @@ Thread 77 (active): \"MainThread\"
     fn the_innermost_frame_of_the_main_thread() {
         assert_eq!(innermost_of_faulthandler(FAULTHANDLER).as_deref(), Some("forward (train.py:12)"));
         assert_eq!(innermost_of_py_spy(PY_SPY).as_deref(), Some("all_reduce (distributed_c10d.py:2501)"));
-        for text in ["", "Current thread", "Thread 1 (x)", "\nThread 7\n  (:)", "Current thread 0x1:\n  <no Python frame>"] {
+        for text in [
+            "",
+            "Current thread",
+            "Thread 1 (x)",
+            "\nThread 7\n  (:)",
+            "Current thread 0x1:\n  <no Python frame>",
+        ] {
             assert_eq!(innermost_of_faulthandler(text), None);
             assert_eq!(innermost_of_py_spy(text).filter(|place| place.contains("MainThread")), None);
         }
@@ -130,7 +136,9 @@ Thread 77 (active): \"MainThread\"
 
     #[test]
     fn ranks_are_folded_and_the_few_are_named() {
-        let at = |rank: u32| (Rank(rank), if rank == 3 { "read (data.py:7)" } else { "all_reduce (c10d.py:1)" }.to_owned());
+        let at = |rank: u32| {
+            (Rank(rank), if rank == 3 { "read (data.py:7)" } else { "all_reduce (c10d.py:1)" }.to_owned())
+        };
         let groups = fold((0..61).map(at));
         let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
         assert_eq!(told, ["rank 3 in read (data.py:7)", "60 ranks (0-2, 4-60) in all_reduce (c10d.py:1)"]);
@@ -148,7 +156,10 @@ Thread 77 (active): \"MainThread\"
             evidence: Vec::new(),
         };
         hang.refine(&groups);
-        assert_eq!((hang.kind, hang.culprits.as_slice(), hang.victims.len()), (HangKind::UserCode, &[Rank(3)][..], 60));
+        assert_eq!(
+            (hang.kind, hang.culprits.as_slice(), hang.victims.len()),
+            (HangKind::UserCode, &[Rank(3)][..], 60)
+        );
         assert!(hang.evidence[0].starts_with("of 61 ranks only rank 3 stands there"), "{:?}", hang.evidence);
         let named = hang.clone();
         hang.refine(&fold((0..4).map(|rank| (Rank(rank), rank.to_string()))));

@@ -120,7 +120,8 @@ fn py_spy(subjects: &[Subject]) -> Option<PathBuf> {
 /// With native frames and without stopping the process; at most eight at a time.
 fn by_py_spy(program: &Path, subjects: &[Subject], found: &mut [Option<Stack>], deadline: Instant) {
     for (subjects, found) in subjects.chunks(8).zip(found.chunks_mut(8)) {
-        let started: Vec<Option<Child>> = subjects.iter().map(|subject| start(program, subject.pid)).collect();
+        let started: Vec<Option<Child>> =
+            subjects.iter().map(|subject| start(program, subject.pid)).collect();
         for (child, found) in started.into_iter().zip(found) {
             let text = child.and_then(|child| finish(child, deadline));
             if let Some(text) = text.filter(|text| text.contains("Thread ")) {
@@ -182,7 +183,8 @@ pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
         if pipe.and_then(|mut pipe| pipe.write_all(b"1")).is_err() {
             continue;
         }
-        let given = variable("TORCH_FR_DUMP_TEMP_FILE").or_else(|| variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE"));
+        let given =
+            variable("TORCH_FR_DUMP_TEMP_FILE").or_else(|| variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE"));
         let prefix = given.unwrap_or_else(|| {
             let home = variable("HOME").unwrap_or_default();
             let cache = variable("XDG_CACHE_HOME").unwrap_or_else(|| format!("{home}/.cache"));
