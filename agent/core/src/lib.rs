@@ -11,6 +11,8 @@
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `testimony`,
 //! `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
+//!
+//! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow).
 #![forbid(unsafe_code)]
 
 pub mod attribute;
@@ -20,6 +22,7 @@ pub mod counter;
 pub mod device;
 pub mod entry;
 pub mod fabric;
+pub mod finding;
 pub mod fingerprint;
 pub mod hang;
 pub mod health;
@@ -40,6 +43,7 @@ pub mod pci;
 pub mod policy;
 pub mod preflight;
 pub mod settings;
+pub mod straggler;
 pub mod testimony;
 pub mod time;
 pub mod tpu;

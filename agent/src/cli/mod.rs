@@ -16,6 +16,7 @@ mod probe;
 mod run;
 mod screen;
 mod status;
+mod stragglers;
 mod torchrun;
 mod version;
 
@@ -60,6 +61,7 @@ enum Command {
     /// Tell whose fault a failure was, from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
+    Stragglers(stragglers::Args),
     Check(Box<check::Args>),
     /// Print the version
     Version(version::Args),
@@ -105,6 +107,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
