@@ -13,6 +13,7 @@
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
+pub mod cloud;
 pub mod device;
 pub mod entry;
 pub mod fingerprint;
