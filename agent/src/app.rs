@@ -7,6 +7,7 @@ mod host;
 mod job;
 mod kernel_log;
 pub mod logging;
+pub mod look;
 mod rooms;
 pub mod usual;
 mod watch;

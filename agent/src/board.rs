@@ -4,6 +4,8 @@
 //! change under them. A job must go on when the journal's disk does not: entries that cannot be written are shown
 //! and kept in memory until they can.
 
+mod roster;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -14,6 +16,8 @@ use mainstay_core::id::{Attempt, JobId, Rank};
 use mainstay_core::time::Stamp;
 use mainstay_core::view::{BeatView, JobPhase, NodeView};
 use tokio::sync::watch;
+
+pub use roster::{Looking, Roster};
 
 use crate::store::journal::{Journal, JournalError, JournalReader, Read, Replayed};
 
@@ -36,6 +40,7 @@ pub struct Board {
     journal_error: Option<Arc<str>>,
     replayed: Replayed,
     publisher: watch::Sender<Published>,
+    roster: Roster,
 }
 
 /// What readers see: never changed, only replaced.
@@ -60,6 +65,7 @@ impl Board {
             journal_error: None,
             replayed: Replayed::default(),
             publisher: watch::Sender::new(Published::default()),
+            roster: Roster::default(),
             journal,
         };
         let reader = board.journal.reader();
@@ -129,9 +135,18 @@ impl Board {
         &self.view
     }
 
+    /// Where the rooms that watch the host sign on.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
     /// A reader of what is published.
     pub fn reader(&self) -> BoardReader {
-        BoardReader { journal: self.journal.reader(), published: self.publisher.subscribe() }
+        BoardReader {
+            journal: self.journal.reader(),
+            published: self.publisher.subscribe(),
+            roster: self.roster.clone(),
+        }
     }
 
     /// Why the journal cannot be written at present, if it cannot.
@@ -216,9 +231,15 @@ impl Board {
 pub struct BoardReader {
     journal: JournalReader,
     published: watch::Receiver<Published>,
+    roster: Roster,
 }
 
 impl BoardReader {
+    /// Which rooms watch the host, and how far they are.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
     /// The view as it was last published.
     pub fn view(&self) -> Arc<NodeView> {
         self.published.borrow().view.clone()

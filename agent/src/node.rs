@@ -47,6 +47,13 @@ pub enum Input {
     LauncherEnded(JobId, Pid),
     /// A room that watches a part of the host has looked at it.
     Sensed(Judged),
+    /// A room has looked, and what it saw was told before.
+    Looked {
+        /// Its name on the roster.
+        room: String,
+        /// The components that it told of.
+        components: Vec<String>,
+    },
     /// The GPUs' driver was asked.
     Devices(DeviceReport),
     /// The kernel log was read.
@@ -194,6 +201,13 @@ impl Node {
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(judged) => self.sensed(judged),
+            Input::Looked { room, components } => {
+                let components = components.iter().map(String::as_str);
+                if self.board.roster().has_looked(&room, clock::mono(), components) {
+                    // Someone may wait for the first look of all.
+                    self.board.publish();
+                }
+            }
             Input::Devices(report) => self.devices(report),
             Input::KernelLog(report) => self.kernel_log(report),
         }

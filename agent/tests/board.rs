@@ -45,6 +45,7 @@ fn component(state: HealthState, read_at: u64) -> Component {
         evidence: Vec::new(),
         read_at: Some(Mono(read_at)),
         since: Mono(1),
+        ..Component::default()
     }
 }
 

@@ -152,13 +152,12 @@ fn health_change() -> impl Strategy<Value = HealthChange> {
         Just(RecommendedAction::RebootNode),
         Just(RecommendedAction::ContactSupport)
     ];
-    let evidence = (text(), text(), option::of(text())).prop_map(|(source, reading, limit)| Evidence {
-        source,
-        reading,
-        limit,
-    });
-    let component = (text(), health_state(), text(), action, vec(evidence, 0..3), option::of(mono()), mono())
-        .prop_map(|(name, state, reason, action, evidence, read_at, since)| Component {
+    let evidence = (text(), text(), option::of(text()), option::of(text()))
+        .prop_map(|(source, reading, limit, before)| Evidence { source, reading, limit, before });
+    let sure = prop_oneof![Just(1.0), Just(0.75)];
+    let times = (option::of(mono()), mono(), option::of(mono()));
+    let component = (text(), health_state(), text(), action, vec(evidence, 0..3), times, sure).prop_map(
+        |(name, state, reason, action, evidence, (read_at, since, fault_at), confidence)| Component {
             name,
             state,
             reason,
@@ -166,7 +165,10 @@ fn health_change() -> impl Strategy<Value = HealthChange> {
             evidence,
             read_at,
             since,
-        });
+            confidence,
+            fault_at,
+        },
+    );
     (option::of(health_state()), component).prop_map(|(from, component)| HealthChange { from, component })
 }
 

@@ -57,8 +57,23 @@ void mainstay_section_enter(uint32_t id);
 /* Section `id` ends, and with it those entered after it and not left. One that is not open is ignored and counted. */
 void mainstay_section_leave(uint32_t id);
 
-/* Communicator `comm` has entered and completed so many collective operations. */
+/* Communicator `comm` has entered and completed so many collective operations. The number is the same on all ranks of
+ * the communicator: by it the launcher tells who waits for whom in a hang. */
 void mainstay_collective(uint64_t comm, uint64_t entered, uint64_t completed);
+
+/* As mainstay_collective, with a number for kind, type and size of the operation entered last, the same for the same
+ * operation on all ranks; 0 if it is not told. */
+void mainstay_collective_with(uint64_t comm, uint64_t entered, uint64_t completed, uint64_t signature);
+
+/* What comes next takes long, at most so many seconds: until then or until mainstay_resume no progress is expected of
+ * the job, and nothing is taken for a hang. NaN, negative and infinite numbers are a pause. */
+void mainstay_expect_long(double seconds);
+
+/* Nothing is taken for a hang until mainstay_resume. */
+void mainstay_pause(void);
+
+/* Progress is expected again, after mainstay_expect_long or mainstay_pause. */
+void mainstay_resume(void);
 
 /* Leaves a note on how this process ends, and wakes the launcher. The first note stands. */
 void mainstay_exit_note(int kind, const char *exception, const char *message, const char *traceback);

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use mainstay_heartbeat::{Measures, Note, SectionId, Writing};
+use mainstay_heartbeat::{Collective, Measures, Note, SectionId, Writing};
 
 use crate::attach::Attached;
 use crate::clock::now_ns;
@@ -135,10 +136,43 @@ impl Client {
         SectionGuard { client: self.clone(), id }
     }
 
-    /// Communicator `comm` has entered and completed so many collective operations.
+    /// Communicator `comm` has entered and completed so many collective operations. The number is the same on all ranks
+    /// of the communicator: by it the launcher tells who waits for whom.
     pub fn collective(&self, comm: u64, entered: u64, completed: u64) {
+        self.collective_with(Collective { comm, entered, completed, signature: 0 });
+    }
+
+    /// As [`collective`](Self::collective), with what the operation entered last is.
+    pub fn collective_with(&self, counts: Collective) {
         if let Some(mut page) = self.write() {
-            page.collective(comm, entered, completed);
+            page.collective_with(counts);
+        }
+    }
+
+    /// What comes next takes long, at most `span`: until then, or until [`resume`](Self::resume), no progress is expected
+    /// of the job and nothing is taken for a hang.
+    pub fn expect_long(&self, span: Duration) {
+        let now = now_ns();
+        let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        self.quiet_until(now, now.saturating_add(span));
+    }
+
+    /// Nothing is taken for a hang until [`resume`](Self::resume).
+    pub fn pause(&self) {
+        self.quiet_until(now_ns(), u64::MAX);
+    }
+
+    /// Progress is expected again, after [`expect_long`](Self::expect_long) or [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.quiet_until(now_ns(), 0);
+    }
+
+    /// Its loss would last, so it is tried with patience.
+    fn quiet_until(&self, now_ns: u64, until_ns: u64) {
+        let Some(attached) = self.ours() else { return };
+        if let Some(mut page) = write_patiently(attached) {
+            // A launcher of an older layout does not judge hangs by it either.
+            let _ = page.quiet_until(now_ns, until_ns);
         }
     }
 

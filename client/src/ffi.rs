@@ -8,8 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
 
-use mainstay_heartbeat::{ExitKind, Measures, Note, SectionId};
+use mainstay_heartbeat::{Collective, ExitKind, Measures, Note, SectionId};
 
 use crate::client::Client;
 
@@ -143,6 +144,34 @@ pub extern "C" fn mainstay_section_leave(id: u32) {
 #[unsafe(no_mangle)]
 pub extern "C" fn mainstay_collective(comm: u64, entered: u64, completed: u64) {
     with_client(|client| client.collective(comm, entered, completed));
+}
+
+/// As [`mainstay_collective`], with a number for kind, type and size of the operation entered last.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_collective_with(comm: u64, entered: u64, completed: u64, signature: u64) {
+    with_client(|client| client.collective_with(Collective { comm, entered, completed, signature }));
+}
+
+/// What comes next takes long, at most so many seconds: nothing is taken for a hang meanwhile. NaN, negative and
+/// infinite numbers are a pause.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_expect_long(seconds: f64) {
+    with_client(|client| match Duration::try_from_secs_f64(seconds) {
+        Ok(span) => client.expect_long(span),
+        Err(_) => client.pause(),
+    });
+}
+
+/// Nothing is taken for a hang until the next resume.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_pause() {
+    with_client(Client::pause);
+}
+
+/// Progress is expected again.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_resume() {
+    with_client(Client::resume);
 }
 
 /// Leaves a note on how this process ends: kind 0 is an uncaught exception, 1 a clean exit, anything else other.

@@ -157,6 +157,7 @@ fn c_type(rust: &str) -> &'static str {
         "c_int" => "int",
         "u32" => "uint32_t",
         "u64" => "uint64_t",
+        "f64" => "double",
         "*const c_char" => "const char *",
         "*const f64" => "const double *",
         "*const u64" => "const uint64_t *",

@@ -324,6 +324,7 @@ impl Gpu {
             evidence,
             read_at: self.readings.read_at.or(Some(now)),
             since: self.shown.since(state, now),
+            ..Component::default()
         }
     }
 }
@@ -343,13 +344,14 @@ impl Switch {
             evidence: self.faults.evidence(),
             read_at: Some(now),
             since: self.shown.since(state, now),
+            ..Component::default()
         }
     }
 }
 
 /// A line of the log, as evidence.
 fn line(text: &str) -> Evidence {
-    Evidence { source: "kernel log".to_owned(), reading: text.to_owned(), limit: None }
+    Evidence { source: "kernel log".to_owned(), reading: text.to_owned(), ..Evidence::default() }
 }
 
 impl Came {

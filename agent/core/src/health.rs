@@ -5,12 +5,13 @@ use serde::{Deserialize, Serialize};
 use crate::time::Mono;
 
 /// Health states, in the order in which they weigh: a node is as healthy as its heaviest component.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum HealthState {
     /// Read, and in order.
     Healthy,
     /// It cannot be told: not readable, or too old.
+    #[default]
     Unknown,
     /// In use, but something is wrong.
     Degraded,
@@ -56,10 +57,47 @@ pub struct Component {
     pub read_at: Option<Mono>,
     /// Since when it is in this state.
     pub since: Mono,
+    /// How sure, from 0 to 1: 1 where a counter or the hardware's own word says it, less where it is inferred.
+    #[serde(default = "sure", skip_serializing_if = "is_sure")]
+    pub confidence: f64,
+    /// When something last went wrong anew, where the judge knows: what an operator acknowledged before that is told
+    /// again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_at: Option<Mono>,
+}
+
+impl Default for Component {
+    /// A component of which nothing is known.
+    fn default() -> Component {
+        Component {
+            name: String::new(),
+            state: HealthState::Unknown,
+            reason: String::new(),
+            action: RecommendedAction::None,
+            evidence: Vec::new(),
+            read_at: None,
+            since: Mono::default(),
+            confidence: sure(),
+            fault_at: None,
+        }
+    }
+}
+
+fn sure() -> f64 {
+    1.0
+}
+
+#[expect(
+    clippy::float_cmp,
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks by reference; 1 is exact"
+)]
+fn is_sure(confidence: &f64) -> bool {
+    *confidence == sure()
 }
 
 /// One reading with its source.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
     /// Where it was read: `/proc/pressure/memory`.
     pub source: String,
@@ -68,6 +106,9 @@ pub struct Evidence {
     /// The limit it was held against, where there is one: `10 %`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
+    /// What was read before, where the change is what matters: `full avg10=0.1 %`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<String>,
 }
 
 /// A component went from one state to another.

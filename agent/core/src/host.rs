@@ -119,6 +119,7 @@ impl HostJudge {
             evidence: findings.into_evidence(),
             read_at,
             since,
+            ..Component::default()
         }
     }
 }

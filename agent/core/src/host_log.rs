@@ -135,6 +135,7 @@ fn calm(name: &str, read_at: Option<Mono>, now: Mono) -> Component {
         evidence: Vec::new(),
         read_at,
         since: now,
+        ..Component::default()
     }
 }
 
@@ -166,6 +167,11 @@ impl Reports {
         component.action = component.action.max(meaning.action);
         let limit = (meaning.count > 1).then(|| meaning.count.to_string());
         let reading = self.line.clone();
-        component.evidence.push(Evidence { source: "kernel log".to_owned(), reading, limit });
+        component.evidence.push(Evidence {
+            source: "kernel log".to_owned(),
+            reading,
+            limit,
+            ..Evidence::default()
+        });
     }
 }

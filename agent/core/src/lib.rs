@@ -3,7 +3,8 @@
 //! Pure by construction: no I/O, no clock, no threads, no async. Time comes in as an argument, so that the same
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
-//! In reading order, each module using only those before it: `time`, `id`, `pci`; `health`, `verdict`; `kernel`
+//! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
+//! `health`, `verdict`; `kernel`
 //! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
 //! (the kernel log), `tpu` and `nccl_ras` (their judges, with what is read of them), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
@@ -17,6 +18,7 @@ pub mod cloud;
 pub mod device;
 pub mod entry;
 pub mod fingerprint;
+pub mod hang;
 pub mod health;
 pub mod host;
 pub mod host_log;
@@ -32,6 +34,7 @@ pub mod observation;
 pub mod parse;
 pub mod pci;
 pub mod policy;
+pub mod preflight;
 pub mod settings;
 pub mod time;
 pub mod tpu;

@@ -219,10 +219,12 @@ impl NcclJudge {
             source: source.clone(),
             reading: trouble.detail.clone(),
             limit: (trouble.event == "ranks_apart").then(|| format!("unmoved for {}", self.limits.still_for)),
+            before: None,
         });
         let read_at = matches!(asked, Asked::Told(_) | Asked::NoJob).then_some(now);
         let evidence = evidence.collect();
-        Some(Component { name: NAME.to_owned(), state, reason, action, evidence, read_at, since })
+        let name = NAME.to_owned();
+        Some(Component { name, state, reason, action, evidence, read_at, since, ..Component::default() })
     }
 }
 

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 pub struct Mono(pub u64);
 
 impl Mono {
+    /// A time that does not come.
+    pub const NEVER: Mono = Mono(u64::MAX);
+
     /// The span since `earlier`; zero if `earlier` is in fact later.
     pub fn since(self, earlier: Mono) -> Span {
         Span(self.0.saturating_sub(earlier.0))

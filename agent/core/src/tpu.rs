@@ -35,6 +35,9 @@ settings! {
     sections {}
 }
 
+/// How sure it is that a core that stands apart is what the others wait for.
+const INFERRED: f64 = 0.8;
+
 /// The event by which a chip is remembered over restarts.
 const FOUND: &str = "chip_found";
 
@@ -204,6 +207,7 @@ impl TpuJudge {
                 stuck.iter().find(|outlier| cores.iter().any(|core| core.core == outlier.core && its(core)));
             if let Some(outlier) = outlier {
                 of.state = HealthState::Degraded;
+                of.confidence = INFERRED;
                 of.action = of.action.max(RecommendedAction::RestartProcess);
                 let still = self.cores.still_since.map_or(now, |since| since);
                 of.reason = format!("{outlier}; no core has moved for {}", now.since(still));
@@ -211,6 +215,7 @@ impl TpuJudge {
                     source: "core states of libtpu".to_owned(),
                     reading: outlier.to_string(),
                     limit: Some(format!("unmoved for {}", self.limits.still_for)),
+                    before: None,
                 });
             }
             components.push(of);
@@ -275,13 +280,5 @@ impl TpuJudge {
 
 /// A component in good order, of which nothing was said yet.
 fn component(name: &str, read_at: Option<Mono>) -> Component {
-    Component {
-        name: name.to_owned(),
-        state: HealthState::Healthy,
-        reason: String::new(),
-        action: RecommendedAction::None,
-        evidence: Vec::new(),
-        read_at,
-        since: Mono(0),
-    }
+    Component { name: name.to_owned(), state: HealthState::Healthy, read_at, ..Component::default() }
 }

@@ -2,6 +2,7 @@
 
 pub mod event;
 pub(super) mod health;
+pub mod preflight;
 mod sentence;
 
 use mainstay_core::time::{Mono, Span, Stamp, Wall};

@@ -8,12 +8,13 @@ use mainstay_core::view::NodeView;
 use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
     GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListJobsRequest, ListJobsResponse,
-    Server, WatchNodeRequest, WatchNodeResponse,
+    RunPreflightRequest, RunPreflightResponse, Server, WatchNodeRequest, WatchNodeResponse,
 };
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
 use super::convert::health as convert;
+use super::preflight::{self, Wanted};
 use super::stream::{Answers, Caller, End, answer};
 
 const USUAL_INTERVAL: Duration = Duration::from_millis(500);
@@ -58,6 +59,17 @@ impl HealthService for Health {
         let interval = interval(request.into_inner().min_interval);
         let read = self.0.clone();
         Ok(Response::new(answer(read.stop.clone(), move |caller| watch(read, interval, caller))))
+    }
+
+    type RunPreflightStream = Answers<RunPreflightResponse>;
+
+    async fn run_preflight(
+        &self,
+        request: Request<RunPreflightRequest>,
+    ) -> Result<Response<Self::RunPreflightStream>, Status> {
+        let read = self.0.clone();
+        let wanted = Wanted::of(&read, request.get_ref())?;
+        Ok(Response::new(answer(read.stop.clone(), move |caller| preflight::run(read, wanted, caller))))
     }
 }
 

@@ -12,6 +12,7 @@ mod http;
 mod listen;
 pub mod metrics;
 mod pace;
+mod preflight;
 mod stream;
 
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 pub use convert::event::event;
+pub use convert::preflight::{check_of, group, requirement, wire_span};
 pub use events::passes;
 pub use listen::{ListenError, UnixSocket, tcp};
 

@@ -29,7 +29,7 @@ use crate::app::catalog;
 use crate::app::device::{self, Probing};
 use crate::app::kernel_log::{self, Following};
 use crate::app::rooms;
-use crate::board::Board;
+use crate::board::{Board, Roster};
 use crate::config::Config;
 use crate::node::{Hardware, Input, Node};
 use crate::os::clock;
@@ -38,7 +38,7 @@ use crate::store::cursor::CursorFile;
 use crate::store::journal::Journal;
 
 /// Inputs that may wait for the node.
-const QUEUE: usize = 4096;
+pub(super) const QUEUE: usize = 4096;
 
 /// Runs the agent until it is told to stop.
 ///
@@ -54,9 +54,10 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let launchers = Launchers::new(inputs.clone(), allowed);
     let routes = Routes::new(LauncherServiceServer::new(launchers));
     let reader = board.reader();
-    let rooms = rooms::start(&config, &recalled.observed, &inputs)?;
-    let (hardware, following) = watch_hardware(&config, &recalled, &inputs)?;
-    let probing = start_probing(&config, &inputs)?;
+    let roster = board.roster().clone();
+    let rooms = rooms::start(&config, &recalled.observed, &inputs, &roster)?;
+    let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
+    let probing = start_probing(&config, &inputs, &roster)?;
 
     let node = Node::new(board, recalled.origins, hardware, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
@@ -73,15 +74,15 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
 
 /// What the journal tells of the time before this start.
 #[derive(Debug, Default)]
-struct Recalled {
+pub(super) struct Recalled {
     /// The newest launcher's entry, by job.
-    origins: BTreeMap<JobId, u64>,
+    pub(super) origins: BTreeMap<JobId, u64>,
     /// What this boot's kernel log told.
-    kernel: Vec<(Mono, Fact)>,
+    pub(super) kernel: Vec<(Mono, Fact)>,
     /// How far that was read.
-    position: u64,
+    pub(super) position: u64,
     /// What the rooms that watch the host saw, in any boot, in its order.
-    observed: Vec<(Stamp, BootId, Observation)>,
+    pub(super) observed: Vec<(Stamp, BootId, Observation)>,
 }
 
 impl Recalled {
@@ -122,10 +123,11 @@ fn open_board(config: &Config) -> anyhow::Result<(Board, Recalled)> {
 }
 
 /// The judges of the hardware, and the reading of the kernel log if it is to be read.
-fn watch_hardware(
+pub(super) fn watch_hardware(
     config: &Config,
     recalled: &Recalled,
     inputs: &mpsc::Sender<Input>,
+    roster: &Roster,
 ) -> anyhow::Result<(Hardware, Option<Following>)> {
     let catalog = catalog::compiled_in()?;
     let path = &config.kernel_log.path;
@@ -141,7 +143,7 @@ fn watch_hardware(
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));
     }
-    let following = kernel_log::follow(path, clock::boot_id(), cursor, inputs.clone())
+    let following = kernel_log::follow(path, clock::boot_id(), cursor, inputs.clone(), roster.clone())
         .context("starting the thread that reads the kernel log")?;
     Ok((hardware, Some(following)))
 }
@@ -176,7 +178,11 @@ fn make_socket_directory(directory: &Path) -> std::io::Result<()> {
 }
 
 /// Asks the GPUs' driver by a child process that is this very program.
-fn start_probing(config: &Config, inputs: &mpsc::Sender<Input>) -> anyhow::Result<Option<Probing>> {
+pub(super) fn start_probing(
+    config: &Config,
+    inputs: &mpsc::Sender<Input>,
+    roster: &Roster,
+) -> anyhow::Result<Option<Probing>> {
     if !config.gpu.enabled {
         return Ok(None);
     }
@@ -188,7 +194,7 @@ fn start_probing(config: &Config, inputs: &mpsc::Sender<Input>) -> anyhow::Resul
         deadline: Duration::from_nanos(config.gpu.deadline.0.0),
     };
     let interval = Duration::from_nanos(config.gpu.interval.0.0);
-    let probing = device::probe(plan, interval, inputs.clone())
+    let probing = device::probe(plan, interval, inputs.clone(), roster.clone())
         .context("starting the thread that asks the GPUs' driver")?;
     Ok(Some(probing))
 }

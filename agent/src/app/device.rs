@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use crate::board::Roster;
 use crate::node::Input;
 use crate::os::clock;
 use crate::source::device::{DeviceSource, ProbePlan};
@@ -15,18 +16,32 @@ pub struct Probing {
     _stop: StopSender<()>,
 }
 
+/// The room's name on the roster.
+const ROOM: &str = "devices";
+
 /// Asks the driver now and every `interval`, and tells the node.
 ///
 /// # Errors
 /// The kernel gives no more threads.
-pub fn probe(plan: ProbePlan, interval: Duration, inputs: mpsc::Sender<Input>) -> std::io::Result<Probing> {
+pub fn probe(
+    plan: ProbePlan,
+    interval: Duration,
+    inputs: mpsc::Sender<Input>,
+    roster: Roster,
+) -> std::io::Result<Probing> {
     let (stop, stopped) = channel();
+    roster.begins(ROOM, clock::mono());
     let ask = move || {
         let mut source = DeviceSource::new(plan);
         loop {
             let at = clock::mono();
+            roster.begins(ROOM, at);
             let report = source.sample(at);
             if inputs.blocking_send(Input::Devices(report)).is_err() {
+                return;
+            }
+            let looked = Input::Looked { room: ROOM.to_owned(), components: Vec::new() };
+            if inputs.blocking_send(looked).is_err() {
                 return;
             }
             match stopped.recv_timeout(interval) {

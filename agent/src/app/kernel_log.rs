@@ -10,9 +10,13 @@ use mainstay_core::kernel::LogCursor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
+use crate::board::Roster;
 use crate::node::{Input, LogReport};
 use crate::os::clock;
 use crate::source::kmsg::{KernelLog, LogError};
+
+/// The room's name on the roster.
+const ROOM: &str = "kernel log";
 
 /// How long it is left alone when it cannot be read.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
@@ -35,9 +39,11 @@ pub fn follow(
     boot: BootId,
     cursor: Option<LogCursor>,
     inputs: mpsc::Sender<Input>,
+    roster: Roster,
 ) -> std::io::Result<Following> {
     let (stop, stop_writer) = std::io::pipe()?;
-    let follower = Follower { path: path.to_owned(), boot, cursor, inputs, stop };
+    roster.begins(ROOM, clock::mono());
+    let follower = Follower { path: path.to_owned(), boot, cursor, inputs, abreast: false, stop };
     std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
     Ok(Following { _stop: stop_writer })
 }
@@ -50,6 +56,8 @@ struct Follower {
     boot: BootId,
     cursor: Option<LogCursor>,
     inputs: mpsc::Sender<Input>,
+    /// It was said that it is read as far as it goes.
+    abreast: bool,
     stop: PipeReader,
 }
 
@@ -61,8 +69,10 @@ impl Follower {
                 Err(Trouble::Log(error)) => {
                     let state = LogState::Unreadable(error.to_string());
                     if self.tell(LogReport { state, facts: Vec::new(), cursor: self.cursor.clone() }).is_err()
-                        || self.stopped(AGAIN_AFTER)
                     {
+                        return;
+                    }
+                    if self.is_abreast().is_err() || self.stopped(AGAIN_AFTER) {
                         return;
                     }
                 }
@@ -83,6 +93,7 @@ impl Follower {
                 self.tell(LogReport { state: LogState::Reading, facts: batch.facts, cursor: told.clone() })?;
             }
             if !more {
+                self.is_abreast()?;
                 log.wait(&self.stop, LONGEST_WAIT)?;
             }
         }
@@ -92,6 +103,15 @@ impl Follower {
     /// Waits for the node when it is behind: nothing that was read is dropped, and the kernel keeps the rest.
     fn tell(&self, report: LogReport) -> Result<(), Gone> {
         self.inputs.blocking_send(Input::KernelLog(report)).map_err(|_| Gone)
+    }
+
+    /// All that there was to be read is read, or it is known that it cannot be.
+    fn is_abreast(&mut self) -> Result<(), Gone> {
+        if std::mem::replace(&mut self.abreast, true) {
+            return Ok(());
+        }
+        let looked = Input::Looked { room: ROOM.to_owned(), components: Vec::new() };
+        self.inputs.blocking_send(looked).map_err(|_| Gone)
     }
 
     /// Waits for the stop, for so long.

@@ -15,6 +15,7 @@ use mainstay_core::tpu::{self, TpuJudge};
 use tokio::sync::mpsc;
 
 use crate::app::watch::{Watching, watch};
+use crate::board::Roster;
 use crate::config::{Config, TpuConfig};
 use crate::node::Input;
 use crate::os::clock;
@@ -22,13 +23,17 @@ use crate::source::host::{HostSource, standard_paths};
 use crate::source::tpu::{TpuPlan, TpuSource};
 
 /// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
-pub type Observed = [(Stamp, BootId, Observation)];
+pub type Observed = [Seen];
+
+/// One thing that was seen, when, and in which boot.
+pub type Seen = (Stamp, BootId, Observation);
 
 /// Where rooms report to.
 pub struct Rooms<'a> {
     config: &'a Config,
     observed: &'a Observed,
     inputs: &'a mpsc::Sender<Input>,
+    roster: &'a Roster,
     watching: Vec<Watching>,
 }
 
@@ -40,8 +45,9 @@ pub fn start(
     config: &Config,
     observed: &Observed,
     inputs: &mpsc::Sender<Input>,
+    roster: &Roster,
 ) -> anyhow::Result<Vec<Watching>> {
-    let mut rooms = Rooms { config, observed, inputs, watching: Vec::new() };
+    let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
     rooms.host()?;
     rooms.tpu()?;
     Ok(rooms.watching)
@@ -89,10 +95,20 @@ impl Rooms<'_> {
         &mut self,
         name: &str,
         interval: Period,
-        look: impl FnMut(Mono) -> Judged + Send + 'static,
+        mut look: impl FnMut(Mono) -> Judged + Send + 'static,
     ) -> anyhow::Result<()> {
-        let inputs = self.inputs.clone();
-        let tell = move |judged| inputs.blocking_send(Input::Sensed(judged)).is_ok();
+        let (inputs, roster, room) = (self.inputs.clone(), self.roster.clone(), name.to_owned());
+        roster.begins(name, clock::mono());
+        let begun = room.clone();
+        let look = move |at| {
+            roster.begins(&begun, at);
+            look(at)
+        };
+        let tell = move |judged: Judged| {
+            let components = judged.components.iter().map(|component| component.name.clone()).collect();
+            let looked = Input::Looked { room: room.clone(), components };
+            inputs.blocking_send(Input::Sensed(judged)).is_ok() && inputs.blocking_send(looked).is_ok()
+        };
         let watching = watch(name, Duration::from_nanos(interval.0.0), look, tell)
             .with_context(|| format!("starting the thread that watches: {name}"))?;
         self.watching.push(watching);

@@ -8,10 +8,12 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
+use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    EventFilter, GetNodeRequest, Job, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node, Server,
-    WatchEventsRequest, WatchEventsResponse,
+    EventFilter, GetNodeRequest, Job, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
+    PreflightCheck, RunPreflightRequest, RunPreflightResponse, Server, WatchEventsRequest,
+    WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -103,6 +105,34 @@ impl Client {
             })
         })
         .await
+    }
+
+    /// The checks before a start and their summary. They are waited for as long as they are allowed to take.
+    pub(super) async fn preflight(
+        &self,
+        request: RunPreflightRequest,
+        longest: Duration,
+    ) -> Result<Vec<PreflightCheck>, AskError> {
+        let mut health =
+            HealthServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        let asking = async {
+            let failed = |status| self.failed(&status);
+            let mut stream = health.run_preflight(request).await.map_err(failed)?.into_inner();
+            let mut checks = Vec::new();
+            while let Some(RunPreflightResponse { item }) = stream.message().await.map_err(failed)? {
+                match item {
+                    Some(PreflightItem::Check(check)) => checks.push(check),
+                    Some(PreflightItem::Summary(_)) => return Ok(checks),
+                    // An item of a kind that a newer server sends.
+                    None => {}
+                }
+            }
+            Err(self.failed(&Status::unavailable("the server ended before it had told all checks")))
+        };
+        match tokio::time::timeout(longest, asking).await {
+            Ok(answer) => answer,
+            Err(_) => Err(AskError::Silent(self.socket.clone())),
+        }
     }
 
     /// Some events after a cursor, within the deadline.

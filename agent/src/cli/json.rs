@@ -37,7 +37,11 @@ fn component(component: &Component) -> Value {
     let evidence: Vec<Value> = component
         .evidence
         .iter()
-        .map(|of| present(json!({ "source": of.source, "reading": of.reading, "limit": of.limit })))
+        .map(|of| {
+            present(
+                json!({ "source": of.source, "reading": of.reading, "limit": of.limit, "before": of.before }),
+            )
+        })
         .collect();
     present(json!({
         "name": component.name,
@@ -48,6 +52,7 @@ fn component(component: &Component) -> Value {
         "since": component.since.as_ref().map(time),
         "read_at": component.read_at.as_ref().map(time),
         "read_age": component.read_age.as_ref().map(seconds),
+        "confidence": component.confidence,
     }))
 }
 

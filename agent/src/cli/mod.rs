@@ -2,6 +2,7 @@
 
 mod agent;
 mod attribute;
+mod check;
 mod client;
 mod completions;
 mod config;
@@ -59,6 +60,7 @@ enum Command {
     /// Tell whose fault a failure was, from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
+    Check(Box<check::Args>),
     /// Print the version
     Version(version::Args),
     /// Print a script that completes commands in a shell
@@ -103,6 +105,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Check(args) => check::run(*args).await,
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }

@@ -1,9 +1,12 @@
-//! The hidden subcommand that the agent starts beside itself: calls into vendors' libraries.
+//! The hidden subcommand that is started beside the agent or a check: what may hang, in a process of its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::output;
+use crate::app::look::run_look;
+use crate::app::usual;
+use crate::config::{Config, Environment};
 use crate::probe::nvml;
 
 /// Calls a vendor's library for the agent
@@ -21,17 +24,41 @@ enum Library {
         #[arg(long, value_name = "PATH")]
         lib: Option<PathBuf>,
     },
+    /// The agent's rooms for one check: answers on a socket in the directory until standard input ends
+    Look {
+        /// Where the socket is made
+        #[arg(long, value_name = "DIR")]
+        directory: PathBuf,
+        /// The agent's configuration file
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
 }
 
 /// Answers until the agent, at the other end of standard input, is gone.
 pub fn run(args: &Args) -> ExitCode {
-    let Library::Nvml { lib } = &args.library;
-    let library = lib.as_ref().map(|path| path.clone().into_os_string());
-    match nvml::serve(library, std::io::stdin().lock(), std::io::stdout().lock()) {
+    let ran = match &args.library {
+        Library::Nvml { lib } => {
+            let library = lib.as_ref().map(|path| path.clone().into_os_string());
+            nvml::serve(library, std::io::stdin().lock(), std::io::stdout().lock()).map_err(Into::into)
+        }
+        Library::Look { directory, config } => look(directory, config.as_deref()),
+    };
+    match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::note(&format!("error: {error}"));
+            output::note(&format!("error: {}", output::in_full(&error)));
             ExitCode::FAILURE
         }
     }
+}
+
+fn look(directory: &Path, config: Option<&Path>) -> anyhow::Result<()> {
+    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    let config = Config::load(config, &environment, &[])?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let looked = runtime.block_on(run_look(config, directory));
+    // What may still be blocked in a dead file system must not keep us.
+    runtime.shutdown_background();
+    looked
 }

@@ -238,6 +238,7 @@ mod tests {
                 source: "/proc/pressure/memory".into(),
                 reading: "full avg10=12.5 %".into(),
                 limit: Some("10 %".into()),
+                ..Evidence::default()
             }],
             read_age: Some(Duration { seconds: 2, nanos: 0 }),
             ..Component::default()

@@ -6,6 +6,7 @@ mod grpc_health;
 mod health;
 mod http;
 mod metrics;
+mod preflight;
 mod reflection;
 mod server;
 mod socket;

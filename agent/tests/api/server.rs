@@ -175,8 +175,10 @@ pub fn component(name: &str, state: HealthState) -> Component {
             source: "/proc/x".into(),
             reading: "5 %".into(),
             limit: Some("10 %".into()),
+            ..Evidence::default()
         }],
         read_at: Some(Mono(90 * SECOND)),
         since: Mono(40 * SECOND),
+        ..Component::default()
     }
 }

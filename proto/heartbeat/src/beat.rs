@@ -28,6 +28,9 @@ pub struct Beat {
     pub grad_norm: Option<f64>,
     /// The parameter digest given last.
     pub digest: Option<u64>,
+    /// Until when the rank expects to make no progress, `CLOCK_MONOTONIC` in ns: 0 for none of it, [`u64::MAX`] for a pause
+    /// without end.
+    pub quiet_until_ns: u64,
     /// How many sections are open; more than [`SECTION_DEPTH`] when some are nested too deep to be shown.
     pub depth: u64,
     open: [OpenSection; SECTION_DEPTH],
@@ -100,6 +103,8 @@ fn read(words: Words<'_>, at: usize) -> Beat {
         loss: given(given::LOSS, slot::LOSS).map(f64::from_bits),
         grad_norm: given(given::GRAD_NORM, slot::GRAD_NORM).map(f64::from_bits),
         digest: given(given::DIGEST, slot::DIGEST),
+        // A minor that does not know the word leaves it zero.
+        quiet_until_ns: words.load(at + slot::QUIET_UNTIL_NS),
         depth,
         open,
     }
@@ -111,7 +116,7 @@ pub(crate) fn publish(words: Words<'_>) {
     let number = words.load(PUBLISHED).wrapping_add(1);
     let at = slot_at(number);
     words.begin(at + slot::SEQUENCE, number.wrapping_mul(2).wrapping_sub(1));
-    for field in (slot::CLAIM..=slot::DEPTH).step_by(WORD) {
+    for field in (slot::CLAIM..=slot::QUIET_UNTIL_NS).step_by(WORD) {
         words.store(at + field, words.load(DRAFT + field));
     }
     for level in 0..shown(words.load(DRAFT + slot::DEPTH)) {

@@ -15,6 +15,9 @@ pub struct Collective {
     pub entered: u64,
     /// Operations completed; never read as more than were entered, if the client counted truthfully.
     pub completed: u64,
+    /// Kind, type and size of the operation entered last, as one number of the client's choosing that is the same for the
+    /// same operation on all ranks; 0 if it is not told.
+    pub signature: u64,
 }
 
 impl Page<'_> {
@@ -43,7 +46,13 @@ fn read(words: Words<'_>, index: usize) -> Collective {
     // In the opposite order of the stores, so that `completed` cannot overtake `entered`.
     let completed = words.load_acquire(entry(index) + collective::COMPLETED);
     let entered = words.load(entry(index) + collective::ENTERED);
-    Collective { comm: words.load(entry(index) + collective::ID), entered, completed }
+    let signature = words.load(entry(index) + collective::SIGNATURE);
+    Collective { comm: words.load(entry(index) + collective::ID), entered, completed, signature }
+}
+
+/// Whether the page's creator knows the word.
+fn knows_signatures(words: Words<'_>) -> bool {
+    words.load(MINOR_AT) >= 1
 }
 
 /// Sets a communicator's counters; false when the table has no room for it. The caller holds the page's lock.
@@ -57,6 +66,9 @@ pub(crate) fn write(words: Words<'_>, value: Collective) -> bool {
     words.store(entry(index) + collective::ID, value.comm);
     if known.is_none() {
         words.store(entry(index) + collective::COMPLETED, 0);
+    }
+    if knows_signatures(words) {
+        words.store(entry(index) + collective::SIGNATURE, value.signature);
     }
     words.store(entry(index) + collective::ENTERED, value.entered);
     words.store_release(entry(index) + collective::COMPLETED, value.completed);

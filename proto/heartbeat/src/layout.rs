@@ -8,7 +8,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 /// The layout's major version: a client or reader of another major must not touch anything but the identity zone.
 pub const MAJOR: u16 = 1;
 /// The layout's minor version: later minors only give meaning to words that were reserved (and zero) before.
-pub const MINOR: u16 = 0;
+pub const MINOR: u16 = 1;
 /// The size of a page file, fixed within a major version.
 pub const PAGE_BYTES: usize = 128 * 1024;
 pub(crate) const PAGE_WORDS: usize = PAGE_BYTES / WORD;
@@ -105,6 +105,8 @@ pub(crate) mod slot {
     pub(crate) const GRAD_NORM: usize = 64;
     pub(crate) const DIGEST: usize = 72;
     pub(crate) const DEPTH: usize = 80;
+    /// Since minor 1.
+    pub(crate) const QUIET_UNTIL_NS: usize = 88;
     /// `SECTION_DEPTH` pairs of (section id, start in ns).
     pub(crate) const STACK: usize = 128;
 }
@@ -160,6 +162,8 @@ pub(crate) mod collective {
     pub(crate) const ID: usize = 0;
     pub(crate) const ENTERED: usize = 8;
     pub(crate) const COMPLETED: usize = 16;
+    /// Since minor 1.
+    pub(crate) const SIGNATURE: usize = 24;
 }
 
 // Section names.
@@ -279,6 +283,7 @@ pub const SLOT_FIELDS: &[(&str, usize, usize)] = &[
     ("slot.grad_norm", slot::GRAD_NORM, WORD),
     ("slot.digest", slot::DIGEST, WORD),
     ("slot.depth", slot::DEPTH, WORD),
+    ("slot.quiet_until_ns", slot::QUIET_UNTIL_NS, WORD),
     ("slot.stack", slot::STACK, SECTION_DEPTH * 2 * WORD),
 ];
 
@@ -299,4 +304,5 @@ pub const COLLECTIVE_FIELDS: &[(&str, usize, usize)] = &[
     ("collective.id", collective::ID, WORD),
     ("collective.entered", collective::ENTERED, WORD),
     ("collective.completed", collective::COMPLETED, WORD),
+    ("collective.signature", collective::SIGNATURE, WORD),
 ];

@@ -318,10 +318,26 @@ impl Writing<'_> {
         })
     }
 
-    /// Communicator `comm` has entered and completed so many operations. Not a beat: it may come from a thread that
+    /// No progress is to be expected before `until_ns`: 0 takes it back, [`u64::MAX`] is a pause without end. Says whether
+    /// the page can hold it: one of minor 0 cannot.
+    pub fn quiet_until(&mut self, now_ns: u64, until_ns: u64) -> bool {
+        if self.words.load(MINOR_AT) < 1 {
+            return false;
+        }
+        self.words.store(DRAFT + slot::QUIET_UNTIL_NS, until_ns);
+        self.beat(now_ns);
+        true
+    }
+
+    /// A communicator has entered and completed so many operations. Not a beat: it may come from a thread that
     /// moves while the training loop does not.
     pub fn collective(&mut self, comm: u64, entered: u64, completed: u64) {
-        if !collective::write(self.words, Collective { comm, entered, completed }) {
+        self.collective_with(Collective { comm, entered, completed, signature: 0 });
+    }
+
+    /// As [`collective`](Self::collective), with what the operation entered last is.
+    pub fn collective_with(&mut self, value: Collective) {
+        if !collective::write(self.words, value) {
             self.words.count_one(COLLECTIVES_REFUSED);
         }
     }

@@ -174,7 +174,7 @@ impl Model {
                 self.beat(now);
             }
             Operation::Collective(comm, count) => {
-                let value = Collective { comm: *comm, entered: count + 1, completed: *count };
+                let value = Collective { comm: *comm, entered: count + 1, completed: *count, signature: 0 };
                 if let Some(known) = self.collectives.iter_mut().find(|known| known.comm == *comm) {
                     *known = value;
                 } else if self.collectives.len() < COLLECTIVE_ENTRIES {

@@ -80,6 +80,7 @@ impl Driver {
             evidence: Vec::new(),
             read_at: self.read_at,
             since: self.shown.since(state, now),
+            ..Component::default()
         })
     }
 }
@@ -208,7 +209,7 @@ impl Readings {
         let mut told = Vec::new();
         let mut evidence = |source: &str, reading: String, limit: Option<&str>| {
             let limit = limit.map(str::to_owned);
-            told.push(Evidence { source: format!("NVML {source}"), reading, limit });
+            told.push(Evidence { source: format!("NVML {source}"), reading, limit, ..Evidence::default() });
         };
         if let Some(identity) = &last.identity {
             evidence("identity", format!("{} {}", identity.name, identity.uuid), None);

@@ -47,7 +47,7 @@ impl Findings {
     }
 
     pub(super) fn evidence(&mut self, source: &str, reading: String, limit: Option<String>) {
-        self.evidence.push(Evidence { source: source.to_owned(), reading, limit });
+        self.evidence.push(Evidence { source: source.to_owned(), reading, limit, ..Evidence::default() });
     }
 
     /// The heaviest of all problems.

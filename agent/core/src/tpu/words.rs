@@ -119,8 +119,11 @@ fn names(holders: &[Holder]) -> String {
 }
 
 pub(super) fn chip_evidence(chip: &Chip, readings: &[String]) -> Vec<Evidence> {
-    let evidence =
-        |source: &str, reading: String| Evidence { source: source.to_owned(), reading, limit: None };
+    let evidence = |source: &str, reading: String| Evidence {
+        source: source.to_owned(),
+        reading,
+        ..Evidence::default()
+    };
     let mut found = Vec::new();
     if !chip.nodes.is_empty() {
         found.push(evidence(&chip.nodes.join(", "), held_by(&chip.holders)));
@@ -130,7 +133,7 @@ pub(super) fn chip_evidence(chip: &Chip, readings: &[String]) -> Vec<Evidence> {
 }
 
 pub(super) fn service_evidence(service: &Service) -> Evidence {
-    Evidence { source: service.endpoint.clone(), reading: service.answer.words(), limit: None }
+    Evidence { source: service.endpoint.clone(), reading: service.answer.words(), ..Evidence::default() }
 }
 
 pub(super) fn answering(services: &[Service]) -> String {

@@ -71,7 +71,7 @@ fn state(state: HealthState) -> v1::HealthState {
     }
 }
 
-fn action(action: RecommendedAction) -> v1::RecommendedAction {
+pub(super) fn action(action: RecommendedAction) -> v1::RecommendedAction {
     match action {
         RecommendedAction::None => v1::RecommendedAction::None,
         RecommendedAction::RestartProcess => v1::RecommendedAction::RestartProcess,
@@ -92,14 +92,16 @@ fn component(component: &Component, now: Stamp) -> v1::Component {
         since: wall_time(component.since, now),
         read_at: component.read_at.and_then(|at| wall_time(at, now)),
         read_age: component.read_at.and_then(|at| age(at, now)).map(duration),
+        confidence: Some(component.confidence),
     }
 }
 
-fn evidence(evidence: &Evidence) -> v1::Evidence {
+pub(super) fn evidence(evidence: &Evidence) -> v1::Evidence {
     v1::Evidence {
         source: evidence.source.clone(),
         reading: evidence.reading.clone(),
         limit: evidence.limit.clone(),
+        before: evidence.before.clone(),
     }
 }
 

@@ -1,0 +1,133 @@
+//! What a rank's processes do while no counter moves: the difference between a rank that is dead still and one that
+//! is at something long that nobody announced.
+
+use crate::time::{Mono, Span};
+
+/// A rank's process and its children at one time, as the kernel counts. All counts only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Probe {
+    /// When it was read.
+    pub at: Mono,
+    /// The state of the rank's own process.
+    pub state: ProcessState,
+    /// CPU time used and waited for by all threads of the rank's processes. A process that is kept from the CPU by
+    /// others is not dead still.
+    pub cpu: Span,
+    /// Bytes read and written by system calls.
+    pub bytes: u64,
+    /// Pages touched for the first time, or fetched from disk.
+    pub faults: u64,
+    /// Processes of the rank.
+    pub processes: u32,
+}
+
+/// The state of a process, or of the thread of it that stands out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProcessState {
+    /// It sleeps or runs.
+    #[default]
+    Normal,
+    /// Stopped by a signal.
+    Stopped,
+    /// Held by a debugger.
+    Traced,
+    /// In uninterruptible sleep: it waits for a device or a file system.
+    Uninterruptible,
+}
+
+/// What a rank's processes do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Activity {
+    /// Next to nothing.
+    Still,
+    /// It uses CPU time and does nothing else: a loop, or a wait that spins.
+    Spinning,
+    /// It reads, writes, touches new memory.
+    Working,
+}
+
+/// CPU time below this share of one core is what idle threads of a hung process use.
+const STILL: f64 = 0.01;
+/// Bytes a second below which system calls are somebody's idle chatter.
+const CHATTER: f64 = 4096.0;
+/// New pages a second below which a process only spins.
+const FEW_FAULTS: f64 = 20.0;
+/// The shortest time between two probes from which anything can be told.
+const APART: Span = Span::millis(700);
+/// How long a probe is of interest.
+const KEPT: Span = Span::millis(2500);
+
+/// The last probes of a rank.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Probes {
+    kept: Vec<Probe>,
+}
+
+impl Probes {
+    pub(crate) fn add(&mut self, probe: Probe) {
+        self.kept.retain(|old| probe.at.since(old.at) <= KEPT && old.at < probe.at);
+        self.kept.push(probe);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.kept.clear();
+    }
+
+    /// The state at the last probe.
+    pub(crate) fn state(&self) -> ProcessState {
+        self.kept.last().map_or(ProcessState::Normal, |probe| probe.state)
+    }
+
+    /// What the rank did since the earliest probe that is kept; none if the probes are too close to tell.
+    pub(crate) fn activity(&self) -> Option<Activity> {
+        let (first, last) = (self.kept.first()?, self.kept.last()?);
+        let span = last.at.since(first.at);
+        if span < APART {
+            return None;
+        }
+        let seconds = span.as_seconds();
+        let per_second = |from: u64, to: u64| to.saturating_sub(from) as f64 / seconds;
+        let cpu = last.cpu.minus(first.cpu).as_seconds() / seconds;
+        let bytes = per_second(first.bytes, last.bytes);
+        let faults = per_second(first.faults, last.faults);
+        if bytes >= CHATTER || faults >= FEW_FAULTS || first.processes != last.processes {
+            return Some(Activity::Working);
+        }
+        Some(if cpu >= STILL { Activity::Spinning } else { Activity::Still })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn activity(cpu: u64, bytes: u64, faults: u64) -> Option<Activity> {
+        let mut probes = Probes::default();
+        let first =
+            Probe { at: Mono(Span::seconds(5).0), cpu: Span::seconds(9), bytes: 77, ..Probe::default() };
+        probes.add(first);
+        probes.add(Probe {
+            at: first.at.after(Span::seconds(1)),
+            cpu: first.cpu.plus(Span::millis(cpu)),
+            bytes: first.bytes + bytes,
+            faults,
+            ..first
+        });
+        probes.activity()
+    }
+
+    #[test]
+    fn idle_threads_are_no_work_and_a_loop_is_not_either() {
+        assert_eq!(activity(2, 100, 0), Some(Activity::Still));
+        assert_eq!(activity(990, 100, 1), Some(Activity::Spinning));
+        assert_eq!(activity(2, 1 << 20, 0), Some(Activity::Working));
+        assert_eq!(activity(300, 0, 500), Some(Activity::Working));
+    }
+
+    #[test]
+    fn one_look_tells_nothing() {
+        let mut probes = Probes::default();
+        probes.add(Probe { at: Mono(1), ..Probe::default() });
+        assert_eq!(probes.activity(), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! Collective counters of all ranks, in flat vectors: one look over 131,072 ranks touches memory in order.
+
+use std::collections::BTreeMap;
+
+/// One communicator's counters, as a rank's page, NCCL RAS or the flight recorder tells them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// The communicator: the same number on all its ranks.
+    pub comm: u64,
+    /// Operations entered.
+    pub entered: u64,
+    /// Operations completed.
+    pub completed: u64,
+    /// Kind, type and size of the operation entered last as one number; 0 if it is not told.
+    pub signature: u64,
+}
+
+/// A count with its communicator's row in place of its name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Entry {
+    pub(crate) row: u32,
+    pub(crate) count: Count,
+}
+
+impl Entry {
+    /// Whether the rank waits in this communicator, or has work under way there.
+    pub(crate) fn is_open(&self) -> bool {
+        self.count.entered > self.count.completed
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Room {
+    start: u32,
+    used: u16,
+    held: u16,
+}
+
+/// The counters of all ranks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counters {
+    rooms: Vec<Room>,
+    entries: Vec<Entry>,
+    rows: BTreeMap<u64, u32>,
+    names: Vec<u64>,
+}
+
+/// What changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// Any counter.
+    pub(crate) any: bool,
+    /// A count of completed operations.
+    pub(crate) completed: bool,
+}
+
+impl Counters {
+    pub(crate) fn of(ranks: usize) -> Counters {
+        Counters { rooms: vec![Room::default(); ranks], ..Counters::default() }
+    }
+
+    /// Whether anybody counts.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Sets a rank's counters.
+    pub(crate) fn set(&mut self, rank: usize, counts: &[Count]) -> Moved {
+        let mut moved = Moved::default();
+        let Some(room) = self.rooms.get(rank).copied() else { return moved };
+        let slots = &mut self.entries[room.start as usize..room.start as usize + usize::from(room.used)];
+        let same = slots.len() == counts.len()
+            && slots.iter().zip(counts).all(|(slot, count)| slot.count.comm == count.comm);
+        if !same {
+            self.replace(rank, room, counts);
+            return Moved { any: true, completed: true };
+        }
+        for (slot, count) in slots.iter_mut().zip(counts) {
+            if slot.count != *count {
+                moved.any = true;
+                moved.completed |= slot.count.completed != count.completed;
+                slot.count = *count;
+            }
+        }
+        moved
+    }
+
+    fn replace(&mut self, rank: usize, room: Room, counts: &[Count]) {
+        let counts = &counts[..counts.len().min(usize::from(u16::MAX))];
+        let mut room = room;
+        if usize::from(room.held) < counts.len() {
+            // A rank names its communicators one by one as it makes them; some room beyond spares it moving each time.
+            let held = counts.len().next_power_of_two().max(4);
+            room = Room {
+                start: u32::try_from(self.entries.len()).unwrap_or(u32::MAX),
+                used: 0,
+                held: u16::try_from(held).unwrap_or(u16::MAX),
+            };
+            self.entries.resize(self.entries.len() + usize::from(room.held), Entry::default());
+        }
+        for (index, count) in counts.iter().enumerate() {
+            let row = self.row(count.comm);
+            self.entries[room.start as usize + index] = Entry { row, count: *count };
+        }
+        room.used = u16::try_from(counts.len()).unwrap_or(u16::MAX);
+        self.rooms[rank] = room;
+    }
+
+    fn row(&mut self, comm: u64) -> u32 {
+        let next = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
+        *self.rows.entry(comm).or_insert_with(|| {
+            self.names.push(comm);
+            next
+        })
+    }
+
+    pub(crate) fn entries_of(&self, rank: usize) -> &[Entry] {
+        let room = self.rooms.get(rank).copied().unwrap_or_default();
+        &self.entries[room.start as usize..room.start as usize + usize::from(room.used)]
+    }
+
+    pub(crate) fn communicators(&self) -> usize {
+        self.names.len()
+    }
+
+    pub(crate) fn name(&self, row: u32) -> u64 {
+        self.names.get(row as usize).copied().unwrap_or(0)
+    }
+}

@@ -1,0 +1,23 @@
+//! Hangs: ranks that live and do not move. Detected by counters and not by a clock, located by who waits for whom.
+//!
+//! In reading order: `sketch` (how long something usually takes), `phase` (what a rank can be at, and the limits),
+//! `activity` (what its processes do), `rank`, `counters` (collective counters in flat vectors), `wait_for` (who holds
+//! up whom), `finding` (what is said), `locate` (from one snapshot), `watch` (the judge, which joins them).
+
+mod activity;
+mod counters;
+mod finding;
+mod locate;
+mod phase;
+mod rank;
+mod sketch;
+mod wait_for;
+mod watch;
+
+pub use activity::{Activity, Probe, ProcessState};
+pub use counters::Count;
+pub use finding::{Hang, HangKind, Outlook, Suspicion, listed};
+pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, Phases};
+pub use rank::Sight;
+pub use sketch::Sketch;
+pub use watch::Watch;

@@ -1,0 +1,297 @@
+//! Who holds up whom, by collective counters.
+//!
+//! A rank that waits in a communicator waits for the members that have not entered the operation it is in. Following
+//! that from rank to rank ends at a rank that waits in no communicator (the root), at one that does not report, at an
+//! operation that all members have entered and none leaves (the network), or goes round in a circle (orders of
+//! collectives that do not fit). Every blocked rank is followed; paths that are known are not walked again, so the
+//! work is proportional to the number of counters.
+
+use crate::hang::counters::Counters;
+
+/// What the judge knows of a rank besides its counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// What it told is of now.
+    Reports,
+    /// What it told is from before the others stood still.
+    Silent,
+    /// It is away from all communicators whatever its counters say: stopped, ended, or in a section of its own.
+    Elsewhere,
+}
+
+/// Where a walk ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum End {
+    /// At a rank that waits in no communicator.
+    Root(u32),
+    /// At a rank that does not report.
+    Silent(u32),
+    /// At an operation that members entered with different kinds, types or sizes.
+    Mismatch(u32),
+    /// Ranks wait for each other in a circle; the lowest of them.
+    Cycle(u32),
+    /// At an operation that all have entered.
+    Network(u32),
+}
+
+/// What the walks found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Located {
+    /// Ends with the number of other ranks that wait for them, most first.
+    pub(crate) ends: Vec<(End, u32)>,
+    /// Members of the circle, if one was found.
+    pub(crate) circle: Vec<u32>,
+    /// Ranks that wait.
+    pub(crate) waiting: u32,
+}
+
+/// What is known of a communicator's members.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    least: u64,
+    /// A member with the least, and how many there are.
+    late: u32,
+    most: u64,
+    /// A member that is elsewhere though it may have entered.
+    away: u32,
+    silent: u32,
+    signature: u64,
+    /// Members at the most with another signature than `signature`, and one of them.
+    others: u32,
+    other: u32,
+    agreeing: u32,
+    one: u32,
+}
+
+const NOBODY: u32 = u32::MAX;
+
+const EMPTY: Row = Row {
+    least: u64::MAX,
+    late: NOBODY,
+    most: 0,
+    away: NOBODY,
+    silent: NOBODY,
+    signature: 0,
+    others: 0,
+    other: NOBODY,
+    agreeing: 0,
+    one: NOBODY,
+};
+
+/// Where a rank's walk goes next.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    To(u32),
+    Ends(End),
+}
+
+/// Walks from every rank that waits.
+pub(crate) fn locate(counters: &Counters, presence: impl Fn(usize) -> Presence, ranks: usize) -> Located {
+    let rows = rows(counters, &presence, ranks);
+    let mut ends: Vec<Option<End>> = vec![None; ranks];
+    let mut on_path = vec![0_u32; ranks];
+    let mut located = Located::default();
+    let mut path: Vec<u32> = Vec::new();
+    let mut waiting = Vec::new();
+    for start in 0..ranks {
+        if presence(start) != Presence::Reports
+            || !counters.entries_of(start).iter().any(|entry| entry.is_open())
+        {
+            continue;
+        }
+        waiting.push(start);
+        path.clear();
+        let mark = u32::try_from(start).unwrap_or(NOBODY).wrapping_add(1);
+        let mut at = start;
+        let end = loop {
+            if let Some(end) = ends[at] {
+                break end;
+            }
+            if on_path[at] == mark {
+                let from = path.iter().position(|rank| *rank as usize == at).unwrap_or(0);
+                if located.circle.is_empty() {
+                    located.circle = path[from..].to_vec();
+                    located.circle.sort_unstable();
+                }
+                break End::Cycle(path[from..].iter().copied().min().unwrap_or(NOBODY));
+            }
+            on_path[at] = mark;
+            path.push(u32::try_from(at).unwrap_or(NOBODY));
+            match next(counters, &rows, &presence, at) {
+                Next::To(rank) => at = rank as usize,
+                Next::Ends(end) => break end,
+            }
+        };
+        for rank in &path {
+            ends[*rank as usize] = Some(end);
+        }
+    }
+    located.waiting = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
+    located.ends = tally(&ends, &waiting);
+    located
+}
+
+fn rows(counters: &Counters, presence: &impl Fn(usize) -> Presence, ranks: usize) -> Vec<Row> {
+    let mut rows = vec![EMPTY; counters.communicators()];
+    for rank in 0..ranks {
+        let presence = presence(rank);
+        let number = u32::try_from(rank).unwrap_or(NOBODY);
+        for entry in counters.entries_of(rank) {
+            let Some(row) = rows.get_mut(entry.row as usize) else { continue };
+            if presence == Presence::Silent {
+                row.silent = row.silent.min(number);
+                continue;
+            }
+            if presence == Presence::Elsewhere {
+                row.away = row.away.min(number);
+            }
+            if entry.count.entered < row.least {
+                (row.least, row.late) = (entry.count.entered, number);
+            }
+            let signature = entry.count.signature;
+            if entry.count.entered > row.most || row.agreeing == 0 {
+                row.most = entry.count.entered.max(row.most);
+                (row.signature, row.agreeing, row.one, row.others, row.other) =
+                    (signature, 1, number, 0, NOBODY);
+            } else if entry.count.entered == row.most && signature != 0 && row.signature != 0 {
+                if signature == row.signature {
+                    row.agreeing += 1;
+                } else {
+                    row.others += 1;
+                    row.other = row.other.min(number);
+                }
+            }
+        }
+    }
+    rows
+}
+
+fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence, rank: usize) -> Next {
+    let number = u32::try_from(rank).unwrap_or(NOBODY);
+    match presence(rank) {
+        Presence::Silent => return Next::Ends(End::Silent(number)),
+        Presence::Elsewhere => return Next::Ends(End::Root(number)),
+        Presence::Reports => {}
+    }
+    let mut best = End::Root(number);
+    for entry in counters.entries_of(rank).iter().filter(|entry| entry.is_open()) {
+        let Some(row) = rows.get(entry.row as usize) else { continue };
+        let wanted = entry.count.completed + 1;
+        if row.least < wanted && row.late != number {
+            return Next::To(row.late);
+        }
+        if row.away != NOBODY {
+            return Next::To(row.away);
+        }
+        let found = if row.silent != NOBODY {
+            End::Silent(row.silent)
+        } else if row.others > 0 && row.least == row.most {
+            // The few are taken to be wrong.
+            End::Mismatch(if row.others <= row.agreeing { row.other } else { row.one })
+        } else {
+            End::Network(entry.row)
+        };
+        // Not in a communicator is the weakest: it holds only if nothing is open. Of the rest the first kind counts.
+        best = if matches!(best, End::Root(_)) { found } else { best.min(found) };
+    }
+    Next::Ends(best)
+}
+
+/// Counts for each end the ranks that wait for it, itself not counted.
+fn tally(ends: &[Option<End>], waiting: &[usize]) -> Vec<(End, u32)> {
+    let mut found: Vec<(End, u32)> = Vec::new();
+    let mut sorted: Vec<End> = waiting
+        .iter()
+        .filter_map(|rank| ends[*rank].map(|end| (rank, end)))
+        .filter(|(rank, end)| !matches!(end, End::Root(root) if *root as usize == **rank))
+        .map(|(_, end)| end)
+        .collect();
+    sorted.sort_unstable();
+    for end in sorted {
+        match found.last_mut() {
+            Some((last, votes)) if *last == end => *votes += 1,
+            _ => found.push((end, 1)),
+        }
+    }
+    // Evidence first: a rank that is known to be elsewhere, before one of which nothing is known, before the network.
+    found.sort_by_key(|(end, votes)| (kind_order(*end), std::cmp::Reverse(*votes), *end));
+    found
+}
+
+fn kind_order(end: End) -> u8 {
+    match end {
+        End::Root(_) => 0,
+        End::Silent(_) => 1,
+        End::Mismatch(_) => 2,
+        End::Cycle(_) => 3,
+        End::Network(_) => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hang::counters::Count;
+
+    fn count(comm: u64, entered: u64, completed: u64) -> Count {
+        Count { comm, entered, completed, signature: 0 }
+    }
+
+    fn located(ranks: &[&[Count]], presence: impl Fn(usize) -> Presence) -> Located {
+        let mut counters = Counters::of(ranks.len());
+        for (rank, counts) in ranks.iter().enumerate() {
+            counters.set(rank, counts);
+        }
+        locate(&counters, presence, ranks.len())
+    }
+
+    #[test]
+    fn the_rank_that_never_enters_is_the_root_through_a_chain() {
+        // 0 and 1 wait in A for 2, which waits in B for 3, which is in none.
+        let found = located(
+            &[&[count(1, 5, 4)], &[count(1, 5, 4)], &[count(1, 4, 4), count(2, 9, 8)], &[count(2, 8, 8)]],
+            |_| Presence::Reports,
+        );
+        assert_eq!(found.ends, [(End::Root(3), 3)]);
+    }
+
+    #[test]
+    fn all_entered_and_none_left_is_the_network() {
+        let found = located(&[&[count(7, 5, 4)], &[count(7, 5, 4)]], |_| Presence::Reports);
+        assert_eq!(found.ends, [(End::Network(0), 2)]);
+    }
+
+    #[test]
+    fn a_silent_member_is_named_only_when_nobody_known_is_late() {
+        let silent = |rank| if rank == 2 { Presence::Silent } else { Presence::Reports };
+        let ranks: [&[Count]; 3] = [&[count(7, 5, 4)], &[count(7, 5, 4)], &[count(7, 4, 4)]];
+        assert_eq!(located(&ranks, silent).ends, [(End::Silent(2), 2)]);
+        let ranks: [&[Count]; 3] = [&[count(7, 5, 4)], &[count(7, 4, 4)], &[count(7, 4, 4)]];
+        assert_eq!(located(&ranks, silent).ends, [(End::Root(1), 1)]);
+    }
+
+    #[test]
+    fn orders_that_do_not_fit_are_a_circle() {
+        let found = located(&[&[count(1, 1, 0), count(2, 0, 0)], &[count(1, 0, 0), count(2, 1, 0)]], |_| {
+            Presence::Reports
+        });
+        assert_eq!(found.ends, [(End::Cycle(0), 2)]);
+        assert_eq!(found.circle, [0, 1]);
+    }
+
+    #[test]
+    fn different_operations_under_one_number_are_a_mismatch_of_the_few() {
+        let with = |signature| Count { signature, ..count(7, 5, 4) };
+        let counts = [[with(1)], [with(1)], [with(2)]];
+        let ranks: Vec<&[Count]> = counts.iter().map(<[Count; 1]>::as_slice).collect();
+        assert_eq!(located(&ranks, |_| Presence::Reports).ends, [(End::Mismatch(2), 3)]);
+    }
+
+    #[test]
+    fn a_rank_with_work_under_way_that_is_stopped_is_the_root() {
+        let stopped = |rank| if rank == 1 { Presence::Elsewhere } else { Presence::Reports };
+        let found = located(&[&[count(7, 5, 4)], &[count(7, 5, 4)]], stopped);
+        // It has entered, but it can take no part in what it entered.
+        assert_eq!(found.ends, [(End::Root(1), 1)]);
+    }
+}

@@ -1,0 +1,449 @@
+//! The judge of hangs of one job.
+//!
+//! Two stages, both counted from the last time that anything in the job moved. Suspicion: whoever everybody waits for
+//! is at something for longer than that takes in this job. Confirmation: no counter of any rank of the job moved for
+//! a while, two snapshots name the same ranks, and what these ranks' processes do is not work.
+
+use crate::hang::activity::{Activity, Probe, Probes, ProcessState};
+use crate::hang::counters::{Count, Counters};
+use crate::hang::finding::{Hang, HangKind, Outlook, Suspicion, listed};
+use crate::hang::locate::Suspects;
+use crate::hang::phase::{LimitFrom, Limits, PhaseId, Phases};
+use crate::hang::rank::{Life, RankState, Sight};
+use crate::id::Rank;
+use crate::time::{Mono, Span};
+
+/// When nothing has moved for so long, the processes are looked at too.
+const PROBE_AFTER: Span = Span::millis(400);
+/// A judge that did not look for so long was held up itself, and perhaps the ranks with it: its clock starts anew.
+const HELD_UP: Span = Span::seconds(1);
+
+/// The judge. Ranks are given by their place, from 0, in the order in which the job numbers them.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    first_rank: u32,
+    pub(crate) phases: Phases,
+    pub(crate) ranks: Vec<RankState>,
+    pub(crate) counters: Counters,
+    probes: Vec<Probes>,
+    probed: bool,
+    began: Mono,
+    looked: Mono,
+    /// When anything last moved.
+    pub(crate) moved: Mono,
+    /// When a step or a collective was last completed, or a phase that may take long was last open.
+    completed: Mono,
+    /// Nothing before this counts.
+    restarted: Mono,
+    first: Option<(Mono, Vec<u32>)>,
+    beats_then: Option<(Mono, Vec<u64>)>,
+}
+
+impl Watch {
+    /// The judge of a job of `ranks` ranks, of which the first has the number `first_rank`.
+    pub fn new(limits: Limits, first_rank: Rank, ranks: usize, now: Mono) -> Watch {
+        let mut watch = Watch {
+            first_rank: first_rank.0,
+            phases: Phases::new(limits),
+            ranks: Vec::new(),
+            counters: Counters::default(),
+            probes: Vec::new(),
+            probed: false,
+            began: now,
+            looked: now,
+            moved: now,
+            completed: now,
+            restarted: now,
+            first: None,
+            beats_then: None,
+        };
+        watch.begin_attempt(now, ranks);
+        watch
+    }
+
+    /// New processes: nothing is known of them, and what was learned of the job stays.
+    pub fn begin_attempt(&mut self, now: Mono, ranks: usize) {
+        self.ranks = vec![RankState::default(); ranks];
+        self.probes = vec![Probes::default(); ranks];
+        self.counters = Counters::of(ranks);
+        self.phases.begin_attempt();
+        self.probed = false;
+        (self.began, self.looked, self.moved, self.completed) = (now, now, now, now);
+        self.restart_clock(now);
+    }
+
+    /// The phases, to name sections and to learn from steps.
+    pub fn phases(&mut self) -> &mut Phases {
+        &mut self.phases
+    }
+
+    /// Takes in what a look at a rank's page told.
+    pub fn sight(&mut self, rank: usize, now: Mono, sight: &Sight) {
+        let Some(state) = self.ranks.get_mut(rank) else { return };
+        let before = &state.sight;
+        let stepped = before.step != sight.step;
+        let moved = before.beats != sight.beats
+            || stepped
+            || before.claim != sight.claim
+            || before.registered != sight.registered
+            || before.closed != sight.closed
+            || before.quiet_until != sight.quiet_until;
+        if moved {
+            // The rank's own time is exact; a look is up to its interval late. It may not lie in the future.
+            let at = if sight.beat_at > before.beat_at && sight.beat_at <= now { sight.beat_at } else { now };
+            self.moved = self.moved.max(at);
+        }
+        if stepped || sight.step.is_none() || sight.long.is_some() || sight.quiet_until > now {
+            self.completed = now;
+        }
+        state.sight = *sight;
+        state.heard = now;
+    }
+
+    /// Takes in a rank's collective counters.
+    pub fn counts(&mut self, rank: usize, now: Mono, counts: &[Count]) {
+        let moved = self.counters.set(rank, counts);
+        if moved.any {
+            self.moved = now;
+        }
+        if moved.completed {
+            self.completed = now;
+        }
+    }
+
+    /// A rank ended in order while others go on.
+    pub fn finished(&mut self, rank: usize, now: Mono) {
+        if let Some(state) = self.ranks.get_mut(rank) {
+            state.life = Life::Finished;
+            self.moved = now;
+        }
+    }
+
+    /// Whether nothing has moved for so long that the processes should be looked at, with [`probe`](Self::probe).
+    pub fn wants_probes(&self, now: Mono) -> bool {
+        self.silence(now) >= PROBE_AFTER
+    }
+
+    /// Takes in what the kernel tells of a rank's processes.
+    pub fn probe(&mut self, rank: usize, probe: Probe) {
+        if let Some(probes) = self.probes.get_mut(rank) {
+            probes.add(probe);
+            self.probed = true;
+        }
+    }
+
+    /// For how long nothing has moved, as far as the judge was awake to see it.
+    pub fn silence(&self, now: Mono) -> Span {
+        now.since(self.moved.max(self.restarted))
+    }
+
+    /// When anything last moved.
+    pub fn last_moved(&self) -> Mono {
+        self.moved
+    }
+
+    /// Judges. To be called after each look at all pages.
+    pub fn look(&mut self, now: Mono) -> Outlook {
+        if now.since(self.looked) > HELD_UP {
+            self.restart_clock(now);
+        }
+        self.looked = now;
+        let silence = self.silence(now);
+        if silence < PROBE_AFTER {
+            self.first = None;
+            return self.livelock(now);
+        }
+        self.phases.refresh();
+        if silence.0 < self.phases.limits().confirm.0 / 3 || !self.anybody_trains() {
+            return Outlook::Calm;
+        }
+        if let Some(why) = self.expected(now) {
+            self.first = None;
+            return self.waiting(Vec::new(), Span(u64::MAX), why);
+        }
+        let suspects = self.locate();
+        let agreed = self.agreed(now, &suspects.culprits);
+        let (limit, why) = self.patience(now, &suspects);
+        let usual = self.usual(&suspects);
+        if silence < self.confirmation() || self.overdue(now, &suspects) < Span(1) {
+            return Outlook::Calm;
+        }
+        if silence < limit {
+            return self.waiting(self.numbers(&suspects.culprits), limit, why);
+        }
+        if !agreed {
+            return Outlook::Calm;
+        }
+        Outlook::Hang(Box::new(self.hang(now, suspects, usual)))
+    }
+
+    /// Nothing before now counts: the judge was held up, or a hang was found to have passed.
+    pub fn restart_clock(&mut self, now: Mono) {
+        self.restarted = now;
+        self.completed = self.completed.max(now);
+        self.first = None;
+        self.beats_then = None;
+        for probes in &mut self.probes {
+            probes.clear();
+        }
+    }
+
+    fn waiting(&self, ranks: Vec<Rank>, limit: Span, why: String) -> Outlook {
+        Outlook::Waiting(Suspicion { ranks, since: self.moved, limit, why })
+    }
+
+    /// Whether any rank is under way whose client is connected: without one nothing is known, and nothing is judged.
+    fn anybody_trains(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.life == Life::Lives && rank.sight.registered && !rank.sight.closed)
+    }
+
+    /// Why no progress is expected, if it is not.
+    fn expected(&self, now: Mono) -> Option<String> {
+        let living = |rank: &usize| self.lives(*rank);
+        if let Some(rank) =
+            (0..self.ranks.len()).filter(living).find(|r| self.ranks[*r].sight.quiet_until > now)
+        {
+            let said =
+                if self.ranks[rank].sight.quiet_until == Mono::NEVER { "a pause" } else { "a long phase" };
+            return Some(format!("rank {} announced {said}", self.number(rank).0));
+        }
+        let traced = (0..self.probes.len()).filter(living).find(|r| self.state(*r) == ProcessState::Traced);
+        traced.map(|rank| format!("a debugger holds rank {}", self.number(rank).0))
+    }
+
+    /// The least time without any movement before anything is confirmed.
+    fn confirmation(&self) -> Span {
+        let half = self.phases.median(PhaseId::STEP).map_or(0, |median| median.0 / 2);
+        self.phases.limits().confirm.max(Span(half))
+    }
+
+    /// Whether this snapshot names the same ranks as one taken long enough before.
+    fn agreed(&mut self, now: Mono, culprits: &[u32]) -> bool {
+        let apart = Span(self.phases.limits().confirm.0 / 3).min(Span::seconds(1));
+        match &self.first {
+            Some((at, named)) if named == culprits => now.since(*at) >= apart,
+            _ => {
+                self.first = Some((now, culprits.to_vec()));
+                false
+            }
+        }
+    }
+
+    /// What the suspects are at, with its limit: of several the one with the most room.
+    fn usual(&self, suspects: &Suspects) -> (PhaseId, crate::hang::phase::Limit) {
+        let phase_of = |rank: &u32| self.phase(*rank as usize);
+        let phase = suspects
+            .among
+            .iter()
+            .map(phase_of)
+            .max_by_key(|phase| self.phases.limit(*phase).span)
+            .unwrap_or(PhaseId::STEP);
+        (phase, self.phases.limit(phase))
+    }
+
+    /// By how much the suspect with the most room left is beyond what it is at usually takes; zero if it is not.
+    fn overdue(&self, now: Mono, suspects: &Suspects) -> Span {
+        suspects
+            .among
+            .iter()
+            .map(|rank| {
+                let since = self.ranks[*rank as usize].sight.since.max(self.restarted).max(self.began);
+                now.since(since).minus(self.phases.limit(self.phase(*rank as usize)).span)
+            })
+            .min()
+            .unwrap_or_default()
+    }
+
+    /// How long nothing may move before it is a hang, and why so long.
+    fn patience(&self, now: Mono, suspects: &Suspects) -> (Span, String) {
+        let mut limit = self.confirmation();
+        let mut why = String::new();
+        let mut wait = |span: Span, reason: String| {
+            if span > limit {
+                (limit, why) = (span, reason);
+            }
+        };
+        // A rank at something long may be what the others wait for, whatever else it looks like.
+        for rank in (0..self.ranks.len()).filter(|rank| self.lives(*rank)) {
+            let sight = &self.ranks[rank].sight;
+            let first = sight.step.is_none() && (sight.registered || self.newest_step().is_none());
+            let long = if first { Some(PhaseId::FIRST_STEP) } else { sight.long };
+            if let Some(phase) = long.filter(|_| !sight.closed) {
+                let name = self.phases.name(phase);
+                wait(self.phases.limit(phase).span, format!("{} is in {name}", self.number(rank)));
+            }
+        }
+        let limits = self.phases.limits();
+        let (phase, usual) = self.usual(suspects);
+        if usual.from == LimitFrom::Given || suspects.kind == HangKind::Stopped {
+            return (limit, why);
+        }
+        if matches!(suspects.kind, HangKind::Network | HangKind::BlockedIo | HangKind::SilentHost)
+            || suspects.among.iter().any(|rank| self.state(*rank as usize) == ProcessState::Uninterruptible)
+        {
+            wait(limits.passing, "what it waits for often comes back by itself".to_owned());
+        }
+        if self.probed && suspects.kind != HangKind::Network {
+            let room = Span(self.phases.longest(phase).0.saturating_mul(5));
+            for rank in suspects.among.iter().map(|rank| *rank as usize).filter(|rank| self.lives(*rank)) {
+                let who = self.number(rank);
+                match self.activity(rank) {
+                    Some(Activity::Still) => {}
+                    Some(Activity::Spinning) => {
+                        wait(limits.spinning.max(room), format!("{who} uses CPU time"))
+                    }
+                    Some(Activity::Working) => {
+                        wait(limits.working.max(room), format!("{who} reads, writes or touches new memory"));
+                    }
+                    None => {
+                        wait(self.silence(now).plus(Span(1)), format!("what {who} does is not known yet"))
+                    }
+                }
+            }
+        }
+        (limit, why)
+    }
+
+    fn hang(&self, now: Mono, suspects: Suspects, usual: (PhaseId, crate::hang::phase::Limit)) -> Hang {
+        let (phase, limit) = usual;
+        let from = match limit.from {
+            LimitFrom::Given => "as given",
+            LimitFrom::Learned => "by what it took in this job",
+            LimitFrom::Default => "the default while little is known of it",
+        };
+        let mut evidence = vec![
+            format!(
+                "no beat, step, section or collective of any of {} ranks moved for {}",
+                self.ranks.len(),
+                self.silence(now)
+            ),
+            format!("{} may take {} ({from})", self.phases.name(phase), limit.span),
+        ];
+        evidence.extend(suspects.evidence);
+        if let Some(activity) = suspects.culprits.first().and_then(|rank| self.activity(*rank as usize)) {
+            let does = match activity {
+                Activity::Still => "uses no CPU time and does no I/O",
+                Activity::Spinning => "uses CPU time and does no I/O",
+                Activity::Working => "is busy",
+            };
+            evidence.push(format!("{} {does}", self.number(suspects.culprits[0] as usize)));
+        }
+        self.finding(now, suspects.kind, suspects.culprits, self.moved, phase, suspects.confidence, evidence)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of one record, from its two makers")]
+    fn finding(
+        &self,
+        now: Mono,
+        kind: HangKind,
+        culprits: Vec<u32>,
+        since: Mono,
+        phase: PhaseId,
+        confidence: f64,
+        evidence: Vec<String>,
+    ) -> Hang {
+        let all = (0..self.ranks.len()).filter(|rank| self.lives(*rank));
+        let victims = all.filter(|rank| !culprits.iter().any(|culprit| *culprit as usize == *rank));
+        let step = match culprits.first() {
+            Some(rank) => self.ranks[*rank as usize].sight.step,
+            None => self.newest_step(),
+        };
+        Hang {
+            kind,
+            victims: victims.map(|rank| self.number(rank)).collect(),
+            culprits: self.numbers(&culprits),
+            since,
+            confirmed: now,
+            phase: self.phases.name(phase).to_owned(),
+            limit: self.phases.limit(phase).span,
+            step,
+            confidence,
+            evidence,
+        }
+    }
+
+    /// Beats and no step, for ten times as long as a step may take.
+    fn livelock(&mut self, now: Mono) -> Outlook {
+        let since = self.completed.max(self.restarted);
+        let given = self.phases.limits().given.get("livelock").copied();
+        let limit = given.unwrap_or_else(|| {
+            let step = self.phases.limit(PhaseId::STEP).span.0.saturating_mul(10);
+            let longest = self.phases.longest(PhaseId::STEP).0.saturating_mul(5);
+            self.phases.limits().livelock.max(Span(step)).max(Span(longest))
+        });
+        if now.since(since) < limit || !self.anybody_trains() {
+            self.beats_then = None;
+            return Outlook::Calm;
+        }
+        let beats: Vec<u64> = self.ranks.iter().map(|rank| rank.sight.beats).collect();
+        let Some((at, then)) = &self.beats_then else {
+            self.beats_then = Some((now, beats));
+            return Outlook::Calm;
+        };
+        if now.since(*at) < Span::seconds(1) {
+            return Outlook::Calm;
+        }
+        let moving = (0..beats.len()).filter(|rank| beats[*rank] != then[*rank]);
+        let moving: Vec<u32> = moving.map(|rank| u32::try_from(rank).unwrap_or(u32::MAX)).collect();
+        if moving.is_empty() {
+            return Outlook::Calm;
+        }
+        let evidence = vec![
+            format!("no rank completed a step or a collective for {}", now.since(since)),
+            format!("{} beat all the while", self.listed(&moving)),
+        ];
+        let all = moving.len() == self.ranks.len();
+        let culprits = if all { Vec::new() } else { moving };
+        let confidence = if all { 0.6 } else { 0.8 };
+        let hang =
+            self.finding(now, HangKind::Livelock, culprits, since, PhaseId::STEP, confidence, evidence);
+        Outlook::Hang(Box::new(hang))
+    }
+
+    pub(crate) fn lives(&self, rank: usize) -> bool {
+        self.ranks.get(rank).is_some_and(|state| state.life == Life::Lives)
+    }
+
+    pub(crate) fn state(&self, rank: usize) -> ProcessState {
+        self.probes.get(rank).map_or(ProcessState::Normal, Probes::state)
+    }
+
+    pub(crate) fn activity(&self, rank: usize) -> Option<Activity> {
+        self.probes.get(rank).and_then(Probes::activity)
+    }
+
+    /// What a rank is at.
+    fn phase(&self, rank: usize) -> PhaseId {
+        let sight = &self.ranks[rank].sight;
+        if sight.step.is_none() { PhaseId::FIRST_STEP } else { sight.phase }
+    }
+
+    pub(crate) fn newest_step(&self) -> Option<u64> {
+        let living = self.ranks.iter().filter(|rank| rank.life == Life::Lives);
+        living.map(|rank| rank.sight.step).max().flatten()
+    }
+
+    pub(crate) fn those(&self, is: impl Fn(usize) -> bool) -> Vec<u32> {
+        (0..self.ranks.len())
+            .filter(|rank| is(*rank))
+            .map(|rank| u32::try_from(rank).unwrap_or(u32::MAX))
+            .collect()
+    }
+
+    fn number(&self, rank: usize) -> Rank {
+        Rank(self.first_rank.saturating_add(u32::try_from(rank).unwrap_or(u32::MAX)))
+    }
+
+    fn numbers(&self, ranks: &[u32]) -> Vec<Rank> {
+        ranks.iter().map(|rank| self.number(*rank as usize)).collect()
+    }
+
+    pub(crate) fn listed(&self, ranks: &[u32]) -> String {
+        listed(&self.numbers(ranks))
+    }
+
+    pub(crate) fn processes(&self, ranks: &[u32]) -> String {
+        let verb = if ranks.len() == 1 { "the process of" } else { "the processes of" };
+        format!("{verb} {}", self.listed(ranks))
+    }
+}

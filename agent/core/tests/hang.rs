@@ -1,0 +1,374 @@
+//! The judge of hangs, on a simulated job: every kind is found in time and in the right rank, and a healthy job of a
+//! million steps is never judged.
+
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
+
+use mainstay_core::hang::{
+    Count, Hang, HangKind, Limits, Outlook, PhaseId, Probe, ProcessState, Sight, Watch,
+};
+use mainstay_core::id::Rank;
+use mainstay_core::time::{Mono, Span};
+
+const RANKS: usize = 8;
+const LOOK: Span = Span::millis(100);
+
+/// A job whose ranks step together.
+struct Job {
+    now: Mono,
+    watch: Watch,
+    sights: Vec<Sight>,
+    counts: Vec<Vec<Count>>,
+    probes: Vec<Option<Probe>>,
+}
+
+impl Job {
+    fn begun(limits: Limits) -> Job {
+        let now = Mono(Span::seconds(1000).0);
+        let mut job = Job {
+            now,
+            watch: Watch::new(limits, Rank(0), RANKS, now),
+            sights: vec![Sight::default(); RANKS],
+            counts: vec![Vec::new(); RANKS],
+            probes: vec![None; RANKS],
+        };
+        for sight in &mut job.sights {
+            (sight.registered, sight.claim, sight.since) = (true, 1, now);
+        }
+        job
+    }
+
+    /// One that has made `steps` steps of 200 ms.
+    fn trained(steps: u64) -> Job {
+        let mut job = Job::begun(Limits::default());
+        for step in 0..steps {
+            job.step_together(step, Span::millis(200));
+        }
+        job
+    }
+
+    fn step_together(&mut self, step: u64, took: Span) {
+        self.wait(took, &mut |_| panic!("a healthy job is judged"));
+        for rank in 0..RANKS {
+            self.step_of(rank, step);
+            self.watch.phases().learn(PhaseId::STEP, step, took);
+        }
+    }
+
+    fn step_of(&mut self, rank: usize, step: u64) {
+        let sight = &mut self.sights[rank];
+        (sight.step, sight.since, sight.phase, sight.long) = (Some(step), self.now, PhaseId::STEP, None);
+        self.beat(rank);
+    }
+
+    fn beat(&mut self, rank: usize) {
+        self.sights[rank].beats += 1;
+        self.sights[rank].beat_at = self.now;
+    }
+
+    fn enter(&mut self, rank: usize, section: &str) {
+        let phase = self.watch.phases().section(section);
+        let is_long = self.watch.phases().class(phase) == mainstay_core::hang::Class::Long;
+        (self.sights[rank].phase, self.sights[rank].since) = (phase, self.now);
+        self.sights[rank].long = is_long.then_some(phase);
+        self.beat(rank);
+    }
+
+    fn look(&mut self) -> Outlook {
+        for rank in 0..RANKS {
+            self.watch.sight(rank, self.now, &self.sights[rank]);
+            self.watch.counts(rank, self.now, &self.counts[rank]);
+        }
+        if self.watch.wants_probes(self.now) {
+            for rank in 0..RANKS {
+                if let Some(probe) = &mut self.probes[rank] {
+                    probe.at = self.now;
+                    self.watch.probe(rank, *probe);
+                }
+            }
+        }
+        self.watch.look(self.now)
+    }
+
+    /// Lets time pass, looking as the launcher does.
+    fn wait(&mut self, span: Span, judged: &mut dyn FnMut(Hang)) {
+        let until = self.now.after(span);
+        while self.now < until {
+            self.now = self.now.after(LOOK).min(until);
+            if let Outlook::Hang(hang) = self.look() {
+                return judged(*hang);
+            }
+        }
+    }
+
+    /// Waits for a verdict and returns it with the time that it took.
+    fn hangs(&mut self, within: Span) -> (Hang, Span) {
+        let began = self.now;
+        let mut found = None;
+        self.wait(within, &mut |hang| found = Some(hang));
+        let hang = found.unwrap_or_else(|| panic!("no verdict within {within}"));
+        (hang, self.now.since(began))
+    }
+
+    fn is_calm_for(&mut self, span: Span) {
+        self.wait(span, &mut |hang| panic!("judged: {hang:?}"));
+    }
+
+    fn all_still(&mut self) {
+        self.probes = vec![Some(Probe { processes: 1, ..Probe::default() }); RANKS];
+    }
+
+    fn works(&mut self, rank: usize, cpu: Span, bytes: u64) {
+        let probe = self.probes[rank].get_or_insert_default();
+        (probe.cpu, probe.bytes) = (probe.cpu.plus(cpu), probe.bytes + bytes);
+    }
+}
+
+#[test]
+fn a_rank_that_falls_behind_is_named_within_two_seconds() {
+    let mut job = Job::trained(100);
+    for rank in (0..RANKS).filter(|rank| *rank != 3) {
+        job.step_of(rank, 100);
+    }
+    let (hang, took) = job.hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(2), "{took}");
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::UserCode, &[Rank(3)][..]));
+    assert_eq!(hang.victims.len(), RANKS - 1);
+    assert_eq!(hang.step, Some(99));
+    assert_eq!(hang.headline(), "rank 3 hangs after step 99: it does not come out of its own code");
+}
+
+#[test]
+fn the_rank_that_never_enters_a_collective_is_named_by_counters() {
+    let mut job = Job::trained(100);
+    for rank in 0..RANKS {
+        let entered = if rank == 5 { 40 } else { 41 };
+        job.counts[rank] = vec![Count { comm: 77, entered, completed: 40, signature: 0 }];
+    }
+    let (hang, _) = job.hangs(Span::seconds(60));
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::UserCode, &[Rank(5)][..]));
+    assert!(hang.confidence > 0.9);
+}
+
+#[test]
+fn a_collective_that_all_entered_is_given_time_and_is_the_networks() {
+    let mut job = Job::trained(100);
+    for rank in 0..RANKS {
+        job.counts[rank] = vec![Count { comm: 77, entered: 41, completed: 40, signature: 0 }];
+    }
+    job.is_calm_for(Span::seconds(25));
+    let (hang, _) = job.hangs(Span::seconds(10));
+    assert_eq!((hang.kind, hang.culprits.len()), (HangKind::Network, 0));
+}
+
+#[test]
+fn a_rank_in_its_data_loader_is_data_input_though_all_are_at_the_same_step() {
+    let mut job = Job::trained(100);
+    for step in 100..160 {
+        let data = job.watch.phases().section("data");
+        job.watch.phases().learn(data, step, Span::millis(20));
+    }
+    for rank in 0..RANKS {
+        job.enter(rank, if rank == 2 { "data" } else { "forward" });
+    }
+    let (hang, took) = job.hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(2), "{took}");
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::DataInput, &[Rank(2)][..]));
+}
+
+#[test]
+fn a_stopped_process_is_named_whatever_else_is_known() {
+    let mut job = Job::trained(100);
+    job.all_still();
+    job.probes[6].as_mut().expect("set").state = ProcessState::Stopped;
+    let (hang, took) = job.hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(2), "{took}");
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Stopped, &[Rank(6)][..]));
+}
+
+#[test]
+fn all_frozen_is_a_hang_without_a_culprit() {
+    let mut job = Job::trained(100);
+    job.all_still();
+    let (hang, took) = job.hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(2), "{took}");
+    assert_eq!((hang.kind, hang.culprits.len()), (HangKind::AllStill, 0));
+}
+
+#[test]
+fn a_rank_in_uninterruptible_sleep_is_given_half_a_minute() {
+    let mut job = Job::trained(100);
+    job.all_still();
+    job.probes[1].as_mut().expect("set").state = ProcessState::Uninterruptible;
+    job.is_calm_for(Span::seconds(25));
+    let (hang, _) = job.hangs(Span::seconds(10));
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::BlockedIo, &[Rank(1)][..]));
+}
+
+#[test]
+fn a_loop_is_found_after_two_minutes_and_work_is_waited_for() {
+    for (bytes, patience) in [(0, 110), (1 << 20, 590)] {
+        let mut job = Job::trained(100);
+        job.all_still();
+        for _ in 0..patience * 10 {
+            job.works(4, Span::millis(99), bytes);
+            job.is_calm_for(LOOK);
+        }
+        let mut found = None;
+        for _ in 0..200 {
+            job.works(4, Span::millis(99), bytes);
+            job.wait(LOOK, &mut |hang| found = Some(hang));
+        }
+        let hang = found.expect("a verdict");
+        assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::UserCode, &[Rank(4)][..]));
+    }
+}
+
+#[test]
+fn beats_without_steps_are_a_livelock() {
+    let given = [("livelock".to_owned(), Span::seconds(5))].into();
+    let mut job = Job::begun(Limits { given, ..Limits::default() });
+    for step in 0..100 {
+        job.step_together(step, Span::millis(200));
+    }
+    let mut found = None;
+    for _ in 0..70 {
+        job.beat(2);
+        job.wait(LOOK, &mut |hang| found = Some(hang));
+    }
+    let hang = found.expect("a verdict");
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Livelock, &[Rank(2)][..]));
+}
+
+#[test]
+fn a_rank_that_never_registers_is_waited_for_and_then_named() {
+    let given = [("first_step".to_owned(), Span::seconds(20))].into();
+    let mut job = Job::begun(Limits { given, ..Limits::default() });
+    job.sights[7] = Sight::default();
+    job.is_calm_for(Span::seconds(19));
+    let (hang, _) = job.hangs(Span::seconds(3));
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::NeverRegistered, &[Rank(7)][..]));
+}
+
+#[test]
+fn a_rank_that_is_done_while_the_others_wait_is_named() {
+    let mut job = Job::trained(100);
+    job.watch.finished(0, job.now);
+    let (hang, _) = job.hangs(Span::seconds(60));
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::FinishedEarly, &[Rank(0)][..]));
+    assert!(!hang.victims.contains(&Rank(0)));
+}
+
+#[test]
+fn nothing_is_judged_in_long_phases_pauses_and_under_a_debugger() {
+    let mut job = Job::trained(100);
+    job.enter(0, "checkpoint");
+    job.is_calm_for(Span::seconds(1700));
+
+    let mut job = Job::trained(100);
+    job.sights[3].quiet_until = Mono::NEVER;
+    job.is_calm_for(Span::seconds(5_000));
+
+    let mut job = Job::trained(100);
+    job.all_still();
+    job.probes[0].as_mut().expect("set").state = ProcessState::Traced;
+    job.is_calm_for(Span::seconds(2_000));
+}
+
+#[test]
+fn a_pause_that_ends_is_judged_again() {
+    let mut job = Job::trained(100);
+    job.sights[3].quiet_until = Mono::NEVER;
+    job.is_calm_for(Span::seconds(50));
+    job.sights[3].quiet_until = Mono::default();
+    let (_, took) = job.hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(3), "{took}");
+}
+
+#[test]
+fn without_any_client_nothing_is_judged() {
+    let mut job = Job::begun(Limits::default());
+    job.sights = vec![Sight::default(); RANKS];
+    job.all_still();
+    job.is_calm_for(Span::seconds(5_000));
+}
+
+#[test]
+fn a_judge_that_was_held_up_does_not_blame_the_ranks() {
+    let mut job = Job::trained(100);
+    for _ in 0..50 {
+        // Stopped and continued, as with a paused machine: each time two seconds are missing.
+        job.now = job.now.after(Span::seconds(2));
+        assert_eq!(job.look(), Outlook::Calm);
+        job.is_calm_for(Span::millis(1200));
+    }
+}
+
+/// Numbers from a seed (SplitMix64).
+struct Dice(u64);
+
+impl Dice {
+    fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.number() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
+    }
+}
+
+/// A million steps of a job with all that healthy jobs do. What it does with nothing open and nobody told is work.
+#[test]
+fn a_million_healthy_steps_are_never_judged() {
+    let mut dice = Dice(20_261_121);
+    let mut job = Job::begun(Limits::default());
+    job.all_still();
+    job.is_calm_for(Span::seconds(900));
+    for step in 0..1_000_000_u64 {
+        // A log-normal pace with a heavy tail: one in a hundred up to 4, one in a thousand up to 12 times as long.
+        let mut took = 0.25 * (0.25 * dice.normal()).exp();
+        let luck = dice.unit();
+        if luck < 0.001 {
+            took *= 1.0 + 11.0 * dice.unit();
+        } else if luck < 0.01 {
+            took *= 1.0 + 3.0 * dice.unit();
+        }
+        let took = Span((took * 1e9) as u64);
+        if took > Span::millis(300) {
+            job.step_together(step, took);
+        } else {
+            // Quick steps lie between two looks; most of a million do.
+            job.now = job.now.after(took);
+            for rank in 0..RANKS {
+                job.step_of(rank, step);
+            }
+            job.watch.phases().learn(PhaseId::STEP, step, took);
+            assert_eq!(job.look(), Outlook::Calm);
+        }
+        if step % 10_000 == 9_999 {
+            job.enter(0, "checkpoint");
+            let span = Span::seconds(5 + dice.number() % 200);
+            job.is_calm_for(span);
+        }
+        if step % 50_000 == 49_999 {
+            for rank in 0..RANKS {
+                job.enter(rank, "evaluation");
+            }
+            job.is_calm_for(Span::seconds(30 + dice.number() % 240));
+        }
+        if step % 50_000 == 49_999 {
+            // A recompilation that nobody announced: one works, the others wait.
+            for _ in 0..900 {
+                job.works(1, Span::millis(95), 1 << 20);
+                job.is_calm_for(LOOK);
+            }
+        }
+    }
+}

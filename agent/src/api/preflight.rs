@@ -1,0 +1,137 @@
+//! `RunPreflight`: the checks before a start, from what the rooms that watch the host saw. Nothing is read here; it is
+//! only waited for rooms that have not looked yet.
+
+use std::time::Duration;
+
+use mainstay_core::preflight::{Check, CheckVerdict, Group, Requirement, conclude, overall, summary};
+use mainstay_core::time::{Mono, Span};
+use mainstay_proto::v1::run_preflight_response::Item;
+use mainstay_proto::v1::{PreflightSummary, RunPreflightRequest, RunPreflightResponse};
+use tonic::Status;
+
+use super::convert::preflight as convert;
+use super::stream::{Caller, End};
+use super::{Mode, ReadSide};
+use crate::board::Looking;
+
+/// How long a check of what is watched may take.
+const USUAL_DEADLINE: Span = Span::seconds(10);
+const SHORTEST_DEADLINE: Span = Span::millis(10);
+const LONGEST_DEADLINE: Span = Span::seconds(600);
+
+/// A look that has not returned for so long is one that hangs, and what it saw before counts no more.
+const HANGS_AFTER: Span = Span::seconds(60);
+
+/// What was asked for.
+pub(super) struct Wanted {
+    groups: Vec<Group>,
+    required: Vec<Requirement>,
+    deadline: Span,
+}
+
+impl Wanted {
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// The server does not watch the host, or a requirement is of no group.
+    pub(super) fn of(read: &ReadSide, request: &RunPreflightRequest) -> Result<Wanted, Status> {
+        if read.about.mode == Mode::Launcher {
+            return Err(Status::unimplemented(
+                "a launcher does not watch the host: ask the agent, or run `mainstay check`",
+            ));
+        }
+        if request.deep {
+            return Err(Status::unimplemented("active probes are run by `mainstay check --deep`"));
+        }
+        let mut groups: Vec<Group> = request.groups().filter_map(convert::group_of).collect();
+        if groups.is_empty() {
+            groups = Group::ALL.to_vec();
+        }
+        let required = request.required.iter().map(|required| {
+            let group = convert::group_of(required.group())
+                .ok_or_else(|| Status::invalid_argument("a requirement names no group"))?;
+            Ok(Requirement { group, count: required.count })
+        });
+        let deadline = request.deadline.as_ref().map_or(USUAL_DEADLINE, convert::span);
+        Ok(Wanted {
+            groups,
+            required: required.collect::<Result<_, Status>>()?,
+            deadline: Span(deadline.0.clamp(SHORTEST_DEADLINE.0, LONGEST_DEADLINE.0)),
+        })
+    }
+}
+
+/// Tells the checks and then their summary.
+pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPreflightResponse>) -> End {
+    let began = (read.clock)().mono;
+    let until = Duration::from_nanos(wanted.deadline.0);
+    let gone = tokio::time::timeout(until, all_have_looked(&read)).await == Ok(false);
+    if gone {
+        return End::board_gone();
+    }
+    let now = (read.clock)().mono;
+    let (checks, silent) = watched(&read, now, wanted.deadline);
+    let checks = conclude(checks, &wanted.groups, &wanted.required, &silent);
+    let took = (read.clock)().mono.since(began);
+    let last = Item::Summary(PreflightSummary {
+        verdict: convert::verdict(overall(&checks)).into(),
+        summary: summary(&checks, took),
+        took: Some(convert::wire_span(took)),
+    });
+    for item in checks.iter().map(|check| Item::Check(convert::check(check))).chain([last]) {
+        if let Err(left) = caller.send(RunPreflightResponse { item: Some(item) }).await {
+            return left.into();
+        }
+    }
+    End::Left
+}
+
+/// Waits until every room has looked. False if nobody looks any more.
+async fn all_have_looked(read: &ReadSide) -> bool {
+    let mut board = read.board.clone();
+    while !board.roster().is_complete() {
+        if !board.changed().await {
+            return false;
+        }
+    }
+    !read.board_gone.is_cancelled()
+}
+
+/// The components as checks, rooms that did not answer among them, and the groups of these.
+fn watched(read: &ReadSide, now: Mono, deadline: Span) -> (Vec<Check>, Vec<Group>) {
+    let rooms = read.board.roster().rooms();
+    let room_of = |component: &str| rooms.iter().find(|(_, room)| room.components.contains(component));
+    let view = read.board.view();
+    let mut checks: Vec<Check> = view
+        .components
+        .values()
+        .map(|component| {
+            let mut check = Check::of_component(component);
+            if let Some((name, room)) = room_of(&component.name) {
+                check.took = room.took;
+                if let Some(hanging) = hangs(room, now) {
+                    check.verdict = CheckVerdict::Unknown;
+                    check.reason = format!(
+                        "the look at it ({name}) has not returned for {hanging}; before, it was: {}",
+                        check.reason
+                    );
+                }
+            }
+            check
+        })
+        .collect();
+    let mut silent = Vec::new();
+    for (name, room) in &rooms {
+        if room.took.is_none() {
+            silent.push(Group::of(name));
+            checks.push(Check::unanswered(name, Group::of(name), deadline));
+        }
+    }
+    (checks, silent)
+}
+
+/// For how long a room's look has not returned, if that is too long.
+fn hangs(room: &Looking, now: Mono) -> Option<Span> {
+    let since = now.since(room.began?);
+    (since > HANGS_AFTER).then_some(since)
+}

@@ -1,0 +1,96 @@
+//! The rooms of the agent without an agent, for one check: in a process of its own that can be abandoned when a file
+//! system or a driver hangs, answering on a socket in a directory of the one who asks. It acts on nothing.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use mainstay_core::entry::{Body, Entry, Fact};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::api::{self, Listeners, Mode, UnixSocket};
+use crate::app::agent::{QUEUE, Recalled, start_probing, watch_hardware};
+use crate::app::{about, rooms};
+use crate::board::Board;
+use crate::config::Config;
+use crate::node::Node;
+use crate::os::clock;
+use crate::store::journal::{Journal, JournalReader};
+
+/// The socket's name in the directory.
+pub const SOCKET: &str = "check.sock";
+
+/// What is said on standard output once the socket answers.
+pub const READY: &str = "ready";
+
+/// Looks at the host and answers on `directory/check.sock` until standard input ends.
+///
+/// # Errors
+/// It could not begin.
+pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
+    let stop = CancellationToken::new();
+    let recalled = Recalled { observed: observed_before(&config), ..Recalled::default() };
+    let own = of_one_look(config, directory);
+    let journal = Journal::open(&own.journal_dir(), own.journal_limits(), clock::boot_id())?;
+    let board = Board::open(journal)?;
+    let socket = UnixSocket::bind(&directory.join(SOCKET), 0o600)?;
+    let (inputs, node_inputs) = mpsc::channel(QUEUE);
+    let (reader, roster) = (board.reader(), board.roster().clone());
+    let rooms = rooms::start(&own, &recalled.observed, &inputs, &roster)?;
+    let (hardware, following) = watch_hardware(&own, &recalled, &inputs, &roster)?;
+    let probing = start_probing(&own, &inputs, &roster)?;
+    let node = Node::new(board, recalled.origins, hardware, inputs);
+    let node = tokio::spawn(node.run(node_inputs, || {}, stop.clone()));
+    stop_with_standard_input(stop.clone())?;
+    writeln!(std::io::stdout(), "{READY}").context("telling that the checks can be asked for")?;
+    let listeners = Listeners { unix: Some(socket), ..Listeners::default() };
+    let served = api::serve(
+        listeners,
+        reader,
+        about(Mode::Agent),
+        Arc::new(clock::now),
+        Routes::default(),
+        stop.clone(),
+    )
+    .await;
+    stop.cancel();
+    drop((rooms, following, probing));
+    node.await.context("the node ended in disorder")?;
+    served.context("serving the checks")
+}
+
+/// The configuration for a single look: its state lies in the directory, and one reading counts.
+fn of_one_look(mut config: Config, directory: &Path) -> Config {
+    config.host.watch_paths.push(std::mem::replace(&mut config.state_dir, directory.to_owned()));
+    config.host.limits.worsen_after = 1;
+    config.host.limits.recover_after = 1;
+    config
+}
+
+/// What an agent of this host has seen before, if its journal can be read: flaps and notices have their history there.
+fn observed_before(config: &Config) -> Vec<rooms::Seen> {
+    let mut observed = Vec::new();
+    let take = |entry: Entry| {
+        if let (None, Body::Fact(Fact::Observed(observation))) = (&entry.job, entry.body) {
+            observed.push((entry.at, entry.boot, observation));
+        }
+    };
+    if let Err(error) = JournalReader::new(&config.journal_dir()).replay(take) {
+        tracing::debug!(%error, "there is no history to be read");
+    }
+    observed
+}
+
+/// The one who asked is at the other end: nothing outlives it.
+fn stop_with_standard_input(stop: CancellationToken) -> std::io::Result<()> {
+    let wait = move || {
+        let mut buffer = [0; 64];
+        while matches!(std::io::stdin().lock().read(&mut buffer), Ok(1..)) {}
+        stop.cancel();
+    };
+    std::thread::Builder::new().name("stdin".to_owned()).spawn(wait)?;
+    Ok(())
+}

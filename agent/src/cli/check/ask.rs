@@ -1,0 +1,174 @@
+//! Who is asked: the host's agent, which knows the history, or else a look of our own in a process that is abandoned when
+//! it hangs.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use mainstay_core::preflight::{Check, CheckVerdict, Group};
+use mainstay_core::time::Span;
+use mainstay_proto::v1::RunPreflightRequest;
+use tokio::sync::oneshot;
+
+use super::Args;
+use crate::act::page_files::private_directory;
+use crate::api;
+use crate::app::{look, usual};
+use crate::cli::client::{AskError, Client};
+use crate::cli::find::find;
+use crate::config::{Config, ConfigError, Environment};
+use crate::os::spawn::spawn_bound;
+use crate::probe;
+
+/// What the way there and back may take beside the checks themselves.
+const BESIDE: Duration = Duration::from_secs(2);
+
+/// Checks, and who made them.
+pub(super) struct Asked {
+    pub(super) checks: Vec<Check>,
+    /// In words: "agent at /run/mainstay/agent.sock".
+    pub(super) by: String,
+}
+
+/// The checks of what is watched.
+pub(super) async fn watched(args: &Args, groups: &[Group]) -> Asked {
+    let mut silent = Vec::new();
+    if !args.alone {
+        let agents = find(&args.ask).places.into_iter().filter(|place| place.job.is_none());
+        for place in agents {
+            match ask(&place.socket, args, groups).await {
+                Ok(checks) => {
+                    return Asked { checks, by: format!("agent at {}", place.socket.display()) };
+                }
+                Err(error) if args.ask.socket.is_some() => {
+                    return nothing(groups, "agent", error.to_string());
+                }
+                // It is there and does not do its work; what it watches is looked at all the same.
+                Err(error @ AskError::Silent(_)) => {
+                    silent.extend(groups.first().map(|group| unknown("agent", *group, error.to_string())));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    let mut asked = look_alone(args, groups).await;
+    asked.checks.extend(silent);
+    asked
+}
+
+async fn ask(socket: &Path, args: &Args, groups: &[Group]) -> Result<Vec<Check>, AskError> {
+    let request = RunPreflightRequest {
+        groups: groups.iter().map(|group| api::group(*group).into()).collect(),
+        required: args.require.iter().map(|required| api::requirement(*required)).collect(),
+        deadline: Some(api::wire_span(args.deadline.0)),
+        deep: false,
+    };
+    let checks = Client::connect(socket).await?.preflight(request, args.longest() + BESIDE).await?;
+    Ok(checks.into_iter().map(api::check_of).collect())
+}
+
+/// The agent's configuration, as a look without an agent takes it.
+pub(super) fn configuration(file: Option<&Path>) -> Result<Config, ConfigError> {
+    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    Config::load(file, &environment, &[])
+}
+
+/// Nothing is known of what was asked for, for this reason.
+fn nothing(groups: &[Group], name: &str, reason: String) -> Asked {
+    Asked {
+        checks: groups.first().map(|group| unknown(name, *group, reason)).into_iter().collect(),
+        by: "nobody".into(),
+    }
+}
+
+fn unknown(name: &str, group: Group, reason: String) -> Check {
+    Check::new(name, group, CheckVerdict::Unknown, reason)
+}
+
+/// Starts the rooms in a process of their own and asks that.
+async fn look_alone(args: &Args, groups: &[Group]) -> Asked {
+    let mut look = match Look::start(args.config.as_deref()) {
+        Ok(look) => look,
+        Err(error) => return nothing(groups, "look", format!("the checks could not be started: {error}")),
+    };
+    let reading = match look.ready(args.longest()).await {
+        Ok(()) => ask(&look.socket(), args, groups).await.map_err(|error| error.to_string()),
+        Err(why) => Err(why),
+    };
+    match reading {
+        Ok(checks) => Asked { checks, by: "a look of its own, without an agent".to_owned() },
+        Err(why) => nothing(groups, "look", why),
+    }
+}
+
+/// The rooms in a child. They end with this value; a child that hangs in the kernel is left behind.
+struct Look {
+    child: Child,
+    directory: PathBuf,
+}
+
+impl Look {
+    fn start(config: Option<&Path>) -> io::Result<Look> {
+        let directory = std::env::temp_dir().join(format!("mainstay-check-{}", std::process::id()));
+        private_directory(&directory)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args([probe::SUBCOMMAND, "look", "--directory"]).arg(&directory);
+        if let Some(config) = config {
+            command.arg("--config").arg(config);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // The runtime of the command line is the main thread.
+        match spawn_bound(&mut command, None) {
+            Ok(child) => Ok(Look { child, directory }),
+            Err(error) => {
+                let _ = fs::remove_dir_all(&directory);
+                Err(error)
+            }
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join(look::SOCKET)
+    }
+
+    /// Waits until it can be asked; else why it cannot.
+    async fn ready(&mut self, longest: Duration) -> Result<(), String> {
+        let (Some(said), Some(errors)) = (self.child.stdout.take(), self.child.stderr.take()) else {
+            return Err("the checks could not be started: no pipe to them".to_owned());
+        };
+        let (tell, told) = oneshot::channel();
+        // A thread, since the pipe can stay silent for as long as the child hangs; it ends with the child.
+        let listen = move || {
+            let mut line = String::new();
+            let ready = BufReader::new(said).read_line(&mut line).is_ok() && line.trim_end() == look::READY;
+            let answer = if ready { Ok(()) } else { Err(last_words(errors)) };
+            let _ = tell.send(answer);
+        };
+        if let Err(error) = std::thread::Builder::new().name("look".to_owned()).spawn(listen) {
+            return Err(format!("the checks could not be started: {error}"));
+        }
+        match tokio::time::timeout(longest, told).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err("the checks ended before they began".to_owned()),
+            Err(_) => Err(format!("did not begin in {}", Span(longest.as_nanos() as u64))),
+        }
+    }
+}
+
+/// Why the child ended, in its own words.
+fn last_words(mut errors: impl Read) -> String {
+    let mut text = String::new();
+    let _ = errors.read_to_string(&mut text);
+    let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("without a word");
+    format!("the checks ended before they began: {}", line.trim_start_matches("mainstay: "))
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.try_wait();
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}

@@ -1,0 +1,110 @@
+//! How checks are told: one line, a table on a terminal, or JSON.
+
+use std::fmt::Write;
+use std::io::{IsTerminal, stdout};
+
+use mainstay_core::preflight::{Check, CheckVerdict, overall, summary};
+use mainstay_core::time::Span;
+use serde_json::{Value, json};
+
+use crate::cli::output::{Paint, clean};
+
+/// All checks, and what they amount to.
+pub(super) struct Report {
+    pub(super) checks: Vec<Check>,
+    pub(super) took: Span,
+    pub(super) status: u8,
+    /// Who made them.
+    pub(super) by: String,
+}
+
+impl Report {
+    /// The summary, and before it the checks one by one on a terminal or if that is wanted.
+    pub(super) fn as_text(&self, verbose: bool) -> String {
+        let mut text = String::new();
+        if verbose || stdout().is_terminal() {
+            self.write_checks(Paint::for_stdout(), &mut text);
+        }
+        let word = word(overall(&self.checks)).to_uppercase();
+        let _ = writeln!(text, "{}", clean(&format!("{word}: {}", summary(&self.checks, self.took))));
+        text
+    }
+
+    fn write_checks(&self, paint: Paint, text: &mut String) {
+        let widest = self.checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+        for check in &self.checks {
+            let named = format!("{:<8}", word(check.verdict).to_uppercase());
+            let took = check.took.map(|took| format!(" ({took})")).unwrap_or_default();
+            let line = format!("{:<widest$}  {}{took}", check.name, clean(&check.reason));
+            let _ = writeln!(text, "{}{line}", colour(paint, check.verdict, &named));
+            if !matches!(check.verdict, CheckVerdict::Pass | CheckVerdict::Skipped) {
+                for seen in &check.evidence {
+                    let limit =
+                        seen.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
+                    let before =
+                        seen.before.as_ref().map(|before| format!(", before: {before}")).unwrap_or_default();
+                    let seen = clean(&format!("{}: {}{before}{limit}", seen.source, seen.reading));
+                    let _ = writeln!(text, "        {:<widest$}  {}", "", paint.dim(&seen));
+                }
+            }
+        }
+    }
+
+    /// One object, as docs/reference/cli.md tells it.
+    pub(super) fn as_json(&self) -> Value {
+        let verdict = overall(&self.checks);
+        json!({
+            "verdict": word(verdict),
+            "exit_status": self.status,
+            "summary": summary(&self.checks, self.took),
+            "seconds": self.took.as_seconds(),
+            "by": self.by,
+            "checks": self.checks.iter().map(check_as_json).collect::<Vec<Value>>(),
+        })
+    }
+}
+
+fn check_as_json(check: &Check) -> Value {
+    let evidence = |seen: &mainstay_core::health::Evidence| {
+        let mut told = json!({ "source": seen.source, "reading": seen.reading });
+        for (name, value) in [("limit", &seen.limit), ("before", &seen.before)] {
+            if let Some(value) = value {
+                told[name] = value.as_str().into();
+            }
+        }
+        told
+    };
+    let mut told = json!({
+        "name": check.name,
+        "group": check.group,
+        "verdict": word(check.verdict),
+        "reason": check.reason,
+        "recommended_action": check.action,
+        "evidence": check.evidence.iter().map(evidence).collect::<Vec<Value>>(),
+    });
+    for (name, span) in [("seconds", check.took), ("deadline_seconds", check.deadline)] {
+        if let Some(span) = span {
+            told[name] = span.as_seconds().into();
+        }
+    }
+    told
+}
+
+fn word(verdict: CheckVerdict) -> &'static str {
+    match verdict {
+        CheckVerdict::Pass => "pass",
+        CheckVerdict::Warn => "warn",
+        CheckVerdict::Fail => "fail",
+        CheckVerdict::Unknown => "unknown",
+        CheckVerdict::Skipped => "skipped",
+    }
+}
+
+fn colour(paint: Paint, verdict: CheckVerdict, text: &str) -> String {
+    match verdict {
+        CheckVerdict::Pass => paint.good(text),
+        CheckVerdict::Warn => paint.warning(text),
+        CheckVerdict::Fail => paint.bad(text),
+        CheckVerdict::Unknown | CheckVerdict::Skipped => paint.dim(text),
+    }
+}
