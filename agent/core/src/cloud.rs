@@ -175,13 +175,14 @@ impl CloudJudge {
             evidence,
             read_at: self.last.as_ref().map(|(read, _)| *read),
             since,
+            ..Component::default()
         };
         Judged { components: vec![component], facts }
     }
 
     fn evidence(&self, notice: &Notice) -> Evidence {
         let limit = (notice.kind == NoticeKind::Maintenance).then(|| format!("begins within {}", self.limits.notice));
-        Evidence { source: notice.source.clone(), reading: notice.detail.clone(), limit }
+        Evidence { source: notice.source.clone(), reading: notice.detail.clone(), limit, before: None }
     }
 
     /// Tells what is new and what is over.

@@ -6,7 +6,7 @@
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
 //! `health`, `verdict`; `kernel`
 //! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
-//! (the kernel log), `tpu` and `nccl_ras` (their judges, with what is read of them), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
+//! (the kernel log), `cloud`, `tpu` and `nccl_ras` (their judges, with what is read of them), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]

@@ -55,7 +55,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let routes = Routes::new(LauncherServiceServer::new(launchers));
     let reader = board.reader();
     let roster = board.roster().clone();
-    let rooms = rooms::start(&config, &recalled.observed, &inputs, &roster)?;
+    let rooms = rooms::start(&config, &recalled.observed, &inputs, &reader)?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &inputs, &roster)?;
 

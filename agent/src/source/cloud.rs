@@ -42,8 +42,8 @@ impl Provider {
 /// The address that clouds have agreed on; it needs no name server.
 pub const USUAL_ADDRESS: &str = "169.254.169.254:80";
 
-/// How long nothing may change before the same is told again, so that what has become near is judged anew.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// How long the first look waits for all keys to answer.
+const FIRST_WAIT: Duration = Duration::from_secs(3);
 
 /// Answers of keys that may wait to be taken.
 const QUEUE: usize = 16;
@@ -52,12 +52,14 @@ const QUEUE: usize = 16;
 #[derive(Debug)]
 pub struct CloudSource {
     provider: Provider,
+    /// Where the keys are followed, all the time; it ends with this.
     runtime: Runtime,
     news: mpsc::Receiver<News>,
     /// What each key last told.
     keys: BTreeMap<&'static str, Result<Vec<Notice>, String>>,
     /// How many keys there are.
     expected: usize,
+    looked: bool,
 }
 
 /// What a key tells from now on.
@@ -68,39 +70,42 @@ struct News {
 }
 
 impl CloudSource {
-    /// Follows the metadata server at `address`, as `host:port`. Nothing is asked before the first wait.
+    /// Follows the metadata server at `address`, as `host:port`, from now on.
     ///
     /// # Errors
-    /// The kernel gives no descriptors.
+    /// The kernel gives no threads or descriptors.
     pub fn new(provider: Provider, address: &str) -> io::Result<CloudSource> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("cloud keys")
+            .enable_all()
+            .build()?;
         let (sender, news) = mpsc::channel(QUEUE);
         let expected = match provider {
             Provider::Google => google::follow(&runtime, address, &sender),
         };
-        Ok(CloudSource { provider, runtime, news, keys: BTreeMap::new(), expected })
+        Ok(CloudSource { provider, runtime, news, keys: BTreeMap::new(), expected, looked: false })
     }
 
-    /// Waits until something has changed, or for half a minute, and returns all that is announced.
-    pub fn wait(&mut self) -> CloudSample {
-        let wait = async {
-            let Some(first) = self.news.recv().await else { return };
-            self.keys.insert(first.key, first.told);
-            // At the start all keys answer at once; what comes together is told together.
-            while self.keys.len() < self.expected {
-                let Some(next) = self.news.recv().await else { return };
-                self.keys.insert(next.key, next.told);
-            }
-            while let Ok(next) = self.news.try_recv() {
-                self.keys.insert(next.key, next.told);
-            }
-        };
-        // An end by time is as good as news: what is known is told again.
-        let _ = self.runtime.block_on(async { tokio::time::timeout(LONGEST_WAIT, wait).await });
-        self.sample()
+    /// All that is announced as far as the server has told. Waits for it the first time only, and not for long.
+    pub fn sample(&mut self) -> CloudSample {
+        if !std::mem::replace(&mut self.looked, true) {
+            let all = async {
+                while self.keys.len() < self.expected {
+                    let Some(news) = self.news.recv().await else { return };
+                    self.keys.insert(news.key, news.told);
+                }
+            };
+            // Keys that have not answered by then are told of as such.
+            let _ = self.runtime.block_on(async { tokio::time::timeout(FIRST_WAIT, all).await });
+        }
+        while let Ok(news) = self.news.try_recv() {
+            self.keys.insert(news.key, news.told);
+        }
+        self.told()
     }
 
-    fn sample(&self) -> CloudSample {
+    fn told(&self) -> CloudSample {
         let mut notices = Vec::new();
         let mut failed = (self.keys.len() < self.expected).then(|| "no answer yet".to_owned());
         for (key, told) in &self.keys {

@@ -1,8 +1,10 @@
 //! Floor 2. Eyes: what is read from the outside world becomes facts.
 
+pub mod cloud;
 pub mod device;
 pub mod error_file;
 pub mod host;
 pub mod kmsg;
+pub mod nccl_ras;
 pub mod pages;
 pub mod tpu;

@@ -58,6 +58,15 @@ impl Agent {
         found.unwrap_or_else(|| panic!("no event told of {words:?}"))
     }
 
+    /// All events so far.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn events(&self) -> String {
+        let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        let told =
+            events.args(["events", "--json", "--socket"]).arg(self.directory.join("agent.sock")).output().unwrap();
+        String::from_utf8(told.stdout).unwrap()
+    }
+
     /// What `mainstay status` shows.
     #[allow(dead_code, reason = "not every test asks")]
     pub fn status(&self) -> String {
