@@ -112,6 +112,12 @@ impl Board {
         self.publish();
     }
 
+    /// Shows these components no more.
+    pub fn hide(&mut self, names: &[String]) {
+        self.view.components.retain(|name, _| !names.contains(name));
+        self.publish();
+    }
+
     /// Shows the present state to the readers.
     pub fn publish(&mut self) {
         self.publisher.send_replace(Published {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use mainstay_core::cloud::CloudLimits;
 use mainstay_core::device::DeviceLimits;
+use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::HostLimits;
 use mainstay_core::nccl_ras::NcclLimits;
 use mainstay_core::settings;
@@ -70,6 +71,8 @@ settings! {
         cloud: CloudConfig,
         /// The component nccl.
         nccl: NcclConfig,
+        /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
+        fabric: FabricConfig,
     }
 }
 
@@ -197,6 +200,33 @@ pub enum CloudProvider {
     None,
 }
 
+settings! {
+    /// How the network that training runs over is watched.
+    pub struct FabricConfig {
+        /// Whether it is watched.
+        enabled: bool = true,
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// Links that must be up: ports like "mlx5_0/1", interfaces like "eth0", each with "=400" where the rate in Gb/s
+        /// matters. Empty: those that were once up for a while.
+        expected_ports: Vec<String> = Vec::new(),
+        /// What is not to be read: devices ("mlx5_8"), ports ("mlx5_8/1"), interfaces, or the beginning of names
+        /// ("mlx5_bond*").
+        exclude: Vec<String> = Vec::new(),
+    }
+    sections {
+        /// When a link counts as degraded or unhealthy.
+        limits: FabricLimits,
+    }
+}
+
+impl FabricConfig {
+    /// The links that must be up.
+    pub fn expected(&self) -> Result<Vec<Expected>, String> {
+        self.expected_ports.iter().map(|text| Expected::parse(text)).collect()
+    }
+}
+
 /// How much is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -316,6 +346,10 @@ impl Config {
             "it must be a host and a port, like \"localhost:28028\"",
         );
         must(self.nccl.interval >= Period::seconds(5), "nccl.interval", "it must be at least 5s");
+        must(self.fabric.interval >= Period::seconds(1), "fabric.interval", "it must be at least 1s");
+        if let Err(problem) = self.fabric.expected() {
+            must(false, "fabric.expected_ports", &problem);
+        }
         let load = self.host.limits.cpu.load_per_cpu;
         must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");
         problems

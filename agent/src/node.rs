@@ -9,6 +9,7 @@ use mainstay_core::device::DeviceReport;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
+use mainstay_core::observation::Observation;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
@@ -47,6 +48,8 @@ pub enum Input {
     LauncherEnded(JobId, Pid),
     /// A room that watches a part of the host has looked at it.
     Sensed(Judged),
+    /// A room does not watch these components any more.
+    Unwatched(Vec<String>),
     /// A room has looked, and what it saw was told before.
     Looked {
         /// Its name on the roster.
@@ -201,6 +204,7 @@ impl Node {
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(judged) => self.sensed(judged),
+            Input::Unwatched(names) => self.unwatched(&names),
             Input::Looked { room, components } => {
                 let components = components.iter().map(String::as_str);
                 if self.board.roster().has_looked(&room, clock::mono(), components) {
@@ -281,6 +285,22 @@ impl Node {
         let mut components = judged.components;
         components.extend(self.hardware.components(now.mono));
         self.board.show_host(now, components);
+    }
+
+    /// What was told of them last is not to stay as if it were so still.
+    fn unwatched(&mut self, names: &[String]) {
+        for name in names {
+            self.record(
+                None,
+                Fact::Observed(Observation {
+                    component: name.clone(),
+                    event: "unwatched".to_owned(),
+                    detail: "it is not watched any more".to_owned(),
+                    ..Observation::default()
+                }),
+            );
+        }
+        self.board.hide(names);
     }
 
     fn devices(&mut self, report: DeviceReport) {

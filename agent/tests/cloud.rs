@@ -59,7 +59,8 @@ fn changes_are_told_by_the_server_and_not_polled_for() {
         metadata.wait_until_asked(&format!("{key}?"));
     }
     metadata.wait_until_asked("maintenance-event?wait_for_change=true&timeout_sec=60&last_etag=1");
-    metadata.wait_until_asked("upcoming-maintenance?alt=json&wait_for_change=true&timeout_sec=60&last_etag=1");
+    metadata
+        .wait_until_asked("upcoming-maintenance?alt=json&wait_for_change=true&timeout_sec=60&last_etag=1");
     metadata.wait_until_asked("preempted?wait_for_change=true&timeout_sec=60&last_etag=1");
     assert_eq!(metadata.asked().len(), 6, "{:?}", metadata.asked());
 
@@ -80,7 +81,8 @@ fn a_server_that_fails_is_told_of_and_asked_again() {
         (Mood::SomethingElse, "not the metadata server"),
     ] {
         metadata.mood(mood);
-        let failed = look_until(&mut source, |notices| notices.as_ref().is_err_and(|why| why.contains(words)));
+        let failed =
+            look_until(&mut source, |notices| notices.as_ref().is_err_and(|why| why.contains(words)));
         assert!(failed.notices.is_err());
         metadata.mood(Mood::Well);
         look_until(&mut source, |notices| notices == &Ok(Vec::new()));
@@ -131,7 +133,9 @@ fn the_whole_agent_tells_what_is_announced_and_when_it_is_over() {
     );
     agent.wait_for("maintenance of the host: SCHEDULED, PENDING, from 2999-01-01T00:00:00Z");
     metadata.set(EVENT, "MIGRATE_ON_HOST_MAINTENANCE");
-    agent.wait_for("host.cloud went from HEALTHY to DEGRADED: the machine is moved to another host while it runs, now");
+    agent.wait_for(
+        "host.cloud went from HEALTHY to DEGRADED: the machine is moved to another host while it runs, now",
+    );
     metadata.set(EVENT, "NONE");
     agent.wait_for("host.cloud went from DEGRADED to HEALTHY");
     let status = agent.status();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
-use mainstay_core::kernel::{KernelClass, KernelReport, LogPlace, NvlinkError, Sxid, Xid};
+use mainstay_core::kernel::{KernelClass, KernelReport, LinkRegisters, LogPlace, NvlinkError, Sxid, Xid};
 use mainstay_core::observation::Observation;
 use mainstay_core::pci::PciAddress;
 use mainstay_core::time::{Mono, Span, Stamp};
@@ -47,6 +47,7 @@ fn entries() -> Vec<Body> {
                 intrinfo: 1,
                 status: 1,
             }),
+            link_registers: Some(LinkRegisters { link: 1, registers: vec![1] }),
             caused_by: Some(48),
             place: LogPlace::default(),
         })),

@@ -107,9 +107,12 @@ pub struct KernelMeaning {
     /// How long it counts after the last such line; until the next boot if none.
     #[serde(default)]
     pub window: Option<Period>,
-    /// Lines within the window from which it counts.
+    /// Lines about one device within the window from which it counts.
     #[serde(default = "first")]
     pub count: u64,
+    /// The class whose reports about the same device are over when this one comes.
+    #[serde(default)]
+    pub cancels: Option<KernelClass>,
     /// A line of it.
     pub example: String,
 }

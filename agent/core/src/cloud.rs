@@ -138,7 +138,8 @@ impl CloudJudge {
                 let silent_for = self.last.as_ref().map(|(read, _)| now.mono.since(*read));
                 if silent_for.is_none_or(|silent| silent >= self.limits.silent_for.0) {
                     let since = silent_for.map(|silent| format!(" for {silent}")).unwrap_or_default();
-                    let reason = format!("the metadata server of {} does not answer{since}: {why}", sample.provider);
+                    let reason =
+                        format!("the metadata server of {} does not answer{since}: {why}", sample.provider);
                     problems.push((HealthState::Unknown, reason, RecommendedAction::None));
                 }
             }
@@ -181,7 +182,8 @@ impl CloudJudge {
     }
 
     fn evidence(&self, notice: &Notice) -> Evidence {
-        let limit = (notice.kind == NoticeKind::Maintenance).then(|| format!("begins within {}", self.limits.notice));
+        let limit =
+            (notice.kind == NoticeKind::Maintenance).then(|| format!("begins within {}", self.limits.notice));
         Evidence { source: notice.source.clone(), reading: notice.detail.clone(), limit, before: None }
     }
 

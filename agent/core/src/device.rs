@@ -34,6 +34,8 @@ use crate::time::Mono;
 
 /// XID of a GPU that has fallen off the bus.
 const OFF_BUS: u32 = 79;
+/// Stands for a GPU that could not be initialised among the codes, of which none is so large.
+const NOT_INITIALISED: u32 = u32::MAX;
 /// XID by which the driver says what a GPU needs.
 const RECOVERY_ACTION: u32 = 154;
 
@@ -238,6 +240,30 @@ impl DeviceJudge {
                 for gpu in self.gpus.values_mut() {
                     gpu.faults.forget_what_a_reset_heals(at);
                 }
+            }
+            // In a log of several boots: the devices of another boot are not these.
+            KernelClass::KernelStarted => {
+                for gpu in self.gpus.values_mut() {
+                    (gpu.faults, gpu.programs) = (Faults::default(), Programs::default());
+                }
+                self.switches.clear();
+            }
+            KernelClass::GpuInitFailed => {
+                let address = report.subject.as_deref().and_then(PciAddress::parse);
+                let (Some(address), Some(meaning)) = (address, self.catalog.kernel(report.class)) else {
+                    return;
+                };
+                let came = Came {
+                    at,
+                    kind: "",
+                    code: NOT_INITIALISED,
+                    name: meaning.name.clone(),
+                    state: meaning.state,
+                    action: meaning.action,
+                    line: report.place.line.clone(),
+                };
+                let gpu = self.gpus.entry(address).or_default();
+                gpu.faults.came(came, &no_codes(), self.limits.echo_window.0);
             }
             KernelClass::GpuOffBus => {
                 let address = report.subject.as_deref().and_then(PciAddress::parse);

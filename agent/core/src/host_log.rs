@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::catalog::{Catalog, KernelMeaning};
 use crate::entry::Fact;
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
-use crate::kernel::KernelClass;
+use crate::kernel::{KernelClass, KernelReport};
 use crate::time::Mono;
 
 /// The component of the log itself.
@@ -14,6 +14,12 @@ pub const LOG: &str = "host.kernel_log";
 
 /// Reports of a class that are remembered with their time; more are only counted.
 const REMEMBERED: usize = 256;
+
+/// Devices of a class that are remembered.
+const SUBJECTS: usize = 64;
+
+/// Devices that a reason names, with a line of the log each.
+const NAMED: usize = 3;
 
 /// Whether the log can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,16 +38,16 @@ pub struct HostLogJudge {
     state: Option<LogState>,
     read_at: Option<Mono>,
     gaps: u64,
-    classes: BTreeMap<KernelClass, Reports>,
+    classes: BTreeMap<KernelClass, BTreeMap<Option<String>, Reports>>,
     shown: BTreeMap<String, (HealthState, Mono)>,
 }
 
+/// What was reported of one device in one class.
 #[derive(Clone, Debug, Default)]
 struct Reports {
     /// When, and how many.
     times: VecDeque<(Mono, u64)>,
     line: String,
-    subject: Option<String>,
 }
 
 impl HostLogJudge {
@@ -69,20 +75,50 @@ impl HostLogJudge {
     /// Takes in what the kernel log told at `at`; facts of other kinds are passed over.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) {
         match fact {
-            Fact::KernelReport(report) => {
-                let reports = self.classes.entry(report.class).or_default();
-                reports.count(at, 1);
-                reports.line.clone_from(&report.place.line);
-                reports.subject.clone_from(&report.subject);
-            }
+            Fact::KernelReport(report) => self.reported(at, report),
             Fact::KernelLinesLeftOut { of, count } => {
                 let class = KernelClass::ALL.iter().find(|class| class.name() == of);
-                if let Some(reports) = class.and_then(|class| self.classes.get_mut(class)) {
+                let subjects = class.and_then(|class| self.classes.get_mut(class));
+                // Which device they were about is not known; the one that was last told of is the likeliest.
+                let newest =
+                    subjects.and_then(|subjects| subjects.values_mut().max_by_key(|reports| reports.last()));
+                if let Some(reports) = newest {
                     reports.count(at, *count);
                 }
             }
             Fact::KernelLogGap { .. } => self.gaps = self.gaps.saturating_add(1),
             _ => {}
+        }
+    }
+
+    fn reported(&mut self, at: Mono, report: &KernelReport) {
+        if report.class == KernelClass::KernelStarted {
+            self.classes.clear();
+            return;
+        }
+        let over = self.catalog.kernel(report.class).and_then(|meaning| meaning.cancels);
+        if let Some(subjects) = over.and_then(|over| self.classes.get_mut(&over)) {
+            subjects.remove(&report.subject);
+        }
+        let subjects = self.classes.entry(report.class).or_default();
+        if subjects.len() >= SUBJECTS && !subjects.contains_key(&report.subject) {
+            let oldest = subjects.iter().min_by_key(|(_, reports)| reports.last());
+            let oldest = oldest.map(|(subject, _)| subject.clone());
+            oldest.map(|oldest| subjects.remove(&oldest));
+        }
+        let reports = subjects.entry(report.subject.clone()).or_default();
+        reports.count(at, 1);
+        reports.line.clone_from(&report.place.line);
+    }
+
+    /// Forgets what was told of the component up to `at`: an operator has seen to it. What comes later counts anew.
+    pub fn acknowledge(&mut self, component: &str, at: Mono) {
+        for meaning in self.catalog.kernel_meanings() {
+            if meaning.component.as_deref() == Some(component)
+                && let Some(subjects) = self.classes.get_mut(&meaning.class)
+            {
+                subjects.retain(|_, reports| reports.last() > at);
+            }
         }
     }
 
@@ -94,9 +130,22 @@ impl HostLogJudge {
         }
         for meaning in self.catalog.kernel_meanings() {
             let Some(name) = &meaning.component else { continue };
-            let Some(reports) = self.classes.get_mut(&meaning.class) else { continue };
+            let Some(subjects) = self.classes.get_mut(&meaning.class) else { continue };
+            // What is about a GPU that is named, is that GPU's own.
+            let of_a_gpu = matches!(meaning.class, KernelClass::GpuInitFailed | KernelClass::GpuOffBus);
+            let own = |subject: &Option<String>| !of_a_gpu || subject.is_none();
+            if !subjects.keys().any(own) {
+                continue;
+            }
+            let mut held = Vec::new();
+            for (subject, reports) in subjects.iter_mut().filter(|(subject, _)| own(subject)) {
+                let count = reports.within(meaning, now);
+                if count >= meaning.count {
+                    held.push((subject.as_deref(), count, &*reports));
+                }
+            }
             let component = found.entry(name.clone()).or_insert_with(|| calm(name, self.read_at, now));
-            reports.hold_against(component, meaning, now);
+            hold_against(component, meaning, &held);
         }
         let mut components: Vec<Component> = found.into_values().collect();
         for component in &mut components {
@@ -147,31 +196,41 @@ impl Reports {
         self.times.push_back((at, count));
     }
 
-    fn hold_against(&mut self, component: &mut Component, meaning: &KernelMeaning, now: Mono) {
+    fn last(&self) -> Mono {
+        self.times.back().map_or(Mono(0), |(at, _)| *at)
+    }
+
+    /// How many there were within the time for which they count.
+    fn within(&mut self, meaning: &KernelMeaning, now: Mono) -> u64 {
         if let Some(window) = meaning.window {
             self.times.retain(|(at, _)| now.since(*at) <= window.0);
         }
-        let count: u64 = self.times.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count));
-        if count < meaning.count {
-            return;
-        }
-        let of = self.subject.as_ref().map(|subject| format!(" ({subject})")).unwrap_or_default();
-        let times = if count > 1 { format!(", {count} times") } else { String::new() };
-        let told = format!("{}{of}{times}", meaning.name);
-        if component.state == HealthState::Healthy {
-            component.reason = told;
-        } else {
-            component.reason = format!("{}; {told}", component.reason);
-        }
-        component.state = component.state.max(meaning.state);
-        component.action = component.action.max(meaning.action);
-        let limit = (meaning.count > 1).then(|| meaning.count.to_string());
-        let reading = self.line.clone();
-        component.evidence.push(Evidence {
-            source: "kernel log".to_owned(),
-            reading,
-            limit,
-            ..Evidence::default()
-        });
+        self.times.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+}
+
+fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Option<&str>, u64, &Reports)]) {
+    if held.is_empty() || meaning.state == HealthState::Healthy {
+        return;
+    }
+    let of: Vec<&str> = held.iter().filter_map(|(subject, ..)| *subject).take(NAMED).collect();
+    let more = held.len().saturating_sub(of.len().max(1));
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let of = if of.is_empty() { String::new() } else { format!(" ({}{more})", of.join(", ")) };
+    let count: u64 = held.iter().fold(0, |sum, (_, count, _)| sum.saturating_add(*count));
+    let times = if count > 1 { format!(", {count} times") } else { String::new() };
+    let told = format!("{}{of}{times}", meaning.name);
+    if component.state == HealthState::Healthy {
+        component.reason = told;
+    } else {
+        component.reason = format!("{}; {told}", component.reason);
+    }
+    component.state = component.state.max(meaning.state);
+    component.action = component.action.max(meaning.action);
+    let limit = (meaning.count > 1).then(|| meaning.count.to_string());
+    for (_, _, reports) in held.iter().take(NAMED) {
+        let (source, reading) = ("kernel log".to_owned(), reports.line.clone());
+        component.evidence.push(Evidence { source, reading, limit: limit.clone(), ..Evidence::default() });
+        component.fault_at = component.fault_at.max(Some(reports.last()));
     }
 }

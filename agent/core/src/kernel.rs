@@ -36,6 +36,9 @@ pub struct Xid {
     /// The NVLink unit's own words (144 to 150).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvlinkError>,
+    /// The link and its registers (74).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_registers: Option<LinkRegisters>,
     /// The code that the driver names as the cause (newer drivers, 45).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caused_by: Option<u32>,
@@ -59,6 +62,16 @@ pub struct NvlinkError {
     pub intrinfo: u32,
     /// The second word in brackets.
     pub status: u32,
+}
+
+/// What an NVLink of an earlier generation tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkRegisters {
+    /// The link.
+    pub link: u32,
+    /// Its registers in the order of the line, at most seven; what they mean stands in the catalogue.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub registers: Vec<u32>,
 }
 
 /// The driver reported an error of an NVSwitch.
@@ -146,16 +159,30 @@ macro_rules! kernel_classes {
 kernel_classes! {
     /// A GPU has fallen off the bus, said beside or without an XID 79.
     GpuOffBus = "gpu_off_bus",
+    /// A GPU that could not be initialised, said without an XID.
+    GpuInitFailed = "gpu_init_failed",
     /// The NVIDIA driver was loaded.
     GpuDriverLoaded = "gpu_driver_loaded",
+    /// The kernel started: what the log told before was of another boot.
+    KernelStarted = "kernel_started",
     /// PCIe errors that were corrected.
     AerCorrected = "aer_corrected",
-    /// PCIe errors that were not.
+    /// PCIe errors that were not corrected and from which the device recovers.
+    AerNonFatal = "aer_non_fatal",
+    /// PCIe errors after which the device cannot be used.
     AerUncorrected = "aer_uncorrected",
+    /// A slot lost its device.
+    PcieSlotDown = "pcie_slot_down",
+    /// A slot has its device again.
+    PcieSlotUp = "pcie_slot_up",
     /// Machine checks and EDAC reports of errors that were corrected.
     MachineCheckCorrected = "machine_check_corrected",
     /// The same of errors that were not.
     MachineCheck = "machine_check",
+    /// A CPU that runs slower because it is hot.
+    CpuThrottled = "cpu_throttled",
+    /// So hot that the hardware is about to switch off.
+    CriticalTemperature = "critical_temperature",
     /// A kill for lack of memory.
     OutOfMemory = "out_of_memory",
     /// A process stuck in the kernel.
@@ -164,6 +191,8 @@ kernel_classes! {
     Lockup = "lockup",
     /// An oops.
     KernelBug = "kernel_bug",
+    /// The clock that the kernel reads most cheaply cannot be trusted.
+    ClockUnstable = "clock_unstable",
     /// A block that could not be read or written.
     DiskError = "disk_error",
     /// An inconsistent file system.
@@ -172,8 +201,20 @@ kernel_classes! {
     RemountedReadOnly = "remounted_read_only",
     /// An NVMe disk that did not answer.
     Nvme = "nvme",
+    /// An NVMe disk that was given up.
+    NvmeLost = "nvme_lost",
+    /// A file system over the network whose server does not answer.
+    NetworkStorage = "network_storage",
+    /// It answers again.
+    NetworkStorageBack = "network_storage_back",
     /// A network card in trouble.
     NetworkCard = "network_card",
+    /// A network card that is too hot, gets too little power or dislikes its cable.
+    NetworkCardWarning = "network_card_warning",
+    /// A network card that recovered.
+    NetworkCardBack = "network_card_back",
+    /// A network card that did not send in time.
+    TransmitTimeout = "transmit_timeout",
     /// A process that crashed.
     Segfault = "segfault",
 }

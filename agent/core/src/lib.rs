@@ -4,9 +4,10 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
-//! `health`, `verdict`; `kernel`
-//! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
-//! (the kernel log), `cloud`, `tpu` and `nccl_ras` (their judges, with what is read of them), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
+//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read
+//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `cloud`,
+//! `tpu`, `nccl_ras` (those of announcements, of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
+//! and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
@@ -15,8 +16,10 @@ pub mod attribute;
 pub mod blame;
 pub mod catalog;
 pub mod cloud;
+pub mod counter;
 pub mod device;
 pub mod entry;
+pub mod fabric;
 pub mod fingerprint;
 pub mod hang;
 pub mod health;

@@ -1,7 +1,10 @@
 //! Text to facts. Total over every input: what is not understood is no fact, and no text makes it fail.
 
 pub mod bucket;
+mod header;
 pub mod host;
+pub mod journal;
 pub mod kmsg;
 pub mod log;
 pub mod nvidia;
+pub mod sysfs;

@@ -31,7 +31,14 @@ fn maintenance(starts: i64) -> Notice {
 }
 
 fn now(kind: NoticeKind) -> Notice {
-    Notice { id: format!("{kind:?}"), kind, starts: None, ends: None, detail: "TRUE".into(), ..maintenance(0) }
+    Notice {
+        id: format!("{kind:?}"),
+        kind,
+        starts: None,
+        ends: None,
+        detail: "TRUE".into(),
+        ..maintenance(0)
+    }
 }
 
 fn sample(notices: &[Notice]) -> CloudSample {
@@ -82,7 +89,10 @@ fn what_is_days_away_is_told_and_condemns_nobody_until_it_is_near() {
     assert!(one(&judged).reason.contains("begins in 7 d 0 h"), "{judged:?}");
     assert_eq!(events(&judged), ["cloud_notice"]);
     let near = judge.step(at(7 * 24 * HOUR - HOUR + 60), &week);
-    assert_eq!((one(&near).state, one(&near).action), (HealthState::Degraded, RecommendedAction::ReplaceNode));
+    assert_eq!(
+        (one(&near).state, one(&near).action),
+        (HealthState::Degraded, RecommendedAction::ReplaceNode)
+    );
     assert!(one(&near).reason.contains("begins in 59 min"), "{near:?}");
     assert_eq!(events(&near), [""; 0], "it was told a week ago");
     assert!(one(&judge.step(at(7 * 24 * HOUR + 1), &week)).reason.contains("its window has begun"));
@@ -115,7 +125,10 @@ fn what_goes_on_now_weighs_by_what_it_is() {
 #[test]
 fn a_window_that_was_forgotten_is_not_held_against_the_machine() {
     let forgotten = maintenance(-24 * HOUR);
-    assert_eq!(one(&judge().step(at(0), &sample(std::slice::from_ref(&forgotten)))).state, HealthState::Healthy);
+    assert_eq!(
+        one(&judge().step(at(0), &sample(std::slice::from_ref(&forgotten)))).state,
+        HealthState::Healthy
+    );
     let goes_on = Notice { ongoing: true, ..forgotten };
     assert_eq!(one(&judge().step(at(0), &sample(&[goes_on]))).state, HealthState::Degraded);
 }

@@ -1,74 +1,17 @@
 //! The judge of GPUs over lines of the kernel log: sentences, each with the opposite case that must stay silent.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::catalog::Catalog;
-use mainstay_core::device::{DeviceJudge, DeviceLimits};
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::host_log::{HostLogJudge, LogState};
-use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::{Mono, Span};
+mod support;
+
+use mainstay_core::health::{HealthState, RecommendedAction};
+use mainstay_core::host_log::LogState;
 use proptest::prelude::*;
+use support::Host;
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{
     ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice, RestartProcess,
 };
-
-fn catalog() -> Catalog {
-    Catalog::new(
-        toml::from_str(include_str!("../../catalog/hardware/xid.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/hardware/kernel.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/hardware/nvlink5.toml")).unwrap(),
-    )
-    .unwrap()
-}
-
-struct Host {
-    reader: LogReader,
-    devices: DeviceJudge,
-    host: HostLogJudge,
-    now: Mono,
-}
-
-impl Host {
-    fn new() -> Host {
-        Host {
-            reader: LogReader::default(),
-            devices: DeviceJudge::new(catalog(), DeviceLimits::default()),
-            host: HostLogJudge::new(catalog(), "/dev/kmsg"),
-            now: Mono(1_000_000_000_000),
-        }
-    }
-
-    fn log(&mut self, line: &str) {
-        if let Some((at, fact)) = self.reader.read(self.now, &Record::parse(line), 1) {
-            self.devices.take_in(at, &fact);
-            self.host.take_in(at, &fact);
-        }
-    }
-
-    /// An XID of GPU 0000:01:00.
-    fn xid(&mut self, rest: &str) {
-        self.log(&format!("NVRM: Xid (PCI:0000:01:00): {rest}"));
-    }
-
-    fn wait(&mut self, seconds: u64) {
-        self.now = self.now.after(Span::seconds(seconds));
-    }
-
-    fn component(&mut self, name: &str) -> Component {
-        let mut all = self.devices.components(self.now);
-        all.extend(self.host.components(self.now));
-        all.into_iter().find(|component| component.name == name).unwrap_or_else(|| panic!("no {name}"))
-    }
-
-    fn expect(&mut self, name: &str, state: HealthState, action: RecommendedAction) {
-        let component = self.component(name);
-        assert_eq!((component.state, component.action), (state, action), "{name}: {}", component.reason);
-    }
-}
 
 const GPU: &str = "gpu.0000:01:00";
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use mainstay_core::cloud::CloudJudge;
+use mainstay_core::fabric::{FabricJudge, Learned};
 use mainstay_core::host::HostJudge;
 use mainstay_core::id::BootId;
 use mainstay_core::judged::Judged;
@@ -23,9 +24,11 @@ use crate::config::{CloudProvider, Config, NcclConfig, TpuConfig};
 use crate::node::Input;
 use crate::os::clock;
 use crate::source::cloud::{CloudSource, Provider};
+use crate::source::fabric::FabricSource;
 use crate::source::host::{HostSource, standard_paths};
 use crate::source::nccl_ras;
 use crate::source::tpu::{TpuPlan, TpuSource};
+use crate::store::kept::Kept;
 
 /// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
 pub type Observed = [Seen];
@@ -58,6 +61,7 @@ pub fn start(
     rooms.tpu()?;
     rooms.cloud()?;
     rooms.nccl(board)?;
+    rooms.fabric()?;
     Ok(rooms.watching)
 }
 
@@ -125,9 +129,42 @@ impl Rooms<'_> {
         let board = board.clone();
         let deadline = Duration::from_nanos(deadline.0.0);
         self.watch("nccl", interval, move |at| {
-            let runs = board.view().jobs.values().any(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
+            let runs = board
+                .view()
+                .jobs
+                .values()
+                .any(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
             let asked = if runs { nccl_ras::ask_blocking(&address, deadline) } else { Asked::NoJob };
             judge.step(at, &asked)
+        })
+    }
+
+    /// InfiniBand, RoCE, Ethernet.
+    fn fabric(&mut self) -> anyhow::Result<()> {
+        let config = &self.config.fabric;
+        if !config.enabled {
+            return Ok(());
+        }
+        let expected =
+            config.expected().map_err(anyhow::Error::msg).context("key `fabric.expected_ports`")?;
+        let interfaces = expected.iter().filter(|link| !link.name.contains('/'));
+        let interfaces = interfaces.map(|link| link.name.clone()).collect();
+        let mut source =
+            FabricSource::new(self.config.host.sys_root.clone(), config.exclude.clone(), interfaces);
+        let mut kept: Kept<Learned> = Kept::open(&self.config.state_dir.join("fabric.json"));
+        let learned = kept.value().cloned().unwrap_or_default();
+        let mut judge = FabricJudge::new(config.limits.clone(), clock::boot_id(), expected, learned);
+        judge.recall(clock::now(), self.observed);
+        self.watch("fabric", config.interval, move |at| {
+            if kept.was_deleted() {
+                judge.forget();
+            }
+            let judged = judge.step(at, &source.sample(&judge.places()));
+            let known = kept.value().is_some() || !judge.learned().links.is_empty();
+            if known && let Err(error) = kept.keep(judge.learned()) {
+                tracing::debug!(%error, "what was learned of the network cannot be kept");
+            }
+            judged
         })
     }
 
@@ -144,10 +181,18 @@ impl Rooms<'_> {
             roster.begins(&begun, at);
             look(at)
         };
+        let mut shown = BTreeSet::new();
         let tell = move |judged: Judged| {
-            let components = judged.components.iter().map(|component| component.name.clone()).collect();
-            let looked = Input::Looked { room: room.clone(), components };
-            inputs.blocking_send(Input::Sensed(judged)).is_ok() && inputs.blocking_send(looked).is_ok()
+            let components: BTreeSet<String> =
+                judged.components.iter().map(|component| component.name.clone()).collect();
+            let unwatched: Vec<String> = shown.difference(&components).cloned().collect();
+            shown.clone_from(&components);
+            let looked = Input::Looked { room: room.clone(), components: components.into_iter().collect() };
+            let mut told = vec![Input::Sensed(judged), looked];
+            if !unwatched.is_empty() {
+                told.push(Input::Unwatched(unwatched));
+            }
+            told.into_iter().all(|input| inputs.blocking_send(input).is_ok())
         };
         let watching = watch(name, Duration::from_nanos(interval.0.0), look, tell)
             .with_context(|| format!("starting the thread that watches: {name}"))?;

@@ -27,7 +27,8 @@ pub enum Provider {
 impl Provider {
     /// Whose machine this is by its firmware; none if it is of none of these clouds.
     pub fn by_firmware(sys: &Path) -> Option<Provider> {
-        let dmi = |name: &str| std::fs::read_to_string(sys.join("class/dmi/id").join(name)).unwrap_or_default();
+        let dmi =
+            |name: &str| std::fs::read_to_string(sys.join("class/dmi/id").join(name)).unwrap_or_default();
         (dmi("product_name").trim() == "Google Compute Engine").then_some(Provider::Google)
     }
 

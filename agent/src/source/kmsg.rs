@@ -239,10 +239,7 @@ impl KernelLog {
 
     fn line(&mut self, now: Mono, line: &[u8], facts: &mut Vec<(Mono, Fact)>) {
         self.cursor.next = self.cursor.next.saturating_add(line.len() as u64 + 1);
-        let text = String::from_utf8_lossy(line);
-        if !Record::is_continuation(&text) {
-            facts.extend(self.reader.read(now, &Record::parse(&text), self.cursor.next));
-        }
+        facts.extend(self.reader.line(now, &String::from_utf8_lossy(line), self.cursor.next));
     }
 
     /// A file that was moved away, or cut, goes on in the one that is there now.

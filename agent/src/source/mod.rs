@@ -3,6 +3,7 @@
 pub mod cloud;
 pub mod device;
 pub mod error_file;
+pub mod fabric;
 pub mod host;
 pub mod kmsg;
 pub mod nccl_ras;

@@ -1,6 +1,10 @@
 //! A metadata server as Google Compute Engine has it: keys with etags, and answers that are held back until a key
 //! changes.
-#![allow(clippy::unwrap_used, dead_code, reason = "a panic is how a test reports; not every test uses all of it")]
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "a panic is how a test reports; not every test uses all of it"
+)]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -111,9 +115,10 @@ impl Drop for Metadata {
 fn answer(stream: TcpStream, shared: &(Mutex<State>, Condvar)) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().unwrap_or(Ok(String::new()))?;
-    let flavored = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).fold(false, |before, line| {
-        before || line.eq_ignore_ascii_case("Metadata-Flavor: Google")
-    });
+    let flavored = lines
+        .map_while(Result::ok)
+        .take_while(|line| !line.is_empty())
+        .fold(false, |before, line| before || line.eq_ignore_ascii_case("Metadata-Flavor: Google"));
     let asked = first.split(' ').nth(1).unwrap_or_default().to_owned();
     let (path, query) = asked.split_once('?').unwrap_or((&asked, ""));
     let of = |name: &str| {
@@ -138,7 +143,9 @@ fn answer(stream: TcpStream, shared: &(Mutex<State>, Condvar)) -> std::io::Resul
     };
     let google = format!("Metadata-Flavor: Google\r\nETag: {version}\r\n");
     match (mood, value) {
-        (Mood::Well, _) if !flavored => say("403 Forbidden", &google, "Missing Metadata-Flavor:Google header.")?,
+        (Mood::Well, _) if !flavored => {
+            say("403 Forbidden", &google, "Missing Metadata-Flavor:Google header.")?
+        }
         (Mood::Well, Some(value)) => say("200 OK", &google, &value)?,
         (Mood::Well, None) => say("404 Not Found", &google, "not found")?,
         (Mood::Unavailable, _) => say("503 Service Unavailable", &google, "try again")?,

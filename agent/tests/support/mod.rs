@@ -62,8 +62,11 @@ impl Agent {
     #[allow(dead_code, reason = "not every test asks")]
     pub fn events(&self) -> String {
         let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"));
-        let told =
-            events.args(["events", "--json", "--socket"]).arg(self.directory.join("agent.sock")).output().unwrap();
+        let told = events
+            .args(["events", "--json", "--socket"])
+            .arg(self.directory.join("agent.sock"))
+            .output()
+            .unwrap();
         String::from_utf8(told.stdout).unwrap()
     }
 

@@ -1,6 +1,10 @@
 //! NCCL's RAS service as a process of a job has it: its commands, its two forms of report, and what else may listen on
 //! its port.
-#![allow(clippy::unwrap_used, dead_code, reason = "a panic is how a test reports; not every test uses all of it")]
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "a panic is how a test reports; not every test uses all of it"
+)]
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};

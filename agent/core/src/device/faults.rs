@@ -149,7 +149,10 @@ impl Fault {
         let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
         let wake =
             if wake.is_empty() { String::new() } else { format!(" (in its wake {})", wake.join(", ")) };
-        format!("{kind} {code}: {name}{times}{wake}")
+        match *kind {
+            "" => format!("{name}{times}{wake}"),
+            kind => format!("{kind} {code}: {name}{times}{wake}"),
+        }
     }
 }
 

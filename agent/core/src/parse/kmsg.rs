@@ -1,5 +1,8 @@
-//! One record of the kernel log: `/dev/kmsg`'s own form, what `dmesg` and syslog make of it, or a bare line.
+//! One record of the kernel log: `/dev/kmsg`'s own form, or a line that others made of it.
 
+use std::borrow::Cow;
+
+use super::header;
 use crate::time::Mono;
 
 /// A record, taken apart.
@@ -16,11 +19,12 @@ pub struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Takes a record apart: `6,339,5140900,-;NVRM: …`, with or without the lines of its dictionary; or a line like
-    /// `<6>[    5.140900] NVRM: …`, or one that a syslog daemon wrote, or a bare one.
+    /// Takes a record apart: `6,339,5140900,-;NVRM: …`, with or without the lines of its dictionary; or a line as
+    /// `dmesg`, a syslog daemon or `journalctl` writes it; or a bare one. A line of another program than the kernel has
+    /// an empty message.
     pub fn parse(text: &'a str) -> Record<'a> {
         let line = text.lines().next().unwrap_or("");
-        from_kmsg(line).unwrap_or_else(|| from_text(line))
+        from_kmsg(line).unwrap_or_else(|| header::take_apart(line))
     }
 
     /// Whether the line only belongs to the record before it (` SUBSYSTEM=pci`).
@@ -45,39 +49,34 @@ fn from_kmsg(line: &str) -> Option<Record<'_>> {
         priority: Some((priority & 7) as u8),
         sequence: Some(sequence),
         at: Some(Mono(micros.saturating_mul(1000))),
-        message,
+        // Who tests an alarm writes "kernel: …" into /dev/kmsg by hand.
+        message: message.strip_prefix("kernel: ").unwrap_or(message).trim_end_matches('\r'),
     })
 }
 
-fn from_text(line: &str) -> Record<'_> {
-    let (priority, rest) = leading_priority(line).unwrap_or((None, line));
-    // What a syslog daemon puts in front ends in the name of the program that wrote: "kernel: ".
-    let rest = match rest.split_once("kernel: ") {
-        Some((before, after)) if before.len() < 100 && !before.contains(": ") => after,
-        _ => rest,
-    };
-    let (at, message) = leading_time(rest).unwrap_or((None, rest));
-    Record { priority, sequence: None, at, message }
-}
-
-fn leading_priority(line: &str) -> Option<(Option<u8>, &str)> {
-    let (number, rest) = line.strip_prefix('<')?.split_once('>')?;
-    let number: u32 = number.parse().ok()?;
-    Some((Some((number & 7) as u8), rest))
-}
-
-/// `[   12.345678] ` at the beginning.
-fn leading_time(line: &str) -> Option<(Option<Mono>, &str)> {
-    let (time, rest) = line.strip_prefix('[')?.split_once(']')?;
-    let (seconds, fraction) = time.trim().split_once('.')?;
-    let seconds: u64 = seconds.parse().ok()?;
-    let digits = fraction.len();
-    if !(1..=9).contains(&digits) {
-        return None;
+/// The line without what only a terminal needs: colours (`dmesg --color`, `journalctl`) and other control characters.
+pub fn plain(line: &str) -> Cow<'_, str> {
+    if !line.bytes().any(|byte| byte < 0x20 && byte != b'\t') {
+        return Cow::Borrowed(line);
     }
-    let fraction: u64 = fraction.parse().ok()?;
-    let nanos = fraction * 10u64.pow(9 - digits as u32);
-    Some((Some(Mono(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))), rest.trim_start()))
+    let mut plain = String::with_capacity(line.len());
+    let mut letters = line.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\u{1b}' => skip_sequence(&mut letters),
+            '\t' => plain.push(letter),
+            _ if letter.is_control() => {}
+            _ => plain.push(letter),
+        }
+    }
+    Cow::Owned(plain)
+}
+
+/// A terminal's sequence: `ESC [`, parameters and one final letter; or ESC and one letter.
+fn skip_sequence(letters: &mut std::str::Chars<'_>) {
+    if letters.next() == Some('[') {
+        let _ = letters.find(|letter| ('@'..='~').contains(letter));
+    }
 }
 
 #[cfg(test)]
@@ -109,6 +108,15 @@ mod tests {
         check("<6>[  123.5] ", Some(Mono(123_500_000_000)));
         check("Nov 21 03:04:05 gpu-17 kernel: [    5.140900] ", Some(Mono(5_140_900_000)));
         check("2026-11-21T03:04:05.123456+00:00 gpu-17 kernel: ", None);
+    }
+
+    #[test]
+    fn colours_and_control_characters_are_taken_away() {
+        let line = "\u{1b}[32m[    5.140900] \u{1b}[0m\u{1b}[33mNVRM: \u{1b}[0mXid\u{0}\r";
+        assert_eq!(plain(line), "[    5.140900] NVRM: Xid");
+        assert_eq!(plain("as\tit is"), "as\tit is");
+        assert_eq!(plain("cut \u{1b}[3"), "cut ");
+        assert_eq!(plain("cut \u{1b}"), "cut ");
     }
 
     #[test]

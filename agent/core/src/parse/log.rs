@@ -1,29 +1,46 @@
 //! A kernel log as it is read on: records in, facts out, storms counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::bucket::{Bucket, Rate};
-use super::kmsg::Record;
+use super::journal::{self, JournalEntry};
+use super::kmsg::{Record, plain};
 use super::{host, nvidia};
 use crate::entry::Fact;
 use crate::id::Pid;
-use crate::kernel::{KernelClass, LogPlace};
+use crate::kernel::{KernelClass, KernelReport, LogPlace, Sxid, Xid};
 use crate::pci::PciAddress;
 use crate::time::{Mono, Span};
 
-/// Kinds of lines that are counted apart, so that a storm of one does not hide another.
+/// Kinds of lines that are counted apart, so that a storm of one does not hide another. Lines of one code that say
+/// something different of it (fatal or not, reset or not, what is needed) are different kinds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    Xid(PciAddress, u32),
-    Sxid(PciAddress, u32),
+    Xid(PciAddress, u32, u64),
+    Sxid(PciAddress, u32, Option<bool>),
     Host(KernelClass),
+}
+
+impl Kind {
+    fn of_xid(xid: &Xid) -> Kind {
+        let flag = |flag: Option<bool>| flag.map_or(0, |set| 1 + u64::from(set));
+        let fatal = xid.nvlink.as_ref().and_then(|error| error.fatal);
+        let link = xid.link_registers.as_ref().map_or(0, |of| u64::from(of.link & 0xff) + 1);
+        let said = xid.recovery_action.map_or(0, |number| u64::from(number & 0xff) + 1);
+        let said = said << 32 | link << 8 | flag(fatal) << 4 | flag(xid.reset_needed) << 2;
+        Kind::Xid(xid.gpu, xid.code, said | flag(xid.drain_and_reset_needed))
+    }
+
+    fn of_sxid(sxid: &Sxid) -> Kind {
+        Kind::Sxid(sxid.address, sxid.code, sxid.fatal)
+    }
 }
 
 impl std::fmt::Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Kind::Xid(gpu, code) => write!(f, "XID {code} of GPU {gpu}"),
-            Kind::Sxid(switch, code) => write!(f, "SXID {code} of switch {switch}"),
+            Kind::Xid(gpu, code, _) => write!(f, "XID {code} of GPU {gpu}"),
+            Kind::Sxid(switch, code, _) => write!(f, "SXID {code} of switch {switch}"),
             Kind::Host(class) => f.write_str(class.name()),
         }
     }
@@ -35,47 +52,98 @@ const RATE: Rate = Rate { burst: 20, every: Span::seconds(10) };
 /// Kinds that are remembered: far more than one host has GPUs times codes in a bad hour.
 const KINDS: usize = 1024;
 
+/// Subjects of a class whose first line always passes: a storm of one disk hides no other disk.
+const SUBJECTS: usize = 64;
+
 /// How often it is told what was held back.
 const TELL_EVERY: Span = Span::seconds(10);
 
 /// Longest line that is kept as evidence, in bytes.
 const LINE: usize = 1024;
 
+/// How the kernel writes the end of a line within a record.
+const NEW_LINE: &str = "\\x0a";
+
 /// Reads a log on.
 #[derive(Clone, Debug, Default)]
 pub struct LogReader {
     buckets: BTreeMap<Kind, Bucket>,
+    subjects: BTreeMap<KernelClass, BTreeSet<String>>,
     /// The process of the last kill: older and newer kernels tell it in two lines.
     last_kill: Option<Pid>,
+    /// The GPU that a line named whose trouble stands in the lines behind it.
+    preface: Option<String>,
     told: Mono,
 }
 
 impl LogReader {
+    /// Takes in one line of text, read at `now`, with the position behind it: of a kernel log that `dmesg`, syslog or
+    /// `journalctl` wrote, in any of their forms.
+    pub fn line(&mut self, now: Mono, line: &str, position: u64) -> Option<(Mono, Fact)> {
+        if Record::is_continuation(line) {
+            return None;
+        }
+        let line = plain(line);
+        if let Some(entry) = JournalEntry::parse(&line) {
+            return if entry.by_kernel { self.entry(now, &entry, position) } else { None };
+        }
+        if let Some(message) = journal::of_dmesg(&line) {
+            return self.read(now, &bare(&message, None), position);
+        }
+        self.read(now, &Record::parse(&line), position)
+    }
+
+    /// Takes in one entry of the journal, read at `now`.
+    pub fn entry(&mut self, now: Mono, entry: &JournalEntry, position: u64) -> Option<(Mono, Fact)> {
+        self.read(now, &bare(&plain(&entry.message), entry.at), position)
+    }
+
     /// Takes in one record, read at `now`, with the position behind it. Returns what it says, if that is a fact, and
     /// when it was written.
     pub fn read(&mut self, now: Mono, record: &Record<'_>, position: u64) -> Option<(Mono, Fact)> {
-        let place = || LogPlace { position, line: shortened(record.message) };
-        let (kind, fact) = if let Some(mut xid) = nvidia::xid(record.message) {
-            xid.place = place();
-            (Kind::Xid(xid.gpu, xid.code), Fact::Xid(xid))
-        } else if let Some(mut sxid) = nvidia::sxid(record.message) {
-            sxid.place = place();
-            (Kind::Sxid(sxid.address, sxid.code), Fact::Sxid(sxid))
-        } else {
-            let mut report = nvidia::other(record.message).or_else(|| host::report(record.message))?;
-            if report.class == KernelClass::OutOfMemory {
-                let again = report.pid.is_some() && report.pid == self.last_kill;
-                self.last_kill = if again { None } else { report.pid };
-                if again {
-                    return None;
-                }
-            }
-            report.place = place();
-            (Kind::Host(report.class), Fact::KernelReport(report))
-        };
         // A clock of another boot, or of another host, must not put it into the future.
         let at = record.at.map_or(now, |at| at.min(now));
-        self.passes(kind, now).then_some((at, fact))
+        let of_line = |message: &str| LogPlace { position, line: shortened(message) };
+        let mut lines = record.message.split(NEW_LINE);
+        let fact = lines.find_map(|message| self.fact(now, message, &of_line));
+        fact.map(|fact| (at, fact))
+    }
+
+    fn fact(&mut self, now: Mono, message: &str, place: &dyn Fn(&str) -> LogPlace) -> Option<Fact> {
+        if let Some(mut xid) = nvidia::xid(message) {
+            xid.place = place(message);
+            return self.passes(Kind::of_xid(&xid), None, now).then_some(Fact::Xid(xid));
+        }
+        if let Some(mut sxid) = nvidia::sxid(message) {
+            sxid.place = place(message);
+            return self.passes(Kind::of_sxid(&sxid), None, now).then_some(Fact::Sxid(sxid));
+        }
+        let mut report = self.of_driver(message).or_else(|| host::report(message))?;
+        if report.class == KernelClass::OutOfMemory {
+            let again = report.pid.is_some() && report.pid == self.last_kill;
+            self.last_kill = if again { None } else { report.pid };
+            if again {
+                return None;
+            }
+        }
+        report.place = place(message);
+        let kind = Kind::Host(report.class);
+        self.passes(kind, report.subject.as_deref(), now).then_some(Fact::KernelReport(report))
+    }
+
+    /// What the driver says beside its XIDs; some of it takes three lines, of which only the first names the GPU.
+    fn of_driver(&mut self, message: &str) -> Option<KernelReport> {
+        if !message.starts_with("NVRM: ") {
+            return None;
+        }
+        let preface = self.preface.take();
+        let Some(mut report) = nvidia::other(message) else {
+            self.preface =
+                nvidia::preface(message).or(preface.filter(|_| message.contains("in this system")));
+            return None;
+        };
+        report.subject = report.subject.or(preface);
+        Some(report)
     }
 
     /// What was held back since it was last told, once in a while.
@@ -84,16 +152,21 @@ impl LogReader {
             return Vec::new();
         }
         self.told = now;
-        self.buckets
-            .iter_mut()
-            .filter_map(|(kind, bucket)| {
-                let count = bucket.take_held_back();
-                (count > 0).then(|| Fact::KernelLinesLeftOut { of: kind.to_string(), count })
-            })
-            .collect()
+        let held_back = self.buckets.iter_mut().filter_map(|(kind, bucket)| {
+            let count = bucket.take_held_back();
+            (count > 0).then(|| Fact::KernelLinesLeftOut { of: kind.to_string(), count })
+        });
+        held_back.collect()
     }
 
-    fn passes(&mut self, kind: Kind, now: Mono) -> bool {
+    fn passes(&mut self, kind: Kind, subject: Option<&str>, now: Mono) -> bool {
+        if let (Kind::Host(class), Some(subject)) = (&kind, subject) {
+            let known = self.subjects.entry(*class).or_default();
+            if known.len() < SUBJECTS && !known.contains(subject) {
+                known.insert(subject.to_owned());
+                return true;
+            }
+        }
         if let Some(bucket) = self.buckets.get_mut(&kind) {
             return bucket.pass(RATE, now);
         }
@@ -103,6 +176,10 @@ impl LogReader {
         }
         self.buckets.entry(kind).or_insert_with(|| Bucket::new(RATE, now)).pass(RATE, now)
     }
+}
+
+fn bare(message: &str, at: Option<Mono>) -> Record<'_> {
+    Record { priority: None, sequence: None, at, message }
 }
 
 fn shortened(line: &str) -> String {

@@ -4,7 +4,7 @@
 //! with the driver's word on the reset it needs, of NVLink 5, with the recovery action.
 
 use crate::id::Pid;
-use crate::kernel::{KernelClass, KernelReport, LogPlace, NvlinkError, Sxid, Xid};
+use crate::kernel::{KernelClass, KernelReport, LinkRegisters, LogPlace, NvlinkError, Sxid, Xid};
 use crate::pci::PciAddress;
 
 /// Reads an XID: `NVRM: Xid (PCI:0000:3b:00): 79, pid=12, name=python, GPU has fallen off the bus.`
@@ -29,6 +29,7 @@ pub fn xid(message: &str) -> Option<Xid> {
         drain_and_reset_needed: yes_or_no(text, "D-RST:"),
         recovery_action: if code == 154 { recovery_action(text) } else { None },
         nvlink: if (144..=150).contains(&code) { nvlink(text) } else { None },
+        link_registers: if code == 74 { link_registers(text) } else { None },
         caused_by: text
             .split_once("caused by previous Xid ")
             .and_then(|(_, code)| leading_number(code))
@@ -46,6 +47,10 @@ pub fn sxid(message: &str) -> Option<Sxid> {
     let (address, rest) = rest.split_once(')')?;
     let (code, text) = leading_number(rest.strip_prefix(':')?.trim_start())?;
     let text = text.trim_start_matches([',', ' ']);
+    // The lines behind the first tell the details of the same error; how bad it is, the first has said.
+    if text.starts_with("Severity ") || text.starts_with("Data {") {
+        return None;
+    }
     Some(Sxid {
         switch: switch.to_owned(),
         address: PciAddress::parse(address)?,
@@ -56,19 +61,35 @@ pub fn sxid(message: &str) -> Option<Sxid> {
     })
 }
 
-/// Reads the other things that the driver says: a GPU off the bus without an XID, the driver's own start.
+/// Reads the other things that the driver says: a GPU off the bus without an XID, one that cannot be initialised, the
+/// driver's own start.
 pub fn other(message: &str) -> Option<KernelReport> {
     let text = message.strip_prefix("NVRM: ")?;
     if text.starts_with("loading NVIDIA ") {
         return Some(report(KernelClass::GpuDriverLoaded, None));
     }
-    if !text.contains("has fallen off the bus") {
+    let class = if text.contains("fallen off the bus") {
+        KernelClass::GpuOffBus
+    } else if text.contains("RmInitAdapter failed") || text.contains("rm_init_adapter failed") {
+        KernelClass::GpuInitFailed
+    } else {
         return None;
-    }
+    };
+    // Without a GPU's name it cannot be held against one.
+    Some(report(class, gpu_named(text)))
+}
+
+/// The GPU of a line that tells the rest in the lines behind it:
+/// `NVRM: The NVIDIA GPU 0000:0b:00.0 (PCI ID: 10de:2330)`.
+pub fn preface(message: &str) -> Option<String> {
+    let text = message.strip_prefix("NVRM: ")?;
+    text.starts_with("The NVIDIA GPU ").then(|| gpu_named(text)).flatten()
+}
+
+fn gpu_named(text: &str) -> Option<String> {
     let address =
         text.split_whitespace().find_map(|word| PciAddress::parse(word.trim_end_matches([':', ',', '.'])));
-    // Without a GPU's name it cannot be held against one; then the count of GPUs tells.
-    Some(report(KernelClass::GpuOffBus, address.map(|address| address.to_string())))
+    address.map(|address| address.to_string())
 }
 
 fn report(class: KernelClass, subject: Option<String>) -> KernelReport {
@@ -106,12 +127,19 @@ fn yes_or_no(text: &str, key: &str) -> Option<bool> {
 
 /// `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)`.
 fn recovery_action(text: &str) -> Option<u32> {
+    const WORDS: [(&str, u32); 5] =
+        [("None", 0), ("GPU Reset", 1), ("Node Reboot", 2), ("Drain P2P", 3), ("Drain and Reset", 4)];
     let (_, to) = text.split_once(" to ")?;
-    let digits = to.trim_start();
-    match digits.strip_prefix("0x") {
+    let to = to.trim_start();
+    let number = match to.strip_prefix("0x") {
         Some(digits) => leading_hex(digits),
-        None => leading_number(digits).map(|(number, _)| number),
-    }
+        None => leading_number(to).map(|(number, _)| number),
+    };
+    let named = || {
+        let word = to.trim_start_matches('(');
+        WORDS.iter().find(|(name, _)| word.starts_with(name)).map(|(_, number)| *number)
+    };
+    number.or_else(named)
 }
 
 fn leading_hex(text: &str) -> Option<u32> {
@@ -119,21 +147,41 @@ fn leading_hex(text: &str) -> Option<u32> {
     u32::from_str_radix(&text[..end], 16).ok()
 }
 
-/// `NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 …)`.
+fn is_separator(letter: char) -> bool {
+    letter.is_whitespace() || matches!(letter, ',' | '(' | ')' | '[' | ']')
+}
+
+/// `NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 …)`. Drivers before 575 write less in brackets, and a
+/// line may be cut: then the unit's word on whether it is fatal is all there is.
 fn nvlink(text: &str) -> Option<NvlinkError> {
-    let (words, numbers) = text.rsplit_once('(')?;
-    let mut numbers = numbers.split(|letter: char| letter.is_whitespace() || letter == ',' || letter == ')');
-    let mut number = || leading_hex(numbers.by_ref().find(|word| !word.is_empty())?.strip_prefix("0x")?);
-    let (intrinfo, status) = (number()?, number()?);
-    let unit = words.split_whitespace().next()?.trim_end_matches(',').to_owned();
-    Some(NvlinkError { unit, fatal: fatal_word(words), link: link(words), intrinfo, status })
+    let unit = text.split(is_separator).next().filter(|unit| unit.contains('_') || unit.len() > 2)?;
+    if !unit.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_') {
+        return None;
+    }
+    let (words, numbers) = text.split_once(['(', '[']).unwrap_or((text, ""));
+    let mut numbers = numbers.split(is_separator).filter_map(|word| leading_hex(word.strip_prefix("0x")?));
+    let (intrinfo, status) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    Some(NvlinkError { unit: unit.to_owned(), fatal: fatal_word(words), link: link(words), intrinfo, status })
+}
+
+/// `NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)`: the link and its registers, of
+/// which a line that was cut has fewer.
+fn link_registers(text: &str) -> Option<LinkRegisters> {
+    let (_, on) = text.split_once(" link ")?;
+    let (link, rest) = leading_number(on.trim_start())?;
+    let inside = rest.trim_start().strip_prefix('(').unwrap_or("");
+    let inside = inside.split(')').next().unwrap_or("");
+    let registers =
+        inside.split(',').map_while(|word| leading_hex(word.trim().strip_prefix("0x")?)).take(7).collect();
+    Some(LinkRegisters { link, registers })
 }
 
 fn fatal_word(text: &str) -> Option<bool> {
     text.split(|letter: char| letter.is_whitespace() || letter == ',').find_map(|word| {
-        if word.eq_ignore_ascii_case("fatal") {
+        let is = |name: &str| word.eq_ignore_ascii_case(name);
+        if is("fatal") {
             Some(true)
-        } else if word.eq_ignore_ascii_case("non-fatal") || word.eq_ignore_ascii_case("nonfatal") {
+        } else if is("non-fatal") || is("nonfatal") || is("non_fatal") {
             Some(false)
         } else {
             None
@@ -202,6 +250,7 @@ mod tests {
         };
         assert_eq!(read(&line("0x2 (Node Reboot Required)")).recovery_action, Some(2));
         assert_eq!(read(&line("0x0 (None)")).recovery_action, Some(0));
+        assert_eq!(read(&line("(GPU Reset Required)")).recovery_action, Some(1));
         assert_eq!(read(&line("nothing")).recovery_action, None);
     }
 
@@ -219,6 +268,30 @@ mod tests {
         };
         assert_eq!(xid.nvlink, Some(expected));
         assert_eq!(read("NVRM: Xid (PCI:0018:01:00): 145, (nothing of this)").nvlink, None);
+        let of = |rest: &str| {
+            let error = read(&format!("NVRM: Xid (PCI:0018:01:00): {rest}")).nvlink.unwrap();
+            (error.fatal, error.link, error.intrinfo)
+        };
+        assert_eq!(of("149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]"), (Some(true), Some(1), 0xa));
+        assert_eq!(
+            of("149, pid=7, name=a, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x0)"),
+            (Some(true), Some(9), 0x0255_25c6)
+        );
+        assert_eq!(of("145, RLW_REMAP Nonfatal XC0 i0 Lin"), (Some(false), None, 0));
+    }
+
+    #[test]
+    fn a_link_of_earlier_generations_tells_its_registers() {
+        let of = |rest: &str| read(&format!("NVRM: Xid (PCI:0003:00:00): 74, {rest}")).link_registers;
+        let whole = of("pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)").unwrap();
+        assert_eq!((whole.link, whole.registers), (14, vec![0, 0, 0x10000, 0, 0, 0, 0]));
+        let cut = of("NVLink: fatal error detected on link 2(0x100, 0x").unwrap();
+        assert_eq!((cut.link, cut.registers), (2, vec![0x100]));
+        assert_eq!(
+            of("pid=<n/a>, name=<unknown>, NVLink: fatal error detected on link 2").unwrap().registers,
+            [0u32; 0]
+        );
+        assert_eq!(of("something else"), None);
     }
 
     #[test]
@@ -236,16 +309,48 @@ mod tests {
             (read.switch.as_str(), read.code, read.fatal, read.link),
             ("nvidia-nvswitch3", 28006, Some(false), Some(46))
         );
-        let data = sxid("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Data {0x00000001}").unwrap();
-        assert_eq!((data.fatal, data.link), (None, None));
+        for detail in
+            ["Data {0x00000001, 0x00000000}", "Severity 0 Engine instance 46 Sub-engine instance 00"]
+        {
+            assert_eq!(sxid(&format!("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, {detail}")), None);
+        }
+        let unsaid =
+            sxid("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 10003, Host unhandled interrupt").unwrap();
+        assert_eq!((unsaid.fatal, unsaid.link), (None, None));
     }
 
     #[test]
     fn a_gpu_off_the_bus_is_noticed_without_an_xid() {
         let off = other("NVRM: GPU 0000:0a:00.0: GPU has fallen off the bus.").unwrap();
         assert_eq!((off.class, off.subject.as_deref()), (KernelClass::GpuOffBus, Some("0000:0a:00")));
-        let at = other("NVRM: The NVIDIA GPU 0000:0b:00.0").is_none();
-        assert!(at);
+        let joined = other("NVRM: The NVIDIA GPU 0000:0b:00.0 (PCI ID: 10de:2330) installed in this system has fallen off the bus and is not responding to commands.").unwrap();
+        assert_eq!(joined.subject.as_deref(), Some("0000:0b:00"));
+        let first = "NVRM: The NVIDIA GPU 0000:0b:00.0 (PCI ID: 10de:2330)";
+        assert_eq!((other(first), preface(first).as_deref()), (None, Some("0000:0b:00")));
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_start_is_noticed() {
+        for line in [
+            "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2393)",
+            "NVRM: GPU 0000:3b:00.0: rm_init_adapter failed, device minor number 0",
+        ] {
+            let failed = other(line).unwrap();
+            assert_eq!(
+                (failed.class, failed.subject.as_deref()),
+                (KernelClass::GpuInitFailed, Some("0000:3b:00"))
+            );
+        }
+        assert_eq!(other("NVRM: RmInitAdapter failed! (0x26:0xffff:1290)").unwrap().subject, None);
+        for calm in [
+            "NVRM: GPU 0000:3b:00.0: GPU serial number is 1320000000000.",
+            "NVRM: A GPU crash dump has been created. If possible, please run",
+            "NVRM: GPU at PCI:0000:3b:00: GPU-12345678-1234-5678-9abc-def012345678",
+            "NVRM: GPU Board Serial Number: 1320000000000",
+            "NVRM: _kgspLogXid119: ********************************* GSP Timeout **********************************",
+        ] {
+            assert_eq!((xid(calm), other(calm)), (None, None), "{calm}");
+        }
     }
 
     #[test]

@@ -84,7 +84,10 @@ async fn follow_key(key: Key, address: String, news: mpsc::Sender<News>) {
 }
 
 enum Asked {
-    Told { body: String, etag: Option<String> },
+    Told {
+        body: String,
+        etag: Option<String>,
+    },
     /// There is no such key.
     Absent,
 }
@@ -92,7 +95,8 @@ enum Asked {
 /// Asks for a key: at once, or once it is not as it was with `etag`.
 async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<Asked, HttpError> {
     let wait = etag.map(|etag| format!("wait_for_change=true&timeout_sec={HELD_BACK}&last_etag={etag}"));
-    let path = format!("/computeMetadata/v1/{}?{}{}", key.name, key.query, wait.as_deref().unwrap_or_default());
+    let path =
+        format!("/computeMetadata/v1/{}?{}{}", key.name, key.query, wait.as_deref().unwrap_or_default());
     let deadline = if wait.is_some() { DEADLINE + Duration::from_secs(HELD_BACK) } else { DEADLINE };
     let header = (FLAVOR, "Google");
     let answer = http::ask(&Question { address, path: &path, header, deadline }).await?;
@@ -145,7 +149,8 @@ fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
     if body.trim().trim_matches('"') == "NONE" {
         return Ok(Vec::new());
     }
-    let document: serde_json::Value = serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))?;
+    let document: serde_json::Value =
+        serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))?;
     let object = document.as_object().ok_or("it is no object")?;
     let field = |wanted: &str| {
         let found = object.iter().find(|(name, _)| name.replace('_', "").eq_ignore_ascii_case(wanted));
@@ -193,8 +198,13 @@ mod tests {
 
     #[test]
     fn nothing_announced_has_several_forms() {
-        let none =
-            ["NONE", "\"NONE\"\n", "{}", "{ }", "{ \"error\": \"no notifications have been received yet, try again later\" }"];
+        let none = [
+            "NONE",
+            "\"NONE\"\n",
+            "{}",
+            "{ }",
+            "{ \"error\": \"no notifications have been received yet, try again later\" }",
+        ];
         for body in none {
             assert_eq!(upcoming_maintenance(body), Ok(Vec::new()), "{body}");
         }
@@ -213,14 +223,20 @@ mod tests {
         let notices = upcoming_maintenance(snake).unwrap();
         assert_eq!(notices, upcoming_maintenance(camel).unwrap());
         let notice = &notices[0];
-        assert_eq!((notice.starts, notice.ends), (Some(Wall(1_800_000_000_000_000_000)), Some(Wall(1_800_014_400_000_000_000))));
+        assert_eq!(
+            (notice.starts, notice.ends),
+            (Some(Wall(1_800_000_000_000_000_000)), Some(Wall(1_800_014_400_000_000_000)))
+        );
         assert!(!notice.ongoing);
         assert_eq!(
             notice.detail,
             "UNSCHEDULED, PENDING, FAILURE_GPU_XID, FAILURE_GPU, from 2027-01-15T08:00:00Z, to 2027-01-15T12:00:00Z, it can be rescheduled"
         );
         assert!(upcoming_maintenance(r#"{"maintenance_status": "ONGOING"}"#).unwrap()[0].ongoing);
-        assert_eq!(maintenance_event("TERMINATE_ON_HOST_MAINTENANCE").unwrap()[0].kind, NoticeKind::Termination);
+        assert_eq!(
+            maintenance_event("TERMINATE_ON_HOST_MAINTENANCE").unwrap()[0].kind,
+            NoticeKind::Termination
+        );
         assert_eq!(maintenance_event("MIGRATE_ON_HOST_MAINTENANCE").unwrap()[0].kind, NoticeKind::Migration);
         assert_eq!(preempted("TRUE").unwrap()[0].kind, NoticeKind::Preemption);
     }

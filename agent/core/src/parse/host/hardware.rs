@@ -1,0 +1,116 @@
+//! PCIe, memory, CPUs, heat.
+
+use super::{about, between, contains_any, of_device, starts_with_any, word_after};
+use crate::kernel::{KernelClass, KernelReport};
+
+use KernelClass::{
+    AerCorrected, AerNonFatal, AerUncorrected, CpuThrottled, CriticalTemperature, MachineCheck,
+    MachineCheckCorrected, PcieSlotDown, PcieSlotUp,
+};
+
+pub(super) fn report(message: &str) -> Option<KernelReport> {
+    const READERS: [fn(&str) -> Option<KernelReport>; 6] =
+        [pcie, heat, edac, memory_failure, firmware, machine_check];
+    READERS.iter().find_map(|reader| reader(message))
+}
+
+/// PCIe's error reporting and hot plugging: `pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: …`,
+/// `nvidia 0000:01:00.0: PCIe Bus Error: severity=Corrected, …`, `pcieport …: pciehp: Slot(3): Link Down`.
+fn pcie(message: &str) -> Option<KernelReport> {
+    let (_, reporter, text) = of_device(message)?;
+    if let Some(slot) = text.strip_prefix("pciehp: Slot(") {
+        let (_, what) = slot.split_once("): ")?;
+        let class = match what {
+            what if starts_with_any(what, &["Link Down", "Card not present"]) => PcieSlotDown,
+            what if starts_with_any(what, &["Link Up", "Card present"]) => PcieSlotUp,
+            _ => return None,
+        };
+        return Some(about(class, Some(reporter)));
+    }
+    if let Some(rest) = text.strip_prefix("DPC: ") {
+        let contained = starts_with_any(rest, &["containment event", "unmasked uncorrectable"]);
+        return contained.then(|| about(AerUncorrected, Some(reporter)));
+    }
+    let rest = text.strip_prefix("AER: ").or_else(|| text.strip_prefix("PCIe Bus Error: "))?;
+    let lower = rest.to_ascii_lowercase();
+    let class = if starts_with_any(&lower, &["device recovery failed", "subordinate device reset failed"]) {
+        AerUncorrected
+    } else if lower.contains("uncorrect") {
+        if contains_any(&lower, &["non-fatal", "nonfatal"]) { AerNonFatal } else { AerUncorrected }
+    } else if lower.contains("correct") {
+        AerCorrected
+    } else {
+        return None;
+    };
+    // The port reports for the device behind it, where it names one.
+    let behind = rest.split_once(" from ").or_else(|| rest.split_once("received: "));
+    let behind =
+        behind.and_then(|(_, device)| device.split_whitespace().next()).filter(|word| word.contains(':'));
+    Some(about(class, behind.or(Some(reporter))))
+}
+
+/// `CPU3: Package temperature above threshold, cpu clock throttled (total events = 7)`.
+fn heat(message: &str) -> Option<KernelReport> {
+    let text = message.strip_prefix("mce: ").unwrap_or(message);
+    if text.starts_with("CPU") && text.contains("above threshold, cpu clock throttled") {
+        return Some(about(CpuThrottled, text.split(':').next()));
+    }
+    let lower = text.to_ascii_lowercase();
+    let critical = lower.contains("critical temperature reached")
+        && starts_with_any(&lower, &["thermal", "acpi", "critical"]);
+    critical.then(|| about(CriticalTemperature, None))
+}
+
+/// `EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (…)`; older kernels leave out the number.
+fn edac(message: &str) -> Option<KernelReport> {
+    let (controller, what) = message.strip_prefix("EDAC ")?.split_once(": ")?;
+    let class = what.split_whitespace().take(2).find_map(|word| match word {
+        "CE" => Some(MachineCheckCorrected),
+        "UE" => Some(MachineCheck),
+        _ => None,
+    })?;
+    let module = word_after(what, " on ").unwrap_or(controller);
+    Some(about(class, Some(module)))
+}
+
+fn memory_failure(message: &str) -> Option<KernelReport> {
+    const LOST: [&str; 5] = [
+        "Memory failure: ",
+        "MCE: Killing ",
+        "mce: Uncorrected hardware memory error",
+        "NMI: PCI system error (SERR)",
+        "NMI: memory parity error",
+    ];
+    if starts_with_any(message, &LOST) {
+        return Some(about(MachineCheck, None));
+    }
+    message.starts_with("RAS: Soft-offlining pfn").then(|| about(MachineCheckCorrected, None))
+}
+
+/// The firmware's own reports: `{1}[Hardware Error]: event severity: fatal`. Without the number in front they are of
+/// the boot before (BERT), which nobody can mend any more.
+fn firmware(message: &str) -> Option<KernelReport> {
+    let (_, what) = message.strip_prefix('{')?.split_once("}[Hardware Error]: ")?;
+    let severity = what.trim_start().strip_prefix("event severity: ")?;
+    let corrected = starts_with_any(severity, &["corrected", "info"]);
+    Some(about(if corrected { MachineCheckCorrected } else { MachineCheck }, None))
+}
+
+fn machine_check(message: &str) -> Option<KernelReport> {
+    let what = message
+        .strip_prefix("mce: [Hardware Error]: ")
+        .or_else(|| message.strip_prefix("[Hardware Error]: "))?;
+    if starts_with_any(what, &["Corrected error", "Machine check events logged"]) {
+        return Some(about(MachineCheckCorrected, None));
+    }
+    // What was found by looking and not by an exception was corrected, or is left of the boot before.
+    if what.starts_with("CPU ") && what.contains(": Machine Check: 0 Bank ") {
+        return Some(about(MachineCheckCorrected, between(what, "CPU ", ":")));
+    }
+    let uncorrected = what.contains("Machine Check Exception")
+        || starts_with_any(
+            what,
+            &["Uncorrected", "Deferred error", "Machine check: Processor context corrupt"],
+        );
+    uncorrected.then(|| about(MachineCheck, between(what, "CPU ", ":")))
+}

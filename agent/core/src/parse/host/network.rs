@@ -1,0 +1,93 @@
+//! Network cards. Links that go up and down are told by the ports themselves.
+
+use super::{about, between, contains_any, of_device};
+use crate::kernel::{KernelClass, KernelReport};
+
+use KernelClass::{NetworkCard, NetworkCardBack, NetworkCardWarning, TransmitTimeout};
+
+pub(super) fn report(message: &str) -> Option<KernelReport> {
+    if let Some(rest) = message.strip_prefix("NETDEV WATCHDOG: ") {
+        return Some(about(TransmitTimeout, rest.split([' ', ':']).next()));
+    }
+    let (driver, device, text) = of_device(message)?;
+    let class = match driver {
+        "mlx5_core" | "mlx4_core" => mellanox(text)?,
+        "bnxt_en" => broadcom(text)?,
+        "ice" | "idpf" | "iavf" | "i40e" => intel(text)?,
+        "ena" | "efa" => amazon(text)?,
+        "gve" => google(text)?,
+        _ => return None,
+    };
+    Some(about(class, Some(device)))
+}
+
+fn mellanox(text: &str) -> Option<KernelClass> {
+    const TROUBLE: [&str; 16] = [
+        "health compromised",
+        "unrecoverable",
+        "Will cause a leak of a command resource",
+        "assert_var[0]",
+        "Fatal error",
+        "fatal sensor",
+        "firmware internal error",
+        "handling bad device",
+        "not responding",
+        "device is gone",
+        "health recovery failed",
+        "health recovery flow aborted",
+        "recovery failed",
+        "mlx5_init_one failed",
+        "probe_one failed",
+        "pci_err_detected",
+    ];
+    const WARNING: [&str; 4] =
+        ["port module event[error]", "high temperature", "insufficient power", "power budget exceeded"];
+    const BACK: [&str; 2] = ["health recovery succeeded", "recovery succeeded"];
+    if contains_any(text, &BACK) {
+        return Some(NetworkCardBack);
+    }
+    // The firmware tells of small things in the same words and says how small they are.
+    if let Some(severity) = between(text, "severity(", ")").and_then(|number| number.parse::<u8>().ok()) {
+        return match severity {
+            0..=3 => Some(NetworkCard),
+            4 => Some(NetworkCardWarning),
+            _ => None,
+        };
+    }
+    if contains_any(text, &TROUBLE) {
+        return Some(NetworkCard);
+    }
+    contains_any(&text.to_ascii_lowercase(), &WARNING).then_some(NetworkCardWarning)
+}
+
+fn broadcom(text: &str) -> Option<KernelClass> {
+    const TROUBLE: [&str; 4] =
+        ["Firmware not responding", "Firmware health status", "FW reset failed", "Abandoning msg"];
+    trouble(text, &TROUBLE)
+}
+
+fn intel(text: &str) -> Option<KernelClass> {
+    const TROUBLE: [&str; 4] =
+        ["Rebuild failed", "Unable to recover", "Fatal FW error", "critical error detected"];
+    trouble(text, &TROUBLE)
+}
+
+fn amazon(text: &str) -> Option<KernelClass> {
+    const TROUBLE: [&str; 4] = [
+        "Keep alive watchdog timeout",
+        "Reset attempt failed",
+        "Device reset failed",
+        "Wait for completion (polling) timeout",
+    ];
+    trouble(text, &TROUBLE)
+}
+
+fn google(text: &str) -> Option<KernelClass> {
+    const TROUBLE: [&str; 2] = ["AQ commands timed out", "Reset failed"];
+    trouble(text, &TROUBLE)
+}
+
+fn trouble(text: &str, words: &[&str]) -> Option<KernelClass> {
+    let late = contains_any(text, &["TX timeout detected", "tx_timeout", "transmit queue"]);
+    if contains_any(text, words) { Some(NetworkCard) } else { late.then_some(TransmitTimeout) }
+}

@@ -1,0 +1,150 @@
+//! Disks and file systems, near and over the network.
+
+use super::{about, between, contains_any, starts_with_any};
+use crate::kernel::{KernelClass, KernelReport};
+
+use KernelClass::{
+    DiskError, FileSystemError, NetworkStorage, NetworkStorageBack, Nvme, NvmeLost, RemountedReadOnly,
+};
+
+pub(super) fn report(message: &str) -> Option<KernelReport> {
+    const READERS: [fn(&str) -> Option<KernelReport>; 6] =
+        [nvme, ext4, xfs, other_file_systems, disk, server];
+    READERS.iter().find_map(|reader| reader(message))
+}
+
+/// `nvme nvme0: I/O 12 QID 3 timeout, aborting`, `nvme nvme0: controller is down; will reset: CSTS=0xffffffff`.
+fn nvme(message: &str) -> Option<KernelReport> {
+    let (disk, what) = message.strip_prefix("nvme ")?.split_once(": ")?;
+    const LOST: [&str; 5] = [
+        "Removing after probe failure",
+        "Device not ready; aborting",
+        "Disabling device after reset failure",
+        "Identify Controller failed",
+        "Could not set queue count",
+    ];
+    if starts_with_any(what, &LOST) {
+        return Some(about(NvmeLost, Some(disk)));
+    }
+    let trouble = (what.starts_with("I/O ") && what.contains("timeout"))
+        || starts_with_any(what, &["controller is down", "Abort status", "frozen state error detected"]);
+    trouble.then(|| about(Nvme, Some(disk)))
+}
+
+fn ext4(message: &str) -> Option<KernelReport> {
+    let device = || between(message, "(device ", ")");
+    if message.starts_with("EXT4-fs error (device ") {
+        return Some(about(FileSystemError, device()));
+    }
+    if message.starts_with("EXT4-fs warning (device ") && message.contains("I/O error") {
+        return Some(about(DiskError, device()));
+    }
+    let journal = message.strip_prefix("Aborting journal on device ");
+    if let Some(journal) = journal {
+        return Some(about(FileSystemError, Some(journal.trim_end_matches('.').rsplit_once('-')?.0)));
+    }
+    let of_a_file_system = starts_with_any(message, &["EXT", "FAT-fs", "F2FS-fs", "JFS", "NILFS"]);
+    let protected = message.to_ascii_lowercase().contains("remounting filesystem read-only");
+    (of_a_file_system && protected).then(|| about(RemountedReadOnly, between(message, "(", ")")))
+}
+
+fn xfs(message: &str) -> Option<KernelReport> {
+    let (device, what) = message.strip_prefix("XFS (")?.split_once("): ")?;
+    let what = what.to_ascii_lowercase();
+    // A file system that XFS shut down can no more be written than one that EXT4 made read-only.
+    if contains_any(&what, &["shut down", "shutting down"]) {
+        return Some(about(RemountedReadOnly, Some(device)));
+    }
+    const DAMAGED: [&str; 4] = ["corrupt", "log i/o error", "metadata i/o error", "writeback error"];
+    contains_any(&what, &DAMAGED).then(|| about(FileSystemError, Some(device)))
+}
+
+fn other_file_systems(message: &str) -> Option<KernelReport> {
+    if message.starts_with("WARNING: Pool '") && message.contains("uncorrectable I/O failure") {
+        return Some(about(RemountedReadOnly, between(message, "Pool '", "'")));
+    }
+    let rest = message.strip_prefix("BTRFS ")?;
+    let device =
+        between(rest, "(device ", ")").map(|device| device.split([':', ' ']).next().unwrap_or(device));
+    if rest.contains("forced readonly") {
+        return Some(about(RemountedReadOnly, device));
+    }
+    starts_with_any(rest, &["error", "critical"]).then(|| about(FileSystemError, device))
+}
+
+/// `Buffer I/O error on dev sdb1, …`, `blk_update_request: I/O error, dev sdb, sector …`,
+/// `critical medium error, dev sdc, sector …`, `md/raid1:md0: Disk failure on sdb1, disabling device.`
+fn disk(message: &str) -> Option<KernelReport> {
+    if message.starts_with("md/raid") || message.starts_with("raid") {
+        let device = between(message, "Disk failure on ", ",")?;
+        return Some(about(DiskError, Some(device)));
+    }
+    // Status code type 2 is an error of the medium.
+    if message.starts_with("nvme") && message.contains("I/O Error (sct 0x2 ") {
+        return Some(about(DiskError, message.split([':', ' ']).next()));
+    }
+    const BEGINNINGS: [&str; 4] = ["blk_update_request: ", "print_req_error: ", "end_request: ", "Buffer "];
+    let text = BEGINNINGS.iter().find_map(|beginning| message.strip_prefix(beginning)).unwrap_or(message);
+    const ERRORS: [&str; 5] = [
+        "I/O error",
+        "critical medium error",
+        "protection error",
+        "critical space allocation error",
+        "timeout error",
+    ];
+    let rest = ERRORS.iter().find_map(|error| text.strip_prefix(error))?;
+    let device = rest
+        .strip_prefix(" on dev ")
+        .or_else(|| rest.strip_prefix(", dev "))
+        .or_else(|| rest.strip_prefix(" on device "))?;
+    let device = device.split([',', ' ']).next()?;
+    // Drives without a medium and loops over files that are gone are nobody's disks.
+    let none_of_ours = starts_with_any(device, &["sr", "fd", "loop", "zram", "ram"]);
+    // Asking an old disk to forget blocks is refused by many, and no data are lost.
+    let only_asked = contains_any(rest, &["(DISCARD)", "(WRITE_ZEROES)"]);
+    (!none_of_ours && !only_asked).then(|| about(DiskError, Some(device)))
+}
+
+/// `nfs: server filer1 not responding, still trying`, and its like of Lustre, CIFS and Ceph; and that it is back.
+fn server(message: &str) -> Option<KernelReport> {
+    for client in ["nfs: server ", "lockd: server ", "NFS: server "] {
+        let Some(rest) = message.strip_prefix(client) else { continue };
+        let (server, state) = rest.split_once(' ')?;
+        let class = match state {
+            state if state.starts_with("not responding") => NetworkStorage,
+            state if state.starts_with("OK") => NetworkStorageBack,
+            _ => return None,
+        };
+        return Some(about(class, Some(server)));
+    }
+    if let Some(rest) = message.strip_prefix("CIFS: VFS: ").or_else(|| message.strip_prefix("CIFS VFS: ")) {
+        let gone = rest.contains("has not responded in") || rest.contains("not responding");
+        let server = rest.split_whitespace().find(|word| word.starts_with("\\\\"));
+        return gone.then(|| about(NetworkStorage, server));
+    }
+    if let Some(rest) = message.strip_prefix("Lustre: ") {
+        // The name of the target comes first, with the client's own number behind it: `fs-OST0001-osc-ffff9a…`.
+        let target = rest.split([':', ' ']).next().map(|name| name.split("-osc-").next().unwrap_or(name));
+        let target = target.map(|name| name.split("-mdc-").next().unwrap_or(name));
+        let class = if rest.contains(": Connection to ") && rest.contains(" was lost") {
+            NetworkStorage
+        } else if rest.contains(": Connection restored to ") {
+            NetworkStorageBack
+        } else {
+            return None;
+        };
+        return Some(about(class, target));
+    }
+    if let Some(rest) = message.strip_prefix("LustreError: ") {
+        let target = between(rest, "evicted by ", ";").map(|by| by.split(' ').next().unwrap_or(by));
+        return target.map(|target| about(NetworkStorage, Some(target)));
+    }
+    let rest = message.strip_prefix("ceph: ")?;
+    let (server, what) = rest.split_once(' ')?;
+    let class = match what {
+        "hung" => NetworkStorage,
+        "came back" => NetworkStorageBack,
+        _ => return None,
+    };
+    Some(about(class, Some(server)))
+}
