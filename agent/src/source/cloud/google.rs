@@ -168,7 +168,8 @@ fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
         return Ok(Vec::new());
     }
     let time = |text: &String| text.parse::<jiff::Timestamp>().ok();
-    let wall = |time: jiff::Timestamp| i64::try_from(time.as_nanosecond()).ok().map(Wall);
+    // What is centuries away is far off and not unreadable.
+    let wall = |time: jiff::Timestamp| Wall(i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX));
     let mut detail: Vec<String> = Vec::new();
     detail.extend(field("type"));
     detail.extend(status.clone());
@@ -182,8 +183,8 @@ fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
         id: "upcoming-maintenance".to_owned(),
         kind: NoticeKind::Maintenance,
         // One whose time cannot be read may be now.
-        starts: starts.as_ref().and_then(time).and_then(wall),
-        ends: field("windowendtime").as_ref().and_then(time).and_then(wall),
+        starts: starts.as_ref().and_then(time).map(wall),
+        ends: field("windowendtime").as_ref().and_then(time).map(wall),
         ongoing: status.is_some_and(|status| status.eq_ignore_ascii_case("ONGOING")),
         detail: detail.join(", ").chars().take(500).collect(),
         source: "instance/upcoming-maintenance".to_owned(),
@@ -232,6 +233,8 @@ mod tests {
             notice.detail,
             "UNSCHEDULED, PENDING, FAILURE_GPU_XID, FAILURE_GPU, from 2027-01-15T08:00:00Z, to 2027-01-15T12:00:00Z, it can be rescheduled"
         );
+        let far = upcoming_maintenance(r#"{"window_start_time": "9999-12-31T00:00:00Z"}"#).unwrap();
+        assert_eq!(far[0].starts, Some(Wall(i64::MAX)));
         assert!(upcoming_maintenance(r#"{"maintenance_status": "ONGOING"}"#).unwrap()[0].ongoing);
         assert_eq!(
             maintenance_event("TERMINATE_ON_HOST_MAINTENANCE").unwrap()[0].kind,
