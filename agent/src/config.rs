@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use mainstay_core::cloud::CloudLimits;
-use mainstay_core::device::DeviceLimits;
+use mainstay_core::device::{DeviceLimits, ExpectedGpus};
 use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::HostLimits;
 use mainstay_core::nccl_ras::NcclLimits;
@@ -73,6 +73,8 @@ settings! {
         nccl: NcclConfig,
         /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
         fabric: FabricConfig,
+        /// What NVIDIA's resiliency extension (NVRx) is told of the node.
+        nvrx: NvrxConfig,
     }
 }
 
@@ -126,10 +128,15 @@ settings! {
         library: PathBuf = PathBuf::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// How long an answer of the driver may take until it counts as hung.
+        /// Time from one reading of what changes slowly, or costs more to read, to the next: counters of NVLinks, ECC errors by
+        /// place, limits, versions.
+        details_interval: Period = Period::seconds(60),
+        /// How long the driver may take for one GPU until it counts as hung.
         deadline: Period = Period::seconds(10),
     }
     sections {
+        /// What the GPUs of this host should be like.
+        expected: ExpectedGpus,
         /// When a GPU counts as degraded or unhealthy, and for how long.
         limits: DeviceLimits,
     }
@@ -225,6 +232,21 @@ impl FabricConfig {
     pub fn expected(&self) -> Result<Vec<Expected>, String> {
         self.expected_ports.iter().map(|text| Expected::parse(text)).collect()
     }
+}
+
+settings! {
+    /// The doors for NVRx.
+    pub struct NvrxConfig {
+        /// The Unix socket on which NVRx's node health service is served, like "/run/nvhcd/nvhcd.sock", for
+        /// ft_launcher --ft-node-health-check-endpoint. Every user may ask. Empty: none.
+        health_socket: PathBuf = PathBuf::new(),
+        /// Whether NVRx leaves out a node of which something cannot be told, beside one that is unhealthy.
+        fail_on_unknown: bool = false,
+        /// The shared directory of ft_launcher --ft-segment-health-check-dir: while the node is unhealthy, the Slurm jobs on
+        /// it find a file there that leaves their segment out. Empty: none.
+        segment_health_dir: PathBuf = PathBuf::new(),
+    }
+    sections {}
 }
 
 /// How much is logged.
@@ -325,7 +347,29 @@ impl Config {
         must(self.journal.segment_size.0 >= 4096, "journal.segment_size", "it must be at least 4KiB");
         must(absolute(&self.kernel_log.path), "kernel_log.path", "it must be an absolute path");
         must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
+        must(absolute(&self.nvrx.health_socket), "nvrx.health_socket", "it must be an absolute path");
+        must(
+            self.nvrx.health_socket.as_os_str().len() < 108,
+            "nvrx.health_socket",
+            "the kernel allows at most 107 bytes",
+        );
+        must(
+            absolute(&self.nvrx.segment_health_dir),
+            "nvrx.segment_health_dir",
+            "it must be an absolute path",
+        );
         must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
+        must(
+            matches!(self.gpu.expected.mig.as_str(), "" | "on" | "off"),
+            "gpu.expected.mig",
+            "it must be \"on\", \"off\" or empty",
+        );
+        for (key, number) in [
+            ("gpu.limits.nvlink_error_rate", self.gpu.limits.nvlink_error_rate),
+            ("gpu.limits.pcie_replays", self.gpu.limits.pcie_replays),
+        ] {
+            must(number > 0.0 && number.is_finite(), key, "it must be above 0");
+        }
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
         must(self.tpu.interval >= Period::seconds(1), "tpu.interval", "it must be at least 1s");
         must(absolute(&self.tpu.log_dir), "tpu.log_dir", "it must be an absolute path");

@@ -2,8 +2,11 @@
 //! killed and started again shows the same as before, and from live samples of the heartbeat pages.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::device::GpuView;
 use crate::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
+use crate::hang::Hang;
 use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
 use crate::time::{Mono, Stamp};
@@ -88,6 +91,8 @@ pub struct JobView {
     pub step: Option<u64>,
     /// The ranks of the current attempt on this host.
     pub ranks: BTreeMap<Rank, RankView>,
+    /// Ranks that live and do not move.
+    pub hang: Option<Box<Hang>>,
     /// Restarts so far.
     pub restarts: u32,
     /// The last verdict.
@@ -105,6 +110,8 @@ pub struct NodeView {
     pub components: BTreeMap<String, Component>,
     /// Jobs by name.
     pub jobs: BTreeMap<JobId, JobView>,
+    /// GPUs with their last readings, in the order of their addresses. Not of the journal.
+    pub gpus: Arc<[GpuView]>,
 }
 
 impl NodeView {
@@ -155,6 +162,7 @@ impl JobView {
             started,
             step: None,
             ranks: BTreeMap::new(),
+            hang: None,
             restarts: 0,
             last_verdict: None,
             last_decision: None,
@@ -182,6 +190,7 @@ impl JobView {
             Fact::AttemptStarted { attempt, ranks, .. } => {
                 self.attempt = *attempt;
                 self.phase = JobPhase::Starting;
+                self.hang = None;
                 self.ranks = ranks.iter().map(|started| (started.rank, RankView::new(started))).collect();
             }
             Fact::RankConnected { rank, .. } => self.set_phase(*rank, RankPhase::Connected),
@@ -205,6 +214,18 @@ impl JobView {
                 }
                 self.set_phase(*rank, RankPhase::Exited(*status));
             }
+            Fact::RanksHung { hang, acts, .. } => {
+                if *acts {
+                    self.phase = JobPhase::Recovering;
+                }
+                self.hang = Some(hang.clone());
+            }
+            Fact::HangPassed { .. } => {
+                self.hang = None;
+                if self.phase == JobPhase::Recovering {
+                    self.phase = JobPhase::Running;
+                }
+            }
             Fact::StartFailed { .. } => self.phase = JobPhase::Recovering,
             Fact::StopRequested { .. } => self.phase = JobPhase::Stopping,
             Fact::LauncherLost { .. } => self.phase = JobPhase::Lost,
@@ -224,6 +245,7 @@ impl JobView {
             | Fact::Observed(_)
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
+            | Fact::EvidenceTaken { .. }
             | Fact::PagesUnavailable { .. }
             | Fact::AttemptEnded { .. }
             | Fact::AgentFound { .. }

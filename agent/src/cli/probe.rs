@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> ExitCode {
     let ran = match &args.library {
         Library::Nvml { lib } => {
             let library = lib.as_ref().map(|path| path.clone().into_os_string());
-            nvml::serve(library, std::io::stdin().lock(), std::io::stdout().lock()).map_err(Into::into)
+            nvml::serve(library, std::io::stdin().lock(), std::io::stdout()).map_err(Into::into)
         }
         Library::Look { directory, config } => look(directory, config.as_deref()),
     };

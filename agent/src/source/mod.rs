@@ -1,5 +1,6 @@
 //! Floor 2. Eyes: what is read from the outside world becomes facts.
 
+pub mod activity;
 pub mod cloud;
 pub mod device;
 pub mod error_file;
@@ -8,4 +9,5 @@ pub mod host;
 pub mod kmsg;
 pub mod nccl_ras;
 pub mod pages;
+pub mod slurm;
 pub mod tpu;
