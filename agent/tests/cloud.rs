@@ -6,6 +6,8 @@ mod metadata;
 mod support;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::Path;
 
 use mainstay_agent::source::cloud::{CloudSource, Provider};
@@ -110,10 +112,88 @@ fn a_server_that_does_not_answer_holds_up_nothing() {
     look_until(&mut source, |notices| notices == &Ok(Vec::new()));
 }
 
+/// A server that answers each question by its method, path and one header.
+fn serve(answer: impl Fn(&str, &str, &str) -> (&'static str, String) + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            let first = lines.next().unwrap_or_default();
+            let headers: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let mut words = first.split(' ');
+            let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+            let (status, body) = answer(method, path, &headers.join("\n").to_lowercase());
+            let _ = write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    address
+}
+
+#[test]
+fn amazon_is_asked_with_a_token_and_says_by_404_that_nothing_is_announced() {
+    let (send, action) = std::sync::mpsc::channel::<String>();
+    let told = std::sync::Mutex::new((action, None::<String>));
+    let address = serve(move |method, path, headers| {
+        let token = headers.contains("x-aws-ec2-metadata-token: abc");
+        let mut told = told.lock().unwrap();
+        if let Ok(new) = told.0.try_recv() {
+            told.1 = Some(new);
+        }
+        match (method, path) {
+            ("PUT", "/latest/api/token") if headers.contains("-ttl-seconds: 21600") => {
+                ("200 OK", "abc".to_owned())
+            }
+            ("GET", _) if !token => ("401 Unauthorized", String::new()),
+            ("GET", "/latest/meta-data/spot/instance-action") => match &told.1 {
+                Some(action) => ("200 OK", action.clone()),
+                None => ("404 Not Found", "<?xml version=\"1.0\"?>".to_owned()),
+            },
+            _ => ("404 Not Found", String::new()),
+        }
+    });
+    let mut source = CloudSource::new(Provider::Amazon, &address).unwrap();
+    assert_eq!(source.sample().notices, Ok(Vec::new()));
+    send.send(r#"{"action": "terminate", "time": "2027-01-15T08:22:00Z"}"#.to_owned()).unwrap();
+    let sample = look_until(&mut source, |notices| !kinds(notices).is_empty());
+    assert_eq!(kinds(&sample.notices), [NoticeKind::Preemption]);
+    // Something that gives no token is not Amazon's.
+    let other = serve(|_, _, _| ("200 OK", "<html>\n".to_owned()));
+    let sample = CloudSource::new(Provider::Amazon, &other).unwrap().sample();
+    assert!(sample.notices.is_err_and(|why| why.contains("not the metadata server")));
+}
+
+#[test]
+fn azure_tells_of_this_machine_and_of_others() {
+    let address = serve(|_, path, headers| {
+        let events = r#"{ "DocumentIncarnation": 2, "Events": [
+            { "EventId": "A", "EventType": "Redeploy", "Resources": ["other"], "EventStatus": "Scheduled", "NotBefore": "" },
+            { "EventId": "B", "EventType": "Preempt", "Resources": ["train_0"], "EventStatus": "Scheduled",
+              "NotBefore": "Thu, 21 Jan 2027 09:00:43 GMT" } ] }"#;
+        match path.split('?').next() {
+            _ if !headers.contains("metadata: true") => ("400 Bad Request", String::new()),
+            Some("/metadata/instance/compute/name") => ("200 OK", "train0".to_owned()),
+            Some("/metadata/scheduledevents") => ("200 OK", events.to_owned()),
+            _ => ("404 Not Found", String::new()),
+        }
+    });
+    let sample = CloudSource::new(Provider::Azure, &address).unwrap().sample();
+    assert_eq!(kinds(&sample.notices), [NoticeKind::Preemption]);
+}
+
 #[test]
 fn whose_machine_it_is_the_firmware_says() {
     let whose = |product: &str| Provider::by_firmware(&machine(product).path().join("sys"));
     assert_eq!(whose("Google Compute Engine"), Some(Provider::Google));
+    let by = |file: &str, text: &str| {
+        let machine = machine("Virtual Machine");
+        fs::write(machine.path().join("sys/class/dmi/id").join(file), format!("{text}\n")).unwrap();
+        Provider::by_firmware(&machine.path().join("sys"))
+    };
+    assert_eq!(by("sys_vendor", "Amazon EC2"), Some(Provider::Amazon));
+    assert_eq!(by("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77"), Some(Provider::Azure));
+    assert_eq!(by("sys_vendor", "Microsoft Corporation"), None, "Hyper-V elsewhere");
     for other in ["", "PowerEdge XE9680", "Standard PC (Q35 + ICH9, 2009)", "Google Chromebook"] {
         assert_eq!(whose(other), None, "{other}");
     }

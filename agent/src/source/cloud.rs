@@ -3,6 +3,8 @@
 //! Which cloud it is, the firmware says (DMI, in sysfs): on other machines nothing is asked, and no name is ever
 //! resolved. Each key of the server is followed by a task of its own; together they are what was last told.
 
+mod amazon;
+mod azure;
 mod google;
 mod http;
 
@@ -12,16 +14,24 @@ use std::path::Path;
 use std::time::Duration;
 
 use mainstay_core::cloud::{CloudSample, Notice};
+use mainstay_core::time::Wall;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 pub use http::HttpError;
+
+/// What the firmware of every machine of Azure has as its chassis' asset tag; other machines on Hyper-V have another.
+const AZURE_ASSET_TAG: &str = "7783-7084-3265-9085-8269-3286-77";
 
 /// A cloud whose metadata server can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// Google Compute Engine.
     Google,
+    /// Amazon EC2.
+    Amazon,
+    /// Microsoft Azure.
+    Azure,
 }
 
 impl Provider {
@@ -29,13 +39,20 @@ impl Provider {
     pub fn by_firmware(sys: &Path) -> Option<Provider> {
         let dmi =
             |name: &str| std::fs::read_to_string(sys.join("class/dmi/id").join(name)).unwrap_or_default();
-        (dmi("product_name").trim() == "Google Compute Engine").then_some(Provider::Google)
+        match () {
+            () if dmi("product_name").trim() == "Google Compute Engine" => Some(Provider::Google),
+            () if dmi("sys_vendor").trim() == "Amazon EC2" => Some(Provider::Amazon),
+            () if dmi("chassis_asset_tag").trim() == AZURE_ASSET_TAG => Some(Provider::Azure),
+            () => None,
+        }
     }
 
     /// Its name for people.
     fn name(self) -> &'static str {
         match self {
             Provider::Google => "Google Compute Engine",
+            Provider::Amazon => "Amazon EC2",
+            Provider::Azure => "Microsoft Azure",
         }
     }
 }
@@ -84,6 +101,8 @@ impl CloudSource {
         let (sender, news) = mpsc::channel(QUEUE);
         let expected = match provider {
             Provider::Google => google::follow(&runtime, address, &sender),
+            Provider::Amazon => amazon::follow(&runtime, address, &sender),
+            Provider::Azure => azure::follow(&runtime, address, &sender),
         };
         Ok(CloudSource { provider, runtime, news, keys: BTreeMap::new(), expected, looked: false })
     }
@@ -122,4 +141,16 @@ impl CloudSource {
         };
         CloudSample { provider: self.provider.name().to_owned(), notices }
     }
+}
+
+fn json(body: &str) -> Result<serde_json::Value, String> {
+    serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))
+}
+
+/// A time as one of the clouds writes it: `2027-01-15T08:00:00Z`, `Fri, 15 Jan 2027 08:00:00 GMT`, the latter with or
+/// without its day. What is centuries away is far off and not unreadable.
+fn wall_of(text: &str) -> Option<Wall> {
+    let time = text.parse().or_else(|_| jiff::fmt::rfc2822::parse(text).map(|time| time.timestamp()));
+    let time: jiff::Timestamp = time.ok()?;
+    Some(Wall(i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)))
 }

@@ -8,6 +8,7 @@ pub mod fabric;
 pub mod host;
 pub mod kmsg;
 pub mod nccl_ras;
+pub mod nvrx;
 pub mod pages;
 pub mod slurm;
 pub mod tpu;

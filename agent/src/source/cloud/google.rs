@@ -5,14 +5,13 @@
 
 use std::time::Duration;
 
-use hyper::StatusCode;
+use hyper::{Method, StatusCode};
 use mainstay_core::cloud::{Notice, NoticeKind};
-use mainstay_core::time::Wall;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use super::News;
 use super::http::{self, HttpError, Question};
+use super::{News, json, wall_of};
 
 /// How long the server may hold back an answer for want of a change.
 const HELD_BACK: u64 = 60;
@@ -99,7 +98,7 @@ async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<Asked, Http
         format!("/computeMetadata/v1/{}?{}{}", key.name, key.query, wait.as_deref().unwrap_or_default());
     let deadline = if wait.is_some() { DEADLINE + Duration::from_secs(HELD_BACK) } else { DEADLINE };
     let header = (FLAVOR, "Google");
-    let answer = http::ask(&Question { address, path: &path, header, deadline }).await?;
+    let answer = http::ask(&Question { address, method: Method::GET, path: &path, header, deadline }).await?;
     if answer.headers.get(FLAVOR).is_none_or(|flavor| flavor != "Google") {
         return Err(HttpError::Improper(format!("it answers {} without {FLAVOR}: Google", answer.status)));
     }
@@ -149,8 +148,7 @@ fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
     if body.trim().trim_matches('"') == "NONE" {
         return Ok(Vec::new());
     }
-    let document: serde_json::Value =
-        serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))?;
+    let document = json(body)?;
     let object = document.as_object().ok_or("it is no object")?;
     let field = |wanted: &str| {
         let found = object.iter().find(|(name, _)| name.replace('_', "").eq_ignore_ascii_case(wanted));
@@ -167,9 +165,6 @@ fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
     if starts.is_none() && status.is_none() {
         return Ok(Vec::new());
     }
-    let time = |text: &String| text.parse::<jiff::Timestamp>().ok();
-    // What is centuries away is far off and not unreadable.
-    let wall = |time: jiff::Timestamp| Wall(i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX));
     let mut detail: Vec<String> = Vec::new();
     detail.extend(field("type"));
     detail.extend(status.clone());
@@ -183,8 +178,8 @@ fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
         id: "upcoming-maintenance".to_owned(),
         kind: NoticeKind::Maintenance,
         // One whose time cannot be read may be now.
-        starts: starts.as_ref().and_then(time).map(wall),
-        ends: field("windowendtime").as_ref().and_then(time).map(wall),
+        starts: starts.as_deref().and_then(wall_of),
+        ends: field("windowendtime").as_deref().and_then(wall_of),
         ongoing: status.is_some_and(|status| status.eq_ignore_ascii_case("ONGOING")),
         detail: detail.join(", ").chars().take(500).collect(),
         source: "instance/upcoming-maintenance".to_owned(),
@@ -195,6 +190,7 @@ fn upcoming_maintenance(body: &str) -> Result<Vec<Notice>, String> {
 #[allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 mod tests {
     use super::*;
+    use mainstay_core::time::Wall;
     use proptest::prelude::*;
 
     #[test]

@@ -32,6 +32,7 @@ pub enum HttpError {
 #[derive(Debug)]
 pub(super) struct Question<'a> {
     pub(super) address: &'a str,
+    pub(super) method: Method,
     pub(super) path: &'a str,
     pub(super) header: (&'static str, &'a str),
     pub(super) deadline: Duration,
@@ -58,7 +59,7 @@ async fn talk(question: &Question<'_>) -> Result<Answer, HttpError> {
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
     let (name, value) = question.header;
     let request = Request::builder()
-        .method(Method::GET)
+        .method(question.method.clone())
         .uri(question.path)
         .header("Host", question.address)
         .header("Connection", "close")
