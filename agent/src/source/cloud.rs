@@ -151,6 +151,16 @@ fn json(body: &str) -> Result<serde_json::Value, String> {
 /// without its day. What is centuries away is far off and not unreadable.
 fn wall_of(text: &str) -> Option<Wall> {
     let time = text.parse().or_else(|_| jiff::fmt::rfc2822::parse(text).map(|time| time.timestamp()));
-    let time: jiff::Timestamp = time.ok()?;
+    let time: jiff::Timestamp = match time {
+        Ok(time) => time,
+        // The last day of the year 9999, as one who means "never" writes it, is not a time in every zone.
+        Err(_) => {
+            let date: jiff::civil::Date = text.get(..10)?.parse().ok()?;
+            return (date.year() >= FAR_OFF).then_some(Wall(i64::MAX));
+        }
+    };
     Some(Wall(i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)))
 }
+
+/// From this year on, times in nanoseconds have no room in 64 bits.
+const FAR_OFF: i16 = 2262;
