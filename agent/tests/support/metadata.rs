@@ -115,10 +115,9 @@ impl Drop for Metadata {
 fn answer(stream: TcpStream, shared: &(Mutex<State>, Condvar)) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().unwrap_or(Ok(String::new()))?;
-    let flavored = lines
-        .map_while(Result::ok)
-        .take_while(|line| !line.is_empty())
-        .fold(false, |before, line| before || line.eq_ignore_ascii_case("Metadata-Flavor: Google"));
+    // All of them are read before it answers.
+    let headers: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+    let flavored = headers.iter().any(|line| line.eq_ignore_ascii_case("Metadata-Flavor: Google"));
     let asked = first.split(' ').nth(1).unwrap_or_default().to_owned();
     let (path, query) = asked.split_once('?').unwrap_or((&asked, ""));
     let of = |name: &str| {
