@@ -38,6 +38,9 @@ def _made_for(base):
                 trainer.save_checkpoint = around(section("checkpoint"), saving)
                 trainer.save_checkpoint._mainstay = True
 
+        def on_train_start(self, trainer, pl_module):
+            self._newest = trainer.global_step
+
         def on_train_batch_end(self, trainer, pl_module, outputs, *others):
             number = trainer.global_step
             if not self._leads:
