@@ -3,6 +3,7 @@
 pub mod activity;
 pub mod device;
 pub mod error_file;
+pub mod evidence;
 pub mod fabric;
 pub mod host;
 pub mod kmsg;
