@@ -168,6 +168,7 @@ fn health_change() -> impl Strategy<Value = HealthChange> {
             since,
             confidence,
             fault_at,
+            ..Component::default()
         },
     );
     (option::of(health_state()), component).prop_map(|(from, component)| HealthChange { from, component })
