@@ -6,6 +6,7 @@ mod detect;
 mod figure;
 mod goodput;
 mod heartbeat;
+mod judge;
 mod launchers;
 mod peers;
 mod process;
@@ -33,7 +34,8 @@ pub struct Args {
     /// Also write the figures to this file.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Samples per figure, where it is a matter of choice: kills for `detect`, faults for `restart`.
+    /// Samples per figure, where it is a matter of choice: kills for `detect`, faults for `restart`, jobs
+    /// for `judge`.
     #[arg(long)]
     samples: Option<usize>,
     /// Measure no peers.
@@ -53,6 +55,8 @@ enum Name {
     Restart,
     /// Work that counts over time, with a SIGKILL every 20 s.
     Goodput,
+    /// The judges on simulated jobs of up to 131,072 ranks.
+    Judge,
     /// A cold release build, and the size of the program.
     Build,
 }
@@ -61,11 +65,12 @@ enum Name {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
-    let needs_ranks = args.names.iter().any(|name| *name != Name::Build);
+    let needs_ranks = args.names.iter().any(|name| !matches!(name, Name::Build | Name::Judge));
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     for name in &args.names {
         match (name, &bed) {
             (Name::Build, _) => build::measure(&story, &mut report),
+            (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
             (Name::Agent, Some(bed)) => agent::measure(&story, bed, &mut report),
             (Name::Detect, Some(bed)) => {
