@@ -1,5 +1,6 @@
 //! The promise itself, with PyTorch: a DDP run that loses a rank ends with the same parameters as one that does not.
 
+use mainstay_core::entry::Fact;
 use mainstay_core::id::Rank;
 use mainstay_tests::{Job, Stage, has_torch, story};
 
@@ -56,6 +57,11 @@ fn a_ddp_run_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_one() 
     let disturbed = start("disturbed");
     disturbed.mark("waits.0");
     disturbed.mark("waits.1");
+    // The second attempt is forked from a process that holds torch already; the first was started plainly.
+    disturbed.wait_for_fact(
+        "a template that is warm",
+        |fact| matches!(fact, Fact::Observed(seen) if seen.component == "template" && seen.event == "warm"),
+    );
     disturbed.kill_rank(0, 1);
 
     let expected = parameters(&undisturbed, "undisturbed");

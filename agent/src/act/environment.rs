@@ -33,6 +33,8 @@ pub struct RankEnvironment<'a> {
     pub page: Option<&'a Path>,
     /// Where checkpoints go.
     pub checkpoint_dir: &'a Path,
+    /// Where the client writes which modules the rank holds, if that is wanted.
+    pub modules_file: Option<&'a Path>,
 }
 
 impl RankEnvironment<'_> {
@@ -64,19 +66,29 @@ impl RankEnvironment<'_> {
         if let Some(page) = self.page {
             variables.push(("MAINSTAY_PAGE", page.display().to_string()));
         }
-        let mut unless_set = |name, value: &str| {
-            if !inherited(name) {
-                variables.push((name, value.to_owned()));
-            }
-        };
-        unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
-        // Output goes to files, which Python would buffer by blocks: a killed rank's last words would be lost.
-        unless_set("PYTHONUNBUFFERED", "1");
-        if self.local_world_size > 1 {
-            unless_set("OMP_NUM_THREADS", "1");
+        if let Some(file) = self.modules_file {
+            variables.push(("MAINSTAY_MODULES", file.display().to_string()));
         }
+        variables.extend(tunables(self.local_world_size, inherited));
         variables
     }
+}
+
+/// What a user may set otherwise: the same for all ranks of a job.
+pub fn tunables(local_world_size: u32, inherited: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
+    let mut variables = Vec::new();
+    let mut unless_set = |name, value: &str| {
+        if !inherited(name) {
+            variables.push((name, value.to_owned()));
+        }
+    };
+    unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+    // Output goes to files, which Python would buffer by blocks: a killed rank's last words would be lost.
+    unless_set("PYTHONUNBUFFERED", "1");
+    if local_world_size > 1 {
+        unless_set("OMP_NUM_THREADS", "1");
+    }
+    variables
 }
 
 /// Replaces torchrun's argument macro `${local_rank}`.
@@ -104,6 +116,7 @@ mod tests {
             error_file: Path::new("/e"),
             page: None,
             checkpoint_dir: Path::new("/c"),
+            modules_file: None,
         }
     }
 

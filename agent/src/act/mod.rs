@@ -7,3 +7,4 @@ pub mod page_files;
 pub mod port;
 pub mod ranks;
 pub mod stop;
+pub mod warm;

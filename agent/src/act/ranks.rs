@@ -11,8 +11,9 @@ use mainstay_core::entry::ExitStatus;
 use mainstay_core::id::{Attempt, Pid, Rank};
 use mainstay_heartbeat::PageSpec;
 
-use crate::act::environment::{RankEnvironment, expand};
+use crate::act::environment::{self, RankEnvironment, expand};
 use crate::act::page_files;
+use crate::act::warm::{RankOrders, Template};
 use crate::os::pidfd::PidFd;
 use crate::os::{clock, spawn};
 
@@ -43,6 +44,8 @@ pub struct Crew {
     pub boot_id: [u8; 16],
     /// The `cgroup.procs` of the job's cgroup, if there is one.
     pub cgroup_procs: Option<PathBuf>,
+    /// `MAINSTAY_MODULES` of the first rank: where its client writes which modules it holds; none to not ask.
+    pub modules_file: Option<PathBuf>,
 }
 
 /// A rank's process under watch.
@@ -136,6 +139,48 @@ impl Crew {
         Ok((started, trouble))
     }
 
+    /// Makes all ranks of an attempt out of a template's standbys.
+    ///
+    /// # Errors
+    /// Why they could not be started so. What then runs of them has to be killed: it is ours, beside the guardian.
+    pub fn start_warm(
+        &self,
+        template: &mut Template,
+        attempt: Attempt,
+        master_port: u16,
+    ) -> Result<(Vec<RankProcess>, PageTrouble), String> {
+        let mut trouble = None;
+        let mut orders = Vec::new();
+        let mut places = Vec::new();
+        for local_rank in 0..self.local_world_size {
+            let files = self.files(attempt, local_rank);
+            // A directory that cannot be made is for a plain start to tell.
+            let made = [&files.stdout, &files.stderr].map(|path| output_file(path));
+            made.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+            let page = self.make_page(attempt, local_rank, &mut trouble);
+            let environment = self.environment(attempt, local_rank, master_port, &files, page.as_ref());
+            let words = template.arguments().iter().map(|argument| expand(argument, local_rank));
+            orders.push(RankOrders {
+                name: Rank(local_rank).to_string(),
+                launcher: i32::try_from(std::process::id()).unwrap_or(0),
+                cgroup: self.cgroup_procs.clone(),
+                stdout: files.stdout.clone(),
+                stderr: files.stderr.clone(),
+                unset: if page.is_none() { vec!["MAINSTAY_PAGE"] } else { Vec::new() },
+                environment: environment.into_iter().collect(),
+                arguments: words.collect(),
+            });
+            places.push((local_rank, files, page));
+        }
+        let pids = template.start_ranks(&orders)?;
+        let ranks = places.into_iter().zip(pids).map(|((local_rank, files, page), pid)| {
+            let pidfd =
+                PidFd::open(pid).map_err(|error| format!("watching the process {}: {error}", pid.0))?;
+            Ok(RankProcess::new(local_rank, pid, pidfd, files, page))
+        });
+        Ok((ranks.collect::<Result<Vec<_>, String>>()?, trouble))
+    }
+
     /// The files of a rank in an attempt.
     pub fn files(&self, attempt: Attempt, local_rank: u32) -> RankFiles {
         let directory = self.run_dir.join(format!("attempt_{}", attempt.0)).join(local_rank.to_string());
@@ -156,6 +201,32 @@ impl Crew {
         let files = self.files(attempt, local_rank);
         let page = self.make_page(attempt, local_rank, trouble);
         let (program, arguments) = self.command.split_first().ok_or(StartError::NoCommand)?;
+        let environment = self.environment(attempt, local_rank, master_port, &files, page.as_ref());
+        let mut command = Command::new(expand(program, local_rank));
+        command
+            .args(arguments.iter().map(|argument| OsString::from(expand(argument, local_rank))))
+            .env_remove("MAINSTAY_PAGE")
+            .envs(environment)
+            .stdin(Stdio::null())
+            .stdout(output_file(&files.stdout)?)
+            .stderr(output_file(&files.stderr)?);
+        let cgroup = self.cgroup_procs.as_ref().and_then(|path| File::options().write(true).open(path).ok());
+        let child = spawn::spawn_bound(&mut command, cgroup.as_ref())
+            .map_err(|source| StartError::Program { program: program.clone(), source })?;
+        let pid = Pid(i32::try_from(child.id()).unwrap_or(0));
+        let pidfd = PidFd::open(pid).map_err(|source| StartError::Watch { pid: pid.0, source })?;
+        Ok(RankProcess::new(local_rank, pid, pidfd, files, page))
+    }
+
+    /// The variables of a rank, beside the launcher's own.
+    fn environment(
+        &self,
+        attempt: Attempt,
+        local_rank: u32,
+        master_port: u16,
+        files: &RankFiles,
+        page: Option<&(PathBuf, File)>,
+    ) -> Vec<(&'static str, String)> {
         let environment = RankEnvironment {
             job: &self.job,
             run_id: &self.run_id,
@@ -169,32 +240,19 @@ impl Crew {
             attempt: attempt.0,
             max_restarts: self.max_restarts,
             error_file: &files.error,
-            page: page.as_ref().map(|(path, _)| path.as_path()),
+            page: page.map(|(path, _)| path.as_path()),
             checkpoint_dir: &self.checkpoint_dir,
+            modules_file: self.modules_file.as_deref().filter(|_| local_rank == 0),
         };
-        let mut command = Command::new(expand(program, local_rank));
-        command
-            .args(arguments.iter().map(|argument| OsString::from(expand(argument, local_rank))))
-            .env_remove("MAINSTAY_PAGE")
-            .envs(environment.variables(|name| std::env::var_os(name).is_some()))
-            .stdin(Stdio::null())
-            .stdout(output_file(&files.stdout)?)
-            .stderr(output_file(&files.stderr)?);
-        let cgroup = self.cgroup_procs.as_ref().and_then(|path| File::options().write(true).open(path).ok());
-        let child = spawn::spawn_bound(&mut command, cgroup.as_ref())
-            .map_err(|source| StartError::Program { program: program.clone(), source })?;
-        let pid = Pid(i32::try_from(child.id()).unwrap_or(0));
-        let pidfd = PidFd::open(pid).map_err(|source| StartError::Watch { pid: pid.0, source })?;
-        Ok(RankProcess {
-            rank: Rank(local_rank),
-            local_rank,
-            pid,
-            pidfd: Rc::new(pidfd),
-            files,
-            page,
-            raised: false,
-            exit: None,
-        })
+        environment.variables(is_set)
+    }
+
+    /// The variables that all ranks have in common and that imports look at, for a template.
+    pub fn common_environment(&self) -> Vec<(&'static str, String)> {
+        let mut variables = environment::tunables(self.local_world_size, is_set);
+        // The guardian finds by it what is left of a job, whoever started it.
+        variables.push(("MAINSTAY_JOB_ID", self.job.clone()));
+        variables
     }
 
     fn make_page(
@@ -223,6 +281,24 @@ impl Crew {
         })
         .ok()
     }
+}
+
+impl RankProcess {
+    fn new(
+        local_rank: u32,
+        pid: Pid,
+        pidfd: PidFd,
+        files: RankFiles,
+        page: Option<(PathBuf, File)>,
+    ) -> RankProcess {
+        let rank = Rank(local_rank);
+        RankProcess { rank, local_rank, pid, pidfd: Rc::new(pidfd), files, page, raised: false, exit: None }
+    }
+}
+
+/// Whether the user has set a variable.
+fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some()
 }
 
 fn output_file(path: &Path) -> Result<File, StartError> {

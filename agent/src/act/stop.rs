@@ -70,13 +70,14 @@ impl Stop {
 }
 
 /// Ends what ranks that are gone have left: members of their process groups and cgroup, and orphans that came to
-/// us as subreaper. Returns how many had to be killed. `spare` is the guardian.
-pub async fn sweep(cgroup: Option<&Cgroup>, spare: Pid, patience: Span) -> u32 {
+/// us as subreaper. Returns how many had to be killed. `spared` names what is no attempt's: guardian and template.
+pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patience: Span) -> u32 {
     let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
     let left = || -> Vec<Pid> {
         let mut left = processes::descendants(us);
         left.extend(cgroup.map(Cgroup::members).unwrap_or_default());
-        left.retain(|pid| *pid != spare && processes::is_alive(*pid));
+        let spared = spared();
+        left.retain(|pid| !spared.contains(pid) && processes::is_alive(*pid));
         left.sort_unstable();
         left.dedup();
         left

@@ -24,7 +24,7 @@ use crate::app::host::sense;
 use crate::app::{about, usual};
 use crate::board::Board;
 use crate::launch::places::{self, Places};
-use crate::launch::{Launcher, Outside, Settings};
+use crate::launch::{Launcher, Outside, Settings, Warm};
 use crate::link;
 use crate::os::cgroup::Cgroup;
 use crate::os::{clock, spawn};
@@ -75,7 +75,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
         .ok();
     let guardian = start_guardian(&places, cgroup.as_ref());
-    let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
+    let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
+    let crew = Crew { modules_file: warm.modules_file(), ..crew(&plan.settings, &places, cgroup.as_ref())? };
     let terminal = Terminal::start().context("starting the thread that shows the ranks' output")?;
     terminal.say(format!(
         "job {}: {} rank(s); logs in {}",
@@ -101,7 +102,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
     let outside = Outside { link_events, agent_expected, host, signals };
-    let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal);
+    let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal, warm);
     let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
     // The agent hears of the end before the launcher's process is gone.
@@ -166,6 +167,7 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
         boot_id: clock::boot_id_bytes(),
         cgroup_procs: cgroup.map(Cgroup::procs),
+        modules_file: None,
     })
 }
 

@@ -10,7 +10,7 @@ use mainstay_core::time::Span;
 use crate::act::stop::Grace;
 use crate::app::{self, JobPlan, logging};
 use crate::cli::{exit, output, torchrun};
-use crate::launch::{Settings, Shown, places};
+use crate::launch::{Settings, Shown, WarmSettings, places};
 use crate::os::clock;
 
 const EXAMPLES: &str = "\
@@ -128,6 +128,12 @@ pub struct Args {
     /// Do not look for an agent
     #[arg(long, env = "MAINSTAY_NO_AGENT")]
     no_agent: bool,
+    /// Start ranks anew each time, instead of forking them from a process that holds their imports
+    #[arg(long, env = "MAINSTAY_NO_WARM")]
+    no_warm: bool,
+    /// Modules that such a process imports from the job's start on, such as torch,numpy; what the ranks hold is learned
+    #[arg(long, env = "MAINSTAY_WARM_IMPORTS", value_name = "MODULES", value_delimiter = ',')]
+    warm_imports: Vec<String>,
     /// Print how the job went as one line of JSON on standard output at the end (summary.json's content)
     #[arg(long)]
     json: bool,
@@ -183,6 +189,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         budget: Budget { max_restarts: args.max_restarts, window: args.restart_window },
         grace: Grace { requested: args.shutdown_timeout, fault: args.fault_timeout, done: Span::seconds(5) },
         checkpoint_dir: args.checkpoint_dir,
+        warm: WarmSettings { enabled: !args.no_warm, imports: args.warm_imports },
         shown: Shown { ranks: listed.map_err(wrong("--local-ranks-filter"))?, streams },
     };
     Ok(JobPlan {

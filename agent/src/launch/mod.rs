@@ -4,8 +4,10 @@
 mod notice;
 pub mod places;
 mod shell;
+mod warm;
 
 pub use shell::{Launcher, Outside};
+pub use warm::{Warm, WarmSettings};
 
 use std::path::PathBuf;
 
@@ -36,6 +38,8 @@ pub struct Settings {
     pub checkpoint_dir: Option<PathBuf>,
     /// Whose output is shown on the terminal.
     pub shown: Shown,
+    /// How ranks are started again.
+    pub warm: WarmSettings,
 }
 
 /// Which output is shown on the terminal; all of it is in files.

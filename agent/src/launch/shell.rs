@@ -22,7 +22,7 @@ use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, RankProcess};
 use crate::act::stop::{Stop, reap_orphans, sweep};
 use crate::board::Board;
-use crate::launch::{Settings, notice};
+use crate::launch::{Settings, Warm, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
@@ -75,6 +75,7 @@ pub struct Launcher {
     guardian: Option<Guardian>,
     cgroup: Option<Cgroup>,
     watcher: Option<Watcher>,
+    warm: Warm,
     attempt: Attempt,
     ranks: Vec<RankProcess>,
     /// The pages of those that have one.
@@ -100,6 +101,7 @@ impl Launcher {
         guardian: Option<Guardian>,
         cgroup: Option<Cgroup>,
         terminal: Terminal,
+        warm: Warm,
     ) -> Launcher {
         let mut out = Vec::new();
         let began = clock::mono();
@@ -123,6 +125,7 @@ impl Launcher {
             guardian,
             cgroup,
             watcher,
+            warm,
             attempt: Attempt(0),
             ranks: Vec::new(),
             pages: BTreeMap::new(),
@@ -160,6 +163,11 @@ impl Launcher {
                 () = until(ruling_until) => self.rule(None),
                 () = until(force_at) => self.force(),
                 Some(judged) = outside.host.recv() => self.host(judged),
+                news = self.warm.news() => {
+                    if let Some(fact) = self.warm.heard(news) {
+                        self.fact(fact);
+                    }
+                }
                 _ = looks.tick() => self.regular_look(),
             }
         }
@@ -208,7 +216,15 @@ impl Launcher {
         };
         let number = port.number();
         self.port = Some(port);
-        match self.crew.start(attempt, number) {
+        let spare = self.guardian.as_ref().map(Guardian::pid);
+        let warm = self.warm.start(&self.crew, attempt, number, spare).and_then(|started| match started {
+            Ok(started) => Some(started),
+            Err(fact) => {
+                self.fact(fact);
+                None
+            }
+        });
+        match warm.map_or_else(|| self.crew.start(attempt, number), Ok) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
             Ok((ranks, page_trouble)) => {
                 self.pages = ranks.iter().filter_map(|rank| Some((rank.rank, page_reader(rank)?))).collect();
@@ -295,8 +311,10 @@ impl Launcher {
             StopWhy::Done => self.settings.grace.done,
         };
         self.stop = None;
-        let spare = self.guardian.as_ref().map_or(Pid(0), Guardian::pid);
-        let orphans_killed = sweep(self.cgroup.as_ref(), spare, patience).await;
+        let guardian = self.guardian.as_ref().map(Guardian::pid);
+        let warm = &self.warm;
+        let spared = || warm.processes().into_iter().chain(guardian).collect();
+        let orphans_killed = sweep(self.cgroup.as_ref(), spared, patience).await;
         self.terminal.flush(LAST_WORDS_WITHIN);
         self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
     }
@@ -373,9 +391,15 @@ impl Launcher {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
-            let ranks: Vec<Pid> = self.ranks.iter().map(|rank| rank.pid).collect();
+            let ranks = self.ranks.iter().map(|rank| rank.pid);
+            let ranks: Vec<Pid> = ranks.chain(self.warm.template()).collect();
             // The guardian too, should somebody have killed it: it would stand before all the others in line.
             reap_orphans(|pid| !ranks.contains(&pid));
+            if self.stop.is_none()
+                && let Some(fact) = self.warm.look_after(&self.crew)
+            {
+                self.fact(fact);
+            }
         }
     }
 
@@ -466,6 +490,7 @@ impl Launcher {
         self.sample();
         self.board.sync();
         let summary = self.job.summary(clock::mono());
+        self.warm.end();
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }

@@ -17,6 +17,7 @@ from . import _native
 
 _PAGE = "MAINSTAY_PAGE"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_TEMPLATE = "__mainstay_template__"
 
 _owner = 0  # pid of the process that opened the page; a forked child must not speak for it
 _program = None  # code of the program's outermost frame
@@ -36,6 +37,7 @@ def start() -> None:
     _previous = sys.excepthook
     sys.excepthook = _excepthook
     atexit.register(_at_exit)
+    _attempt(_tell_modules_later)
 
 
 def status() -> dict:
@@ -55,9 +57,18 @@ def _is_multiprocessing_child() -> bool:
 
 def _outermost_code():
     frame = sys._getframe()
-    while frame.f_back is not None:
+    # A rank that was forked from a template has the template's frames below its program's.
+    while frame.f_back is not None and _TEMPLATE not in frame.f_back.f_globals:
         frame = frame.f_back
     return frame.f_code
+
+
+def _tell_modules_later() -> None:
+    from . import _modules
+
+    path = os.environ.get(_modules.VARIABLE)
+    if path and not os.path.exists(path):
+        _native.after_steps(_modules.AFTER_STEPS, lambda: _modules.tell(path))
 
 
 def _excepthook(kind, value, traceback) -> None:

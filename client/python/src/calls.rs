@@ -13,6 +13,7 @@ use pyo3::ffi::{self, Py_ssize_t, PyObject};
 use pyo3::prelude::*;
 
 use crate::arguments::{self, Call, spells};
+use crate::awaited;
 use crate::rank;
 use crate::section::{self, Section};
 use crate::warn::{self, Mistake};
@@ -123,6 +124,9 @@ fn step(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult
         } else {
             client.step(number);
         }
+    }
+    if awaited::any() {
+        awaited::step(py);
     }
     Ok(py.None())
 }

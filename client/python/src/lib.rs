@@ -8,6 +8,7 @@
 //! checkpoint goes is decided in the Python package around this module.
 
 mod arguments;
+mod awaited;
 mod calls;
 mod checksum;
 mod rank;
@@ -23,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     calls::add_to(module)?;
     section::add_to(module)?;
     rank::add_to(module)?;
+    awaited::add_to(module)?;
     checksum::add_to(module)?;
     testing::add_to(module)
 }

@@ -1,0 +1,7 @@
+//! Warm starts: ranks forked from a process that holds their imports already, instead of importing them again.
+
+mod python;
+mod template;
+
+pub use python::PythonProgram;
+pub use template::{Module, News, RankOrders, Template, TemplatePlan};

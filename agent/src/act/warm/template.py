@@ -1,0 +1,401 @@
+"""The template: a process that has imported what the ranks need and from which ranks are forked in milliseconds.
+
+Run by `mainstay run` with the interpreter of the user's own command; it needs nothing but Python. It reads orders from a
+socket, one line of JSON each, and answers the same way. It trains nothing, opens no device and no connection and starts
+no thread: what a fork would break is looked for after every import, and told instead of hidden.
+
+Three generations: the template; a holder, forked from it; and the standbys, forked from the holder, which wait for their
+orders. When ranks are to start, the holder ends, so that the standbys become children of the launcher (the reaper of its
+descendants): the launcher sees their ends and statuses as if it had started them itself.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import time
+import types
+
+__mainstay_template__ = True  # marks our frames for whoever looks for the program's outermost one
+
+PR_SET_PDEATHSIG = 1
+SIGKILL = 9
+
+
+def main():
+    here = sys.modules["__main__"]
+    sys.modules["__mainstay_template__"] = here  # keeps our globals when a rank gets a __main__ of its own
+    control = Control(int(sys.argv[1]))
+    with open(sys.argv[2], encoding="utf-8") as file:
+        plan = json.load(file)
+    # As the program will see it: imports must find the same files.
+    if not _safe_path():
+        sys.path[0] = plan["path"]
+    began = time.monotonic()
+    trouble, module, imported = _import_all(plan)
+    if trouble:
+        control.send({"unclean": {"why": trouble, "module": module}})
+        return
+    gc.collect()
+    gc.freeze()  # the ranks' collections leave the pages shared that they have in common
+    control.send({"warm": {"modules": imported, "seconds": round(time.monotonic() - began, 3)}})
+    _serve(control, plan)
+
+
+def _serve(control, plan):
+    standbys = None
+    while True:
+        order = control.receive()
+        if order is None:
+            return  # the launcher is gone or needs no more ranks
+        if "prepare" in order:
+            if standbys is None:
+                standbys = Standbys.fork(order["prepare"], control)
+            control.send({"prepared": standbys.pids})
+        elif "start" in order:
+            ranks = order["start"]
+            if standbys is None or len(standbys.pids) != len(ranks):
+                standbys = Standbys.fork(len(ranks), control)
+            ready, standbys = standbys, None
+            failed = ready.start(ranks, plan)
+            control.send({"failed": failed} if failed else {"started": ready.pids})
+
+
+class Control:
+    """Lines of JSON over an inherited socket."""
+
+    def __init__(self, descriptor):
+        self.socket = socket.socket(fileno=descriptor)
+        self.socket.setblocking(True)
+        os.set_inheritable(descriptor, False)
+        self.waiting = b""
+
+    def receive(self):
+        while b"\n" not in self.waiting:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                return None
+            self.waiting += data
+        line, self.waiting = self.waiting.split(b"\n", 1)
+        return json.loads(line)
+
+    def send(self, answer):
+        self.socket.sendall(json.dumps(answer).encode() + b"\n")
+
+
+class Standbys:
+    """Processes that are forked and wait; each has a socket of its own to us."""
+
+    def __init__(self, pids, sockets, holder, hold):
+        self.pids, self.sockets, self.holder, self.hold = pids, sockets, holder, hold
+
+    @staticmethod
+    def fork(count, control):
+        pairs = [socket.socketpair() for _ in range(count)]
+        report, report_end = os.pipe()
+        release, hold = os.pipe()
+        _flush()
+        holder = os.fork()
+        if holder == 0:
+            _hold(count, pairs, report_end, (report, hold), release, control)
+        for _, theirs in pairs:
+            theirs.close()
+        os.close(report_end)
+        os.close(release)
+        with os.fdopen(report, encoding="utf-8") as told:
+            pids = [int(pid) for pid in told.read().split()]
+        return Standbys(pids, [ours for ours, _ in pairs], holder, hold)
+
+    def start(self, ranks, plan):
+        """Sends each its orders; returns why it failed, or nothing."""
+        os.close(self.hold)
+        os.waitpid(self.holder, 0)  # from here on the standbys are the launcher's children
+        try:
+            for ours, rank in zip(self.sockets, ranks):
+                ours.sendall(json.dumps({"rank": rank, "plan": plan}).encode() + b"\n")
+            for ours in self.sockets:
+                ours.settimeout(5)
+                answer = ours.recv(4096)
+                if answer != b"ok":
+                    return answer.decode(errors="replace") or "a standby ended before it began"
+        except OSError as error:
+            return f"a standby cannot be reached: {error}"
+        finally:
+            for ours in self.sockets:
+                ours.close()
+        return None
+
+
+def _hold(count, pairs, report, not_ours, release, control):
+    """The holder's life: forks the standbys, waits to be released, ends."""
+    _die_with_parent()
+    for descriptor in not_ours:
+        os.close(descriptor)
+    control.socket.close()
+    pids = []
+    for index in range(count):
+        pid = os.fork()
+        if pid == 0:
+            os.close(release)
+            os.close(report)
+            mine = pairs[index][1]
+            for number, (ours, theirs) in enumerate(pairs):
+                ours.close()
+                if number != index:
+                    theirs.close()
+            os.setpgid(0, 0)
+            _stand_by(mine)  # runs the program and does not return
+        try:
+            os.setpgid(pid, pid)  # whoever of the two comes first
+        except OSError:
+            pass
+        pids.append(pid)
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
+    os.write(report, " ".join(map(str, pids)).encode())
+    os.close(report)
+    os.read(release, 1)
+    os._exit(0)
+
+
+def _stand_by(mine):
+    line = b""
+    while not line.endswith(b"\n"):
+        data = mine.recv(1 << 16)
+        if not data:
+            os._exit(0)  # not needed any more
+        line += data
+    orders = json.loads(line)
+    rank, plan = orders["rank"], orders["plan"]
+    try:
+        _become(rank)
+    except BaseException as error:
+        mine.sendall(f"a standby could not become rank {rank.get('name')}: {error!r}".encode())
+        os._exit(1)
+    mine.sendall(b"ok")
+    mine.close()
+    _run(plan, rank["arguments"])
+
+
+def _become(rank):
+    """Takes on what a process that was started plainly would have been given."""
+    _die_with_parent()
+    if os.getppid() != rank["launcher"]:
+        raise ChildProcessError("the launcher is gone")
+    if rank["cgroup"]:
+        try:
+            with open(rank["cgroup"], "w") as procs:
+                procs.write("0")
+        except OSError:
+            pass  # it then runs outside, as when started plainly
+    for path, descriptor in ((rank["stdout"], 1), (rank["stderr"], 2)):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.dup2(file, descriptor)
+        os.close(file)
+    for name in rank["unset"]:
+        os.environ.pop(name, None)
+    os.environ.update(rank["environment"])
+    _restore_blas_threads()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # random reseeds itself after a fork; numpy's global generator does not
+
+
+def _run(plan, arguments):
+    """Runs the user's program as the interpreter itself would, down to the frames of its tracebacks."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    sys.modules["__main__"] = main
+    target = plan["target"]
+    sys.argv[:] = arguments
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = plan["original"]
+    try:
+        if plan["module"]:
+            import runpy
+
+            sys.argv[:] = ["-m", *arguments[1:]]
+            runpy._run_module_as_main(target)
+        else:
+            exec(_script(os.path.abspath(target), main), main.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _uncaught(error)
+    # Not os._exit: threads are joined and exit handlers run as at any program's end.
+    raise SystemExit(0)
+
+
+def _script(path, main):
+    from importlib.machinery import SourceFileLoader
+
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        raise SystemExit(2) from None
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path), __spec__=None)
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _uncaught(error):
+    """What the interpreter does with an exception that nobody caught."""
+    traceback = error.__traceback__
+    while traceback is not None and "__mainstay_template__" in traceback.tb_frame.f_globals:
+        traceback = traceback.tb_next
+    error = error.with_traceback(traceback)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, traceback)
+    except SystemExit:
+        raise
+    except BaseException as broken:
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(broken), broken, broken.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, traceback)
+    if isinstance(error, KeyboardInterrupt):
+        # The interpreter ends itself by SIGINT then, for a shell to see; it is told of already.
+        sys.excepthook = lambda *_: None
+        raise error
+    raise SystemExit(1)
+
+
+def _import_all(plan):
+    """Imports what the plan lists, in its order. Returns (trouble, module, how many)."""
+    places = _library_places()
+    imported = 0
+    for name, origin in _named_in(plan) if plan["imports"] is None else plan["imports"]:
+        if name in sys.modules or name in plan["without"] or not _is_library(origin, places):
+            continue
+        try:
+            importlib.import_module(name)
+            imported += 1
+        except BaseException:
+            continue  # the program will meet it, or not, by itself
+        trouble = _not_forkable()
+        if trouble:
+            return trouble, name, imported
+    return _not_forkable(thorough=True), None, imported
+
+
+def _named_in(plan):
+    """The packages that the text of the program imports, where nobody has told what it holds when it runs."""
+    import ast
+    from importlib.util import find_spec
+
+    try:
+        path = find_spec(plan["target"]).origin if plan["module"] else plan["target"]
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except Exception:
+        return []  # the program will meet it by itself
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update((alias.name.split(".")[0], None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names[node.module.split(".")[0]] = None
+    found = []
+    for name in names:
+        try:
+            spec = find_spec(name)
+        except Exception:
+            continue
+        if spec is not None and name != "mainstay":
+            origin = spec.origin if spec.origin not in (None, "built-in", "frozen") else ""
+            found.append((name, origin))
+    return found
+
+
+def _library_places():
+    import site
+    import sysconfig
+
+    places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    places.update(getattr(site, "getsitepackages", list)())
+    user = getattr(site, "getusersitepackages", lambda: None)()
+    places.update([user] if user else [])
+    return tuple(os.path.realpath(place) + os.sep for place in places if place)
+
+
+def _is_library(origin, places):
+    """Programs' own modules are left to the programs: they may look at their rank, and be edited between attempts."""
+    return not origin or os.path.realpath(origin).startswith(places)
+
+
+def _not_forkable(thorough=False):
+    """Why a fork of this process would be broken, if it would."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        threads = next((int(line.split()[1]) for line in status if line.startswith("Threads:")), 1)
+    if threads != 1:
+        return f"it has started {threads - 1} thread(s)"
+    if not thorough:
+        return None
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+            if children.read().strip():
+                return "it has started processes"
+    except OSError:
+        pass  # a kernel without the list
+    control = int(sys.argv[1])
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue  # the listing's own
+        if target.startswith("socket:") and int(descriptor) != control:
+            return "it has opened a socket"
+        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio", "/dev/infiniband")):
+            return f"it has opened {target}"
+    return None
+
+
+def _restore_blas_threads():
+    """OpenBLAS starts its threads when it is loaded, which the template had to prevent; ranks get theirs."""
+    if os.environ.get("OPENBLAS_NUM_THREADS") != "1" or "MAINSTAY_BLAS" not in os.environ:
+        return
+    del os.environ["OPENBLAS_NUM_THREADS"], os.environ["MAINSTAY_BLAS"]
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    count = int(wanted) if wanted.isdigit() else len(os.sched_getaffinity(0))
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        libraries = {line.split(maxsplit=5)[-1].strip() for line in maps if "openblas" in line}
+    if count == 1:
+        return
+    for path in libraries:
+        library = ctypes.CDLL(path)
+        for symbol in (
+            "openblas_set_num_threads",
+            "openblas_set_num_threads64_",
+            "scipy_openblas_set_num_threads",
+            "scipy_openblas_set_num_threads64_",
+        ):
+            if hasattr(library, symbol):
+                getattr(library, symbol)(count)
+
+
+def _die_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+
+
+def _safe_path():
+    return getattr(sys.flags, "safe_path", False) or sys.flags.isolated
+
+
+def _flush():
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+//! The launcher's end of the template: it is started beside a running attempt, imports while the ranks train, and
+//! hands over ranks when an attempt begins.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mainstay_core::id::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use super::python::PythonProgram;
+use crate::os::{processes, spawn};
+
+/// The template's own program, for any Python from 3.9 on.
+const SOURCE: &str = include_str!("template.py");
+
+/// How long standbys may take to become ranks. They only open their files; a plain start is the way out.
+const START_WITHIN: Duration = Duration::from_secs(5);
+
+const READ_AT_ONCE: usize = 8192;
+
+/// A module's name and the file that it came from, empty for what is built in.
+pub type Module = (String, String);
+
+/// What a template is started from.
+#[derive(Clone, Debug)]
+pub struct TemplatePlan {
+    /// What its ranks will run.
+    pub program: PythonProgram,
+    /// What to import, in this order; none to import what the program's text imports.
+    pub imports: Option<Vec<Module>>,
+    /// Modules that must not be imported here: what they do does not survive a fork.
+    pub without: Vec<String>,
+    /// Variables of all ranks that imports may look at; the rest is the launcher's own environment.
+    pub environment: Vec<(&'static str, String)>,
+    /// Where its program, its plan and its output are kept.
+    pub directory: PathBuf,
+}
+
+/// What one rank is to become.
+#[derive(Clone, Debug, Serialize)]
+pub struct RankOrders {
+    /// For messages.
+    pub name: String,
+    /// Its parent to be: us.
+    pub launcher: i32,
+    /// The `cgroup.procs` to enter, if any.
+    pub cgroup: Option<PathBuf>,
+    /// Where its standard output goes.
+    pub stdout: PathBuf,
+    /// Where its standard error goes.
+    pub stderr: PathBuf,
+    /// Variables to set, over the launcher's own.
+    pub environment: std::collections::BTreeMap<&'static str, String>,
+    /// Variables to take out.
+    pub unset: Vec<&'static str>,
+    /// `sys.argv`.
+    pub arguments: Vec<String>,
+}
+
+/// What the template tells by itself.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum News {
+    /// All is imported.
+    Warm {
+        /// Modules that were imported.
+        modules: u32,
+        /// How long that took.
+        seconds: f64,
+    },
+    /// A fork of it would be broken.
+    Unclean {
+        /// Why.
+        why: String,
+        /// By whose import, if that is known.
+        module: Option<String>,
+    },
+    /// Standbys wait.
+    Prepared(Vec<i32>),
+    /// Standbys became ranks.
+    Started(Vec<i32>),
+    /// They did not.
+    Failed(String),
+    /// It ended.
+    #[serde(skip)]
+    Gone,
+}
+
+/// A template that runs. Dropping it ends it and its standbys.
+#[derive(Debug)]
+pub struct Template {
+    process: Child,
+    control: UnixStream,
+    received: Vec<u8>,
+    /// `sys.argv` of its ranks, before a rank's number is put into it.
+    arguments: Vec<String>,
+    /// Everything is imported and nothing speaks against a fork.
+    warm: bool,
+}
+
+#[derive(Serialize)]
+struct Plan<'a> {
+    path: PathBuf,
+    module: bool,
+    target: &'a str,
+    imports: Option<&'a [Module]>,
+    without: &'a [String],
+    original: Vec<&'a str>,
+}
+
+impl Template {
+    /// Starts a template; it tells by [`Template::news`] when it is warm. Must be called from the main thread, within
+    /// a tokio runtime.
+    ///
+    /// # Errors
+    /// Its files could not be written or its interpreter not be started.
+    pub fn start(plan: &TemplatePlan) -> io::Result<Template> {
+        fs::create_dir_all(&plan.directory)?;
+        let file = |name: &str| plan.directory.join(name);
+        fs::write(file("template.py"), SOURCE)?;
+        let program = &plan.program;
+        let interpreter = program.interpreter.iter().map(String::as_str);
+        let original = interpreter.chain(program.module.then_some("-m"));
+        let written = Plan {
+            path: first_search_path(program)?,
+            module: program.module,
+            target: &program.target,
+            imports: plan.imports.as_deref(),
+            without: &plan.without,
+            original: original.chain(program.arguments.iter().map(String::as_str)).collect(),
+        };
+        fs::write(file("plan.json"), serde_json::to_vec(&written)?)?;
+        let output = fs::File::options().create(true).append(true).open(file("output.log"))?;
+
+        let (ours, theirs) = StdStream::pair()?;
+        // Nothing else of ours is started between here and the spawn that is to inherit it.
+        fcntl_setfd(&theirs, FdFlags::empty())?;
+        let (interpreter, options) = program.interpreter.split_first().ok_or(ErrorKind::InvalidInput)?;
+        let mut environment = plan.environment.clone();
+        if !["OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"].iter().any(|name| std::env::var_os(name).is_some()) {
+            // OpenBLAS starts threads when it is loaded; the ranks get theirs back.
+            environment.extend([("OPENBLAS_NUM_THREADS", "1".to_owned()), ("MAINSTAY_BLAS", "1".to_owned())]);
+        }
+        let mut command = Command::new(interpreter);
+        command
+            .args(options)
+            .arg(file("template.py"))
+            .arg(theirs.as_raw_fd().to_string())
+            .arg(file("plan.json"))
+            // For people who look for their program in the list of processes.
+            .arg("--")
+            .args(&program.arguments)
+            .env_remove("MAINSTAY_PAGE")
+            .envs(environment)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let process = spawn::spawn_bound(&mut command, None)?;
+        drop(theirs);
+        ours.set_nonblocking(true)?;
+        let control = UnixStream::from_std(ours)?;
+        let arguments = program.arguments.clone();
+        Ok(Template { process, control, received: Vec::new(), arguments, warm: false })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid(i32::try_from(self.process.id()).unwrap_or(0))
+    }
+
+    /// It and all that waits under it: no orphans of any attempt.
+    pub fn processes(&self) -> Vec<Pid> {
+        let mut all = processes::descendants(self.pid());
+        all.push(self.pid());
+        all
+    }
+
+    /// `sys.argv` of its ranks, before a rank's number is put into it.
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+
+    /// Whether ranks can be started from it.
+    pub fn is_warm(&self) -> bool {
+        self.warm
+    }
+
+    /// The next thing it tells. May be dropped and called again at any time.
+    pub async fn news(&mut self) -> News {
+        loop {
+            if let Some(news) = self.line() {
+                return news;
+            }
+            let mut buffer = [0; READ_AT_ONCE];
+            let ready = self.control.readable().await;
+            // By way of the runtime, so that it notices when nothing is left.
+            let read = ready.and_then(|()| {
+                self.control.try_io(Interest::READABLE, || receive(&self.control, &mut buffer))
+            });
+            match read {
+                Ok(length) if length > 0 => self.received.extend_from_slice(&buffer[..length]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Ok(_) | Err(_) => return News::Gone,
+            }
+        }
+    }
+
+    /// Has it fork standbys ahead of time, so that a start need not wait for that.
+    pub fn prepare(&mut self, ranks: usize) {
+        // One that cannot be told is gone, and says so by its news.
+        let _ = self.tell(&serde_json::json!({ "prepare": ranks }));
+    }
+
+    /// Makes ranks of its standbys. They are our children from here on.
+    ///
+    /// # Errors
+    /// They could not be started; nothing of them runs when the template has been ended.
+    pub fn start_ranks(&mut self, orders: &[RankOrders]) -> Result<Vec<Pid>, String> {
+        self.tell(&serde_json::json!({ "start": orders }))
+            .map_err(|error| format!("it cannot be reached: {error}"))?;
+        let until = Instant::now() + START_WITHIN;
+        loop {
+            match self.line() {
+                Some(News::Started(pids)) if pids.len() == orders.len() => {
+                    return Ok(pids.into_iter().map(Pid).collect());
+                }
+                Some(News::Failed(why)) => return Err(why),
+                Some(News::Started(_) | News::Unclean { .. } | News::Gone) => {
+                    return Err("its answer makes no sense".to_owned());
+                }
+                // What it told before it was asked.
+                Some(News::Warm { .. } | News::Prepared(_)) => continue,
+                None => {}
+            }
+            match self.wait(PollFlags::IN, until) {
+                Ok(true) => {}
+                Ok(false) => return Err(format!("it did not answer within {} s", START_WITHIN.as_secs())),
+                Err(error) => return Err(error.to_string()),
+            }
+            let mut buffer = [0; READ_AT_ONCE];
+            match receive(&self.control, &mut buffer) {
+                Ok(0) => return Err("it ended".to_owned()),
+                Ok(length) => self.received.extend_from_slice(&buffer[..length]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    /// Ends it and all that waits under it.
+    pub fn end(mut self) {
+        for pid in self.processes() {
+            processes::kill_process(pid);
+        }
+        let _ = self.process.wait();
+    }
+
+    fn line(&mut self) -> Option<News> {
+        let end = self.received.iter().position(|byte| *byte == b'\n')?;
+        let line: Vec<u8> = self.received.drain(..=end).collect();
+        let news = serde_json::from_slice(&line)
+            .unwrap_or_else(|error| News::Failed(format!("its answer is not understood: {error}")));
+        self.warm |= matches!(news, News::Warm { .. });
+        Some(news)
+    }
+
+    fn tell(&mut self, order: &serde_json::Value) -> io::Result<()> {
+        let line = format!("{order}\n");
+        let mut left = line.as_bytes();
+        let until = Instant::now() + START_WITHIN;
+        while !left.is_empty() {
+            match send(&self.control, left, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(length) => left = &left[length..],
+                Err(rustix::io::Errno::AGAIN) => {
+                    if !self.wait(PollFlags::OUT, until)? {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the socket; whether it became ready in time. Short by nature: the template has nothing else to do.
+    fn wait(&self, flags: PollFlags, until: Instant) -> io::Result<bool> {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::from_borrowed_fd(self.control.as_fd(), flags)], Some(&timeout)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        // Its standbys see their sockets close and go by themselves.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Reads what is there, without waiting and past the runtime.
+fn receive(control: &UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
+    let (length, _) = recv(control, buffer, RecvFlags::DONTWAIT)?;
+    Ok(length)
+}
+
+/// What the interpreter puts first into `sys.path`: the script's own directory, or the working directory for a module.
+fn first_search_path(program: &PythonProgram) -> io::Result<PathBuf> {
+    if program.module {
+        return std::env::current_dir();
+    }
+    let script = fs::canonicalize(&program.target)?;
+    Ok(script.parent().map(Path::to_owned).unwrap_or_default())
+}

@@ -1,0 +1,289 @@
+//! Ranks that are forked from a template behave as if they had been started plainly, and where that cannot be promised
+//! they are started plainly.
+
+use mainstay_core::entry::{ExitStatus, Fact};
+use mainstay_core::id::Rank;
+use mainstay_core::observation::Observation;
+use mainstay_tests::{Job, Stage, has_client, processes, story};
+use nix::sys::signal::Signal;
+
+/// Waits for what the launcher tells of its template.
+fn told(job: &Job, event: &str) -> String {
+    job.wait_for(&format!("the template's {event}"), |entry| match &entry.body {
+        mainstay_core::entry::Body::Fact(Fact::Observed(Observation {
+            component,
+            event: told,
+            detail,
+            ..
+        })) if component == "template" && told == event => Some(detail.clone()),
+        _ => None,
+    })
+}
+
+/// Runs a script twice: its first attempt is killed once there is a template, the second is forked from it.
+/// `seen` of both attempts' first ranks come back.
+fn plain_and_forked(stage: &Stage, script: &str, options: &str) -> (String, String) {
+    let script = format!("{script}\nif ATTEMPT == 0:\n    wait_for('never')\n");
+    let job = stage.python(&script).ranks(2).options(options).arguments(&["--lr", "1", "-x"]).start();
+    let plain = job.mark("seen.0.0");
+    job.mark("seen.0.1");
+    told(&job, "warm");
+    job.kill_rank(0, 1);
+    let forked = job.mark("seen.1.0");
+    let end = job.end();
+    end.assert_status(0);
+    (plain, forked)
+}
+
+#[test]
+fn a_forked_rank_sees_what_a_plainly_started_one_sees() {
+    let stage = Stage::new();
+    let script = r#"
+import os, random, resource, signal, stat, sys, threading
+def seen():
+    main = sys.modules["__main__"]
+    yield "argv", sys.argv[1:], os.path.basename(sys.argv[0]), sys.orig_argv[1:] if hasattr(sys, "orig_argv") else 0
+    yield "main", __name__, __file__, main is sys.modules[seen.__module__], main.__spec__, type(main.__loader__).__name__
+    yield "path", sys.path[0], os.getcwd()
+    yield "parent", os.getppid() == LAUNCHER, os.getpgid(0) == os.getpid(), os.getsid(0)
+    yield "signals", [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)]
+    yield "mask", sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    yield "threads", threading.current_thread() is threading.main_thread(), threading.active_count()
+    yield "files", sorted(os.readlink(f"/proc/self/fd/{n}").replace(f"attempt_{ATTEMPT}", "") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}"))
+    yield "limits", resource.getrlimit(resource.RLIMIT_NOFILE), sorted(os.sched_getaffinity(0)), os.nice(0)
+    known = ("MASTER_PORT", "MAINSTAY_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MAINSTAY_PAGE")
+    yield "environment", sorted((k, v) for k, v in os.environ.items() if k not in known)
+    yield "cgroup", open("/proc/self/cgroup").read()
+    yield "buffering", sys.stdout.line_buffering, sys.stdout.write_through, sys.stdout.encoding
+LAUNCHER = int(os.environ["LAUNCHER"]) if "LAUNCHER" in os.environ else os.getppid()
+mark(f"seen.{ATTEMPT}.{RANK}", "\n".join(map(repr, seen())))
+"#;
+    let (plain, forked) = plain_and_forked(&stage, script, "--warm-imports json,decimal");
+    assert_eq!(plain, forked);
+    assert!(plain.contains("'parent', True, True"), "{plain}");
+}
+
+#[test]
+fn forked_ranks_draw_numbers_of_their_own() {
+    let stage = Stage::new();
+    let script = "import random, uuid\nmark(f'seen.{ATTEMPT}.{RANK}', f'{random.random()} {uuid.uuid4()}')\n";
+    let script = format!("{script}\nif ATTEMPT == 0:\n    wait_for('never')\n");
+    let job = stage.python(&script).ranks(2).options("--warm-imports random").start();
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    let (one, other) = (job.mark("seen.1.0"), job.mark("seen.1.1"));
+    job.end().assert_status(0);
+    assert_ne!(one, other);
+}
+
+#[test]
+fn classes_of_the_program_are_pickled_and_processes_started_as_ever() {
+    let stage = Stage::new();
+    let script = r#"
+import multiprocessing, pickle
+class Batch:
+    def __init__(self, n): self.n = n
+def double(batch): return batch.n * 2
+if __name__ == "__main__":
+    same = pickle.loads(pickle.dumps(Batch(3))).n
+    results = []
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            results.append(pool.map(double, [Batch(21)]))
+    mark(f"seen.{ATTEMPT}.{RANK}", f"{same} {results}")
+"#;
+    let job_script = format!("{script}    if ATTEMPT == 0:\n        wait_for('never')\n");
+    let job = stage.python(&job_script).ranks(1).options("--warm-imports multiprocessing.pool").start();
+    job.mark("seen.0.0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1.0"), "3 [[42], [42], [42]]");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn every_end_of_a_program_has_the_status_it_would_have() {
+    let ends: [(&str, ExitStatus, &str); 6] = [
+        ("sys.exit(7)", ExitStatus::Code(7), ""),
+        ("sys.exit('out of luck')", ExitStatus::Code(1), "out of luck"),
+        ("raise KeyError('lost')", ExitStatus::Code(1), "KeyError: 'lost'"),
+        ("raise KeyboardInterrupt", ExitStatus::Signal(2), "KeyboardInterrupt"),
+        ("os._exit(9)", ExitStatus::Code(9), ""),
+        ("compile('x = = 1', 'given.py', 'exec')", ExitStatus::Code(1), "SyntaxError"),
+    ];
+    let stage = Stage::new();
+    for (statement, status, words) in ends {
+        let script = format!(
+            "import os, sys\nif ATTEMPT == 0:\n    mark('waits')\n    wait_for('never')\ndef work():\n    {statement}\nwork()\n"
+        );
+        let job = stage.python(&script).ranks(1).options("--warm-imports json --max-restarts 1").start();
+        told(&job, "warm");
+        job.kill_rank(0, 0);
+        let end = job.end();
+        let exits: Vec<ExitStatus> = story::facts(&end.story)
+            .filter_map(|fact| match fact {
+                Fact::RankExited { attempt, status, .. } if attempt.0 == 1 => Some(*status),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(exits, [status], "{statement}\n{end}");
+        let printed = end.output(1, 0, "stderr");
+        assert!(printed.contains(words), "{statement}: {printed}");
+        // The traceback begins where the program does.
+        assert!(!printed.contains("template"), "{statement}: {printed}");
+    }
+}
+
+#[test]
+fn an_exception_of_a_forked_rank_leaves_its_note() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(ATTEMPT)
+if ATTEMPT == 0:
+    wait_for("never")
+raise ValueError("of the program")
+"#;
+    let job = stage.python(script).ranks(1).options("--warm-imports json --max-restarts 1").start();
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    let end = job.end();
+    let notes: Vec<_> = story::facts(&end.story)
+        .filter_map(|fact| match fact {
+            Fact::RankRaised { rank: Rank(0), note, .. } => Some(note.clone()),
+            _ => None,
+        })
+        .collect();
+    let [note] = &notes[..] else { panic!("one note\n{end}") };
+    assert_eq!((note.exception.as_str(), note.message.as_str()), ("ValueError", "of the program"));
+    assert!(!note.traceback.contains("template"), "{}", note.traceback);
+}
+
+#[test]
+fn modules_are_run_as_modules() {
+    let stage = Stage::new();
+    let package = stage.work().join("trainer");
+    std::fs::create_dir(&package).expect("a package");
+    std::fs::write(package.join("__init__.py"), "").expect("a file");
+    let text = r#"
+import os, sys, time
+from . import __name__ as package
+attempt = os.environ["MAINSTAY_ATTEMPT"]
+marks = os.environ["MARKS"]
+main = sys.modules["__main__"]
+seen = [__name__, __package__, package, __spec__.name, sys.argv, sys.path[0], main.__dict__ is globals()]
+with open(f"{marks}/seen.{attempt}.new", "w") as file:
+    file.write(repr(seen))
+os.rename(f"{marks}/seen.{attempt}.new", f"{marks}/seen.{attempt}")
+if attempt == "0":
+    time.sleep(1000)
+"#;
+    std::fs::write(package.join("main.py"), text).expect("a file");
+    let job = stage.command(&["-m", "trainer.main", "--x"]).ranks(1).options("--warm-imports json").start();
+    let plain = job.mark("seen.0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), plain);
+    job.end().assert_status(0);
+}
+
+#[test]
+fn a_module_that_starts_a_thread_is_left_to_the_ranks() {
+    let stage = Stage::new();
+    std::fs::write(
+        stage.work().join("threaded.py"),
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n",
+    )
+    .expect("a file");
+    let script = r#"
+import sys, threading
+held = "threaded" in sys.modules, "decimal" in sys.modules
+import threaded
+mark(f"seen.{ATTEMPT}", f"{held} {threading.active_count()}")
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage
+        .python(script)
+        .ranks(1)
+        .variable("PYTHONPATH", stage.work())
+        .options("--warm-imports threaded,decimal")
+        .start();
+    let left_out = told(&job, "module_left_out");
+    assert!(left_out.contains("threaded") && left_out.contains("1 thread"), "{left_out}");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "(False, True) 2");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn with_no_warm_there_is_no_template() {
+    let stage = Stage::new();
+    let script = "mark(f'seen.{ATTEMPT}', str('decimal' in __import__('sys').modules))\nif ATTEMPT == 0:\n    wait_for('never')\n";
+    let job = stage.python(script).ranks(1).options("--no-warm --warm-imports decimal").start();
+    job.mark("seen.0");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "False");
+    let end = job.end();
+    assert!(!end.run_dir.join("template").exists(), "{end}");
+}
+
+#[test]
+fn a_template_that_is_killed_costs_no_more_than_a_plain_start() {
+    let stage = Stage::new();
+    let script =
+        "mark(f'seen.{ATTEMPT}', str(__import__('os').getpid()))\nif ATTEMPT == 0:\n    wait_for('never')\n";
+    let job = stage.python(script).ranks(2).options("--warm-imports json").start();
+    told(&job, "warm");
+    let is_template = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains("template.py")
+    };
+    // Its standbys are younger than it.
+    let template = processes::of_job(job.id()).into_iter().filter(is_template).min().expect("a template");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(template), Signal::SIGKILL).expect("it lives");
+    job.kill_rank(0, 0);
+    job.mark("seen.1");
+    let end = job.end();
+    end.assert_status(0);
+}
+
+#[test]
+fn the_template_goes_with_its_launcher() {
+    let stage = Stage::new();
+    let job =
+        stage.python("mark('waits')\nwait_for('never')\n").ranks(2).options("--warm-imports json").start();
+    job.mark("waits");
+    told(&job, "warm");
+    // Fails with what is left, if anything is: standbys carry the job's mark like all its processes.
+    job.kill_launcher();
+}
+
+#[test]
+fn what_ranks_hold_is_learned_from_them() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import sys
+held = "fractions" in sys.modules
+import fractions
+import mainstay
+for step in range(20):
+    mainstay.step(step)
+mark(f"seen.{ATTEMPT}", str(held))
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(1).start();
+    assert_eq!(job.mark("seen.0"), "False");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "True");
+    job.end().assert_status(0);
+}
