@@ -34,7 +34,8 @@ const FLOORS: &[(&str, u8)] = &[
 const SHARED: &[u8] = &[3, 5, 6];
 
 /// What the core may depend on; anything else could bring in a clock, a file or a thread.
-const CORE_DEPENDENCIES: &[&str] = &["aho-corasick", "memchr", "regex", "serde", "serde_json", "thiserror", "toml"];
+const CORE_DEPENDENCIES: &[&str] =
+    &["aho-corasick", "memchr", "regex", "serde", "serde_json", "thiserror", "toml"];
 
 /// What may be linked into training, by crate.
 const CLIENT_DEPENDENCIES: &[(&str, &[&str])] = &[
