@@ -144,7 +144,7 @@ pub(super) fn watch_hardware(
     inputs: &mpsc::Sender<Input>,
     roster: &Roster,
 ) -> anyhow::Result<(Hardware, Option<Following>)> {
-    let catalog = catalog::compiled_in()?;
+    let catalog = catalog::load(&config.catalog.files)?;
     let path = &config.kernel_log.path;
     let host_log = HostLogJudge::new(catalog.clone(), &path.display().to_string());
     let devices = DeviceJudge::new(catalog, config.gpu.limits.clone());

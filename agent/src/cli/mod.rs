@@ -108,7 +108,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Status(args) => status::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
-        Command::Explain(args) => explain::run(&args),
+        Command::Explain(args) => explain::run(args).await,
         Command::Check(args) => check::run(*args).await,
         Command::Ack(args) => operator::ack(args).await,
         Command::Silence(args) => operator::silence(args).await,
