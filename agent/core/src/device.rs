@@ -9,6 +9,7 @@
 mod driver;
 mod faults;
 mod limits;
+mod operator;
 mod programs;
 mod reading;
 

@@ -5,18 +5,20 @@
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
 //! `health`, `verdict`; `kernel`
-//! (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
+//! (what the kernel log tells), `observation`, `attention` (what operators said), `freshness`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
 //! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
+pub mod attention;
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
 pub mod device;
 pub mod entry;
 pub mod fingerprint;
+pub mod freshness;
 pub mod hang;
 pub mod health;
 pub mod host;

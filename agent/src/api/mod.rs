@@ -11,6 +11,7 @@ mod health;
 mod http;
 mod listen;
 pub mod metrics;
+pub mod operator;
 mod pace;
 mod preflight;
 mod stream;

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::attention::ACKNOWLEDGED;
 use mainstay_core::device::DeviceJudge;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
 use mainstay_core::observation::Observation;
-use mainstay_core::time::{Mono, Stamp};
+use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
+use mainstay_proto::v1::operator_service_server::OperatorServiceServer;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,6 +25,7 @@ use tonic::service::Routes;
 
 use crate::act::page_files::private_directory;
 use crate::api::attach::{Allowed, Launchers};
+use crate::api::operator::Operators;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::about;
 use crate::app::catalog;
@@ -31,7 +34,7 @@ use crate::app::kernel_log::{self, Following};
 use crate::app::rooms;
 use crate::board::{Board, Roster};
 use crate::config::Config;
-use crate::node::{Hardware, Input, Node};
+use crate::node::{DEVICES, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::device::ProbePlan;
 use crate::store::cursor::CursorFile;
@@ -52,12 +55,21 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let launchers = Launchers::new(inputs.clone(), allowed);
-    let routes = Routes::new(LauncherServiceServer::new(launchers));
+    let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
+    let routes =
+        Routes::new(LauncherServiceServer::new(launchers)).add_service(OperatorServiceServer::new(operators));
     let reader = board.reader();
     let roster = board.roster().clone();
     let rooms = rooms::start(&config, &recalled.observed, &inputs, &roster)?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &inputs, &roster)?;
+    if following.is_some() {
+        board.roster().expect(KERNEL_LOG, clock::mono(), kernel_log::LONGEST_SILENCE);
+    }
+    if probing.is_some() {
+        let every = config.gpu.interval.0.0.saturating_add(config.gpu.deadline.0.0);
+        board.roster().expect(DEVICES, clock::mono(), Span(every));
+    }
 
     let node = Node::new(board, recalled.origins, hardware, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
@@ -95,6 +107,9 @@ impl Recalled {
             return;
         }
         if let Fact::Observed(observation) = fact {
+            if observation.event == ACKNOWLEDGED && entry.boot == *boot {
+                self.kernel.push((entry.at.mono, Fact::Observed(observation.clone())));
+            }
             return self.observed.push((entry.at, entry.boot, observation));
         }
         if entry.boot != *boot {

@@ -11,6 +11,7 @@ mod explain;
 mod find;
 mod guardian;
 mod json;
+mod operator;
 mod output;
 mod probe;
 mod run;
@@ -60,6 +61,9 @@ enum Command {
     /// Tell whose fault a failure was, from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
+    Ack(operator::Ack),
+    Silence(operator::Silence),
+    Unsilence(operator::Unsilence),
     Check(Box<check::Args>),
     /// Print the version
     Version(version::Args),
@@ -106,6 +110,9 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Check(args) => check::run(*args).await,
+        Command::Ack(args) => operator::ack(args).await,
+        Command::Silence(args) => operator::silence(args).await,
+        Command::Unsilence(args) => operator::unsilence(args).await,
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }

@@ -1,6 +1,7 @@
 //! What the node knows of the hardware: the judges of devices and of the kernel's reports, and how far its log was
 //! read.
 
+use mainstay_core::attention::ACKNOWLEDGED;
 use mainstay_core::device::{DeviceJudge, DeviceReport};
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
@@ -58,8 +59,19 @@ impl Hardware {
         self.devices.report(now, report)
     }
 
+    /// Takes in that an operator knows of what is held against the component.
+    pub(super) fn acknowledge(&mut self, at: Mono, component: &str) {
+        self.devices.acknowledge(component, at);
+        self.host_log.acknowledge(component, at);
+    }
+
     /// Takes in one fact.
     pub(super) fn take_in(&mut self, at: Mono, fact: &Fact) {
+        if let Fact::Observed(seen) = fact
+            && seen.event == ACKNOWLEDGED
+        {
+            self.acknowledge(at, &seen.component);
+        }
         self.devices.take_in(at, fact);
         self.host_log.take_in(at, fact);
     }

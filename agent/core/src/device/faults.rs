@@ -108,6 +108,12 @@ impl Faults {
         self.held.retain(|_, fault| !passing(fault.came.action) || now.since(fault.last) <= after);
     }
 
+    /// An operator knows of all that came until then.
+    pub(super) fn forget_until(&mut self, at: Mono) {
+        self.held.retain(|_, fault| fault.last > at);
+        self.driver = self.driver.take().filter(|says| says.at > at);
+    }
+
     pub(super) fn forget_what_a_reset_heals(&mut self, at: Mono) {
         let heals = |action, seen| action <= RecommendedAction::ResetDevice && seen <= at;
         self.held.retain(|_, fault| !heals(fault.came.action, fault.last));
