@@ -10,6 +10,8 @@ fn main() {
     let mut files = protos_in(Path::new("v1"));
     files.push(PathBuf::from("third_party/grpc/health/v1/health.proto"));
 
+    let tonic = || tonic_prost_build::configure().btree_map(".");
+
     // Files import each other, and reflection names them, by their path from the package's roots.
     let descriptors = protox::compile(&files, ["third_party", "."]).unwrap_or_else(|error| {
         eprintln!("{error:?}");
@@ -20,10 +22,15 @@ fn main() {
     std::fs::write(out.join("descriptors.bin"), prost::Message::encode_to_vec(&descriptors))
         .expect("OUT_DIR is writable");
 
-    tonic_prost_build::configure()
-        .btree_map(".")
-        .compile_fds(descriptors)
-        .expect("what protox accepted can be generated");
+    tonic().compile_fds(descriptors).expect("what protox accepted can be generated");
+
+    // What others serve is no part of our API: neither of its reflection nor of its snapshot.
+    let foreign = protox::compile(["third_party/libtpu/runtime_metrics.proto"], ["third_party"])
+        .unwrap_or_else(|error| {
+            eprintln!("{error:?}");
+            std::process::exit(1);
+        });
+    tonic().compile_fds(foreign).expect("what protox accepted can be generated");
 }
 
 /// The `.proto` files of a directory in a fixed order, so that builds are equal.

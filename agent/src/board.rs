@@ -133,11 +133,10 @@ impl Board {
         }
     }
 
-    /// Takes from the view what is not read any more because it is not there any more.
-    pub fn remove_components(&mut self, names: impl Iterator<Item = String>) {
-        for name in names {
-            self.view.components.remove(&name);
-        }
+    /// Shows these components no more.
+    pub fn hide(&mut self, names: &[String]) {
+        self.view.components.retain(|name, _| !names.contains(name));
+        self.publish();
     }
 
     /// Shows the present state to the readers.

@@ -13,9 +13,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use mainstay_core::device::DeviceLimits;
+use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::HostLimits;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
+use mainstay_core::tpu::TpuLimits;
 use serde::{Deserialize, Serialize};
 
 pub use document::{Key, environment_name, keys, reference_rows};
@@ -25,6 +27,7 @@ pub use paths::Environment;
 use layers::Layers;
 
 use crate::source::host::Roots;
+use crate::source::tpu::FORBIDDEN_PORT;
 use crate::store::journal::Limits;
 
 settings! {
@@ -61,6 +64,10 @@ settings! {
         catalog: CatalogConfig,
         /// The components gpu and nvswitch.
         gpu: GpuConfig,
+        /// The components tpu.runtime and tpu.0, tpu.1 and so on.
+        tpu: TpuConfig,
+        /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
+        fabric: FabricConfig,
     }
 }
 
@@ -130,6 +137,54 @@ settings! {
     sections {
         /// When a GPU counts as degraded or unhealthy, and for how long.
         limits: DeviceLimits,
+    }
+}
+
+settings! {
+    /// How TPUs are watched.
+    pub struct TpuConfig {
+        /// Whether TPUs are looked for.
+        enabled: bool = true,
+        /// Metrics services of libtpu to ask, like "localhost:8431". Empty: while a process holds a chip, the ports in its
+        /// TPU_RUNTIME_METRICS_PORTS, else localhost:8431. Port 8353 must not be polled and is refused.
+        endpoints: Vec<String> = Vec::new(),
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// How long an answer of libtpu may take.
+        deadline: Period = Period::seconds(2),
+        /// Where libtpu writes its stall summaries (tpu_stall_summary_*.pb).
+        log_dir: PathBuf = PathBuf::from("/tmp/tpu_logs"),
+    }
+    sections {
+        /// When a TPU counts as degraded.
+        limits: TpuLimits,
+    }
+}
+
+settings! {
+    /// How the network that training runs over is watched.
+    pub struct FabricConfig {
+        /// Whether it is watched.
+        enabled: bool = true,
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// Links that must be up: ports like "mlx5_0/1", interfaces like "eth0", each with "=400" where the rate in Gb/s
+        /// matters. Empty: those that were once up for a while.
+        expected_ports: Vec<String> = Vec::new(),
+        /// What is not to be read: devices ("mlx5_8"), ports ("mlx5_8/1"), interfaces, or the beginning of names
+        /// ("mlx5_bond*").
+        exclude: Vec<String> = Vec::new(),
+    }
+    sections {
+        /// When a link counts as degraded or unhealthy.
+        limits: FabricLimits,
+    }
+}
+
+impl FabricConfig {
+    /// The links that must be up.
+    pub fn expected(&self) -> Result<Vec<Expected>, String> {
+        self.expected_ports.iter().map(|text| Expected::parse(text)).collect()
     }
 }
 
@@ -238,10 +293,33 @@ impl Config {
         must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
         must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
+        must(self.tpu.interval >= Period::seconds(1), "tpu.interval", "it must be at least 1s");
+        must(absolute(&self.tpu.log_dir), "tpu.log_dir", "it must be an absolute path");
+        must(
+            self.tpu.endpoints.iter().all(|endpoint| port_of(endpoint).is_some()),
+            "tpu.endpoints",
+            "each must be a host and a port, like \"localhost:8431\"",
+        );
+        must(
+            !self.tpu.endpoints.iter().any(|endpoint| port_of(endpoint) == Some(FORBIDDEN_PORT)),
+            "tpu.endpoints",
+            "port 8353 must not be polled: that races with resets of the device",
+        );
+        must(self.fabric.interval >= Period::seconds(1), "fabric.interval", "it must be at least 1s");
+        if let Err(problem) = self.fabric.expected() {
+            must(false, "fabric.expected_ports", &problem);
+        }
         let load = self.host.limits.cpu.load_per_cpu;
         must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");
         problems
     }
+}
+
+/// The port of a `host:port`.
+fn port_of(endpoint: &str) -> Option<u16> {
+    let (host, port) = endpoint.rsplit_once(':')?;
+    let port = port.parse().ok()?;
+    (!host.is_empty() && !host.contains('/') && port != 0).then_some(port)
 }
 
 /// Addresses that may be left out are written as empty text: TOML has no null.

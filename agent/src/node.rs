@@ -11,6 +11,7 @@ use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
+use mainstay_core::observation::Observation;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
@@ -55,6 +56,8 @@ pub enum Input {
     LauncherEnded(JobId, Pid),
     /// A room that watches a part of the host has looked at it.
     Sensed(Judged),
+    /// A room does not watch these components any more.
+    Unwatched(Vec<String>),
     /// A room has looked, and what it saw was told before.
     Looked {
         /// Its name on the roster.
@@ -230,10 +233,9 @@ impl Node {
             }
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(judged) => self.sensed(judged),
+            Input::Unwatched(names) => self.unwatched(&names),
             Input::Looked { room, components } => {
-                let looked = self.board.roster().has_looked(&room, clock::mono(), components);
-                self.board.remove_components(looked.gone.into_iter());
-                if looked.first {
+                if self.board.roster().has_looked(&room, clock::mono(), components) {
                     // Someone may wait for the first look of all.
                     self.board.publish();
                 }
@@ -339,6 +341,22 @@ impl Node {
         let mut components = judged.components;
         components.extend(self.hardware.components(now.mono));
         self.board.show_host(now, components);
+    }
+
+    /// What was told of them last is not to stay as if it were so still.
+    fn unwatched(&mut self, names: &[String]) {
+        for name in names {
+            self.record(
+                None,
+                Fact::Observed(Observation {
+                    component: name.clone(),
+                    event: "unwatched".to_owned(),
+                    detail: "it is not watched any more".to_owned(),
+                    ..Observation::default()
+                }),
+            );
+        }
+        self.board.hide(names);
     }
 
     fn devices(&mut self, report: DeviceReport) {

@@ -25,5 +25,27 @@ pub mod grpc_health_v1 {
     tonic::include_proto!("grpc.health.v1");
 }
 
-/// All of the above and what it imports, as an encoded `google.protobuf.FileDescriptorSet`, for reflection.
+/// What libtpu serves inside a process that runs on TPUs: the client's side for the agent, the server's for tests.
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the documentation stands in the .proto files"
+)]
+pub mod libtpu {
+    pub mod tpu {
+        pub mod monitoring {
+            pub mod runtime {
+                tonic::include_proto!("tpu.monitoring.runtime");
+            }
+        }
+    }
+
+    pub mod tpu_telemetry {
+        tonic::include_proto!("tpu_telemetry");
+    }
+}
+
+/// Our own API with the standard health protocol and what they import, as an encoded
+/// `google.protobuf.FileDescriptorSet`, for reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

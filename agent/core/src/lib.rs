@@ -4,9 +4,11 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
-//! `health`, `verdict`; `kernel`
-//! (what the kernel log tells), `observation`, `attention` (what operators said), `freshness`; `entry`, `judged`; `view` (the read side); `settings`, `host` (the judge of the host); `parse`
-//! (the kernel log), `catalog` (what its lines mean), `device` and `host_log` (the judges of GPUs and of what the
+//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`, `attention` (what operators said),
+//! `freshness`; `entry`, `judged`; `view` (the read
+//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `tpu`, `nccl_ras`
+//! (those of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
+//! and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
@@ -15,8 +17,10 @@ pub mod attention;
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
+pub mod counter;
 pub mod device;
 pub mod entry;
+pub mod fabric;
 pub mod fingerprint;
 pub mod freshness;
 pub mod hang;
@@ -30,6 +34,7 @@ pub mod judged;
 pub mod kernel;
 pub mod last_words;
 pub mod ledger;
+pub mod nccl_ras;
 pub mod observation;
 pub mod parse;
 pub mod pci;
@@ -37,5 +42,6 @@ pub mod policy;
 pub mod preflight;
 pub mod settings;
 pub mod time;
+pub mod tpu;
 pub mod verdict;
 pub mod view;

@@ -7,3 +7,4 @@ pub mod journal;
 pub mod kmsg;
 pub mod log;
 pub mod nvidia;
+pub mod sysfs;

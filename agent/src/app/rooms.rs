@@ -1,23 +1,29 @@
 //! The rooms of the agent that watch a part of the host each, on a thread each: one function for a room.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::fabric::{FabricJudge, Learned};
 use mainstay_core::host::HostJudge;
 use mainstay_core::id::BootId;
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
 use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Stamp};
+use mainstay_core::tpu::{self, TpuJudge};
 use tokio::sync::mpsc;
 
 use crate::app::watch::{Watching, watch};
 use crate::board::Roster;
-use crate::config::Config;
+use crate::config::{Config, TpuConfig};
 use crate::node::Input;
 use crate::os::clock;
+use crate::source::fabric::FabricSource;
 use crate::source::host::{HostSource, standard_paths};
+use crate::source::tpu::{TpuPlan, TpuSource};
+use crate::store::kept::Kept;
 
 /// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
 pub type Observed = [Seen];
@@ -28,7 +34,6 @@ pub type Seen = (Stamp, BootId, Observation);
 /// Where rooms report to.
 pub struct Rooms<'a> {
     config: &'a Config,
-    #[expect(dead_code, reason = "for rooms that remember what they saw before a restart")]
     observed: &'a Observed,
     inputs: &'a mpsc::Sender<Input>,
     roster: &'a Roster,
@@ -47,6 +52,8 @@ pub fn start(
 ) -> anyhow::Result<Vec<Watching>> {
     let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
     rooms.host()?;
+    rooms.tpu()?;
+    rooms.fabric()?;
     Ok(rooms.watching)
 }
 
@@ -58,6 +65,63 @@ impl Rooms<'_> {
         let mut source = HostSource::new(self.config.host_roots(), standard_paths(&named));
         let mut judge = HostJudge::new(self.config.host.limits.clone());
         self.watch("host", self.config.host.interval, move |at| judge.step(at, &source.sample(at)))
+    }
+
+    /// TPUs and what libtpu tells of them.
+    fn tpu(&mut self) -> anyhow::Result<()> {
+        let TpuConfig { enabled, endpoints, interval, deadline, log_dir, limits } = &self.config.tpu;
+        if !enabled {
+            return Ok(());
+        }
+        let mut judge = TpuJudge::new(limits.clone());
+        let boot = clock::boot_id();
+        let mut stalls = BTreeSet::new();
+        for (_, _, seen) in self.observed.iter().filter(|(_, seen_in, _)| *seen_in == boot) {
+            judge.recall(seen);
+            if seen.event == tpu::STALL {
+                stalls.extend(seen.values.get("file").cloned());
+            }
+        }
+        let mut source = TpuSource::new(
+            TpuPlan {
+                sys: self.config.host.sys_root.clone(),
+                proc: self.config.host.proc_root.clone(),
+                endpoints: endpoints.clone(),
+                deadline: Duration::from_nanos(deadline.0.0),
+                log_dir: log_dir.clone(),
+            },
+            stalls,
+        );
+        self.watch("tpu", *interval, move |at| judge.step(at, &source.sample()))
+    }
+
+    /// InfiniBand, RoCE, Ethernet.
+    fn fabric(&mut self) -> anyhow::Result<()> {
+        let config = &self.config.fabric;
+        if !config.enabled {
+            return Ok(());
+        }
+        let expected =
+            config.expected().map_err(anyhow::Error::msg).context("key `fabric.expected_ports`")?;
+        let interfaces = expected.iter().filter(|link| !link.name.contains('/'));
+        let interfaces = interfaces.map(|link| link.name.clone()).collect();
+        let mut source =
+            FabricSource::new(self.config.host.sys_root.clone(), config.exclude.clone(), interfaces);
+        let mut kept: Kept<Learned> = Kept::open(&self.config.state_dir.join("fabric.json"));
+        let learned = kept.value().cloned().unwrap_or_default();
+        let mut judge = FabricJudge::new(config.limits.clone(), clock::boot_id(), expected, learned);
+        judge.recall(clock::now(), self.observed);
+        self.watch("fabric", config.interval, move |at| {
+            if kept.was_deleted() {
+                judge.forget();
+            }
+            let judged = judge.step(at, &source.sample(&judge.places()));
+            let known = kept.value().is_some() || !judge.learned().links.is_empty();
+            if known && let Err(error) = kept.keep(judge.learned()) {
+                tracing::debug!(%error, "what was learned of the network cannot be kept");
+            }
+            judged
+        })
     }
 
     fn watch(
@@ -74,10 +138,18 @@ impl Rooms<'_> {
             roster.begins(&begun, at);
             look(at)
         };
+        let mut shown = BTreeSet::new();
         let tell = move |judged: Judged| {
-            let components = judged.components.iter().map(|component| component.name.clone()).collect();
-            let looked = Input::Looked { room: room.clone(), components };
-            inputs.blocking_send(Input::Sensed(judged)).is_ok() && inputs.blocking_send(looked).is_ok()
+            let components: BTreeSet<String> =
+                judged.components.iter().map(|component| component.name.clone()).collect();
+            let unwatched: Vec<String> = shown.difference(&components).cloned().collect();
+            shown.clone_from(&components);
+            let looked = Input::Looked { room: room.clone(), components: components.into_iter().collect() };
+            let mut told = vec![Input::Sensed(judged), looked];
+            if !unwatched.is_empty() {
+                told.push(Input::Unwatched(unwatched));
+            }
+            told.into_iter().all(|input| inputs.blocking_send(input).is_ok())
         };
         let watching = watch(name, Duration::from_nanos(interval.0.0), look, tell)
             .with_context(|| format!("starting the thread that watches: {name}"))?;

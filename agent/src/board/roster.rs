@@ -29,15 +29,6 @@ pub struct Looking {
     pub allowed: Option<Span>,
 }
 
-/// What came of a look.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Looked {
-    /// Whether it was the room's first.
-    pub first: bool,
-    /// Components of which it told before and does not any more: they are not there any more.
-    pub gone: Vec<String>,
-}
-
 impl Roster {
     /// A room begins a look.
     pub fn begins(&self, room: &str, at: Mono) {
@@ -51,18 +42,15 @@ impl Roster {
         (looking.heard, looking.allowed) = (at, Some(freshness::allowed(interval)));
     }
 
-    /// A room has looked, and told of these components.
-    pub fn has_looked(&self, room: &str, at: Mono, components: Vec<String>) -> Looked {
+    /// A room has looked, and told of these components, each time all of them. True the first time.
+    pub fn has_looked(&self, room: &str, at: Mono, components: Vec<String>) -> bool {
         let mut rooms = self.lock();
         let looking = rooms.entry(room.to_owned()).or_default();
         let first = looking.took.is_none();
         looking.took = Some(looking.began.take().map_or(Span(0), |began| at.since(began)));
         looking.heard = at;
-        let before = std::mem::replace(&mut looking.components, components.into_iter().collect());
-        let mut gone: Vec<String> = before.difference(&looking.components).cloned().collect();
-        // What another room tells of too is there.
-        gone.retain(|name| !rooms.values().any(|other| other.components.contains(name)));
-        Looked { first, gone }
+        looking.components = components.into_iter().collect();
+        first
     }
 
     /// The components that may not be shown as they are at `now`, since their rooms say nothing any more, as they may
@@ -104,21 +92,12 @@ mod tests {
         let roster = Roster::default();
         roster.begins("host", Mono(10));
         assert!(!roster.is_complete());
-        assert!(roster.has_looked("host", Mono(14), vec!["host.cpu".to_owned()]).first);
+        assert!(roster.has_looked("host", Mono(14), vec!["host.cpu".to_owned()]));
         assert!(roster.is_complete());
         roster.begins("host", Mono(20));
         let looking = roster.rooms().remove("host").unwrap();
         assert_eq!((looking.began, looking.took), (Some(Mono(20)), Some(Span(4))));
         assert!(looking.components.contains("host.cpu"));
-    }
-
-    #[test]
-    fn what_is_not_told_of_any_more_is_gone_unless_another_room_tells_of_it() {
-        let roster = Roster::default();
-        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
-        roster.has_looked("a", Mono(1), names(&["host.cpu", "host.disk", "both"]));
-        roster.has_looked("b", Mono(1), names(&["both"]));
-        assert_eq!(roster.has_looked("a", Mono(2), names(&["host.cpu"])).gone, names(&["host.disk"]));
     }
 
     #[test]

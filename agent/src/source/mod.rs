@@ -2,6 +2,8 @@
 
 pub mod device;
 pub mod error_file;
+pub mod fabric;
 pub mod host;
 pub mod kmsg;
 pub mod pages;
+pub mod tpu;

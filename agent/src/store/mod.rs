@@ -2,3 +2,4 @@
 
 pub mod cursor;
 pub mod journal;
+pub mod kept;

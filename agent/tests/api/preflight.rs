@@ -56,7 +56,7 @@ async fn it_is_told_as_soon_as_all_have_looked() {
         stream.message().await.unwrap().unwrap().item.unwrap()
     });
     server.health("host.memory", HealthState::Unhealthy);
-    assert!(server.board.roster().has_looked("host", Mono(2), vec!["host.memory".to_owned()]).first);
+    assert!(server.board.roster().has_looked("host", Mono(2), vec!["host.memory".to_owned()]));
     server.board.publish();
     let Item::Check(first) = asking.await.unwrap() else { panic!("no check") };
     assert_eq!((first.group(), first.verdict()), (CheckGroup::Gpu, CheckVerdict::Skipped));

@@ -1,0 +1,183 @@
+//! Which links are expected, and how fast: as the operator says, or as was learned from what worked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::sample::LinkReading;
+
+/// What was learned of a machine's links. It is kept over restarts and reboots.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Learned {
+    /// Which machine it is, as its firmware says.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// The links that were active, by name.
+    #[serde(default)]
+    pub links: BTreeMap<String, Known>,
+}
+
+/// What is known of a link that was active.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Known {
+    /// Its component: `fabric.mlx5_0/1`.
+    pub component: String,
+    /// What no other piece of hardware has.
+    #[serde(default)]
+    pub serial: Option<String>,
+    /// Its PCI address.
+    #[serde(default)]
+    pub place: Option<String>,
+    /// Its data rate in Gb/s.
+    #[serde(default)]
+    pub rate: Option<f64>,
+    /// The boot in which it was last there.
+    #[serde(default)]
+    pub boot: String,
+}
+
+/// An expectation in the operator's words: `mlx5_0/1` or `eth0`, with `=400` for the rate in Gb/s.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    /// The link's name.
+    pub name: String,
+    /// Its rate in Gb/s.
+    pub rate: Option<f64>,
+}
+
+impl Expected {
+    /// Reads the written form.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Expected, String> {
+        let (name, rate) = match text.split_once('=') {
+            None => (text, None),
+            Some((name, rate)) => match rate.trim().parse::<f64>() {
+                Ok(rate) if rate.is_finite() && rate > 0.0 => (name, Some(rate)),
+                Ok(_) | Err(_) => return Err(format!("{rate:?} is no rate in Gb/s: write mlx5_0/1=400")),
+            },
+        };
+        let name = name.trim();
+        let port = name.split_once('/');
+        let right = match port {
+            Some((device, port)) => !device.is_empty() && port.parse::<u32>().is_ok(),
+            None => !name.is_empty(),
+        };
+        if right {
+            Ok(Expected { name: name.to_owned(), rate })
+        } else {
+            Err(format!("{text:?} is no link: write a port as mlx5_0/1 or an interface as eth0"))
+        }
+    }
+
+    /// Its component.
+    pub fn component(&self) -> String {
+        if self.name.contains('/') { format!("fabric.{}", self.name) } else { format!("net.{}", self.name) }
+    }
+}
+
+/// What became of what was learned when it was held against what is there.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Mended {
+    /// Links whose hardware is another one now.
+    pub(super) replaced: Vec<String>,
+    /// Links that have another name now: from, to.
+    pub(super) renamed: Vec<(String, String)>,
+}
+
+impl Learned {
+    /// Holds what was learned against what is there: the same hardware under another name keeps what is known of it,
+    /// another piece in the same slot starts anew, and a machine that is another one altogether knows nothing.
+    pub(super) fn mend(&mut self, host: Option<&str>, links_there: &[LinkReading]) -> Mended {
+        let mut mended = Mended::default();
+        if let (Some(known), Some(host)) = (&self.host, host)
+            && known != host
+        {
+            mended.replaced = std::mem::take(&mut self.links).into_keys().collect();
+        }
+        if let Some(host) = host {
+            self.host = Some(host.to_owned());
+        }
+        let mut links = BTreeMap::new();
+        let mut missing = Vec::new();
+        let serials: BTreeSet<String> =
+            self.links.values().filter_map(|known| known.serial.clone()).collect();
+        for (name, known) in std::mem::take(&mut self.links) {
+            match where_is(&name, &known, &serials, links_there) {
+                Place::Here(now) => {
+                    if now.name != name {
+                        mended.renamed.push((name, now.name.clone()));
+                    }
+                    let place = now.identity.place.clone().or(known.place);
+                    let serial = known.serial.or_else(|| now.identity.serial.clone());
+                    let component = now.kind.component(&now.name);
+                    links.insert(now.name.clone(), Known { place, serial, component, ..known });
+                }
+                Place::Replaced => mended.replaced.push(name),
+                Place::Missing => missing.push((name, known)),
+            }
+        }
+        for (name, known) in missing {
+            let taken = links_there.iter().any(|link| link.name == name);
+            let (name, known) = if taken { known.called_by_serial(name) } else { (name, known) };
+            links.insert(name, known);
+        }
+        self.links = links;
+        mended
+    }
+}
+
+impl Known {
+    /// A missing link whose name another one has now.
+    fn called_by_serial(self, name: String) -> (String, Known) {
+        let Some(serial) = &self.serial else { return (name, self) };
+        let (name, class) = match port_of(&name) {
+            Some(port) => (format!("{serial}/{port}"), "fabric"),
+            None => (serial.clone(), "net"),
+        };
+        let component = format!("{class}.{name}");
+        (name, Known { component, ..self })
+    }
+}
+
+enum Place<'a> {
+    Here(&'a LinkReading),
+    /// Another piece is where it was.
+    Replaced,
+    Missing,
+}
+
+fn where_is<'a>(
+    name: &str,
+    known: &Known,
+    serials: &BTreeSet<String>,
+    links: &'a [LinkReading],
+) -> Place<'a> {
+    let same_port = |link: &&LinkReading| port_of(&link.name) == port_of(name);
+    if known.serial.is_some() {
+        let same = || links.iter().filter(same_port).filter(|link| link.identity.serial == known.serial);
+        if let Some(link) = same().find(|link| link.name == name).or_else(|| same().next()) {
+            return Place::Here(link);
+        }
+    }
+    let there = links.iter().filter(same_port).find(|link| match &known.place {
+        Some(place) => link.identity.place.as_ref() == Some(place),
+        None => link.name == name,
+    });
+    match (there, &known.serial) {
+        (Some(link), Some(_)) => match &link.identity.serial {
+            // When a card is gone, the ones behind it may move up into its address: they are known already.
+            Some(other) if serials.contains(other) => Place::Missing,
+            Some(_) => Place::Replaced,
+            None => Place::Here(link),
+        },
+        (Some(link), None) => Place::Here(link),
+        (None, _) => Place::Missing,
+    }
+}
+
+/// `1` of `mlx5_0/1`; none of `eth0`.
+fn port_of(name: &str) -> Option<&str> {
+    name.split_once('/').map(|(_, port)| port)
+}

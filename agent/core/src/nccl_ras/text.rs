@@ -1,0 +1,292 @@
+//! The text that NCCL's RAS service writes for people, in the forms of 2.24 to 2.30.
+//!
+//! It tells in full only what stands out: communicators in order are lines of a table, and of the ranks of one that is
+//! not, the majority is a number.
+
+use std::collections::BTreeMap;
+
+use super::report::{
+    CommRank, Communicator, Group, Missing, Operation, Process, RankError, RasReport, State,
+};
+
+/// What is wrong with a text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// It does not begin as a report of NCCL does.
+    #[error("it is no report of NCCL: it begins with {0:?}")]
+    NotNccl(String),
+    /// It ends before its end.
+    #[error("the report breaks off")]
+    Incomplete,
+}
+
+/// Reads a report of `STATUS` or `VERBOSE STATUS`.
+///
+/// # Errors
+/// It is not one, or not a whole one. Lines that are not understood are passed over.
+pub fn parse(text: &str) -> Result<RasReport, TextError> {
+    let mut lines = text.lines();
+    let first = lines.find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let version = first.strip_prefix("NCCL version ").and_then(|rest| rest.split_whitespace().next());
+    let Some(version) = version else {
+        return Err(TextError::NotNccl(first.chars().take(60).collect()));
+    };
+    let mut reading = Reading::new(version);
+    lines.for_each(|line| reading.line(line));
+    reading.finish()
+}
+
+/// What the lines are about at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    Nothing,
+    Table,
+    MissingProcesses,
+    DeadProcesses,
+    Timeouts,
+    MissingRanks,
+    Errors { asynchronous: bool },
+    States,
+    Operations,
+}
+
+struct Reading {
+    report: RasReport,
+    /// Size, and how many there are, by the table's groups.
+    table: BTreeMap<u32, (u32, u32)>,
+    /// How many of a group are told of one by one.
+    listed: BTreeMap<u32, Vec<String>>,
+    about: About,
+    /// The last heading `====` of the report was seen.
+    whole: bool,
+    title: String,
+}
+
+impl Reading {
+    fn new(version: &str) -> Reading {
+        let report = RasReport { version: version.to_owned(), ..RasReport::default() };
+        let (table, listed) = (BTreeMap::new(), BTreeMap::new());
+        Reading { report, table, listed, about: About::Nothing, whole: false, title: String::new() }
+    }
+
+    fn line(&mut self, line: &str) {
+        let line = line.trim_end();
+        if line.starts_with("====") {
+            self.whole |= self.title == "Warnings";
+            self.about = About::Nothing;
+        } else if line.starts_with('#') {
+            self.communicator(line);
+        } else if line.starts_with("Group ") {
+            self.about = About::Table;
+        } else if self.about == About::Table {
+            self.row(line);
+        } else if let Some(told) = line.strip_prefix("  ") {
+            self.told(told);
+        } else {
+            match line {
+                "INCOMPLETE" => self.about = About::MissingProcesses,
+                "DEAD" => self.about = About::DeadProcesses,
+                "TIMEOUT" => self.about = About::Timeouts,
+                _ => {}
+            }
+        }
+        if !line.is_empty() {
+            line.clone_into(&mut self.title);
+        }
+    }
+
+    /// `    0         1         1         8         8         8   RUNNING      OK`; the heading's second line is none.
+    fn row(&mut self, line: &str) {
+        if line.is_empty() {
+            self.about = About::Nothing;
+            return;
+        }
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u32>().ok());
+        if let (Some(group), Some(count), Some(size), 8..) = (number(0), number(1), number(4), fields.len()) {
+            self.table.insert(group, (size, count));
+        }
+    }
+
+    /// `#0-0 (8a5ed2b3ef4c0f3d) MISMATCH`
+    fn communicator(&mut self, line: &str) {
+        self.about = About::Nothing;
+        let mut words = line.split_whitespace();
+        let group = words.next().and_then(|id| id.strip_prefix('#')?.split('-').next()?.parse().ok());
+        let hash = words.next().map(|hash| hash.trim_matches(['(', ')']).to_owned());
+        let (Some(group), Some(hash), Some(what)) = (group, hash, words.next()) else { return };
+        let listed = self.listed.entry(group).or_default();
+        if !listed.contains(&hash) {
+            listed.push(hash.clone());
+        }
+        self.about = match what {
+            "INCOMPLETE" => About::MissingRanks,
+            "ERROR" => About::Errors { asynchronous: false },
+            "MISMATCH" => About::States,
+            _ => About::Nothing,
+        };
+        // The same communicator comes again under another heading; the last one is the one that is read.
+        let communicators = &mut self.report.communicators;
+        let before = communicators.iter().position(|communicator| communicator.hash == hash);
+        let communicator = match before {
+            Some(at) => communicators.remove(at),
+            None => {
+                let size = self.table.get(&group).map(|(size, _)| *size);
+                Communicator { hash, size, ..Communicator::default() }
+            }
+        };
+        communicators.push(communicator);
+    }
+
+    /// A line that is indented: it tells more of what the last heading was about.
+    fn told(&mut self, told: &str) {
+        match self.about {
+            About::MissingProcesses | About::DeadProcesses => self.process(told),
+            About::Timeouts => {
+                if let Some(count) = told.strip_prefix("Encountered ").and_then(first_number) {
+                    self.report.timeouts = count;
+                }
+            }
+            About::MissingRanks => self.missing_rank(told),
+            About::Errors { .. } => self.error(told),
+            About::States | About::Operations => self.mismatch(told),
+            About::Nothing | About::Table => {}
+        }
+    }
+
+    /// `Process 4711 on node 10.0.0.2 managing GPUs 0,1`, or how many they are.
+    fn process(&mut self, told: &str) {
+        let processes = match self.about {
+            About::DeadProcesses => &mut self.report.dead,
+            _ => &mut self.report.missing,
+        };
+        if let Some(process) = told.strip_prefix("Process ").and_then(process) {
+            processes.named.push(process);
+        } else if let Some(count) = first_number(told)
+            .or_else(|| told.strip_prefix("Missing communicator data from ").and_then(first_number))
+        {
+            processes.count = count;
+        }
+    }
+
+    fn missing_rank(&mut self, told: &str) {
+        let Some(communicator) = self.report.communicators.last_mut() else { return };
+        if let Some(count) = told.strip_prefix("Missing communicator data from ").and_then(first_number) {
+            communicator.missing_count = count;
+        } else if let Some((_, ranks)) =
+            told.split_once("missing rank").and_then(|(_, rest)| rest.split_once(": "))
+        {
+            // 2.24 gives nothing but their numbers.
+            let ranks = ranks.split(',').filter_map(|rank| rank.trim().parse().ok());
+            let bare = |rank| (CommRank { rank, process: None, gpu: None }, Missing::Unresponsive);
+            communicator.missing.extend(ranks.map(bare));
+        } else if let Some((rank, _)) = rank(told) {
+            communicator.missing.push((rank, Missing::Unresponsive));
+        }
+    }
+
+    fn error(&mut self, told: &str) {
+        if told.starts_with("Initialization error") || told.starts_with("Asynchronous error") {
+            self.about = About::Errors { asynchronous: told.starts_with("Asynchronous") };
+            return;
+        }
+        let About::Errors { asynchronous } = self.about else { return };
+        let Some(communicator) = self.report.communicators.last_mut() else { return };
+        let error = |what: &str| Some(RankError { what: what.to_owned(), asynchronous });
+        let said = |words: &str| error(words.strip_prefix("reported ")?);
+        group_line(&mut communicator.errors, told, said);
+    }
+
+    fn mismatch(&mut self, told: &str) {
+        let Some(communicator) = self.report.communicators.last_mut() else { return };
+        if let Some(of) = told.strip_prefix("Communicator ranks have different ") {
+            self.about = About::States;
+            if let Some(name) = of.strip_suffix(" operation counts") {
+                self.about = About::Operations;
+                // 2.24 does not tell the kinds apart.
+                communicator.operations.push(Operation { name: name.to_owned(), groups: Vec::new() });
+            }
+            return;
+        }
+        match (self.about, communicator.operations.last_mut()) {
+            (About::Operations, Some(operation)) => group_line(&mut operation.groups, told, launched),
+            _ => {
+                group_line(&mut communicator.states, told, state);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Result<RasReport, TextError> {
+        if !self.whole {
+            return Err(TextError::Incomplete);
+        }
+        for communicator in &mut self.report.communicators {
+            let named = u32::try_from(communicator.missing.len()).unwrap_or(u32::MAX);
+            communicator.missing_count = communicator.missing_count.max(named);
+        }
+        for processes in [&mut self.report.dead, &mut self.report.missing] {
+            let named = u32::try_from(processes.named.len()).unwrap_or(u32::MAX);
+            processes.count = processes.count.max(named);
+        }
+        let count = |listed: &Vec<String>| u32::try_from(listed.len()).unwrap_or(u32::MAX);
+        self.report.in_order = self.table.iter().fold(0_u32, |sum, (group, (_, all))| {
+            sum.saturating_add(all.saturating_sub(self.listed.get(group).map_or(0, count)))
+        });
+        Ok(self.report)
+    }
+}
+
+/// A line of a breakdown: `7 ranks WORDS`, `Rank 3 WORDS -- GPU 3 managed by process 4711 on node 10.0.0.2`, or
+/// `Rank 3 -- GPU …` for one of those that the last line counted.
+fn group_line<T>(groups: &mut Vec<Group<T>>, told: &str, of: impl Fn(&str) -> Option<T>) {
+    if let Some((rank, words)) = rank(told) {
+        if words.is_empty() {
+            if let Some(group) = groups.last_mut() {
+                group.named.push(rank);
+            }
+        } else if let Some(of) = of(words) {
+            groups.push(Group { of, ranks: 1, named: vec![rank] });
+        }
+        return;
+    }
+    let words = told.split_once(" ranks ").map(|(_, words)| words);
+    if let (Some(ranks), Some(of)) = (first_number(told), words.and_then(of)) {
+        groups.push(Group { of, ranks, named: Vec::new() });
+    }
+}
+
+fn state(words: &str) -> Option<State> {
+    State::parse(words.strip_prefix("has status ").or_else(|| words.strip_prefix("have status "))?)
+}
+
+fn launched(words: &str) -> Option<u64> {
+    if words.ends_with("not launched any operations") {
+        return Some(0);
+    }
+    let (_, count) = words.split_once("launched up to operation ")?;
+    count.trim().parse().ok()
+}
+
+/// A rank, and what is said between it and its place.
+fn rank(told: &str) -> Option<(CommRank, &str)> {
+    let rest = told.strip_prefix("Rank ")?;
+    let (number, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+    let (words, place) = match rest.split_once("-- ") {
+        Some((words, place)) => (words, place),
+        None => (rest, ""),
+    };
+    let gpu = place.strip_prefix("GPU ").and_then(first_number);
+    let process = place.split_once("process ").and_then(|(_, rest)| process(rest));
+    Some((CommRank { rank: number.parse().ok()?, process, gpu }, words.trim()))
+}
+
+/// `4711 on node 10.0.0.2 managing GPU 0`
+fn process(text: &str) -> Option<Process> {
+    let (pid, rest) = text.split_once(" on node ")?;
+    let host = rest.split_whitespace().next()?.to_owned();
+    Some(Process { host, pid: pid.trim().parse().ok()? })
+}
+
+fn first_number(text: &str) -> Option<u32> {
+    text.split_whitespace().next()?.parse().ok()
+}

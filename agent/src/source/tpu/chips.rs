@@ -1,0 +1,77 @@
+//! Chips on the PCI bus, by sysfs.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use mainstay_core::pci::PciAddress;
+use mainstay_core::tpu::{Chip, Holders, chip_kind};
+
+/// Google's number on the PCI bus; its network cards and disks have it too.
+const GOOGLE: u16 = 0x1ae0;
+
+/// The chips in the order of their device nodes. None where there is no PCI bus at all.
+pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
+    let directory = sys.join("bus/pci/devices");
+    let devices = match std::fs::read_dir(&directory) {
+        Ok(devices) => devices,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(format!("reading {}: {error}", directory.display())),
+    };
+    // Where each core is a PCI function of its own, the functions of one address are one chip.
+    let mut chips: BTreeMap<PciAddress, (&'static str, Vec<Node>)> = BTreeMap::new();
+    for device in devices.flatten().map(|entry| entry.path()) {
+        let address = device.file_name().and_then(|name| PciAddress::parse(name.to_str()?));
+        if let (Some(address), Some(kind)) = (address, kind_of(&device)) {
+            chips.entry(address).or_insert((kind, Vec::new())).1.extend(node_of(&device));
+        }
+    }
+    let mut chips: Vec<_> = chips.into_iter().collect();
+    for (_, (_, nodes)) in &mut chips {
+        nodes.sort();
+    }
+    // Chips whose driver is not loaded come last.
+    chips.sort_by_key(|(address, (_, nodes))| {
+        (nodes.is_empty(), nodes.first().map(|node| node.number), *address)
+    });
+    let chip = |(number, (address, (kind, nodes))): (usize, (PciAddress, (&'static str, Vec<Node>)))| Chip {
+        number: u32::try_from(number).unwrap_or(u32::MAX),
+        address,
+        kind,
+        nodes: nodes.into_iter().map(|node| node.path).collect(),
+        holders: Holders::Known(Vec::new()),
+    };
+    Ok(chips.into_iter().enumerate().map(chip).collect())
+}
+
+fn kind_of(device: &Path) -> Option<&'static str> {
+    let number = |name: &str| {
+        let text = std::fs::read_to_string(device.join(name)).ok()?;
+        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
+    };
+    (number("vendor")? == GOOGLE).then_some(())?;
+    chip_kind(number("device")?, number("subsystem_device").unwrap_or(0))
+}
+
+/// A device node, in the order of its number and not of its name.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Node {
+    number: u32,
+    path: String,
+}
+
+/// `/dev/accelN` for the generations whose driver is Google's own, `/dev/vfio/GROUP` for the later ones.
+fn node_of(device: &Path) -> Option<Node> {
+    if let Some(name) = first_entry(&device.join("accel")) {
+        let number = name.strip_prefix("accel")?.parse().ok()?;
+        return Some(Node { number, path: format!("/dev/{name}") });
+    }
+    let group = std::fs::read_link(device.join("iommu_group")).ok()?;
+    let group = group.file_name()?.to_str()?;
+    Some(Node { number: group.parse().ok()?, path: format!("/dev/vfio/{group}") })
+}
+
+fn first_entry(directory: &PathBuf) -> Option<String> {
+    let entry = std::fs::read_dir(directory).ok()?.flatten().next()?;
+    entry.file_name().to_str().map(str::to_owned)
+}

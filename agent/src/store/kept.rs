@@ -1,0 +1,86 @@
+//! A small value that the agent keeps in a file of its state directory, and that an operator may make it forget by
+//! deleting the file.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The file that keeps a value.
+#[derive(Debug)]
+pub struct Kept<T> {
+    path: PathBuf,
+    value: Option<T>,
+}
+
+impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
+    /// The file at `path`. One that cannot be read is as one that is not there.
+    pub fn open(path: &Path) -> Kept<T> {
+        let value = match fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .inspect_err(
+                    |error| tracing::warn!(path = %path.display(), %error, "this file is not understood"),
+                )
+                .ok(),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "this file cannot be read");
+                None
+            }
+        };
+        Kept { path: path.to_owned(), value }
+    }
+
+    /// What it keeps.
+    pub fn value(&self) -> Option<&T> {
+        self.value.as_ref()
+    }
+
+    /// Whether somebody deleted the file since it was last written: what it kept is to be forgotten.
+    pub fn was_deleted(&mut self) -> bool {
+        let deleted = self.value.is_some()
+            && fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+        if deleted {
+            self.value = None;
+        }
+        deleted
+    }
+
+    /// Keeps another value; the file is whole at every moment.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn keep(&mut self, value: &T) -> io::Result<()> {
+        if self.value.as_ref() == Some(value) {
+            return Ok(());
+        }
+        let beside = self.path.with_extension("new");
+        fs::write(&beside, serde_json::to_vec_pretty(value)?)?;
+        fs::rename(&beside, &self.path)?;
+        self.value = Some(value.clone());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_there_after_a_restart_until_it_is_deleted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("value.json");
+        let mut kept: Kept<u32> = Kept::open(&path);
+        assert_eq!((kept.value().copied(), kept.was_deleted()), (None, false));
+        kept.keep(&7).unwrap();
+        assert_eq!(Kept::<u32>::open(&path).value(), Some(&7));
+        assert!(!kept.was_deleted());
+        fs::remove_file(&path).unwrap();
+        assert!(kept.was_deleted());
+        assert_eq!((kept.value().copied(), kept.was_deleted()), (None, false));
+        fs::write(&path, "no number").unwrap();
+        assert_eq!(Kept::<u32>::open(&path).value(), None);
+    }
+}
