@@ -8,6 +8,7 @@
 
 mod driver;
 mod faults;
+mod history;
 mod limits;
 mod operator;
 mod programs;
@@ -147,6 +148,11 @@ impl DeviceJudge {
         components.extend(self.driver.component(now, &self.limits));
         for (address, gpu) in &mut self.gpus {
             gpu.faults.forget_passed(now, self.limits.passing.0);
+            // A GPU of which this boot knows nothing may be there no more.
+            let unknown = gpu.readings.last.is_none() && gpu.programs.is_empty();
+            if gpu.faults.are_of_another_boot() && unknown {
+                continue;
+            }
             let alone = alone == Some(*address);
             components.push(gpu.component(*address, now, &self.limits, alone, unreadable.as_deref()));
         }
@@ -245,7 +251,8 @@ impl DeviceJudge {
             // In a log of several boots: the devices of another boot are not these.
             KernelClass::KernelStarted => {
                 for gpu in self.gpus.values_mut() {
-                    (gpu.faults, gpu.programs) = (Faults::default(), Programs::default());
+                    gpu.programs = Programs::default();
+                    gpu.faults.next_boot();
                 }
                 self.switches.clear();
             }
@@ -351,6 +358,7 @@ impl Gpu {
             evidence,
             read_at: self.readings.read_at.or(Some(now)),
             since: self.shown.since(state, now),
+            fault_at: self.faults.last(),
             ..Component::default()
         }
     }
@@ -371,6 +379,7 @@ impl Switch {
             evidence: self.faults.evidence(),
             read_at: Some(now),
             since: self.shown.since(state, now),
+            fault_at: self.faults.last(),
             ..Component::default()
         }
     }

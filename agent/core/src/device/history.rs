@@ -54,7 +54,8 @@ impl History {
         if !matches!(base, RecommendedAction::ResetDevice | RecommendedAction::RebootNode) {
             return base;
         }
-        let past = self.past.entry(code).or_insert(Past { rung: Rung::First, came: None, remedy: Remedy::None });
+        let past =
+            self.past.entry(code).or_insert(Past { rung: Rung::First, came: None, remedy: Remedy::None });
         if past.came.is_some_and(|(_, last)| at.since(last) > MEMORY) {
             *past = Past { rung: Rung::First, came: None, remedy: Remedy::None };
         }
