@@ -6,12 +6,15 @@ mod hardware;
 use std::collections::BTreeMap;
 
 use mainstay_core::attention::Word;
-use mainstay_core::device::DeviceReport;
+use mainstay_core::device::{DeviceReport, GpuEvent};
 use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::health::Component;
 use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
+use mainstay_core::testimony::Testimony;
+use mainstay_core::time::Stamp;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
@@ -67,6 +70,8 @@ pub enum Input {
     },
     /// The GPUs' driver was asked.
     Devices(DeviceReport),
+    /// The GPUs' driver told something unasked.
+    GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
     KernelLog(LogReport),
     /// An operator says something of a component.
@@ -124,8 +129,8 @@ pub struct Attached {
 /// What the node tells a launcher.
 #[derive(Clone, Debug)]
 pub enum ToLauncher {
-    /// The word on a proposal; none if it is agreed to.
-    Ruling(Incident, Option<Decision>),
+    /// The word on a proposal, none if it is agreed to; and what the host has to say of the failure.
+    Ruling(Incident, Option<Decision>, Testimony),
 }
 
 /// A job's launcher, as far as it matters here.
@@ -177,7 +182,7 @@ impl Node {
                 () = stop.cancelled() => break,
                 Some(input) = inputs.recv() => self.step(input),
                 // The watchdog is fed from here: it guards the loop, not a timer.
-                _ = sync.tick() => { self.look_at_the_clock(); self.sync(); alive(); }
+                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.sync(); alive(); }
             }
         }
         self.record(None, Fact::AgentStopped);
@@ -241,6 +246,7 @@ impl Node {
                 }
             }
             Input::Devices(report) => self.devices(report),
+            Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
             Input::Operator { uid, component, word, answer } => {
                 let _ = answer.send(self.operator(uid, &component, &word));
@@ -256,8 +262,7 @@ impl Node {
         }
         if let Word::Acknowledge { .. } = word {
             self.hardware.acknowledge(now.mono, component);
-            let components = self.hardware.components(now.mono);
-            self.board.show_host(now, components);
+            self.show(now, Vec::new());
         }
         self.board.publish();
         Ok(())
@@ -317,11 +322,17 @@ impl Node {
         self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
     }
 
-    /// The agent agrees with what the launcher proposes: on one host it has nothing to hold against it.
+    /// The agent agrees with what the launcher proposes, and testifies: kernel log and components are its to read.
     fn rule(&self, session: &Session, verdict: &Verdict) {
         let orders = self.launchers.get(&session.job).and_then(|launcher| launcher.session.as_ref());
         if let Some((_, orders)) = orders.filter(|(number, _)| *number == session.number) {
-            let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None));
+            let others = |pid: Pid| {
+                let jobs = self.board.view().jobs.iter().filter(|(job, _)| **job != session.job);
+                jobs.flat_map(|(_, view)| view.ranks.values()).any(|rank| rank.pid == pid)
+            };
+            let components: Vec<Component> = self.board.view().components.values().cloned().collect();
+            let testimony = self.hardware.testify(verdict.fault_at, others, &components);
+            let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None, testimony));
         }
     }
 
@@ -338,8 +349,14 @@ impl Node {
         }
         // With each look, what time has done to the hardware is shown too.
         let now = clock::now();
-        let mut components = judged.components;
-        components.extend(self.hardware.components(now.mono));
+        self.show(now, judged.components);
+    }
+
+    /// Shows what was sensed, and the hardware as it stands.
+    fn show(&mut self, now: Stamp, mut components: Vec<Component>) {
+        let (hardware, gpus) = self.hardware.judge(now.mono);
+        components.extend(hardware);
+        self.board.set_gpus(gpus);
         self.board.show_host(now, components);
     }
 
@@ -361,26 +378,39 @@ impl Node {
 
     fn devices(&mut self, report: DeviceReport) {
         let now = clock::now();
-        if let Some(fact) = self.hardware.devices_are(now.mono, report) {
+        for fact in self.hardware.devices_are(now.mono, report) {
             self.record(None, fact);
         }
-        let components = self.hardware.components(now.mono);
-        let read = components.iter().map(|component| component.name.clone());
-        let read = read.filter(|name| name.starts_with("gpu.")).collect();
+        self.show(now, Vec::new());
+        let read =
+            self.board.view().components.keys().filter(|name| name.starts_with("gpu.")).cloned().collect();
         self.board.roster().has_looked(DEVICES, now.mono, read);
-        self.board.show_host(now, components);
+    }
+
+    fn gpu_events(&mut self, events: &[GpuEvent]) {
+        let now = clock::now();
+        events.iter().for_each(|event| self.hardware.event(now.mono, event));
+        self.tell_events();
+        self.show(now, Vec::new());
+    }
+
+    /// Tells what the driver told, once its line in the kernel log had its time to come.
+    fn tell_events(&mut self) {
+        for (at, fact) in self.hardware.due(clock::mono()) {
+            self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+        }
     }
 
     fn kernel_log(&mut self, report: LogReport) {
         for (at, fact) in report.facts {
-            self.hardware.take_in(at, &fact);
-            self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+            if self.hardware.take_in(at, &fact) {
+                self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+            }
         }
         let now = clock::now();
         self.hardware.log_is(now.mono, report.state, report.cursor);
         self.board.roster().has_looked(KERNEL_LOG, now.mono, vec![host_log::LOG.to_owned()]);
-        let components = self.hardware.components(now.mono);
-        self.board.show_host(now, components);
+        self.show(now, Vec::new());
     }
 
     /// Tells when the launcher's process ends.

@@ -136,6 +136,29 @@ fn a_fault_that_comes_again_after_a_reset_needs_more() {
 }
 
 #[test]
+fn the_registers_of_a_link_say_how_bad_it_is() {
+    let mut host = Host::new();
+    let on = |link: u32, registers: &str| {
+        format!(
+            "74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link {link}({registers})"
+        )
+    };
+    host.xid(&on(3, "0x800000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"));
+    host.expect(GPU, Healthy, Nothing);
+    host.xid(&on(14, "0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"));
+    host.xid(&on(14, "0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"));
+    host.expect(GPU, Unhealthy, ResetDevice);
+    assert_eq!(
+        host.component(GPU).reason,
+        "XID 74: NVLink error on link 14 (look at the link's connection), 2 times"
+    );
+    host.log("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15");
+    host.wait(600);
+    host.xid(&on(14, "0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"));
+    host.expect(GPU, Unhealthy, ContactSupport);
+}
+
+#[test]
 fn other_faults_and_other_gpus_are_no_repetition() {
     let mut host = Host::new();
     host.xid("119, pid=1, name=a, Timeout after 6s of waiting for RPC response from GPU1 GSP!");

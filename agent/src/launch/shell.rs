@@ -22,12 +22,14 @@ use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, RankProcess};
 use crate::act::stop::{Stop, reap_orphans, sweep};
 use crate::board::Board;
+use crate::launch::hang::Judge;
 use crate::launch::{Settings, Warm, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
+use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
 
 /// Pages are looked at this often even if nothing rings.
@@ -69,6 +71,7 @@ pub struct Launcher {
     settings: Settings,
     crew: Crew,
     job: Job,
+    hangs: Judge,
     orders: VecDeque<Order>,
     board: Board,
     terminal: Terminal,
@@ -80,6 +83,8 @@ pub struct Launcher {
     ranks: Vec<RankProcess>,
     /// The pages of those that have one.
     pages: BTreeMap<Rank, PageReader>,
+    /// The sockets of ranks that may speak to a rank monitor of NVRx.
+    monitors: BTreeMap<Rank, Monitor>,
     stop: Option<Stop>,
     /// The signal that asked the launcher to stop, if one has; the ranks get the same.
     asked_by: Option<i32>,
@@ -114,11 +119,13 @@ impl Launcher {
                 })
                 .ok()
         });
+        let hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
         let mut launcher = Launcher {
             id: JobId(crew.job.clone()),
             settings,
             crew,
             job,
+            hangs,
             orders: VecDeque::new(),
             board,
             terminal,
@@ -129,6 +136,7 @@ impl Launcher {
             attempt: Attempt(0),
             ranks: Vec::new(),
             pages: BTreeMap::new(),
+            monitors: BTreeMap::new(),
             stop: None,
             asked_by: None,
             port: None,
@@ -187,6 +195,7 @@ impl Launcher {
                     self.end_attempt_if_over().await;
                 }
                 Order::StopRanks { .. } => {}
+                Order::TakeEvidence(attempt) => self.take_evidence(attempt),
                 Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
                 Order::Finish { exit } => self.exit = Some(exit),
             }
@@ -216,6 +225,7 @@ impl Launcher {
         };
         let number = port.number();
         self.port = Some(port);
+        self.listen_to_nvrx(attempt);
         let spare = self.guardian.as_ref().map(Guardian::pid);
         let warm = self.warm.start(&self.crew, attempt, number, spare).and_then(|started| match started {
             Ok(started) => Some(started),
@@ -227,8 +237,10 @@ impl Launcher {
         match warm.map_or_else(|| self.crew.start(attempt, number), Ok) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
             Ok((ranks, page_trouble)) => {
-                self.pages = ranks.iter().filter_map(|rank| Some((rank.rank, page_reader(rank)?))).collect();
+                self.pages =
+                    ranks.iter().filter_map(|rank| Some((rank.rank, self.page_reader(rank)?))).collect();
                 self.ranks = ranks;
+                self.hangs.begin_attempt(attempt, clock::mono());
                 for rank in &self.ranks {
                     watch(rank, attempt, ended.clone());
                     if let Some(guardian) = &mut self.guardian {
@@ -243,6 +255,33 @@ impl Launcher {
                 }
             }
         }
+    }
+
+    /// Sockets for ranks that speak to a rank monitor of NVRx. Without them the ranks run all the same.
+    fn listen_to_nvrx(&mut self, attempt: Attempt) {
+        self.monitors.clear();
+        let Some(directory) = &self.crew.page_dir else { return };
+        for local_rank in 0..self.crew.local_world_size {
+            match Monitor::listen(directory, &self.crew.page_spec(attempt, local_rank)) {
+                Ok(monitor) => {
+                    self.monitors.insert(Rank(local_rank), monitor);
+                }
+                Err(error) => {
+                    tracing::debug!(local_rank, %error, "no socket for NVRx's client");
+                }
+            }
+        }
+    }
+
+    fn page_reader(&self, process: &RankProcess) -> Option<PageReader> {
+        let (path, file) = process.page.as_ref()?;
+        let stand_in = self.monitors.get(&process.rank).map(Monitor::page);
+        PageReader::of(file)
+            .inspect_err(
+                |error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"),
+            )
+            .ok()
+            .map(|reader| reader.with_stand_in(stand_in))
     }
 
     fn show_output(&self) {
@@ -269,6 +308,9 @@ impl Launcher {
             Ok(None) | Err(_) => ExitStatus::Code(255),
         };
         rank.exit = Some(status);
+        if status.is_success() {
+            self.hangs.finished(rank, end.at);
+        }
         if !status.is_success() {
             // Before the number of the group can be given to another process.
             processes::signal_group(rank.pid, Signal::SIGKILL);
@@ -388,6 +430,7 @@ impl Launcher {
 
     fn regular_look(&mut self) {
         self.look();
+        self.judge_hangs();
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
@@ -409,6 +452,10 @@ impl Launcher {
         for index in 0..self.ranks.len() {
             let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
             let Some(news) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
+            let now = clock::mono();
+            if let Some(page) = self.pages.get_mut(&rank) {
+                self.hangs.see(self.ranks[index].local_rank, page, now);
+            }
             if let Some((client, _)) = news.connected {
                 self.fact(Fact::RankConnected { attempt, rank, client });
             }
@@ -423,6 +470,22 @@ impl Launcher {
                 self.fact(Fact::RankRaised { attempt, rank, pid, note });
             }
         }
+    }
+
+    /// Whether ranks hang: only where none is being stopped or missing.
+    fn judge_hangs(&mut self) {
+        let failed = |rank: &RankProcess| rank.raised || rank.exit.is_some_and(|exit| !exit.is_success());
+        if self.stop.is_some() || self.ranks.iter().any(failed) {
+            return;
+        }
+        if let Some(fact) = self.hangs.judge(&self.ranks, clock::mono()) {
+            self.fact(fact);
+        }
+    }
+
+    fn take_evidence(&mut self, attempt: Attempt) {
+        let taken = Fact::EvidenceTaken { attempt, file: None, summary: Vec::new(), took: Span::default() };
+        self.fact(taken);
     }
 
     fn sample(&mut self) {
@@ -519,13 +582,6 @@ fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
     }
-}
-
-fn page_reader(process: &RankProcess) -> Option<PageReader> {
-    let (path, file) = process.page.as_ref()?;
-    PageReader::of(file)
-        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"))
-        .ok()
 }
 
 fn started_rank(process: &RankProcess) -> StartedRank {

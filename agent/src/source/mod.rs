@@ -1,9 +1,12 @@
 //! Floor 2. Eyes: what is read from the outside world becomes facts.
 
+pub mod activity;
 pub mod device;
 pub mod error_file;
 pub mod fabric;
 pub mod host;
 pub mod kmsg;
+pub mod nvrx;
 pub mod pages;
+pub mod slurm;
 pub mod tpu;
