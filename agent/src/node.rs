@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use mainstay_core::attention::Word;
 use mainstay_core::device::DeviceReport;
 use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::health::Component;
 use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
+use mainstay_core::testimony::Testimony;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
@@ -124,8 +126,8 @@ pub struct Attached {
 /// What the node tells a launcher.
 #[derive(Clone, Debug)]
 pub enum ToLauncher {
-    /// The word on a proposal; none if it is agreed to.
-    Ruling(Incident, Option<Decision>),
+    /// The word on a proposal, none if it is agreed to; and what the host has to say of the failure.
+    Ruling(Incident, Option<Decision>, Testimony),
 }
 
 /// A job's launcher, as far as it matters here.
@@ -317,11 +319,17 @@ impl Node {
         self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
     }
 
-    /// The agent agrees with what the launcher proposes: on one host it has nothing to hold against it.
+    /// The agent agrees with what the launcher proposes, and testifies: kernel log and components are its to read.
     fn rule(&self, session: &Session, verdict: &Verdict) {
         let orders = self.launchers.get(&session.job).and_then(|launcher| launcher.session.as_ref());
         if let Some((_, orders)) = orders.filter(|(number, _)| *number == session.number) {
-            let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None));
+            let others = |pid: Pid| {
+                let jobs = self.board.view().jobs.iter().filter(|(job, _)| **job != session.job);
+                jobs.flat_map(|(_, view)| view.ranks.values()).any(|rank| rank.pid == pid)
+            };
+            let components: Vec<Component> = self.board.view().components.values().cloned().collect();
+            let testimony = self.hardware.testify(verdict.fault_at, others, &components);
+            let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None, testimony));
         }
     }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::process::Command;
 
 use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::verdict::DecidedBy;
+use mainstay_core::verdict::{DecidedBy, FaultDomain};
 use mainstay_tests::{Agent, Job, Stage, has_client, is_root, mainstay, processes, skipped, story};
 use nix::sys::signal::Signal;
 
@@ -223,4 +223,42 @@ fn bodies(story: &[Entry], job: &str) -> Vec<Body> {
 fn of_job(story: &[Entry], job: &str) -> Vec<Body> {
     let taken = story.iter().filter(|entry| is_of(entry, job) && entry.origin_seq.is_some());
     taken.map(|entry| entry.body.clone()).collect()
+}
+
+#[test]
+fn what_the_kernel_said_of_a_gpu_decides_whose_fault_it_was() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let log = stage.work().join("kmsg");
+    std::fs::write(&log, "").expect("a kernel log of our own");
+    let variable = format!("MAINSTAY_AGENT_KERNEL_LOG_PATH={}", log.display());
+    let agent = Agent::start_under(&["env".into(), variable, mainstay().display().to_string()], &stage);
+    let script = r#"
+import mainstay
+mainstay.step(ATTEMPT)
+if ATTEMPT == 0:
+    mark("ready")
+    wait_for("lost")
+    raise RuntimeError("CUDA error: unspecified launch failure")
+"#;
+    let job = stage.python(script).ranks(1).with(&agent).start();
+    job.mark("ready");
+    job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
+    let uptime = std::fs::read_to_string("/proc/uptime").expect("the time since boot");
+    let seconds: f64 = uptime.split(' ').next().and_then(|first| first.parse().ok()).expect("a number");
+    let microseconds = (seconds * 1e6) as u64;
+    let xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
+    std::fs::write(&log, format!("4,1,{microseconds},-;{xid}\n")).expect("the kernel writes");
+    agent.wait_for("the XID", |entry| matches!(entry.body, Body::Fact(Fact::Xid(_))).then_some(()));
+    stage.mark("lost");
+    let end = job.end();
+    end.assert_status(0);
+    let verdicts = story::verdicts(&end.story);
+    let last = verdicts.last().expect("a verdict");
+    assert_eq!(last.domain, FaultDomain::Hardware, "{end}");
+    assert!(last.evidence.iter().any(|line| line.contains("fallen off the bus")), "{end}");
+    // What the words of the rank alone came to stands before it.
+    assert_eq!((verdicts.len(), verdicts[0].domain), (2, FaultDomain::Unknown), "{end}");
 }

@@ -10,6 +10,7 @@ use crate::attribute::{Attribution, Evidence, Observation, attribute};
 use crate::entry::{ExitStatus, Note};
 use crate::id::Rank;
 use crate::judge::RankEnd;
+use crate::testimony::Testimony;
 use crate::verdict::{Cause, FaultDomain, Verdict};
 
 /// What an OOM kill at the time of a SIGKILL speaks with, in log-odds.
@@ -20,8 +21,20 @@ const QUOTED: usize = 3;
 
 /// Completes the verdict with what the words of the ranks that failed of their own say. A verdict on which they
 /// say nothing stays as it is.
-pub fn complete(verdict: &mut Verdict, catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) {
+///
+/// A host that testifies is heard like the ranks: its kernel's lines and its sick components are evidence.
+pub fn complete(
+    verdict: &mut Verdict,
+    catalog: &Catalog,
+    ends: &BTreeMap<Rank, RankEnd>,
+    testimony: &Testimony,
+) {
     let mut evidence = evidence(catalog, ends);
+    if !testimony.kernel_lines.is_empty() {
+        let lines = testimony.kernel_lines.join("\n");
+        evidence.findings.push(Scan::of_text(catalog, "kernel log", None, Kind::Kernel, lines.as_bytes()));
+    }
+    evidence.observations.extend(testimony.observations(verdict.fault_at));
     if verdict.cause == Cause::OutOfMemory {
         evidence.observations.push(Observation {
             family: "kernel".to_owned(),
@@ -102,8 +115,34 @@ mod tests {
     fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
         let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
         let mut verdict = judge(Incident(1), Attempt(0), &ends, out_of_memory_kills);
-        complete(&mut verdict, Catalog::built_in().expect("the catalogue is compiled in"), &ends);
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        complete(&mut verdict, catalog, &ends, &Testimony::default());
         verdict
+    }
+
+    #[test]
+    fn the_kernels_word_turns_an_illegal_access_into_the_hardwares_fault() {
+        let ends = [raised("builtins.RuntimeError", "CUDA error: unspecified launch failure", 5), stopped()];
+        let ends: BTreeMap<Rank, RankEnd> =
+            ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let blamed = |lines: &[&str]| {
+            let mut verdict = judge(Incident(1), Attempt(0), &ends, 0);
+            let kernel_lines = lines.iter().map(|line| (*line).to_owned()).collect();
+            complete(&mut verdict, catalog, &ends, &Testimony { kernel_lines, ..Testimony::default() });
+            verdict
+        };
+        let lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
+        let verdict = blamed(&[lost]);
+        assert_eq!(verdict.domain, FaultDomain::Hardware);
+        assert!(
+            verdict.evidence.iter().any(|line| line.contains("fallen off the bus")),
+            "{:?}",
+            verdict.evidence
+        );
+        // A program's own fault in the kernel log is none of the GPU's.
+        let own = "NVRM: Xid (PCI:0000:3b:00): 31, pid=812, name=python, MMU Fault: ENGINE GRAPHICS faulted";
+        assert_ne!(blamed(&[own]).domain, FaultDomain::Hardware);
     }
 
     fn raised(exception: &str, message: &str, at: u64) -> RankEnd {

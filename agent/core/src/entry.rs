@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hang::Hang;
 use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::kernel::{KernelReport, Sxid, Xid};
@@ -184,6 +185,34 @@ pub enum Fact {
         /// Last lines of its standard error, for the judges and for people.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stderr_tail: Vec<String>,
+    },
+    /// Ranks live and do not move.
+    RanksHung {
+        /// Which attempt.
+        attempt: Attempt,
+        /// What was found.
+        hang: Box<Hang>,
+        /// Whether the ranks are stopped for it; without it is only told.
+        acts: bool,
+    },
+    /// Ranks that were taken to hang moved again before anything was done.
+    HangPassed {
+        /// Which attempt.
+        attempt: Attempt,
+        /// How long after it was confirmed.
+        after: Span,
+    },
+    /// What the ranks were at was written down before they were stopped.
+    EvidenceTaken {
+        /// Which attempt.
+        attempt: Attempt,
+        /// The file that holds it, if it could be written.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
+        /// What it comes to, one sentence each.
+        summary: Vec<String>,
+        /// How long it took.
+        took: Span,
     },
     /// No process of the attempt is left, children and orphans included.
     AttemptEnded {

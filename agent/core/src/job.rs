@@ -19,10 +19,12 @@ use serde::{Deserialize, Serialize};
 use crate::attribute::catalog::Catalog;
 use crate::blame;
 use crate::entry::{Body, ExitStatus, Fact, JobSpec, StepDone};
+use crate::hang::Hang;
 use crate::id::{Attempt, Incident, Rank};
-use crate::judge::{RankEnd, judge, start_failed};
+use crate::judge::{RankEnd, hung, judge, start_failed};
 use crate::ledger::{Books, Ledger, Spending};
 use crate::policy::{self, Budget, Case, PastFailure};
+use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, DecidedBy, Decision, Outcome, Verdict};
 
@@ -54,6 +56,8 @@ pub struct Ruling {
     pub incident: Incident,
     /// What is to be done instead; none if the proposal is agreed to.
     pub instead: Option<(Action, String)>,
+    /// What the host has to say of the failure.
+    pub testimony: Testimony,
 }
 
 /// What the job asks of the launcher.
@@ -77,6 +81,8 @@ pub enum Order {
         /// Why, which sets the grace that the ranks are given.
         why: StopWhy,
     },
+    /// Write down what all ranks of the attempt are at; answered by `EvidenceTaken` or `HangPassed`.
+    TakeEvidence(Attempt),
     /// Ask the agent; answered by [`Input::Ruling`].
     Consult {
         /// The verdict.
@@ -164,6 +170,15 @@ struct RankState {
     newest: Option<StepDone>,
 }
 
+/// A failure that is judged and not decided on yet.
+#[derive(Debug)]
+struct Pending {
+    verdict: Verdict,
+    proposal: Decision,
+    /// The verdict before anybody's words were heard, and how the ranks ended: for judging it anew.
+    heard: Option<(Verdict, BTreeMap<Rank, RankEnd>)>,
+}
+
 /// The job.
 #[derive(Debug)]
 pub struct Job {
@@ -177,13 +192,15 @@ pub struct Job {
     /// The rank of this attempt whose steps are booked: the first that completed one.
     lead: Option<Rank>,
     stop_requested: Option<i32>,
+    /// A hang of this attempt, with what was found at the ranks.
+    hang: Option<(Box<Hang>, Vec<String>)>,
     out_of_memory_kills: u64,
     attempt_began: Mono,
     stepping: bool,
     last_progress: Mono,
     incidents: Vec<IncidentTimes>,
     past: Vec<PastFailure>,
-    pending: Option<(Verdict, Decision)>,
+    pending: Option<Pending>,
     ledger: Ledger,
     end: Option<(i32, String, Mono)>,
 }
@@ -202,6 +219,7 @@ impl Job {
             beating: BTreeSet::new(),
             lead: None,
             stop_requested: None,
+            hang: None,
             out_of_memory_kills: 0,
             attempt_began: at,
             stepping: false,
@@ -254,6 +272,7 @@ impl Job {
                 self.stepping = false;
                 self.attempt_began = at;
                 self.lead = None;
+                self.hang = None;
                 self.ledger.begin_attempt();
                 self.with_incident(|incident| incident.started_at = Some(at));
                 self.phase = Phase::Running;
@@ -294,6 +313,23 @@ impl Job {
                     self.stop(StopWhy::Done, out);
                 }
             }
+            Fact::RanksHung { attempt, hang, acts } if attempt == self.attempt => {
+                if acts && self.phase == Phase::Running && self.hang.is_none() {
+                    self.hang = Some((hang, Vec::new()));
+                    out.push(Output::Order(Order::TakeEvidence(attempt)));
+                }
+            }
+            Fact::HangPassed { attempt, .. } if attempt == self.attempt && self.phase == Phase::Running => {
+                self.hang = None;
+            }
+            Fact::EvidenceTaken { attempt, file, summary, .. } if attempt == self.attempt => {
+                if let Some((hang, found)) = &mut self.hang {
+                    *found = summary;
+                    found.extend(file.map(|file| format!("what all ranks were at: {file}")));
+                    let since = hang.since;
+                    self.failure(at, since, out);
+                }
+            }
             Fact::AttemptEnded { attempt, .. } if attempt == self.attempt => self.attempt_ended(at, out),
             Fact::StopRequested { exit, .. } => self.stop_requested(at, exit, out),
             Fact::OutOfMemoryKills { count } => {
@@ -304,6 +340,9 @@ impl Job {
             | Fact::RankRaised { .. }
             | Fact::RankExited { .. }
             | Fact::AttemptEnded { .. }
+            | Fact::RanksHung { .. }
+            | Fact::HangPassed { .. }
+            | Fact::EvidenceTaken { .. }
             | Fact::RankRefused { .. }
             | Fact::PagesUnavailable { .. }
             | Fact::RanksStepping { .. }
@@ -388,14 +427,23 @@ impl Job {
                         )
                     })
                     .collect();
+                if let Some((hang, found)) = self.hang.take() {
+                    let verdict = hung(self.next_incident(), self.attempt, &hang, found);
+                    self.ledger.enter(at, Spending::Deciding);
+                    return self.propose(at, verdict, 1, out);
+                }
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
                 // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
+                let first = verdict.clone();
                 if let Ok(catalog) = Catalog::built_in() {
-                    blame::complete(&mut verdict, catalog, &ends);
+                    blame::complete(&mut verdict, catalog, &ends, &Testimony::default());
                 }
                 let exit = exit_of(&verdict, &ends);
                 self.ledger.enter(at, Spending::Deciding);
                 self.propose(at, verdict, exit, out);
+                if let Some(pending) = &mut self.pending {
+                    pending.heard = Some((first, ends));
+                }
             }
         }
     }
@@ -426,18 +474,39 @@ impl Job {
             first_step: None,
         });
         self.phase = Phase::Judging { exit };
-        self.pending = Some((verdict, proposal));
+        self.pending = Some(Pending { verdict, proposal, heard: None });
+    }
+
+    /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
+    fn hear(&self, at: Mono, exit: i32, pending: &mut Pending, testimony: &Testimony, out: &mut Vec<Output>) {
+        let (Some((first, ends)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) else { return };
+        let mut verdict = first.clone();
+        blame::complete(&mut verdict, catalog, ends, testimony);
+        if verdict == pending.verdict {
+            return;
+        }
+        let lived = verdict.fault_at.since(self.attempt_began);
+        let case = Case { verdict: &verdict, past: &self.past, exit, lived, now: at };
+        (pending.proposal.action, pending.proposal.why) = policy::decide(self.budget, case);
+        out.push(Output::Record(Body::Verdict(verdict.clone())));
+        pending.verdict = verdict;
     }
 
     fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
         let Phase::Judging { exit } = self.phase else { return };
         let fits = |ruling: &Ruling| {
-            self.pending.as_ref().is_some_and(|(verdict, _)| verdict.incident == ruling.incident)
+            self.pending.as_ref().is_some_and(|pending| pending.verdict.incident == ruling.incident)
         };
         if ruling.as_ref().is_some_and(|ruling| !fits(ruling)) {
             return;
         }
-        let Some((verdict, mut decision)) = self.pending.take() else { return };
+        let Some(mut pending) = self.pending.take() else { return };
+        if let Some(testimony) =
+            ruling.as_ref().map(|ruling| &ruling.testimony).filter(|told| !told.is_empty())
+        {
+            self.hear(at, exit, &mut pending, testimony, out);
+        }
+        let Pending { verdict, proposal: mut decision, .. } = pending;
         if let Some(ruling) = ruling {
             decision.by = DecidedBy::Agent;
             if let Some((action, why)) = ruling.instead {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::entry::{ExitStatus, Note};
 use crate::fingerprint::fingerprint;
+use crate::hang::{Hang, HangKind, listed};
 use crate::id::{Attempt, Incident, Rank};
 use crate::last_words;
 use crate::time::Mono;
@@ -141,6 +142,47 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
     }
 }
 
+/// The verdict on ranks that lived and did not move; `found` is what was seen at them before they were stopped.
+pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String>) -> Verdict {
+    let culprit = hang.culprits.first().copied();
+    let (domain, class) = match hang.kind {
+        HangKind::UserCode | HangKind::Mismatch | HangKind::FinishedEarly | HangKind::Livelock => {
+            (FaultDomain::User, Some("user_code"))
+        }
+        HangKind::DataInput => (FaultDomain::User, Some("data")),
+        HangKind::Network => (FaultDomain::Infrastructure, Some("fabric")),
+        HangKind::BlockedIo => (FaultDomain::Infrastructure, Some("storage")),
+        HangKind::SilentHost => (FaultDomain::Hardware, None),
+        HangKind::Stopped | HangKind::NeverRegistered | HangKind::AllStill => (FaultDomain::Unknown, None),
+    };
+    let mut evidence = hang.evidence.clone();
+    evidence.extend(found);
+    if !hang.victims.is_empty() && culprit.is_some() {
+        evidence.push(format!("stopped as victims: {}", listed(&hang.victims)));
+    }
+    let place = match culprit {
+        Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
+        None => hang.phase.clone(),
+    };
+    Verdict {
+        incident,
+        attempt,
+        headline: hang.headline(),
+        cause: Cause::Hang { hang: hang.kind, place },
+        domain,
+        class: class.map(str::to_owned),
+        deterministic: false,
+        confidence: hang.confidence,
+        culprit,
+        victims: hang.victims.clone(),
+        step: hang.step,
+        heartbeats: true,
+        fault_at: hang.since,
+        detected_at: hang.confirmed,
+        evidence,
+    }
+}
+
 fn what_happened(cause: &Cause, end: &RankEnd) -> String {
     match cause {
         Cause::Exception { exception, .. } => {
@@ -152,6 +194,7 @@ fn what_happened(cause: &Cause, end: &RankEnd) -> String {
         Cause::Signal { signal } => format!("was ended by {}", ExitStatus::Signal(*signal)),
         Cause::OutOfMemory => "was killed while the kernel's OOM killer was at work".to_owned(),
         Cause::StartFailed => "could not be started".to_owned(),
+        Cause::Hang { hang, .. } => hang.of_a_rank().to_owned(),
     }
 }
 
@@ -160,7 +203,11 @@ fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
     match cause {
         _ if end.speaks_of_a_lost_peer() => 0.4,
         Cause::OutOfMemory => 0.8,
-        Cause::Exception { .. } | Cause::ExitCode { .. } | Cause::Signal { .. } | Cause::StartFailed => 0.95,
+        Cause::Exception { .. }
+        | Cause::ExitCode { .. }
+        | Cause::Signal { .. }
+        | Cause::StartFailed
+        | Cause::Hang { .. } => 0.95,
     }
 }
 

@@ -9,7 +9,8 @@
 //! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `tpu`, `nccl_ras`
 //! (those of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
 //! and `host_log` (the judges of GPUs and of what the
-//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `blame`,
+//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `testimony`,
+//! `blame`,
 //! `policy`, `ledger`; `job`, which joins them.
 #![forbid(unsafe_code)]
 
@@ -41,6 +42,7 @@ pub mod pci;
 pub mod policy;
 pub mod preflight;
 pub mod settings;
+pub mod testimony;
 pub mod time;
 pub mod tpu;
 pub mod verdict;

@@ -1,6 +1,7 @@
 //! From verdict to decision. The built-in policy restarts what a restart can help, within a budget, and stops
 //! what can only fail again.
 
+use crate::hang::HangKind;
 use crate::id::Attempt;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, Cause, FaultDomain, Verdict};
@@ -64,7 +65,8 @@ pub fn decide(budget: Budget, case: Case<'_>) -> (Action, String) {
             None if case.verdict.heartbeats => " before the first step".to_owned(),
             None => String::new(),
         };
-        return (stop, format!("the same exception came again{at}: a restart would only fail again"));
+        let what = if matches!(case.verdict.cause, Cause::Hang { .. }) { "hang" } else { "exception" };
+        return (stop, format!("the same {what} came again{at}: a restart would only fail again"));
     }
     let used = restarts_in_window(budget, case);
     if used >= budget.max_restarts {
@@ -89,16 +91,32 @@ fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
         && verdict.attempt == Attempt(0)
 }
 
-/// Whether the culprit raised the same exception at the same step as in an earlier attempt.
+/// Whether the culprit raised the same exception, or hung in the same way, at the same step as in an earlier attempt.
 fn repeats_at_same_step(case: Case<'_>) -> Option<Option<u64>> {
-    let Cause::Exception { fingerprint, .. } = &case.verdict.cause else { return None };
-    case.past
-        .iter()
-        .any(|past| {
-            stood_at_the_same_place(past, case)
-                && matches!(&past.cause, Cause::Exception { fingerprint: before, .. } if before == fingerprint)
-        })
+    let comes_again = |past: &Cause| match (&case.verdict.cause, past) {
+        (Cause::Exception { fingerprint, .. }, Cause::Exception { fingerprint: before, .. }) => {
+            fingerprint == before
+        }
+        (Cause::Hang { hang, place }, Cause::Hang { hang: before, place: there }) => {
+            is_the_programs_own(*hang) && hang == before && place == there
+        }
+        _ => false,
+    };
+    let mut past = case.past.iter();
+    past.any(|past| stood_at_the_same_place(past, case) && comes_again(&past.cause))
         .then_some(case.verdict.step)
+}
+
+/// Whether a hang of this kind is of the program's making: others pass with what caused them.
+fn is_the_programs_own(hang: HangKind) -> bool {
+    matches!(
+        hang,
+        HangKind::UserCode
+            | HangKind::DataInput
+            | HangKind::Mismatch
+            | HangKind::FinishedEarly
+            | HangKind::Livelock
+    )
 }
 
 /// Whether the culprit was as far as in an earlier attempt. Without heartbeats nobody knows how far it was; then

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hang::HangKind;
 use crate::id::{Attempt, Incident, Rank};
 use crate::time::{Mono, Span};
 
@@ -59,6 +60,13 @@ pub enum Cause {
     OutOfMemory,
     /// The ranks could not be started.
     StartFailed,
+    /// Ranks lived and did not move.
+    Hang {
+        /// Of what kind.
+        hang: HangKind,
+        /// Where: rank and section. Equal for the same hang.
+        place: String,
+    },
 }
 
 /// A judgement with its evidence.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::attention::Attention;
 use crate::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
+use crate::hang::Hang;
 use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
 use crate::time::{Mono, Stamp};
@@ -89,6 +90,8 @@ pub struct JobView {
     pub step: Option<u64>,
     /// The ranks of the current attempt on this host.
     pub ranks: BTreeMap<Rank, RankView>,
+    /// Ranks that live and do not move.
+    pub hang: Option<Box<Hang>>,
     /// Restarts so far.
     pub restarts: u32,
     /// The last verdict.
@@ -169,6 +172,7 @@ impl JobView {
             started,
             step: None,
             ranks: BTreeMap::new(),
+            hang: None,
             restarts: 0,
             last_verdict: None,
             last_decision: None,
@@ -196,6 +200,7 @@ impl JobView {
             Fact::AttemptStarted { attempt, ranks, .. } => {
                 self.attempt = *attempt;
                 self.phase = JobPhase::Starting;
+                self.hang = None;
                 self.ranks = ranks.iter().map(|started| (started.rank, RankView::new(started))).collect();
             }
             Fact::RankConnected { rank, .. } => self.set_phase(*rank, RankPhase::Connected),
@@ -219,6 +224,18 @@ impl JobView {
                 }
                 self.set_phase(*rank, RankPhase::Exited(*status));
             }
+            Fact::RanksHung { hang, acts, .. } => {
+                if *acts {
+                    self.phase = JobPhase::Recovering;
+                }
+                self.hang = Some(hang.clone());
+            }
+            Fact::HangPassed { .. } => {
+                self.hang = None;
+                if self.phase == JobPhase::Recovering {
+                    self.phase = JobPhase::Running;
+                }
+            }
             Fact::StartFailed { .. } => self.phase = JobPhase::Recovering,
             Fact::StopRequested { .. } => self.phase = JobPhase::Stopping,
             Fact::LauncherLost { .. } => self.phase = JobPhase::Lost,
@@ -238,6 +255,7 @@ impl JobView {
             | Fact::Observed(_)
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
+            | Fact::EvidenceTaken { .. }
             | Fact::PagesUnavailable { .. }
             | Fact::AttemptEnded { .. }
             | Fact::AgentFound { .. }

@@ -2,10 +2,12 @@
 #![allow(clippy::expect_used, reason = "a panic in a test is its report")]
 
 use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::hang::{Hang, HangKind};
 use mainstay_core::id::{Attempt, Incident, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy};
 use mainstay_core::policy::Budget;
-use mainstay_core::time::Mono;
+use mainstay_core::testimony::Testimony;
+use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Action, Cause, DecidedBy};
 use proptest::prelude::*;
 
@@ -228,9 +230,17 @@ fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
     run.exit(0, 0, ExitStatus::Signal(15), true);
     run.ended(0);
     let stop = (Action::Stop { exit: 9 }, "the disk is read-only".to_owned());
-    run.tell(Input::Ruling(Some(Ruling { incident: Incident(7), instead: Some(stop.clone()) })));
+    run.tell(Input::Ruling(Some(Ruling {
+        incident: Incident(7),
+        instead: Some(stop.clone()),
+        testimony: Testimony::default(),
+    })));
     assert!(matches!(run.last_order(), Order::Consult { .. }));
-    run.tell(Input::Ruling(Some(Ruling { incident: Incident(1), instead: Some(stop) })));
+    run.tell(Input::Ruling(Some(Ruling {
+        incident: Incident(1),
+        instead: Some(stop),
+        testimony: Testimony::default(),
+    })));
     assert_eq!(run.last_order(), &Order::Finish { exit: 9 });
     assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
 }
@@ -309,4 +319,81 @@ proptest! {
         let books = run.job.summary(Mono(run.now)).books;
         prop_assert_eq!(books.parts.values().map(|span| span.0).sum::<u64>(), books.wall.0);
     }
+}
+
+impl Run {
+    /// Rank 1 hangs after step 5, its evidence is taken, all are stopped, the agent is absent.
+    fn hang_and_decide(&mut self, attempt: u32, kind: HangKind) {
+        let hang = Hang {
+            kind,
+            culprits: vec![Rank(1)],
+            victims: vec![Rank(0)],
+            since: Mono(self.now),
+            confirmed: Mono(self.now + 5),
+            phase: "forward".into(),
+            limit: Span(1),
+            step: Some(5),
+            confidence: 0.9,
+            evidence: Vec::new(),
+        };
+        let attempt_of = Attempt(attempt);
+        self.fact(Fact::RanksHung { attempt: attempt_of, hang: Box::new(hang), acts: true });
+        assert_eq!(self.orders().last(), Some(&&Order::TakeEvidence(attempt_of)));
+        self.fact(Fact::EvidenceTaken {
+            attempt: attempt_of,
+            file: Some("hang.json".into()),
+            summary: vec!["1 rank in read".into()],
+            took: Span(1),
+        });
+        for rank in [0, 1] {
+            self.exit(attempt, rank, ExitStatus::Signal(15), true);
+        }
+        self.ended(attempt);
+        self.tell(Input::Ruling(None));
+    }
+}
+
+#[test]
+fn a_hang_is_restarted_and_the_same_of_the_programs_own_is_not_restarted_twice() {
+    for (kind, restarts) in [(HangKind::UserCode, false), (HangKind::Stopped, true)] {
+        let mut run = Run::begin(9);
+        run.start(0);
+        run.steps(0, 1..=5);
+        run.hang_and_decide(0, kind);
+        assert_eq!(run.orders().last(), Some(&&Order::StartRanks(Attempt(1))));
+        run.start(1);
+        run.steps(1, 1..=5);
+        run.hang_and_decide(1, kind);
+        assert_eq!(run.orders().last() == Some(&&Order::StartRanks(Attempt(2))), restarts, "{kind:?}");
+        let verdict = run.out.iter().find_map(|output| match output {
+            Output::Record(Body::Verdict(verdict)) => Some(verdict),
+            _ => None,
+        });
+        let verdict = verdict.expect("a verdict");
+        assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(5)));
+        assert!(verdict.evidence.contains(&"1 rank in read".to_owned()), "{:?}", verdict.evidence);
+    }
+}
+
+#[test]
+fn a_hang_that_passes_while_its_evidence_is_taken_stops_nobody() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=5);
+    let hang = Hang {
+        kind: HangKind::AllStill,
+        culprits: Vec::new(),
+        victims: Vec::new(),
+        since: Mono(1),
+        confirmed: Mono(2),
+        phase: "step".into(),
+        limit: Span(1),
+        step: None,
+        confidence: 0.3,
+        evidence: Vec::new(),
+    };
+    run.fact(Fact::RanksHung { attempt: Attempt(0), hang: Box::new(hang), acts: true });
+    run.fact(Fact::HangPassed { attempt: Attempt(0), after: Span(1) });
+    run.fact(Fact::EvidenceTaken { attempt: Attempt(0), file: None, summary: Vec::new(), took: Span(1) });
+    assert!(!run.orders().iter().any(|order| matches!(order, Order::StopRanks { .. })));
 }

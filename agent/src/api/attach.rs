@@ -142,8 +142,8 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
 }
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
-    let ToLauncher::Ruling(incident, instead) = order;
-    let ruling =
-        wire::ruling_out(*incident, instead.as_ref()).map_err(|error| Status::internal(error.to_string()))?;
+    let ToLauncher::Ruling(incident, instead, testimony) = order;
+    let ruling = wire::ruling_out(*incident, instead.as_ref(), testimony)
+        .map_err(|error| Status::internal(error.to_string()))?;
     Ok(FromAgent { message: Some(AgentMessage::Ruling(ruling)) })
 }

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use mainstay_core::hang::Limits;
 use mainstay_core::policy::Budget;
 use mainstay_core::time::Span;
 
 use crate::act::stop::Grace;
 use crate::app::{self, JobPlan, logging};
 use crate::cli::{exit, output, torchrun};
+use crate::launch::hang::{HangSettings, Mode};
 use crate::launch::{Settings, Shown, WarmSettings, places};
 use crate::os::clock;
 
@@ -116,6 +118,19 @@ pub struct Args {
     /// How long the other ranks may take to end after one has failed
     #[arg(long, env = "MAINSTAY_FAULT_TIMEOUT", default_value = "3s", value_name = "DURATION", value_parser = duration)]
     fault_timeout: Span,
+    /// What to do about ranks that live and do not move: auto stops and restarts them, report only tells, off does not look
+    #[arg(long, env = "MAINSTAY_HANG", default_value = "auto", value_name = "auto|report|off", value_parser = hang_mode)]
+    hang: Mode,
+    /// How long a phase may stand still, instead of what was learned: first_step, step, livelock, or a section's name; and
+    /// the patience in general: unlearned, long, confirm, passing, spinning, working. May be given more than once
+    #[arg(
+        long,
+        env = "MAINSTAY_HANG_LIMITS",
+        value_name = "PHASE=DURATION,…",
+        value_delimiter = ',',
+        value_parser = hang_limit
+    )]
+    hang_limit: Vec<(String, Span)>,
     /// Where ranks keep checkpoints, to go on from them in a later run too; a directory of this run if not given
     #[arg(long, env = "MAINSTAY_CHECKPOINT_DIR", value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
@@ -188,6 +203,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         master_port: args.master_port.or(endpoint_port).filter(|port| *port != 0),
         budget: Budget { max_restarts: args.max_restarts, window: args.restart_window },
         grace: Grace { requested: args.shutdown_timeout, fault: args.fault_timeout, done: Span::seconds(5) },
+        hang: HangSettings { mode: args.hang, limits: limits(&args.hang_limit) },
         checkpoint_dir: args.checkpoint_dir,
         warm: WarmSettings { enabled: !args.no_warm, imports: args.warm_imports },
         shown: Shown { ranks: listed.map_err(wrong("--local-ranks-filter"))?, streams },
@@ -278,6 +294,41 @@ fn duration(text: &str) -> Result<Span, String> {
     u64::try_from(parsed.as_nanos()).map(Span).map_err(|_| format!("{text:?}: a duration cannot be negative"))
 }
 
+fn hang_mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "auto" => Ok(Mode::Auto),
+        "report" => Ok(Mode::Report),
+        "off" => Ok(Mode::Off),
+        _ => Err(format!("{text:?} is none of auto, report, off")),
+    }
+}
+
+/// `checkpoint=1h`.
+fn hang_limit(text: &str) -> Result<(String, Span), String> {
+    let (phase, span) = text.split_once('=').ok_or_else(|| format!("{text:?}: write PHASE=DURATION"))?;
+    match duration(span)? {
+        Span(0) => Err(format!("{text:?}: a limit of nothing would be exceeded at once")),
+        span => Ok((phase.trim().to_owned(), span)),
+    }
+}
+
+fn limits(given: &[(String, Span)]) -> Limits {
+    let mut limits = Limits::default();
+    for (name, span) in given {
+        let place = match name.as_str() {
+            "unlearned" => &mut limits.unlearned,
+            "long" => &mut limits.long,
+            "confirm" => &mut limits.confirm,
+            "passing" => &mut limits.passing,
+            "spinning" => &mut limits.spinning,
+            "working" => &mut limits.working,
+            phase => limits.given.entry(phase.to_owned()).or_default(),
+        };
+        *place = *span;
+    }
+    limits
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,6 +387,17 @@ mod tests {
             .settings
             .shown;
         assert_eq!((shown.of(0), shown.of(1)), ((true, false), (false, false)));
+    }
+
+    #[test]
+    fn limits_of_phases_and_of_patience() {
+        let line = ["--hang-limit", "step=30s,checkpoint=1h", "--hang-limit", "spinning=5s", "/bin/sh"];
+        let hang = plan_of(&line).expect("a plan").settings.hang;
+        assert_eq!(hang.limits.given["checkpoint"], Span::seconds(3600));
+        assert_eq!((hang.limits.given["step"], hang.limits.spinning), (Span::seconds(30), Span::seconds(5)));
+        assert_eq!(hang.mode, Mode::Auto);
+        assert!(plan_of(&["--hang-limit", "step", "/bin/sh"]).is_err());
+        assert!(plan_of(&["--hang", "maybe", "/bin/sh"]).is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
+pub mod hang;
 mod notice;
 pub mod places;
 mod shell;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use mainstay_core::policy::Budget;
 
 use crate::act::stop::Grace;
+use crate::launch::hang::HangSettings;
 
 /// What a job is made of, as asked for on the command line.
 #[derive(Clone, Debug)]
@@ -36,6 +38,8 @@ pub struct Settings {
     pub grace: Grace,
     /// Where checkpoints go; none for a directory of the run's own.
     pub checkpoint_dir: Option<PathBuf>,
+    /// What is done about hangs.
+    pub hang: HangSettings,
     /// Whose output is shown on the terminal.
     pub shown: Shown,
     /// How ranks are started again.

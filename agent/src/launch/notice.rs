@@ -19,6 +19,14 @@ pub fn line(body: &Body) -> Option<String> {
             "back at step {} after {}; {} step(s) done again",
             outcome.step, outcome.to_first_step, outcome.steps_lost
         )),
+        Body::Fact(Fact::RanksHung { hang, acts: true, .. }) => {
+            Some(format!("{}; writing down what the ranks are at, then stopping them", hang.headline()))
+        }
+        Body::Fact(Fact::RanksHung { hang, acts: false, .. }) => {
+            Some(format!("{}; nothing is done about it (--hang report)", hang.headline()))
+        }
+        Body::Fact(Fact::HangPassed { after, .. }) => Some(format!("the ranks move again, after {after}")),
+        Body::Fact(Fact::Observed(seen)) if seen.event == "hang_suspected" => Some(seen.detail.clone()),
         Body::Fact(Fact::PagesUnavailable { reason } | Fact::RankRefused { reason, .. }) => {
             Some(reason.clone())
         }

@@ -22,6 +22,7 @@ use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, RankProcess};
 use crate::act::stop::{Stop, reap_orphans, sweep};
 use crate::board::Board;
+use crate::launch::hang::Judge;
 use crate::launch::{Settings, Warm, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
@@ -69,6 +70,7 @@ pub struct Launcher {
     settings: Settings,
     crew: Crew,
     job: Job,
+    hangs: Judge,
     orders: VecDeque<Order>,
     board: Board,
     terminal: Terminal,
@@ -114,11 +116,13 @@ impl Launcher {
                 })
                 .ok()
         });
+        let hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
         let mut launcher = Launcher {
             id: JobId(crew.job.clone()),
             settings,
             crew,
             job,
+            hangs,
             orders: VecDeque::new(),
             board,
             terminal,
@@ -187,6 +191,7 @@ impl Launcher {
                     self.end_attempt_if_over().await;
                 }
                 Order::StopRanks { .. } => {}
+                Order::TakeEvidence(attempt) => self.take_evidence(attempt),
                 Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
                 Order::Finish { exit } => self.exit = Some(exit),
             }
@@ -229,6 +234,7 @@ impl Launcher {
             Ok((ranks, page_trouble)) => {
                 self.pages = ranks.iter().filter_map(|rank| Some((rank.rank, page_reader(rank)?))).collect();
                 self.ranks = ranks;
+                self.hangs.begin_attempt(attempt, clock::mono());
                 for rank in &self.ranks {
                     watch(rank, attempt, ended.clone());
                     if let Some(guardian) = &mut self.guardian {
@@ -269,6 +275,9 @@ impl Launcher {
             Ok(None) | Err(_) => ExitStatus::Code(255),
         };
         rank.exit = Some(status);
+        if status.is_success() {
+            self.hangs.finished(rank, end.at);
+        }
         if !status.is_success() {
             // Before the number of the group can be given to another process.
             processes::signal_group(rank.pid, Signal::SIGKILL);
@@ -388,6 +397,7 @@ impl Launcher {
 
     fn regular_look(&mut self) {
         self.look();
+        self.judge_hangs();
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
@@ -409,6 +419,10 @@ impl Launcher {
         for index in 0..self.ranks.len() {
             let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
             let Some(news) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
+            let now = clock::mono();
+            if let Some(page) = self.pages.get_mut(&rank) {
+                self.hangs.see(self.ranks[index].local_rank, page, now);
+            }
             if let Some((client, _)) = news.connected {
                 self.fact(Fact::RankConnected { attempt, rank, client });
             }
@@ -423,6 +437,22 @@ impl Launcher {
                 self.fact(Fact::RankRaised { attempt, rank, pid, note });
             }
         }
+    }
+
+    /// Whether ranks hang: only where none is being stopped or missing.
+    fn judge_hangs(&mut self) {
+        let failed = |rank: &RankProcess| rank.raised || rank.exit.is_some_and(|exit| !exit.is_success());
+        if self.stop.is_some() || self.ranks.iter().any(failed) {
+            return;
+        }
+        if let Some(fact) = self.hangs.judge(&self.ranks, clock::mono()) {
+            self.fact(fact);
+        }
+    }
+
+    fn take_evidence(&mut self, attempt: Attempt) {
+        let taken = Fact::EvidenceTaken { attempt, file: None, summary: Vec::new(), took: Span::default() };
+        self.fact(taken);
     }
 
     fn sample(&mut self) {

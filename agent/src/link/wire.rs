@@ -3,6 +3,7 @@
 use mainstay_core::entry::Entry;
 use mainstay_core::id::{Attempt, Incident, Rank};
 use mainstay_core::job::Ruling;
+use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Mono;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;
@@ -93,9 +94,19 @@ pub fn proposal_in(proposal: &v1::Proposal) -> Result<(Verdict, Decision), WireE
 ///
 /// # Errors
 /// It has no form in JSON.
-pub fn ruling_out(incident: Incident, instead: Option<&Decision>) -> Result<v1::Ruling, WireError> {
+pub fn ruling_out(
+    incident: Incident,
+    instead: Option<&Decision>,
+    testimony: &Testimony,
+) -> Result<v1::Ruling, WireError> {
     let decision = instead.map(serde_json::to_string).transpose().map_err(form("a decision"))?;
-    Ok(v1::Ruling { incident: incident.0, decision })
+    let sick = testimony.sick.iter().map(serde_json::to_string);
+    Ok(v1::Ruling {
+        incident: incident.0,
+        decision,
+        kernel_lines: testimony.kernel_lines.clone(),
+        sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
+    })
 }
 
 /// A ruling that came.
@@ -105,8 +116,11 @@ pub fn ruling_out(incident: Incident, instead: Option<&Decision>) -> Result<v1::
 pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
     let decision: Option<Decision> =
         ruling.decision.as_deref().map(serde_json::from_str).transpose().map_err(form("a decision"))?;
+    let sick = ruling.sick_components.iter().map(|component| serde_json::from_str(component));
+    let sick = sick.collect::<Result<_, _>>().map_err(form("a component"))?;
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: decision.map(|decision| (decision.action, decision.why)),
+        testimony: Testimony { kernel_lines: ruling.kernel_lines.clone(), sick },
     })
 }

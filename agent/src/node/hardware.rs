@@ -6,7 +6,9 @@ use mainstay_core::device::{DeviceJudge, DeviceReport};
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
 use mainstay_core::host_log::{HostLogJudge, LogState};
+use mainstay_core::id::Pid;
 use mainstay_core::kernel::LogCursor;
+use mainstay_core::testimony::{Testimony, Witness};
 use mainstay_core::time::Mono;
 
 use crate::store::cursor::CursorFile;
@@ -27,6 +29,7 @@ pub struct LogReport {
 pub struct Hardware {
     devices: DeviceJudge,
     host_log: HostLogJudge,
+    witness: Witness,
     file: CursorFile,
     cursor: Option<LogCursor>,
 }
@@ -39,7 +42,7 @@ impl Hardware {
         file: CursorFile,
         recalled: &[(Mono, Fact)],
     ) -> Hardware {
-        let mut hardware = Hardware { devices, host_log, file, cursor: None };
+        let mut hardware = Hardware { devices, host_log, witness: Witness::default(), file, cursor: None };
         for (at, fact) in recalled {
             hardware.take_in(*at, fact);
         }
@@ -74,6 +77,17 @@ impl Hardware {
         }
         self.devices.take_in(at, fact);
         self.host_log.take_in(at, fact);
+        self.witness.take_in(at, fact);
+    }
+
+    /// What there is to say of a job's fault.
+    pub(super) fn testify(
+        &self,
+        fault_at: Mono,
+        others: impl Fn(Pid) -> bool,
+        components: &[Component],
+    ) -> Testimony {
+        self.witness.testify(fault_at, others, components)
     }
 
     /// The components as they stand.

@@ -1,7 +1,7 @@
 //! The host's clocks and its boot id: the only place where the agent asks for the time.
 
-use mainstay_core::id::BootId;
-use mainstay_core::time::{Mono, Stamp, Wall};
+use mainstay_core::id::{BootId, Pid};
+use mainstay_core::time::{Mono, Span, Stamp, Wall};
 use nix::time::{ClockId, clock_gettime};
 
 /// `CLOCK_MONOTONIC`, the clock of heartbeat pages too.
@@ -38,4 +38,11 @@ pub fn boot_id_bytes() -> [u8; 16] {
 pub fn boot_id() -> BootId {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     BootId(id.map_or_else(|_| "unknown".to_owned(), |id| id.trim().to_owned()))
+}
+
+/// CPU time that all threads of a process have used, the exited ones included; none if it is gone.
+pub fn cpu_of(process: Pid) -> Option<Span> {
+    let clock = ClockId::pid_cpu_clock_id(nix::unistd::Pid::from_raw(process.0)).ok()?;
+    let time = clock.now().ok()?;
+    Some(Span((time.tv_sec() as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec() as u64)))
 }

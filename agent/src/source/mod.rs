@@ -1,5 +1,6 @@
 //! Floor 2. Eyes: what is read from the outside world becomes facts.
 
+pub mod activity;
 pub mod device;
 pub mod error_file;
 pub mod fabric;

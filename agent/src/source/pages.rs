@@ -4,9 +4,13 @@ use std::fs::File;
 use std::io;
 
 use mainstay_core::entry::{Note, StepDone};
-use mainstay_core::time::Mono;
+use mainstay_core::hang::{Class, Count, PhaseId, Phases, Sight};
+use mainstay_core::time::{Mono, Span};
 use mainstay_core::view::BeatView;
-use mainstay_heartbeat::{Claim, ExitKind, MAJOR, MINOR, Page, Refusal, RefusalReason, StepRecord};
+use mainstay_heartbeat::layout::NAME_ENTRIES;
+use mainstay_heartbeat::{
+    Claim, ExitKind, MAJOR, MINOR, Page, Refusal, RefusalReason, SectionId, StepRecord,
+};
 
 use crate::os::mapping::MappedPage;
 
@@ -32,6 +36,11 @@ pub struct PageReader {
     mapped: MappedPage,
     told: Told,
     records: Vec<StepRecord>,
+    /// Phases of the sections by their number in this page.
+    phases: Vec<Option<PhaseId>>,
+    /// Whether a pause or a long phase was announced since the last record.
+    was_quiet: bool,
+    counts: Vec<Count>,
 }
 
 /// What was told already.
@@ -50,12 +59,19 @@ impl PageReader {
     /// It cannot be mapped.
     pub fn of(file: &File) -> io::Result<PageReader> {
         let mapped = MappedPage::of(file)?;
-        Ok(PageReader { mapped, told: Told::default(), records: Vec::new() })
+        Ok(PageReader {
+            mapped,
+            told: Told::default(),
+            records: Vec::new(),
+            phases: vec![None; NAME_ENTRIES],
+            was_quiet: false,
+            counts: Vec::new(),
+        })
     }
 
     /// What is new.
     pub fn look(&mut self) -> News {
-        let PageReader { mapped, told, records } = self;
+        let PageReader { mapped, told, records, .. } = self;
         let Ok(page) = mapped.page() else { return News::default() };
         let mut news = News::default();
         if !told.connected {
@@ -76,6 +92,70 @@ impl PageReader {
         news
     }
 
+    /// What the page tells the judge of hangs now, and its collective counters.
+    pub fn sight(&mut self, known: &mut Phases) -> (Sight, &[Count]) {
+        self.counts.clear();
+        let Ok(page) = self.mapped.page() else { return (Sight::default(), &self.counts) };
+        let (by, closed) = match page.claim() {
+            Claim::Claimed(by) => (by, false),
+            Claim::Closed { by, .. } => (by, true),
+            _ => return (Sight::default(), &self.counts),
+        };
+        self.counts.extend(page.collectives().iter().map(|of| Count {
+            comm: of.comm,
+            entered: of.entered,
+            completed: of.completed,
+            signature: of.signature,
+        }));
+        let mut sight = Sight {
+            registered: true,
+            closed,
+            claim: by.claims,
+            since: Mono(by.claimed_mono_ns),
+            ..Sight::default()
+        };
+        // A claimant that has not beaten yet finds the last beat of the one before it.
+        let Some(beat) = page.beat().filter(|beat| beat.claim == by.claims) else {
+            return (sight, &self.counts);
+        };
+        let stepped = beat.step_mono_ns.unwrap_or(by.claimed_mono_ns);
+        (sight.beats, sight.beat_at, sight.step) = (beat.count, Mono(beat.mono_ns), beat.step);
+        (sight.phase, sight.since) = (PhaseId::STEP, Mono(stepped));
+        sight.quiet_until = Mono(beat.quiet_until_ns);
+        self.was_quiet |= beat.quiet_until_ns > 0;
+        for open in beat.open_sections() {
+            let phase = phase_of(&page, &mut self.phases, known, open.id);
+            if known.class(phase) == Class::Long {
+                sight.long.get_or_insert(phase);
+            }
+            // A section that spans steps is judged by its part in the present one.
+            (sight.phase, sight.since) = (phase, Mono(open.start_mono_ns.max(stepped)));
+        }
+        (sight, &self.counts)
+    }
+
+    /// Teaches the judge of hangs what the steps of the last look took.
+    pub fn teach(&mut self, known: &mut Phases) {
+        let was_quiet = std::mem::take(&mut self.was_quiet) && !self.records.is_empty();
+        let Ok(page) = self.mapped.page() else { return };
+        if was_quiet {
+            // What was announced to be out of the ordinary teaches nothing about it.
+            return;
+        }
+        for record in &self.records {
+            let mut took = record.end_mono_ns.saturating_sub(record.start_mono_ns);
+            for spent in record.sections() {
+                let phase = phase_of(&page, &mut self.phases, known, spent.id);
+                known.learn(phase, record.step, Span(spent.ns));
+                if known.class(phase) == Class::Long {
+                    took = took.saturating_sub(spent.ns);
+                }
+            }
+            let phase = if record.first { PhaseId::FIRST_STEP } else { PhaseId::STEP };
+            known.learn(phase, record.step, Span(took));
+        }
+    }
+
     /// What the page tells now, for people.
     pub fn beat(&self) -> Option<BeatView> {
         let page = self.mapped.page().ok()?;
@@ -88,6 +168,15 @@ impl PageReader {
             loss: beat.loss,
         })
     }
+}
+
+fn phase_of(page: &Page<'_>, seen: &mut [Option<PhaseId>], known: &mut Phases, id: SectionId) -> PhaseId {
+    // Under `other` the page counts sections whose names found no room: they have nothing in common.
+    if id == SectionId::OTHER {
+        return PhaseId::STEP;
+    }
+    let Some(slot) = seen.get_mut(usize::from(id.get())) else { return PhaseId::STEP };
+    *slot.get_or_insert_with(|| page.section_name(id).map_or(PhaseId::STEP, |name| known.section(&name)))
 }
 
 fn connected(page: &Page<'_>) -> Option<(String, Mono)> {

@@ -4,6 +4,7 @@ mod agent;
 mod build;
 mod detect;
 mod figure;
+mod goodput;
 mod heartbeat;
 mod launchers;
 mod peers;
@@ -48,8 +49,10 @@ enum Name {
     Agent,
     /// From the death of a rank to the fact in the journal.
     Detect,
-    /// From a fault to the first Python line and to the first step of the new ranks.
+    /// From a fault to the first Python line and to the first step of the new ranks; then what Goodput measures.
     Restart,
+    /// Work that counts over time, with a SIGKILL every 20 s.
+    Goodput,
     /// A cold release build, and the size of the program.
     Build,
 }
@@ -69,8 +72,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report)
             }
             (Name::Restart, Some(bed)) => {
-                restart::measure(&story, bed, args.samples.unwrap_or(5), &mut report)
+                restart::measure(&story, bed, args.samples.unwrap_or(5), &mut report);
+                goodput::measure(&story, bed, &mut report);
             }
+            (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, &mut report),
             (_, None) => {}
         }
     }
@@ -86,8 +91,10 @@ fn prepare(story: &Story, args: &Args) -> Result<Bed> {
     building::release(story)?;
     let venv = venv::ensure(story)?;
     wheel::install(story, &venv)?;
-    let wants_peers =
-        args.names.iter().any(|name| matches!(name, Name::Heartbeat | Name::Agent | Name::Restart));
+    let wants_peers = args
+        .names
+        .iter()
+        .any(|name| matches!(name, Name::Heartbeat | Name::Agent | Name::Restart | Name::Goodput));
     let peers = if args.no_peers || !wants_peers { None } else { peers::ensure(story) };
     Ok(Bed { venv, peers, torchrun: !args.no_peers })
 }

@@ -24,6 +24,9 @@ const WORLD: usize = 2;
 /// Steps between two faults, so that a launcher has come to rest.
 const SETTLE_STEPS: usize = 30;
 
+/// Steps before the first fault, 15 s: the same for all, and time enough for `mainstay run` to have its template.
+const FIRST_SETTLE_STEPS: usize = 300;
+
 /// A launcher that needs longer than this for a restart has hung.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -88,8 +91,8 @@ fn restarts(bed: &Bed, launcher: Launcher, fault: Fault, faults: usize) -> Resul
     let mut measured = Vec::new();
     for n in 0..=faults {
         let begin = measured.len().min(1) * events.all.len();
-        let pids =
-            running.wait_for("steps of all ranks", LIMIT, || events.stepping(begin, &old, SETTLE_STEPS))?;
+        let settle = if n == 0 { FIRST_SETTLE_STEPS } else { SETTLE_STEPS };
+        let pids = running.wait_for("steps of all ranks", LIMIT, || events.stepping(begin, &old, settle))?;
         if n == faults {
             break;
         }

@@ -10,9 +10,10 @@ pub struct Probe {
     pub at: Mono,
     /// The state of the rank's own process.
     pub state: ProcessState,
-    /// CPU time used and waited for by all threads of the rank's processes. A process that is kept from the CPU by
-    /// others is not dead still.
+    /// CPU time used by all threads of the rank's processes.
     pub cpu: Span,
+    /// One of the processes ran or waited for a CPU: one that is kept from it by others is not dead still.
+    pub runnable: bool,
     /// Bytes read and written by system calls.
     pub bytes: u64,
     /// Pages touched for the first time, or fetched from disk.
@@ -75,7 +76,17 @@ impl Probes {
 
     /// The state at the last probe.
     pub(crate) fn state(&self) -> ProcessState {
-        self.kept.last().map_or(ProcessState::Normal, |probe| probe.state)
+        let mut newest = self.kept.iter().rev().map(|probe| probe.state);
+        match (newest.next(), newest.next()) {
+            // A disk is waited for now and then; only who is found so twice is stuck there.
+            (Some(ProcessState::Uninterruptible), before)
+                if before != Some(ProcessState::Uninterruptible) =>
+            {
+                ProcessState::Normal
+            }
+            (Some(state), _) => state,
+            (None, _) => ProcessState::Normal,
+        }
     }
 
     /// What the rank did since the earliest probe that is kept; none if the probes are too close to tell.
@@ -93,7 +104,9 @@ impl Probes {
         if bytes >= CHATTER || faults >= FEW_FAULTS || first.processes != last.processes {
             return Some(Activity::Working);
         }
-        Some(if cpu >= STILL { Activity::Spinning } else { Activity::Still })
+        // Two of the probes; one may have hit upon a thread that wakes now and then.
+        let runs = self.kept.iter().filter(|probe| probe.runnable).count() > 1;
+        Some(if cpu >= STILL || runs { Activity::Spinning } else { Activity::Still })
     }
 }
 

@@ -15,6 +15,9 @@ use crate::time::{Mono, Span};
 
 /// When nothing has moved for so long, the processes are looked at too.
 const PROBE_AFTER: Span = Span::millis(400);
+/// Probes are taken so long before a confirmation can come, and so far apart.
+const PROBED_BEFORE: Span = Span::millis(1400);
+const PROBES_APART: Span = Span::millis(340);
 /// A judge that did not look for so long was held up itself, and perhaps the ranks with it: its clock starts anew.
 const HELD_UP: Span = Span::seconds(1);
 
@@ -27,6 +30,7 @@ pub struct Watch {
     pub(crate) counters: Counters,
     probes: Vec<Probes>,
     probed: bool,
+    probed_at: Mono,
     began: Mono,
     looked: Mono,
     /// When anything last moved.
@@ -49,6 +53,7 @@ impl Watch {
             counters: Counters::default(),
             probes: Vec::new(),
             probed: false,
+            probed_at: Mono::default(),
             began: now,
             looked: now,
             moved: now,
@@ -121,12 +126,18 @@ impl Watch {
 
     /// Whether nothing has moved for so long that the processes should be looked at, with [`probe`](Self::probe).
     pub fn wants_probes(&self, now: Mono) -> bool {
-        self.silence(now) >= PROBE_AFTER
+        let silence = self.silence(now);
+        // Not at every look, and for long steps not from their beginning: reading all threads costs.
+        let from = PROBE_AFTER.max(self.confirmation().minus(PROBED_BEFORE));
+        let apart =
+            if silence < self.confirmation().plus(PROBED_BEFORE) { PROBES_APART } else { Span::seconds(1) };
+        silence >= from && now.since(self.probed_at) >= apart
     }
 
     /// Takes in what the kernel tells of a rank's processes.
     pub fn probe(&mut self, rank: usize, probe: Probe) {
         if let Some(probes) = self.probes.get_mut(rank) {
+            self.probed_at = self.probed_at.max(probe.at);
             probes.add(probe);
             self.probed = true;
         }
@@ -140,6 +151,11 @@ impl Watch {
     /// When anything last moved.
     pub fn last_moved(&self) -> Mono {
         self.moved
+    }
+
+    /// When a step or a collective was last completed, or something long was under way.
+    pub fn last_completed(&self) -> Mono {
+        self.completed
     }
 
     /// Judges. To be called after each look at all pages.

@@ -69,6 +69,9 @@ fn type_of(body: &Body) -> &'static str {
             Fact::Progress { .. } => "progress",
             Fact::RankRaised { .. } => "rank_raised",
             Fact::RankExited { .. } => "rank_exited",
+            Fact::RanksHung { .. } => "ranks_hung",
+            Fact::HangPassed { .. } => "hang_passed",
+            Fact::EvidenceTaken { .. } => "evidence_taken",
             Fact::AttemptEnded { .. } => "attempt_ended",
             Fact::StopRequested { .. } => "stop_requested",
             Fact::LauncherLost { .. } => "launcher_lost",
@@ -107,7 +110,9 @@ fn fact_severity(fact: &Fact) -> Severity {
     match fact {
         Fact::RankExited { status, after_stop, .. } if !status.is_success() && !after_stop => Severity::Error,
         Fact::JobEnded { exit, .. } if *exit != 0 => Severity::Error,
+        Fact::RanksHung { acts: false, .. } => Severity::Warning,
         Fact::OutOfMemoryKills { .. }
+        | Fact::RanksHung { .. }
         | Fact::StartFailed { .. }
         | Fact::RankRaised { .. }
         | Fact::LauncherLost { .. } => Severity::Error,
@@ -136,6 +141,8 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::Progress { .. }
         | Fact::RankExited { .. }
         | Fact::AttemptEnded { .. }
+        | Fact::HangPassed { .. }
+        | Fact::EvidenceTaken { .. }
         | Fact::StopRequested { .. }
         | Fact::AgentFound { .. }
         | Fact::JobEnded { .. } => Severity::Info,
@@ -153,6 +160,9 @@ fn attempt(body: &Body) -> Option<Attempt> {
             | Fact::Progress { attempt, .. }
             | Fact::RankRaised { attempt, .. }
             | Fact::RankExited { attempt, .. }
+            | Fact::RanksHung { attempt, .. }
+            | Fact::HangPassed { attempt, .. }
+            | Fact::EvidenceTaken { attempt, .. }
             | Fact::AttemptEnded { attempt, .. } => Some(*attempt),
             Fact::AgentStarted { .. }
             | Fact::AgentStopped
@@ -191,6 +201,7 @@ fn rank(body: &Body) -> Option<Rank> {
             | Fact::RankRaised { rank, .. }
             | Fact::RankExited { rank, .. },
         ) => Some(*rank),
+        Body::Fact(Fact::RanksHung { hang, .. }) => hang.culprits.first().copied(),
         Body::Verdict(verdict) => verdict.culprit,
         Body::Fact(_) | Body::Health(_) | Body::Decision(_) | Body::Outcome(_) => None,
     }

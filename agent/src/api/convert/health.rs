@@ -218,6 +218,7 @@ fn cause(cause: &Cause) -> &'static str {
         Cause::Signal { .. } => "signal",
         Cause::OutOfMemory => "out_of_memory",
         Cause::StartFailed => "start_failed",
+        Cause::Hang { .. } => "hang",
     }
 }
 

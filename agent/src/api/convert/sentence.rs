@@ -69,6 +69,18 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::RankExited { rank, pid, status, step, after_stop, .. } => {
             format!("{rank} (pid {}) {}", pid.0, exited(*status, *step, *after_stop))
         }
+        Fact::RanksHung { hang, acts: true, .. } => {
+            format!("{}; its evidence is taken, then it is stopped", hang.headline())
+        }
+        Fact::RanksHung { hang, acts: false, .. } => {
+            format!("{}; it is only told of, as asked for", hang.headline())
+        }
+        Fact::HangPassed { after, .. } => format!("the ranks move again, after {after}: they did not hang"),
+        Fact::EvidenceTaken { file, summary, took, .. } => {
+            let file = file.as_ref().map_or_else(String::new, |file| format!(" ({file})"));
+            let found = summary.first().map_or_else(String::new, |first| format!(": {first}"));
+            format!("what the ranks were at was written down in {took}{file}{found}")
+        }
         Fact::AttemptEnded { attempt, orphans_killed: 0 } => {
             format!("{attempt} is over: no process of it is left")
         }

@@ -1,0 +1,199 @@
+//! Ranks that live and do not move: each kind of hang with eight real processes that wait for each other at every
+//! step, the culprit named, the job started again. `MAINSTAY_HANG_REPEATS` says how often each is done.
+
+#![allow(clippy::panic, reason = "in a test, a panic is the report")]
+
+use mainstay_core::entry::Fact;
+use mainstay_core::hang::HangKind;
+use mainstay_core::id::Rank;
+use mainstay_core::verdict::Cause;
+use mainstay_tests::{End, Stage, has_client, story};
+
+const RANKS: u32 = 8;
+const CULPRIT: u32 = 5;
+
+/// Eighty quick steps in lockstep, by a barrier over a socket; `hang()` comes in the culprit's 61st step of the first
+/// attempt.
+const LOCKSTEP: &str = r#"
+import ctypes, queue, socket, threading
+HANGS = os.environ["CULPRIT"] in (str(RANK), "all")
+if "before_import" in globals() and HANGS and ATTEMPT == 0:
+    before_import()
+import mainstay
+SIZE, PLACE = int(os.environ["WORLD_SIZE"]), f"{MARKS}/barrier.{ATTEMPT}"
+if RANK == 0:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(PLACE + ".new")
+    listener.listen(SIZE)
+    os.rename(PLACE + ".new", PLACE)
+    peers = [listener.accept()[0] for _ in range(SIZE - 1)]
+else:
+    wait_for(f"barrier.{ATTEMPT}")
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(PLACE)
+def barrier():
+    if RANK == 0:
+        for peer in peers:
+            peer.recv(1)
+        for peer in peers:
+            peer.sendall(b"x")
+    else:
+        globals()["peer"].sendall(b"x")
+        globals()["peer"].recv(1)
+for step in range(80):
+    with mainstay.section("data"):
+        time.sleep(0.002)
+        if step == 60 and HANGS and ATTEMPT == 0 and "in_data" in globals():
+            in_data()
+    with mainstay.section("forward"):
+        time.sleep(0.005)
+        if step == 60 and HANGS and ATTEMPT == 0 and "hang" in globals():
+            hang()
+    with mainstay.section("all_reduce"):
+        barrier()
+    mainstay.step(step)
+"#;
+
+fn repeats() -> u32 {
+    std::env::var("MAINSTAY_HANG_REPEATS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+/// Runs a job with this hang, as often as asked for, and looks at each verdict.
+fn hangs(how: &str, culprit: &str, options: &str, kind: HangKind) {
+    if !has_client() {
+        return;
+    }
+    for _ in 0..repeats() {
+        let stage = Stage::new();
+        let script = format!("{how}\n{LOCKSTEP}");
+        let job = stage.python(&script).ranks(RANKS).options(options).variable("CULPRIT", culprit).start();
+        let end = job.end();
+        end.assert_status(0);
+        assert_verdict(&end, culprit.parse().ok().map(Rank), kind);
+    }
+}
+
+fn assert_verdict(end: &End, culprit: Option<Rank>, kind: HangKind) {
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!(verdict.culprit, culprit, "{end}");
+    assert!(matches!(verdict.cause, Cause::Hang { hang, .. } if hang == kind), "{kind:?}\n{end}");
+    let expected = RANKS as usize - usize::from(culprit.is_some());
+    assert_eq!(verdict.victims.len(), expected, "{end}");
+    let outcomes = story::outcomes(&end.story);
+    assert_eq!(outcomes.len(), 1, "it trains again\n{end}");
+}
+
+#[test]
+fn a_stopped_rank() {
+    let how = "def hang(): os.kill(os.getpid(), signal.SIGSTOP)";
+    hangs(how, &CULPRIT.to_string(), "", HangKind::Stopped);
+}
+
+#[test]
+fn all_ranks_stopped() {
+    let how = "def hang(): os.kill(os.getpid(), signal.SIGSTOP)";
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let job = stage.python(&format!("{how}\n{LOCKSTEP}")).ranks(RANKS).variable("CULPRIT", "all").start();
+    let end = job.end();
+    end.assert_status(0);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
+    end.assert_said("ranks 0-7 hang after step 59, in section forward: each is stopped by a signal");
+}
+
+#[test]
+fn a_deadlock() {
+    let how = "def hang():\n    lock = threading.Lock()\n    lock.acquire()\n    lock.acquire()";
+    hangs(how, &CULPRIT.to_string(), "", HangKind::UserCode);
+}
+
+#[test]
+fn a_read_from_a_pipe_that_nobody_writes() {
+    hangs("def hang(): os.read(os.pipe()[0], 1)", &CULPRIT.to_string(), "", HangKind::UserCode);
+}
+
+#[test]
+fn a_data_loader_that_gets_nothing() {
+    let how = "def in_data(): queue.Queue().get()";
+    hangs(how, &CULPRIT.to_string(), "", HangKind::DataInput);
+}
+
+#[test]
+fn a_native_call_that_holds_the_interpreter() {
+    hangs("def hang(): ctypes.PyDLL(None).sleep(1000)", &CULPRIT.to_string(), "", HangKind::UserCode);
+}
+
+#[test]
+fn a_loop_without_beats() {
+    let how = "def hang():\n    while True: pass";
+    hangs(how, &CULPRIT.to_string(), "--hang-limit spinning=3s", HangKind::UserCode);
+}
+
+#[test]
+fn a_loop_with_beats() {
+    let how = "def hang():\n    while True:\n        mainstay.beat()\n        time.sleep(0.01)";
+    hangs(how, &CULPRIT.to_string(), "--hang-limit livelock=3s", HangKind::Livelock);
+}
+
+#[test]
+fn a_rank_in_uninterruptible_sleep() {
+    // The parent of a vfork sleeps so until its child executes a program or ends.
+    let how = "def hang():\n    libc = ctypes.PyDLL(None)\n    if libc.vfork() == 0: libc.pause()";
+    hangs(how, &CULPRIT.to_string(), "--hang-limit passing=3s", HangKind::BlockedIo);
+}
+
+#[test]
+fn a_rank_that_never_registers() {
+    let how = "def before_import(): time.sleep(1000)";
+    hangs(how, &CULPRIT.to_string(), "--hang-limit first_step=8s", HangKind::NeverRegistered);
+}
+
+#[test]
+fn a_rank_that_is_done_early() {
+    // What it leaves behind holds its end of the connection open, as a switch would.
+    let how = "def hang():\n    if os.fork(): os._exit(0)\n    time.sleep(1000)";
+    hangs(how, &CULPRIT.to_string(), "", HangKind::FinishedEarly);
+}
+
+#[test]
+fn a_hang_that_only_is_to_be_told_of_stops_nobody() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let how = "def hang(): wait_for('goes_on')";
+    let script = format!("{how}\n{LOCKSTEP}");
+    let plan =
+        stage.python(&script).ranks(RANKS).options("--hang report --hang-limit working=1s,spinning=1s");
+    let job = plan.variable("CULPRIT", "3").start();
+    job.wait_for_fact("the hang", |fact| matches!(fact, Fact::RanksHung { acts: false, .. }));
+    stage.mark("goes_on");
+    job.wait_for_fact("its end", |fact| matches!(fact, Fact::HangPassed { .. }));
+    let end = job.end();
+    end.assert_status(0);
+    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+}
+
+/// What healthy jobs do that looks like a hang to a clock.
+#[test]
+fn a_healthy_job_with_long_phases_is_not_judged() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let how = r#"
+def hang():
+    # Two phases that their names announce, and work that nobody announced.
+    with mainstay.section("checkpoint"): time.sleep(4)
+    with mainstay.section("evaluation"): time.sleep(4)
+    end = time.monotonic() + 4
+    while time.monotonic() < end: bytearray(1 << 20)
+"#;
+    let script = format!("time.sleep(3)\n{how}\n{LOCKSTEP}");
+    let end = stage.python(&script).ranks(RANKS).variable("CULPRIT", "2").start().end();
+    end.assert_status(0);
+    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
+}
