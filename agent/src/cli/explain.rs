@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use mainstay_core::catalog::Catalog;
 use mainstay_core::entry::{Body, Entry};
 use mainstay_core::id::Incident;
 use mainstay_core::verdict::{Action, Decision, FaultDomain, Outcome, Verdict};
-use mainstay_core::catalog::Catalog;
 use mainstay_proto::v1::EventFilter;
 use serde_json::json;
 

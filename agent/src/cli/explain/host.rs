@@ -222,11 +222,24 @@ mod tests {
             state: HealthState::Degraded.into(),
             reason: "XID 63: a bad page or row was recorded".into(),
             recommended_action: RecommendedAction::ResetDevice.into(),
-            evidence: vec![Evidence { source: "kernel log".into(), reading: line.into(), ..Evidence::default() }],
+            evidence: vec![Evidence {
+                source: "kernel log".into(),
+                reading: line.into(),
+                ..Evidence::default()
+            }],
             ..Component::default()
         };
         let (text, value) = component(&of, &catalog());
-        for part in ["gpu.0000:3b:00 is DEGRADED", line, "What it means: XID 63", "whose fault: the GPU", "seen otherwise: ", "compiled in", "RESET_DEVICE", DOCUMENT] {
+        for part in [
+            "gpu.0000:3b:00 is DEGRADED",
+            line,
+            "What it means: XID 63",
+            "whose fault: the GPU",
+            "seen otherwise: ",
+            "compiled in",
+            "RESET_DEVICE",
+            DOCUMENT,
+        ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert_eq!(value["meanings"][0]["what"], "XID 63");
