@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 fn main() {
     println!("cargo::rerun-if-changed=v1");
     println!("cargo::rerun-if-changed=third_party");
+    println!("cargo::rerun-if-changed=nvrx");
 
     let mut files = protos_in(Path::new("v1"));
     files.push(PathBuf::from("third_party/grpc/health/v1/health.proto"));
+    files.push(PathBuf::from("nvrx/nvhcd.proto"));
 
     let tonic = || tonic_prost_build::configure().btree_map(".");
 

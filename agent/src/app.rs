@@ -8,6 +8,7 @@ mod job;
 mod kernel_log;
 pub mod logging;
 pub mod look;
+mod nvrx;
 mod rooms;
 pub mod usual;
 mod watch;

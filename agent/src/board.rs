@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use mainstay_core::attention::Word;
+use mainstay_core::device::GpuView;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::Component;
 use mainstay_core::host::changes;
@@ -101,6 +102,11 @@ impl Board {
     /// the next [`Board::publish`]. A change of state is recorded as a health entry instead.
     pub fn set_component(&mut self, component: Component) {
         self.view.components.insert(component.name.clone(), component);
+    }
+
+    /// Takes in the GPUs with their last readings, shown at the next [`Board::publish`]. They are not journaled.
+    pub fn set_gpus(&mut self, gpus: Vec<GpuView>) {
+        self.view.gpus = gpus.into();
     }
 
     /// Shows the components as they stand: changes of state go into the journal, fresh readings only into the
@@ -262,6 +268,11 @@ pub struct BoardReader {
 }
 
 impl BoardReader {
+    /// Whether nothing will ever be published again.
+    pub fn is_gone(&self) -> bool {
+        self.published.has_changed().is_err()
+    }
+
     /// Which rooms watch the host, and how far they are.
     pub fn roster(&self) -> &Roster {
         &self.roster

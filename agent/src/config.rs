@@ -11,10 +11,11 @@ mod paths;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use mainstay_core::device::DeviceLimits;
+use mainstay_core::device::{DeviceLimits, ExpectedGpus};
 use mainstay_core::fabric::{Expected, FabricLimits};
-use mainstay_core::host::HostLimits;
+use mainstay_core::host::{HostLimits, SystemLimits};
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
 use mainstay_core::tpu::TpuLimits;
@@ -26,7 +27,7 @@ pub use paths::Environment;
 
 use layers::Layers;
 
-use crate::source::host::Roots;
+use crate::source::host::{Roots, SystemPlan};
 use crate::source::tpu::FORBIDDEN_PORT;
 use crate::store::journal::Limits;
 
@@ -68,6 +69,8 @@ settings! {
         tpu: TpuConfig,
         /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
         fabric: FabricConfig,
+        /// What NVIDIA's resiliency extension (NVRx) is told of the node.
+        nvrx: NvrxConfig,
     }
 }
 
@@ -100,8 +103,47 @@ settings! {
     sections {
         /// When the host counts as degraded or unhealthy.
         limits: HostLimits,
+        /// Processes, clocks, network mounts, services and the like: docs/reference/checks.md.
+        system: SystemConfig,
     }
 }
+
+settings! {
+    /// How the host's operating system is watched.
+    pub struct SystemConfig {
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// Least time between two looks through all processes. There are fewer where there are very many processes, and
+        /// on an idle host.
+        scan_interval: Period = Period::seconds(30),
+        /// Time from one question to a network file system to the next.
+        mounts_interval: Period = Period::seconds(30),
+        /// Network file systems that are not asked, by where they are mounted or a directory above that.
+        exclude_mounts: Vec<PathBuf> = Vec::new(),
+        /// Types of network file systems beside those that are known, like "fuse.myfs".
+        file_systems: Vec<String> = Vec::new(),
+        /// Services of systemd that matter. Those that are not installed are passed over.
+        units: Vec<String> = DEFAULT_UNITS.iter().map(|unit| (*unit).to_owned()).collect(),
+        /// The program that tells of services. Empty: systemctl, where systemd runs.
+        systemctl: PathBuf = PathBuf::new(),
+        /// Kernel modules that must be loaded.
+        modules: Vec<String> = Vec::new(),
+    }
+    sections {
+        /// When the operating system counts as degraded or unhealthy.
+        limits: SystemLimits,
+    }
+}
+
+/// Services that GPUs and their networks need.
+const DEFAULT_UNITS: [&str; 6] = [
+    "nvidia-fabricmanager.service",
+    "nvidia-persistenced.service",
+    "nvidia-imex.service",
+    "nvidia-dcgm.service",
+    "openibd.service",
+    "opensm.service",
+];
 
 settings! {
     /// How the kernel log is read.
@@ -131,10 +173,15 @@ settings! {
         library: PathBuf = PathBuf::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// How long an answer of the driver may take until it counts as hung.
+        /// Time from one reading of what changes slowly, or costs more to read, to the next: counters of NVLinks, ECC errors by
+        /// place, limits, versions.
+        details_interval: Period = Period::seconds(60),
+        /// How long the driver may take for one GPU until it counts as hung.
         deadline: Period = Period::seconds(10),
     }
     sections {
+        /// What the GPUs of this host should be like.
+        expected: ExpectedGpus,
         /// When a GPU counts as degraded or unhealthy, and for how long.
         limits: DeviceLimits,
     }
@@ -186,6 +233,21 @@ impl FabricConfig {
     pub fn expected(&self) -> Result<Vec<Expected>, String> {
         self.expected_ports.iter().map(|text| Expected::parse(text)).collect()
     }
+}
+
+settings! {
+    /// The doors for NVRx.
+    pub struct NvrxConfig {
+        /// The Unix socket on which NVRx's node health service is served, like "/run/nvhcd/nvhcd.sock", for
+        /// ft_launcher --ft-node-health-check-endpoint. Every user may ask. Empty: none.
+        health_socket: PathBuf = PathBuf::new(),
+        /// Whether NVRx leaves out a node of which something cannot be told, beside one that is unhealthy.
+        fail_on_unknown: bool = false,
+        /// The shared directory of ft_launcher --ft-segment-health-check-dir: while the node is unhealthy, the Slurm jobs on
+        /// it find a file there that leaves their segment out. Empty: none.
+        segment_health_dir: PathBuf = PathBuf::new(),
+    }
+    sections {}
 }
 
 /// How much is logged.
@@ -255,6 +317,25 @@ impl Config {
         Roots { proc: proc_root.clone(), sys: sys_root.clone(), fstab: fstab.clone() }
     }
 
+    /// How the operating system is read, by the probes of `program`.
+    pub fn system_plan(&self, program: PathBuf) -> SystemPlan {
+        let system = &self.host.system;
+        let time = |period: Period| Duration::from_nanos(period.0.0);
+        let systemctl = (!system.systemctl.as_os_str().is_empty()).then(|| system.systemctl.clone());
+        SystemPlan {
+            roots: self.host_roots(),
+            program,
+            scan_every: time(system.scan_interval),
+            ask_mounts_every: time(system.mounts_interval),
+            mount_deadline: time(system.limits.mounts.deadline),
+            exclude_mounts: system.exclude_mounts.clone(),
+            file_systems: system.file_systems.clone(),
+            systemctl,
+            units: system.units.clone(),
+            modules: system.modules.clone(),
+        }
+    }
+
     /// Where the journal is.
     pub fn journal_dir(&self) -> PathBuf {
         self.state_dir.join("journal")
@@ -291,8 +372,35 @@ impl Config {
             "all must be absolute paths",
         );
         must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
+        must(absolute(&self.nvrx.health_socket), "nvrx.health_socket", "it must be an absolute path");
+        must(
+            self.nvrx.health_socket.as_os_str().len() < 108,
+            "nvrx.health_socket",
+            "the kernel allows at most 107 bytes",
+        );
+        must(
+            absolute(&self.nvrx.segment_health_dir),
+            "nvrx.segment_health_dir",
+            "it must be an absolute path",
+        );
         must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
+        must(
+            matches!(self.gpu.expected.mig.as_str(), "" | "on" | "off"),
+            "gpu.expected.mig",
+            "it must be \"on\", \"off\" or empty",
+        );
+        for (key, number) in [
+            ("gpu.limits.nvlink_error_rate", self.gpu.limits.nvlink_error_rate),
+            ("gpu.limits.pcie_replays", self.gpu.limits.pcie_replays),
+        ] {
+            must(number > 0.0 && number.is_finite(), key, "it must be above 0");
+        }
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
+        must(
+            self.host.system.interval >= Period::seconds(1),
+            "host.system.interval",
+            "it must be at least 1s",
+        );
         must(self.tpu.interval >= Period::seconds(1), "tpu.interval", "it must be at least 1s");
         must(absolute(&self.tpu.log_dir), "tpu.log_dir", "it must be an absolute path");
         must(

@@ -25,6 +25,17 @@ pub mod grpc_health_v1 {
     tonic::include_proto!("grpc.health.v1");
 }
 
+/// Package `nvhcd`: the node health service as NVRx's launcher calls it.
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the documentation stands in the .proto file"
+)]
+pub mod nvhcd {
+    tonic::include_proto!("nvhcd");
+}
+
 /// What libtpu serves inside a process that runs on TPUs: the client's side for the agent, the server's for tests.
 #[allow(
     missing_docs,
@@ -46,6 +57,6 @@ pub mod libtpu {
     }
 }
 
-/// Our own API with the standard health protocol and what they import, as an encoded
+/// Our own API with the standard health protocol, NVRx's service and what they import, as an encoded
 /// `google.protobuf.FileDescriptorSet`, for reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

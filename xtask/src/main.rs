@@ -8,6 +8,7 @@ mod demo;
 mod fingerprint;
 mod journal;
 mod lint;
+mod nvrx;
 mod places;
 mod say;
 mod status;

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that is checked before a change goes in, here and in continuous integration.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::Result;
@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use crate::check::{self, Checks, Verdict};
 use crate::command;
 use crate::lint::{self, cargo};
+use crate::nvrx;
 use crate::places;
 use crate::say::Story;
 use crate::venv::{self, Venv};
@@ -67,6 +68,10 @@ pub fn run(args: &Args) -> ExitCode {
     }
     if args.wants(Part::Scenarios) || args.wants(Part::Python) {
         let python = prepare_python(&mut checks);
+        checks.run("program (cargo build)", || {
+            let (status, _) = command::run_watched(&mut cargo(&["build", "--package", "mainstay-agent"]))?;
+            Ok(Verdict::of(status.success()))
+        });
         if args.wants(Part::Python) {
             checks.run("Python client (pytest on the wheel)", || pytest(python.as_ref()));
         }
@@ -92,18 +97,40 @@ fn prepare_python(checks: &mut Checks) -> Option<Venv> {
 
 /// The end-to-end scenarios on the program as `cargo build` makes it, with ranks in a Python that has the wheel.
 fn scenarios(checks: &mut Checks, python: Option<&Venv>) {
-    checks.run("program (cargo build)", || {
-        let (status, _) = command::run_watched(&mut cargo(&["build", "--package", "mainstay-agent"]))?;
-        Ok(Verdict::of(status.success()))
+    let nvrx = prepare_nvrx(checks, python);
+    checks.run("end-to-end scenarios (cargo test)", || {
+        cargo_test_beside(&["--package", "mainstay-tests"], python, nvrx.as_deref())
     });
-    checks.run("end-to-end scenarios (cargo test)", || cargo_test(&["--package", "mainstay-tests"], python));
+}
+
+/// A Python with NVRx's client; the scenarios that need it are skipped without.
+fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
+    let venv = python?;
+    let mut made = None;
+    checks.run("NVRx's client (pip)", || {
+        Ok(match nvrx::ensure(&Story::begin(), venv) {
+            Ok(python) => {
+                made = Some(python);
+                Verdict::of(true)
+            }
+            Err(error) => Verdict::skipped(&format!("{error:#}")),
+        })
+    });
+    made
 }
 
 fn cargo_test(selection: &[&str], python: Option<&Venv>) -> Result<Verdict> {
+    cargo_test_beside(selection, python, None)
+}
+
+fn cargo_test_beside(selection: &[&str], python: Option<&Venv>, nvrx: Option<&Path>) -> Result<Verdict> {
     let mut test = cargo(&["test", "--no-fail-fast"]);
     test.args(selection).env("MAINSTAY_BIN", places::mainstay("debug"));
     if let Some(venv) = python {
         test.env("MAINSTAY_TEST_PYTHON", venv.python());
+    }
+    if let Some(python) = nvrx {
+        test.env("MAINSTAY_TEST_NVRX", python);
     }
     let (status, said) = command::run_watched(&mut test)?;
     let (passed, failed) = check::cargo_counts(&said);

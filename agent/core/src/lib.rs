@@ -36,6 +36,7 @@ pub mod kernel;
 pub mod last_words;
 pub mod ledger;
 pub mod nccl_ras;
+pub mod nvrx;
 pub mod observation;
 pub mod parse;
 pub mod pci;

@@ -4,11 +4,14 @@
 //! - What was not read, or did not answer in its time, is unknown; what is not there is skipped, unless it is required.
 //! - What is known weighs more than what is not: fail, warn, unknown, pass.
 
+pub mod deep;
 mod free;
+mod node_health;
 
 use serde::{Deserialize, Serialize};
 
 pub use free::{Freedom, free};
+pub use node_health::{NodeHealth, node_health};
 
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::time::Span;
@@ -177,7 +180,9 @@ impl Check {
     /// up (`gpu.driver`) have none.
     fn is_of_a_device(&self) -> bool {
         let rest = self.name.split_once('.').map_or("", |(_, rest)| rest);
-        self.verdict != CheckVerdict::Skipped && rest.contains(|c: char| c.is_ascii_digit())
+        !self.name.starts_with("deep.")
+            && self.verdict != CheckVerdict::Skipped
+            && rest.contains(|c: char| c.is_ascii_digit())
     }
 }
 

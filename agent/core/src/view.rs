@@ -2,8 +2,10 @@
 //! killed and started again shows the same as before, and from live samples of the heartbeat pages.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::attention::Attention;
+use crate::device::GpuView;
 use crate::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
 use crate::hang::Hang;
 use crate::health::{Component, HealthState};
@@ -111,6 +113,8 @@ pub struct NodeView {
     pub jobs: BTreeMap<JobId, JobView>,
     /// What operators have said of components.
     pub attention: Attention,
+    /// GPUs with their last readings, in the order of their addresses. Not of the journal.
+    pub gpus: Arc<[GpuView]>,
 }
 
 impl NodeView {

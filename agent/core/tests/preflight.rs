@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::device::{GpuReading, GpuTrouble, Read};
+use mainstay_core::device::{GpuProcess, GpuReading, GpuTrouble, Read};
 use mainstay_core::health::{Component, HealthState};
 use mainstay_core::id::Pid;
 use mainstay_core::preflight::{
@@ -111,7 +111,9 @@ fn the_summary_is_one_line_with_the_heaviest_first() {
 fn gpu(used_mib: u64, processes: &[i32]) -> GpuReading {
     GpuReading {
         memory: Read::Value((used_mib << 20, 80 << 30)),
-        processes: Read::Value(processes.iter().map(|pid| Pid(*pid)).collect()),
+        processes: Read::Value(
+            processes.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect(),
+        ),
         ..GpuReading::default()
     }
 }
@@ -129,4 +131,52 @@ fn a_gpu_is_free_when_nobody_holds_its_memory() {
     assert!(matches!(is(&GpuReading::default(), &none), Freedom::Unknown(_)));
     let lost = GpuReading { trouble: Some(GpuTrouble::Lost), ..gpu(4, &[]) };
     assert!(matches!(is(&lost, &none), Freedom::Unknown(_)));
+}
+
+mod probes {
+    use mainstay_core::health::RecommendedAction;
+    use mainstay_core::preflight::deep::{DeepLimits, Measured, Probe, Probed, What, judge};
+    use mainstay_core::preflight::{Check, CheckVerdict, Group};
+    use mainstay_core::time::Span;
+
+    fn of(probe: &Probe, probed: Probed) -> Check {
+        judge(probe, probed, &DeepLimits::default(), Span::millis(900), Span::seconds(30))
+    }
+
+    fn done(measured: &[(What, f64)]) -> Probed {
+        Probed::Done(measured.iter().map(|(what, value)| Measured { what: *what, value: *value }).collect())
+    }
+
+    #[test]
+    fn a_probe_that_measured_well_passes_with_its_numbers() {
+        let storage = Probe::Storage("/scratch".into());
+        let fast = done(&[(What::Write, 2e9), (What::Read, 3e9), (What::Sync, 0.002), (What::Direct, 1.0)]);
+        let check = of(&storage, fast);
+        assert_eq!((check.verdict, check.group), (CheckVerdict::Pass, Group::Storage));
+        assert_eq!(check.name, "deep.storage:/scratch");
+        assert_eq!(check.reason, "written 1.9 GiB/s, read 2.8 GiB/s, fsync 2000 µs, past the page cache yes");
+    }
+
+    #[test]
+    fn a_slow_one_warns_and_says_of_what_and_the_limit() {
+        let storage = Probe::Storage("/scratch".into());
+        let check = of(&storage, done(&[(What::Write, 1e6), (What::Read, 3e9), (What::Sync, 30.0)]));
+        assert_eq!(check.verdict, CheckVerdict::Warn);
+        assert_eq!(
+            check.reason,
+            "slow: written 976.6 KiB/s (limit 10.0 MiB/s), fsync 30.00 s (limit 10.00 s)"
+        );
+        let no_number = of(&Probe::Memory, done(&[(What::Copy, f64::NAN)]));
+        assert_eq!(no_number.verdict, CheckVerdict::Warn);
+    }
+
+    #[test]
+    fn a_wrong_result_fails_and_what_could_not_be_tried_is_unknown() {
+        let wrong = of(&Probe::Cpu, Probed::Wrong("CPU 3 computed a wrong product".into()));
+        assert_eq!((wrong.verdict, wrong.action), (CheckVerdict::Fail, RecommendedAction::ReplaceNode));
+        let refused = of(&Probe::Storage("/x".into()), Probed::Refused("read-only file system".into()));
+        assert_eq!(refused.verdict, CheckVerdict::Fail);
+        assert_eq!(of(&Probe::Gpu(0), Probed::Absent("no CUDA".into())).verdict, CheckVerdict::Skipped);
+        assert_eq!(of(&Probe::Memory, Probed::Untried("no memory".into())).verdict, CheckVerdict::Unknown);
+    }
 }

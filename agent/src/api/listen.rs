@@ -14,6 +14,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
+use super::authority::PlainAuthority;
+
 /// How long accepting rests after a failure, such as too many open files, that would repeat at once.
 const REST: Duration = Duration::from_millis(200);
 
@@ -100,11 +102,16 @@ impl UnixSocket {
     }
 
     /// Its callers, until the stop. Must be called within a tokio runtime.
-    pub(super) fn incoming(&self, stop: CancellationToken) -> ReceiverStream<io::Result<UnixStream>> {
+    pub(super) fn incoming(
+        &self,
+        stop: CancellationToken,
+    ) -> ReceiverStream<io::Result<PlainAuthority<UnixStream>>> {
         let (sender, receiver) = mpsc::channel(1);
         match self.listener.try_clone().and_then(UnixListener::from_std) {
             Ok(listener) => {
-                tokio::spawn(accept(stop, sender, async move || Ok(listener.accept().await?.0)));
+                tokio::spawn(accept(stop, sender, async move || {
+                    Ok(PlainAuthority::new(listener.accept().await?.0))
+                }));
             }
             Err(error) => {
                 let _ = sender.try_send(Err(error));

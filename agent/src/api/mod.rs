@@ -4,6 +4,7 @@
 //! task, so a hanging driver never makes a question hang. The agent and each launcher serve the same API.
 
 pub mod attach;
+mod authority;
 mod convert;
 mod events;
 mod grpc_health;
@@ -11,6 +12,7 @@ mod health;
 mod http;
 mod listen;
 pub mod metrics;
+pub mod nvrx;
 pub mod operator;
 mod pace;
 mod preflight;
@@ -22,6 +24,7 @@ use std::time::Duration;
 use mainstay_core::health::HealthState;
 use mainstay_core::id::{BootId, Pid};
 use mainstay_core::time::Stamp;
+use mainstay_proto::nvhcd::health_check_service_server::HealthCheckServiceServer;
 use mainstay_proto::v1::event_service_server::EventServiceServer;
 use mainstay_proto::v1::health_service_server::HealthServiceServer;
 use mainstay_proto::{FILE_DESCRIPTOR_SET, grpc_health_v1::health_server::HealthServer};
@@ -164,6 +167,21 @@ pub async fn serve(
         tracing::debug!("callers did not let go in time: their connections are closed");
     }
     result
+}
+
+/// Serves NVRx's node health service alone on a socket of its own, until `stop` is cancelled.
+///
+/// # Errors
+/// The server ended by itself.
+pub async fn serve_node_health(
+    socket: UnixSocket,
+    service: nvrx::NodeHealthService,
+    stop: CancellationToken,
+) -> Result<(), ServeError> {
+    let routes = Routes::new(HealthCheckServiceServer::new(service));
+    let served = grpc(routes, socket.incoming(stop.clone()), stop).await;
+    drop(socket);
+    ended("NVRx's node health service", served)
 }
 
 /// Waits for the stop; a server that ends by itself ends the others too.

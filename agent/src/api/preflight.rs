@@ -12,7 +12,7 @@ use tonic::Status;
 use super::convert::preflight as convert;
 use super::stream::{Caller, End};
 use super::{Mode, ReadSide};
-use crate::board::Looking;
+use crate::board::{BoardReader, Looking};
 
 /// How long a check of what is watched may take.
 const USUAL_DEADLINE: Span = Span::seconds(10);
@@ -65,12 +65,12 @@ impl Wanted {
 pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPreflightResponse>) -> End {
     let began = (read.clock)().mono;
     let until = Duration::from_nanos(wanted.deadline.0);
-    let gone = tokio::time::timeout(until, all_have_looked(&read)).await == Ok(false);
-    if gone {
+    if tokio::time::timeout(until, all_have_looked(&read.board)).await == Ok(false) {
         return End::board_gone();
     }
     let now = (read.clock)().mono;
-    let (checks, silent) = watched(&read, now, wanted.deadline);
+    let (checks, silent) = watched(&read.board, now, wanted.deadline);
+    let silent: Vec<Group> = silent.iter().map(|room| Group::of(room)).collect();
     let checks = conclude(checks, &wanted.groups, &wanted.required, &silent);
     let took = (read.clock)().mono.since(began);
     let last = Item::Summary(PreflightSummary {
@@ -87,21 +87,21 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
 }
 
 /// Waits until every room has looked. False if nobody looks any more.
-async fn all_have_looked(read: &ReadSide) -> bool {
-    let mut board = read.board.clone();
+pub(super) async fn all_have_looked(board: &BoardReader) -> bool {
+    let mut board = board.clone();
     while !board.roster().is_complete() {
         if !board.changed().await {
             return false;
         }
     }
-    !read.board_gone.is_cancelled()
+    !board.is_gone()
 }
 
-/// The components as checks, rooms that did not answer among them, and the groups of these.
-fn watched(read: &ReadSide, now: Mono, deadline: Span) -> (Vec<Check>, Vec<Group>) {
-    let rooms = read.board.roster().rooms();
+/// The components as checks, among them the rooms that did not answer, and the names of these.
+pub(super) fn watched(board: &BoardReader, now: Mono, deadline: Span) -> (Vec<Check>, Vec<String>) {
+    let rooms = board.roster().rooms();
     let room_of = |component: &str| rooms.iter().find(|(_, room)| room.components.contains(component));
-    let view = read.board.view();
+    let view = board.view();
     let mut checks: Vec<Check> = view
         .components
         .values()
@@ -123,7 +123,7 @@ fn watched(read: &ReadSide, now: Mono, deadline: Span) -> (Vec<Check>, Vec<Group
     let mut silent = Vec::new();
     for (name, room) in &rooms {
         if room.took.is_none() {
-            silent.push(Group::of(name));
+            silent.push(name.clone());
             checks.push(Check::unanswered(name, Group::of(name), deadline));
         }
     }

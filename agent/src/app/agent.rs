@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use mainstay_core::attention::ACKNOWLEDGED;
-use mainstay_core::device::DeviceJudge;
+use mainstay_core::device::{DeviceJudge, learned_gpus};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
@@ -31,6 +31,7 @@ use crate::app::about;
 use crate::app::catalog;
 use crate::app::device::{self, Probing};
 use crate::app::kernel_log::{self, Following};
+use crate::app::nvrx;
 use crate::app::rooms;
 use crate::board::{Board, Roster};
 use crate::config::Config;
@@ -60,9 +61,10 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         Routes::new(LauncherServiceServer::new(launchers)).add_service(OperatorServiceServer::new(operators));
     let reader = board.reader();
     let roster = board.roster().clone();
+    nvrx::open(&config, &reader, &stop)?;
     let rooms = rooms::start(&config, &recalled.observed, &inputs, &roster)?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
-    let probing = start_probing(&config, &inputs, &roster)?;
+    let probing = start_probing(&config, &recalled, &inputs, &roster)?;
     if following.is_some() {
         board.roster().expect(KERNEL_LOG, clock::mono(), kernel_log::LONGEST_SILENCE);
     }
@@ -91,6 +93,8 @@ pub(super) struct Recalled {
     pub(super) origins: BTreeMap<JobId, u64>,
     /// What this boot's kernel log told.
     pub(super) kernel: Vec<(Mono, Fact)>,
+    /// What the kernel logs of earlier boots told, in its order.
+    pub(super) earlier: Vec<(Stamp, BootId, Fact)>,
     /// How far that was read.
     pub(super) position: u64,
     /// What the rooms that watch the host saw, in any boot, in its order.
@@ -113,6 +117,9 @@ impl Recalled {
             return self.observed.push((entry.at, entry.boot, observation));
         }
         if entry.boot != *boot {
+            if matches!(fact, Fact::Xid(_) | Fact::KernelReport(_)) {
+                self.earlier.push((entry.at, entry.boot, fact));
+            }
             return;
         }
         let position = match &fact {
@@ -137,6 +144,22 @@ fn open_board(config: &Config) -> anyhow::Result<(Board, Recalled)> {
     Ok((Board::open(journal)?, recalled))
 }
 
+/// Judges what earlier boots of the last week told of devices: a fault that comes again after a reset or a reboot needs
+/// more.
+fn remember_earlier_boots(devices: &mut DeviceJudge, earlier: &[(Stamp, BootId, Fact)]) {
+    const WEEK: i64 = 7 * 86_400 * 1_000_000_000;
+    let since = clock::now().wall.0.saturating_sub(WEEK);
+    let mut before: Option<&BootId> = None;
+    for (at, boot, fact) in earlier.iter().filter(|(at, ..)| at.wall.0 >= since) {
+        if before.is_some_and(|before| before != boot) {
+            devices.next_boot();
+        }
+        before = Some(boot);
+        devices.take_in(at.mono, fact);
+    }
+    devices.next_boot();
+}
+
 /// The judges of the hardware, and the reading of the kernel log if it is to be read.
 pub(super) fn watch_hardware(
     config: &Config,
@@ -147,7 +170,10 @@ pub(super) fn watch_hardware(
     let catalog = catalog::load(&config.catalog.files)?;
     let path = &config.kernel_log.path;
     let host_log = HostLogJudge::new(catalog.clone(), &path.display().to_string());
-    let devices = DeviceJudge::new(catalog, config.gpu.limits.clone());
+    let mut devices =
+        DeviceJudge::new(catalog, config.gpu.limits.clone()).expecting(config.gpu.expected.clone());
+    remember_earlier_boots(&mut devices, &recalled.earlier);
+    recalled.observed.iter().for_each(|(_, _, observation)| devices.recall(observation));
     let file = CursorFile::open(&config.state_dir.join("kernel-log.cursor"));
     let mut cursor = file.kept().cloned();
     if let Some(cursor) = cursor.as_mut().filter(|cursor| cursor.boot == clock::boot_id()) {
@@ -195,6 +221,7 @@ fn make_socket_directory(directory: &Path) -> std::io::Result<()> {
 /// Asks the GPUs' driver by a child process that is this very program.
 pub(super) fn start_probing(
     config: &Config,
+    recalled: &Recalled,
     inputs: &mpsc::Sender<Input>,
     roster: &Roster,
 ) -> anyhow::Result<Option<Probing>> {
@@ -202,11 +229,16 @@ pub(super) fn start_probing(
         return Ok(None);
     }
     let named = !config.gpu.library.as_os_str().is_empty();
+    let boot = clock::boot_id();
+    let of_this_boot =
+        recalled.observed.iter().filter(|(_, of, _)| *of == boot).map(|(_, _, observation)| observation);
     let plan = ProbePlan {
         program: "/proc/self/exe".into(),
         library: named.then(|| config.gpu.library.clone()),
         sys: config.host.sys_root.clone(),
         deadline: Duration::from_nanos(config.gpu.deadline.0.0),
+        details_every: config.gpu.details_interval.0,
+        known: learned_gpus(of_this_boot),
     };
     let interval = Duration::from_nanos(config.gpu.interval.0.0);
     let probing = device::probe(plan, interval, inputs.clone(), roster.clone())

@@ -9,10 +9,15 @@ use crate::time::{Mono, Span};
 /// After so long a fault that comes again is another one.
 pub(super) const MEMORY: Span = Span::seconds(7 * 86_400);
 
+/// Errors of a link that follow each other so soon are one.
+const BURST: Span = Span::seconds(60);
+
 /// The past of one device, by code of fault.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     past: BTreeMap<u32, Past>,
+    /// Errors of each link: when the last one came in this boot, and how many there were.
+    links: BTreeMap<u32, (Option<Mono>, u32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -54,7 +59,8 @@ impl History {
         if !matches!(base, RecommendedAction::ResetDevice | RecommendedAction::RebootNode) {
             return base;
         }
-        let past = self.past.entry(code).or_insert(Past { rung: Rung::First, came: None, remedy: Remedy::None });
+        let past =
+            self.past.entry(code).or_insert(Past { rung: Rung::First, came: None, remedy: Remedy::None });
         if past.came.is_some_and(|(_, last)| at.since(last) > MEMORY) {
             *past = Past { rung: Rung::First, came: None, remedy: Remedy::None };
         }
@@ -84,6 +90,20 @@ impl History {
         }
     }
 
+    /// Counts an error of a link; those of a burst are one. Returns how many there were within a week.
+    pub(super) fn on_link(&mut self, link: u32, at: Mono) -> u32 {
+        let (last, count) = self.links.entry(link).or_default();
+        let since = last.map(|last| at.since(last));
+        if since.is_some_and(|since| since > MEMORY) {
+            *count = 0;
+        }
+        if since.is_none_or(|since| since > BURST) {
+            *count = count.saturating_add(1);
+        }
+        *last = Some(at);
+        *count
+    }
+
     /// The device was reset, or its driver loaded anew.
     pub(super) fn was_reset(&mut self) {
         self.remedied(Remedy::Reset);
@@ -93,6 +113,7 @@ impl History {
     pub(super) fn was_booted(&mut self) {
         self.remedied(Remedy::Reboot);
         self.past.values_mut().for_each(|past| past.came = None);
+        self.links.values_mut().for_each(|(last, _)| *last = None);
     }
 
     fn remedied(&mut self, remedy: Remedy) {

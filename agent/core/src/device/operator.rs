@@ -1,6 +1,7 @@
-//! What operators say of devices.
+//! What operators say of devices, and what another boot means for them.
 
 use super::DeviceJudge;
+use super::programs::Programs;
 use crate::pci::PciAddress;
 use crate::time::Mono;
 
@@ -14,6 +15,19 @@ impl DeviceJudge {
         }
         if let Some(switch) = address("nvswitch.").and_then(|address| self.switches.get_mut(&address)) {
             switch.faults.forget_until(at);
+        }
+    }
+}
+
+impl DeviceJudge {
+    /// Another boot begins in what is recalled: faults are over, and what was tried against them is remembered.
+    pub fn next_boot(&mut self) {
+        for gpu in self.gpus.values_mut() {
+            gpu.programs = Programs::default();
+            gpu.faults.next_boot();
+        }
+        for switch in self.switches.values_mut() {
+            switch.faults.next_boot();
         }
     }
 }

@@ -26,12 +26,23 @@ struct Failure {
 }
 
 impl Programs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.failures.is_empty()
+    }
+
     pub(super) fn faulted(&mut self, at: Mono, xid: &Xid) {
         if self.failures.len() == REMEMBERED {
             self.failures.pop_front();
         }
         let (name, line) = (xid.process.clone(), xid.place.line.clone());
         self.failures.push_back(Failure { at, code: xid.code, name, line });
+    }
+
+    /// Takes the last failure of a code back: it is told again, with more detail.
+    pub(super) fn untell(&mut self, code: u32) {
+        if let Some(place) = self.failures.iter().rposition(|failure| failure.code == code) {
+            self.failures.remove(place);
+        }
     }
 
     /// Whether any failed within the last `span`; older ones are forgotten.

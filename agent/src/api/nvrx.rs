@@ -1,0 +1,76 @@
+//! `nvhcd.HealthCheckService`, the node health service that NVRx's ft_launcher asks before every rendezvous.
+//!
+//! Its client takes a node for healthy on every error, on a late answer and on one that it does not understand. So the
+//! answer comes from memory, and whatever is in doubt here is a plain "no".
+
+use std::time::Duration;
+
+use mainstay_core::preflight::{NodeHealth, node_health};
+use mainstay_core::time::Span;
+use mainstay_proto::nvhcd::health_check_service_server::HealthCheckService;
+use mainstay_proto::nvhcd::{HealthCheckRequest, HealthCheckResponse};
+use serde_json::json;
+use tonic::{Request, Response, Status};
+
+use super::{Clock, preflight};
+use crate::board::BoardReader;
+
+/// How long rooms that have not looked since the agent's start are waited for. The client gives up after 60 s.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a script that finds the node unfit exits with; the client only logs it.
+const UNFIT: i32 = 2;
+
+/// The service.
+pub struct NodeHealthService {
+    board: BoardReader,
+    clock: Clock,
+    fail_on_unknown: bool,
+}
+
+impl NodeHealthService {
+    /// A service over what is published on the board. `fail_on_unknown`: what cannot be told keeps the node out too.
+    pub fn new(board: BoardReader, clock: Clock, fail_on_unknown: bool) -> NodeHealthService {
+        NodeHealthService { board, clock, fail_on_unknown }
+    }
+}
+
+#[tonic::async_trait]
+impl HealthCheckService for NodeHealthService {
+    /// Arguments are for the scripts of others: any are accepted.
+    async fn run_health_check(
+        &self,
+        _: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        if tokio::time::timeout(PATIENCE, preflight::all_have_looked(&self.board)).await == Ok(false) {
+            let why = "nobody watches the node: the agent is ending";
+            return Ok(Response::new(answer(NodeHealth {
+                failed: vec![why.to_owned()],
+                ..NodeHealth::default()
+            })));
+        }
+        Ok(Response::new(answer(health(&self.board, &self.clock, self.fail_on_unknown))))
+    }
+}
+
+/// The node as the board has it.
+pub fn health(board: &BoardReader, clock: &Clock, fail_on_unknown: bool) -> NodeHealth {
+    let patience = Span(u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX));
+    let (checks, silent) = preflight::watched(board, clock().mono, patience);
+    node_health(&checks, &silent, fail_on_unknown)
+}
+
+fn answer(health: NodeHealth) -> HealthCheckResponse {
+    let output = json!({
+        "fail_count": health.failed.len(),
+        "failed_checks": health.failed,
+        "warnings": health.warnings,
+        "unknown": health.unknown,
+    });
+    HealthCheckResponse {
+        success: health.is_fit(),
+        exit_code: if health.is_fit() { 0 } else { UNFIT },
+        output: output.to_string(),
+        error: health.failed.join("; "),
+    }
+}

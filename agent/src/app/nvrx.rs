@@ -1,0 +1,103 @@
+//! The doors for NVRx: its node health service, and its segment health files.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tokio_util::sync::CancellationToken;
+
+use crate::act::segment_file::SegmentFiles;
+use crate::api::nvrx::{NodeHealthService, health};
+use crate::api::{self, Clock, UnixSocket};
+use crate::board::BoardReader;
+use crate::config::{Config, NvrxConfig};
+use crate::os::clock;
+use crate::source::host::identify;
+use crate::source::slurm;
+
+/// How often it is looked for new jobs while the node is unfit: that walks over all processes.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// The least time between two looks at the board.
+const REST: Duration = Duration::from_millis(200);
+
+/// Opens what is configured, until `stop` is cancelled. The socket answers when this returns: launchers look for it
+/// once, at their start.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn open(config: &Config, board: &BoardReader, stop: &CancellationToken) -> anyhow::Result<()> {
+    let NvrxConfig { health_socket, fail_on_unknown, segment_health_dir } = &config.nvrx;
+    let now: Clock = Arc::new(clock::now);
+    if !health_socket.as_os_str().is_empty() {
+        if let Some(directory) = health_socket.parent() {
+            std::fs::create_dir_all(directory).with_context(|| {
+                format!("making the directory {} (nvrx.health_socket)", directory.display())
+            })?;
+        }
+        // Any user's launcher may ask: it is told only whether the node is fit.
+        let socket = UnixSocket::bind(health_socket, 0o666).context("key `nvrx.health_socket`")?;
+        let service = NodeHealthService::new(board.clone(), now.clone(), *fail_on_unknown);
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            if let Err(error) = api::serve_node_health(socket, service, stop).await {
+                tracing::error!(%error, "NVRx is not told of the node any more, and takes it for healthy");
+            }
+        });
+    }
+    if !segment_health_dir.as_os_str().is_empty() {
+        let host = identify().host_name.unwrap_or_else(|| "unknown".to_owned());
+        let files = SegmentFiles::new(segment_health_dir, &host);
+        let (board, fail_on_unknown) = (board.clone(), *fail_on_unknown);
+        let proc = config.host.proc_root.clone();
+        let keep = keep_files(files, board, now, fail_on_unknown, proc);
+        let stop = stop.clone();
+        tokio::spawn(async move { stop.run_until_cancelled(keep).await });
+    }
+    Ok(())
+}
+
+/// Keeps the files true to the node's state. The directory is shared: a call that hangs there holds up nothing else.
+async fn keep_files(
+    files: SegmentFiles,
+    mut board: BoardReader,
+    clock: Clock,
+    fail_on_unknown: bool,
+    proc: PathBuf,
+) {
+    // What an earlier run of the agent wrote is looked at once the node is known.
+    let mut written = true;
+    let mut walked = None;
+    loop {
+        if board.roster().is_complete() {
+            let node = health(&board, &clock, fail_on_unknown);
+            let due = !written || walked.is_none_or(|at: Instant| at.elapsed() >= LOOK_EVERY);
+            let change = match (node.is_fit(), written) {
+                (true, true) => Some(None),
+                (false, _) if due => Some(Some(node.failed.join("; "))),
+                (true, false) | (false, _) => None,
+            };
+            if let Some(unfit) = change {
+                written = unfit.is_some();
+                walked = written.then(Instant::now);
+                let (files, proc) = (files.clone(), proc.clone());
+                let done = tokio::task::spawn_blocking(move || match unfit {
+                    Some(reason) => slurm::segments(&proc)
+                        .iter()
+                        .try_for_each(|segment| files.exclude(&segment.job, &segment.task, &reason)),
+                    None => files.admit_all(),
+                });
+                if let Ok(Err(error)) = done.await {
+                    tracing::warn!(%error, "the segment health files cannot be kept (nvrx.segment_health_dir)");
+                    written = true;
+                }
+            }
+        }
+        // The board is published at every look of a room; that often is not needed.
+        tokio::time::sleep(REST).await;
+        if tokio::time::timeout(LOOK_EVERY, board.changed()).await == Ok(false) {
+            return;
+        }
+    }
+}
