@@ -4,10 +4,10 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
-//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`, `attention` (what operators said),
-//! `freshness`, `testimony`; `entry`, `judged`; `view` (the read
-//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `tpu`, `nccl_ras`
-//! (those of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
+//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`, `attention` (what operators
+//! said), `freshness`, `testimony`; `entry`, `judged`; `view` (the read
+//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `cloud`,
+//! `tpu`, `nccl_ras` (those of announcements, of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
 //! and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `witness`,
 //! `blame`, `policy`, `ledger`; `job`, which joins them; `replay` and `mask`, for journals of others.
@@ -19,6 +19,7 @@ pub mod attention;
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
+pub mod cloud;
 pub mod counter;
 pub mod device;
 pub mod entry;
