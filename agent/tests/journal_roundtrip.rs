@@ -167,6 +167,7 @@ fn health_change() -> impl Strategy<Value = HealthChange> {
             since,
             confidence,
             fault_at,
+            ..Component::default()
         },
     );
     (option::of(health_state()), component).prop_map(|(from, component)| HealthChange { from, component })

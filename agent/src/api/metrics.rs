@@ -3,6 +3,7 @@
 
 use mainstay_core::health::HealthState;
 use mainstay_core::time::Stamp;
+use mainstay_core::tpu::metric as tpu;
 use mainstay_core::view::{JobPhase, JobView, NodeView};
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -63,6 +64,18 @@ pub const METRICS: &[Metric] = &[
         "1 for the state the component is in, 0 for the others.",
     ),
     gauge_of(COMPONENT_READ_AGE, &["component"], "Seconds since the component was last read with success."),
+    gauge_of(
+        tpu::DUTY_CYCLE,
+        &["component"],
+        "Share of time in which the chip's TensorCores had work, 0 to 100.",
+    ),
+    gauge_of(tpu::HBM_USED, &["component"], "Memory of the TPU chip in use, in bytes."),
+    gauge_of(tpu::HBM_TOTAL, &["component"], "Memory of the TPU chip, in bytes."),
+    gauge_of(
+        tpu::HBM_BANDWIDTH,
+        &["component"],
+        "Share of the TPU chip's memory bandwidth in use, 0 to 100.",
+    ),
     gauge_of(JOB_PHASE, &["job", "phase"], "1 for the phase the job is in, 0 for the others."),
     gauge_of(JOB_STEP, &["job"], "The newest step that all ranks are known to have completed."),
     gauge_of(JOB_PACE, &["job"], "Steps per second over the last minute."),
@@ -127,6 +140,9 @@ fn node(view: &NodeView, now: Stamp) {
         }
     }
     for component in view.components.values() {
+        for reading in &component.gauges {
+            gauge!(reading.metric, "component" => component.name.clone()).set(reading.value);
+        }
         // A reading of an earlier boot has no age.
         if let Some(at) = component.read_at.filter(|at| *at <= now.mono) {
             gauge!(COMPONENT_READ_AGE, "component" => component.name.clone())

@@ -2,6 +2,7 @@
 
 mod agent;
 mod attribute;
+mod bundle;
 mod check;
 mod client;
 mod completions;
@@ -14,9 +15,11 @@ mod json;
 mod operator;
 mod output;
 mod probe;
+mod replay;
 mod run;
 mod screen;
 mod status;
+mod stragglers;
 mod torchrun;
 mod version;
 
@@ -64,6 +67,9 @@ enum Command {
     Ack(operator::Ack),
     Silence(operator::Silence),
     Unsilence(operator::Unsilence),
+    Bundle(bundle::Args),
+    Replay(replay::Args),
+    Stragglers(stragglers::Args),
     Check(Box<check::Args>),
     /// Print the version
     Version(version::Args),
@@ -109,6 +115,9 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(args).await,
+        Command::Bundle(args) => bundle::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
         Command::Ack(args) => operator::ack(args).await,
         Command::Silence(args) => operator::silence(args).await,
