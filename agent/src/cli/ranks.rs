@@ -139,7 +139,8 @@ mod tests {
             ..Rank::default()
         };
         let hang = Hang { headline: "rank 1 hangs".into(), culprits: vec![1], ..Hang::default() };
-        let job = Job { id: "demo".into(), ranks: vec![rank(0), rank(1)], hang: Some(hang), ..Job::default() };
+        let job =
+            Job { id: "demo".into(), ranks: vec![rank(0), rank(1)], hang: Some(hang), ..Job::default() };
         let shown = table(&job, Paint::plain());
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[1], "rank 1 hangs");

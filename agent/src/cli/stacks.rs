@@ -20,11 +20,13 @@ const WITHIN: Duration = Duration::from_secs(5);
 
 /// Show where the ranks of a job stand: Python stacks, and what the kernel has them wait in
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Python stacks come from py-spy if it is installed, else from the ranks themselves, which are sent SIGSTKFLT if they have
+#[command(
+    after_help = "Python stacks come from py-spy if it is installed, else from the ranks themselves, which are sent SIGSTKFLT if they have
 a handler for it; training goes on. The ranks are found by the API and read in /proc, so it is to be asked as their
 user or as root, on their host.
 
-Exit status: 0 shown, 3 there is no such job here, 64 the command line was not understood.")]
+Exit status: 0 shown, 3 there is no such job here, 64 the command line was not understood."
+)]
 pub(super) struct Args {
     /// The job
     job: String,
@@ -77,9 +79,9 @@ fn shown(taken: &evidence::Taken, paint: Paint) -> String {
     }
     for group in &taken.groups {
         let Some(rank) = group.ranks.first() else { continue };
-        let stack = taken.whole["ranks"].as_array().and_then(|ranks| {
-            ranks.iter().find(|of| of["rank"] == rank.0)?["python"].as_str()
-        });
+        let stack = taken.whole["ranks"]
+            .as_array()
+            .and_then(|ranks| ranks.iter().find(|of| of["rank"] == rank.0)?["python"].as_str());
         text.push_str(&format!("\n{}\n", paint.dim(&format!("{rank}:"))));
         let stack = stack.unwrap_or("  no Python stack: neither py-spy nor a handler of the client's; --json has what the kernel tells\n");
         for line in stack.lines() {
