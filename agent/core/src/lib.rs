@@ -11,7 +11,8 @@
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `witness`,
 //! `blame`, `policy`, `ledger`; `job`, which joins them; `replay` and `mask`, for journals of others.
 //!
-//! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow).
+//! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow), `numbers` (losses,
+//! gradient norms, digests), `layout` (how ranks share the model), `running`, which joins them.
 #![forbid(unsafe_code)]
 
 pub mod attribute;
@@ -34,9 +35,11 @@ pub mod judge;
 pub mod judged;
 pub mod kernel;
 pub mod last_words;
+pub mod layout;
 pub mod ledger;
 pub mod mask;
 pub mod nccl_ras;
+pub mod numbers;
 pub mod nvrx;
 pub mod observation;
 pub mod parse;
@@ -44,6 +47,7 @@ pub mod pci;
 pub mod policy;
 pub mod preflight;
 pub mod replay;
+pub mod running;
 pub mod settings;
 pub mod straggler;
 pub mod testimony;

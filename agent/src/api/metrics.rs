@@ -41,6 +41,8 @@ const JOB_STEP: &str = "mainstay_job_step";
 const JOB_PACE: &str = "mainstay_job_steps_per_second";
 const JOB_ATTEMPT: &str = "mainstay_job_attempt";
 const JOB_RESTARTS: &str = "mainstay_job_restarts_total";
+const JOB_FINDING: &str = "mainstay_job_finding";
+const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
 const JOURNAL_NEWEST: &str = "mainstay_journal_newest_cursor";
@@ -81,6 +83,12 @@ pub const METRICS: &[Metric] = &[
     gauge_of(JOB_PACE, &["job"], "Steps per second over the last minute."),
     gauge_of(JOB_ATTEMPT, &["job"], "The current attempt, from 0."),
     Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: &["job"], help: "Restarts so far." },
+    gauge_of(
+        JOB_FINDING,
+        &["job", "what", "number"],
+        "1 while something is wrong with the job although no rank has failed.",
+    ),
+    gauge_of(JOB_FINDING_COST, &["job", "what", "number"], "The share of a step that it costs, from 0 to 1."),
     gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
     gauge_of(JOURNAL_NEWEST, &[], "The cursor of the newest event."),
@@ -175,6 +183,14 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
     }
     if let Some(pace) = read.pace.of(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running) {
         gauge!(JOB_PACE, "job" => id.clone()).set(pace);
+    }
+    for finding in job.findings.values() {
+        let (what, number) = (finding.what.word(), finding.finding.to_string());
+        gauge!(JOB_FINDING, "job" => id.clone(), "what" => what, "number" => number.clone()).set(1.0);
+        if let Some(cost) = finding.cost_percent {
+            gauge!(JOB_FINDING_COST, "job" => id.clone(), "what" => what, "number" => number)
+                .set(cost / 100.0);
+        }
     }
     for rank in job.ranks.values() {
         let Some(beat) = &rank.beat else { continue };

@@ -117,6 +117,9 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     if let Some(reason) = &job.end_reason {
         line(screen, &format!("  {}", clean(reason)));
     }
+    if let Some(hang) = job.hang.as_ref().filter(|_| !is_over(job)) {
+        line(screen, &format!("  {}", paint.bad(&clean(&hang.headline))));
+    }
     if let Some(verdict) = &job.last_verdict {
         let sure = format!("{:.0} % sure", verdict.confidence * 100.0);
         let domain = plain(verdict.domain().as_str_name(), "FAULT_DOMAIN");
@@ -132,6 +135,13 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     if let Some(decision) = &job.last_decision {
         let action = plain(decision.action().as_str_name(), "DECIDED_ACTION");
         line(screen, &format!("  decision:     {action}: {}", clean(&decision.why)));
+    }
+    for finding in job.findings.iter().filter(|_| !is_over(job)) {
+        let sure = format!("({:.0} % sure)", finding.confidence * 100.0);
+        line(
+            screen,
+            &format!("  {}: {} {}", paint.warning("finding"), clean(&finding.headline), paint.dim(&sure)),
+        );
     }
     if !job.ranks.is_empty() && !is_over(job) {
         ranks(&job.ranks, paint, screen);

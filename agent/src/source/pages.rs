@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use mainstay_core::entry::{Note, StepDone};
+use mainstay_core::entry::{Note, Spent, StepDone};
 use mainstay_core::hang::{Class, Count, PhaseId, Phases, Sight};
+use mainstay_core::straggler::SectionKind;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::view::BeatView;
 use mainstay_heartbeat::layout::NAME_ENTRIES;
@@ -14,6 +15,9 @@ use mainstay_heartbeat::{
 };
 
 use crate::os::mapping::MappedPage;
+
+/// So many of the last steps tell what a step takes.
+const RECENT: usize = 64;
 
 /// Sections of this name are booked as checkpointing.
 const CHECKPOINT_SECTION: &str = "checkpoint";
@@ -42,6 +46,9 @@ pub struct PageReader {
     /// Whether a pause or a long phase was announced since the last record.
     was_quiet: bool,
     counts: Vec<Count>,
+    /// What the last steps took, in nanoseconds, and how many there were in all.
+    recent: [u64; RECENT],
+    seen: usize,
 }
 
 /// What was told already.
@@ -67,6 +74,8 @@ impl PageReader {
             phases: vec![None; NAME_ENTRIES],
             was_quiet: false,
             counts: Vec::new(),
+            recent: [0; RECENT],
+            seen: 0,
         })
     }
 
@@ -79,7 +88,7 @@ impl PageReader {
 
     /// What is new.
     pub fn look(&mut self) -> News {
-        let PageReader { mapped, told, records, .. } = self;
+        let PageReader { mapped, told, records, recent, seen, .. } = self;
         let Ok(page) = mapped.page() else { return News::default() };
         let mut news = News::default();
         if !told.connected {
@@ -92,6 +101,10 @@ impl PageReader {
         }
         records.clear();
         told.records = page.records_since(told.records, records).next_cursor;
+        for record in records.iter().filter(|record| !record.first) {
+            recent[*seen % RECENT] = record.end_mono_ns.saturating_sub(record.start_mono_ns);
+            *seen = seen.wrapping_add(1);
+        }
         news.steps = records.iter().map(|record| step_done(&page, record)).collect();
         if !told.raised {
             news.raised = raised(&page);
@@ -164,6 +177,13 @@ impl PageReader {
         }
     }
 
+    fn median_step(&self) -> Option<Span> {
+        let mut recent = self.recent;
+        let known = recent.get_mut(..self.seen.min(RECENT)).filter(|known| !known.is_empty())?;
+        let middle = known.len() / 2;
+        Some(Span(*known.select_nth_unstable(middle).1))
+    }
+
     /// What the page tells now, for people.
     pub fn beat(&self) -> Option<BeatView> {
         let page = self.mapped.page().ok()?;
@@ -174,6 +194,7 @@ impl PageReader {
             sections: beat.open_sections().iter().map(|open| name(open.id)).collect(),
             at: Mono(beat.mono_ns),
             loss: beat.loss,
+            median_step: self.median_step(),
         })
     }
 }
@@ -212,16 +233,30 @@ fn refused(refusal: &Refusal) -> String {
 }
 
 fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
-    let is_checkpoint = |id| page.section_name(id).is_some_and(|name| name == CHECKPOINT_SECTION);
-    let checkpoint_ns =
-        record.sections().iter().filter(|spent| is_checkpoint(spent.id)).map(|spent| spent.ns).sum();
+    let mut checkpoint_ns = 0;
+    let mut spent = Spent::default();
+    for section in record.sections() {
+        let Some(name) = page.section_name(section.id) else { continue };
+        if name == CHECKPOINT_SECTION {
+            checkpoint_ns += section.ns;
+        }
+        match SectionKind::of(&name) {
+            SectionKind::Wait => spent.wait_ns += section.ns,
+            SectionKind::Pause => spent.pause_ns += section.ns,
+            SectionKind::Data | SectionKind::Compute => spent.alone_ns += section.ns,
+            SectionKind::Work => {}
+        }
+    }
     StepDone {
         step: record.step,
         start: Mono(record.start_mono_ns),
         end: Mono(record.end_mono_ns),
         first: record.first,
         checkpoint_ns,
+        spent,
         loss: record.loss,
+        grad_norm: record.grad_norm,
+        digest: record.digest,
     }
 }
 

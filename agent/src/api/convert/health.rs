@@ -1,6 +1,8 @@
 //! The node and its jobs.
 
 use mainstay_core::entry::ExitStatus;
+use mainstay_core::finding::Finding;
+use mainstay_core::hang::Hang;
 use mainstay_core::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_core::time::Stamp;
 use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Verdict};
@@ -129,6 +131,29 @@ pub(in crate::api) fn job(job: &JobView, now: Stamp, steps_per_second: Option<f6
         ranks: job.ranks.values().map(|of| rank(of, now)).collect(),
         last_verdict: job.last_verdict.as_ref().map(|of| verdict(of, now)),
         last_decision: job.last_decision.as_ref().map(decision),
+        hang: job.hang.as_ref().map(|of| hang(of, now)),
+        findings: job.findings.values().map(finding).collect(),
+    }
+}
+
+fn finding(of: &Finding) -> v1::Finding {
+    v1::Finding {
+        number: of.finding,
+        attempt: of.attempt.0,
+        what: of.what.word().to_owned(),
+        headline: of.headline.clone(),
+        domain: domain(of.domain).into(),
+        confidence: of.confidence,
+        ranks: of.ranks.iter().map(|rank| rank.0).collect(),
+        device: of.device.clone(),
+        host: of.host.clone(),
+        stage: of.stage,
+        since_step: of.since_step,
+        step: of.step,
+        cost_percent: of.cost_percent,
+        evidence: of.evidence.clone(),
+        last_agreed_step: of.last_agreed_step,
+        doubtful_steps: of.doubtful_steps.clone(),
     }
 }
 
@@ -165,6 +190,17 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
         heartbeat_age: beaten_at.map(|at| duration(now.mono.since(at))),
         loss: beat.and_then(|beat| beat.loss),
         refusal: rank.refusal.clone(),
+        median_step: beat.and_then(|beat| beat.median_step).map(duration),
+    }
+}
+
+fn hang(hang: &Hang, now: Stamp) -> v1::Hang {
+    let kind = serde_json::to_value(hang.kind).ok();
+    v1::Hang {
+        kind: kind.and_then(|kind| kind.as_str().map(str::to_owned)).unwrap_or_default(),
+        headline: hang.headline(),
+        culprits: hang.culprits.iter().map(|rank| rank.0).collect(),
+        since: wall_time(hang.since, now),
     }
 }
 
