@@ -15,9 +15,11 @@ mod json;
 mod operator;
 mod output;
 mod probe;
+mod ranks;
 mod replay;
 mod run;
 mod screen;
+mod stacks;
 mod status;
 mod stragglers;
 mod torchrun;
@@ -59,6 +61,8 @@ enum Command {
     Config(config::Args),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
+    Ranks(ranks::Args),
+    Stacks(stacks::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
     Events(events::Args),
     /// Tell whose fault a failure was, from logs alone
@@ -112,6 +116,8 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
+        Command::Ranks(args) => ranks::run(args).await,
+        Command::Stacks(args) => stacks::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(args).await,
