@@ -6,11 +6,8 @@ mod detect;
 mod figure;
 mod goodput;
 mod heartbeat;
-<<<<<<< HEAD
 mod judge;
-=======
 mod kernel_log;
->>>>>>> main
 mod launchers;
 mod peers;
 mod process;
@@ -71,11 +68,8 @@ enum Name {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
-<<<<<<< HEAD
-    let needs_ranks = args.names.iter().any(|name| !matches!(name, Name::Build | Name::Judge));
-=======
-    let needs_ranks = args.names.iter().any(|name| !matches!(name, Name::Build | Name::KernelLog));
->>>>>>> main
+    let needs_ranks =
+        args.names.iter().any(|name| !matches!(name, Name::Build | Name::Judge | Name::KernelLog));
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.contains(&Name::KernelLog) {
         building::release(&story)?;
