@@ -11,9 +11,9 @@ use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    EventFilter, GetNodeRequest, Job, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
-    PreflightCheck, RunPreflightRequest, RunPreflightResponse, Server, WatchEventsRequest,
-    WatchEventsResponse,
+    EventFilter, GetNodeRequest, Job, ListDevicesRequest, ListDevicesResponse, ListEventsRequest,
+    ListEventsResponse, ListJobsRequest, Node, PreflightCheck, RunPreflightRequest, RunPreflightResponse,
+    Server, WatchEventsRequest, WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -133,6 +133,16 @@ impl Client {
             Ok(answer) => answer,
             Err(_) => Err(AskError::Silent(self.socket.clone())),
         }
+    }
+
+    /// The devices, within the deadline.
+    pub(super) async fn devices(&self) -> Result<ListDevicesResponse, AskError> {
+        let mut health = HealthServiceClient::new(self.channel.clone());
+        within(&self.socket, async {
+            let answer = health.list_devices(ListDevicesRequest {}).await;
+            answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+        })
+        .await
     }
 
     /// Some events after a cursor, within the deadline.

@@ -9,6 +9,7 @@ mod config;
 mod events;
 mod explain;
 mod find;
+mod gpus;
 mod guardian;
 mod json;
 mod output;
@@ -55,6 +56,8 @@ enum Command {
     Config(config::Args),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
+    /// Show the host's GPUs, one line each
+    Gpus(gpus::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
     Events(events::Args),
     /// Tell whose fault a failure was, from logs alone
@@ -102,6 +105,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
+        Command::Gpus(args) => gpus::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(&args),
