@@ -6,11 +6,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::hang::Hang;
+use crate::hang::{Hang, PlaceGroup};
 use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::kernel::{KernelReport, Sxid, Xid};
 use crate::observation::Observation;
+use crate::testimony::Testimony;
 use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Decision, Outcome, Verdict};
 
@@ -88,6 +89,13 @@ pub enum Fact {
     },
     /// A room that watches a component saw something happen to it.
     Observed(Observation),
+    /// The host said what it knows of a failure of the job.
+    HostTestified {
+        /// Which failure.
+        incident: Incident,
+        /// What it knows.
+        testimony: Testimony,
+    },
     /// A call into the GPUs' driver has not returned in time.
     GpuDriverSilent {
         /// When it began.
@@ -209,7 +217,11 @@ pub enum Fact {
         /// The file that holds it, if it could be written.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         file: Option<String>,
-        /// What it comes to, one sentence each.
+        /// The ranks by where they stand, the fewest first.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        groups: Vec<PlaceGroup>,
+        /// Other findings, one sentence each.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
         summary: Vec<String>,
         /// How long it took.
         took: Span,

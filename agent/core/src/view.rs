@@ -243,6 +243,7 @@ impl JobView {
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
             | Fact::Observed(_)
+            | Fact::HostTestified { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::EvidenceTaken { .. }

@@ -29,8 +29,12 @@ pub struct RankEnvironment<'a> {
     pub max_restarts: u32,
     /// Where an uncaught exception is written to.
     pub error_file: &'a Path,
+    /// Where its stacks are written to when that is asked for.
+    pub stacks_file: &'a Path,
     /// The rank's heartbeat page.
     pub page: Option<&'a Path>,
+    /// Where NVRx's client finds its rank monitor.
+    pub monitor: Option<&'a Path>,
     /// Where checkpoints go.
     pub checkpoint_dir: &'a Path,
     /// Where the client writes which modules the rank holds, if that is wanted.
@@ -59,12 +63,16 @@ impl RankEnvironment<'_> {
             // Rank 0 makes the store, anew for each attempt: nobody ever reads what a dead generation wrote.
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
             ("TORCHELASTIC_ERROR_FILE", self.error_file.display().to_string()),
+            ("MAINSTAY_STACKS", self.stacks_file.display().to_string()),
             ("MAINSTAY_JOB_ID", self.job.to_owned()),
             ("MAINSTAY_ATTEMPT", self.attempt.to_string()),
             ("MAINSTAY_CHECKPOINT_DIR", self.checkpoint_dir.display().to_string()),
         ];
         if let Some(page) = self.page {
             variables.push(("MAINSTAY_PAGE", page.display().to_string()));
+        }
+        if let Some(socket) = self.monitor {
+            variables.push(("FT_RANK_MONITOR_IPC_SOCKET", socket.display().to_string()));
         }
         if let Some(file) = self.modules_file {
             variables.push(("MAINSTAY_MODULES", file.display().to_string()));
@@ -83,6 +91,8 @@ pub fn tunables(local_world_size: u32, inherited: impl Fn(&str) -> bool) -> Vec<
         }
     };
     unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+    // What each collective is and whether it is complete; torch keeps it by default for NCCL only.
+    unless_set("TORCH_FR_BUFFER_SIZE", "2000");
     // Output goes to files, which Python would buffer by blocks: a killed rank's last words would be lost.
     unless_set("PYTHONUNBUFFERED", "1");
     if local_world_size > 1 {
@@ -114,7 +124,9 @@ mod tests {
             attempt: 2,
             max_restarts: 3,
             error_file: Path::new("/e"),
+            stacks_file: Path::new("/s"),
             page: None,
+            monitor: None,
             checkpoint_dir: Path::new("/c"),
             modules_file: None,
         }

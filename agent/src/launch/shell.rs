@@ -22,13 +22,15 @@ use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, RankProcess};
 use crate::act::stop::{Stop, reap_orphans, sweep};
 use crate::board::Board;
-use crate::launch::hang::Judge;
+use crate::launch::hang::{Evidence, Judge};
 use crate::launch::{Settings, Warm, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
+use crate::source::evidence::Subject;
+use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
 
 /// Pages are looked at this often even if nothing rings.
@@ -82,6 +84,8 @@ pub struct Launcher {
     ranks: Vec<RankProcess>,
     /// The pages of those that have one.
     pages: BTreeMap<Rank, PageReader>,
+    /// The sockets of ranks that may speak to a rank monitor of NVRx.
+    monitors: BTreeMap<Rank, Monitor>,
     stop: Option<Stop>,
     /// The signal that asked the launcher to stop, if one has; the ranks get the same.
     asked_by: Option<i32>,
@@ -90,6 +94,7 @@ pub struct Launcher {
     /// The way to the agent, while there is one.
     agent: Option<mpsc::Sender<LinkOrder>>,
     ruling_until: Option<tokio::time::Instant>,
+    evidence: Option<Evidence>,
     looks: u32,
     exit: Option<i32>,
 }
@@ -133,11 +138,13 @@ impl Launcher {
             attempt: Attempt(0),
             ranks: Vec::new(),
             pages: BTreeMap::new(),
+            monitors: BTreeMap::new(),
             stop: None,
             asked_by: None,
             port: None,
             agent: None,
             ruling_until: None,
+            evidence: None,
             looks: 0,
             exit: None,
         };
@@ -166,6 +173,7 @@ impl Launcher {
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
                 () = until(force_at) => self.force(),
+                taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
                 news = self.warm.news() => {
                     if let Some(fact) = self.warm.heard(news) {
@@ -221,6 +229,7 @@ impl Launcher {
         };
         let number = port.number();
         self.port = Some(port);
+        self.listen_to_nvrx(attempt);
         let spare = self.guardian.as_ref().map(Guardian::pid);
         let warm = self.warm.start(&self.crew, attempt, number, spare).and_then(|started| match started {
             Ok(started) => Some(started),
@@ -232,7 +241,8 @@ impl Launcher {
         match warm.map_or_else(|| self.crew.start(attempt, number), Ok) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
             Ok((ranks, page_trouble)) => {
-                self.pages = ranks.iter().filter_map(|rank| Some((rank.rank, page_reader(rank)?))).collect();
+                self.pages =
+                    ranks.iter().filter_map(|rank| Some((rank.rank, self.page_reader(rank)?))).collect();
                 self.ranks = ranks;
                 self.hangs.begin_attempt(attempt, clock::mono());
                 for rank in &self.ranks {
@@ -249,6 +259,33 @@ impl Launcher {
                 }
             }
         }
+    }
+
+    /// Sockets for ranks that speak to a rank monitor of NVRx. Without them the ranks run all the same.
+    fn listen_to_nvrx(&mut self, attempt: Attempt) {
+        self.monitors.clear();
+        let Some(directory) = &self.crew.page_dir else { return };
+        for local_rank in 0..self.crew.local_world_size {
+            match Monitor::listen(directory, &self.crew.page_spec(attempt, local_rank)) {
+                Ok(monitor) => {
+                    self.monitors.insert(Rank(local_rank), monitor);
+                }
+                Err(error) => {
+                    tracing::debug!(local_rank, %error, "no socket for NVRx's client");
+                }
+            }
+        }
+    }
+
+    fn page_reader(&self, process: &RankProcess) -> Option<PageReader> {
+        let (path, file) = process.page.as_ref()?;
+        let stand_in = self.monitors.get(&process.rank).map(Monitor::page);
+        PageReader::of(file)
+            .inspect_err(
+                |error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"),
+            )
+            .ok()
+            .map(|reader| reader.with_stand_in(stand_in))
     }
 
     fn show_output(&self) {
@@ -450,8 +487,35 @@ impl Launcher {
         }
     }
 
+    /// Begins to write down what the ranks are at, in a thread: `/proc` may hold up a reader.
     fn take_evidence(&mut self, attempt: Attempt) {
-        let taken = Fact::EvidenceTaken { attempt, file: None, summary: Vec::new(), took: Span::default() };
+        let file = self.crew.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
+        self.evidence = Some(Evidence::begin(attempt, file, self.subjects()));
+    }
+
+    fn subjects(&self) -> Vec<Subject> {
+        let living = self.ranks.iter().filter(|rank| rank.exit.is_none());
+        living
+            .map(|rank| {
+                let beat = self.pages.get(&rank.rank).and_then(PageReader::beat).unwrap_or_default();
+                Subject {
+                    rank: rank.rank,
+                    pid: rank.pid,
+                    stacks: Some(rank.files.stacks.clone()),
+                    step: beat.step,
+                    sections: beat.sections,
+                }
+            })
+            .collect()
+    }
+
+    fn evidence_taken(&mut self, taken: Fact) {
+        self.evidence = None;
+        // A last look: what moved meanwhile did not hang.
+        self.look();
+        if let Some(passed) = self.hangs.passed(clock::mono()) {
+            return self.fact(passed);
+        }
         self.fact(taken);
     }
 
@@ -551,13 +615,6 @@ fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
     }
 }
 
-fn page_reader(process: &RankProcess) -> Option<PageReader> {
-    let (path, file) = process.page.as_ref()?;
-    PageReader::of(file)
-        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"))
-        .ok()
-}
-
 fn started_rank(process: &RankProcess) -> StartedRank {
     StartedRank {
         rank: process.rank,
@@ -581,6 +638,13 @@ fn watch(rank: &RankProcess, attempt: Attempt, ended: mpsc::UnboundedSender<Ende
 async fn next_ring(watcher: Option<&Watcher>) -> std::io::Result<()> {
     match watcher {
         Some(watcher) => watcher.next().await.map(drop),
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_evidence(evidence: &mut Option<Evidence>) -> Fact {
+    match evidence {
+        Some(evidence) => evidence.taken().await,
         None => std::future::pending().await,
     }
 }

@@ -7,8 +7,9 @@ use mainstay_core::health::Component;
 use mainstay_core::host_log::{HostLogJudge, LogState};
 use mainstay_core::id::Pid;
 use mainstay_core::kernel::LogCursor;
-use mainstay_core::testimony::{Testimony, Witness};
+use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Mono;
+use mainstay_core::witness::Witness;
 
 use crate::store::cursor::CursorFile;
 

@@ -3,9 +3,11 @@
 pub mod activity;
 pub mod device;
 pub mod error_file;
+pub mod evidence;
 pub mod fabric;
 pub mod host;
 pub mod kmsg;
+pub mod nvrx;
 pub mod pages;
 pub mod slurm;
 pub mod tpu;

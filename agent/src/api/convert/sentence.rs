@@ -39,6 +39,11 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::KernelLogGap { records: None } => {
             "records of the kernel log were overwritten before they were read".to_owned()
         }
+        Fact::HostTestified { testimony, .. } => format!(
+            "the host testifies: {} of its kernel, {} not fit for training",
+            counted(testimony.kernel_lines.len() as u64, "line", "lines"),
+            counted(testimony.sick.len() as u64, "component", "components")
+        ),
         Fact::Observed(observation) => format!("{}: {}", observation.component, observation.detail),
         Fact::GpuDriverSilent { .. } => {
             "the GPUs' driver does not answer: a call into it has not returned in time".to_owned()
@@ -76,9 +81,9 @@ fn fact_sentence(fact: &Fact) -> String {
             format!("{}; it is only told of, as asked for", hang.headline())
         }
         Fact::HangPassed { after, .. } => format!("the ranks move again, after {after}: they did not hang"),
-        Fact::EvidenceTaken { file, summary, took, .. } => {
+        Fact::EvidenceTaken { file, groups, took, .. } => {
             let file = file.as_ref().map_or_else(String::new, |file| format!(" ({file})"));
-            let found = summary.first().map_or_else(String::new, |first| format!(": {first}"));
+            let found = groups.first().map_or_else(String::new, |first| format!(": {first}"));
             format!("what the ranks were at was written down in {took}{file}{found}")
         }
         Fact::AttemptEnded { attempt, orphans_killed: 0 } => {
