@@ -1,12 +1,14 @@
 //! Floor 2. Eyes: what is read from the outside world becomes facts.
 
 pub mod activity;
+pub mod cloud;
 pub mod device;
 pub mod error_file;
 pub mod evidence;
 pub mod fabric;
 pub mod host;
 pub mod kmsg;
+pub mod nccl_ras;
 pub mod nvrx;
 pub mod pages;
 pub mod slurm;
