@@ -10,7 +10,7 @@ use crate::finding::Finding;
 use crate::hang::Hang;
 use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
-use crate::time::{Mono, Stamp};
+use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Action, Decision, Verdict};
 
 /// Where a job stands.
@@ -73,6 +73,8 @@ pub struct BeatView {
     pub at: Mono,
     /// The last loss it gave.
     pub loss: Option<f64>,
+    /// What its steps took lately, in the middle.
+    pub median_step: Option<Span>,
 }
 
 /// A job on this host.

@@ -3,7 +3,7 @@
 
 use mainstay_proto::v1::process_exit::How;
 use mainstay_proto::v1::{
-    Component, Decision, Event, Finding, Gap, Job, Node, ProcessExit, Rank, Server, Verdict,
+    Component, Decision, Event, Finding, Gap, Hang, Job, Node, ProcessExit, Rank, Server, Verdict,
 };
 use prost_types::{Duration, Timestamp};
 use serde_json::{Map, Value, json};
@@ -79,8 +79,18 @@ pub(super) fn job(job: &Job) -> Value {
         "checkpoint_dir": job.checkpoint_dir,
         "ranks": job.ranks.iter().map(rank).collect::<Vec<Value>>(),
         "last_verdict": job.last_verdict.as_ref().map(verdict),
+        "hang": job.hang.as_ref().map(hang),
         "last_decision": job.last_decision.as_ref().map(decision),
         "findings": job.findings.iter().map(finding).collect::<Vec<_>>(),
+    }))
+}
+
+fn hang(hang: &Hang) -> Value {
+    present(json!({
+        "kind": hang.kind,
+        "headline": hang.headline,
+        "culprits": hang.culprits,
+        "since": hang.since.as_ref().map(time),
     }))
 }
 
@@ -97,6 +107,7 @@ fn rank(rank: &Rank) -> Value {
         "heartbeat_age": rank.heartbeat_age.as_ref().map(seconds),
         "loss": rank.loss,
         "refusal": rank.refusal,
+        "median_step": rank.median_step.as_ref().map(seconds),
     }))
 }
 

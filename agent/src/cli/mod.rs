@@ -15,9 +15,11 @@ mod guardian;
 mod json;
 mod output;
 mod probe;
+mod ranks;
 mod replay;
 mod run;
 mod screen;
+mod stacks;
 mod status;
 mod stragglers;
 mod torchrun;
@@ -61,6 +63,8 @@ enum Command {
     Status(status::Args),
     /// Show the host's GPUs, one line each
     Gpus(gpus::Args),
+    Ranks(ranks::Args),
+    Stacks(stacks::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
     Events(events::Args),
     /// Tell whose fault a failure was, from logs alone
@@ -112,6 +116,8 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
         Command::Gpus(args) => gpus::run(args).await,
+        Command::Ranks(args) => ranks::run(args).await,
+        Command::Stacks(args) => stacks::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(&args),

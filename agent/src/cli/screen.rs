@@ -117,6 +117,9 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     if let Some(reason) = &job.end_reason {
         line(screen, &format!("  {}", clean(reason)));
     }
+    if let Some(hang) = job.hang.as_ref().filter(|_| !is_over(job)) {
+        line(screen, &format!("  {}", paint.bad(&clean(&hang.headline))));
+    }
     if let Some(verdict) = &job.last_verdict {
         let sure = format!("{:.0} % sure", verdict.confidence * 100.0);
         let domain = plain(verdict.domain().as_str_name(), "FAULT_DOMAIN");

@@ -2,6 +2,7 @@
 
 use mainstay_core::entry::ExitStatus;
 use mainstay_core::finding::Finding;
+use mainstay_core::hang::Hang;
 use mainstay_core::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_core::time::Stamp;
 use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Verdict};
@@ -130,6 +131,7 @@ pub(in crate::api) fn job(job: &JobView, now: Stamp, steps_per_second: Option<f6
         ranks: job.ranks.values().map(|of| rank(of, now)).collect(),
         last_verdict: job.last_verdict.as_ref().map(|of| verdict(of, now)),
         last_decision: job.last_decision.as_ref().map(decision),
+        hang: job.hang.as_ref().map(|of| hang(of, now)),
         findings: job.findings.values().map(finding).collect(),
     }
 }
@@ -188,6 +190,17 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
         heartbeat_age: beaten_at.map(|at| duration(now.mono.since(at))),
         loss: beat.and_then(|beat| beat.loss),
         refusal: rank.refusal.clone(),
+        median_step: beat.and_then(|beat| beat.median_step).map(duration),
+    }
+}
+
+fn hang(hang: &Hang, now: Stamp) -> v1::Hang {
+    let kind = serde_json::to_value(hang.kind).ok();
+    v1::Hang {
+        kind: kind.and_then(|kind| kind.as_str().map(str::to_owned)).unwrap_or_default(),
+        headline: hang.headline(),
+        culprits: hang.culprits.iter().map(|rank| rank.0).collect(),
+        since: wall_time(hang.since, now),
     }
 }
 
