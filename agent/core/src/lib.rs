@@ -17,6 +17,7 @@ pub mod attribute;
 pub mod blame;
 pub mod catalog;
 pub mod counter;
+pub mod dcgm;
 pub mod device;
 pub mod entry;
 pub mod fabric;

@@ -7,4 +7,5 @@ pub mod journal;
 pub mod kmsg;
 pub mod log;
 pub mod nvidia;
+pub mod prometheus;
 pub mod sysfs;
