@@ -9,6 +9,7 @@ mod roster;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use mainstay_core::device::GpuView;
 use mainstay_core::entry::{Body, Entry};
 use mainstay_core::health::Component;
 use mainstay_core::host::changes;
@@ -98,6 +99,11 @@ impl Board {
     /// the next [`Board::publish`]. A change of state is recorded as a health entry instead.
     pub fn set_component(&mut self, component: Component) {
         self.view.components.insert(component.name.clone(), component);
+    }
+
+    /// Takes in the GPUs with their last readings, shown at the next [`Board::publish`]. They are not journaled.
+    pub fn set_gpus(&mut self, gpus: Vec<GpuView>) {
+        self.view.gpus = gpus.into();
     }
 
     /// Shows the components as they stand: changes of state go into the journal, fresh readings only into the

@@ -11,10 +11,11 @@ mod paths;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use mainstay_core::device::DeviceLimits;
+use mainstay_core::device::{DeviceLimits, ExpectedGpus};
 use mainstay_core::fabric::{Expected, FabricLimits};
-use mainstay_core::host::HostLimits;
+use mainstay_core::host::{HostLimits, SystemLimits};
 use mainstay_core::preflight::deep::DeepLimits;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
@@ -27,7 +28,7 @@ pub use paths::Environment;
 
 use layers::Layers;
 
-use crate::source::host::Roots;
+use crate::source::host::{Roots, SystemPlan};
 use crate::source::tpu::FORBIDDEN_PORT;
 use crate::store::journal::Limits;
 
@@ -105,8 +106,47 @@ settings! {
     sections {
         /// When the host counts as degraded or unhealthy.
         limits: HostLimits,
+        /// Processes, clocks, network mounts, services and the like: docs/reference/checks.md.
+        system: SystemConfig,
     }
 }
+
+settings! {
+    /// How the host's operating system is watched.
+    pub struct SystemConfig {
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// Least time between two looks through all processes. There are fewer where there are very many processes, and
+        /// on an idle host.
+        scan_interval: Period = Period::seconds(30),
+        /// Time from one question to a network file system to the next.
+        mounts_interval: Period = Period::seconds(30),
+        /// Network file systems that are not asked, by where they are mounted or a directory above that.
+        exclude_mounts: Vec<PathBuf> = Vec::new(),
+        /// Types of network file systems beside those that are known, like "fuse.myfs".
+        file_systems: Vec<String> = Vec::new(),
+        /// Services of systemd that matter. Those that are not installed are passed over.
+        units: Vec<String> = DEFAULT_UNITS.iter().map(|unit| (*unit).to_owned()).collect(),
+        /// The program that tells of services. Empty: systemctl, where systemd runs.
+        systemctl: PathBuf = PathBuf::new(),
+        /// Kernel modules that must be loaded.
+        modules: Vec<String> = Vec::new(),
+    }
+    sections {
+        /// When the operating system counts as degraded or unhealthy.
+        limits: SystemLimits,
+    }
+}
+
+/// Services that GPUs and their networks need.
+const DEFAULT_UNITS: [&str; 6] = [
+    "nvidia-fabricmanager.service",
+    "nvidia-persistenced.service",
+    "nvidia-imex.service",
+    "nvidia-dcgm.service",
+    "openibd.service",
+    "opensm.service",
+];
 
 settings! {
     /// How the kernel log is read.
@@ -126,10 +166,15 @@ settings! {
         library: PathBuf = PathBuf::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
-        /// How long an answer of the driver may take until it counts as hung.
+        /// Time from one reading of what changes slowly, or costs more to read, to the next: counters of NVLinks, ECC errors by
+        /// place, limits, versions.
+        details_interval: Period = Period::seconds(60),
+        /// How long the driver may take for one GPU until it counts as hung.
         deadline: Period = Period::seconds(10),
     }
     sections {
+        /// What the GPUs of this host should be like.
+        expected: ExpectedGpus,
         /// When a GPU counts as degraded or unhealthy, and for how long.
         limits: DeviceLimits,
     }
@@ -313,6 +358,25 @@ impl Config {
         Roots { proc: proc_root.clone(), sys: sys_root.clone(), fstab: fstab.clone() }
     }
 
+    /// How the operating system is read, by the probes of `program`.
+    pub fn system_plan(&self, program: PathBuf) -> SystemPlan {
+        let system = &self.host.system;
+        let time = |period: Period| Duration::from_nanos(period.0.0);
+        let systemctl = (!system.systemctl.as_os_str().is_empty()).then(|| system.systemctl.clone());
+        SystemPlan {
+            roots: self.host_roots(),
+            program,
+            scan_every: time(system.scan_interval),
+            ask_mounts_every: time(system.mounts_interval),
+            mount_deadline: time(system.limits.mounts.deadline),
+            exclude_mounts: system.exclude_mounts.clone(),
+            file_systems: system.file_systems.clone(),
+            systemctl,
+            units: system.units.clone(),
+            modules: system.modules.clone(),
+        }
+    }
+
     /// Where the journal is.
     pub fn journal_dir(&self) -> PathBuf {
         self.state_dir.join("journal")
@@ -368,7 +432,23 @@ impl Config {
             "it must be an absolute path",
         );
         must(self.gpu.interval >= Period::seconds(1), "gpu.interval", "it must be at least 1s");
+        must(
+            matches!(self.gpu.expected.mig.as_str(), "" | "on" | "off"),
+            "gpu.expected.mig",
+            "it must be \"on\", \"off\" or empty",
+        );
+        for (key, number) in [
+            ("gpu.limits.nvlink_error_rate", self.gpu.limits.nvlink_error_rate),
+            ("gpu.limits.pcie_replays", self.gpu.limits.pcie_replays),
+        ] {
+            must(number > 0.0 && number.is_finite(), key, "it must be above 0");
+        }
         must(self.host.interval >= Period::seconds(1), "host.interval", "it must be at least 1s");
+        must(
+            self.host.system.interval >= Period::seconds(1),
+            "host.system.interval",
+            "it must be at least 1s",
+        );
         must(self.tpu.interval >= Period::seconds(1), "tpu.interval", "it must be at least 1s");
         must(absolute(&self.tpu.log_dir), "tpu.log_dir", "it must be an absolute path");
         must(

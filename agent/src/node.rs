@@ -5,13 +5,14 @@ mod hardware;
 
 use std::collections::BTreeMap;
 
-use mainstay_core::device::DeviceReport;
+use mainstay_core::device::{DeviceReport, GpuEvent};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::Component;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
 use mainstay_core::testimony::Testimony;
+use mainstay_core::time::Stamp;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
@@ -61,6 +62,8 @@ pub enum Input {
     },
     /// The GPUs' driver was asked.
     Devices(DeviceReport),
+    /// The GPUs' driver told something unasked.
+    GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
     KernelLog(LogReport),
 }
@@ -150,7 +153,7 @@ impl Node {
                 () = stop.cancelled() => break,
                 Some(input) = inputs.recv() => self.step(input),
                 // The watchdog is fed from here: it guards the loop, not a timer.
-                _ = sync.tick() => { self.sync(); alive(); }
+                _ = sync.tick() => { self.tell_events(); self.sync(); alive(); }
             }
         }
         self.record(None, Fact::AgentStopped);
@@ -215,6 +218,7 @@ impl Node {
                 }
             }
             Input::Devices(report) => self.devices(report),
+            Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
         }
     }
@@ -290,8 +294,14 @@ impl Node {
         }
         // With each look, what time has done to the hardware is shown too.
         let now = clock::now();
-        let mut components = judged.components;
-        components.extend(self.hardware.components(now.mono));
+        self.show(now, judged.components);
+    }
+
+    /// Shows what was sensed, and the hardware as it stands.
+    fn show(&mut self, now: Stamp, mut components: Vec<Component>) {
+        let (hardware, gpus) = self.hardware.judge(now.mono);
+        components.extend(hardware);
+        self.board.set_gpus(gpus);
         self.board.show_host(now, components);
     }
 
@@ -313,22 +323,35 @@ impl Node {
 
     fn devices(&mut self, report: DeviceReport) {
         let now = clock::now();
-        if let Some(fact) = self.hardware.devices_are(now.mono, report) {
+        for fact in self.hardware.devices_are(now.mono, report) {
             self.record(None, fact);
         }
-        let components = self.hardware.components(now.mono);
-        self.board.show_host(now, components);
+        self.show(now, Vec::new());
+    }
+
+    fn gpu_events(&mut self, events: &[GpuEvent]) {
+        let now = clock::now();
+        events.iter().for_each(|event| self.hardware.event(now.mono, event));
+        self.tell_events();
+        self.show(now, Vec::new());
+    }
+
+    /// Tells what the driver told, once its line in the kernel log had its time to come.
+    fn tell_events(&mut self) {
+        for (at, fact) in self.hardware.due(clock::mono()) {
+            self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+        }
     }
 
     fn kernel_log(&mut self, report: LogReport) {
         for (at, fact) in report.facts {
-            self.hardware.take_in(at, &fact);
-            self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+            if self.hardware.take_in(at, &fact) {
+                self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+            }
         }
         let now = clock::now();
         self.hardware.log_is(now.mono, report.state, report.cursor);
-        let components = self.hardware.components(now.mono);
-        self.board.show_host(now, components);
+        self.show(now, Vec::new());
     }
 
     /// Tells when the launcher's process ends.

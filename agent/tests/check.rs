@@ -184,7 +184,7 @@ fn probes_measure_the_host_and_leave_nothing_behind() {
         assert!(check["seconds"].as_f64().unwrap() > 0.0);
     }
     let storage = of(&told, &format!("deep.storage:{}", scratch.display()));
-    assert!(storage["reason"].as_str().unwrap().contains("fsync"), "{storage:#}");
+    assert!(storage["evidence"].to_string().contains("fsync"), "{storage:#}");
     assert_eq!(of(&told, "deep.storage:/nowhere/at/all")["verdict"], "unknown");
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
 }
@@ -223,11 +223,12 @@ fn the_way_to_a_peer_is_measured() {
         .spawn()
         .unwrap();
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(listening.stderr.take().unwrap()), &mut line).unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(listening.stderr.take().unwrap()), &mut line)
+        .unwrap();
     let address = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).unwrap().to_owned();
     let told = host.check_as_json(&format!("--alone --group network --peer {address} --deadline 60s"));
     let peer = of(&told, &format!("deep.peer:{address}"));
-    assert!(peer["reason"].as_str().unwrap().contains("round trip"), "{peer:#}");
+    assert!(peer["evidence"].to_string().contains("round trip"), "{peer:#}");
     listening.kill().unwrap();
     listening.wait().unwrap();
     let told = host.check_as_json(&format!("--alone --group network --peer {address} --deadline 60s"));

@@ -4,18 +4,22 @@
 mod support;
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_agent::source::device::{DeviceSource, ProbePlan};
+use mainstay_agent::source::device::{DeviceSource, ProbePlan, Waited};
 use mainstay_core::catalog::Catalog;
 use mainstay_core::device::{
-    DeviceJudge, DeviceLimits, DeviceReport, DriverTrouble, GpuReading, GpuTrouble, ProbeAnswer, Read,
+    Clocks, DeviceJudge, DeviceLimits, DeviceReport, DriverTrouble, EccCount, EccPlace, FabricInfo, GpuEvent,
+    GpuProcess, GpuReading, GpuTrouble, ProbeAnswer, Read, SlowdownTimes, SramErrors,
 };
 use mainstay_core::entry::Fact;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::id::Pid;
 use mainstay_core::parse::kmsg::Record;
 use mainstay_core::parse::log::LogReader;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::time::{Mono, Span};
 use serde_json::{Value, json};
 use support::Agent;
@@ -82,11 +86,18 @@ impl Host {
     }
 
     /// One look at the GPUs, some time later.
-    fn look(&mut self) -> (DeviceReport, Option<Fact>) {
+    fn look(&mut self) -> (DeviceReport, Vec<Fact>) {
         self.now = self.now.after(Span::seconds(10));
         let report = self.source.sample(self.now);
-        let fact = self.judge.report(self.now, report.clone());
-        (report, fact)
+        let facts = self.judge.report(self.now, report.clone());
+        (report, facts)
+    }
+
+    /// Some looks: what was found is taken back only after several that are in order.
+    fn look_for_a_while(&mut self) {
+        for _ in 0..3 {
+            self.gpus();
+        }
     }
 
     fn gpus(&mut self) -> Vec<GpuReading> {
@@ -112,7 +123,14 @@ impl Host {
 }
 
 fn plan(library: Option<PathBuf>, deadline: Duration) -> ProbePlan {
-    ProbePlan { program: env!("CARGO_BIN_EXE_mainstay").into(), library, sys: "/nowhere".into(), deadline }
+    ProbePlan {
+        program: env!("CARGO_BIN_EXE_mainstay").into(),
+        library,
+        sys: "/nowhere".into(),
+        deadline,
+        details_every: Span::default(),
+        known: Vec::new(),
+    }
 }
 
 const FIRST: &str = "gpu.0000:01:00";
@@ -150,7 +168,7 @@ fn a_lost_gpu_keeps_its_name_and_takes_no_other_along() {
     host.gpus();
     host.expect(FIRST, Unhealthy, ResetDevice);
     host.set("/gpus/0/codes", json!({}));
-    host.gpus();
+    host.look_for_a_while();
     host.expect(FIRST, Healthy, Nothing);
 }
 
@@ -182,29 +200,35 @@ fn errors_of_a_lifetime_are_no_fault_and_those_of_now_are() {
     host.set("/gpus/0/values", json!({"ecc_aggregate": 12, "remapped_uncorrected": 3}));
     host.gpus();
     host.expect(FIRST, Healthy, Nothing);
-    host.set("/gpus/0/values", json!({"ecc_volatile": 1}));
-    host.gpus();
-    host.expect(FIRST, Unhealthy, ResetDevice);
-    host.set("/gpus/0/values", json!({"remap_pending": 1}));
-    host.gpus();
-    host.expect(FIRST, Degraded, ResetDevice);
-    host.set("/gpus/0/values", json!({"remap_failed": 1}));
-    host.gpus();
-    host.expect(FIRST, Unhealthy, ReplaceNode);
+    for (values, state, action) in [
+        (json!({"ecc_volatile": 1}), Unhealthy, ResetDevice),
+        (json!({"remap_pending": 1}), Degraded, ResetDevice),
+        (json!({"remap_failed": 1}), Unhealthy, ReplaceNode),
+    ] {
+        host.set("/gpus/0/values", values);
+        host.gpus();
+        host.expect(FIRST, state, action);
+        host.set("/gpus/0/values", json!({}));
+        host.look_for_a_while();
+        host.expect(FIRST, Healthy, Nothing);
+    }
 }
 
 #[test]
 fn links_are_missed_that_were_there_before() {
     let mut host = Host::with_gpus(1);
     host.set("/gpus/0/links_down", json!([17]));
-    host.gpus();
+    host.look_for_a_while();
     host.expect(FIRST, Healthy, Nothing);
     host.set("/gpus/0/links_down", json!([3, 17]));
     host.gpus();
-    assert_eq!(host.expect(FIRST, Unhealthy, ResetDevice), "NVLink 3 down that was up before");
+    assert_eq!(host.expect(FIRST, Unhealthy, ResetDevice), "NVLink 3 down, 16 of 17 up");
+    let reason = host.expect("nvlink.0000:01:00/3", Unhealthy, ResetDevice);
+    assert!(reason.ends_with("its other end is 0000:c1:00"), "{reason}");
     host.set("/gpus/0/values", json!({"mig": 1}));
     host.gpus();
     host.expect(FIRST, Healthy, Nothing);
+    host.expect("nvlink.0000:01:00/3", Healthy, Nothing);
 }
 
 #[test]
@@ -270,6 +294,180 @@ fn each_way_of_not_being_readable_has_its_own_words() {
 }
 
 #[test]
+fn everything_that_a_library_tells_is_read() {
+    let mut host = Host::with_gpus(1);
+    host.set("/gpus/0/processes", json!([[4711, 1_000_000], [4712, u64::MAX]]));
+    host.set(
+        "/gpus/0/links",
+        json!({"4": {"replays": 12, "crc": 3, "recovered": 2, "effective_ber": 0x50c}}),
+    );
+    host.set(
+        "/gpus/0/values",
+        json!({"dram_corrected_aggregate": 7, "sram_threshold": 0, "sram_uncorrected_aggregate": 2, "margin": -1,
+               "slowdown_thermal": 5, "pages_uncorrected": 2, "fabric_mask": 0x155, "memory_temperature": 61}),
+    );
+    let gpu = host.gpus().remove(0);
+    let process = |pid, memory| GpuProcess { pid: Pid(pid), memory };
+    assert_eq!(gpu.processes, Read::Value(vec![process(4711, Some(1_000_000)), process(4712, None)]));
+    assert_eq!((gpu.margin, gpu.memory_temperature), (Read::Value(-1), Read::Value(61)));
+    assert_eq!(gpu.slowdown, Read::Value(SlowdownTimes { thermal: 5, brake: 0 }));
+    assert_eq!(gpu.clocks, Read::Value(Clocks { sm: 1980, memory: 2619 }));
+    let fabric = FabricInfo { state: 3, status: 0, health_mask: 0x155, health_summary: 1 };
+    assert_eq!((gpu.fabric, gpu.unrepairable), (Read::Value(fabric), Read::Value(false)));
+    let details = gpu.details.unwrap();
+    let corrected = EccCount { place: EccPlace::Dram, corrected: true, lifetime: true, count: 7 };
+    assert!(details.ecc.contains(&corrected), "{:?}", details.ecc);
+    let sram = SramErrors { uncorrected_lifetime: 2, ..SramErrors::default() };
+    assert_eq!((details.sram, details.pages_retired), (Read::Value(sram), Read::Value((0, 2))));
+    assert_eq!((details.hottest, details.power_limit), (Read::Value(87), Read::Value(700_000)));
+    assert_eq!((details.slowdown_margin, details.inforom_valid), (Read::Value(-2), Read::Value(true)));
+    assert_eq!(
+        (details.persistence, details.gsp, details.ecc_on),
+        (Read::Value(true), Read::Value(true), Read::Value(true))
+    );
+    assert_eq!(details.vbios, Read::Value("96.00.61.00.01".to_owned()));
+    let link = details.links.into_iter().find(|of| of.link == 4).unwrap();
+    assert_eq!(
+        (link.replays, link.recoveries, link.crc, link.recovered),
+        (Some(12), Some(0), Some(3), Some(2))
+    );
+    assert_eq!((link.effective_ber, link.symbol_ber), (Some(5e-12), Some(0.0)));
+    assert_eq!(link.remote.map(|remote| remote.to_string()).as_deref(), Some("0000:c1:00"));
+}
+
+#[test]
+fn a_driver_of_old_lacks_much_and_is_no_worse_for_it() {
+    let host = Host::with_gpus(2);
+    let library = host.directory.path().join(fake_devices::LIBRARY);
+    let newest = fs::read(&library).unwrap();
+    let old = fake_devices::without(
+        &newest,
+        &[
+            "nvmlDeviceGetPciInfo_v3",
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetGpuFabricInfoV",
+            "nvmlDeviceGetSramEccErrorStatus",
+            "nvmlDeviceGetMarginTemperature",
+            "nvmlDeviceGetUnrepairableMemoryFlag_v1",
+            "nvmlDeviceGetFieldValues",
+            "nvmlDeviceGetRemappedRows",
+            "nvmlDeviceGetGspFirmwareMode",
+            "nvmlDeviceValidateInforom",
+            "nvmlEventSetCreate",
+        ],
+    );
+    assert_ne!(newest, old);
+    // Not over the old one, which is mapped.
+    let beside = library.with_extension("old");
+    fs::write(&beside, old).unwrap();
+    fs::rename(beside, &library).unwrap();
+    let mut host = host;
+    host.set("/gpus/0/processes", json!([[4711, 1_000_000]]));
+    host.set("/gpus/0/links", json!({"4": {"replays": 12}}));
+    host.set("/gpus/0/values", json!({"clock_reasons": 4, "violation_thermal": 9}));
+    let gpus = host.gpus();
+    let gpu = &gpus[0];
+    assert_eq!(gpu.identity.as_ref().unwrap().address.to_string(), "0000:01:00");
+    assert_eq!(gpu.processes, Read::Value(vec![GpuProcess { pid: Pid(4711), memory: Some(1_000_000) }]));
+    assert_eq!((&gpu.clock_reasons, &gpu.fabric), (&Read::Value(4), &Read::NotOffered));
+    assert_eq!((&gpu.remapped, &gpu.recovery_action), (&Read::NotOffered, &Read::NotOffered));
+    assert_eq!(gpu.slowdown, Read::Value(SlowdownTimes { thermal: 9, brake: 0 }));
+    let details = gpu.details.as_ref().unwrap();
+    assert_eq!(
+        (&details.sram, &details.gsp, &details.inforom_valid),
+        (&Read::NotOffered, &Read::NotOffered, &Read::NotOffered)
+    );
+    assert_eq!(details.links[4].replays, Some(12));
+    host.expect(FIRST, Healthy, Nothing);
+    host.expect(SECOND, Healthy, Nothing);
+}
+
+#[test]
+fn an_older_version_of_a_struct_is_asked_for_where_the_newest_is_not_known() {
+    let mut host = Host::with_gpus(2);
+    host.set("/gpus/0/values", json!({"fabric_version": 2, "fabric_status": 28, "fabric_summary": 2}));
+    let fabric = FabricInfo { state: 3, status: 28, health_mask: 0, health_summary: 0 };
+    assert_eq!(host.gpus()[0].fabric, Read::Value(fabric));
+}
+
+#[test]
+fn odd_answers_of_one_gpu_are_unknown_there_and_nowhere_else() {
+    let mut host = Host::with_gpus(2);
+    host.gpus();
+    for function in ["nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetNvLinkState"] {
+        host.set("/gpus/0/codes", json!({function: 999}));
+        host.gpus();
+        host.expect(FIRST, Unknown, Nothing);
+        host.expect(SECOND, Healthy, Nothing);
+    }
+    // What is not needed to call it well may fail as it likes.
+    let codes = json!({"nvmlDeviceGetPowerUsage": 999, "nvmlDeviceGetComputeRunningProcesses_v3": 2, "nvmlDeviceGetFieldValues": 999,
+        "nvmlDeviceGetMigMode": 2, "nvmlDeviceGetGpuFabricInfoV": 999, "nvmlDeviceGetSerial": 3, "nvmlDeviceGetPersistenceMode": 4});
+    host.set("/gpus/0/codes", codes);
+    host.gpus();
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_driver_that_is_slow_is_not_one_that_hangs() {
+    let mut host = Host::with_deadline(3, Duration::from_secs(3));
+    host.set("/slow_ms", json!(10));
+    assert_eq!(host.gpus().len(), 3);
+    host.expect("gpu.driver", Healthy, Nothing);
+}
+
+#[test]
+fn xids_come_by_events_too() {
+    let mut host = Host::with_gpus(2);
+    host.gpus();
+    let (reader, _writer) = std::io::pipe().unwrap();
+    // A GPU that does not offer the newer kinds is asked for the older.
+    host.set("/event_kinds", json!(0xa));
+    let event = |kind, data| json!({"gpu": 1, "kind": kind, "data": data});
+    host.set("/events", json!([event(8, 79), event(2, 0)]));
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        match host.source.wait(reader.as_fd(), Duration::from_secs(60)) {
+            Waited::Told(events) => told.extend(events),
+            other => panic!("{other:?}"),
+        }
+    }
+    let gpu = PciAddress::parse("0000:02:00");
+    let event = |kind, data| GpuEvent { gpu, kind, data, instance: None };
+    assert_eq!(told, [event(8, 79), event(2, 0)]);
+    host.judge.event(host.now, &told[0]);
+    host.expect(SECOND, Unhealthy, RebootNode);
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_library_without_events_is_watched_all_the_same() {
+    for codes in [
+        json!({"nvmlEventSetCreate": 3}),
+        json!({"nvmlDeviceRegisterEvents": 3}),
+        json!({"nvmlEventSetWait_v2": 999}),
+    ] {
+        let mut host = Host::with_gpus(1);
+        host.set("/codes", codes);
+        host.gpus();
+        host.expect(FIRST, Healthy, Nothing);
+    }
+}
+
+#[test]
+fn a_gpu_that_was_lost_before_the_agent_began_keeps_its_name() {
+    let mut host = Host::with_gpus(2);
+    let gpus = host.gpus();
+    let known: Vec<_> = gpus.into_iter().map(|gpu| (gpu.index, gpu.identity.unwrap())).collect();
+    host.set("/gpus/0/codes", json!({"*": 15}));
+    let library = host.directory.path().join(fake_devices::LIBRARY);
+    host.source = DeviceSource::new(ProbePlan { known, ..plan(Some(library), Duration::from_secs(60)) });
+    host.gpus();
+    host.expect(FIRST, Unhealthy, RebootNode);
+}
+
+#[test]
 fn a_library_that_is_not_there_is_said_to_be_missing() {
     let mut source =
         DeviceSource::new(plan(Some("/nowhere/libnvidia-ml.so.1".into()), Duration::from_secs(60)));
@@ -286,7 +484,7 @@ fn a_host_without_gpus_is_left_in_peace() {
     let mut source = DeviceSource::new(plan(None, Duration::from_secs(60)));
     assert_eq!(source.sample(Mono(1)), DeviceReport::NoGpus);
     let mut judge = DeviceJudge::new(catalog(), DeviceLimits::default());
-    assert_eq!(judge.report(Mono(1), DeviceReport::NoGpus), None);
+    assert_eq!(judge.report(Mono(1), DeviceReport::NoGpus), []);
     assert_eq!(judge.components(Mono(1)), []);
 }
 
@@ -295,29 +493,30 @@ fn a_driver_that_hangs_is_a_fact_and_is_asked_again() {
     let mut host = Host::with_deadline(1, Duration::from_secs(5));
     host.gpus();
     host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
-    let (report, fact) = host.look();
+    let (report, facts) = host.look();
     let since = host.now;
-    assert_eq!(report, DeviceReport::Silent { since });
-    assert_eq!(fact, Some(Fact::GpuDriverSilent { since }));
+    assert_eq!(report, DeviceReport::Silent { since, reading: Some(0) });
+    assert_eq!(facts, [Fact::GpuDriverSilent { since }]);
     host.expect("gpu.driver", Unknown, Nothing);
     host.expect(FIRST, Unknown, Nothing);
 
     host.now = host.now.after(Span::seconds(60));
-    let (report, fact) = host.look();
-    assert_eq!((report, fact), (DeviceReport::Silent { since }, None));
+    let (report, facts) = host.look();
+    assert_eq!((report, facts), (DeviceReport::Silent { since, reading: Some(0) }, Vec::new()));
     let reason = host.expect("gpu.driver", Unhealthy, RebootNode);
     assert!(reason.starts_with("driver hung since 70"), "{reason}");
+    assert!(reason.ends_with("while GPU 0000:01:00 was read"), "{reason}");
 
     host.set("/hang", json!([]));
     // Whoever hung is not gone at once; until then nobody else is started.
-    let fact = loop {
+    let facts = loop {
         match host.look() {
             (DeviceReport::Silent { .. }, _) => {}
-            (DeviceReport::Answered(_), fact) => break fact,
+            (DeviceReport::Answered(_), facts) => break facts,
             (other, _) => panic!("{other:?}"),
         }
     };
-    assert!(matches!(fact, Some(Fact::GpuDriverAnswered { .. })));
+    assert!(matches!(facts[0], Fact::GpuDriverAnswered { .. }));
     host.expect("gpu.driver", Healthy, Nothing);
     host.expect(FIRST, Healthy, Nothing);
 }

@@ -49,6 +49,7 @@ fn entries() -> Vec<Body> {
             }),
             link_registers: Some(LinkRegisters { link: 1, registers: vec![1] }),
             caused_by: Some(48),
+            by_event: true,
             place: LogPlace::default(),
         })),
         Body::Fact(Fact::Sxid(Sxid {

@@ -149,6 +149,14 @@ impl Client {
         }
     }
 
+    /// Section `id` took `ns` of the present step where the host's clock does not see it: on a device.
+    #[inline]
+    pub fn spend(&self, id: SectionId, ns: u64) {
+        if let Some(mut page) = self.write() {
+            page.spend(id, ns);
+        }
+    }
+
     /// What comes next takes long, at most `span`: until then, or until [`resume`](Self::resume), no progress is expected
     /// of the job and nothing is taken for a hang.
     pub fn expect_long(&self, span: Duration) {

@@ -35,4 +35,4 @@ mod token;
 
 pub use client::{Client, PAGE_VARIABLE, SectionGuard};
 pub use error::OpenError;
-pub use mainstay_heartbeat::{Collective, ExitKind, Measures, Note, SectionId};
+pub use mainstay_heartbeat::{Collective, ExitKind, Measures, Note, Operation, OperationKind, SectionId};

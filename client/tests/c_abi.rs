@@ -52,6 +52,8 @@ fn null_and_garbage_arguments_are_tolerated() {
             if (mainstay_section_intern("\xff\xfe") == MAINSTAY_SECTION_OTHER) return 5;
             mainstay_section_leave(4000000000u);
             mainstay_section_enter(4000000000u);
+            mainstay_resume(); mainstay_pause(); mainstay_pause(); mainstay_resume();
+            mainstay_expect_long(1.5); mainstay_resume();
             mainstay_exit_note(-77, NULL, NULL, "\xc3");
             mainstay_close(); mainstay_close();
             return mainstay_active() ? 6 : 0;

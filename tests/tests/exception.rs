@@ -3,7 +3,7 @@
 use mainstay_core::entry::{Body, ExitStatus, Fact};
 use mainstay_core::id::{Attempt, Rank};
 use mainstay_core::verdict::{Action, Cause};
-use mainstay_tests::{Stage, has_client, story};
+use mainstay_tests::{Stage, has_client, mainstay, story};
 
 #[test]
 fn a_rank_that_raised_is_not_waited_for_while_its_process_takes_its_time_to_die() {
@@ -154,4 +154,40 @@ if ATTEMPT == 0:
     end.assert_status(0);
     let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
     assert!(verdict.headline.contains("no_such_module") && !verdict.headline.contains("step"), "{end}");
+}
+
+#[test]
+fn a_run_can_be_bundled_without_its_secrets_and_judged_anew_elsewhere() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(0)
+raise ValueError("no run for token=abcdef0123456789")
+"#;
+    let job = stage.python(script).ranks(1).options("--max-restarts 1").start();
+    let run_dir = job.run_dir();
+    let end = job.end();
+    let bundle = stage.work().join("incident.jsonl");
+    let ask = |arguments: &[&std::ffi::OsStr]| {
+        let told =
+            std::process::Command::new(mainstay()).args(arguments).output().expect("mainstay can be started");
+        (told.status.code(), String::from_utf8_lossy(&told.stdout).into_owned())
+    };
+    let made = ask(&["bundle".as_ref(), run_dir.as_ref(), "-o".as_ref(), bundle.as_ref()]);
+    assert_eq!(made.0, Some(0), "{end}");
+    let text = std::fs::read_to_string(&bundle).expect("a bundle");
+    assert!(text.contains("no run for token=<masked>") && !text.contains("abcdef0123456789"), "{text}");
+    let (status, told) = ask(&["replay".as_ref(), bundle.as_ref()]);
+    assert_eq!(status, Some(0), "{told}{end}");
+    assert_eq!(told.matches("judged as then").count(), story::verdicts(&end.story).len(), "{told}{end}");
+    // What was judged otherwise is seen: as if this version knew better.
+    let changed = text.replace(r#""domain":"user""#, r#""domain":"hardware""#);
+    assert_ne!(changed, text, "{text}");
+    std::fs::write(&bundle, changed).expect("a file");
+    let (status, told) = ask(&["replay".as_ref(), bundle.as_ref()]);
+    assert_eq!(status, Some(1), "{told}");
+    assert!(told.contains("domain: the hardware's fault, now the training program's fault"), "{told}");
 }

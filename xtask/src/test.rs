@@ -68,6 +68,10 @@ pub fn run(args: &Args) -> ExitCode {
     }
     if args.wants(Part::Scenarios) || args.wants(Part::Python) {
         let python = prepare_python(&mut checks);
+        checks.run("program (cargo build)", || {
+            let (status, _) = command::run_watched(&mut cargo(&["build", "--package", "mainstay-agent"]))?;
+            Ok(Verdict::of(status.success()))
+        });
         if args.wants(Part::Python) {
             checks.run("Python client (pytest on the wheel)", || pytest(python.as_ref()));
         }
@@ -93,10 +97,6 @@ fn prepare_python(checks: &mut Checks) -> Option<Venv> {
 
 /// The end-to-end scenarios on the program as `cargo build` makes it, with ranks in a Python that has the wheel.
 fn scenarios(checks: &mut Checks, python: Option<&Venv>) {
-    checks.run("program (cargo build)", || {
-        let (status, _) = command::run_watched(&mut cargo(&["build", "--package", "mainstay-agent"]))?;
-        Ok(Verdict::of(status.success()))
-    });
     let nvrx = prepare_nvrx(checks, python);
     checks.run("end-to-end scenarios (cargo test)", || {
         cargo_test_beside(&["--package", "mainstay-tests"], python, nvrx.as_deref())

@@ -12,6 +12,7 @@ use crate::id::Rank;
 use crate::judge::RankEnd;
 use crate::testimony::Testimony;
 use crate::verdict::{Cause, FaultDomain, Verdict};
+use crate::witness;
 
 /// What an OOM kill at the time of a SIGKILL speaks with, in log-odds.
 const OUT_OF_MEMORY: f64 = 4.0;
@@ -34,7 +35,7 @@ pub fn complete(
         let lines = testimony.kernel_lines.join("\n");
         evidence.findings.push(Scan::of_text(catalog, "kernel log", None, Kind::Kernel, lines.as_bytes()));
     }
-    evidence.observations.extend(testimony.observations(verdict.fault_at));
+    evidence.observations.extend(witness::observations(testimony, verdict.fault_at));
     if verdict.cause == Cause::OutOfMemory {
         evidence.observations.push(Observation {
             family: "kernel".to_owned(),

@@ -178,7 +178,8 @@ impl DcgmJudge {
                     HealthState::Degraded => Weight::Warning,
                     HealthState::Unhealthy => Weight::Error,
                 };
-                let values = [("code", incident.code), ("system", incident.system), ("health", incident.health)];
+                let values =
+                    [("code", incident.code), ("system", incident.system), ("health", incident.health)];
                 Fact::Observed(Observation {
                     component: incident.gpu.map_or_else(|| "dcgm".to_owned(), |gpu| format!("dcgm.gpu{gpu}")),
                     event: "dcgm_incident".to_owned(),

@@ -1,34 +1,49 @@
-//! The judge of GPUs and of the switches between them, one component each: `gpu.0000:3b:00`, `nvswitch.0000:c1:00`.
+//! The judge of GPUs and of the switches between them, one component each: `gpu.0000:3b:00`, `nvswitch.0000:c1:00`,
+//! and one for each NVLink that is ill: `nvlink.0000:3b:00/4`.
 //!
 //! - A fault of a program condemns no GPU: that a kernel was wrong says nothing of what it ran on.
 //! - What follows in the wake of a fault is folded into it; the driver's own word on what is needed goes with it.
 //! - A fault stays until its condition is gone: until the driver says so or was loaded anew (what a reset heals),
-//!   until the next boot, or, where new processes are all that is needed, for a while.
+//!   until the next boot, or, where new processes are all that is needed, for a while. Another board has no past.
+//! - Counters are judged by what they gain, limits by several readings, the driver's own words at once.
 //! - What cannot be read is unknown, and heavier evidence still counts.
 
+mod checks;
 mod driver;
 mod faults;
+mod gpu;
 mod limits;
+mod links;
+mod log;
 mod programs;
 mod reading;
+mod readings;
+mod recall;
+mod told;
+mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-pub use limits::DeviceLimits;
-
+pub use gpu::GpuView;
+pub use limits::{DeviceLimits, ExpectedGpus};
 pub use reading::{
-    DeviceReport, DriverTrouble, GpuIdentity, GpuReading, GpuTrouble, PcieLink, ProbeAnswer, Read,
-    RemappedRows,
+    Clocks, DeviceReport, DriverTrouble, EccCount, EccPlace, FabricInfo, GpuDetails, GpuEvent, GpuIdentity,
+    GpuProcess, GpuReading, GpuTrouble, LinkErrors, LinkReading, PcieLink, ProbeAnswer, ProbeLine,
+    ProbeRequest, Read, RemappedRows, SlowdownTimes, SramErrors,
 };
+pub use recall::learned_gpus;
 
-use driver::{Driver, Readings};
-use faults::{Came, Faults};
-use programs::Programs;
+use driver::Driver;
+use faults::Faults;
+use gpu::{Around, Gpu, Known};
+use readings::{POWER_BRAKE, Rules};
+use told::Told;
+use watch::Change;
 
-use crate::catalog::{Blame, Catalog, CodeMeaning, NvlinkMeaning};
+use crate::catalog::Catalog;
 use crate::entry::Fact;
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
-use crate::kernel::{KernelClass, KernelReport, Sxid, Xid};
+use crate::observation::{Observation, Weight};
 use crate::pci::PciAddress;
 use crate::time::Mono;
 
@@ -39,24 +54,18 @@ const NOT_INITIALISED: u32 = u32::MAX;
 /// XID by which the driver says what a GPU needs.
 const RECOVERY_ACTION: u32 = 154;
 
-/// Judges GPUs and switches from what the kernel log tells of them.
+/// Judges GPUs and switches from what the kernel log and the driver tell of them.
 #[derive(Clone, Debug)]
 pub struct DeviceJudge {
     catalog: Catalog,
     limits: DeviceLimits,
+    expected: ExpectedGpus,
     gpus: BTreeMap<PciAddress, Gpu>,
     switches: BTreeMap<PciAddress, Switch>,
     driver: Driver,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Gpu {
-    faults: Faults,
-    programs: Programs,
-    readings: Readings,
-    /// The driver counted it before and does not any more.
-    missing: bool,
-    shown: Shown,
+    /// The power supply's brake, while it slows several GPUs down, and since it once did.
+    power: Option<Shown>,
+    told: Told,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -83,198 +92,189 @@ impl Shown {
 impl DeviceJudge {
     /// A judge that knows of no device yet.
     pub fn new(catalog: Catalog, limits: DeviceLimits) -> DeviceJudge {
-        let (gpus, switches) = (BTreeMap::new(), BTreeMap::new());
-        DeviceJudge { catalog, limits, gpus, switches, driver: Driver::default() }
+        DeviceJudge {
+            catalog,
+            limits,
+            expected: ExpectedGpus::default(),
+            gpus: BTreeMap::new(),
+            switches: BTreeMap::new(),
+            driver: Driver::default(),
+            power: None,
+            told: Told::default(),
+        }
+    }
+
+    /// The same, held to what the host should have.
+    pub fn expecting(self, expected: ExpectedGpus) -> DeviceJudge {
+        DeviceJudge { expected, ..self }
     }
 
     /// Takes in what came of asking the driver at `at`. Returns what is worth a place in the journal.
-    pub fn report(&mut self, at: Mono, report: DeviceReport) -> Option<Fact> {
-        let before = self.driver.report.as_ref().map(|(_, report)| report);
-        let silent_since = match before {
-            Some(DeviceReport::Silent { since }) => Some(*since),
+    pub fn report(&mut self, at: Mono, report: DeviceReport) -> Vec<Fact> {
+        let silent_since = match self.driver.report.as_ref().map(|(_, report)| report) {
+            Some(DeviceReport::Silent { since, .. }) => Some(*since),
             _ => None,
         };
-        let fact = match (silent_since, &report) {
-            (None, DeviceReport::Silent { since }) => Some(Fact::GpuDriverSilent { since: *since }),
+        let mut facts = match (silent_since, &report) {
+            (None, DeviceReport::Silent { since, .. }) => vec![Fact::GpuDriverSilent { since: *since }],
             (Some(since), DeviceReport::Answered(_)) => {
-                Some(Fact::GpuDriverAnswered { after: at.since(since) })
+                vec![Fact::GpuDriverAnswered { after: at.since(since) }]
             }
-            _ => None,
+            _ => Vec::new(),
         };
-        if let DeviceReport::Answered(answer) = &report {
-            self.driver.read_at = Some(at);
-            if let ProbeAnswer::Gpus { gpus, .. } = answer {
-                self.readings(at, gpus);
+        match &report {
+            DeviceReport::Answered(answer) => {
+                self.driver.answered(at);
+                if let ProbeAnswer::Gpus { gpus, .. } = answer {
+                    facts.extend(self.readings(at, gpus));
+                }
             }
+            DeviceReport::NoGpus => facts.extend(self.note_missing(at, &[])),
+            DeviceReport::Silent { .. } | DeviceReport::Broken(_) => {}
         }
         self.driver.report = Some((at, report));
-        fact
+        facts
     }
 
-    fn readings(&mut self, at: Mono, readings: &[GpuReading]) {
-        let named = |address: PciAddress| {
-            readings
-                .iter()
-                .any(|reading| reading.identity.as_ref().is_some_and(|known| known.address == address))
-        };
-        for (address, gpu) in &mut self.gpus {
-            gpu.missing = gpu.readings.last.is_some() && !named(*address);
-        }
+    fn readings(&mut self, at: Mono, readings: &[GpuReading]) -> Vec<Fact> {
+        let mut facts = self.note_missing(at, readings);
         for reading in readings {
-            if let Some(identity) = &reading.identity {
-                self.gpus.entry(identity.address).or_default().readings.take_in(at, reading);
+            let Some(identity) = &reading.identity else { continue };
+            let gpu = self.gpus.entry(identity.address).or_default();
+            if gpu.is_replaced_by(identity) {
+                *gpu = Gpu { shown: gpu.shown.clone(), ..Gpu::default() };
+                let words = format!("another board sits here now: {}", identity.uuid);
+                facts.push(observed(identity.address, "gpu_replaced", Weight::Info, words, []));
+            }
+            let rules = Rules { limits: &self.limits, expected: &self.expected, gpus: readings.len() };
+            let changes = gpu.readings.take_in(at, reading, rules);
+            if changes.iter().any(|(_, change)| matches!(change, Change::Began(_))) {
+                gpu.fault_at = Some(at);
+            }
+            facts.extend(changes.into_iter().map(|(check, change)| noted(identity.address, check, change)));
+            gpu.good = if reading.trouble.is_none() { gpu.good.saturating_add(1) } else { 0 };
+            let links = gpu.readings.links.learned().clone();
+            let now = Known { index: reading.index, identity: identity.clone(), links };
+            if gpu.good >= self.limits.worsen_after && gpu.known.as_ref() != Some(&now) {
+                facts.push(recall::learned(&now));
+                gpu.known = Some(now);
             }
         }
+        facts
+    }
+
+    /// Notes which GPUs the driver does not count any more.
+    fn note_missing(&mut self, at: Mono, readings: &[GpuReading]) -> Vec<Fact> {
+        let present: Vec<&GpuIdentity> = readings.iter().filter_map(|of| of.identity.as_ref()).collect();
+        // One that does not tell who it is may be any of them: gpu.driver speaks of it.
+        let nameless = readings.len() > present.len();
+        // Where it is known how many there should be, those that are there suffice.
+        let enough = self.expected.gpus > 0 && readings.len() >= self.expected.gpus as usize;
+        let mut facts = Vec::new();
+        for (address, gpu) in &mut self.gpus {
+            let of_reading = gpu.readings.last.as_ref().and_then(|last| last.identity.as_ref());
+            let before = of_reading.or(gpu.known.as_ref().map(|known| &known.identity));
+            let is_here = present.iter().any(|now| {
+                now.address == *address
+                    || before.is_some_and(|before| !before.uuid.is_empty() && before.uuid == now.uuid)
+            });
+            let missing = before.is_some() && !is_here && !nameless && !enough;
+            if missing != gpu.missing {
+                gpu.missing = missing;
+                let (event, weight, words) = if missing {
+                    gpu.fault_at = Some(at);
+                    ("gpu_missing", Weight::Error, "the driver counted it before and does not any more")
+                } else {
+                    ("gpu_back", Weight::Info, "the driver counts it again")
+                };
+                facts.push(observed(*address, event, weight, words.to_owned(), []));
+            }
+        }
+        facts
     }
 
     /// Takes in what the kernel log told at `at`; facts of other kinds are passed over. After a restart the facts of
-    /// this boot are taken in again, in their order.
-    pub fn take_in(&mut self, at: Mono, fact: &Fact) {
+    /// this boot are taken in again, in their order. Whether it is news: an XID may have been told before, by an event.
+    pub fn take_in(&mut self, at: Mono, fact: &Fact) -> bool {
         match fact {
-            Fact::Xid(xid) => self.xid(at, xid),
+            Fact::Xid(xid) => return self.xid_line(at, xid),
             Fact::Sxid(sxid) => self.sxid(at, sxid),
             Fact::KernelReport(report) => self.kernel_report(at, report),
             _ => {}
         }
+        true
     }
 
     /// The components as they stand at `now`.
     pub fn components(&mut self, now: Mono) -> Vec<Component> {
+        self.judge(now).0
+    }
+
+    /// The components as they stand at `now`, and the GPUs with their readings.
+    pub fn judge(&mut self, now: Mono) -> (Vec<Component>, Vec<GpuView>) {
         let alone = self.only_one_with_faulting_programs(now);
-        let mut components = Vec::new();
-        let unreadable = self.driver.why_unreadable();
-        components.extend(self.driver.component(now, &self.limits));
+        let (mut components, mut views) = (Vec::new(), Vec::new());
+        let unreadable = self.driver.why_unreadable(now, &self.limits);
+        let driver_asked = self.driver.report.is_some();
+        let index_of = |gpu: &Gpu| gpu.readings.last.as_ref().map(|last| last.index);
+        let named: BTreeMap<u32, PciAddress> =
+            self.gpus.iter().filter_map(|(address, gpu)| Some((index_of(gpu)?, *address))).collect();
+        let name_of = |index: u32| match named.get(&index) {
+            Some(address) => format!("GPU {address}"),
+            None => format!("GPU {index} of its list"),
+        };
+        components.extend(self.driver.component(now, &self.limits, &self.expected, name_of));
+        let braked = self.gpus.values().filter(|gpu| gpu.readings.holds(POWER_BRAKE)).count();
+        let rack = braked > 1;
+        components.extend(self.power(now, rack, braked));
         for (address, gpu) in &mut self.gpus {
             gpu.faults.forget_passed(now, self.limits.passing.0);
-            let alone = alone == Some(*address);
-            components.push(gpu.component(*address, now, &self.limits, alone, unreadable.as_deref()));
+            if !gpu.is_of_interest(driver_asked) {
+                continue;
+            }
+            let around = Around {
+                alone: alone == Some(*address),
+                unreadable: unreadable.as_deref(),
+                rack,
+                driver_asked,
+            };
+            let component = gpu.component(*address, now, &self.limits, around);
+            views.push(gpu.view(&component, *address));
+            components.push(component);
+            let read_at = gpu.readings.read_at;
+            components.extend(gpu.readings.links.components(*address, now, read_at));
         }
         for (address, switch) in &mut self.switches {
             switch.faults.forget_passed(now, self.limits.passing.0);
             components.push(switch.component(*address, now));
         }
-        components
+        (components, views)
     }
 
-    fn xid(&mut self, at: Mono, xid: &Xid) {
-        let gpu = self.gpus.entry(xid.gpu).or_default();
-        let window = self.limits.echo_window.0;
-        if let (RECOVERY_ACTION, Some(number)) = (xid.code, xid.recovery_action) {
-            gpu.faults.driver_says(at, number, &xid.place.line, window);
-            return;
+    /// What slows several GPUs down at once is the power of node or rack, and no GPU's fault.
+    fn power(&mut self, now: Mono, rack: bool, braked: usize) -> Option<Component> {
+        if !rack && self.power.is_none() {
+            return None;
         }
-        let Some(meaning) = self.catalog.xid(xid.code) else {
-            gpu.faults.came(Came::unknown(at, "XID", xid.code, &xid.place.line), &no_codes(), window);
-            return;
+        let words = format!(
+            "the power supply's brake slowed {braked} of {} GPUs down: look at the power of node and rack",
+            self.gpus.len()
+        );
+        let (state, reason, action) = if rack {
+            (HealthState::Degraded, words, RecommendedAction::ContactSupport)
+        } else {
+            (HealthState::Healthy, "no brake any more".to_owned(), RecommendedAction::None)
         };
-        gpu.faults.cancel(&meaning.cancels);
-        let caused = xid.caused_by.is_some_and(|cause| gpu.faults.echo(at, cause, xid.code));
-        if caused || gpu.faults.echo_of_any(at, &meaning.echo_of, xid.code, window) {
-            return;
-        }
-        if meaning.blame == Blame::Application {
-            gpu.programs.faulted(at, xid);
-            return;
-        }
-        let (state, action) = self.weight_of(xid);
-        if state > HealthState::Healthy {
-            let gpu = self.gpus.entry(xid.gpu).or_default();
-            let came = Came { state, action, ..Came::known(at, "XID", xid.code, meaning, &xid.place.line) };
-            let echoes = self.catalog.echoes_of(xid.code);
-            gpu.faults.came(came, &echoes, window);
-        }
-    }
-
-    /// How bad an XID is: by the catalogue, or by its line where that tells.
-    fn weight_of(&self, xid: &Xid) -> (HealthState, RecommendedAction) {
-        let Some(meaning) = self.catalog.xid(xid.code) else {
-            return (HealthState::Degraded, RecommendedAction::ContactSupport);
-        };
-        if let Some(error) = &xid.nvlink {
-            let NvlinkMeaning { fatal, action, .. } =
-                NvlinkMeaning::of(self.catalog.nvlink_rules(), xid.code, error);
-            let state = match (fatal, action) {
-                (_, RecommendedAction::None) => HealthState::Healthy,
-                (true, _) => HealthState::Unhealthy,
-                (false, _) => HealthState::Degraded,
-            };
-            return (state, action);
-        }
-        // Lines of 94 and 95 say whether the GPU has to be reset; a 95 without that word needs it by its nature.
-        let reset = xid.reset_needed == Some(true) || xid.drain_and_reset_needed == Some(true);
-        let action = if reset { meaning.action.max(RecommendedAction::ResetDevice) } else { meaning.action };
-        (meaning.state, action)
-    }
-
-    fn sxid(&mut self, at: Mono, sxid: &Sxid) {
-        let switch = self.switches.entry(sxid.address).or_default();
-        switch.name.clone_from(&sxid.switch);
-        let window = self.limits.echo_window.0;
-        let known = self.catalog.sxid(sxid.code);
-        let (state, action) = match (sxid.fatal, known) {
-            // The line's own word weighs more than the table.
-            (Some(true), _) => (HealthState::Unhealthy, RecommendedAction::ResetDevice),
-            (Some(false), Some(meaning)) => (
-                meaning.state.min(HealthState::Degraded),
-                meaning.action.min(RecommendedAction::RestartProcess),
-            ),
-            (Some(false), None) => (HealthState::Healthy, RecommendedAction::None),
-            (None, Some(meaning)) => (meaning.state, meaning.action),
-            (None, None) => (HealthState::Degraded, RecommendedAction::ContactSupport),
-        };
-        // A port that is fatal by its code and not by its line is a note.
-        let note = sxid.fatal == Some(false)
-            && known.is_none_or(|meaning| meaning.action >= RecommendedAction::ResetDevice);
-        if state > HealthState::Healthy && !note {
-            let came = match known {
-                Some(meaning) => Came::known(at, "SXID", sxid.code, meaning, &sxid.place.line),
-                None => Came::unknown(at, "SXID", sxid.code, &sxid.place.line),
-            };
-            switch.faults.came(Came { state, action, ..came }, &no_codes(), window);
-        }
-    }
-
-    fn kernel_report(&mut self, at: Mono, report: &KernelReport) {
-        match report.class {
-            KernelClass::GpuDriverLoaded => {
-                for gpu in self.gpus.values_mut() {
-                    gpu.faults.forget_what_a_reset_heals(at);
-                }
-            }
-            // In a log of several boots: the devices of another boot are not these.
-            KernelClass::KernelStarted => {
-                for gpu in self.gpus.values_mut() {
-                    (gpu.faults, gpu.programs) = (Faults::default(), Programs::default());
-                }
-                self.switches.clear();
-            }
-            KernelClass::GpuInitFailed => {
-                let address = report.subject.as_deref().and_then(PciAddress::parse);
-                let (Some(address), Some(meaning)) = (address, self.catalog.kernel(report.class)) else {
-                    return;
-                };
-                let came = Came {
-                    at,
-                    kind: "",
-                    code: NOT_INITIALISED,
-                    name: meaning.name.clone(),
-                    state: meaning.state,
-                    action: meaning.action,
-                    line: report.place.line.clone(),
-                };
-                let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &no_codes(), self.limits.echo_window.0);
-            }
-            KernelClass::GpuOffBus => {
-                let address = report.subject.as_deref().and_then(PciAddress::parse);
-                let (Some(address), Some(meaning)) = (address, self.catalog.xid(OFF_BUS)) else { return };
-                let came = Came::known(at, "XID", OFF_BUS, meaning, &report.place.line);
-                let echoes = self.catalog.echoes_of(OFF_BUS);
-                let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &echoes, self.limits.echo_window.0);
-            }
-            _ => {}
-        }
+        Some(Component {
+            name: "gpu.power".to_owned(),
+            state,
+            reason,
+            action,
+            evidence: Vec::new(),
+            read_at: self.driver.read_at,
+            since: self.power.get_or_insert_default().since(state, now),
+            ..Component::default()
+        })
     }
 
     /// The one GPU of several on which programs fail again and again, if the others have no such failures.
@@ -294,114 +294,53 @@ impl DeviceJudge {
     }
 }
 
-fn no_codes() -> std::collections::BTreeSet<u32> {
-    std::collections::BTreeSet::new()
+/// What a check of a GPU came to, for the journal.
+fn noted(gpu: PciAddress, check: String, change: Change) -> Fact {
+    let (event, weight, words) = match change {
+        Change::Began(problem) => {
+            let weight =
+                if problem.state == HealthState::Unhealthy { Weight::Error } else { Weight::Warning };
+            ("finding_began", weight, problem.reason)
+        }
+        Change::Ended(problem) => ("finding_ended", Weight::Info, format!("no longer: {}", problem.reason)),
+        Change::None => ("finding_unchanged", Weight::Info, String::new()),
+    };
+    observed(gpu, event, weight, words, [("check".to_owned(), check)])
 }
 
-impl Gpu {
-    fn component(
-        &mut self,
-        address: PciAddress,
-        now: Mono,
-        limits: &DeviceLimits,
-        alone: bool,
-        unreadable: Option<&str>,
-    ) -> Component {
-        let mut reasons = self.faults.reasons();
-        let mut evidence = self.faults.evidence();
-        let (mut state, mut action) = self.faults.weight();
-        let names = self.programs.names();
-        if alone && names.len() >= limits.programs as usize {
-            state = state.max(HealthState::Degraded);
-            action = action.max(RecommendedAction::ContactSupport);
-            reasons.push(format!(
-                "{} different programs failed on this GPU and on no other of the host: {}",
-                names.len(),
-                names.join(", ")
-            ));
-        }
-        let mut problems = match unreadable {
-            // What was read before says nothing of now.
-            Some(why) => vec![(HealthState::Unknown, why.to_owned(), RecommendedAction::None)],
-            None => self.readings.problems(limits),
-        };
-        if self.missing {
-            let told = "the driver counted it before and does not any more".to_owned();
-            problems = vec![(HealthState::Unhealthy, told, RecommendedAction::RebootNode)];
-        }
-        problems.sort_by_key(|(state, ..)| std::cmp::Reverse(*state));
-        for (of_one, reason, needed) in problems {
-            state = state.max(of_one);
-            action = action.max(needed);
-            reasons.push(reason);
-        }
-        evidence.extend(self.readings.evidence());
-        evidence.extend(self.programs.evidence());
-        if reasons.is_empty() {
-            let read = self.readings.summary();
-            let words = [read, self.programs.summary()].into_iter().flatten().collect::<Vec<_>>().join("; ");
-            reasons.push(if words.is_empty() { "no fault in the kernel log".to_owned() } else { words });
-        }
-        Component {
-            name: format!("gpu.{address}"),
-            state,
-            reason: reasons.join("; "),
-            action,
-            evidence,
-            read_at: self.readings.read_at.or(Some(now)),
-            since: self.shown.since(state, now),
-            ..Component::default()
-        }
-    }
-}
-
-impl Switch {
-    fn component(&mut self, address: PciAddress, now: Mono) -> Component {
-        let (state, action) = self.faults.weight();
-        let mut reasons = self.faults.reasons();
-        if reasons.is_empty() {
-            reasons.push(format!("{}: no fault in the kernel log", self.name));
-        }
-        Component {
-            name: format!("nvswitch.{address}"),
-            state,
-            reason: reasons.join("; "),
-            action,
-            evidence: self.faults.evidence(),
-            read_at: Some(now),
-            since: self.shown.since(state, now),
-            ..Component::default()
-        }
-    }
+fn observed<const N: usize>(
+    gpu: PciAddress,
+    event: &str,
+    weight: Weight,
+    detail: String,
+    values: [(String, String); N],
+) -> Fact {
+    Fact::Observed(Observation {
+        component: format!("gpu.{gpu}"),
+        event: event.to_owned(),
+        weight,
+        detail,
+        values: values.into(),
+    })
 }
 
 /// A line of the log, as evidence.
 fn line(text: &str) -> Evidence {
-    Evidence { source: "kernel log".to_owned(), reading: text.to_owned(), ..Evidence::default() }
+    let source = if text.starts_with("told by") { "NVML event" } else { "kernel log" };
+    Evidence { source: source.to_owned(), reading: text.to_owned(), ..Evidence::default() }
 }
 
-impl Came {
-    fn known(at: Mono, kind: &'static str, code: u32, meaning: &CodeMeaning, line: &str) -> Came {
-        Came {
-            at,
-            kind,
-            code,
-            name: meaning.name.clone(),
-            state: meaning.state,
-            action: meaning.action,
-            line: line.to_owned(),
+/// Numbers as people write them: `0-5, 8`.
+fn ranges(numbers: &BTreeSet<u32>) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == *number => *last = *number,
+            _ => parts.push((*number, *number)),
         }
     }
-
-    fn unknown(at: Mono, kind: &'static str, code: u32, line: &str) -> Came {
-        Came {
-            at,
-            kind,
-            code,
-            name: "a code that the catalogue does not know".to_owned(),
-            state: HealthState::Degraded,
-            action: RecommendedAction::ContactSupport,
-            line: line.to_owned(),
-        }
-    }
+    let part = |(first, last): (u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    parts.into_iter().map(part).collect::<Vec<_>>().join(",")
 }

@@ -11,6 +11,7 @@ use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::kernel::{KernelReport, Sxid, Xid};
 use crate::observation::Observation;
+use crate::testimony::Testimony;
 use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Decision, Outcome, Verdict};
 
@@ -88,6 +89,13 @@ pub enum Fact {
     },
     /// A room that watches a component saw something happen to it.
     Observed(Observation),
+    /// The host said what it knows of a failure of the job.
+    HostTestified {
+        /// Which failure.
+        incident: Incident,
+        /// What it knows.
+        testimony: Testimony,
+    },
     /// A call into the GPUs' driver has not returned in time.
     GpuDriverSilent {
         /// When it began.

@@ -9,11 +9,17 @@ mod findings;
 mod latch;
 mod limits;
 mod sample;
+mod system;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use limits::{CpuLimits, DiskLimits, HostLimits, MemoryLimits, OomLimits};
-pub use sample::{Disk, GroupUsage, HostSample, Memory, MemoryGroup, Pressure, Reading, Space};
+pub use sample::{CpuTimes, Disk, GroupUsage, HostSample, Memory, MemoryGroup, Pressure, Reading, Space};
+pub use system::{
+    Blocked, BootLimits, ClockLimits, ClockReading, MemoryModule, Modules, MountLimits, MountReading,
+    MountState, ProcessLimits, ProcessScan, Service, ServiceLimits, Services, SystemJudge, SystemLimits,
+    SystemSample, TableLimits, Tables, Usage,
+};
 
 use findings::Findings;
 use latch::{Latch, Level, Patience, Presence};
@@ -32,7 +38,8 @@ pub const COMPONENTS: [&str; 4] = ["host.cpu", "host.memory", "host.disk", "host
 pub struct HostJudge {
     limits: HostLimits,
     memory: Recall,
-    shown: BTreeMap<&'static str, Shown>,
+    cpu_times: Option<CpuTimes>,
+    shown: BTreeMap<String, Shown>,
     oom: OomWatch,
 }
 
@@ -84,7 +91,13 @@ pub fn changes(before: &BTreeMap<String, Component>, now: &[Component]) -> Vec<H
 impl HostJudge {
     /// A judge that has seen nothing yet.
     pub fn new(limits: HostLimits) -> HostJudge {
-        HostJudge { limits, memory: Recall::default(), shown: BTreeMap::new(), oom: OomWatch::default() }
+        HostJudge {
+            limits,
+            memory: Recall::default(),
+            cpu_times: None,
+            shown: BTreeMap::new(),
+            oom: OomWatch::default(),
+        }
     }
 
     /// Judges the sample that was taken at `at`.
@@ -93,34 +106,39 @@ impl HostJudge {
             Patience { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after };
         let margin = self.limits.margin.0 / 100.0;
         let mut checks = Checks { recall: &mut self.memory, patience, margin };
-        let cpu = judge_cpu(&self.limits.cpu, sample, &mut checks);
+        let mut cpu = judge_cpu(&self.limits.cpu, sample, &mut checks);
+        judge_stolen(&self.limits.cpu, sample, &mut self.cpu_times, &mut checks, &mut cpu);
         let memory = judge_memory(&self.limits.memory, sample, &mut checks);
         let disk = disk::judge(&self.limits.disk, at, &sample.disks, &mut checks);
         let mut facts = Vec::new();
         let oom = judge_oom(&self.limits.oom, at, sample, &mut self.oom, &mut checks, &mut facts);
         self.memory.forget_groups(&sample.groups);
         let findings = [cpu, memory, disk, oom];
-        let components =
-            COMPONENTS.into_iter().zip(findings).map(|(name, found)| self.show(name, at, found)).collect();
+        let components = COMPONENTS
+            .into_iter()
+            .zip(findings)
+            .map(|(name, found)| show(&mut self.shown, name, at, found))
+            .collect();
         Judged { components, facts }
     }
+}
 
-    fn show(&mut self, name: &'static str, at: Mono, findings: Findings) -> Component {
-        let state = findings.state();
-        let before = self.shown.get(name).copied();
-        let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
-        let read_at = if findings.complete() { Some(at) } else { before.and_then(|shown| shown.read_at) };
-        self.shown.insert(name, Shown { state, since, read_at });
-        Component {
-            name: name.to_owned(),
-            state,
-            reason: findings.reason(),
-            action: findings.action(),
-            evidence: findings.into_evidence(),
-            read_at,
-            since,
-            ..Component::default()
-        }
+/// The component that findings come to, held against what was last said of it.
+fn show(shown: &mut BTreeMap<String, Shown>, name: &str, at: Mono, findings: Findings) -> Component {
+    let state = findings.state();
+    let before = shown.get(name).copied();
+    let since = before.filter(|shown| shown.state == state).map_or(at, |shown| shown.since);
+    let read_at = if findings.complete() { Some(at) } else { before.and_then(|shown| shown.read_at) };
+    shown.insert(name.to_owned(), Shown { state, since, read_at });
+    Component {
+        name: name.to_owned(),
+        state,
+        reason: findings.reason(),
+        action: findings.action(),
+        evidence: findings.into_evidence(),
+        read_at,
+        since,
+        ..Component::default()
     }
 }
 
@@ -254,6 +272,36 @@ fn judge_cpu(limits: &CpuLimits, sample: &HostSample, checks: &mut Checks<'_>) -
         );
     }
     findings
+}
+
+/// A virtual machine whose host gives its CPUs to others: no process of ours is to blame, and none can help it.
+fn judge_stolen(
+    limits: &CpuLimits,
+    sample: &HostSample,
+    last: &mut Option<CpuTimes>,
+    checks: &mut Checks<'_>,
+    findings: &mut Findings,
+) {
+    let now = sample.cpu_times.value().copied();
+    let before = std::mem::replace(last, now);
+    let (Some(now), Some(before)) = (now, before) else { return };
+    let passed = now.total.saturating_sub(before.total);
+    if passed == 0 {
+        return;
+    }
+    let share = percent_of(now.stolen.saturating_sub(before.stolen), passed);
+    let limit = limits.stolen.0;
+    if share > 0.0 {
+        findings.evidence("/proc/stat", format!("stolen {share:.1} %"), Some(format!("{limit} %")));
+    }
+    let state = checks.above("cpu.stolen", share, limit, f64::INFINITY);
+    findings.problem(
+        state,
+        format!(
+            "{share:.0} % of the CPUs' time went to other virtual machines of this host (limit {limit} %)"
+        ),
+        RecommendedAction::ContactSupport,
+    );
 }
 
 fn judge_memory(limits: &MemoryLimits, sample: &HostSample, checks: &mut Checks<'_>) -> Findings {

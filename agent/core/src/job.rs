@@ -171,7 +171,7 @@ struct RankState {
 }
 
 /// A failure that is judged and not decided on yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pending {
     verdict: Verdict,
     proposal: Decision,
@@ -180,7 +180,7 @@ struct Pending {
 }
 
 /// The job.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Job {
     spec: JobSpec,
     budget: Budget,
@@ -295,13 +295,14 @@ impl Job {
                 }
                 self.failure(at, fault_at, out);
             }
-            Fact::RankExited { attempt, rank, status, after_stop, stderr_tail, .. }
+            Fact::RankExited { attempt, rank, status, step, after_stop, stderr_tail, .. }
                 if attempt == self.attempt =>
             {
                 if let Some(state) = self.ranks.get_mut(&rank) {
                     state.end.detected_at.get_or_insert(at);
                     state.end.exit = Some((status, at));
                     state.end.after_stop = after_stop;
+                    state.end.step = step;
                     state.end.stderr_tail = stderr_tail;
                 }
                 if !status.is_success() {
@@ -359,6 +360,7 @@ impl Job {
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
             | Fact::Observed(_)
+            | Fact::HostTestified { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::JobEnded { .. } => {}
@@ -419,7 +421,8 @@ impl Job {
                     .ranks
                     .iter()
                     .map(|(rank, state)| {
-                        let step = state.newest.map(|newest| newest.step);
+                        // A journal that is replayed has no steps, but tells where each rank ended.
+                        let step = state.newest.map(|newest| newest.step).or(state.end.step);
                         (
                             *rank,
                             RankEnd { step, heartbeats: state.connected, ..state.end.clone() }
@@ -504,7 +507,9 @@ impl Job {
         if let Some(testimony) =
             ruling.as_ref().map(|ruling| &ruling.testimony).filter(|told| !told.is_empty())
         {
-            self.hear(at, exit, &mut pending, testimony, out);
+            let (incident, testimony) = (pending.verdict.incident, testimony.clone());
+            self.hear(at, exit, &mut pending, &testimony, out);
+            out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony })));
         }
         let Pending { verdict, proposal: mut decision, .. } = pending;
         if let Some(ruling) = ruling {

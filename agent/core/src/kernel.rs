@@ -9,7 +9,7 @@ use crate::id::{BootId, Pid};
 use crate::pci::PciAddress;
 
 /// The driver reported an error of a GPU, or something worth knowing of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Xid {
     /// Which GPU.
     pub gpu: PciAddress,
@@ -42,6 +42,9 @@ pub struct Xid {
     /// The code that the driver names as the cause (newer drivers, 45).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caused_by: Option<u32>,
+    /// Whether it was told by an event of NVML, and no line of the log is known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_event: bool,
     /// Where the line stood.
     #[serde(flatten)]
     pub place: LogPlace,

@@ -4,13 +4,14 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
-//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`; `entry`, `judged`; `view` (the read
+//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`, `testimony`; `entry`, `judged`; `view` (the read
 //! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `tpu`, `nccl_ras`
 //! (those of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
 //! and `host_log` (the judges of GPUs and of what the
-//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `testimony`,
-//! `blame`,
-//! `policy`, `ledger`; `job`, which joins them.
+//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `witness`,
+//! `blame`, `policy`, `ledger`; `job`, which joins them; `replay` and `mask`, for journals of others.
+//!
+//! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow).
 #![forbid(unsafe_code)]
 
 pub mod attribute;
@@ -21,6 +22,7 @@ pub mod dcgm;
 pub mod device;
 pub mod entry;
 pub mod fabric;
+pub mod finding;
 pub mod fingerprint;
 pub mod hang;
 pub mod health;
@@ -33,15 +35,20 @@ pub mod judged;
 pub mod kernel;
 pub mod last_words;
 pub mod ledger;
+pub mod mask;
 pub mod nccl_ras;
+pub mod nvrx;
 pub mod observation;
 pub mod parse;
 pub mod pci;
 pub mod policy;
 pub mod preflight;
+pub mod replay;
 pub mod settings;
+pub mod straggler;
 pub mod testimony;
 pub mod time;
 pub mod tpu;
 pub mod verdict;
 pub mod view;
+pub mod witness;

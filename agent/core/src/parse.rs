@@ -7,5 +7,6 @@ pub mod journal;
 pub mod kmsg;
 pub mod log;
 pub mod nvidia;
+pub mod proc;
 pub mod prometheus;
 pub mod sysfs;

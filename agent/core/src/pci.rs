@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// Domain, bus and device, without the function: the driver's log lines leave it out. Written as in the kernel log,
 /// `0000:3b:00`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     /// The domain; NVML writes it with eight digits, the kernel with four.
     pub domain: u32,

@@ -183,9 +183,7 @@ impl Check {
         // Of a GPU others speak too: DCGM, the probes.
         let own = self.group != Group::Gpu || self.name.starts_with("gpu.");
         let probed = self.name.starts_with("deep.") || self.name.starts_with("free.");
-        own && !probed
-            && self.verdict != CheckVerdict::Skipped
-            && rest.contains(|c: char| c.is_ascii_digit())
+        own && !probed && self.verdict != CheckVerdict::Skipped && rest.contains(|c: char| c.is_ascii_digit())
     }
 }
 

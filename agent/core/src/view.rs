@@ -2,7 +2,9 @@
 //! killed and started again shows the same as before, and from live samples of the heartbeat pages.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::device::GpuView;
 use crate::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
 use crate::hang::Hang;
 use crate::health::{Component, HealthState};
@@ -108,6 +110,8 @@ pub struct NodeView {
     pub components: BTreeMap<String, Component>,
     /// Jobs by name.
     pub jobs: BTreeMap<JobId, JobView>,
+    /// GPUs with their last readings, in the order of their addresses. Not of the journal.
+    pub gpus: Arc<[GpuView]>,
 }
 
 impl NodeView {
@@ -239,6 +243,7 @@ impl JobView {
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
             | Fact::Observed(_)
+            | Fact::HostTestified { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::EvidenceTaken { .. }

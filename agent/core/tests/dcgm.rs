@@ -14,7 +14,8 @@ use mainstay_core::time::Mono;
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 
 fn catalog() -> DcgmCatalog {
-    let file: DcgmFile = toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).expect("a catalogue");
+    let file: DcgmFile =
+        toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).expect("a catalogue");
     DcgmCatalog::new(file).expect("no code twice")
 }
 
@@ -101,7 +102,8 @@ fn a_host_without_dcgm_hears_nothing_of_it_unless_it_is_expected() {
 
 #[test]
 fn every_entry_of_the_catalogue_says_what_it_is() {
-    let file: DcgmFile = toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).expect("a catalogue");
+    let file: DcgmFile =
+        toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).expect("a catalogue");
     let names: BTreeSet<&str> = file.dcgm.iter().map(|entry| entry.name.as_str()).collect();
     assert_eq!(names.len(), file.dcgm.len(), "no two have the same name");
     assert!(file.dcgm.iter().all(|entry| !entry.meaning.is_empty() && !entry.source.is_empty()));
@@ -154,7 +156,9 @@ mod pages {
 
     #[test]
     fn samples_are_read_with_labels_escapes_and_times() {
-        let samples = parse("a 1\nb{} +Inf 1712345678901\n c{x=\"1\\\"\\\\\\n\", y=\"é\",} -2.5e3 \n\n# d 4\n").expect("a page");
+        let samples =
+            parse("a 1\nb{} +Inf 1712345678901\n c{x=\"1\\\"\\\\\\n\", y=\"é\",} -2.5e3 \n\n# d 4\n")
+                .expect("a page");
         let told: Vec<(&str, f64)> =
             samples.iter().map(|sample| (sample.name.as_str(), sample.value)).collect();
         assert_eq!(told, [("a", 1.0), ("b", f64::INFINITY), ("c", -2500.0)]);
@@ -164,8 +168,13 @@ mod pages {
 
     #[test]
     fn what_is_no_sample_is_refused_with_its_line() {
-        for line in ["a", "1a 1", "a{x=1} 1", "a{x=\"1} 1", "a{x=\"1\"y=\"2\"} 1", "a b", "a 1 b", "a 1 2 3", "{} 1"] {
-            assert!(matches!(parse(&format!("ok 1\n{line}\n")), Err(PageError::Line { line: 2, .. })), "{line}");
+        for line in
+            ["a", "1a 1", "a{x=1} 1", "a{x=\"1} 1", "a{x=\"1\"y=\"2\"} 1", "a b", "a 1 b", "a 1 2 3", "{} 1"]
+        {
+            assert!(
+                matches!(parse(&format!("ok 1\n{line}\n")), Err(PageError::Line { line: 2, .. })),
+                "{line}"
+            );
         }
     }
 

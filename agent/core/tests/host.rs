@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use mainstay_core::entry::Fact;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::host::{
-    Disk, GroupUsage, HostJudge, HostLimits, HostSample, Memory, MemoryGroup, Pressure, Reading, Space,
-    changes,
+    CpuTimes, Disk, GroupUsage, HostJudge, HostLimits, HostSample, Memory, MemoryGroup, Pressure, Reading,
+    Space, changes,
 };
 use mainstay_core::time::{Mono, Span};
 use proptest::prelude::*;
@@ -22,6 +22,7 @@ fn calm() -> HostSample {
     HostSample {
         cpus: Reading::Value(8),
         load: Reading::Value(7.5),
+        cpu_times: Reading::NotAvailable("no virtual machine".to_owned()),
         cpu_pressure: Reading::Value(still),
         memory: Reading::Value(Memory { total: 64 * GIB, available: 50 * GIB, swap_total: 0, swap_used: 0 }),
         memory_pressure: Reading::Value(still),
@@ -282,6 +283,7 @@ fn any_sample() -> impl Strategy<Value = HostSample> {
     (cpu, memory, pressure(), rest).prop_map(|(cpu, memory, memory_pressure, rest)| HostSample {
         cpus: cpu.0,
         load: cpu.1,
+        cpu_times: Reading::Value(CpuTimes { total: 1000, stolen: 1 }),
         cpu_pressure: cpu.2,
         memory,
         memory_pressure,
@@ -309,6 +311,24 @@ fn lacks(name: &str, sample: &HostSample) -> bool {
             sample.disks.is_empty() || sample.disks.iter().any(unread)
         }
     }
+}
+
+#[test]
+fn time_that_others_took_counts_by_its_share() {
+    let times =
+        |total, stolen| HostSample { cpu_times: Reading::Value(CpuTimes { total, stolen }), ..calm() };
+    let mut host = Host::new();
+    let mut state = Healthy;
+    for look in 1..=4 {
+        state = host.states("host.cpu", &times(look * 1000, 500_000 + look * 150), 1)[0];
+    }
+    assert_eq!(state, Degraded);
+    for look in 5..=10 {
+        state = host.states("host.cpu", &times(look * 1000, 500_600 + look), 1)[0];
+    }
+    assert_eq!(state, Healthy);
+    // A count that was reset, and one that stands.
+    assert_eq!(host.states("host.cpu", &times(10, 0), 5), [Healthy; 5]);
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::device::{GpuReading, GpuTrouble, Read};
+use mainstay_core::device::{GpuProcess, GpuReading, GpuTrouble, Read};
 use mainstay_core::health::{Component, HealthState};
 use mainstay_core::id::Pid;
 use mainstay_core::preflight::{
@@ -111,7 +111,9 @@ fn the_summary_is_one_line_with_the_heaviest_first() {
 fn gpu(used_mib: u64, processes: &[i32]) -> GpuReading {
     GpuReading {
         memory: Read::Value((used_mib << 20, 80 << 30)),
-        processes: Read::Value(processes.iter().map(|pid| Pid(*pid)).collect()),
+        processes: Read::Value(
+            processes.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect(),
+        ),
         ..GpuReading::default()
     }
 }
@@ -174,7 +176,10 @@ mod probes {
         assert_eq!((wrong.verdict, wrong.action), (CheckVerdict::Fail, RecommendedAction::ReplaceNode));
         let refused = of(&Probe::Storage("/x".into()), Probed::Refused("read-only file system".into()));
         assert_eq!(refused.verdict, CheckVerdict::Fail);
-        assert_eq!(of(&Probe::Gpu("0000:3b:00.0".into()), Probed::Absent("no CUDA".into())).verdict, CheckVerdict::Skipped);
+        assert_eq!(
+            of(&Probe::Gpu("0000:3b:00.0".into()), Probed::Absent("no CUDA".into())).verdict,
+            CheckVerdict::Skipped
+        );
         assert_eq!(of(&Probe::Memory, Probed::Untried("no memory".into())).verdict, CheckVerdict::Unknown);
     }
 }

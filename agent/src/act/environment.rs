@@ -31,6 +31,8 @@ pub struct RankEnvironment<'a> {
     pub error_file: &'a Path,
     /// The rank's heartbeat page.
     pub page: Option<&'a Path>,
+    /// Where NVRx's client finds its rank monitor.
+    pub monitor: Option<&'a Path>,
     /// Where checkpoints go.
     pub checkpoint_dir: &'a Path,
     /// Where the client writes which modules the rank holds, if that is wanted.
@@ -66,6 +68,9 @@ impl RankEnvironment<'_> {
         if let Some(page) = self.page {
             variables.push(("MAINSTAY_PAGE", page.display().to_string()));
         }
+        if let Some(socket) = self.monitor {
+            variables.push(("FT_RANK_MONITOR_IPC_SOCKET", socket.display().to_string()));
+        }
         if let Some(file) = self.modules_file {
             variables.push(("MAINSTAY_MODULES", file.display().to_string()));
         }
@@ -83,6 +88,8 @@ pub fn tunables(local_world_size: u32, inherited: impl Fn(&str) -> bool) -> Vec<
         }
     };
     unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+    // What each collective is and whether it is complete; torch keeps it by default for NCCL only.
+    unless_set("TORCH_FR_BUFFER_SIZE", "2000");
     // Output goes to files, which Python would buffer by blocks: a killed rank's last words would be lost.
     unless_set("PYTHONUNBUFFERED", "1");
     if local_world_size > 1 {
@@ -115,6 +122,7 @@ mod tests {
             max_restarts: 3,
             error_file: Path::new("/e"),
             page: None,
+            monitor: None,
             checkpoint_dir: Path::new("/c"),
             modules_file: None,
         }

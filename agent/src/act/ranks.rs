@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use mainstay_core::entry::ExitStatus;
 use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_core::nvrx::socket_name;
 use mainstay_heartbeat::PageSpec;
 
 use crate::act::environment::{self, RankEnvironment, expand};
@@ -227,6 +228,9 @@ impl Crew {
         files: &RankFiles,
         page: Option<&(PathBuf, File)>,
     ) -> Vec<(&'static str, String)> {
+        // Made before the ranks, if it could be.
+        let monitor = self.page_dir.as_ref().map(|directory| directory.join(socket_name(local_rank)));
+        let monitor = monitor.filter(|socket| socket.exists());
         let environment = RankEnvironment {
             job: &self.job,
             run_id: &self.run_id,
@@ -241,6 +245,7 @@ impl Crew {
             max_restarts: self.max_restarts,
             error_file: &files.error,
             page: page.map(|(path, _)| path.as_path()),
+            monitor: monitor.as_deref(),
             checkpoint_dir: &self.checkpoint_dir,
             modules_file: self.modules_file.as_deref().filter(|_| local_rank == 0),
         };
@@ -255,14 +260,9 @@ impl Crew {
         variables
     }
 
-    fn make_page(
-        &self,
-        attempt: Attempt,
-        local_rank: u32,
-        trouble: &mut PageTrouble,
-    ) -> Option<(PathBuf, File)> {
-        let directory = self.page_dir.as_ref()?;
-        let spec = PageSpec {
+    /// What a page of a rank says of it.
+    pub fn page_spec(&self, attempt: Attempt, local_rank: u32) -> PageSpec<'_> {
+        PageSpec {
             job: &self.job,
             rank: local_rank,
             local_rank,
@@ -271,8 +271,17 @@ impl Crew {
             boot_id: self.boot_id,
             creator_pid: std::process::id(),
             created_mono_ns: clock::mono().0,
-        };
-        let made = page_files::make(directory, &spec);
+        }
+    }
+
+    fn make_page(
+        &self,
+        attempt: Attempt,
+        local_rank: u32,
+        trouble: &mut PageTrouble,
+    ) -> Option<(PathBuf, File)> {
+        let directory = self.page_dir.as_ref()?;
+        let made = page_files::make(directory, &self.page_spec(attempt, local_rank));
         made.map_err(|error| {
             trouble.get_or_insert(format!(
                 "making a heartbeat page in {}: {error}; training goes on without heartbeats",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_core::device::DeviceJudge;
+use mainstay_core::device::{DeviceJudge, learned_gpus};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
@@ -59,7 +59,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     nvrx::open(&config, &reader, &stop)?;
     let rooms = rooms::start(&config, &recalled.observed, &inputs, &roster)?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
-    let probing = start_probing(&config, &inputs, &roster)?;
+    let probing = start_probing(&config, &recalled, &inputs, &roster)?;
 
     let node = Node::new(board, recalled.origins, hardware, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
@@ -134,7 +134,9 @@ pub(super) fn watch_hardware(
     let catalog = catalog::compiled_in()?;
     let path = &config.kernel_log.path;
     let host_log = HostLogJudge::new(catalog.clone(), &path.display().to_string());
-    let devices = DeviceJudge::new(catalog, config.gpu.limits.clone());
+    let mut devices =
+        DeviceJudge::new(catalog, config.gpu.limits.clone()).expecting(config.gpu.expected.clone());
+    recalled.observed.iter().for_each(|(_, _, observation)| devices.recall(observation));
     let file = CursorFile::open(&config.state_dir.join("kernel-log.cursor"));
     let mut cursor = file.kept().cloned();
     if let Some(cursor) = cursor.as_mut().filter(|cursor| cursor.boot == clock::boot_id()) {
@@ -182,6 +184,7 @@ fn make_socket_directory(directory: &Path) -> std::io::Result<()> {
 /// Asks the GPUs' driver by a child process that is this very program.
 pub(super) fn start_probing(
     config: &Config,
+    recalled: &Recalled,
     inputs: &mpsc::Sender<Input>,
     roster: &Roster,
 ) -> anyhow::Result<Option<Probing>> {
@@ -189,11 +192,16 @@ pub(super) fn start_probing(
         return Ok(None);
     }
     let named = !config.gpu.library.as_os_str().is_empty();
+    let boot = clock::boot_id();
+    let of_this_boot =
+        recalled.observed.iter().filter(|(_, of, _)| *of == boot).map(|(_, _, observation)| observation);
     let plan = ProbePlan {
         program: "/proc/self/exe".into(),
         library: named.then(|| config.gpu.library.clone()),
         sys: config.host.sys_root.clone(),
         deadline: Duration::from_nanos(config.gpu.deadline.0.0),
+        details_every: config.gpu.details_interval.0,
+        known: learned_gpus(of_this_boot),
     };
     let interval = Duration::from_nanos(config.gpu.interval.0.0);
     let probing = device::probe(plan, interval, inputs.clone(), roster.clone())

@@ -1,55 +1,74 @@
 //! The GPUs' sensing on a thread of its own: the driver may take as long as it likes.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender as StopSender, channel};
-use std::time::Duration;
+use std::io::{PipeReader, PipeWriter};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use crate::board::Roster;
 use crate::node::Input;
 use crate::os::clock;
-use crate::source::device::{DeviceSource, ProbePlan};
-
-/// Sensing under way; it ends when this is dropped.
-#[derive(Debug)]
-pub struct Probing {
-    _stop: StopSender<()>,
-}
+use crate::source::device::{DeviceSource, ProbePlan, Waited};
 
 /// The room's name on the roster.
 const ROOM: &str = "devices";
 
-/// Asks the driver now and every `interval`, and tells the node.
+/// After an event the GPUs are read at once, but not more often than this.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+
+/// Sensing under way; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Probing {
+    _stop: PipeWriter,
+}
+
+/// Asks the driver now and every `interval`, passes on what it tells unasked, and tells the node.
 ///
 /// # Errors
-/// The kernel gives no more threads.
+/// The kernel gives no more threads or descriptors.
 pub fn probe(
     plan: ProbePlan,
     interval: Duration,
     inputs: mpsc::Sender<Input>,
     roster: Roster,
 ) -> std::io::Result<Probing> {
-    let (stop, stopped) = channel();
+    let (stop, stop_writer) = std::io::pipe()?;
     roster.begins(ROOM, clock::mono());
     let ask = move || {
         let mut source = DeviceSource::new(plan);
-        loop {
-            let at = clock::mono();
-            roster.begins(ROOM, at);
-            let report = source.sample(at);
-            if inputs.blocking_send(Input::Devices(report)).is_err() {
-                return;
-            }
-            let looked = Input::Looked { room: ROOM.to_owned(), components: Vec::new() };
-            if inputs.blocking_send(looked).is_err() {
-                return;
-            }
-            match stopped.recv_timeout(interval) {
-                Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
-            }
-        }
+        while look(&mut source, &stop, interval, &inputs, &roster).is_some() {}
     };
     std::thread::Builder::new().name("devices".to_owned()).spawn(ask)?;
-    Ok(Probing { _stop: stop })
+    Ok(Probing { _stop: stop_writer })
+}
+
+/// One sample, and the wait for the next. None when it is over.
+fn look(
+    source: &mut DeviceSource,
+    stop: &PipeReader,
+    interval: Duration,
+    inputs: &mpsc::Sender<Input>,
+    roster: &Roster,
+) -> Option<()> {
+    let tell = |input| inputs.blocking_send(input).ok();
+    let (at, began) = (clock::mono(), Instant::now());
+    roster.begins(ROOM, at);
+    let report = source.sample(at);
+    tell(Input::Devices(report))?;
+    tell(Input::Looked { room: ROOM.to_owned(), components: Vec::new() })?;
+    // A driver that takes its time is left alone for half the interval at least.
+    let took = began.elapsed();
+    let mut next = Instant::now() + interval - took.min(interval / 2);
+    loop {
+        match source.wait(stop.as_fd(), next.saturating_duration_since(Instant::now())) {
+            Waited::Over => return Some(()),
+            Waited::Stopped => return None,
+            Waited::Told(events) => {
+                tell(Input::GpuEvents(events))?;
+                // What the event did to the counters is not left until the next look.
+                next = next.min(began + took + AT_MOST_EVERY);
+            }
+        }
+    }
 }

@@ -42,7 +42,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let (reader, roster) = (board.reader(), board.roster().clone());
     let rooms = rooms::start(&own, &recalled.observed, &inputs, &roster)?;
     let (hardware, following) = watch_hardware(&own, &recalled, &inputs, &roster)?;
-    let probing = start_probing(&own, &inputs, &roster)?;
+    let probing = start_probing(&own, &recalled, &inputs, &roster)?;
     let node = Node::new(board, recalled.origins, hardware, inputs);
     let node = tokio::spawn(node.run(node_inputs, || {}, stop.clone()));
     stop_with_standard_input(stop.clone())?;
@@ -68,6 +68,8 @@ fn of_one_look(mut config: Config, directory: &Path) -> Config {
     config.host.watch_paths.push(std::mem::replace(&mut config.state_dir, directory.to_owned()));
     config.host.limits.worsen_after = 1;
     config.host.limits.recover_after = 1;
+    config.gpu.limits.worsen_after = 1;
+    config.gpu.limits.recover_after = 1;
     config
 }
 

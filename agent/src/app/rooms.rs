@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use mainstay_core::dcgm::{DcgmJudge, ExporterJudge};
 use mainstay_core::fabric::{FabricJudge, Learned};
-use mainstay_core::host::HostJudge;
+use mainstay_core::host::{HostJudge, SystemJudge};
 use mainstay_core::id::BootId;
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
@@ -24,7 +24,7 @@ use crate::node::Input;
 use crate::os::clock;
 use crate::source::dcgm::{DcgmPlan, DcgmSource, scrape};
 use crate::source::fabric::FabricSource;
-use crate::source::host::{HostSource, standard_paths};
+use crate::source::host::{HostSource, SystemSource, standard_paths};
 use crate::source::tpu::{TpuPlan, TpuSource};
 use crate::store::kept::Kept;
 
@@ -55,6 +55,7 @@ pub fn start(
 ) -> anyhow::Result<Vec<Watching>> {
     let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
     rooms.host()?;
+    rooms.system()?;
     rooms.tpu()?;
     rooms.fabric()?;
     rooms.dcgm()?;
@@ -70,6 +71,15 @@ impl Rooms<'_> {
         let mut source = HostSource::new(self.config.host_roots(), standard_paths(&named));
         let mut judge = HostJudge::new(self.config.host.limits.clone());
         self.watch("host", self.config.host.interval, move |at| judge.step(at, &source.sample(at)))
+    }
+
+    /// Processes, clocks, network mounts, services and the like.
+    fn system(&mut self) -> anyhow::Result<()> {
+        let config = &self.config.host;
+        let mut source = SystemSource::new(self.config.system_plan("/proc/self/exe".into()));
+        let mut judge = SystemJudge::new(config.system.limits.clone(), &config.limits);
+        judge.recall(clock::now(), &clock::boot_id(), self.observed);
+        self.watch("system", config.system.interval, move |at| judge.step(at, &source.sample(at)))
     }
 
     /// TPUs and what libtpu tells of them.

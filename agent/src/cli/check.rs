@@ -119,8 +119,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Echoes until interrupted.
 async fn listen(address: &str) -> anyhow::Result<ExitCode> {
-    let listener = std::net::TcpListener::bind(address)
-        .with_context(|| format!("listening on {address} (--listen)"))?;
+    let listener =
+        std::net::TcpListener::bind(address).with_context(|| format!("listening on {address} (--listen)"))?;
     output::note(&format!("echoing on {} until interrupted", listener.local_addr()?));
     tokio::task::spawn_blocking(move || serve_echo(&listener)).await??;
     Ok(ExitCode::SUCCESS)

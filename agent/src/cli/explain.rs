@@ -67,7 +67,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     let runs = usual::log_dir(&usual::environment);
     match named {
         Some(path) if path.join("journal").is_dir() => Ok(path.to_owned()),
@@ -83,7 +83,7 @@ fn newest(runs: &Path) -> Option<PathBuf> {
     runs.max_by_key(|path| std::fs::metadata(path).and_then(|found| found.modified()).ok())
 }
 
-fn read(run_dir: &Path) -> anyhow::Result<Vec<Entry>> {
+pub(super) fn read(run_dir: &Path) -> anyhow::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     JournalReader::new(&run_dir.join("journal")).replay(|entry| entries.push(entry))?;
     Ok(entries)

@@ -2,6 +2,7 @@
 
 mod agent;
 mod attribute;
+mod bundle;
 mod check;
 mod client;
 mod completions;
@@ -13,9 +14,11 @@ mod guardian;
 mod json;
 mod output;
 mod probe;
+mod replay;
 mod run;
 mod screen;
 mod status;
+mod stragglers;
 mod torchrun;
 mod version;
 
@@ -60,6 +63,9 @@ enum Command {
     /// Tell whose fault a failure was, from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
+    Bundle(bundle::Args),
+    Replay(replay::Args),
+    Stragglers(stragglers::Args),
     Check(Box<check::Args>),
     /// Print the version
     Version(version::Args),
@@ -105,6 +111,9 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Bundle(args) => bundle::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,

@@ -1,5 +1,6 @@
 //! The hidden subcommand that is started beside the agent or a check: what may hang, in a process of its own.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,7 +10,7 @@ use crate::app::usual;
 use crate::config::{Config, Environment};
 use crate::probe::dcgm::{self, Engine};
 use crate::probe::deep::{self, Means};
-use crate::probe::nvml;
+use crate::probe::{mount, nvml};
 
 /// Calls a vendor's library for the agent
 #[derive(Debug, clap::Args)]
@@ -47,6 +48,11 @@ enum Library {
         #[arg(long, value_name = "PATH")]
         cuda: Option<PathBuf>,
     },
+    /// One question to a file system: answers `ok` or what is wrong, once it answers
+    Mount {
+        /// Where it is mounted
+        point: PathBuf,
+    },
     /// The agent's rooms for one check: answers on a socket in the directory until standard input ends
     Look {
         /// Where the socket is made
@@ -63,7 +69,11 @@ pub fn run(args: &Args) -> ExitCode {
     let ran = match &args.library {
         Library::Nvml { lib } => {
             let library = lib.as_ref().map(|path| path.clone().into_os_string());
-            nvml::serve(library, std::io::stdin().lock(), std::io::stdout().lock()).map_err(Into::into)
+            nvml::serve(library, std::io::stdin().lock(), std::io::stdout()).map_err(Into::into)
+        }
+        Library::Mount { point } => {
+            let answer = mount::ask(point).map_or_else(|error| error.to_string(), |()| "ok".to_owned());
+            writeln!(std::io::stdout().lock(), "{answer}").map_err(Into::into)
         }
         Library::Dcgm { lib, address } => {
             let library = lib.as_ref().map(|path| path.clone().into_os_string());

@@ -29,6 +29,7 @@ use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
+use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
 
 /// Pages are looked at this often even if nothing rings.
@@ -82,6 +83,8 @@ pub struct Launcher {
     ranks: Vec<RankProcess>,
     /// The pages of those that have one.
     pages: BTreeMap<Rank, PageReader>,
+    /// The sockets of ranks that may speak to a rank monitor of NVRx.
+    monitors: BTreeMap<Rank, Monitor>,
     stop: Option<Stop>,
     /// The signal that asked the launcher to stop, if one has; the ranks get the same.
     asked_by: Option<i32>,
@@ -133,6 +136,7 @@ impl Launcher {
             attempt: Attempt(0),
             ranks: Vec::new(),
             pages: BTreeMap::new(),
+            monitors: BTreeMap::new(),
             stop: None,
             asked_by: None,
             port: None,
@@ -221,6 +225,7 @@ impl Launcher {
         };
         let number = port.number();
         self.port = Some(port);
+        self.listen_to_nvrx(attempt);
         let spare = self.guardian.as_ref().map(Guardian::pid);
         let warm = self.warm.start(&self.crew, attempt, number, spare).and_then(|started| match started {
             Ok(started) => Some(started),
@@ -232,7 +237,8 @@ impl Launcher {
         match warm.map_or_else(|| self.crew.start(attempt, number), Ok) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
             Ok((ranks, page_trouble)) => {
-                self.pages = ranks.iter().filter_map(|rank| Some((rank.rank, page_reader(rank)?))).collect();
+                self.pages =
+                    ranks.iter().filter_map(|rank| Some((rank.rank, self.page_reader(rank)?))).collect();
                 self.ranks = ranks;
                 self.hangs.begin_attempt(attempt, clock::mono());
                 for rank in &self.ranks {
@@ -249,6 +255,33 @@ impl Launcher {
                 }
             }
         }
+    }
+
+    /// Sockets for ranks that speak to a rank monitor of NVRx. Without them the ranks run all the same.
+    fn listen_to_nvrx(&mut self, attempt: Attempt) {
+        self.monitors.clear();
+        let Some(directory) = &self.crew.page_dir else { return };
+        for local_rank in 0..self.crew.local_world_size {
+            match Monitor::listen(directory, &self.crew.page_spec(attempt, local_rank)) {
+                Ok(monitor) => {
+                    self.monitors.insert(Rank(local_rank), monitor);
+                }
+                Err(error) => {
+                    tracing::debug!(local_rank, %error, "no socket for NVRx's client");
+                }
+            }
+        }
+    }
+
+    fn page_reader(&self, process: &RankProcess) -> Option<PageReader> {
+        let (path, file) = process.page.as_ref()?;
+        let stand_in = self.monitors.get(&process.rank).map(Monitor::page);
+        PageReader::of(file)
+            .inspect_err(
+                |error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"),
+            )
+            .ok()
+            .map(|reader| reader.with_stand_in(stand_in))
     }
 
     fn show_output(&self) {
@@ -549,13 +582,6 @@ fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
     }
-}
-
-fn page_reader(process: &RankProcess) -> Option<PageReader> {
-    let (path, file) = process.page.as_ref()?;
-    PageReader::of(file)
-        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"))
-        .ok()
 }
 
 fn started_rank(process: &RankProcess) -> StartedRank {

@@ -1,14 +1,15 @@
 //! What the node knows of the hardware: the judges of devices and of the kernel's reports, and how far its log was
 //! read.
 
-use mainstay_core::device::{DeviceJudge, DeviceReport};
+use mainstay_core::device::{DeviceJudge, DeviceReport, GpuEvent, GpuView};
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
 use mainstay_core::host_log::{HostLogJudge, LogState};
 use mainstay_core::id::Pid;
 use mainstay_core::kernel::LogCursor;
-use mainstay_core::testimony::{Testimony, Witness};
+use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Mono;
+use mainstay_core::witness::Witness;
 
 use crate::store::cursor::CursorFile;
 
@@ -31,6 +32,8 @@ pub struct Hardware {
     witness: Witness,
     file: CursorFile,
     cursor: Option<LogCursor>,
+    /// Whether the kernel log is read at present.
+    log_is_read: bool,
 }
 
 impl Hardware {
@@ -41,7 +44,14 @@ impl Hardware {
         file: CursorFile,
         recalled: &[(Mono, Fact)],
     ) -> Hardware {
-        let mut hardware = Hardware { devices, host_log, witness: Witness::default(), file, cursor: None };
+        let mut hardware = Hardware {
+            devices,
+            host_log,
+            witness: Witness::default(),
+            file,
+            cursor: None,
+            log_is_read: false,
+        };
         for (at, fact) in recalled {
             hardware.take_in(*at, fact);
         }
@@ -50,6 +60,7 @@ impl Hardware {
 
     /// Takes in whether the log could be read, and how far.
     pub(super) fn log_is(&mut self, now: Mono, state: LogState, cursor: Option<LogCursor>) {
+        self.log_is_read = state == LogState::Reading;
         self.host_log.log_is(now, state);
         if cursor.is_some() {
             self.cursor = cursor;
@@ -57,15 +68,13 @@ impl Hardware {
     }
 
     /// Takes in what came of asking the GPUs' driver.
-    pub(super) fn devices_are(&mut self, now: Mono, report: DeviceReport) -> Option<Fact> {
+    pub(super) fn devices_are(&mut self, now: Mono, report: DeviceReport) -> Vec<Fact> {
         self.devices.report(now, report)
     }
 
-    /// Takes in one fact.
-    pub(super) fn take_in(&mut self, at: Mono, fact: &Fact) {
-        self.devices.take_in(at, fact);
-        self.host_log.take_in(at, fact);
-        self.witness.take_in(at, fact);
+    /// Takes in what the driver told unasked.
+    pub(super) fn event(&mut self, at: Mono, event: &GpuEvent) {
+        self.devices.event(at, event);
     }
 
     /// What there is to say of a job's fault.
@@ -78,11 +87,28 @@ impl Hardware {
         self.witness.testify(fault_at, others, components)
     }
 
-    /// The components as they stand.
-    pub(super) fn components(&mut self, now: Mono) -> Vec<Component> {
-        let mut components = self.devices.components(now);
+    /// What of the driver's events is for the journal.
+    pub(super) fn due(&mut self, now: Mono) -> Vec<(Mono, Fact)> {
+        let due = self.devices.due(now, self.log_is_read);
+        due.iter().for_each(|(at, fact)| self.witness.take_in(*at, fact));
+        due
+    }
+
+    /// Takes in one fact. Whether it is news.
+    pub(super) fn take_in(&mut self, at: Mono, fact: &Fact) -> bool {
+        self.host_log.take_in(at, fact);
+        let news = self.devices.take_in(at, fact);
+        if news {
+            self.witness.take_in(at, fact);
+        }
+        news
+    }
+
+    /// The components as they stand, and the GPUs with their readings.
+    pub(super) fn judge(&mut self, now: Mono) -> (Vec<Component>, Vec<GpuView>) {
+        let (mut components, gpus) = self.devices.judge(now);
         components.extend(self.host_log.components(now));
-        components
+        (components, gpus)
     }
 
     /// Keeps how far the log was read. To be called when what was read is in the journal.

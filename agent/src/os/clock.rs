@@ -40,6 +40,39 @@ pub fn boot_id() -> BootId {
     BootId(id.map_or_else(|_| "unknown".to_owned(), |id| id.trim().to_owned()))
 }
 
+/// `CLOCK_BOOTTIME`: as the monotonic clock, but it goes on while the host sleeps.
+pub fn since_boot() -> Mono {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Mono(0), |time| {
+        Mono((time.tv_sec() as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec() as u64))
+    })
+}
+
+/// What the kernel knows of how well its clock is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Somebody synchronises it.
+    pub synchronised: bool,
+    /// How wrong it can be at most, by the kernel's estimate.
+    pub max_error: Span,
+}
+
+/// Asks adjtimex(2), without changing anything.
+///
+/// # Errors
+/// The system call is not allowed here (some sandboxes).
+pub fn kept() -> std::io::Result<Kept> {
+    // SAFETY: timex is made of integers only, for which zero is a value; `modes` 0 asks and sets nothing.
+    let mut timex: nix::libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes into the struct we own, which lives beyond the call.
+    let state = unsafe { nix::libc::adjtimex(&raw mut timex) };
+    if state < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let unsynchronised = timex.status & nix::libc::STA_UNSYNC != 0;
+    let microseconds = u64::try_from(timex.maxerror).unwrap_or(0);
+    Ok(Kept { synchronised: !unsynchronised, max_error: Span(microseconds.saturating_mul(1000)) })
+}
+
 /// CPU time that all threads of a process have used, the exited ones included; none if it is gone.
 pub fn cpu_of(process: Pid) -> Option<Span> {
     let clock = ClockId::pid_cpu_clock_id(nix::unistd::Pid::from_raw(process.0)).ok()?;

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use mainstay_heartbeat::{LayoutError, PAGE_BYTES, Page};
+use mainstay_heartbeat::{Claim, LayoutError, PAGE_BYTES, Page, PageWords};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A file mapped for reading for as long as this value lives. Others may write to it meanwhile, so what it holds
@@ -62,6 +63,7 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct MappedPage {
     mapping: Mapping,
+    stand_in: Option<Arc<PageWords>>,
 }
 
 impl MappedPage {
@@ -71,9 +73,15 @@ impl MappedPage {
     /// The file cannot be mapped, or does not hold a page of this version.
     pub fn of(file: &File) -> io::Result<MappedPage> {
         let length = NonZeroUsize::new(PAGE_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
-        let mapped = MappedPage { mapping: Mapping::of(file, length)? };
+        let mapped = MappedPage { mapping: Mapping::of(file, length)?, stand_in: None };
         mapped.page().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         Ok(mapped)
+    }
+
+    /// The same, with a page in our own memory that is shown while nobody has claimed the mapped one.
+    #[must_use]
+    pub fn with_stand_in(self, stand_in: Option<Arc<PageWords>>) -> MappedPage {
+        MappedPage { stand_in, ..self }
     }
 
     /// The page.
@@ -83,6 +91,13 @@ impl MappedPage {
     pub fn page(&self) -> Result<Page<'_>, LayoutError> {
         // SAFETY: the mapping lives as long as `self`, hence as the page; the file is ours, in a directory that
         // only the job's user may write, and is never truncated by us; nothing else in this process reads it.
-        unsafe { Page::from_raw(self.mapping.as_ptr(), self.mapping.len()) }
+        let page = unsafe { Page::from_raw(self.mapping.as_ptr(), self.mapping.len()) }?;
+        match &self.stand_in {
+            Some(words) if page.claim() == Claim::Unclaimed => {
+                let stand_in = Page::new(words)?;
+                Ok(if stand_in.claim() == Claim::Unclaimed { page } else { stand_in })
+            }
+            _ => Ok(page),
+        }
     }
 }

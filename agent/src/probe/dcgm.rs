@@ -136,7 +136,8 @@ macro_rules! call {
 /// An error in DCGM's words.
 fn said(library: &Library, code: c_int) -> String {
     // SAFETY: as above.
-    let Ok(function) = (unsafe { library.get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"errorString") })
+    let Ok(function) =
+        (unsafe { library.get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"errorString") })
     else {
         return format!("error {code}");
     };

@@ -1,83 +1,138 @@
-//! NVML behind a pipe: each line on standard input is a request, each answer is one line of JSON.
+//! NVML behind a pipe: each line on standard input is a request, each line of the answer one of JSON.
 //!
-//! A GPU that fails does not hide the others, and what one GPU does not offer is absent, not zero.
+//! A GPU that fails does not hide the others, and what one GPU does not offer is absent, not zero. Events of the
+//! driver are passed on as they come, between the answers.
 
+mod calls;
+mod details;
+mod events;
+mod fields;
 mod gpu;
+mod links;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use mainstay_core::device::{DriverTrouble, GpuIdentity, GpuReading, ProbeAnswer};
+use mainstay_core::device::{DriverTrouble, GpuIdentity, ProbeAnswer, ProbeLine, ProbeRequest};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+
+/// The library's usual name.
+const USUAL: &str = "libnvidia-ml.so.1";
 
 /// Answers requests until their sender is gone.
 ///
 /// # Errors
-/// The pipe broke.
-pub fn serve(library: Option<OsString>, requests: impl BufRead, mut answers: impl Write) -> io::Result<()> {
-    let mut probe = Probe { library, nvml: None, known: BTreeMap::new() };
+/// The pipe broke, or a request is not understood.
+pub fn serve(
+    library: Option<OsString>,
+    requests: impl BufRead,
+    answers: impl Write + Send + 'static,
+) -> io::Result<()> {
+    let path = library.unwrap_or_else(|| USUAL.into());
+    let lines = Lines(Arc::new(Mutex::new(Box::new(answers))));
+    let mut probe = Probe { path, library: None, known: BTreeMap::new(), lines };
     for request in requests.lines() {
-        request?;
-        serde_json::to_writer(&mut answers, &probe.sample())?;
-        answers.write_all(b"\n")?;
-        answers.flush()?;
+        let request: ProbeRequest = serde_json::from_str(&request?)?;
+        probe.known.extend(request.known);
+        let answer = probe.sample(request.details)?;
+        probe.lines.write(&ProbeLine::Answer(answer))?;
     }
     Ok(())
 }
 
+/// The way back, for answers and events.
+#[derive(Clone)]
+struct Lines(Arc<Mutex<Box<dyn Write + Send>>>);
+
+impl Lines {
+    fn write(&self, line: &ProbeLine) -> io::Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        // Whoever panicked has written a line or none.
+        let mut pipe = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pipe.write_all(&text)?;
+        pipe.flush()
+    }
+}
+
+/// The library, begun. It stays so as long as this process.
+struct Library {
+    nvml: Nvml,
+    newer: calls::Newer,
+    driver: Option<String>,
+}
+
+impl Library {
+    fn load(path: &OsStr) -> Result<Library, NvmlError> {
+        let nvml = Nvml::builder().lib_path(path).init()?;
+        let driver = nvml.sys_driver_version().ok();
+        Ok(Library { nvml, newer: calls::Newer::of(path), driver })
+    }
+
+    fn nvml(&self) -> &Nvml {
+        &self.nvml
+    }
+
+    fn newer(&self) -> &calls::Newer {
+        &self.newer
+    }
+
+    /// The version of the driver.
+    fn driver(&self) -> Option<&str> {
+        self.driver.as_deref()
+    }
+}
+
 struct Probe {
-    library: Option<OsString>,
-    nvml: Option<Nvml>,
+    path: OsString,
+    library: Option<Arc<Library>>,
     /// By place in the driver's list: a lost GPU does not tell any more which one it is.
     known: BTreeMap<u32, GpuIdentity>,
+    lines: Lines,
 }
 
 impl Probe {
-    fn sample(&mut self) -> ProbeAnswer {
-        let nvml = match self.nvml.take().map_or_else(|| load(self.library.as_ref()), Ok) {
-            Ok(nvml) => nvml,
-            Err(error) => return trouble(&error),
+    fn sample(&mut self, details: bool) -> io::Result<ProbeAnswer> {
+        let library = match &self.library {
+            Some(library) => library.clone(),
+            None => match Library::load(&self.path) {
+                Ok(library) => {
+                    let library = Arc::new(library);
+                    events::pass_on(&library, &self.lines);
+                    self.library.insert(library).clone()
+                }
+                Err(error) => return Ok(trouble(&error)),
+            },
         };
-        match read(&nvml, &mut self.known) {
-            Ok(answer) => {
-                // After a GPU failed, or was reset, the library has to begin anew to see it as it is.
-                let well = matches!(&answer, ProbeAnswer::Gpus { gpus, .. } if gpus.iter().all(|gpu| gpu.trouble.is_none()));
-                self.nvml = well.then_some(nvml);
-                answer
-            }
-            Err(error) => trouble(&error),
+        match calls::count(library.nvml()) {
+            Ok(count) => self.read(&library, count, details),
+            Err(error) => Ok(trouble(&error)),
         }
     }
-}
 
-fn load(library: Option<&OsString>) -> Result<Nvml, NvmlError> {
-    match library {
-        Some(path) => Nvml::builder().lib_path(path).init(),
-        None => Nvml::init(),
-    }
-}
-
-fn read(nvml: &Nvml, known: &mut BTreeMap<u32, GpuIdentity>) -> Result<ProbeAnswer, NvmlError> {
-    let count = nvml.device_count()?;
-    let gpus: Vec<GpuReading> = (0..count)
-        .map(|index| {
-            let reading = gpu::read(nvml, index, known.get(&index));
+    fn read(&mut self, library: &Library, count: u32, details: bool) -> io::Result<ProbeAnswer> {
+        let mut gpus = Vec::new();
+        for index in 0..count {
+            self.lines.write(&ProbeLine::Reading(index))?;
+            let reading = gpu::read(library, index, self.known.get(&index), details);
             if let Some(identity) = &reading.identity {
-                known.insert(index, identity.clone());
+                self.known.insert(index, identity.clone());
             }
-            reading
-        })
-        .collect();
-    Ok(ProbeAnswer::Gpus { driver: nvml.sys_driver_version().ok(), gpus })
+            gpus.push(reading);
+        }
+        Ok(ProbeAnswer::Gpus { driver: library.driver.clone(), gpus })
+    }
 }
 
 fn trouble(error: &NvmlError) -> ProbeAnswer {
     let trouble = match error {
-        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound | NvmlError::FailedToLoadSymbol(_) => {
-            DriverTrouble::LibraryMissing
-        }
+        NvmlError::LibloadingError(_)
+        | NvmlError::LibraryNotFound
+        | NvmlError::FailedToLoadSymbol(_)
+        | NvmlError::FunctionNotFound => DriverTrouble::LibraryMissing,
         NvmlError::DriverNotLoaded => DriverTrouble::DriverNotLoaded,
         NvmlError::LibRmVersionMismatch => DriverTrouble::VersionMismatch,
         NvmlError::NoPermission => DriverTrouble::NoPermission,

@@ -1,20 +1,31 @@
 //! GPUs, by way of a probe in a child process that can be abandoned.
 //!
-//! The probe is asked with a deadline. One that does not answer is killed; while it is not gone (a process inside a
-//! driver that hangs survives even SIGKILL) no other is started, and the driver counts as silent since the first call
-//! that did not return.
+//! The probe is asked with a deadline for each GPU. One that does not answer is killed; while it is not gone (a
+//! process inside a driver that hangs survives even SIGKILL) no other is started, and the driver counts as silent
+//! since the first call that did not return. Between two samples the probe passes on what the driver tells unasked.
 
-use std::io::{self, Read, Write};
+mod pipe;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
-use mainstay_core::device::{DeviceReport, ProbeAnswer};
-use mainstay_core::time::Mono;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use mainstay_core::device::{DeviceReport, GpuEvent, GpuIdentity, ProbeAnswer, ProbeLine, ProbeRequest};
+use mainstay_core::time::{Mono, Span};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Longer than any answer: one of a host of 16 GPUs has some 20 KiB.
-const LONGEST_ANSWER: usize = 4 << 20;
+use pipe::{Broken, Probe, timespec};
+
+/// How often a probe is begun anew while a GPU is in trouble or missing: a library that was begun before a GPU was
+/// reset, or came back, does not see it as it is.
+const RENEW_EVERY: Span = Span::seconds(60);
+
+/// How long a probe that was killed may take to be gone.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
 
 /// How the probe is started.
 #[derive(Clone, Debug)]
@@ -25,8 +36,12 @@ pub struct ProbePlan {
     pub library: Option<PathBuf>,
     /// Where sysfs is.
     pub sys: PathBuf,
-    /// How long an answer may take.
+    /// How long the driver may take for one GPU.
     pub deadline: Duration,
+    /// Time from one reading of what is read seldom to the next.
+    pub details_every: Span,
+    /// Who sits where in the driver's list, as it was known before.
+    pub known: Vec<(u32, GpuIdentity)>,
 }
 
 /// The GPUs of this host.
@@ -36,127 +51,210 @@ pub struct DeviceSource {
     probe: Option<Probe>,
     /// One that did not answer and is not gone yet.
     abandoned: Option<Child>,
-    silent_since: Option<Mono>,
+    silent: Option<(Mono, Option<u32>)>,
+    known: BTreeMap<u32, GpuIdentity>,
+    /// The most GPUs that were counted.
+    most: usize,
+    details_at: Option<Mono>,
+    events: Vec<GpuEvent>,
 }
 
-#[derive(Debug)]
-struct Probe {
-    child: Child,
-    requests: ChildStdin,
-    answers: ChildStdout,
-}
-
-enum Unanswered {
-    Late,
-    Broken(String),
+/// What a wait came to.
+#[derive(Debug, PartialEq)]
+pub enum Waited {
+    /// The time is over.
+    Over,
+    /// The descriptor to watch is readable, or its other end gone.
+    Stopped,
+    /// The driver told something.
+    Told(Vec<GpuEvent>),
 }
 
 impl DeviceSource {
     /// A source that has not asked yet.
     pub fn new(plan: ProbePlan) -> DeviceSource {
-        DeviceSource { plan, probe: None, abandoned: None, silent_since: None }
+        let known = plan.known.iter().cloned().collect();
+        DeviceSource {
+            plan,
+            probe: None,
+            abandoned: None,
+            silent: None,
+            known,
+            most: 0,
+            details_at: None,
+            events: Vec::new(),
+        }
     }
 
-    /// Asks once, at `now`. Returns within the deadline.
+    /// Asks once, at `now`. Returns within the deadline for each GPU.
     pub fn sample(&mut self, now: Mono) -> DeviceReport {
         if self.plan.library.is_none() && self.probe.is_none() && !has_nvidia_device(&self.plan.sys) {
             return DeviceReport::NoGpus;
         }
         if let Some(child) = &mut self.abandoned {
             if matches!(child.try_wait(), Ok(None)) {
-                return DeviceReport::Silent { since: *self.silent_since.get_or_insert(now) };
+                return self.is_silent(now, None);
             }
             self.abandoned = None;
         }
-        let probe = match self.probe.take().map_or_else(|| Probe::start(&self.plan), Ok) {
-            Ok(probe) => probe,
-            Err(error) => {
-                return DeviceReport::Broken(format!("starting {}: {error}", self.plan.program.display()));
+        let details = self.details_at.is_none_or(|at| now.since(at) >= self.plan.details_every);
+        let mut known = Vec::new();
+        let probe = match self.probe.take() {
+            Some(probe) => Ok(probe),
+            None => {
+                known.extend(self.known.clone());
+                Probe::start(&self.plan, now)
             }
         };
-        self.ask(probe, now)
+        let asked = probe.map_err(|error| format!("starting {}: {error}", self.plan.program.display()));
+        match asked {
+            Ok(probe) => self.ask(probe, &ProbeRequest { details, known }, now),
+            Err(why) => DeviceReport::Broken(why),
+        }
     }
 
-    fn ask(&mut self, mut probe: Probe, now: Mono) -> DeviceReport {
-        match probe.ask(self.plan.deadline) {
-            Ok(answer) => {
-                self.silent_since = None;
-                self.probe = Some(probe);
-                DeviceReport::Answered(answer)
+    /// What the driver told unasked during samples.
+    pub fn take_events(&mut self) -> Vec<GpuEvent> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Waits until the driver tells something, `stop` is readable, or so long.
+    pub fn wait(&mut self, stop: BorrowedFd<'_>, longest: Duration) -> Waited {
+        let until = Instant::now() + longest;
+        loop {
+            if !self.events.is_empty() {
+                return Waited::Told(self.take_events());
             }
-            Err(Unanswered::Late) => {
-                // It may be past killing; it is looked after at the next samples.
-                let _ = probe.child.kill();
-                self.abandoned = Some(probe.child);
-                DeviceReport::Silent { since: *self.silent_since.get_or_insert(now) }
+            let left = until.saturating_duration_since(Instant::now());
+            let mut watched = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+            watched.extend(self.probe.as_ref().map(|probe| PollFd::new(probe.answers(), PollFlags::IN)));
+            match poll(&mut watched, Some(&timespec(left))) {
+                Ok(0) => return Waited::Over,
+                Ok(_) if !watched[0].revents().is_empty() => return Waited::Stopped,
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                // The next sample tells what is wrong.
+                Err(_) => return Waited::Over,
             }
-            Err(Unanswered::Broken(why)) => {
-                let _ = probe.child.kill();
-                self.abandoned = Some(probe.child);
-                self.silent_since = None;
-                DeviceReport::Broken(why)
+            if let Some(mut probe) = self.probe.take() {
+                match probe.read() {
+                    Ok(lines) => {
+                        self.take_lines(lines);
+                        self.probe = Some(probe);
+                    }
+                    // It ended: the next sample begins another one.
+                    Err(_) => self.put_away(probe),
+                }
             }
         }
+    }
+
+    fn ask(&mut self, mut probe: Probe, request: &ProbeRequest, now: Mono) -> DeviceReport {
+        let mut reading = None;
+        let mut until = Instant::now() + self.plan.deadline;
+        let mut sent = probe.send(request);
+        let broken = loop {
+            if let Err(Broken(why)) = sent {
+                break why;
+            }
+            sent = Ok(());
+            match probe.wait(until) {
+                Ok(true) => {}
+                Ok(false) => {
+                    // It may be past killing; it is looked after at the next samples.
+                    let mut child = probe.into_child();
+                    let _ = child.kill();
+                    self.abandoned = Some(child);
+                    self.details_at = None;
+                    return self.is_silent(now, reading);
+                }
+                Err(Broken(why)) => break why,
+            }
+            let lines = match probe.read() {
+                Ok(lines) => lines,
+                Err(Broken(why)) => break why,
+            };
+            for line in lines {
+                match line {
+                    // Each GPU has its own time.
+                    ProbeLine::Reading(index) => {
+                        reading = Some(index);
+                        until = Instant::now() + self.plan.deadline;
+                    }
+                    ProbeLine::Event(event) => self.events.push(event),
+                    ProbeLine::Answer(answer) => {
+                        self.silent = None;
+                        if request.details {
+                            self.details_at = Some(now);
+                        }
+                        self.keep(probe, &answer, now);
+                        return DeviceReport::Answered(answer);
+                    }
+                }
+            }
+        };
+        self.put_away(probe);
+        self.silent = None;
+        DeviceReport::Broken(broken)
+    }
+
+    /// Keeps the probe for the next sample, unless it should begin anew.
+    fn keep(&mut self, probe: Probe, answer: &ProbeAnswer, now: Mono) {
+        let ProbeAnswer::Gpus { gpus, .. } = answer else {
+            // A library that failed as a whole begins anew each time.
+            return self.put_away(probe);
+        };
+        self.known.extend(gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.identity.clone()?))));
+        let fewer = gpus.len() < self.most;
+        self.most = self.most.max(gpus.len());
+        let ill = fewer || gpus.iter().any(|gpu| gpu.trouble.is_some());
+        if ill && now.since(probe.started) >= RENEW_EVERY {
+            self.details_at = None;
+            self.put_away(probe);
+        } else {
+            self.probe = Some(probe);
+        }
+    }
+
+    fn take_lines(&mut self, lines: Vec<ProbeLine>) {
+        self.events.extend(lines.into_iter().filter_map(|line| match line {
+            ProbeLine::Event(event) => Some(event),
+            ProbeLine::Reading(_) | ProbeLine::Answer(_) => None,
+        }));
+    }
+
+    /// Ends a probe; one that is not gone soon is looked after at the next samples.
+    fn put_away(&mut self, probe: Probe) {
+        let mut child = probe.into_child();
+        let _ = child.kill();
+        if !ended(&mut child, GONE_WITHIN) {
+            self.abandoned = Some(child);
+        }
+    }
+
+    fn is_silent(&mut self, now: Mono, reading: Option<u32>) -> DeviceReport {
+        let (since, reading) = *self.silent.get_or_insert((now, reading));
+        DeviceReport::Silent { since, reading }
     }
 }
 
 impl Drop for DeviceSource {
     fn drop(&mut self) {
         // Its standard input ends with us, and so does it; one that hangs is not waited for.
-        if let Some(probe) = &mut self.probe {
-            let _ = probe.child.kill();
-            let _ = probe.child.wait();
+        if let Some(probe) = self.probe.take() {
+            self.put_away(probe);
         }
     }
 }
 
-impl Probe {
-    fn start(plan: &ProbePlan) -> io::Result<Probe> {
-        let mut command = Command::new(&plan.program);
-        command.args(["probe", "nvml"]);
-        if let Some(library) = &plan.library {
-            command.arg("--lib").arg(library);
-        }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-        let (Some(requests), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        };
-        Ok(Probe { child, requests, answers })
+/// Whether a child that was killed is gone, and reaped, within so long.
+fn ended(child: &mut Child, within: Duration) -> bool {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some(Ok(handle)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        // Interrupted or not: what counts is whether it is gone.
+        let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timespec(within)));
     }
-
-    fn ask(&mut self, deadline: Duration) -> Result<ProbeAnswer, Unanswered> {
-        let broken = |error: io::Error| Unanswered::Broken(format!("the probe's pipe broke: {error}"));
-        self.requests.write_all(b"sample\n").map_err(broken)?;
-        let until = Instant::now() + deadline;
-        let mut answer = Vec::new();
-        let mut buffer = [0; 16 * 1024];
-        while answer.last() != Some(&b'\n') {
-            let left = until.saturating_duration_since(Instant::now());
-            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            match poll(&mut [PollFd::new(&self.answers, PollFlags::IN)], Some(&timeout)) {
-                Ok(0) => return Err(Unanswered::Late),
-                Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(broken(error.into())),
-            }
-            match self.answers.read(&mut buffer).map_err(broken)? {
-                0 => return Err(Unanswered::Broken(self.how_it_ended())),
-                length => answer.extend_from_slice(&buffer[..length]),
-            }
-            if answer.len() > LONGEST_ANSWER {
-                return Err(Unanswered::Broken("the probe's answer has no end".to_owned()));
-            }
-        }
-        serde_json::from_slice(&answer)
-            .map_err(|error| Unanswered::Broken(format!("the probe's answer is not understood: {error}")))
-    }
-
-    fn how_it_ended(&mut self) -> String {
-        match self.child.wait() {
-            Ok(status) => format!("the probe ended by itself: {status}"),
-            Err(error) => format!("the probe ended by itself: {error}"),
-        }
-    }
+    !matches!(child.try_wait(), Ok(None))
 }
 
 /// Whether there is a GPU of NVIDIA on the PCI bus, driver or not: display controllers have class 0x03.
@@ -166,4 +264,10 @@ pub(super) fn has_nvidia_device(sys: &Path) -> bool {
         let read = |name: &str| std::fs::read_to_string(device.path().join(name)).unwrap_or_default();
         read("vendor").trim() == "0x10de" && read("class").starts_with("0x03")
     })
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Broken {
+        Broken(format!("the probe's pipe broke: {error}"))
+    }
 }

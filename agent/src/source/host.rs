@@ -9,6 +9,7 @@ mod disks;
 mod identity;
 mod mounts;
 mod proc;
+mod system;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use mainstay_core::time::Mono;
 
 pub use disks::{Ask, Probed, ask_statvfs};
 pub use identity::{HostIdentity, identify};
+pub use system::{SystemPlan, SystemSource};
 
 use disks::DiskProbes;
 
@@ -83,6 +85,7 @@ impl HostSource {
         HostSample {
             cpus: proc::cpus(sys),
             load: proc::load(proc),
+            cpu_times: proc::cpu_times(proc),
             cpu_pressure: proc::pressure(&proc.join("pressure/cpu")),
             memory_pressure: proc::pressure(&proc.join("pressure/memory")),
             groups: cgroup::groups(proc, sys, &self.processes, host_total),

@@ -9,6 +9,7 @@ pub mod error_file;
 pub mod fabric;
 pub mod host;
 pub mod kmsg;
+pub mod nvrx;
 pub mod pages;
 pub mod slurm;
 pub mod tpu;

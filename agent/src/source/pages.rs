@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use mainstay_core::entry::{Note, StepDone};
 use mainstay_core::hang::{Class, Count, PhaseId, Phases, Sight};
@@ -9,7 +10,7 @@ use mainstay_core::time::{Mono, Span};
 use mainstay_core::view::BeatView;
 use mainstay_heartbeat::layout::NAME_ENTRIES;
 use mainstay_heartbeat::{
-    Claim, ExitKind, MAJOR, MINOR, Page, Refusal, RefusalReason, SectionId, StepRecord,
+    Claim, ExitKind, MAJOR, MINOR, Page, PageWords, Refusal, RefusalReason, SectionId, StepRecord,
 };
 
 use crate::os::mapping::MappedPage;
@@ -67,6 +68,13 @@ impl PageReader {
             was_quiet: false,
             counts: Vec::new(),
         })
+    }
+
+    /// The same, with a page to be read instead while no client has claimed this one.
+    #[must_use]
+    pub fn with_stand_in(mut self, stand_in: Option<Arc<PageWords>>) -> PageReader {
+        self.mapped = self.mapped.with_stand_in(stand_in);
+        self
     }
 
     /// What is new.

@@ -14,9 +14,12 @@ nothing and cost next to nothing. None of them ever raises or blocks: a wrong ar
 from __future__ import annotations
 
 from . import _hooks
-from ._native import __version__, active, beat, section, step
+from ._native import __version__, active, beat, pause, resume, section, step
+from ._section import expect_long
 
-__all__ = ["__version__", "active", "beat", "checkpoint", "section", "status", "step"]
+__all__ = [
+    "__version__", "active", "beat", "checkpoint", "expect_long", "pause", "resume", "section", "status", "step",
+]  # fmt: skip
 
 _hooks.start()
 
@@ -27,11 +30,11 @@ def status() -> dict:
 
 
 def __getattr__(name: str):
-    # Loaded on first use, so that a script that only beats does not pay for the checkpoint's imports.
-    if name == "checkpoint":
+    # Loaded on first use, so that a script that only beats does not pay for their imports.
+    if name in ("checkpoint", "torch"):
         import importlib
 
-        return importlib.import_module("mainstay.checkpoint")
+        return importlib.import_module(f"mainstay.{name}")
     raise AttributeError(f"module 'mainstay' has no attribute {name!r}")
 
 

@@ -1,10 +1,21 @@
-from typing import Optional, TypedDict
+from typing import Any, Callable, Optional, TypedDict, TypeVar
 
 from . import checkpoint as checkpoint
-from ._native import active as active, beat as beat, section as section, step as step
+from ._native import active as active, beat as beat, pause as pause, resume as resume
+from ._native import section as section, step as step
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+class expect_long:
+    def __init__(self, what: str, *, seconds: Optional[float] = 3600.0) -> None: ...
+    def __enter__(self) -> expect_long: ...
+    def __exit__(self, *exception: Any) -> None: ...
+    def __call__(self, function: _F, /) -> _F: ...
 
 __version__: str
-__all__ = ["__version__", "active", "beat", "checkpoint", "section", "status", "step"]
+__all__ = [
+    "__version__", "active", "beat", "checkpoint", "expect_long", "pause", "resume", "section", "status", "step",
+]
 
 class _Status(TypedDict):
     active: bool

@@ -40,6 +40,12 @@ def start() -> None:
     _attempt(_tell_modules_later)
 
 
+def program_is(code) -> None:
+    """Tells the program's outermost frame where the page was opened before it began to run."""
+    global _program
+    _program = code
+
+
 def status() -> dict:
     page = os.environ.get(_PAGE) or None
     refusal = _native.refusal()

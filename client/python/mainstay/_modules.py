@@ -17,7 +17,7 @@ def tell(path: str) -> None:
 
     held = []
     for name, module in list(sys.modules.items()):
-        if module is None or name in ("__main__", "__mp_main__") or name.split(".", 1)[0] == "mainstay":
+        if module is None or name in ("__main__", "__mp_main__") or name.split(".", 1)[0] in ("mainstay", "mainstay_auto"):
             continue
         spec = getattr(module, "__spec__", None)
         origin = getattr(spec, "origin", None) or getattr(module, "__file__", None)

@@ -1,12 +1,14 @@
-"""``@mainstay.section("name")``: a function whose every call is a section."""
+"""``@mainstay.section("name")``, a function whose every call is a section, and ``mainstay.expect_long``."""
 
 from __future__ import annotations
 
-import functools
+from . import _native
 
 
 def around(section, function):
     """`function` with `section` around each call. Of a coroutine function it covers the call, not what is awaited."""
+
+    import functools  # here: importing mainstay must cost next to nothing
 
     @functools.wraps(function)
     def inside(*args, **kwargs):
@@ -14,3 +16,27 @@ def around(section, function):
             return function(*args, **kwargs)
 
     return inside
+
+
+class expect_long:
+    """A section that is known to take long, such as a compilation: no progress is expected of the job meanwhile, for at
+    most so many seconds (None: without limit). A context manager and decorator. Never raises."""
+
+    def __init__(self, what, *, seconds=3600.0, **_others):
+        self._section = _native.section(what)
+        try:
+            self._seconds = None if seconds is None else float(seconds)
+        except Exception:
+            self._seconds = 3600.0
+
+    def __enter__(self):
+        _native.begin_long(self._seconds)
+        self._section.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self._section.__exit__(*exception)
+        _native.end_long()
+
+    def __call__(self, function=None, *_others):
+        return around(self, function) if callable(function) else self

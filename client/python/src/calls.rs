@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 
 use crate::arguments::{self, Call, spells};
 use crate::awaited;
+use crate::counters;
 use crate::rank;
 use crate::section::{self, Section};
 use crate::warn::{self, Mistake};
@@ -73,6 +74,8 @@ entry!(step_entry, step);
 entry!(beat_entry, beat);
 entry!(active_entry, active);
 entry!(section_entry, section_named);
+entry!(pause_entry, pause);
+entry!(resume_entry, resume);
 entry!(enter_entry, enter);
 entry!(exit_entry, exit);
 
@@ -119,6 +122,7 @@ fn step(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult
         return Ok(py.None());
     };
     if let Some(number) = read("step", Mistake::StepNumber, &number, arguments::unsigned)? {
+        counters::script_tells_steps();
         if measured {
             client.step_with(number, measures);
         } else {
@@ -159,6 +163,22 @@ fn section_named(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) ->
         None => call.named().find(|(key, _)| spells(key, c"name")).map(|(_, name)| name),
     };
     section::named(py, name.as_deref())
+}
+
+/// `mainstay.pause()`
+fn pause(py: Python<'_>, _module: *mut PyObject, _call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    if let Some(client) = rank::client() {
+        client.pause();
+    }
+    Ok(py.None())
+}
+
+/// `mainstay.resume()`
+fn resume(py: Python<'_>, _module: *mut PyObject, _call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    if let Some(client) = rank::client() {
+        client.resume();
+    }
+    Ok(py.None())
 }
 
 /// `Section.__enter__()`
@@ -216,7 +236,7 @@ fn definition(name: &'static CStr, entry: Fast, doc: &'static CStr) -> *mut ffi:
 
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let functions: [(&CStr, Fast, &CStr); 4] = [
+    let functions: [(&CStr, Fast, &CStr); 6] = [
         (
             c"step",
             step_entry,
@@ -238,6 +258,16 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             section_entry,
             c"section($module, name)\n--\n\n\
               A context manager (and decorator) that names what the rank does meanwhile. Never raises.",
+        ),
+        (
+            c"pause",
+            pause_entry,
+            c"pause($module)\n--\n\nNothing is taken for a hang until `resume`. Never raises.",
+        ),
+        (
+            c"resume",
+            resume_entry,
+            c"resume($module)\n--\n\nProgress is expected again. Never raises.",
         ),
     ];
     let module_name = module.name()?;

@@ -11,6 +11,7 @@ mod arguments;
 mod awaited;
 mod calls;
 mod checksum;
+mod counters;
 mod rank;
 mod section;
 mod testing;
@@ -26,5 +27,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     rank::add_to(module)?;
     awaited::add_to(module)?;
     checksum::add_to(module)?;
+    counters::add_to(module)?;
     testing::add_to(module)
 }

@@ -38,6 +38,13 @@ impl Section {
             client.leave(id);
         }
     }
+
+    #[inline]
+    pub fn spend(&self, ns: u64) {
+        if let (Some(client), Some(id)) = (rank::client(), self.id) {
+            client.spend(id, ns);
+        }
+    }
 }
 
 #[pymethods]

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 
-use mainstay_heartbeat::{Claim, ExitKind, Page, PageSpec, PageWords, StepRecord, format};
+use mainstay_heartbeat::{Claim, ExitKind, Operation, Page, PageSpec, PageWords, StepRecord, format};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -37,7 +37,8 @@ fn _testing_format_page(
     Ok(fs::rename(&aside, &path)?)
 }
 
-/// What the page at `path` says, as a dict: `identity`, `claim`, `refusal`, `beat`, `records`, `exit_note`, `skipped`.
+/// What the page at `path` says, as a dict: `identity`, `claim`, `refusal`, `beat`, `records`, `exit_note`,
+/// `collectives`, `skipped`.
 ///
 /// Not to be called in the process that writes the page: closing the file would drop the lock that marks it as taken.
 #[pyfunction]
@@ -66,6 +67,18 @@ fn _testing_read_page(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDic
     }
     told.set_item("records", listed)?;
     told.set_item("exit_note", note(py, &page)?)?;
+    let collectives = PyList::empty(py);
+    for each in page.collectives() {
+        let counters = PyDict::new(py);
+        counters.set_item("comm", each.comm)?;
+        counters.set_item("entered", each.entered)?;
+        counters.set_item("completed", each.completed)?;
+        let operation = Operation::of_signature(each.signature);
+        counters
+            .set_item("operation", operation.map(|operation| (operation.kind.name(), operation.bytes)))?;
+        collectives.append(counters)?;
+    }
+    told.set_item("collectives", collectives)?;
     told.set_item("skipped", page.counters().skipped)?;
     Ok(told)
 }
@@ -97,6 +110,7 @@ fn beat<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Option<Bound<'py, PyD
     told.set_item("loss", beat.loss)?;
     told.set_item("grad_norm", beat.grad_norm)?;
     told.set_item("digest", beat.digest)?;
+    told.set_item("quiet_until_ns", beat.quiet_until_ns)?;
     let open: Vec<_> = beat.open_sections().iter().map(|section| page.section_name(section.id)).collect();
     told.set_item("sections", open)?;
     Ok(Some(told))

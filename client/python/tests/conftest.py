@@ -18,7 +18,9 @@ sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.getcw
 LAUNCHER_VARIABLES = (
     "MAINSTAY_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "PYTHONWARNINGS", "PYTHONPATH",
 )
-for _name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
+if os.environ.get("MAINSTAY_BIN"):
+    os.environ["MAINSTAY_TEST_BIN"] = os.environ["MAINSTAY_BIN"]
+for _name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES) and name != "MAINSTAY_TEST_BIN"]:
     del os.environ[_name]
 
 import pytest  # noqa: E402
@@ -62,5 +64,40 @@ def python(tmp_path):
         )
         assert not check or done.returncode == 0, done.stderr
         return done
+
+    return run
+
+
+class Job:
+    """A finished ``mainstay run``: its exit status, what it said, and its ranks' pages."""
+
+    def __init__(self, done, runtime_dir: Path):
+        self.done = done
+        self.pages = {
+            int(path.name.split(".")[0].removeprefix("rank-")): _native._testing_read_page(path)
+            for path in sorted(runtime_dir.glob("*/rank-*.attempt-*.page"))
+        }
+
+
+@pytest.fixture
+def run_job(tmp_path):
+    """Runs a script under the real launcher and waits for its end. The program is the one that MAINSTAY_BIN names."""
+    program = os.environ.get("MAINSTAY_TEST_BIN")
+    if not program:
+        pytest.skip("MAINSTAY_BIN does not name the program")
+
+    def run(code: str, ranks: int = 2, check: bool = True, **variables) -> Job:
+        script = tmp_path / f"job-{time.monotonic_ns()}.py"
+        script.write_text(textwrap.dedent(code))
+        runtime_dir = tmp_path / "runtime"
+        done = subprocess.run(
+            [program, "run", "--no-agent", f"--nproc-per-node={ranks}", "--max-restarts=0",
+             f"--log-dir={tmp_path / 'logs'}", f"--runtime-dir={runtime_dir}", "--no-python",
+             sys.executable, str(script)],
+            cwd=tmp_path, text=True, capture_output=True, timeout=300,
+            env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+        )
+        assert not check or done.returncode == 0, done.stderr + done.stdout
+        return Job(done, runtime_dir)
 
     return run

@@ -285,4 +285,60 @@ def test_importing_is_light(python):
         """
     )
     brought = set(done.stdout.split())
-    assert brought <= {"mainstay", "mainstay._hooks", "mainstay._native", "atexit", "__future__"}
+    assert brought <= {
+        "mainstay", "mainstay._hooks", "mainstay._native", "mainstay._section", "atexit", "__future__",
+    }
+
+
+def test_phases_that_take_long_and_pauses_are_told(python, page):
+    done = python(
+        """
+        import time, mainstay
+        from mainstay import _native
+        def quiet():
+            # In a child, lest this process give up its claim.
+            code = "import sys; from mainstay import _native; print(_native._testing_read_page(sys.argv[1])['beat']['quiet_until_ns'])"
+            import os, subprocess, sys
+            out = subprocess.run([sys.executable, "-c", code, os.environ["MAINSTAY_PAGE"]], env={}, capture_output=True, text=True)
+            return int(out.stdout)
+        now = time.monotonic_ns()
+        with mainstay.expect_long("compile", seconds=100):
+            mainstay.step(1)
+            with mainstay.expect_long("inner", seconds=None):
+                pass
+            assert now + 100e9 <= quiet() <= time.monotonic_ns() + 100e9
+        assert quiet() == 0
+        @mainstay.expect_long("download")
+        def download():
+            mainstay.step(2)
+            return quiet()
+        assert now + 3600e9 <= download() <= time.monotonic_ns() + 3600e9
+        with mainstay.expect_long("for ever", seconds=None):
+            assert quiet() == 2**64 - 1
+        mainstay.resume()
+        mainstay.pause(); mainstay.pause("twice", and_with="arguments")
+        assert quiet() == 2**64 - 1
+        mainstay.resume()
+        assert quiet() == 0
+        mainstay.step(3)
+        for wrong in (object(), float("nan"), -1, "x"):
+            with mainstay.expect_long("wrong", seconds=wrong): pass
+        with mainstay.expect_long(7, other=8): pass
+        mainstay.pause()
+        """,
+        page=page,
+    )
+    assert done.stderr.count("RuntimeWarning") == 1, "a section without a name"
+    read = page.read()
+    assert [set(record["sections"]) for record in read["records"]][:2] == [{"compile"}, {"compile", "inner", "download"}]
+    assert read["beat"]["quiet_until_ns"] == 2**64 - 1
+
+
+def test_without_a_page_long_phases_do_nothing(python):
+    python(
+        """
+        import mainstay
+        with mainstay.expect_long("compile"): mainstay.pause()
+        assert mainstay.expect_long("f")(lambda: 7)() == 7
+        """
+    )

@@ -1,4 +1,5 @@
-//! Collective counters: how many operations each communicator has entered and completed.
+//! Collective counters: how many operations each communicator has entered and completed, and the oldest that is not
+//! complete.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -18,6 +19,91 @@ pub struct Collective {
     /// Kind, type and size of the operation entered last, as one number of the client's choosing that is the same for the
     /// same operation on all ranks; 0 if it is not told.
     pub signature: u64,
+}
+
+/// What an operation is, as this project's own clients tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// Which operation.
+    pub kind: OperationKind,
+    /// Bytes of this rank's input; 0 if there is none, or it is not known. At most 2^56-1 are kept.
+    pub bytes: u64,
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal;)*) => {
+        /// The kinds of operations between ranks.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum OperationKind { $($(#[$doc])* $kind = $number,)* }
+
+        impl OperationKind {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$kind,)*];
+
+            /// Its name as the field writes it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$kind => $name,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// One that has no number here.
+    Other = 1, "other";
+    /// All-reduce.
+    AllReduce = 2, "all_reduce";
+    /// All-gather.
+    AllGather = 3, "all_gather";
+    /// Reduce-scatter.
+    ReduceScatter = 4, "reduce_scatter";
+    /// Broadcast.
+    Broadcast = 5, "broadcast";
+    /// Reduce.
+    Reduce = 6, "reduce";
+    /// Gather.
+    Gather = 7, "gather";
+    /// Scatter.
+    Scatter = 8, "scatter";
+    /// All-to-all.
+    AllToAll = 9, "all_to_all";
+    /// Barrier.
+    Barrier = 10, "barrier";
+    /// Point-to-point send.
+    Send = 11, "send";
+    /// Point-to-point receive.
+    Receive = 12, "recv";
+}
+
+impl OperationKind {
+    /// The kind of this number in a page; numbers of later layouts are [`OperationKind::Other`].
+    #[must_use]
+    pub fn of(number: u8) -> Self {
+        Self::ALL.iter().copied().find(|&kind| kind as u8 == number).unwrap_or(Self::Other)
+    }
+
+    /// The kind of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name).unwrap_or(Self::Other)
+    }
+}
+
+impl Operation {
+    /// As [`Collective::signature`]: the kind in bits 0-7, the bytes above.
+    #[must_use]
+    pub fn signature(self) -> u64 {
+        self.bytes << 8 | u64::from(self.kind as u8)
+    }
+
+    /// What a signature of ours says; `None` if nothing was told.
+    #[must_use]
+    pub fn of_signature(signature: u64) -> Option<Self> {
+        let kind = (signature & 0xff) as u8;
+        (kind != 0).then(|| Self { kind: OperationKind::of(kind), bytes: signature >> 8 })
+    }
 }
 
 impl Page<'_> {

@@ -29,6 +29,10 @@ pub(crate) fn writer_is_dead() -> bool {
 }
 
 /// Runs `work` with only so many stores to make; says whether it used them up.
+fn counters(comm: u64, entered: u64, completed: u64) -> Collective {
+    Collective { comm, entered, completed, signature: 0 }
+}
+
 fn dies_after(stores: u64, work: impl FnOnce()) -> bool {
     STORES_LEFT.set(Some(stores));
     work();
@@ -75,9 +79,9 @@ fn script() -> Vec<Operation> {
         writing(move |page, now| page.step(now, 1, measures(1))),
         writing(|page, now| page.leave(now, SectionId::new(2))),
         writing(|page, now| page.leave(now, SectionId::new(9))),
-        writing(|page, _| page.collective(40, 2, 1)),
-        writing(|page, _| page.collective(40, 3, 3)),
-        writing(|page, _| page.collective(41, 1, 1)),
+        writing(|page, _| page.collective_with(counters(40, 2, 1))),
+        writing(|page, _| page.collective_with(counters(40, 3, 3))),
+        writing(|page, _| page.collective_with(counters(41, 1, 1))),
     ];
     script.extend((0..10).map(|id| writing(move |page, now| page.enter(now, SectionId::new(id)))));
     script.extend((0..10).rev().map(|id| writing(move |page, now| page.leave(now, SectionId::new(id)))));

@@ -33,7 +33,7 @@ mod crash_tests;
 mod document_tests;
 
 pub use beat::{Beat, OpenSection};
-pub use collective::Collective;
+pub use collective::{Collective, Operation, OperationKind};
 pub use error::LayoutError;
 pub use format::{PageSpec, format};
 pub use identity::{Claim, Claimant, Identity, Refusal, RefusalReason};

@@ -342,6 +342,12 @@ impl Writing<'_> {
         }
     }
 
+    /// Section `id` took `ns` more of the present step than its entering and leaving tell: time that passed elsewhere,
+    /// on a device. Not a beat.
+    pub fn spend(&mut self, id: SectionId, ns: u64) {
+        self.add_spent(id.get().into(), ns);
+    }
+
     /// The client is done with the page.
     pub fn close(&mut self, now_ns: u64) {
         self.words.store(CLOSED_NS, now_ns);
@@ -365,7 +371,11 @@ impl Writing<'_> {
         if (0..level).any(|outer| self.id_at(outer) == id) {
             return;
         }
-        let ns = now_ns.saturating_sub(words.load(start_at).max(words.load(STEP_START_NS)));
+        self.add_spent(id, now_ns.saturating_sub(words.load(start_at).max(words.load(STEP_START_NS))));
+    }
+
+    fn add_spent(&mut self, id: u64, ns: u64) {
+        let words = self.words;
         let listed = words.load(SPENT_COUNT).min(RECORD_SECTIONS as u64) as usize;
         let known = (0..listed).map(|index| SPENT + index * WORD).find(|&at| words.load(at) >> 56 == id);
         if let Some(at) = known {

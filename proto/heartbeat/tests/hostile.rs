@@ -10,7 +10,8 @@ use mainstay_heartbeat::layout::{
     SECTION_DEPTH, TRACEBACK_BYTES,
 };
 use mainstay_heartbeat::{
-    Claim, ExitKind, LayoutError, Measures, Note, PAGE_BYTES, Page, PageWords, SectionId, Writer, format,
+    Claim, Collective, ExitKind, LayoutError, MINOR, Measures, Note, Operation, OperationKind, PAGE_BYTES,
+    Page, PageWords, SectionId, Writer, format,
 };
 use proptest::prelude::*;
 use support::{fresh, process, spec, words};
@@ -61,6 +62,28 @@ fn write_everything(words: &PageWords) {
     assert_eq!(page.exit_note().unwrap().message, "m");
     write().close(60);
     assert!(matches!(page.claim(), Claim::Closed { mono_ns: 60, .. }));
+}
+
+#[test]
+fn what_minor_version_1_added_is_not_touched_in_a_page_of_minor_version_0() {
+    let operation = Operation { kind: OperationKind::Barrier, bytes: 7 };
+    let told = |minor: u64| {
+        let words = fresh();
+        words[2].store(minor.to_le(), Ordering::Relaxed);
+        let writer = Writer::new(&words).unwrap();
+        assert!(writer.claim(10, &process(1)));
+        let counts = Collective { comm: 4, entered: 2, completed: 1, signature: operation.signature() };
+        writer.try_write(process(1).key()).unwrap().collective_with(counts);
+        let told = Page::new(&words).unwrap().collectives()[0];
+        Operation::of_signature(told.signature)
+    };
+    assert_eq!((told(0), told(1)), (None, Some(operation)));
+}
+
+#[test]
+fn operations_of_a_later_layout_are_other_ones() {
+    let unknown = Operation::of_signature(5 << 8 | 200);
+    assert_eq!(unknown, Some(Operation { kind: OperationKind::Other, bytes: 5 }));
 }
 
 /// A value that is likely to hurt.
@@ -155,7 +178,7 @@ fn headers_that_do_not_fit_are_named() {
         Page::new(&page).map(|_| ()).unwrap_err()
     };
     assert!(matches!(with(0, 0), LayoutError::Magic { found: 0 }));
-    assert_eq!(with(1, 2), LayoutError::Major { major: 2, minor: 0 });
+    assert_eq!(with(1, 2), LayoutError::Major { major: 2, minor: MINOR.into() });
     assert_eq!(with(3, 4096), LayoutError::PageBytes { found: 4096 });
     let aligned = fresh();
     // SAFETY: the bytes are there; the call refuses them by their address.

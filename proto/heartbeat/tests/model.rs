@@ -7,7 +7,8 @@ use mainstay_heartbeat::layout::{
     COLLECTIVE_ENTRIES, NAME_ENTRIES, RECORD_SECTIONS, RING_RECORDS, SECTION_DEPTH, TRACEBACK_BYTES,
 };
 use mainstay_heartbeat::{
-    Claim, Claiming, Collective, Counters, ExitKind, Measures, Note, Page, SectionId, StepRecord, Writer,
+    Claim, Claiming, Collective, Counters, ExitKind, MINOR, Measures, Note, Page, SectionId, StepRecord,
+    Writer,
 };
 use proptest::prelude::*;
 use support::{fresh, process};
@@ -20,6 +21,7 @@ enum Operation {
     Intern(u8),
     Enter(u8),
     Leave(u8),
+    Spend(u8, u64),
     Collective(u64, u64),
     Note(String),
     Close,
@@ -27,6 +29,10 @@ enum Operation {
     ManySteps(u64),
     /// A reader drains the ring.
     Drain,
+}
+
+fn counters(comm: u64, count: u64) -> Collective {
+    Collective { comm, entered: count + 1, completed: count, signature: comm << 40 | count }
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -40,7 +46,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => any::<u8>().prop_map(Operation::Intern),
         14 => (0_u8..14).prop_map(Operation::Enter),
         12 => (0_u8..14).prop_map(Operation::Leave),
-        3 => (0_u64..20, 0_u64..9).prop_map(|(comm, count)| Operation::Collective(comm, count)),
+        4 => (0_u8..14, 0_u64..1000).prop_map(|(id, ns)| Operation::Spend(id, ns)),
+        3 => (0_u64..20, 0_u64..15).prop_map(|(comm, count)| Operation::Collective(comm, count)),
         1 => ".{0,40}".prop_map(Operation::Note),
         1 => Just(Operation::Close),
         1 => (1_u64..700).prop_map(Operation::ManySteps),
@@ -96,7 +103,10 @@ impl Model {
         if self.open[..level].iter().any(|(outer, _)| *outer == id) {
             return;
         }
-        let ns = now - start.max(self.step_start);
+        self.spend(id, now - start.max(self.step_start));
+    }
+
+    fn spend(&mut self, id: u8, ns: u64) {
         if let Some((_, spent)) = self.spent.iter_mut().find(|(known, _)| *known == id) {
             *spent += ns;
         } else if self.spent.len() < RECORD_SECTIONS {
@@ -173,8 +183,9 @@ impl Model {
                 }
                 self.beat(now);
             }
+            Operation::Spend(id, ns) => self.spend(*id, *ns),
             Operation::Collective(comm, count) => {
-                let value = Collective { comm: *comm, entered: count + 1, completed: *count, signature: 0 };
+                let value = counters(*comm, *count);
                 if let Some(known) = self.collectives.iter_mut().find(|known| known.comm == *comm) {
                     *known = value;
                 } else if self.collectives.len() < COLLECTIVE_ENTRIES {
@@ -207,7 +218,8 @@ impl Model {
             }
             Operation::Enter(id) => write().enter(now, SectionId::new((*id).into())),
             Operation::Leave(id) => write().leave(now, SectionId::new((*id).into())),
-            Operation::Collective(comm, count) => write().collective(*comm, count + 1, *count),
+            Operation::Spend(id, ns) => write().spend(SectionId::new((*id).into()), *ns),
+            Operation::Collective(comm, count) => write().collective_with(counters(*comm, *count)),
             Operation::Note(text) => {
                 let note = Note { kind: ExitKind::Other, exception: "", message: text, traceback: "" };
                 assert_eq!(writer.exit_note(now, &note), self.note.is_none());
@@ -334,7 +346,7 @@ fn the_creators_words_are_read_as_they_were_given() {
     let words = fresh();
     let identity = Page::new(&words).unwrap().identity();
     let spec = support::spec();
-    assert_eq!((identity.major, identity.minor, identity.job.as_str()), (1, 0, spec.job));
+    assert_eq!((identity.major, identity.minor, identity.job.as_str()), (1, MINOR.into(), spec.job));
     assert_eq!((identity.rank, identity.local_rank, identity.world_size), (3, 1, 8));
     assert_eq!((identity.attempt, identity.boot_id), (2, spec.boot_id));
     assert_eq!((identity.creator_pid, identity.created_mono_ns), (99, 5));

@@ -3,17 +3,17 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
-use crate::script::{INVALID, Script};
+use crate::script::{INVALID, OTHER_VERSION, Script, TOO_SMALL};
 
 /// A device: its place in the script, from 1.
-type Handle = usize;
+pub(crate) type Handle = usize;
 
-fn done(result: Result<(), u32>) -> u32 {
+pub(crate) fn done(result: Result<(), u32>) -> u32 {
     result.err().unwrap_or(0)
 }
 
 /// Writes what a caller asked for.
-fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
+pub(crate) fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
     if place.is_null() {
         return Err(INVALID);
     }
@@ -22,7 +22,7 @@ fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
     Ok(())
 }
 
-fn put_text(place: *mut c_char, length: c_uint, text: &str) -> Result<(), u32> {
+pub(crate) fn put_text(place: *mut c_char, length: c_uint, text: &str) -> Result<(), u32> {
     if place.is_null() || text.len() >= length as usize {
         return Err(7);
     }
@@ -58,6 +58,10 @@ numbers! {
     nvmlDeviceGetMaxPcieLinkWidth: c_uint = "pcie_width_max", 16;
     nvmlDeviceGetPcieReplayCounter: c_uint = "pcie_replays", 0;
     nvmlDeviceGetRetiredPagesPendingStatus: c_uint = "pages_pending", 0;
+    nvmlDeviceGetCurrentClocksEventReasons: c_ulonglong = "clock_reasons", 1;
+    nvmlDeviceGetEnforcedPowerLimit: c_uint = "power_limit", 700_000;
+    nvmlDeviceGetPersistenceMode: c_uint = "persistence", 1;
+    nvmlDeviceGetUnrepairableMemoryFlag_v1: c_uint = "unrepairable", 0;
 }
 
 /// NVML's `nvmlInit_v2`.
@@ -123,17 +127,21 @@ pub struct PciInfo {
     bus_id: [c_char; 32],
 }
 
+impl PciInfo {
+    pub(crate) fn of(address: &str) -> PciInfo {
+        let mut info = PciInfo { bus_id_legacy: [0; 16], numbers: [0; 5], bus_id: [0; 32] };
+        for (place, byte) in info.bus_id.iter_mut().take(31).zip(address.bytes()) {
+            *place = byte as c_char;
+        }
+        info
+    }
+}
+
 /// NVML's `nvmlDeviceGetPciInfo_v3`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetPciInfo_v3(device: Handle, place: *mut PciInfo) -> u32 {
     let gpu = Script::gpu("nvmlDeviceGetPciInfo_v3", device);
-    done(gpu.and_then(|gpu| {
-        let mut info = PciInfo { bus_id_legacy: [0; 16], numbers: [0; 5], bus_id: [0; 32] };
-        for (place, byte) in info.bus_id.iter_mut().take(31).zip(gpu.pci.bytes()) {
-            *place = byte as c_char;
-        }
-        put(place, info)
-    }))
+    done(gpu.and_then(|gpu| put(place, PciInfo::of(&gpu.pci))))
 }
 
 /// NVML's `nvmlDeviceGetTemperature`.
@@ -147,13 +155,40 @@ pub extern "C" fn nvmlDeviceGetTemperature(device: Handle, _sensor: c_uint, plac
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetTotalEccErrors(
     device: Handle,
-    _errors: c_uint,
+    errors: c_uint,
     counter: c_uint,
     place: *mut c_ulonglong,
 ) -> u32 {
-    let name = if counter == 0 { "ecc_volatile" } else { "ecc_aggregate" };
+    let name = match (errors, counter) {
+        (0, 0) => "ecc_corrected",
+        (0, _) => "ecc_corrected_aggregate",
+        (_, 0) => "ecc_volatile",
+        (_, _) => "ecc_aggregate",
+    };
     let value = Script::gpu("nvmlDeviceGetTotalEccErrors", device).and_then(|gpu| gpu.value(name, 0));
-    done(value.and_then(|value| put(place, value)))
+    done(value.and_then(|value| put(place, value as c_ulonglong)))
+}
+
+/// NVML's `nvmlDeviceGetMemoryErrorCounter`: of memory (2) and of the chip (7).
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetMemoryErrorCounter(
+    device: Handle,
+    errors: c_uint,
+    counter: c_uint,
+    location: c_uint,
+    place: *mut c_ulonglong,
+) -> u32 {
+    let value = Script::gpu("nvmlDeviceGetMemoryErrorCounter", device).and_then(|gpu| {
+        let of = match location {
+            2 => "dram",
+            7 => "sram",
+            _ => return Err(INVALID),
+        };
+        let kind = if errors == 0 { "corrected" } else { "uncorrected" };
+        let since = if counter == 0 { "volatile" } else { "aggregate" };
+        gpu.value(&format!("{of}_{kind}_{since}"), 0)
+    });
+    done(value.and_then(|value| put(place, value as c_ulonglong)))
 }
 
 /// NVML's `nvmlDeviceGetRemappedRows`.
@@ -171,18 +206,6 @@ pub extern "C" fn nvmlDeviceGetRemappedRows(
         put(uncorrected, gpu.value("remapped_uncorrected", 0)? as c_uint)?;
         put(pending, gpu.value("remap_pending", 0)? as c_uint)?;
         put(failed, gpu.value("remap_failed", 0)? as c_uint)
-    }))
-}
-
-/// NVML's `nvmlDeviceGetNvLinkState`.
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetNvLinkState(device: Handle, link: c_uint, place: *mut c_uint) -> u32 {
-    let gpu = Script::gpu("nvmlDeviceGetNvLinkState", device);
-    done(gpu.and_then(|gpu| {
-        if u64::from(link) >= gpu.value("nvlinks", 18)? {
-            return Err(INVALID);
-        }
-        put(place, c_uint::from(!gpu.links_down.contains(&link)))
     }))
 }
 
@@ -206,51 +229,253 @@ pub extern "C" fn nvmlDeviceGetUtilizationRates(device: Handle, place: *mut [c_u
 pub extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, place: *mut [c_ulonglong; 3]) -> u32 {
     let total: u64 = 80 << 30;
     let value = Script::gpu("nvmlDeviceGetMemoryInfo", device).and_then(|gpu| gpu.value("memory_used", 0));
-    done(value.and_then(|used| put(place, [total, total.saturating_sub(used), used])))
+    done(value.and_then(|used| put(place, [total, total.saturating_sub(used as u64), used as u64])))
 }
 
-/// NVML's `nvmlDeviceGetComputeRunningProcesses_v3`: nobody runs here.
+/// NVML's `nvmlProcessInfo_v1_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct OldProcess {
+    pid: c_uint,
+    memory: c_ulonglong,
+}
+
+/// NVML's `nvmlProcessInfo_v2_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Process {
+    pid: c_uint,
+    memory: c_ulonglong,
+    instances: [c_uint; 2],
+}
+
+fn put_list<T>(
+    function: &str,
+    device: Handle,
+    count: *mut c_uint,
+    places: *mut T,
+    element: impl Fn(u32, u64) -> T,
+) -> u32 {
+    done(Script::gpu(function, device).and_then(|gpu| {
+        if count.is_null() || places.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: NVML's callers give the length of their array here.
+        let room = unsafe { count.read() } as usize;
+        put(count, gpu.processes.len() as c_uint)?;
+        if gpu.processes.len() > room {
+            return Err(TOO_SMALL);
+        }
+        for (place, (pid, memory)) in gpu.processes.iter().enumerate() {
+            // SAFETY: the array has room for as many.
+            unsafe { places.add(place).write(element(*pid, *memory)) };
+        }
+        Ok(())
+    }))
+}
+
+/// NVML's `nvmlDeviceGetComputeRunningProcesses_v3`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     device: Handle,
     count: *mut c_uint,
-    _processes: *mut u8,
+    places: *mut Process,
 ) -> u32 {
-    done(Script::gpu("nvmlDeviceGetComputeRunningProcesses_v3", device).and_then(|_| put(count, 0)))
+    put_list("nvmlDeviceGetComputeRunningProcesses_v3", device, count, places, |pid, memory| Process {
+        pid,
+        memory,
+        instances: [u32::MAX; 2],
+    })
 }
 
-/// NVML's `nvmlFieldValue_t`.
+/// NVML's `nvmlDeviceGetComputeRunningProcesses`, of old.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetComputeRunningProcesses(
+    device: Handle,
+    count: *mut c_uint,
+    places: *mut OldProcess,
+) -> u32 {
+    put_list("nvmlDeviceGetComputeRunningProcesses", device, count, places, |pid, memory| OldProcess {
+        pid,
+        memory,
+    })
+}
+
+/// NVML's `nvmlMarginTemperature_v1_t`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct FieldValue {
-    field: c_uint,
-    scope: c_uint,
-    timestamp: i64,
-    latency: i64,
-    kind: c_uint,
-    code: c_uint,
-    value: c_ulonglong,
+pub struct Margin {
+    version: c_uint,
+    degrees: c_int,
 }
 
-/// NVML's `nvmlDeviceGetFieldValues`.
+/// NVML's `nvmlDeviceGetMarginTemperature`.
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: *mut FieldValue) -> u32 {
-    let gpu = Script::gpu("nvmlDeviceGetFieldValues", device);
+pub extern "C" fn nvmlDeviceGetMarginTemperature(device: Handle, place: *mut Margin) -> u32 {
+    let value = Script::gpu("nvmlDeviceGetMarginTemperature", device);
+    done(value.and_then(|gpu| {
+        let version = right_version::<Margin>(place.cast(), 1)?;
+        put(place, Margin { version, degrees: gpu.value("margin", 40)? as c_int })
+    }))
+}
+
+/// A versioned struct must say which it is.
+fn right_version<T>(place: *const c_uint, number: u32) -> Result<c_uint, u32> {
+    let right = size_of::<T>() as c_uint | (number << 24);
+    if place.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: the version is the first field of the caller's struct.
+    let given = unsafe { place.read() };
+    if given == right { Ok(right) } else { Err(OTHER_VERSION) }
+}
+
+/// NVML's `nvmlEccSramErrorStatus_v1_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct SramStatus {
+    version: c_uint,
+    counts: [c_ulonglong; 11],
+    threshold: c_uint,
+}
+
+/// NVML's `nvmlDeviceGetSramEccErrorStatus`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetSramEccErrorStatus(device: Handle, place: *mut SramStatus) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetSramEccErrorStatus", device);
     done(gpu.and_then(|gpu| {
-        if values.is_null() {
-            return Err(INVALID);
+        let version = right_version::<SramStatus>(place.cast(), 1)?;
+        let mut counts = [0; 11];
+        counts[1] = gpu.value("sram_uncorrected_aggregate", 0)? as c_ulonglong;
+        counts[4] = gpu.value("sram_uncorrected_volatile", 0)? as c_ulonglong;
+        put(place, SramStatus { version, counts, threshold: gpu.value("sram_threshold", 0)? as c_uint })
+    }))
+}
+
+/// NVML's `nvmlGpuFabricInfo_v3_t`; version 2 ends before the summary.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Fabric {
+    version: c_uint,
+    cluster: [u8; 16],
+    status: c_uint,
+    clique: c_uint,
+    state: u8,
+    mask: c_uint,
+    summary: u8,
+}
+
+/// NVML's `nvmlDeviceGetGpuFabricInfoV`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetGpuFabricInfoV(device: Handle, place: *mut Fabric) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetGpuFabricInfoV", device);
+    done(gpu.and_then(|gpu| {
+        let newest = gpu.value("fabric_version", 3)?;
+        let version = if newest == 3 {
+            right_version::<Fabric>(place.cast(), 3)?
+        } else {
+            right_version::<[u32; 9]>(place.cast(), 2)?
+        };
+        let fabric = Fabric {
+            version,
+            cluster: [0; 16],
+            status: gpu.value("fabric_status", 0)? as c_uint,
+            clique: 0,
+            state: gpu.value("fabric_state", 3)? as u8,
+            mask: gpu.value("fabric_mask", 0)? as c_uint,
+            summary: gpu.value("fabric_summary", 1)? as u8,
+        };
+        if newest == 3 {
+            return put(place, fabric);
         }
-        for place in 0..usize::try_from(count).map_err(|_| INVALID)? {
-            // SAFETY: the caller's array has `count` fields.
-            let field = unsafe { &mut *values.add(place) };
-            // An unsigned int.
-            field.kind = 1;
-            match gpu.value("recovery_action", 0) {
-                Ok(value) if field.field == 230 => (field.code, field.value) = (0, value),
-                Ok(_) => field.code = crate::script::NOT_SUPPORTED,
-                Err(code) => field.code = code,
-            }
-        }
+        // SAFETY: version 2 is as version 3 up to its last field, and 36 bytes long.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const fabric).cast::<u8>(), place.cast::<u8>(), 36) };
         Ok(())
     }))
+}
+
+/// NVML's `nvmlDeviceGetTemperatureThreshold`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetTemperatureThreshold(device: Handle, kind: c_uint, place: *mut c_uint) -> u32 {
+    let value = Script::gpu("nvmlDeviceGetTemperatureThreshold", device).and_then(|gpu| match kind {
+        0 => gpu.value("shutdown_at", 95),
+        1 => gpu.value("slowdown_at", 90),
+        2 => gpu.value("memory_hottest", 95),
+        3 => gpu.value("hottest", 87),
+        _ => Err(INVALID),
+    });
+    done(value.and_then(|value| put(place, value as c_uint)))
+}
+
+/// NVML's `nvmlDeviceGetClockInfo`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetClockInfo(device: Handle, kind: c_uint, place: *mut c_uint) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetClockInfo", device);
+    let value = gpu.and_then(|gpu| match kind {
+        1 => gpu.value("clock_sm", 1980),
+        2 => gpu.value("clock_memory", 2619),
+        _ => Err(INVALID),
+    });
+    done(value.and_then(|value| put(place, value as c_uint)))
+}
+
+/// NVML's `nvmlDeviceGetViolationStatus`: heat (1) alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetViolationStatus(device: Handle, kind: c_uint, place: *mut [u64; 2]) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetViolationStatus", device);
+    done(gpu.and_then(|gpu| match kind {
+        1 => put(place, [0, gpu.value("violation_thermal", 0)? as u64]),
+        _ => Err(crate::script::NOT_SUPPORTED),
+    }))
+}
+
+/// NVML's `nvmlDeviceGetEccMode`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetEccMode(device: Handle, now: *mut c_uint, pending: *mut c_uint) -> u32 {
+    let value = Script::gpu("nvmlDeviceGetEccMode", device).and_then(|gpu| gpu.value("ecc_on", 1));
+    done(value.and_then(|on| put(now, on as c_uint).and_then(|()| put(pending, on as c_uint))))
+}
+
+/// NVML's `nvmlDeviceGetGspFirmwareMode`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetGspFirmwareMode(device: Handle, on: *mut c_uint, usual: *mut c_uint) -> u32 {
+    let value = Script::gpu("nvmlDeviceGetGspFirmwareMode", device).and_then(|gpu| gpu.value("gsp", 1));
+    done(value.and_then(|is_on| put(on, is_on as c_uint).and_then(|()| put(usual, 1))))
+}
+
+/// NVML's `nvmlDeviceGetVbiosVersion`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetVbiosVersion(device: Handle, place: *mut c_char, length: c_uint) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetVbiosVersion", device);
+    done(gpu.and_then(|gpu| put_text(place, length, gpu.vbios.as_deref().unwrap_or("96.00.61.00.01"))))
+}
+
+/// NVML's `nvmlDeviceValidateInforom`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceValidateInforom(device: Handle) -> u32 {
+    done(Script::gpu("nvmlDeviceValidateInforom", device).map(drop))
+}
+
+/// NVML's `nvmlDeviceGetRetiredPages`: how many for many corrected errors (0) and for one that was not (1).
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetRetiredPages(
+    device: Handle,
+    cause: c_uint,
+    count: *mut c_uint,
+    _addresses: *mut c_ulonglong,
+) -> u32 {
+    let name = if cause == 0 { "pages_corrected" } else { "pages_uncorrected" };
+    let gpu = Script::gpu("nvmlDeviceGetRetiredPages", device);
+    done(gpu.and_then(|gpu| {
+        let pages = gpu.value(name, 0)?;
+        put(count, pages as c_uint)?;
+        if pages > 0 { Err(TOO_SMALL) } else { Ok(()) }
+    }))
+}
+
+/// NVML's `nvmlDeviceGetPciInfo_v2`, of old.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetPciInfo_v2(device: Handle, place: *mut PciInfo) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetPciInfo_v2", device);
+    done(gpu.and_then(|gpu| put(place, PciInfo::of(&gpu.pci))))
 }

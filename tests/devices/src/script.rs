@@ -1,7 +1,10 @@
 //! The script.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -11,7 +14,13 @@ pub(crate) struct Script {
     pub(crate) driver: String,
     pub(crate) codes: BTreeMap<String, u32>,
     pub(crate) hang: Vec<String>,
+    /// How long each call takes, in milliseconds.
+    pub(crate) slow_ms: u64,
     pub(crate) gpus: Vec<Gpu>,
+    /// What happens: those that are added while someone waits are told.
+    pub(crate) events: Vec<Event>,
+    /// Kinds of events that GPUs offer; all if none are named.
+    pub(crate) event_kinds: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -20,9 +29,25 @@ pub(crate) struct Gpu {
     pub(crate) uuid: String,
     pub(crate) pci: String,
     pub(crate) codes: BTreeMap<String, u32>,
-    pub(crate) values: BTreeMap<String, Option<u64>>,
+    /// Functions that hang for this GPU alone.
+    pub(crate) hang: Vec<String>,
+    pub(crate) values: BTreeMap<String, Option<i64>>,
     /// Links that are down.
     pub(crate) links_down: Vec<u32>,
+    /// Values of one link, by its number.
+    pub(crate) links: BTreeMap<u32, BTreeMap<String, Option<i64>>>,
+    /// Processes with their memory.
+    pub(crate) processes: Vec<(u32, u64)>,
+    pub(crate) vbios: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Event {
+    pub(crate) gpu: usize,
+    pub(crate) kind: u64,
+    pub(crate) data: u64,
+    pub(crate) instance: Option<u32>,
 }
 
 /// NVML_ERROR_UNKNOWN: the script cannot be read.
@@ -31,22 +56,52 @@ pub(crate) const UNKNOWN: u32 = 999;
 pub(crate) const INVALID: u32 = 2;
 /// NVML_ERROR_NOT_SUPPORTED.
 pub(crate) const NOT_SUPPORTED: u32 = 3;
+/// NVML_ERROR_INSUFFICIENT_SIZE.
+pub(crate) const TOO_SMALL: u32 = 7;
+/// NVML_ERROR_TIMEOUT.
+pub(crate) const TIMEOUT: u32 = 10;
+/// NVML_ERROR_ARGUMENT_VERSION_MISMATCH.
+pub(crate) const OTHER_VERSION: u32 = 25;
 
 /// Where the script is: the process knows from where it loaded us.
-fn beside_the_library() -> Option<PathBuf> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let line = maps.lines().find(|line| line.ends_with(crate::LIBRARY))?;
-    let library = &line[line.find('/')?..];
-    Some(Path::new(library).with_file_name(crate::SCRIPT))
+fn beside_the_library() -> Option<&'static Path> {
+    static PLACE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let find = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        let line = maps.lines().find(|line| line.ends_with(crate::LIBRARY))?;
+        let library = &line[line.find('/')?..];
+        Some(Path::new(library).with_file_name(crate::SCRIPT))
+    };
+    PLACE.get_or_init(find).as_deref()
 }
 
+/// A script, and which file it was read from: one that is replaced is read anew.
+type Kept = Option<((u64, i64), Arc<Script>)>;
+
 impl Script {
+    /// The script as it is now.
+    pub(crate) fn now() -> Result<Arc<Script>, u32> {
+        static KEPT: Mutex<Kept> = Mutex::new(None);
+        let place = beside_the_library().ok_or(UNKNOWN)?;
+        let file = std::fs::metadata(place).map_err(|_| UNKNOWN)?;
+        let which = (file.ino(), file.mtime_nsec());
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, script)) = kept.as_ref().filter(|(of, _)| *of == which) {
+            return Ok(script.clone());
+        }
+        let text = std::fs::read(place).map_err(|_| UNKNOWN)?;
+        let script: Arc<Script> = Arc::new(serde_json::from_slice(&text).map_err(|_| UNKNOWN)?);
+        *kept = Some((which, script.clone()));
+        Ok(script)
+    }
+
     /// The script as it is now, for a call of `function`; does not return if that is to hang.
-    pub(crate) fn for_call(function: &str) -> Result<Script, u32> {
-        let text = std::fs::read(beside_the_library().ok_or(UNKNOWN)?).map_err(|_| UNKNOWN)?;
-        let script: Script = serde_json::from_slice(&text).map_err(|_| UNKNOWN)?;
-        while script.hang.iter().any(|hanging| hanging == function) {
-            std::thread::park();
+    pub(crate) fn for_call(function: &str) -> Result<Arc<Script>, u32> {
+        let script = Script::now()?;
+        hang_if(&script.hang, function);
+        if script.slow_ms > 0 {
+            // A slow driver is what is played here.
+            std::thread::sleep(Duration::from_millis(script.slow_ms));
         }
         match script.codes.get(function) {
             Some(code) if *code != 0 => Err(*code),
@@ -55,10 +110,11 @@ impl Script {
     }
 
     /// The GPU of a handle, for a call of `function`.
-    pub(crate) fn gpu(function: &str, handle: usize) -> Result<Gpu, u32> {
+    pub(crate) fn gpu(function: &str, handle: usize) -> Result<OneGpu, u32> {
         let script = Script::for_call(function)?;
-        let gpu =
-            handle.checked_sub(1).and_then(|index| script.gpus.into_iter().nth(index)).ok_or(INVALID)?;
+        let index = handle.checked_sub(1).filter(|index| *index < script.gpus.len()).ok_or(INVALID)?;
+        let gpu = OneGpu { script, index };
+        hang_if(&gpu.hang, function);
         match gpu.codes.get(function).or_else(|| gpu.codes.get("*")) {
             Some(code) if *code != 0 => Err(*code),
             _ => Ok(gpu),
@@ -66,13 +122,50 @@ impl Script {
     }
 }
 
+fn hang_if(hanging: &[String], function: &str) {
+    while hanging.iter().any(|of| of == function) {
+        std::thread::park();
+    }
+}
+
+/// One GPU of a script.
+pub(crate) struct OneGpu {
+    script: Arc<Script>,
+    index: usize,
+}
+
+impl std::ops::Deref for OneGpu {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        &self.script.gpus[self.index]
+    }
+}
+
 impl Gpu {
     /// A value by its name, or that of a healthy GPU.
-    pub(crate) fn value(&self, name: &str, healthy: u64) -> Result<u64, u32> {
-        match self.values.get(name) {
-            Some(Some(value)) => Ok(*value),
-            Some(None) => Err(NOT_SUPPORTED),
+    pub(crate) fn value(&self, name: &str, healthy: i64) -> Result<i64, u32> {
+        of(&self.values, name, healthy)
+    }
+
+    /// A value of one link.
+    pub(crate) fn link_value(&self, link: u32, name: &str, healthy: i64) -> Result<i64, u32> {
+        match self.links.get(&link) {
+            Some(values) => of(values, name, healthy),
             None => Ok(healthy),
         }
+    }
+
+    /// Whether it has such a link.
+    pub(crate) fn link(&self, link: u32) -> Result<(), u32> {
+        if i64::from(link) < self.value("nvlinks", 18)? { Ok(()) } else { Err(INVALID) }
+    }
+}
+
+fn of(values: &BTreeMap<String, Option<i64>>, name: &str, healthy: i64) -> Result<i64, u32> {
+    match values.get(name) {
+        Some(Some(value)) => Ok(*value),
+        Some(None) => Err(NOT_SUPPORTED),
+        None => Ok(healthy),
     }
 }

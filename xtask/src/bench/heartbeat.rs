@@ -79,6 +79,20 @@ fn python(bed: &Bed) -> Result<Vec<Figure>> {
             ("step_overhead_percent", "heartbeat.step_overhead", "% of 50 ms"),
         ],
     );
+    let watched = repeat(|| {
+        let page = Page::fresh(bed)?;
+        let mut script = Command::new(bed.venv.python());
+        // The script says when watching begins, to measure before and after.
+        json(
+            script
+                .arg(script_path("heartbeat_torch.py"))
+                .env("MAINSTAY_PAGE", &page.path)
+                .env("MAINSTAY_TORCH", "0"),
+        )
+    })?;
+    let watched =
+        figures(&watched, &[("torch_step_overhead_percent", "heartbeat.torch_step_overhead", "% of 50 ms")]);
+    let ours: Vec<Figure> = ours.into_iter().chain(watched).collect();
     let peer = if bed.peers.is_some() { nvrx(bed) } else { return Ok(ours) };
     let peer = peer.unwrap_or_else(|error| {
         eprintln!("{NVRX_NAME}: left out: {error:#}");

@@ -60,11 +60,12 @@ impl ExporterJudge {
         let now = faults(&ours);
         let facts = self.last.as_ref().map(|last| changes(last, &now)).unwrap_or_default();
         let gpus: std::collections::BTreeSet<&str> = ours.iter().map(|sample| gpu_of(sample)).collect();
-        let evidence = now.iter().filter(|(_, value)| **value != 0.0).map(|((gpu, metric), value)| Evidence {
-            source: format!("dcgm-exporter {metric}"),
-            reading: format!("GPU {gpu}: {} {value}", words(metric)),
-            ..Evidence::default()
-        });
+        let evidence =
+            now.iter().filter(|(_, value)| **value != 0.0).map(|((gpu, metric), value)| Evidence {
+                source: format!("dcgm-exporter {metric}"),
+                reading: format!("GPU {gpu}: {} {value}", words(metric)),
+                ..Evidence::default()
+            });
         let evidence = evidence.collect();
         self.read_at = Some(at);
         let reason = format!("{} GPUs told of; faults count by the kernel log and NVML", gpus.len());

@@ -58,11 +58,22 @@ impl Faults {
             echoes: BTreeSet::new(),
         });
         fault.count = fault.count.saturating_add(1);
+        // An event that was taken back is told better now.
+        if fault.count == 1 {
+            fault.came = came.clone();
+        }
         fault.last = fault.last.max(came.at);
         fault.echoes.extend(earlier);
         // The heaviest of its lines is the one that counts and is shown.
         if (came.state, came.action) > (fault.came.state, fault.came.action) {
             fault.came = came;
+        }
+    }
+
+    /// Takes the last of a code back: it is told again, with more detail.
+    pub(super) fn untell(&mut self, code: u32) {
+        if let Some(fault) = self.held.get_mut(&code) {
+            fault.count = fault.count.saturating_sub(1);
         }
     }
 
@@ -112,6 +123,17 @@ impl Faults {
         let heals = |action, seen| action <= RecommendedAction::ResetDevice && seen <= at;
         self.held.retain(|_, fault| !heals(fault.came.action, fault.last));
         self.driver = self.driver.take().filter(|says| !heals(says.means().1, says.at));
+    }
+
+    /// When the newest of what is held was last seen.
+    pub(super) fn last(&self) -> Option<Mono> {
+        let held = self.held.values().map(|fault| fault.last);
+        held.chain(self.driver.iter().map(|says| says.at)).max()
+    }
+
+    /// Whether nothing is held.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.driver.is_none()
     }
 
     /// State and action of all that is held. What the driver says is needed weighs more than what the table thinks.

@@ -1,10 +1,10 @@
-//! How long what was seen of a device is held against it.
+//! When a device counts as degraded or unhealthy, and for how long. What is a matter of taste is a number here.
 
 use crate::settings;
-use crate::settings::Period;
+use crate::settings::{Percent, Period};
 
 settings! {
-    /// How GPUs are judged by the kernel log.
+    /// How GPUs are judged.
     pub struct DeviceLimits {
         /// How long after a fault what follows in its wake is folded into it.
         echo_window: Period = Period::seconds(60),
@@ -16,8 +16,56 @@ settings! {
         programs: u32 = 3,
         /// How long the driver must have been silent before gpu.driver is unhealthy; it is unknown before.
         hung_after: Period = Period::seconds(60),
+        /// Readings in a row by which a GPU must be beyond a limit before that counts. What the driver says in so many words
+        /// (a lost GPU, a row that waits to be remapped) counts at once.
+        worsen_after: u32 = 3,
+        /// Readings in a row that must be in order before a finding is taken back.
+        recover_after: u32 = 3,
+        /// How old the last reading of a GPU may be before it is unknown how it is.
+        stale_after: Period = Period::seconds(60),
         /// Minutes of the last ten in which heat or power slowed a GPU down before it is degraded.
         slow_minutes: u32 = 6,
+        /// Whether a GPU is degraded when its thermal margin is below that at which clocks are held down. Off: some boards
+        /// read a margin of 0 or less though they are well.
+        judge_margin: bool = false,
+        /// Memory errors corrected in an hour before a GPU is degraded.
+        corrected_errors_per_hour: u64 = 1_000_000,
+        /// Rows remapped after errors that could not be corrected before a GPU is degraded.
+        remapped_rows: u32 = 512,
+        /// Pages taken out of use (GPUs before Ampere) before a GPU is degraded.
+        pages_retired: u32 = 60,
+        /// How busy a GPU must be for its PCIe link to be held against the best that it can do: at rest the link rests too.
+        pcie_load: Percent = Percent(50.0),
+        /// PCIe packets sent again, as a multiple of what is normal for the link's generation and lanes, before a GPU is
+        /// degraded.
+        pcie_replays: f64 = 1.0,
+        /// Damaged or repeated packets on an NVLink in a minute before the link is degraded.
+        nvlink_errors_per_minute: u32 = 100,
+        /// Recoveries of an NVLink in a minute before the link is degraded.
+        nvlink_recoveries_per_minute: u32 = 5,
+        /// Share of bits on an NVLink that may be wrong after correction.
+        nvlink_error_rate: f64 = 1e-12,
+        /// How long after the boot a GPU may take to be taken up into the fabric.
+        fabric_grace: Period = Period::seconds(300),
+    }
+    sections {}
+}
+
+settings! {
+    /// What the GPUs of this host should be like. What is left open is learned from what was seen to be well.
+    pub struct ExpectedGpus {
+        /// How many GPUs there are. 0: learned.
+        gpus: u32 = 0,
+        /// How many NVLinks of each GPU are up. 0: learned.
+        nvlinks: u32 = 0,
+        /// Version of the driver. Empty: any.
+        driver: String = String::new(),
+        /// Version of the boards' firmware (VBIOS). Empty: any.
+        vbios: String = String::new(),
+        /// Whether GPUs are split (MIG): "on", "off", or empty for either.
+        mig: String = String::new(),
+        /// Whether persistence mode must be on.
+        persistence: bool = false,
     }
     sections {}
 }

@@ -34,6 +34,13 @@ impl Programs {
         self.failures.push_back(Failure { at, code: xid.code, name, line });
     }
 
+    /// Takes the last failure of a code back: it is told again, with more detail.
+    pub(super) fn untell(&mut self, code: u32) {
+        if let Some(place) = self.failures.iter().rposition(|failure| failure.code == code) {
+            self.failures.remove(place);
+        }
+    }
+
     /// Whether any failed within the last `span`; older ones are forgotten.
     pub(super) fn any_since(&mut self, now: Mono, span: Span) -> bool {
         self.failures.retain(|failure| now.since(failure.at) <= span);

@@ -78,6 +78,18 @@ pub enum GpuTrouble {
     Other(String),
 }
 
+impl GpuTrouble {
+    /// It, in words.
+    pub fn words(&self) -> String {
+        match self {
+            GpuTrouble::Lost => "the driver lost it".to_owned(),
+            GpuTrouble::ResetRequired => "it has to be reset before it can be used".to_owned(),
+            GpuTrouble::NoPermission => "the agent may not look at it".to_owned(),
+            GpuTrouble::Other(what) => what.clone(),
+        }
+    }
+}
+
 /// Which GPU it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuIdentity {
@@ -113,8 +125,58 @@ pub struct PcieLink {
     pub width: u32,
 }
 
+/// For how long clocks were held down since the driver was loaded, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowdownTimes {
+    /// By hardware, for heat.
+    pub thermal: u64,
+    /// By the brake of the power supply, which hits all GPUs of a rack at once.
+    pub brake: u64,
+}
+
+/// Present clocks, in MHz.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clocks {
+    /// Of the multiprocessors.
+    pub sm: u32,
+    /// Of the memory.
+    pub memory: u32,
+}
+
+/// Whether the GPU was taken up into the fabric of NVSwitches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FabricInfo {
+    /// By the driver's numbers: 0 not supported, 1 not started, 2 in progress, 3 completed.
+    pub state: u32,
+    /// How it completed, as a code of NVML: 0 is success.
+    pub status: u32,
+    /// Parts of its health, by the driver's bits; 0 where this is not told.
+    pub health_mask: u32,
+    /// 0 not told, 1 healthy, 2 unhealthy, 3 of limited capacity.
+    pub health_summary: u32,
+}
+
+/// A process with a compute context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuProcess {
+    /// Its number, in the PID namespace of the driver.
+    pub pid: Pid,
+    /// Its memory on the GPU, in bytes, where the driver tells.
+    pub memory: Option<u64>,
+}
+
+/// One NVLink, as it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkReading {
+    /// Its number.
+    pub link: u32,
+    /// Whether it is up.
+    pub up: Read<bool>,
+}
+
 /// One GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GpuReading {
     /// Its place in the driver's list.
     pub index: u32,
@@ -126,26 +188,40 @@ pub struct GpuReading {
     pub ecc_volatile: Read<u64>,
     /// The same over its whole life.
     pub ecc_aggregate: Read<u64>,
+    /// Errors of memory that were corrected since the driver was loaded or the GPU was reset.
+    pub ecc_corrected: Read<u64>,
     /// Rows replaced by spare ones (from Ampere on).
     pub remapped: Read<RemappedRows>,
     /// Whether pages wait for a reset to be taken out of use (before Ampere).
     pub pages_pending: Read<bool>,
+    /// Whether memory is damaged beyond repair.
+    pub unrepairable: Read<bool>,
     /// What the driver says it needs, by its numbers.
     pub recovery_action: Read<u64>,
     /// In degrees Celsius.
     pub temperature: Read<u32>,
+    /// That of its memory, in degrees Celsius.
+    pub memory_temperature: Read<u32>,
+    /// Degrees that are left until clocks are held down; it may be at or below 0 on healthy boards.
+    pub margin: Read<i32>,
     /// In milliwatts.
     pub power: Read<u32>,
     /// Why its clocks are not higher, by the driver's bits.
     pub clock_reasons: Read<u64>,
+    /// For how long they were held down.
+    pub slowdown: Read<SlowdownTimes>,
+    /// The clocks themselves.
+    pub clocks: Read<Clocks>,
     /// The PCIe link as it is; it rests when the GPU does.
     pub pcie: Read<PcieLink>,
     /// The best that GPU and slot can do.
     pub pcie_max: Read<PcieLink>,
     /// PCIe packets that were sent again.
     pub pcie_replays: Read<u32>,
-    /// NVLinks by number, and whether they are up.
-    pub nvlinks: Vec<(u32, bool)>,
+    /// NVLinks in the order of their numbers.
+    pub nvlinks: Vec<LinkReading>,
+    /// Whether it is part of the fabric.
+    pub fabric: Read<FabricInfo>,
     /// Whether it is split (MIG).
     pub mig: Read<bool>,
     /// Share of time in which it worked, in percent.
@@ -153,7 +229,144 @@ pub struct GpuReading {
     /// Memory in use and in all, in bytes.
     pub memory: Read<(u64, u64)>,
     /// Processes with a compute context.
-    pub processes: Read<Vec<Pid>>,
+    pub processes: Read<Vec<GpuProcess>>,
+    /// What changes slowly and is read seldom; none if it was not read this time.
+    pub details: Option<Box<GpuDetails>>,
+}
+
+/// What is read of a GPU seldom: it changes slowly, or each reading costs much.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuDetails {
+    /// ECC errors by place.
+    pub ecc: Vec<EccCount>,
+    /// Errors of the memory on the chip.
+    pub sram: Read<SramErrors>,
+    /// Pages taken out of use (before Ampere): after many corrected errors, after one that could not be.
+    pub pages_retired: Read<(u32, u32)>,
+    /// Temperature of the GPU above which it counts as too hot, in degrees Celsius.
+    pub hottest: Read<u32>,
+    /// The same of its memory.
+    pub memory_hottest: Read<u32>,
+    /// The temperature at which clocks are held down.
+    pub slowdown_at: Read<u32>,
+    /// The margin below which clocks are held down, in degrees.
+    pub slowdown_margin: Read<i32>,
+    /// The power it may draw, in milliwatts.
+    pub power_limit: Read<u32>,
+    /// Whether the driver stays loaded while nobody uses the GPU.
+    pub persistence: Read<bool>,
+    /// Whether ECC is on.
+    pub ecc_on: Read<bool>,
+    /// Whether the driver's work is done by a processor on the GPU.
+    pub gsp: Read<bool>,
+    /// Version of the board's firmware.
+    pub vbios: Read<String>,
+    /// Whether the board's own memory of its configuration is intact.
+    pub inforom_valid: Read<bool>,
+    /// What went over the NVLinks wrongly.
+    pub links: Vec<LinkErrors>,
+}
+
+/// ECC errors in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EccCount {
+    /// Where.
+    pub place: EccPlace,
+    /// Whether they were corrected.
+    pub corrected: bool,
+    /// Whether they are counted over the GPU's life; else since the driver was loaded or the GPU was reset.
+    pub lifetime: bool,
+    /// How many.
+    pub count: u64,
+}
+
+/// A part of a GPU with ECC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EccPlace {
+    /// The memory beside the chip.
+    Dram,
+    /// The memory on the chip.
+    Sram,
+}
+
+/// Errors of the memory on the chip.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SramErrors {
+    /// Not corrected, since the driver was loaded or the GPU was reset.
+    pub uncorrected: u64,
+    /// The same over its life.
+    pub uncorrected_lifetime: u64,
+    /// Corrected, since the driver was loaded or the GPU was reset.
+    pub corrected: u64,
+    /// The driver says that there are so many that the board should be replaced.
+    pub threshold_exceeded: bool,
+}
+
+/// What went wrong on one NVLink since the driver was loaded; none where the driver does not tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LinkErrors {
+    /// Its number.
+    pub link: u32,
+    /// Packets sent again.
+    pub replays: Option<u64>,
+    /// Times the link had to recover.
+    pub recoveries: Option<u64>,
+    /// Damaged packets, by checksum.
+    pub crc: Option<u64>,
+    /// Times a recovery worked (fifth generation).
+    pub recovered: Option<u64>,
+    /// Times a recovery failed (fifth generation).
+    pub recovery_failed: Option<u64>,
+    /// Share of bits that are wrong after correction (fifth generation).
+    pub effective_ber: Option<f64>,
+    /// Share of symbols that are wrong after correction (fifth generation).
+    pub symbol_ber: Option<f64>,
+    /// What is at the other end: the PCI address of a switch or a GPU.
+    pub remote: Option<PciAddress>,
+}
+
+/// What a driver tells unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuEvent {
+    /// Which GPU; none if the driver does not tell.
+    pub gpu: Option<PciAddress>,
+    /// Which kind, by the bits of NVML's event types.
+    pub kind: u64,
+    /// What goes with it: the code of an XID.
+    pub data: u64,
+    /// The GPU instance, where the GPU is split (MIG).
+    pub instance: Option<u32>,
+}
+
+impl GpuEvent {
+    /// NVML's type of events that tell of an XID.
+    pub const XID: u64 = 0x8;
+}
+
+/// A line of the probe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProbeLine {
+    /// It begins to read the GPU at this place of the driver's list.
+    Reading(u32),
+    /// The answer to a request.
+    Answer(ProbeAnswer),
+    /// Something happened.
+    Event(GpuEvent),
+}
+
+/// What the probe is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProbeRequest {
+    /// Whether to read what is read seldom too.
+    pub details: bool,
+    /// Who sat where in the driver's list when it was last known: a lost GPU does not tell. Not sent again to the
+    /// same probe.
+    pub known: Vec<(u32, GpuIdentity)>,
 }
 
 /// What came of asking the probe.
@@ -167,6 +380,8 @@ pub enum DeviceReport {
     Silent {
         /// When the call began that has no answer.
         since: crate::time::Mono,
+        /// The GPU that was being read, by its place in the driver's list, if one was.
+        reading: Option<u32>,
     },
     /// It could not be started, or ended by itself.
     Broken(String),

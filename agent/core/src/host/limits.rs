@@ -34,6 +34,8 @@ settings! {
         load_per_cpu: f64 = 8.0,
         /// Share of time in which some task waited for a CPU (pressure some avg10) from which host.cpu is degraded.
         pressure: Percent = Percent(95.0),
+        /// Share of the time of a virtual machine's CPUs that its host gave to others from which host.cpu is degraded.
+        stolen: Percent = Percent(10.0),
     }
     sections {}
 }

@@ -44,6 +44,8 @@ pub struct HostSample {
     pub cpus: Reading<u32>,
     /// The load average of one minute.
     pub load: Reading<f64>,
+    /// What the CPUs' time was spent on since boot.
+    pub cpu_times: Reading<CpuTimes>,
     /// How long tasks wait for a CPU.
     pub cpu_pressure: Reading<Pressure>,
     /// The memory of the whole host.
@@ -56,6 +58,15 @@ pub struct HostSample {
     pub oom_kills: Reading<u64>,
     /// The file systems of interest.
     pub disks: Vec<Disk>,
+}
+
+/// Time of all CPUs since boot, in the kernel's ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// All of it.
+    pub total: u64,
+    /// In which a virtual machine's CPU was ready to run and the host ran something else.
+    pub stolen: u64,
 }
 
 /// Pressure stall information: shares of the last ten seconds, in percent.

@@ -34,6 +34,7 @@ pub fn xid(message: &str) -> Option<Xid> {
             .split_once("caused by previous Xid ")
             .and_then(|(_, code)| leading_number(code))
             .map(|(code, _)| code),
+        by_event: false,
         place: LogPlace::default(),
     })
 }

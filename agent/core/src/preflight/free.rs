@@ -29,8 +29,9 @@ pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (Free
     if let Some(trouble) = &reading.trouble {
         return (Freedom::Unknown(format!("it cannot be asked: {trouble:?}")), evidence);
     }
-    let foreign = reading.processes.value().map(|pids| {
-        pids.iter().filter(|pid| !ours.contains(pid)).map(|pid| pid.0.to_string()).collect::<Vec<_>>()
+    let foreign = reading.processes.value().map(|processes| {
+        let pids = processes.iter().map(|process| process.pid);
+        pids.filter(|pid| !ours.contains(pid)).map(|pid| pid.0.to_string()).collect::<Vec<_>>()
     });
     if let Some(foreign) = &foreign {
         tell("processes", if foreign.is_empty() { "none".to_owned() } else { foreign.join(", ") }, None);
@@ -40,7 +41,7 @@ pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (Free
         let limit = Some(allowed.rounded().to_string());
         tell("memory in use", Bytes(used).rounded().to_string(), limit);
     }
-    let has_ours = reading.processes.value().is_some_and(|pids| pids.iter().any(|pid| ours.contains(pid)));
+    let has_ours = reading.processes.value().is_some_and(|all| all.iter().any(|of| ours.contains(&of.pid)));
     let freedom = match (foreign, used) {
         (Some(foreign), _) if !foreign.is_empty() => {
             Freedom::Held(format!("in use by process {}", foreign.join(", ")))

@@ -219,15 +219,27 @@ def _run(plan, arguments):
             import runpy
 
             sys.argv[:] = ["-m", *arguments[1:]]
+            _watch_torch(runpy._run_module_as_main.__code__)
             runpy._run_module_as_main(target)
         else:
-            exec(_script(os.path.abspath(target), main), main.__dict__)
+            program = _script(os.path.abspath(target), main)
+            _watch_torch(program)
+            exec(program, main.__dict__)
     except SystemExit:
         raise
     except BaseException as error:
         _uncaught(error)
     # Not os._exit: threads are joined and exit handlers run as at any program's end.
     raise SystemExit(0)
+
+
+def _watch_torch(program):
+    """What the client's .pth file does in a process that was started plainly; there torch is imported later."""
+    try:
+        import mainstay_auto
+    except ImportError:
+        return
+    mainstay_auto.start(program)
 
 
 def _script(path, main):

@@ -57,6 +57,7 @@ fn type_of(body: &Body) -> &'static str {
             Fact::KernelLinesLeftOut { .. } => "kernel_lines_left_out",
             Fact::KernelLogGap { .. } => "kernel_log_gap",
             Fact::Observed(_) => "observed",
+            Fact::HostTestified { .. } => "host_testified",
             Fact::GpuDriverSilent { .. } => "gpu_driver_silent",
             Fact::GpuDriverAnswered { .. } => "gpu_driver_answered",
             Fact::JobStarted(_) => "job_started",
@@ -131,7 +132,8 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::RankRefused { .. }
         | Fact::PagesUnavailable { .. }
         | Fact::AgentLost { .. } => Severity::Warning,
-        Fact::AgentStarted { .. }
+        Fact::HostTestified { .. }
+        | Fact::AgentStarted { .. }
         | Fact::AgentStopped
         | Fact::GpuDriverAnswered { .. }
         | Fact::JobStarted(_)
@@ -173,6 +175,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
             | Fact::Observed(_)
+            | Fact::HostTestified { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }
             | Fact::JobStarted(_)

@@ -39,6 +39,11 @@ fn fact_sentence(fact: &Fact) -> String {
         Fact::KernelLogGap { records: None } => {
             "records of the kernel log were overwritten before they were read".to_owned()
         }
+        Fact::HostTestified { testimony, .. } => format!(
+            "the host testifies: {} of its kernel, {} not fit for training",
+            counted(testimony.kernel_lines.len() as u64, "line", "lines"),
+            counted(testimony.sick.len() as u64, "component", "components")
+        ),
         Fact::Observed(observation) => format!("{}: {}", observation.component, observation.detail),
         Fact::GpuDriverSilent { .. } => {
             "the GPUs' driver does not answer: a call into it has not returned in time".to_owned()

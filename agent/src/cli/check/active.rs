@@ -52,13 +52,17 @@ fn gpus(args: &Args, config: &Config, plan: &ActivePlan) -> Vec<Check> {
         library: (!library.as_os_str().is_empty()).then(|| library.clone()),
         sys: config.host.sys_root.clone(),
         deadline: args.longest(),
+        details_every: config.gpu.details_interval.0,
+        known: Vec::new(),
     });
     match driver.sample(clock::mono()) {
         DeviceReport::NoGpus => told(CheckVerdict::Skipped, "this host has no GPUs of NVIDIA".to_owned()),
         DeviceReport::Silent { .. } => {
             vec![Check::unanswered(name, Group::Gpu, Span(args.deadline().0.0))]
         }
-        DeviceReport::Broken(why) => told(CheckVerdict::Unknown, format!("the driver cannot be asked: {why}")),
+        DeviceReport::Broken(why) => {
+            told(CheckVerdict::Unknown, format!("the driver cannot be asked: {why}"))
+        }
         DeviceReport::Answered(ProbeAnswer::Trouble { detail, .. }) => {
             told(CheckVerdict::Unknown, format!("the driver cannot be asked: {detail}"))
         }

@@ -18,7 +18,11 @@ pub(super) fn fill(bytes: &mut [u8], seed: u64, from: u64) {
 /// The first byte that is not the pattern's, counted from the beginning of all that was written.
 pub(super) fn difference(bytes: &[u8], seed: u64, from: u64) -> Option<u64> {
     let wrong = |chunk: &[u8], place| chunk != word(seed, place).to_le_bytes();
-    bytes.chunks_exact(8).zip(from / 8..).find(|(chunk, place)| wrong(chunk, *place)).map(|(_, place)| place * 8)
+    bytes
+        .chunks_exact(8)
+        .zip(from / 8..)
+        .find(|(chunk, place)| wrong(chunk, *place))
+        .map(|(_, place)| place * 8)
 }
 
 /// Memory of `length` bytes that begins on a page, as O_DIRECT wants it: the vector and where it begins in it.

@@ -8,7 +8,8 @@ use std::time::Instant;
 use libloading::{Library, Symbol};
 use mainstay_core::preflight::deep::{Measured, Probed, What};
 
-const KERNELS: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("kernels.ptx"), "\0").as_bytes()) {
+const KERNELS: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("kernels.ptx"), "\0").as_bytes())
+{
     Ok(text) => text,
     // At compile time.
     Err(_) => panic!("the kernels are text without a zero in it"),
@@ -56,7 +57,9 @@ pub(super) fn probe(address: &str, library: Option<&OsStr>) -> Probed {
         Err(Trouble::Wrong(what)) => Probed::Wrong(what),
         Err(Trouble::Lacks(function)) => Probed::Untried(format!("the driver's library lacks {function}")),
         Err(Trouble::Code("cuInit", NO_DEVICE)) => Probed::Absent("CUDA sees no GPU".to_owned()),
-        Err(Trouble::Code(_, INVALID_DEVICE)) => Probed::Absent(format!("CUDA does not see the GPU {address}")),
+        Err(Trouble::Code(_, INVALID_DEVICE)) => {
+            Probed::Absent(format!("CUDA does not see the GPU {address}"))
+        }
         Err(Trouble::Code(function, code)) => {
             let said = format!("{function} returned {code}");
             match code {
@@ -119,7 +122,8 @@ functions! {
 fn work(cuda: &Cuda<'_>, address: &str) -> Result<Vec<Measured>, Trouble> {
     cuda.init(0)?;
     let mut device = 0;
-    let address = CString::new(address).map_err(|_| Trouble::Code("cuDeviceGetByPCIBusId", INVALID_DEVICE))?;
+    let address =
+        CString::new(address).map_err(|_| Trouble::Code("cuDeviceGetByPCIBusId", INVALID_DEVICE))?;
     cuda.device_at(&raw mut device, address.as_ptr())?;
     let mut context = std::ptr::null_mut();
     cuda.retain(&raw mut context, device)?;
@@ -129,10 +133,7 @@ fn work(cuda: &Cuda<'_>, address: &str) -> Result<Vec<Measured>, Trouble> {
     // What is allocated goes with this process.
     let copied = memory(cuda, module)?;
     let product = product(cuda, module)?;
-    Ok(vec![
-        Measured { what: What::Copy, value: copied },
-        Measured { what: What::Product, value: product },
-    ])
+    Ok(vec![Measured { what: What::Copy, value: copied }, Measured { what: What::Product, value: product }])
 }
 
 /// Bytes copied in a second within the GPU's memory.
@@ -146,7 +147,14 @@ fn memory(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
     let words = u32::try_from(bytes / 4).unwrap_or(u32::MAX);
     let (one, other, errors) = (allocate(cuda, bytes)?, allocate(cuda, bytes)?, allocate(cuda, 4)?);
     let grid = (words.div_ceil(THREADS), 1);
-    launch(cuda, module, c"mainstay_fill", grid, (THREADS, 1), &mut [Value::Long(one), words.into(), SEED.into()])?;
+    launch(
+        cuda,
+        module,
+        c"mainstay_fill",
+        grid,
+        (THREADS, 1),
+        &mut [Value::Long(one), words.into(), SEED.into()],
+    )?;
     cuda.synchronize()?;
     let began = Instant::now();
     for _ in 0..COPIES {
@@ -172,7 +180,9 @@ fn memory(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
 fn product(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
     let size = SIZE as usize;
     let values = |row: usize, column: usize, modulus: usize| -> Vec<f32> {
-        (0..size * size).map(|place| ((place / size * row + place % size * column) % modulus) as f32).collect()
+        (0..size * size)
+            .map(|place| ((place / size * row + place % size * column) % modulus) as f32)
+            .collect()
     };
     let (left, right) = (values(31, 17, 7), values(13, 11, 5));
     let bytes = size * size * 4;
@@ -194,7 +204,9 @@ fn product(cuda: &Cuda<'_>, module: Handle) -> Result<f64, Trouble> {
     };
     match found.iter().enumerate().filter(|(place, value)| **value != expected(*place)).count() {
         0 => Ok(seconds),
-        wrong => Err(Trouble::Wrong(format!("the GPU computed {wrong} wrong values of a product of matrices"))),
+        wrong => {
+            Err(Trouble::Wrong(format!("the GPU computed {wrong} wrong values of a product of matrices")))
+        }
     }
 }
 

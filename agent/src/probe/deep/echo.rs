@@ -65,7 +65,8 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
 
 /// TCP to this host itself.
 pub(super) fn loopback() -> Probed {
-    let listening = TcpListener::bind("127.0.0.1:0").and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let listening =
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| Ok((listener.local_addr()?, listener)));
     let (address, listener) = match listening {
         Ok(listening) => listening,
         Err(error) => return Probed::Refused(format!("listening on 127.0.0.1: {error}")),

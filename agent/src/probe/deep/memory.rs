@@ -30,9 +30,13 @@ pub(super) fn probe() -> Probed {
         match worker.join() {
             Ok(Ok(speed)) => copied += speed,
             Ok(Err(place)) => {
-                return Probed::Wrong(format!("memory gave back other values than were written, at byte {place} of a block"));
+                return Probed::Wrong(format!(
+                    "memory gave back other values than were written, at byte {place} of a block"
+                ));
             }
-            Err(_) => return Probed::Untried(format!("a worker ended in disorder after {:?}", began.elapsed())),
+            Err(_) => {
+                return Probed::Untried(format!("a worker ended in disorder after {:?}", began.elapsed()));
+            }
         }
     }
     Probed::Done(vec![

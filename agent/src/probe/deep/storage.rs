@@ -68,7 +68,8 @@ fn run(directory: &Path, blocks: u64) -> Result<Probed, (&'static str, io::Error
         file.read_exact_at(block, at).map_err(|error| ("reading in", error))?;
         reading += began.elapsed().as_secs_f64();
         if let Some(place) = difference(block, seed, at) {
-            let what = format!("{} gave back other data than was written, at byte {place}", directory.display());
+            let what =
+                format!("{} gave back other data than was written, at byte {place}", directory.display());
             return Ok(Probed::Wrong(what));
         }
     }
@@ -92,7 +93,13 @@ fn create(directory: &Path) -> io::Result<(File, bool)> {
 
 fn nameless(directory: &Path, flags: i32) -> io::Result<File> {
     let open = |path: &Path, create: bool, flags: i32| {
-        OpenOptions::new().read(true).write(true).create_new(create).mode(0o600).custom_flags(flags).open(path)
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(create)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(path)
     };
     match open(directory, false, libc::O_TMPFILE | flags) {
         // Network file systems and old kernels: a name for as long as two calls take.

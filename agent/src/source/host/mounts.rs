@@ -5,6 +5,12 @@ use std::path::{Path, PathBuf};
 /// A mount of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
+    /// Major and minor number: the same of all mounts of one file system.
+    pub(super) device: String,
+    /// Its type: `ext4`, `nfs4`.
+    pub(super) kind: String,
+    /// What is mounted: a disk, a server and what it exports.
+    pub(super) from: String,
     pub(super) point: PathBuf,
     pub(super) read_only: bool,
     /// Read-only by the mount's own options while the file system itself can be written: somebody chose so for
@@ -20,14 +26,17 @@ pub(super) fn parse_mounts(text: &str) -> Vec<Mount> {
 
 fn parse_mount(line: &str) -> Option<Mount> {
     let (mount, file_system) = line.split_once(" - ")?;
-    let mut fields = mount.split(' ').skip(4);
-    let (point, options) = (fields.next()?, fields.next()?);
-    let super_options = file_system.split(' ').nth(2).unwrap_or("");
+    let mut fields = mount.split(' ').skip(2);
+    let (device, point, options) = (fields.next()?, fields.nth(1)?, fields.next()?);
+    let mut about = file_system.split(' ');
+    let (kind, from) = (about.next()?.to_owned(), unescape(about.next().unwrap_or("")));
+    let super_options = about.next().unwrap_or("");
     // ext4 since Linux 6.15 leaves `rw` and adds `emergency_ro` when errors stop it from writing.
     let stops = |option: &str| matches!(option, "ro" | "emergency_ro" | "shutdown");
     let (here, everywhere) = (options.split(',').any(stops), super_options.split(',').any(stops));
     let (read_only, by_choice) = (here || everywhere, here && !everywhere);
-    Some(Mount { point: PathBuf::from(unescape(point)), read_only, by_choice })
+    let point = PathBuf::from(unescape(point));
+    Some(Mount { device: device.to_owned(), kind, from, point, read_only, by_choice })
 }
 
 /// The mount that a path is on.

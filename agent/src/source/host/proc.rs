@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use mainstay_core::host::{Memory, Pressure, Reading};
+use mainstay_core::host::{CpuTimes, Memory, Pressure, Reading};
 use nix::errno::Errno;
 use procfs::{FromRead, LoadAverage, Meminfo, ProcError};
 
@@ -37,6 +37,28 @@ pub(super) fn load(proc: &Path) -> Reading<f64> {
         Ok(load) if load.one.is_finite() => Reading::Value(f64::from(load.one)),
         Ok(load) => Reading::Failed(format!("{}/loadavg says {}", proc.display(), load.one)),
         Err(error) => Reading::Failed(told(error)),
+    }
+}
+
+/// The first line of `/proc/stat`: time of all CPUs in ticks, by what it was spent on.
+pub(super) fn cpu_times(proc: &Path) -> Reading<CpuTimes> {
+    let path = proc.join("stat");
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) => return Reading::NotAvailable(format!("reading {}: {error}", path.display())),
+    };
+    let numbers: Option<Vec<u64>> = text
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("cpu "))
+        .and_then(|rest| rest.split_whitespace().map(|number| number.parse().ok()).collect());
+    match numbers.as_deref() {
+        // Time of guests is contained in user and nice time already.
+        Some(numbers) if numbers.len() >= 8 => {
+            let total = numbers[..8].iter().fold(0_u64, |sum, ticks| sum.saturating_add(*ticks));
+            Reading::Value(CpuTimes { total, stolen: numbers[7] })
+        }
+        _ => Reading::NotAvailable(format!("{} tells no stolen time", path.display())),
     }
 }
 

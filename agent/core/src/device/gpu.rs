@@ -1,0 +1,167 @@
+//! One GPU: what the kernel log and the driver tell of it, as one component.
+
+use super::Shown;
+use super::faults::Faults;
+use super::limits::DeviceLimits;
+use super::programs::Programs;
+use super::reading::{GpuIdentity, GpuReading};
+use super::readings::{POWER_BRAKE, Readings};
+use super::watch::Problem;
+use crate::health::{Component, HealthState, RecommendedAction};
+use crate::pci::PciAddress;
+use crate::time::Mono;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gpu {
+    pub(super) faults: Faults,
+    pub(super) programs: Programs,
+    pub(super) readings: Readings,
+    /// Who it is, as it was learned in this or an earlier boot.
+    pub(super) known: Option<Known>,
+    /// Readings without trouble, in a row.
+    pub(super) good: u32,
+    /// The driver counted it before and does not any more.
+    pub(super) missing: bool,
+    /// When its readings last went wrong anew.
+    pub(super) fault_at: Option<Mono>,
+    pub(super) shown: Shown,
+}
+
+/// A GPU that was seen to be well.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Known {
+    pub(super) index: u32,
+    pub(super) identity: GpuIdentity,
+    pub(super) links: std::collections::BTreeSet<u32>,
+}
+
+/// A GPU as it is shown: its last reading, and what is made of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GpuView {
+    /// Where it sits.
+    pub address: PciAddress,
+    /// How it is.
+    pub state: HealthState,
+    /// Why.
+    pub reason: String,
+    /// What is recommended.
+    pub action: RecommendedAction,
+    /// Its last reading; none if it was not read since the start.
+    pub reading: Option<GpuReading>,
+    /// NVLinks that are up, and that should be; none for a GPU without.
+    pub links: Option<(u32, u32)>,
+    /// The power it may draw, in milliwatts, where it tells.
+    pub power_limit: Option<u32>,
+    /// When it was last read with success.
+    pub read_at: Option<Mono>,
+}
+
+impl Gpu {
+    /// What was told of this place is of another board now.
+    pub(super) fn is_replaced_by(&self, identity: &GpuIdentity) -> bool {
+        let last = self.readings.last.as_ref().and_then(|last| last.identity.as_ref());
+        let before = last.or(self.known.as_ref().map(|known| &known.identity));
+        before.is_some_and(|before| {
+            !before.uuid.is_empty() && !identity.uuid.is_empty() && before.uuid != identity.uuid
+        })
+    }
+
+    /// Whether there is anything to say of it; what is only remembered of another boot is silent until the driver
+    /// is asked.
+    pub(super) fn is_of_interest(&self, driver_asked: bool) -> bool {
+        driver_asked || self.known.is_none() || self.readings.last.is_some() || !self.faults.is_empty()
+    }
+
+    pub(super) fn component(
+        &mut self,
+        address: PciAddress,
+        now: Mono,
+        limits: &DeviceLimits,
+        around: Around<'_>,
+    ) -> Component {
+        let mut reasons = self.faults.reasons();
+        let mut evidence = self.faults.evidence();
+        let (mut state, mut action) = self.faults.weight();
+        let names = self.programs.names();
+        if around.alone && names.len() >= limits.programs as usize {
+            state = state.max(HealthState::Degraded);
+            action = action.max(RecommendedAction::ContactSupport);
+            reasons.push(format!(
+                "{} different programs failed on this GPU and on no other of the host: {}",
+                names.len(),
+                names.join(", ")
+            ));
+        }
+        let mut problems = self.problems(around);
+        problems.sort_by_key(|problem| std::cmp::Reverse(problem.state));
+        for problem in problems {
+            state = state.max(problem.state);
+            action = action.max(problem.action);
+            reasons.push(problem.reason);
+            evidence.extend(problem.evidence);
+        }
+        evidence.extend(self.readings.evidence());
+        evidence.extend(self.programs.evidence());
+        if reasons.is_empty() {
+            let read = self.readings.summary();
+            let words = [read, self.programs.summary()].into_iter().flatten().collect::<Vec<_>>().join("; ");
+            reasons.push(if words.is_empty() { "no fault in the kernel log".to_owned() } else { words });
+        }
+        Component {
+            name: format!("gpu.{address}"),
+            state,
+            reason: reasons.join("; "),
+            action,
+            evidence,
+            read_at: self.readings.read_at.or(Some(now).filter(|_| !around.driver_asked)),
+            since: self.shown.since(state, now),
+            fault_at: self.fault_at.max(self.faults.last()),
+            ..Component::default()
+        }
+    }
+
+    /// What the readings tell; what was found before and cannot be read now still stands.
+    fn problems(&self, around: Around<'_>) -> Vec<Problem> {
+        if self.missing {
+            let told = "the driver counted it before and does not any more";
+            return vec![Problem::new(HealthState::Unhealthy, told, RecommendedAction::RebootNode)];
+        }
+        let unknown = |why: String| Problem::new(HealthState::Unknown, why, RecommendedAction::None);
+        let own = self.readings.problems().filter(|(check, _)| !(around.rack && *check == POWER_BRAKE));
+        let mut problems: Vec<Problem> = own.map(|(_, problem)| problem.clone()).collect();
+        problems.extend(self.readings.links.problem());
+        match around.unreadable {
+            Some(why) => problems.push(unknown(why.to_owned())),
+            None => problems.extend(self.readings.unread().into_iter().map(unknown)),
+        }
+        problems
+    }
+
+    pub(super) fn view(&self, component: &Component, address: PciAddress) -> GpuView {
+        let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let details = self.readings.details.as_ref();
+        GpuView {
+            address,
+            state: component.state,
+            reason: component.reason.clone(),
+            action: component.action,
+            reading: self.readings.last.clone(),
+            links: self.readings.links.counts().map(|(up, expected)| (narrow(up), narrow(expected))),
+            power_limit: details.and_then(|details| details.power_limit.value().copied()),
+            read_at: self.readings.read_at,
+        }
+    }
+}
+
+/// What is the case around a GPU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Around<'a> {
+    /// It is the only one of several on which programs fail.
+    pub(super) alone: bool,
+    /// Why no GPU can be read, if so.
+    pub(super) unreadable: Option<&'a str>,
+    /// The power supply slows several GPUs down: no fault of any of them.
+    pub(super) rack: bool,
+    /// Whether GPUs are read at all.
+    pub(super) driver_asked: bool,
+}

@@ -1,0 +1,263 @@
+//! The NVLinks of one GPU: which should be up is learned from what was up, and each that is ill is a component.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Shown;
+use super::limits::DeviceLimits;
+use super::reading::{GpuReading, LinkErrors, Read};
+use super::readings::Rules;
+use super::watch::{Change, Growth, Look, Problem, Watch};
+use crate::health::{Component, HealthState, RecommendedAction};
+use crate::pci::PciAddress;
+use crate::time::{Mono, Span};
+
+use HealthState::{Degraded, Healthy, Unhealthy};
+use RecommendedAction::{ContactSupport, ResetDevice};
+
+/// The window in which errors are counted.
+const WINDOW: Span = Span::seconds(300);
+/// How long a recovery that failed is held against a link after it.
+const FAILED_WINDOW: Span = Span::seconds(3600);
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Links {
+    /// Links that were up in several readings: what a board has none of was never up.
+    learned: BTreeSet<u32>,
+    /// What was up in the last readings, and in how many in a row.
+    candidate: (BTreeSet<u32>, u32),
+    up: BTreeSet<u32>,
+    links: BTreeMap<u32, Link>,
+    /// How many there should be.
+    expected: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Link {
+    down: Watch,
+    errors: Watch,
+    failed: Watch,
+    rate: Watch,
+    damaged: Growth,
+    recoveries: Growth,
+    failures: Growth,
+    remote: Option<PciAddress>,
+    /// Once it was ill it is shown, well again included.
+    shown: Option<Shown>,
+}
+
+impl Links {
+    /// What should be up, as it was learned before a restart.
+    pub(super) fn recall(&mut self, learned: BTreeSet<u32>) {
+        self.learned = learned;
+    }
+
+    pub(super) fn learned(&self) -> &BTreeSet<u32> {
+        &self.learned
+    }
+
+    /// How many are up, and how many should be; none for a GPU without links.
+    pub(super) fn counts(&self) -> Option<(usize, usize)> {
+        (!self.links.is_empty()).then_some((self.up.len(), self.expected))
+    }
+
+    pub(super) fn take_in(
+        &mut self,
+        at: Mono,
+        reading: &GpuReading,
+        rules: Rules<'_>,
+    ) -> Vec<(String, Change)> {
+        let split = reading.mig.value() == Some(&true);
+        let readable = reading.nvlinks.iter().all(|link| !matches!(link.up, Read::Failed(_)));
+        let is_up = |of: &&super::LinkReading| of.up.value() == Some(&true);
+        if readable && !matches!(reading.mig, Read::Failed(_)) {
+            self.up = reading.nvlinks.iter().filter(is_up).map(|of| of.link).collect();
+            if !split {
+                self.learn(rules.limits.worsen_after);
+            }
+        }
+        let wanted = rules.expected.nvlinks as usize;
+        self.expected = if wanted > 0 { wanted } else { self.learned.union(&self.up).count() };
+        if split {
+            self.expected = self.up.len();
+        }
+        let listed = reading.nvlinks.iter().map(|of| of.link);
+        let all: BTreeSet<u32> = listed.chain(self.learned.iter().copied()).collect();
+        let mut changes = Vec::new();
+        for link in all {
+            let told = reading.nvlinks.iter().find(|of| of.link == link);
+            let should = if wanted > 0 { self.up.len() < wanted } else { self.learned.contains(&link) };
+            let look = match told.map(|of| &of.up) {
+                _ if split => Look::Absent,
+                Some(Read::Value(true)) => Look::Well,
+                Some(Read::Failed(_)) => Look::Unread,
+                Some(Read::Value(false) | Read::NotOffered) | None => Look::of(should.then(|| {
+                    let why = if wanted > 0 {
+                        format!(": {wanted} should be up")
+                    } else {
+                        " that was up before".to_owned()
+                    };
+                    let words = format!("NVLink {link} down{why}");
+                    Problem::new(Unhealthy, words, ResetDevice).by("NVML NVLink state", "down", "up")
+                })),
+            };
+            let of = self.links.entry(link).or_default();
+            push(&mut changes, link, "nvlink_down", of.down.step(look, rules.at_once()));
+        }
+        if let Some(details) = reading.details.as_ref().filter(|_| !split) {
+            for errors in &details.links {
+                self.links.entry(errors.link).or_default().errors(at, errors, rules, &mut changes);
+            }
+        }
+        changes
+    }
+
+    /// What was up in so many readings in a row is what should be.
+    fn learn(&mut self, after: u32) {
+        let (candidate, times) = &mut self.candidate;
+        if *candidate == self.up {
+            *times = times.saturating_add(1);
+        } else {
+            (*candidate, *times) = (self.up.clone(), 1);
+        }
+        if *times >= after {
+            self.learned.extend(&self.up);
+        }
+    }
+
+    /// All that is wrong with links, as one problem of the GPU.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        let held: Vec<(u32, &Problem)> = self
+            .links
+            .iter()
+            .flat_map(|(number, link)| link.problems().map(|problem| (*number, problem)))
+            .collect();
+        let worst =
+            held.iter().map(|(_, problem)| problem).max_by_key(|problem| (problem.state, problem.action))?;
+        let down: Vec<String> = self
+            .links
+            .iter()
+            .filter(|(_, link)| link.down.held().is_some())
+            .map(|(number, _)| number.to_string())
+            .collect();
+        let mut words = Vec::new();
+        if !down.is_empty() {
+            let (up, expected) = (self.up.len(), self.expected);
+            words.push(format!("NVLink {} down, {up} of {expected} up", down.join(", ")));
+        }
+        words.extend(
+            held.iter()
+                .filter(|(number, problem)| {
+                    self.links.get(number).is_some_and(|link| link.down.held() != Some(*problem))
+                })
+                .map(|(_, problem)| problem.reason.clone()),
+        );
+        Some(Problem::new(worst.state, words.join("; "), worst.action))
+    }
+
+    pub(super) fn summary(&self) -> Option<String> {
+        let (up, expected) = self.counts()?;
+        Some(format!("{up} up, {expected} expected"))
+    }
+
+    /// A component for each link that is ill, or was.
+    pub(super) fn components(&mut self, gpu: PciAddress, now: Mono, read_at: Option<Mono>) -> Vec<Component> {
+        let mut components = Vec::new();
+        for (number, link) in &mut self.links {
+            let problems: Vec<Problem> = link.problems().cloned().collect();
+            if problems.is_empty() && link.shown.is_none() {
+                continue;
+            }
+            let state = problems.iter().map(|problem| problem.state).max().unwrap_or(Healthy);
+            let action = problems.iter().map(|problem| problem.action).max().unwrap_or_default();
+            let mut reasons: Vec<String> = problems.iter().map(|problem| problem.reason.clone()).collect();
+            if reasons.is_empty() {
+                reasons.push("up, and well again".to_owned());
+            }
+            if let Some(remote) = link.remote {
+                reasons.push(format!("its other end is {remote}"));
+            }
+            components.push(Component {
+                name: format!("nvlink.{gpu}/{number}"),
+                state,
+                reason: reasons.join("; "),
+                action,
+                evidence: problems.into_iter().flat_map(|problem| problem.evidence).collect(),
+                read_at,
+                since: link.shown.get_or_insert_default().since(state, now),
+                ..Component::default()
+            });
+        }
+        components
+    }
+}
+
+fn push(changes: &mut Vec<(String, Change)>, link: u32, what: &str, change: Change) {
+    if change != Change::None {
+        changes.push((format!("{what} {link}"), change));
+    }
+}
+
+impl Link {
+    fn problems(&self) -> impl Iterator<Item = &Problem> {
+        [&self.down, &self.failed, &self.errors, &self.rate].into_iter().filter_map(Watch::held)
+    }
+
+    fn errors(&mut self, at: Mono, told: &LinkErrors, rules: Rules<'_>, changes: &mut Vec<(String, Change)>) {
+        let limits = rules.limits;
+        self.remote = told.remote.or(self.remote);
+        let errors = self.damaged(at, told, limits);
+        push(changes, told.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
+        let failed = told.recovery_failed.map_or(Look::Absent, |count| {
+            let grown = self.failures.step(at, count, FAILED_WINDOW);
+            let words = format!("NVLink {}: {} recoveries failed", told.link, grown.by);
+            Look::of((grown.by > 0).then(|| {
+                let problem = Problem::new(Unhealthy, words, ResetDevice);
+                problem.gained("NVML NVLink recoveries that failed", &grown, 0)
+            }))
+        });
+        push(changes, told.link, "nvlink_recovery_failed", self.failed.step(failed, rules.at_once()));
+        let rate = told.effective_ber.map_or(Look::Absent, |rate| {
+            let limit = limits.nvlink_error_rate;
+            let words =
+                format!("NVLink {}: a share of {rate:.0e} of its bits is wrong after correction", told.link);
+            Look::of((rate > limit).then(|| {
+                Problem::new(Degraded, words, ContactSupport).by(
+                    "NVML NVLink effective bit error rate",
+                    format!("{rate:.1e}"),
+                    format!("{limit:.0e}"),
+                )
+            }))
+        });
+        push(changes, told.link, "nvlink_error_rate", self.rate.step(rate, rules.patient()));
+    }
+
+    /// By what was added in a while: counters do not fall before a reset, and one old error is no news.
+    fn damaged(&mut self, at: Mono, told: &LinkErrors, limits: &DeviceLimits) -> Look {
+        if told.replays.is_none()
+            && told.crc.is_none()
+            && told.recoveries.is_none()
+            && told.recovered.is_none()
+        {
+            return Look::Absent;
+        }
+        let damaged = told.replays.unwrap_or(0).saturating_add(told.crc.unwrap_or(0));
+        let damaged = self.damaged.step(at, damaged, WINDOW);
+        let recoveries = told.recoveries.unwrap_or(0).saturating_add(told.recovered.unwrap_or(0));
+        let recoveries = self.recoveries.step(at, recoveries, WINDOW);
+        let checked = [
+            (damaged, limits.nvlink_errors_per_minute, "damaged or repeated packets"),
+            (recoveries, limits.nvlink_recoveries_per_minute, "recoveries"),
+        ];
+        let ill = checked
+            .into_iter()
+            .find(|(grown, limit, _)| grown.goes_on() && grown.per_minute() >= f64::from(*limit));
+        Look::of(ill.map(|(grown, limit, what)| {
+            let words = format!("NVLink {}: {:.0} {what} a minute", told.link, grown.per_minute());
+            Problem::new(Degraded, words, ResetDevice).gained(
+                &format!("NVML NVLink {what}"),
+                &grown,
+                format!("{limit} a minute"),
+            )
+        }))
+    }
+}

@@ -1,0 +1,189 @@
+//! What the kernel log tells of GPUs and switches, held against them.
+
+use std::collections::BTreeSet;
+
+use super::faults::{Came, Faults};
+use super::programs::Programs;
+use super::{DeviceJudge, NOT_INITIALISED, OFF_BUS, RECOVERY_ACTION, Switch};
+use crate::catalog::{Blame, CodeMeaning, NvlinkMeaning};
+use crate::health::{Component, HealthState, RecommendedAction};
+use crate::kernel::{KernelClass, KernelReport, Sxid, Xid};
+use crate::pci::PciAddress;
+use crate::time::Mono;
+
+impl DeviceJudge {
+    pub(super) fn xid(&mut self, at: Mono, xid: &Xid) {
+        let gpu = self.gpus.entry(xid.gpu).or_default();
+        let window = self.limits.echo_window.0;
+        if let (RECOVERY_ACTION, Some(number)) = (xid.code, xid.recovery_action) {
+            gpu.faults.driver_says(at, number, &xid.place.line, window);
+            return;
+        }
+        let Some(meaning) = self.catalog.xid(xid.code) else {
+            gpu.faults.came(Came::unknown(at, "XID", xid.code, &xid.place.line), &no_codes(), window);
+            return;
+        };
+        gpu.faults.cancel(&meaning.cancels);
+        let caused = xid.caused_by.is_some_and(|cause| gpu.faults.echo(at, cause, xid.code));
+        if caused || gpu.faults.echo_of_any(at, &meaning.echo_of, xid.code, window) {
+            return;
+        }
+        if meaning.blame == Blame::Application {
+            gpu.programs.faulted(at, xid);
+            return;
+        }
+        let (state, action) = self.weight_of(xid);
+        if state > HealthState::Healthy {
+            let gpu = self.gpus.entry(xid.gpu).or_default();
+            let came = Came { state, action, ..Came::known(at, "XID", xid.code, meaning, &xid.place.line) };
+            let echoes = self.catalog.echoes_of(xid.code);
+            gpu.faults.came(came, &echoes, window);
+        }
+    }
+
+    /// How bad an XID is: by the catalogue, or by its line where that tells.
+    fn weight_of(&self, xid: &Xid) -> (HealthState, RecommendedAction) {
+        let Some(meaning) = self.catalog.xid(xid.code) else {
+            return (HealthState::Degraded, RecommendedAction::ContactSupport);
+        };
+        if let Some(error) = &xid.nvlink {
+            let NvlinkMeaning { fatal, action, .. } =
+                NvlinkMeaning::of(self.catalog.nvlink_rules(), xid.code, error);
+            let state = match (fatal, action) {
+                (_, RecommendedAction::None) => HealthState::Healthy,
+                (true, _) => HealthState::Unhealthy,
+                (false, _) => HealthState::Degraded,
+            };
+            return (state, action);
+        }
+        if xid.by_event && (144..=150).contains(&xid.code) {
+            // How bad it is stands in the line, which nobody read.
+            return (HealthState::Degraded, RecommendedAction::ContactSupport);
+        }
+        // Lines of 94 and 95 say whether the GPU has to be reset; a 95 without that word needs it by its nature.
+        let reset = xid.reset_needed == Some(true) || xid.drain_and_reset_needed == Some(true);
+        let action = if reset { meaning.action.max(RecommendedAction::ResetDevice) } else { meaning.action };
+        (meaning.state, action)
+    }
+
+    pub(super) fn sxid(&mut self, at: Mono, sxid: &Sxid) {
+        let switch = self.switches.entry(sxid.address).or_default();
+        switch.name.clone_from(&sxid.switch);
+        let window = self.limits.echo_window.0;
+        let known = self.catalog.sxid(sxid.code);
+        let (state, action) = match (sxid.fatal, known) {
+            // The line's own word weighs more than the table.
+            (Some(true), _) => (HealthState::Unhealthy, RecommendedAction::ResetDevice),
+            (Some(false), Some(meaning)) => (
+                meaning.state.min(HealthState::Degraded),
+                meaning.action.min(RecommendedAction::RestartProcess),
+            ),
+            (Some(false), None) => (HealthState::Healthy, RecommendedAction::None),
+            (None, Some(meaning)) => (meaning.state, meaning.action),
+            (None, None) => (HealthState::Degraded, RecommendedAction::ContactSupport),
+        };
+        // A port that is fatal by its code and not by its line is a note.
+        let note = sxid.fatal == Some(false)
+            && known.is_none_or(|meaning| meaning.action >= RecommendedAction::ResetDevice);
+        if state > HealthState::Healthy && !note {
+            let came = match known {
+                Some(meaning) => Came::known(at, "SXID", sxid.code, meaning, &sxid.place.line),
+                None => Came::unknown(at, "SXID", sxid.code, &sxid.place.line),
+            };
+            switch.faults.came(Came { state, action, ..came }, &no_codes(), window);
+        }
+    }
+
+    pub(super) fn kernel_report(&mut self, at: Mono, report: &KernelReport) {
+        match report.class {
+            KernelClass::GpuDriverLoaded => {
+                for gpu in self.gpus.values_mut() {
+                    gpu.faults.forget_what_a_reset_heals(at);
+                }
+            }
+            // In a log of several boots: the devices of another boot are not these.
+            KernelClass::KernelStarted => {
+                for gpu in self.gpus.values_mut() {
+                    (gpu.faults, gpu.programs) = (Faults::default(), Programs::default());
+                }
+                self.switches.clear();
+            }
+            KernelClass::GpuInitFailed => {
+                let address = report.subject.as_deref().and_then(PciAddress::parse);
+                let (Some(address), Some(meaning)) = (address, self.catalog.kernel(report.class)) else {
+                    return;
+                };
+                let came = Came {
+                    at,
+                    kind: "",
+                    code: NOT_INITIALISED,
+                    name: meaning.name.clone(),
+                    state: meaning.state,
+                    action: meaning.action,
+                    line: report.place.line.clone(),
+                };
+                let gpu = self.gpus.entry(address).or_default();
+                gpu.faults.came(came, &no_codes(), self.limits.echo_window.0);
+            }
+            KernelClass::GpuOffBus => {
+                let address = report.subject.as_deref().and_then(PciAddress::parse);
+                let (Some(address), Some(meaning)) = (address, self.catalog.xid(OFF_BUS)) else { return };
+                let came = Came::known(at, "XID", OFF_BUS, meaning, &report.place.line);
+                let echoes = self.catalog.echoes_of(OFF_BUS);
+                let gpu = self.gpus.entry(address).or_default();
+                gpu.faults.came(came, &echoes, self.limits.echo_window.0);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn no_codes() -> BTreeSet<u32> {
+    BTreeSet::new()
+}
+
+impl Switch {
+    pub(super) fn component(&mut self, address: PciAddress, now: Mono) -> Component {
+        let (state, action) = self.faults.weight();
+        let mut reasons = self.faults.reasons();
+        if reasons.is_empty() {
+            reasons.push(format!("{}: no fault in the kernel log", self.name));
+        }
+        Component {
+            name: format!("nvswitch.{address}"),
+            state,
+            reason: reasons.join("; "),
+            action,
+            evidence: self.faults.evidence(),
+            read_at: Some(now),
+            since: self.shown.since(state, now),
+            ..Component::default()
+        }
+    }
+}
+
+impl Came {
+    fn known(at: Mono, kind: &'static str, code: u32, meaning: &CodeMeaning, line: &str) -> Came {
+        Came {
+            at,
+            kind,
+            code,
+            name: meaning.name.clone(),
+            state: meaning.state,
+            action: meaning.action,
+            line: line.to_owned(),
+        }
+    }
+
+    fn unknown(at: Mono, kind: &'static str, code: u32, line: &str) -> Came {
+        Came {
+            at,
+            kind,
+            code,
+            name: "a code that the catalogue does not know".to_owned(),
+            state: HealthState::Degraded,
+            action: RecommendedAction::ContactSupport,
+            line: line.to_owned(),
+        }
+    }
+}

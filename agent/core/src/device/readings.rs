@@ -1,0 +1,225 @@
+//! What is remembered of one GPU's readings, and what is held against it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::checks;
+use super::limits::{DeviceLimits, ExpectedGpus};
+use super::links::Links;
+use super::reading::{GpuDetails, GpuReading, Read, SlowdownTimes};
+use super::watch::{Change, Growth, Look, Patience, Problem, Watch};
+use crate::health::Evidence;
+use crate::time::{Mono, Span};
+
+/// The driver's bits: held down by hardware; by heat; by the brake of the power supply. The others (idle, power cap,
+/// application's own clocks) are the normal course of things.
+const HARDWARE: u64 = 0x8;
+const HEAT: u64 = 0x40;
+const BRAKE: u64 = 0x80;
+
+/// What a judgement rests on beside the readings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules<'a> {
+    pub(super) limits: &'a DeviceLimits,
+    pub(super) expected: &'a ExpectedGpus,
+    /// GPUs that the driver counts.
+    pub(super) gpus: usize,
+}
+
+impl Rules<'_> {
+    /// For what the driver says in so many words.
+    pub(super) fn at_once(&self) -> Patience {
+        Patience { worsen_after: 1, recover_after: self.limits.recover_after }
+    }
+
+    /// For what is beyond a limit.
+    pub(super) fn patient(&self) -> Patience {
+        Patience { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after }
+    }
+}
+
+/// Minutes in which something was seen, of the last ten.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Minutes(BTreeSet<u64>);
+
+impl Minutes {
+    fn step(&mut self, at: Mono, seen: bool) {
+        let minute = at.0 / Span::seconds(60).0;
+        if seen {
+            self.0.insert(minute);
+        }
+        self.0.retain(|slow| slow + 10 > minute);
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// What is remembered of one GPU's readings.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Readings {
+    pub(super) last: Option<GpuReading>,
+    pub(super) details: Option<GpuDetails>,
+    /// When it was last read without trouble.
+    pub(super) read_at: Option<Mono>,
+    pub(super) links: Links,
+    pub(super) slow: Minutes,
+    pub(super) brake: Minutes,
+    pub(super) corrected: Growth,
+    pub(super) replays: Growth,
+    times: Option<(Mono, SlowdownTimes)>,
+    watches: BTreeMap<&'static str, Watch>,
+}
+
+/// The check of what the power supply does to all GPUs at once.
+pub(super) const POWER_BRAKE: &str = "power_brake";
+
+impl Readings {
+    /// Takes in a reading. Returns which checks changed.
+    pub(super) fn take_in(
+        &mut self,
+        at: Mono,
+        reading: &GpuReading,
+        rules: Rules<'_>,
+    ) -> Vec<(String, Change)> {
+        let mut changes = Vec::new();
+        if reading.trouble.is_some() {
+            // What else such a GPU says is not to be believed.
+            self.step(checks::TROUBLE, checks::trouble(reading), rules.at_once(), &mut changes);
+        } else {
+            self.step(checks::TROUBLE, Look::Well, rules.at_once(), &mut changes);
+            self.read_at = Some(at);
+            if let Some(details) = &reading.details {
+                self.details = Some(GpuDetails::clone(details));
+            }
+            self.slowed(at, reading);
+            for (name, look) in checks::at_once(self, at, reading, rules) {
+                self.step(name, look, rules.at_once(), &mut changes);
+            }
+            for (name, look) in checks::patient(self, at, reading, rules) {
+                self.step(name, look, rules.patient(), &mut changes);
+            }
+            changes.extend(self.links.take_in(at, reading, rules));
+        }
+        let mut kept = reading.clone();
+        // They are kept beside.
+        kept.details = None;
+        self.last = Some(kept);
+        changes
+    }
+
+    fn step(
+        &mut self,
+        name: &'static str,
+        look: Look,
+        patience: Patience,
+        changes: &mut Vec<(String, Change)>,
+    ) {
+        match self.watches.entry(name).or_default().step(look, patience) {
+            Change::None => {}
+            change => changes.push((name.to_owned(), change)),
+        }
+    }
+
+    /// Whether heat or the power supply held clocks down, by the counters of time, which miss nothing between two
+    /// readings, and by what is the case at the moment.
+    fn slowed(&mut self, at: Mono, reading: &GpuReading) {
+        let reasons = reading.clock_reasons.value().copied().unwrap_or(0);
+        let brake = reasons & BRAKE != 0;
+        // The brake sets the bit of hardware too.
+        let heat = reasons & HEAT != 0 || (reasons & HARDWARE != 0 && !brake);
+        let (mut heat_grew, mut brake_grew) = (false, false);
+        if let Some(now) = reading.slowdown.value() {
+            if let Some((since, before)) = self.times {
+                // A hundredth of the time, in nanoseconds: less is the normal play of a governor.
+                let least = at.since(since).0 / 100;
+                let grew = |now: u64, before: u64| now.saturating_sub(before) > least;
+                heat_grew = grew(now.thermal, before.thermal);
+                brake_grew = grew(now.brake, before.brake);
+            }
+            self.times = Some((at, *now));
+        }
+        self.slow.step(at, heat || heat_grew);
+        self.brake.step(at, brake || brake_grew);
+    }
+
+    /// What is held against the GPU, links aside.
+    pub(super) fn problems(&self) -> impl Iterator<Item = (&'static str, &Problem)> {
+        self.watches.iter().filter_map(|(name, watch)| Some((*name, watch.held()?)))
+    }
+
+    pub(super) fn holds(&self, check: &str) -> bool {
+        self.watches.get(check).is_some_and(|watch| watch.held().is_some())
+    }
+
+    /// What a GPU must tell to be called healthy, and did not.
+    pub(super) fn unread(&self) -> Vec<String> {
+        fn failed<T>(read: &Read<T>) -> Option<&str> {
+            match read {
+                Read::Failed(why) => Some(why),
+                Read::Value(_) | Read::NotOffered => None,
+            }
+        }
+        let Some(last) = self.last.as_ref().filter(|last| last.trouble.is_none()) else { return Vec::new() };
+        let needed = [
+            ("the count of uncorrected ECC errors", failed(&last.ecc_volatile)),
+            ("the remapping of rows", failed(&last.remapped)),
+            ("the temperature", failed(&last.temperature)),
+            ("the state of its NVLinks", last.nvlinks.iter().find_map(|link| failed(&link.up))),
+        ];
+        needed
+            .into_iter()
+            .filter_map(|(what, why)| Some(format!("{what} cannot be read: {}", why?)))
+            .collect()
+    }
+
+    /// The readings that a person looks for first, with their limits.
+    pub(super) fn evidence(&self) -> Vec<Evidence> {
+        let Some(last) = &self.last else { return Vec::new() };
+        let details = self.details.as_ref();
+        let mut told = Vec::new();
+        let mut evidence = |source: &str, reading: String, limit: Option<String>| {
+            told.push(Evidence { source: format!("NVML {source}"), reading, limit, ..Evidence::default() });
+        };
+        if let Some(identity) = &last.identity {
+            evidence("identity", format!("{} {}", identity.name, identity.uuid), None);
+        }
+        if let Some(errors) = last.ecc_volatile.value() {
+            evidence("uncorrected ECC errors, volatile", errors.to_string(), Some("0".to_owned()));
+        }
+        if let Some(rows) = last.remapped.value() {
+            let counts =
+                format!("{} after corrected, {} after uncorrected errors", rows.corrected, rows.uncorrected);
+            evidence("remapped rows", counts, None);
+        }
+        if let Some(degrees) = last.temperature.value() {
+            let limit = details.and_then(|of| of.hottest.value()).map(|limit| format!("{limit} °C"));
+            evidence("temperature", format!("{degrees} °C"), limit);
+        }
+        if let Some(degrees) = last.memory_temperature.value() {
+            let limit = details.and_then(|of| of.memory_hottest.value()).map(|limit| format!("{limit} °C"));
+            evidence("memory temperature", format!("{degrees} °C"), limit);
+        }
+        if let Some(text) = self.links.summary() {
+            evidence("NVLinks", text, None);
+        }
+        if let Some(processes) = last.processes.value().filter(|processes| !processes.is_empty()) {
+            let pids: Vec<String> = processes.iter().map(|process| process.pid.0.to_string()).collect();
+            evidence("processes", pids.join(", "), None);
+        }
+        if details.and_then(|of| of.persistence.value()) == Some(&false) {
+            let words = "off: the driver is unloaded while nobody uses a GPU (nvidia-smi -pm 1)";
+            evidence("persistence mode", words.to_owned(), None);
+        }
+        told
+    }
+
+    pub(super) fn summary(&self) -> Option<String> {
+        let last = self.last.as_ref()?;
+        let mut words: Vec<String> = last.identity.iter().map(|identity| identity.name.clone()).collect();
+        words.extend(last.temperature.value().map(|degrees| format!("{degrees} °C")));
+        words.extend(last.power.value().map(|milliwatts| format!("{} W", milliwatts / 1000)));
+        words.extend(last.utilization.value().map(|percent| format!("{percent} % busy")));
+        Some(words.join(", "))
+    }
+}

@@ -1,0 +1,98 @@
+//! What was learned of the GPUs, into the journal and back: which ones there are, and which of their links are up.
+
+use std::collections::BTreeSet;
+
+use super::gpu::{Gpu, Known};
+use super::reading::GpuIdentity;
+use super::{DeviceJudge, observed, ranges};
+use crate::entry::Fact;
+use crate::observation::{Observation, Weight};
+use crate::pci::PciAddress;
+
+/// A GPU was seen to be well in several readings, as it is told here; the newest for a component counts.
+const LEARNED: &str = "gpu_learned";
+
+pub(super) fn learned(of: &Known) -> Fact {
+    let Known { index, identity, links } = of;
+    let mut words = format!("{} {}", identity.name, identity.uuid);
+    if !links.is_empty() {
+        words.push_str(&format!(", {} NVLinks up", links.len()));
+    }
+    let value = |name: &str, value: String| (name.to_owned(), value);
+    let values = [
+        value("index", index.to_string()),
+        value("uuid", identity.uuid.clone()),
+        value("name", identity.name.clone()),
+        value("serial", identity.serial.clone().unwrap_or_default()),
+        value("nvlinks", ranges(links)),
+    ];
+    observed(identity.address, LEARNED, Weight::Info, words, values)
+}
+
+fn known(observation: &Observation) -> Option<Known> {
+    if observation.event != LEARNED {
+        return None;
+    }
+    let address = PciAddress::parse(observation.component.strip_prefix("gpu.")?)?;
+    let value = |name: &str| observation.values.get(name).cloned();
+    let serial = value("serial").filter(|serial| !serial.is_empty());
+    let identity = GpuIdentity { address, uuid: value("uuid")?, name: value("name")?, serial };
+    Some(Known { index: value("index")?.parse().ok()?, identity, links: numbers(&value("nvlinks")?)? })
+}
+
+/// Reads what `ranges` writes.
+fn numbers(text: &str) -> Option<BTreeSet<u32>> {
+    let mut numbers = BTreeSet::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        // More links than any GPU will have.
+        if last >= 1024 {
+            return None;
+        }
+        numbers.extend(first..=last);
+    }
+    Some(numbers)
+}
+
+/// Which GPU sits where in the driver's list, by what was observed in this boot: a lost one does not tell any more.
+pub fn learned_gpus<'a>(observed: impl Iterator<Item = &'a Observation>) -> Vec<(u32, GpuIdentity)> {
+    let mut gpus = std::collections::BTreeMap::new();
+    for known in observed.filter_map(known) {
+        gpus.insert(known.index, known.identity);
+    }
+    gpus.into_iter().collect()
+}
+
+impl DeviceJudge {
+    /// Takes in what was observed before a restart, in any boot, in its order.
+    pub fn recall(&mut self, observation: &Observation) {
+        let Some(known) = known(observation) else { return };
+        let address = known.identity.address;
+        // A board that moved is not missed where it was.
+        self.gpus.retain(|at, gpu| {
+            let same =
+                |of: &Known| of.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty();
+            *at == address || !gpu.known.as_ref().is_some_and(same)
+        });
+        let gpu: &mut Gpu = self.gpus.entry(address).or_default();
+        gpu.readings.links.recall(known.links.clone());
+        gpu.known = Some(known);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_read_as_they_are_written() {
+        for (text, count) in [("", 0), ("0-17", 18), ("0,2-3,17", 4)] {
+            let read = numbers(text).unwrap();
+            assert_eq!((read.len(), ranges(&read)), (count, text.to_owned()));
+        }
+        for wrong in ["x", "1-", "-", "0-99999999", "1-x"] {
+            assert_eq!(numbers(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! One XID, told twice: by a line of the kernel log and by an event of NVML. It is one fact, whichever comes first; the
+//! line has more to say.
+//!
+//! An event counts at once. That it happened goes into the journal a moment later, so that its line can take its
+//! place there.
+
+use std::collections::VecDeque;
+
+use super::reading::GpuEvent;
+use super::{DeviceJudge, RECOVERY_ACTION};
+use crate::entry::Fact;
+use crate::kernel::{LogPlace, Xid};
+use crate::pci::PciAddress;
+use crate::time::{Mono, Span};
+
+/// Within this time line and event are of the same XID.
+const SAME: Span = Span::seconds(5);
+/// How long the line is waited for where the kernel log is read.
+const WAIT: Span = Span::seconds(1);
+/// Sightings that are remembered.
+const REMEMBERED: usize = 256;
+/// NVML's code for an XID that it does not know: the line knows better.
+const UNKNOWN: u32 = 999;
+/// XIDs whose weight stands in their line alone: of NVLinks of the fifth generation.
+const BY_LINE: std::ops::RangeInclusive<u32> = 144..=150;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Told {
+    seen: VecDeque<Sighting>,
+}
+
+#[derive(Clone, Debug)]
+struct Sighting {
+    at: Mono,
+    gpu: PciAddress,
+    code: u32,
+    by: By,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum By {
+    Line,
+    /// An event that waits for its line; whether it was judged already.
+    Waiting(Box<Xid>, bool),
+    /// An event that is in the journal.
+    Event,
+}
+
+impl Told {
+    fn note(&mut self, sighting: Sighting) {
+        if self.seen.len() == REMEMBERED {
+            self.seen.pop_front();
+        }
+        self.seen.push_back(sighting);
+    }
+
+    fn same(&self, at: Mono, gpu: PciAddress, code: u32, wanted: impl Fn(&By) -> bool) -> Option<usize> {
+        self.seen.iter().position(|of| {
+            let near = at.since(of.at) <= SAME && of.at.since(at) <= SAME;
+            near && of.gpu == gpu
+                && (of.code == code || of.code == UNKNOWN || code == UNKNOWN)
+                && wanted(&of.by)
+        })
+    }
+}
+
+impl DeviceJudge {
+    /// Takes in what the driver told unasked at `at`. What of it is for the journal, [`DeviceJudge::due`] tells.
+    pub fn event(&mut self, at: Mono, event: &GpuEvent) {
+        // What else happened to a GPU shows in its next reading.
+        let (Some(gpu), true) = (event.gpu, event.kind & GpuEvent::XID != 0) else { return };
+        let Ok(code) = u32::try_from(event.data) else { return };
+        if self.told.same(at, gpu, code, |by| *by == By::Line).is_some() {
+            return;
+        }
+        let line = "told by an event of NVML".to_owned();
+        let xid = Xid {
+            gpu,
+            code,
+            mig_instance: event.instance,
+            by_event: true,
+            place: LogPlace { position: 0, line },
+            ..Xid::default()
+        };
+        let judged = code != UNKNOWN && !BY_LINE.contains(&code);
+        if judged {
+            self.xid(at, &xid);
+        }
+        self.told.note(Sighting { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
+    }
+
+    /// The events that are for the journal at `now`: those whose line did not come, or cannot come because nobody reads
+    /// the log.
+    pub fn due(&mut self, now: Mono, log_is_read: bool) -> Vec<(Mono, Fact)> {
+        let mut due = Vec::new();
+        for of in &mut self.told.seen {
+            if log_is_read && now.since(of.at) < WAIT {
+                continue;
+            }
+            match std::mem::replace(&mut of.by, By::Event) {
+                By::Waiting(xid, judged) => due.push((of.at, *xid, judged)),
+                by => of.by = by,
+            }
+        }
+        for (at, xid, judged) in &due {
+            if !judged {
+                self.xid(*at, xid);
+            }
+        }
+        due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).collect()
+    }
+
+    /// Takes in a line. Whether it is news: not if its event is in the journal and it adds nothing.
+    pub(super) fn xid_line(&mut self, at: Mono, xid: &Xid) -> bool {
+        let mut news = true;
+        if xid.by_event {
+            // One of the journal, after a restart.
+            self.told.note(Sighting { at, gpu: xid.gpu, code: xid.code, by: By::Event });
+        } else {
+            let event = self.told.same(at, xid.gpu, xid.code, |by| *by != By::Line);
+            match event.and_then(|place| self.told.seen.remove(place)).map(|of| of.by) {
+                Some(By::Waiting(_, judged)) => {
+                    if judged {
+                        self.untell(xid);
+                    }
+                }
+                Some(By::Event) => {
+                    self.untell(xid);
+                    news = adds(xid);
+                }
+                Some(By::Line) | None => {}
+            }
+            self.told.note(Sighting { at, gpu: xid.gpu, code: xid.code, by: By::Line });
+        }
+        self.xid(at, xid);
+        news
+    }
+
+    fn untell(&mut self, xid: &Xid) {
+        if let Some(gpu) = self.gpus.get_mut(&xid.gpu) {
+            gpu.faults.untell(xid.code);
+            gpu.programs.untell(xid.code);
+        }
+    }
+}
+
+/// Whether a line says more than its event.
+fn adds(xid: &Xid) -> bool {
+    xid.code == RECOVERY_ACTION
+        || xid.pid.is_some()
+        || xid.nvlink.is_some()
+        || xid.link_registers.is_some()
+        || xid.caused_by.is_some()
+        || xid.reset_needed.is_some()
+        || xid.drain_and_reset_needed.is_some()
+}

@@ -1,0 +1,220 @@
+//! Patience: what is beyond a limit must be so for some readings before it counts, and in order for some before it is
+//! taken back. What could not be read changes nothing.
+
+use std::collections::VecDeque;
+
+use crate::health::{Evidence, HealthState, RecommendedAction};
+use crate::time::{Mono, Span};
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Problem {
+    pub(super) state: HealthState,
+    pub(super) reason: String,
+    pub(super) action: RecommendedAction,
+    pub(super) evidence: Vec<Evidence>,
+}
+
+impl Problem {
+    pub(super) fn new(state: HealthState, reason: impl Into<String>, action: RecommendedAction) -> Problem {
+        Problem { state, reason: reason.into(), action, evidence: Vec::new() }
+    }
+
+    /// With the reading that it rests on.
+    pub(super) fn by(mut self, source: &str, reading: impl ToString, limit: impl ToString) -> Problem {
+        let limit = Some(limit.to_string()).filter(|limit| !limit.is_empty());
+        let (source, reading) = (source.to_owned(), reading.to_string());
+        self.evidence.push(Evidence { source, reading, limit, ..Evidence::default() });
+        self
+    }
+
+    /// With what a counter gained.
+    pub(super) fn gained(self, source: &str, grown: &Grown, limit: impl ToString) -> Problem {
+        let mut problem = self.by(source, format!("{} within {}", grown.to, grown.within), limit);
+        if let Some(evidence) = problem.evidence.last_mut() {
+            evidence.before = Some(grown.from.to_string());
+        }
+        problem
+    }
+}
+
+/// What one reading says of one check.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Look {
+    /// In order.
+    Well,
+    /// Not in order.
+    Ill(Problem),
+    /// Not read, or not to be judged now.
+    Unread,
+    /// There is nothing to judge, and what was held has no object any more.
+    Absent,
+}
+
+impl Look {
+    /// In order, or with this wrong.
+    pub(super) fn of(problem: Option<Problem>) -> Look {
+        problem.map_or(Look::Well, Look::Ill)
+    }
+}
+
+/// How many readings a change takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub(super) worsen_after: u32,
+    pub(super) recover_after: u32,
+}
+
+/// What happened to a check at a reading.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Change {
+    None,
+    Began(Problem),
+    Ended(Problem),
+}
+
+/// One check over time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watch {
+    ill: u32,
+    well: u32,
+    held: Option<Problem>,
+}
+
+impl Watch {
+    pub(super) fn held(&self) -> Option<&Problem> {
+        self.held.as_ref()
+    }
+
+    pub(super) fn step(&mut self, look: Look, patience: Patience) -> Change {
+        match look {
+            Look::Unread => Change::None,
+            Look::Absent => {
+                let held = std::mem::take(self).held;
+                held.map_or(Change::None, Change::Ended)
+            }
+            Look::Well => {
+                self.ill = 0;
+                self.well = self.well.saturating_add(1);
+                match self.held.take_if(|_| self.well >= patience.recover_after) {
+                    Some(over) => Change::Ended(over),
+                    None => Change::None,
+                }
+            }
+            Look::Ill(problem) => {
+                self.well = 0;
+                self.ill = self.ill.saturating_add(1);
+                if self.held.is_none() && self.ill < patience.worsen_after {
+                    return Change::None;
+                }
+                let began = self.held.is_none();
+                self.held = Some(problem.clone());
+                if began { Change::Began(problem) } else { Change::None }
+            }
+        }
+    }
+}
+
+/// How much a counter grew within a window. One that falls began anew.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Growth {
+    /// Time and count, oldest first.
+    points: VecDeque<(Mono, u64)>,
+}
+
+/// What a counter did within a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Grown {
+    pub(super) by: u64,
+    /// From this to this.
+    pub(super) from: u64,
+    pub(super) to: u64,
+    /// Readings at which it had grown: a single jump is a matter of the past.
+    pub(super) readings: u32,
+    pub(super) within: Span,
+}
+
+impl Grown {
+    pub(super) fn per_minute(&self) -> f64 {
+        // Less than a minute says little of a minute.
+        self.by as f64 / (self.within.as_seconds() / 60.0).max(1.0)
+    }
+
+    /// Whether it goes on, and is not a single jump.
+    pub(super) fn goes_on(&self) -> bool {
+        self.readings >= 2
+    }
+}
+
+impl Growth {
+    pub(super) fn step(&mut self, at: Mono, count: u64, window: Span) -> Grown {
+        if self.points.back().is_some_and(|(_, before)| count < *before) {
+            self.points.clear();
+        }
+        self.points.push_back((at, count));
+        // The oldest point is the last one that is at least a window old.
+        while self.points.get(1).is_some_and(|(second, _)| at.since(*second) >= window) {
+            self.points.pop_front();
+        }
+        let Some((since, from)) = self.points.front().copied() else { return Grown::default() };
+        let pairs = self.points.iter().zip(self.points.iter().skip(1));
+        let readings = pairs.filter(|(before, after)| after.1 > before.1).count();
+        Grown {
+            by: count - from,
+            from,
+            to: count,
+            readings: u32::try_from(readings).unwrap_or(u32::MAX),
+            within: at.since(since),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Patience = Patience { worsen_after: 2, recover_after: 2 };
+
+    /// i is ill, w is well, u is unread, a is absent; X is held.
+    fn check(readings: &str, held: &str) {
+        let mut watch = Watch::default();
+        let seen: String = readings
+            .chars()
+            .map(|reading| {
+                let ill = Problem::new(HealthState::Degraded, "it", RecommendedAction::None);
+                watch.step(
+                    match reading {
+                        'i' => Look::Ill(ill),
+                        'w' => Look::Well,
+                        'a' => Look::Absent,
+                        _ => Look::Unread,
+                    },
+                    PATIENCE,
+                );
+                if watch.held().is_some() { 'X' } else { '-' }
+            })
+            .collect();
+        assert_eq!(seen, held, "after {readings}");
+    }
+
+    #[test]
+    fn both_ways_take_some_readings_and_what_is_unread_changes_nothing() {
+        check("iwiwiw", "------");
+        check("iiwiww", "-XXXX-");
+        check("iuiuuuwuw", "--XXXXXX-");
+        check("iia", "-X-");
+    }
+
+    #[test]
+    fn growth_is_of_the_window_and_a_jump_is_one_reading() {
+        let minute = Span::seconds(60);
+        let mut growth = Growth::default();
+        assert_eq!(growth.step(Mono(0), 500, minute).by, 0);
+        let jump = growth.step(Mono(30_000_000_000), 900, minute);
+        assert_eq!((jump.by, jump.goes_on(), jump.per_minute()), (400, false, 400.0));
+        let more = growth.step(Mono(60_000_000_000), 901, minute);
+        assert_eq!((more.by, more.goes_on()), (401, true));
+        assert_eq!(growth.step(Mono(120_000_000_000), 901, minute).by, 0);
+        assert_eq!(growth.step(Mono(130_000_000_000), 3, minute).by, 0, "it began anew");
+    }
+}

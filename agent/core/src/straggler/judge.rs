@@ -1,0 +1,344 @@
+//! One step after the other: scores, what they come to, and what that changes.
+
+use std::collections::BTreeMap;
+
+use super::found::{Change, Found, Slow};
+use super::history::{HORIZONS, History, ROWS};
+use super::peers::Peers;
+use super::ranks::{self, Standing};
+use super::rotating;
+use super::score::{Scratch, median, score, spread};
+use super::stages::Stages;
+
+/// Below this, noise is not told from rounding.
+const QUIETEST: f32 = 0.001;
+
+/// Imbalance changes slowly and is looked at this often, in steps.
+const IMBALANCE_EVERY: usize = 4;
+
+/// Steps that depend on each other count for less, down to a ninth.
+const MOST_DEPENDENT: f32 = 3.0;
+
+/// From when on something is told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// A rank that is slower by less than this share is left alone, however sure it is.
+    pub rank: f32,
+    /// A rank must have become slower by this much to be told for that alone, where peers differ for good.
+    pub change: f32,
+    /// Stages, and the slowest rank of each step, may differ by this much.
+    pub imbalance: f32,
+    /// Standard deviations; 6.7 is one false alarm in 10^11 looks.
+    pub sure: f32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { rank: 0.03, change: 0.10, imbalance: 0.10, sure: 6.7 }
+    }
+}
+
+/// One step of all ranks, by index; NaN where nothing was reported.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// The step's number.
+    pub step: u64,
+    /// Seconds that each rank spent on its own work.
+    pub self_times: &'a [f32],
+    /// Seconds that each rank waited for others; empty if that is not known.
+    pub waits: &'a [f32],
+    /// Seconds that the step took; NaN if that is not known.
+    pub took: f32,
+}
+
+/// The judge of one job's stragglers.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    limits: Limits,
+    peers: Peers,
+    history: History,
+    recent: Recent,
+    stages: Stages,
+    /// What is slow at present.
+    open: BTreeMap<Slow, Standing>,
+    /// When a rank was last found to be no longer slow, in steps seen: what was before is settled.
+    settled: BTreeMap<u32, usize>,
+    scratch: Scratch,
+    scores: Vec<f32>,
+    medians: Vec<f32>,
+}
+
+/// What is remembered of the last steps as a whole.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Recent {
+    noise: Ring<f32>,
+    took: Ring<f32>,
+    /// The highest median of a group.
+    slowest_group: Ring<f32>,
+    /// Who waited least.
+    least_wait: Ring<u32>,
+    /// How much more than by chance means of 8, 16 and 32 scores scatter.
+    dependence: [Ring<f32>; HORIZONS.len() - 1],
+}
+
+/// The last [`ROWS`] values.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ring<T> {
+    values: Vec<T>,
+    next: usize,
+}
+
+impl<T: Copy> Ring<T> {
+    pub(super) fn push(&mut self, value: T) {
+        if self.values.len() < ROWS {
+            self.values.push(value);
+        } else {
+            self.values[self.next] = value;
+        }
+        self.next = (self.next + 1) % ROWS;
+    }
+
+    /// In no particular order.
+    pub(super) fn values(&self) -> &[T] {
+        &self.values
+    }
+}
+
+impl Recent {
+    /// The noise of a score: the typical one of the last steps.
+    pub(super) fn noise(&self) -> f32 {
+        typical(&self.noise).max(QUIETEST)
+    }
+
+    /// The share of `seconds` in a step; none if the steps' length is not known.
+    pub(super) fn share_of_step(&self, seconds: f32) -> Option<f32> {
+        let took = typical(&self.took);
+        (took > 0.0).then(|| (seconds / took).clamp(0.0, 1.0))
+    }
+
+    /// By how much a mean of `steps` scores scatters more than independent scores would, as far as that is sure: what a
+    /// few looks at a few ranks say may be chance.
+    pub(super) fn dependence(&self, steps: usize, ranks: usize) -> f32 {
+        let sure = |ring: &Ring<f32>| {
+            // Looks overlap by half.
+            let looks = (ring.values().len() / 2).max(1);
+            typical(ring) * (1.0 - 1.2 / ((ranks * looks) as f32).sqrt()).max(0.0)
+        };
+        let known = self.dependence.iter().zip(HORIZONS).filter(|(_, of)| *of <= steps.max(HORIZONS[0]));
+        known.map(|(ring, _)| sure(ring)).fold(1.0, f32::max).min(MOST_DEPENDENT)
+    }
+
+    /// How a mean of the fewest scores that are summed moves, in units of what independent scores would: below 1 where ranks
+    /// differ for good more than they move. None if it cannot be told yet.
+    pub(super) fn movement(&self) -> Option<f32> {
+        Some(typical(&self.dependence[0])).filter(|moved| *moved > 0.0)
+    }
+
+    pub(super) fn slowest_group(&self) -> f32 {
+        typical(&self.slowest_group)
+    }
+
+    /// In which share of the last steps this rank waited least.
+    pub(super) fn waited_least(&self, rank: u32) -> Option<f32> {
+        let least = self.least_wait.values();
+        (!least.is_empty())
+            .then(|| least.iter().filter(|least| **least == rank).count() as f32 / least.len() as f32)
+    }
+}
+
+fn typical(ring: &Ring<f32>) -> f32 {
+    let mut known: Vec<f32> = ring.values().iter().copied().filter(|value| !value.is_nan()).collect();
+    median(&mut known)
+}
+
+impl Judge {
+    /// A judge of these ranks, who has seen nothing yet.
+    pub fn new(peers: Peers, limits: Limits) -> Judge {
+        let ranks = peers.len();
+        Judge {
+            limits,
+            history: History::new(ranks),
+            recent: Recent::default(),
+            stages: Stages::new(&peers),
+            open: BTreeMap::new(),
+            settled: BTreeMap::new(),
+            scratch: Scratch::default(),
+            scores: vec![f32::NAN; ranks],
+            medians: vec![f32::NAN; peers.stages().len()],
+            peers,
+        }
+    }
+
+    /// Takes in the next step; what that changes is appended to `out`. A row of another length is passed over.
+    pub fn step(&mut self, row: Row<'_>, out: &mut Vec<Change>) {
+        if row.self_times.len() != self.peers.len() {
+            return;
+        }
+        self.remember(row);
+        self.close(row.step, out);
+        for found in ranks::find(self) {
+            self.open(found, out);
+        }
+        if self.history.seen().is_multiple_of(IMBALANCE_EVERY) {
+            self.imbalance(row.step, out);
+        }
+    }
+
+    fn remember(&mut self, row: Row<'_>) {
+        score(&self.peers, row.self_times, &mut self.scratch, &mut self.scores, &mut self.medians);
+        let noise = if self.peers.len() > 3 {
+            spread(&self.scores, &mut self.scratch)
+        } else {
+            // In a pair each is the other's mirror; how a score moves from step to step is noise all the same.
+            self.movement()
+        };
+        self.recent.noise.push(noise);
+        self.recent.took.push(row.took);
+        self.recent.slowest_group.push(self.medians.iter().copied().fold(f32::NAN, f32::max));
+        let waits = row.waits.iter().enumerate().filter(|(_, wait)| wait.is_finite());
+        if let Some((rank, _)) = waits.min_by(|(_, a), (_, b)| a.total_cmp(b)) {
+            self.recent.least_wait.push(rank as u32);
+        }
+        self.stages.push(&self.medians);
+        self.history.push(row.step, &self.scores, self.recent.noise());
+        if self.history.seen().is_multiple_of(IMBALANCE_EVERY) {
+            for (horizon, ring) in self.recent.dependence.iter_mut().enumerate() {
+                if self.history.seen() >= 2 * HORIZONS[horizon] {
+                    ring.push(self.history.dependence(horizon));
+                }
+            }
+        }
+    }
+
+    fn movement(&mut self) -> f32 {
+        let moved: Vec<f32> = (0..self.peers.len() as u32)
+            .filter_map(|rank| {
+                let (_, before) = self.history.last(rank, 1).next()?;
+                Some((self.scores[rank as usize] - before) / std::f32::consts::SQRT_2)
+            })
+            .collect();
+        spread(&moved, &mut self.scratch)
+    }
+
+    fn open(&mut self, found: Found, out: &mut Vec<Change>) {
+        let standing = Standing::of(&found, self);
+        self.open.insert(found.slow, standing);
+        out.push(Change::Found(found));
+    }
+
+    /// Tells what is no longer slow.
+    fn close(&mut self, told: u64, out: &mut Vec<Change>) {
+        let over: Vec<(Slow, u64)> = self
+            .open
+            .iter()
+            .filter_map(|(slow, standing)| Some((*slow, standing.over_since(*slow, self)?)))
+            .collect();
+        for (slow, since) in over {
+            self.open.remove(&slow);
+            let seen = self.history.seen();
+            match slow {
+                Slow::Rank(rank) => drop(self.settled.insert(rank, seen)),
+                Slow::Host(host) => {
+                    self.settled.extend(self.peers.on_host(host).iter().map(|rank| (*rank, seen)));
+                }
+                Slow::Stage(_) | Slow::Rotating => {}
+            }
+            out.push(Change::Over { slow, since, told });
+        }
+    }
+
+    /// Looks at what concerns no rank: the spread of work over steps and over stages.
+    fn imbalance(&mut self, step: u64, out: &mut Vec<Change>) {
+        let rotating = rotating::look(self);
+        let stage = self.stages.look();
+        let uneven = rotating.as_ref().is_some_and(|seen| seen.is_uneven(self.limits.imbalance));
+        self.settle(
+            Slow::Rotating,
+            rotating.filter(|_| uneven).map(|seen| seen.found(step, self)),
+            step,
+            out,
+        );
+        // Where the work differs from rank to rank and step to step, a stage's ranks do not agree on its share.
+        let slow_stage = stage.filter(|_| !uneven && !self.open.contains_key(&Slow::Rotating));
+        let found = slow_stage.and_then(|seen| seen.found(step, self));
+        let before = self.open.keys().find(|slow| matches!(slow, Slow::Stage(_))).copied();
+        if let Some(before) = before.filter(|before| found.as_ref().map(|found| found.slow) != Some(*before))
+        {
+            self.settle(before, None, step, out);
+        }
+        if let Some(found) = found {
+            self.settle(found.slow, Some(found), step, out);
+        }
+    }
+
+    /// Opens what was found and is not open; closes what was not found for long enough.
+    fn settle(&mut self, slow: Slow, found: Option<Found>, step: u64, out: &mut Vec<Change>) {
+        match (found, self.open.get_mut(&slow)) {
+            (Some(found), None) => self.open(found, out),
+            (Some(_), Some(standing)) => standing.missed = 0,
+            (None, Some(standing)) => {
+                standing.missed += 1;
+                if standing.missed >= ROWS / IMBALANCE_EVERY {
+                    self.open.remove(&slow);
+                    out.push(Change::Over { slow, since: step, told: step });
+                }
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Whether this rank is known to be slow, by itself or with its host.
+    pub(super) fn is_known(&self, rank: u32) -> bool {
+        self.open.contains_key(&Slow::Rank(rank))
+            || self.peers.role(rank).host.is_some_and(|host| self.open.contains_key(&Slow::Host(host)))
+    }
+
+    /// The typical self time of a rank's group in the last step.
+    pub(super) fn group_time(&self, rank: u32) -> f32 {
+        let group = self.peers.role(rank).group;
+        let groups =
+            self.peers.groups().map(|ranks| ranks.first().map(|first| self.peers.role(*first).group));
+        groups.zip(&self.medians).find(|(of, _)| *of == Some(group)).map_or(f32::NAN, |(_, time)| *time)
+    }
+
+    /// The oldest step that is remembered.
+    pub(super) fn oldest_step(&self) -> u64 {
+        self.history.oldest_step()
+    }
+
+    /// Whether something about the rank was settled within the last `steps` steps.
+    pub(super) fn was_settled_within(&self, rank: u32, steps: usize) -> bool {
+        self.settled.get(&rank).is_some_and(|at| at + steps > self.history.seen())
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The ranks and their roles.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    pub(super) fn history(&self) -> &History {
+        &self.history
+    }
+
+    pub(super) fn recent(&self) -> &Recent {
+        &self.recent
+    }
+
+    pub(super) fn stages(&self) -> &Stages {
+        &self.stages
+    }
+
+    /// The score of each rank in the last step: ln(self time / peers').
+    pub fn scores(&self) -> &[f32] {
+        &self.scores
+    }
+
+    /// Bytes that are held for all ranks together.
+    pub fn bytes(&self) -> usize {
+        self.history.bytes() + self.peers.len() * (4 + 4 + 20) // scores, scratch, roles with their order
+    }
+}

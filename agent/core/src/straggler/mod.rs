@@ -1,0 +1,39 @@
+//! The judge of stragglers: who makes a synchronous job slow?
+//!
+//! Ranks that meet in each step all take the same time for it, so a step's length says nothing. What tells them apart is **self time**:
+//! a step without the time in which the rank waited for others ([`section`]). Each step it is compared with the median of the
+//! rank's peers ([`peers`], [`score`]); x = ln(self time / peers') is remembered for a while ([`history`]).
+//!
+//! - A **rank** is slow when the sum of its scores over 8 to 512 steps is 6.7 standard deviations off, is more than the
+//!   differences that its peers have among each other for good, and was so in nearly all of these steps ([`ranks`]).
+//!   With a noise of 1 %, 5 % are seen after 8 steps.
+//! - All ranks of a **host** slow: it is the host.
+//! - A **stage** is slow when its median is more than 10 % above the other stages', and its ranks agree ([`stages`]).
+//! - Slow ranks that **rotate**: the work is spread unevenly ([`rotating`]).
+//!
+//! The second witness is waiting: who is slow waits least. `docs/reference/stragglers.md` has the rules with figures.
+
+mod change;
+mod columns;
+mod found;
+mod history;
+mod judge;
+mod link;
+mod peers;
+mod ranks;
+mod rotating;
+mod say;
+mod score;
+mod section;
+mod stages;
+mod trace;
+
+pub use change::ChangePoint;
+pub use columns::{Columns, TraceError};
+pub use found::{Change, Found, Slow};
+pub use judge::{Judge, Limits, Row};
+pub use link::Links;
+pub use peers::{Peers, Role};
+pub use say::{Names, Standing};
+pub use section::SectionKind;
+pub use trace::{Report, Trace, TraceSpan};

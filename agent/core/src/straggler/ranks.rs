@@ -1,0 +1,333 @@
+//! Single ranks and single hosts that are slow.
+
+use std::collections::BTreeMap;
+
+use super::change::onset;
+use super::found::{Found, Slow};
+use super::history::{CLIP_UNITS, HORIZONS, ROWS};
+use super::judge::Judge;
+use super::score::{median, spread_around_median};
+
+/// Fewer steps say nothing.
+const SHORTEST: usize = 8;
+
+/// So many slow ranks at once are no fault of single ranks.
+const MOST_AT_ONCE: usize = 64;
+
+/// So many ranks are few.
+const FEW: usize = 16;
+
+/// The standard deviation of a normal value that is clipped at four of its own.
+const CLIPPED_SIGMA: f32 = 0.9997;
+
+/// Steps that a rank's usual level must rest on before a change of it is told.
+const USUAL: usize = 24;
+
+/// Steps without slowness before it is over.
+const OVER_AFTER: usize = 16;
+
+/// Of a host's ranks, the share that must be slow for it to be the host.
+const MOST_OF_HOST: f32 = 0.75;
+
+/// Of more ranks than this, every so many are taken for how far ranks are apart for good.
+const SAMPLE: usize = 8192;
+
+/// How a slow rank, host, stage or imbalance stands.
+#[derive(Clone, Debug)]
+pub(super) struct Standing {
+    /// The level that counts as usual.
+    usual: f32,
+    /// From here on it was told.
+    gate: f32,
+    told_at: usize,
+    /// Looks at which it was not seen (imbalance).
+    pub(super) missed: usize,
+}
+
+impl Standing {
+    pub(super) fn of(found: &Found, judge: &Judge) -> Standing {
+        let effect = found.ratio.ln();
+        Standing {
+            usual: found.usual,
+            gate: effect.min(judge.limits().rank.max(effect / 2.0)),
+            told_at: judge.history().seen(),
+            missed: 0,
+        }
+    }
+
+    /// Since when a rank or host is no longer slow; none if it is, or if this is no rank or host.
+    pub(super) fn over_since(&self, slow: Slow, judge: &Judge) -> Option<u64> {
+        let members = match slow {
+            Slow::Rank(rank) => std::slice::from_ref(&rank).to_vec(),
+            Slow::Host(host) => judge.peers().on_host(host).to_vec(),
+            Slow::Stage(_) | Slow::Rotating => return None,
+        };
+        if judge.history().seen() < self.told_at + OVER_AFTER / 2 {
+            return None;
+        }
+        let level = |of: &[f32]| median(&mut of.to_vec()) - self.usual;
+        let last: Vec<Vec<(u64, f32)>> =
+            members.iter().map(|rank| judge.history().last(*rank, OVER_AFTER).collect()).collect();
+        let quiet = |scores: &Vec<(u64, f32)>| {
+            let values: Vec<f32> = scores.iter().map(|(_, score)| *score).collect();
+            values.len() >= OVER_AFTER / 2 && level(&values) < self.gate / 2.0
+        };
+        let quiet_members = last.iter().filter(|scores| quiet(scores)).count();
+        if quiet_members * 2 <= members.len() {
+            return None;
+        }
+        let first = last.first()?;
+        let values: Vec<f32> = first.iter().map(|(_, score)| *score).collect();
+        let at = onset(&values, judge.recent().noise()).min(values.len().saturating_sub(1));
+        first.get(at).map(|(step, _)| *step)
+    }
+}
+
+/// A rank that is slow beyond doubt.
+#[derive(Clone, Copy, Debug)]
+struct Suspect {
+    rank: u32,
+    effect: f32,
+    z: f32,
+    steps: usize,
+    /// Its own level of before that the effect counts from; none if it counts from its peers'.
+    before: Option<f32>,
+}
+
+/// Ranks and hosts that are slow and not known yet.
+pub(super) fn find(judge: &Judge) -> Vec<Found> {
+    if judge.history().seen() < SHORTEST || judge.peers().len() < 2 {
+        return Vec::new();
+    }
+    let mut suspects: BTreeMap<u32, Suspect> = BTreeMap::new();
+    let mut covered = 0;
+    for horizon in 0..HORIZONS.len() {
+        let (sums, steps) = judge.history().sums(horizon);
+        if steps == covered {
+            break;
+        }
+        covered = steps;
+        look(judge, sums, steps, &mut suspects);
+    }
+    look_for_changes(judge, &mut suspects);
+    let (long, steps) = judge.history().long();
+    if steps > ROWS {
+        look(judge, long, steps, &mut suspects);
+    }
+    found(judge, suspects)
+}
+
+/// Looks at all sums over `steps` steps; what stands out is looked at more closely.
+fn look<T: Copy + Into<i32>>(judge: &Judge, sums: &[T], steps: usize, suspects: &mut BTreeMap<u32, Suspect>) {
+    let unit = CLIP_UNITS * CLIPPED_SIGMA * (steps as f32).sqrt();
+    let bar = (judge.limits().sure * unit) as i32;
+    let mut apart = None;
+    for (rank, sum) in sums.iter().enumerate() {
+        let sum: i32 = (*sum).into();
+        let rank = rank as u32;
+        if sum < bar || suspects.contains_key(&rank) || judge.is_known(rank) {
+            continue;
+        }
+        if judge.was_settled_within(rank, steps) {
+            continue;
+        }
+        if suspects.len() >= MOST_AT_ONCE {
+            return;
+        }
+        let apart = *apart.get_or_insert_with(|| apart_for_good(judge, sums, steps));
+        if let Some(suspect) = confirm(judge, rank, sum as f32 / (CLIP_UNITS * steps as f32), steps, apart) {
+            suspects.insert(rank, suspect);
+        }
+    }
+}
+
+/// Looks for ranks whose last few steps are unlike those before, by how ranks move and not by how far apart they are.
+fn look_for_changes(judge: &Judge, suspects: &mut BTreeMap<u32, Suspect>) {
+    let Some(movement) = judge.recent().movement() else { return };
+    let ((last, steps), (twice, both)) = (judge.history().sums(0), judge.history().sums(1));
+    if both != 2 * steps {
+        return;
+    }
+    let bar = judge.limits().sure * movement * CLIP_UNITS * (both as f32).sqrt();
+    for (rank, (last, twice)) in last.iter().zip(twice).enumerate() {
+        let rank = rank as u32;
+        let moved = 2 * i32::from(*last) - i32::from(*twice);
+        if moved as f32 >= bar
+            && suspects.len() < MOST_AT_ONCE
+            && !suspects.contains_key(&rank)
+            && !judge.is_known(rank)
+            && let Some(suspect) = confirm_change(judge, rank, steps)
+        {
+            suspects.insert(rank, suspect);
+        }
+    }
+}
+
+/// How far ranks are apart for good, in units of the noise: what is left of the spread of their means when that of
+/// chance is taken off.
+fn apart_for_good<T: Copy + Into<i32>>(judge: &Judge, sums: &[T], steps: usize) -> f32 {
+    let scale = CLIP_UNITS * steps as f32;
+    let stride = sums.len() / SAMPLE + 1;
+    let mean = |sum: &T| {
+        let sum: i32 = (*sum).into();
+        sum as f32 / scale
+    };
+    let mut means: Vec<f32> = sums.iter().step_by(stride).map(mean).collect();
+    let spread = if means.len() <= FEW {
+        // Among few ranks a third that is slow for good is how this job is, which their median would not show.
+        let (_, centre, _) = means.select_nth_unstable_by(sums.len() / 2, f32::total_cmp);
+        let centre = *centre;
+        means.iter_mut().for_each(|mean| *mean = (*mean - centre).abs());
+        means.sort_unstable_by(f32::total_cmp);
+        means.pop();
+        means.get(means.len() * 4 / 5).map_or(0.0, |mean| mean / 1.2816)
+    } else {
+        spread_around_median(&mut means)
+    };
+    let by_chance = CLIPPED_SIGMA * judge.recent().dependence(steps, judge.peers().len());
+    (spread * spread - 1.2 * by_chance * by_chance / steps as f32).max(0.0).sqrt()
+}
+
+fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Option<Suspect> {
+    let (limits, noise) = (judge.limits(), judge.recent().noise());
+    let scores: Vec<f32> = judge.history().last(rank, steps).map(|(_, score)| score).collect();
+    if scores.len() < steps.min(ROWS) * 3 / 5 {
+        return None;
+    }
+    // Over the long memory only the clipped mean is known; it is used where noise hides the effect anyway.
+    let level = if steps <= ROWS { median(&mut scores.clone()) } else { mean * noise };
+    let by_chance =
+        limits.sure * noise * judge.recent().dependence(steps, judge.peers().len()) / (steps as f32).sqrt();
+    let apart_for_good = reach(judge.peers().len()) * apart * noise;
+    let gate = by_chance.hypot(apart_for_good).max(limits.rank.ln_1p() * 0.98);
+    let enough = if steps <= 16 { 0.8 } else { 0.6 };
+    if level >= gate && (steps > ROWS || level < 2.5 * noise || share_above(&scores, gate / 2.0) >= enough) {
+        let z = level / (gate / limits.sure);
+        return Some(Suspect { rank, effect: level, z, steps, before: None });
+    }
+    if steps <= 16 { confirm_change(judge, rank, steps) } else { None }
+}
+
+/// Peers may differ so much for good that a slow rank is within it; but a rank that became slow is another matter.
+fn confirm_change(judge: &Judge, rank: u32, steps: usize) -> Option<Suspect> {
+    let (limits, noise) = (judge.limits(), judge.recent().noise());
+    let moving = noise * judge.recent().movement().unwrap_or(1.0) / (steps as f32).sqrt();
+    let gate = (limits.sure * moving).max(limits.change.ln_1p());
+    let scores: Vec<f32> = judge.history().last(rank, steps).map(|(_, score)| score).collect();
+    let usual = usual(judge, rank, steps)?;
+    let level = median(&mut scores.clone());
+    let effect = level - usual;
+    (level >= gate && effect >= gate && share_above(&scores, usual + gate / 2.0) >= 0.8).then_some(Suspect {
+        rank,
+        effect,
+        z: effect / moving,
+        steps,
+        before: Some(usual),
+    })
+}
+
+fn share_above(scores: &[f32], bar: f32) -> f32 {
+    scores.iter().filter(|score| **score > bar).count() as f32 / scores.len().max(1) as f32
+}
+
+/// A rank's own level before the last `steps` steps.
+fn usual(judge: &Judge, rank: u32, steps: usize) -> Option<f32> {
+    let mut all: Vec<f32> = judge.history().last(rank, ROWS).map(|(_, score)| score).collect();
+    all.truncate(all.len().saturating_sub(steps));
+    (all.len() >= USUAL).then(|| median(&mut all))
+}
+
+/// How many standard deviations the farthest of so many ranks may be apart from the others for good: beyond it is
+/// one in a thousand jobs.
+fn reach(ranks: usize) -> f32 {
+    (2.0 * (ranks as f32 * 1000.0).ln()).sqrt()
+}
+
+/// What the suspects come to: where most of a host's ranks are among them, it is the host.
+fn found(judge: &Judge, mut suspects: BTreeMap<u32, Suspect>) -> Vec<Found> {
+    let mut all = Vec::new();
+    for host in hosts(judge, &suspects) {
+        let members: Vec<Suspect> =
+            judge.peers().on_host(host).iter().filter_map(|rank| suspects.remove(rank)).collect();
+        if let Some(worst) = members.iter().max_by(|a, b| a.effect.total_cmp(&b.effect)) {
+            let mut effects: Vec<f32> = members.iter().map(|suspect| suspect.effect).collect();
+            let typical = Suspect { effect: median(&mut effects), ..*worst };
+            all.push(tell(judge, Slow::Host(host), typical));
+        }
+    }
+    all.extend(suspects.into_values().map(|suspect| tell(judge, Slow::Rank(suspect.rank), suspect)));
+    all
+}
+
+fn hosts(judge: &Judge, suspects: &BTreeMap<u32, Suspect>) -> Vec<u32> {
+    if judge.peers().hosts() < 2 {
+        return Vec::new();
+    }
+    let mut slow: BTreeMap<u32, usize> = BTreeMap::new();
+    for host in suspects.keys().filter_map(|rank| judge.peers().role(*rank).host) {
+        *slow.entry(host).or_default() += 1;
+    }
+    let is_host = |host: &u32| {
+        let members = judge.peers().on_host(*host);
+        // The others may need a step more to be sure of; they must at least look like it.
+        let similar = members
+            .iter()
+            .filter(|rank| {
+                let level = |rank| {
+                    median(&mut judge.history().last(rank, 8).map(|(_, score)| score).collect::<Vec<_>>())
+                };
+                suspects.contains_key(rank) || level(**rank) > judge.limits().rank / 2.0
+            })
+            .count();
+        members.len() > 1 && similar as f32 >= members.len() as f32 * MOST_OF_HOST
+    };
+    slow.keys().filter(|host| is_host(host)).copied().collect()
+}
+
+fn tell(judge: &Judge, slow: Slow, suspect: Suspect) -> Found {
+    let (history, recent) = (judge.history(), judge.recent());
+    let rows: Vec<(u64, f32)> = history.last(suspect.rank, ROWS).collect();
+    let scores: Vec<f32> = rows.iter().map(|(_, score)| *score).collect();
+    let begun = onset(&scores, recent.noise());
+    // A level that holds for all that is remembered began with it, or before.
+    let onset_seen = begun > 2 && suspect.steps <= ROWS;
+    let at = if onset_seen { begun.min(rows.len().saturating_sub(1)) } else { 0 };
+    let peers = match slow {
+        Slow::Rank(rank) => judge.peers().peers_of(rank),
+        _ => judge.peers().len().saturating_sub(1),
+    };
+    let waited_least = recent.waited_least(suspect.rank);
+    let mut confidence: f32 = if suspect.before.is_some() { 0.85 } else { 0.9 };
+    match peers {
+        0 | 1 => confidence -= 0.25,
+        2 => confidence -= 0.1,
+        _ => {}
+    }
+    if waited_least.is_some_and(|share| share > 0.5) {
+        confidence += 0.08;
+    }
+    Found {
+        slow,
+        ratio: suspect.effect.exp(),
+        since: rows.get(at).map_or(0, |(step, _)| *step),
+        onset_seen,
+        told: rows.last().map_or(0, |(step, _)| *step),
+        steps: suspect.steps as u32,
+        cost: cost(judge, suspect.rank, suspect.effect),
+        z: suspect.z,
+        noise: recent.noise(),
+        waited_least,
+        peers: peers as u32,
+        stages: Vec::new(),
+        confidence: confidence.clamp(0.0, 0.99),
+        usual: suspect.before.unwrap_or(0.0),
+    }
+}
+
+/// How much shorter a step would be if the rank took as long as its peers: then the next slowest would set the pace.
+fn cost(judge: &Judge, rank: u32, effect: f32) -> Option<f32> {
+    let (recent, peers) = (judge.recent(), judge.peers());
+    let own = judge.group_time(rank);
+    let next = recent.slowest_group() * (recent.noise() * (2.0 * (peers.len() as f32).ln()).sqrt()).exp();
+    recent.share_of_step((own * effect.exp() - next).max(0.0))
+}

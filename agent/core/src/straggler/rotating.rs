@@ -1,0 +1,107 @@
+//! Work that is spread unevenly, and differently in each step: another rank is the slowest each time.
+
+use super::found::{Found, Slow};
+use super::history::ROWS;
+use super::judge::Judge;
+use super::score::median;
+
+/// Fewer steps say nothing.
+const SHORTEST: usize = 20;
+
+/// With fewer ranks, taking turns means nothing.
+const FEWEST: usize = 4;
+
+/// A rank that is the slowest in this share of steps or more is a rank to be named.
+const ONE_RANK: f32 = 0.5;
+
+/// In a typical step this share of ranks must be slow: single outliers among many are the tails of noise.
+const SLOW_RANKS: f32 = 0.015;
+
+/// Of more ranks than this, every so many are looked at.
+const SAMPLE: usize = 4096;
+
+/// How the last steps' slowest ranks were.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// ln(self time / peers') of the slowest rank in a typical step, without what ranks differ by for good.
+    excess: f32,
+    /// The same on average over steps.
+    mean_excess: f32,
+    /// In which share of steps the same rank was it.
+    same: f32,
+    /// Which share of ranks were slow in a typical step.
+    share: f32,
+    steps: usize,
+}
+
+/// Looks at the last steps; none if they are too few.
+pub(super) fn look(judge: &Judge) -> Option<Seen> {
+    let (history, ranks) = (judge.history(), judge.peers().len());
+    let steps = history.seen().min(ROWS);
+    if steps < SHORTEST || ranks < FEWEST {
+        return None;
+    }
+    let slow = judge.limits().imbalance.ln_1p();
+    // By step: the highest score and whose it was, how many were slow, how many were seen.
+    let mut rows = vec![(f32::NEG_INFINITY, 0_u32, 0_u32, 0_u32); steps];
+    let mut scores = Vec::with_capacity(ROWS);
+    for rank in (0..ranks as u32).step_by(ranks / SAMPLE + 1).filter(|rank| !judge.is_known(*rank)) {
+        scores.clear();
+        scores.extend(history.last_rows(rank));
+        let usual = median(&mut scores.iter().map(|(_, score)| *score).collect::<Vec<_>>());
+        for (row, score) in &scores {
+            let (highest, whose, slow_ranks, seen) = &mut rows[*row];
+            let excess = score - usual;
+            *seen += 1;
+            if excess > slow {
+                *slow_ranks += 1;
+            }
+            if excess > *highest {
+                (*highest, *whose) = (excess, rank);
+            }
+        }
+    }
+    rows.retain(|(_, _, _, seen)| *seen > 0);
+    if rows.len() < SHORTEST {
+        return None;
+    }
+    let mut turns: Vec<u32> = rows.iter().map(|(_, whose, ..)| *whose).collect();
+    turns.sort_unstable();
+    let most = turns.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(0);
+    let mut shares: Vec<f32> = rows.iter().map(|(_, _, slow, seen)| *slow as f32 / *seen as f32).collect();
+    let mut highest: Vec<f32> = rows.iter().map(|(highest, ..)| *highest).collect();
+    Some(Seen {
+        mean_excess: highest.iter().sum::<f32>() / highest.len() as f32,
+        excess: median(&mut highest),
+        same: most as f32 / rows.len() as f32,
+        share: median(&mut shares),
+        steps: rows.len(),
+    })
+}
+
+impl Seen {
+    /// Whether that is an uneven spread of work.
+    pub(super) fn is_uneven(&self, imbalance: f32) -> bool {
+        self.excess > imbalance.ln_1p() && self.same < ONE_RANK && self.share >= SLOW_RANKS
+    }
+
+    pub(super) fn found(&self, step: u64, judge: &Judge) -> Found {
+        let recent = judge.recent();
+        Found {
+            slow: Slow::Rotating,
+            ratio: self.excess.exp(),
+            since: judge.oldest_step(),
+            onset_seen: false,
+            told: step,
+            steps: self.steps as u32,
+            cost: recent.share_of_step(self.mean_excess.exp_m1().max(0.0) * recent.slowest_group()),
+            z: self.excess / recent.noise(),
+            noise: recent.noise(),
+            waited_least: None,
+            peers: judge.peers().len() as u32 - 1,
+            stages: judge.stages().times(),
+            confidence: 0.9,
+            usual: 0.0,
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! A finding in words: who is slow, since when, what it costs, what that rests on.
+
+use std::collections::BTreeMap;
+
+use super::found::{Change, Found, Slow};
+use super::peers::Peers;
+use crate::finding::{Finding, FindingKind, Hint};
+use crate::id::{Attempt, Rank};
+use crate::verdict::FaultDomain;
+
+/// Hints that are quoted for one finding.
+const QUOTED: usize = 6;
+
+/// What ranks and hosts are called.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    /// The rank of each index.
+    pub ranks: Vec<Rank>,
+    /// The device of each index, where it is known.
+    pub devices: Vec<Option<String>>,
+    /// The hosts by number.
+    pub hosts: Vec<String>,
+}
+
+impl Names {
+    fn rank(&self, index: u32) -> Rank {
+        self.ranks.get(index as usize).copied().unwrap_or(Rank(index))
+    }
+
+    fn host(&self, host: u32) -> String {
+        self.hosts.get(host as usize).cloned().unwrap_or_else(|| format!("host {host}"))
+    }
+}
+
+/// Findings that stand, by what is slow: each is told under its number, and again when it is over.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    by_place: BTreeMap<Slow, Finding>,
+}
+
+impl Standing {
+    /// The finding that a change of the judge comes to. `number` is taken for one that is new.
+    pub fn tell(
+        &mut self,
+        change: &Change,
+        number: u64,
+        attempt: Attempt,
+        (peers, names, hints): (&Peers, &Names, &[Hint]),
+    ) -> Option<Finding> {
+        match change {
+            Change::Found(found) => {
+                let finding = say(number, attempt, found, peers, names, hints);
+                self.by_place.insert(found.slow, finding.clone());
+                Some(finding)
+            }
+            Change::Over { slow, since, .. } => {
+                let before = self.by_place.remove(slow)?;
+                let headline = format!("over since step {since}: {}", before.headline);
+                Some(Finding { over: true, step: *since, headline, ..before })
+            }
+        }
+    }
+}
+
+/// The finding with number `number`.
+fn say(
+    number: u64,
+    attempt: Attempt,
+    found: &Found,
+    peers: &Peers,
+    names: &Names,
+    hints: &[Hint],
+) -> Finding {
+    let (ranks, host, device, stage) = place(found, peers, names);
+    let mut finding = Finding {
+        finding: number,
+        attempt,
+        what: kind(found.slow),
+        over: false,
+        headline: headline(found, names),
+        domain: FaultDomain::User,
+        confidence: (f64::from(found.confidence) * 100.0).round() / 100.0,
+        ranks,
+        device,
+        host,
+        stage,
+        since_step: found.since,
+        step: found.told,
+        cost_percent: found.cost.map(|cost| (f64::from(cost) * 1000.0).round() / 10.0),
+        evidence: evidence(found),
+        last_agreed_step: None,
+        doubtful_steps: Vec::new(),
+    };
+    if matches!(found.slow, Slow::Rank(_) | Slow::Host(_)) {
+        finding.domain = FaultDomain::Hardware;
+        for hint in explaining(&finding, hints) {
+            finding.confidence = (finding.confidence + 0.05).min(0.99);
+            finding.evidence.push(format!("it may explain it: {}", hint.fact));
+        }
+    }
+    finding
+}
+
+fn kind(slow: Slow) -> FindingKind {
+    match slow {
+        Slow::Rank(_) => FindingKind::SlowRank,
+        Slow::Host(_) => FindingKind::SlowHost,
+        Slow::Stage(_) => FindingKind::StageImbalance,
+        Slow::Rotating => FindingKind::DataImbalance,
+    }
+}
+
+type Place = (Vec<Rank>, Option<String>, Option<String>, Option<u32>);
+
+fn place(found: &Found, peers: &Peers, names: &Names) -> Place {
+    let host_of = |rank| peers.role(rank).host.map(|host| names.host(host));
+    match found.slow {
+        Slow::Rank(rank) => {
+            let device = names.devices.get(rank as usize).cloned().flatten();
+            (vec![names.rank(rank)], host_of(rank), device, peers.role(rank).stage)
+        }
+        Slow::Host(host) => {
+            let ranks = peers.on_host(host).iter().map(|rank| names.rank(*rank)).collect();
+            (ranks, Some(names.host(host)), None, None)
+        }
+        Slow::Stage(stage) => (Vec::new(), None, None, Some(stage)),
+        Slow::Rotating => (Vec::new(), None, None, None),
+    }
+}
+
+fn headline(found: &Found, names: &Names) -> String {
+    let percent = (f64::from(found.ratio) - 1.0) * 100.0;
+    let since = if found.onset_seen { format!(" since step {}", found.since) } else { String::new() };
+    let cost = match found.cost {
+        Some(cost) if cost >= 0.001 => {
+            format!("; without it a step would be {:.1} % shorter", f64::from(cost) * 100.0)
+        }
+        _ => String::new(),
+    };
+    match found.slow {
+        Slow::Rank(rank) => {
+            format!("{} is {percent:.0} % slower than its peers{since}{cost}", names.rank(rank))
+        }
+        Slow::Host(host) => {
+            format!("all ranks of {} are slow, typically by {percent:.0} %{since}{cost}", names.host(host))
+        }
+        Slow::Stage(stage) => {
+            format!("pipeline stage {stage} takes {percent:.0} % longer than the other stages{cost}")
+        }
+        Slow::Rotating => format!(
+            "in each step another rank is the slowest, typically by {percent:.0} %: the work is spread unevenly{cost}"
+        ),
+    }
+}
+
+fn evidence(found: &Found) -> Vec<String> {
+    let noise = f64::from(found.noise) * 100.0;
+    let mut evidence = vec![match found.slow {
+        Slow::Rank(_) | Slow::Host(_) => format!(
+            "self time (a step without waiting for others) over {} steps is {:.3} of the median of {} peer(s): {:.0} times \
+             its uncertainty; noise from step to step {noise:.1} %",
+            found.steps, found.ratio, found.peers, found.z,
+        ),
+        Slow::Stage(_) => format!(
+            "its median self time is {:.2} of the other stages' over {} steps, and its own ranks agree within {noise:.1} %: \
+             more work, not a slow device",
+            found.ratio, found.steps,
+        ),
+        Slow::Rotating => format!(
+            "over {} steps the slowest rank takes {:.2} of its peers' median in a typical step, and no rank is it in half of \
+             them: no slow device",
+            found.steps, found.ratio,
+        ),
+    }];
+    if found.usual != 0.0 {
+        evidence.push(format!(
+            "it became slow: before, its self time was {:.2} of its peers'",
+            found.usual.exp()
+        ));
+    }
+    if let Some(share) = found.waited_least {
+        evidence
+            .push(format!("it waited least of all ranks in {:.0} % of the steps", f64::from(share) * 100.0));
+    }
+    if !found.stages.is_empty() {
+        let times: Vec<String> =
+            found.stages.iter().map(|(stage, time)| format!("stage {stage} {time:.3} s")).collect();
+        evidence.push(format!("typical self times: {}", times.join(", ")));
+    }
+    evidence
+}
+
+/// The hints that concern the place of the finding.
+fn explaining<'a>(finding: &Finding, hints: &'a [Hint]) -> Vec<&'a Hint> {
+    let concerns = |hint: &&Hint| {
+        let here = hint.host.is_none() || hint.host == finding.host;
+        // What concerns one device explains no other, and not a whole host.
+        here && (hint.device.is_none() || hint.device == finding.device)
+    };
+    hints.iter().filter(concerns).take(QUOTED).collect()
+}

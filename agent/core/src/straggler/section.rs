@@ -1,0 +1,128 @@
+//! What the name of a section says of the time in it: does the rank work there, or does it wait for others?
+//!
+//! The names are the trainer's own, so this goes by the words in them. `docs/reference/stragglers.md` lists them; a
+//! name that says nothing counts as work.
+
+/// What a rank does in a section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SectionKind {
+    /// It waits for other ranks: a collective, a barrier, a receive. A slow rank waits least.
+    Wait,
+    /// It fetches its input: its own time, and the loader's fault rather than the device's.
+    Data,
+    /// It computes before anything is exchanged (`forward`): its own time even where no waiting is named.
+    Compute,
+    /// It works, perhaps with exchanges hidden in it (`backward`, `step`, what is not known).
+    Work,
+    /// Something rare that is not part of a step's usual work: a checkpoint, an evaluation. Left out.
+    Pause,
+}
+
+const DATA: &[&str] = &[
+    "data",
+    "dataload",
+    "dataloader",
+    "dataloading",
+    "loader",
+    "batch",
+    "input",
+    "fetch",
+    "h2d",
+    "preprocess",
+];
+const PAUSE: &[&str] = &[
+    "checkpoint",
+    "checkpointing",
+    "ckpt",
+    "save",
+    "eval",
+    "evaluate",
+    "evaluation",
+    "validate",
+    "validation",
+    "compile",
+    "warmup",
+    "gc",
+];
+const WAIT: &[&str] = &[
+    "wait",
+    "collective",
+    "collectives",
+    "allreduce",
+    "reduce",
+    "reducescatter",
+    "allgather",
+    "gather",
+    "scatter",
+    "alltoall",
+    "broadcast",
+    "bcast",
+    "barrier",
+    "send",
+    "recv",
+    "receive",
+    "sendrecv",
+    "p2p",
+    "sync",
+    "synchronize",
+    "nccl",
+    "gloo",
+    "rccl",
+    "comm",
+    "comms",
+    "communication",
+    "clip",
+    "rendezvous",
+];
+const COMPUTE: &[&str] = &["forward", "fwd"];
+
+impl SectionKind {
+    /// The kind that the words of `name` tell; case and separators do not matter.
+    pub fn of(name: &str) -> SectionKind {
+        let lower = name.to_ascii_lowercase();
+        let has = |words: &[&str]| {
+            lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| words.contains(&word))
+        };
+        // "data_wait" is time of the loader, not of other ranks; "forward-recv" is a receive, not a forward pass.
+        if has(DATA) {
+            SectionKind::Data
+        } else if has(PAUSE) {
+            SectionKind::Pause
+        } else if has(WAIT) {
+            SectionKind::Wait
+        } else if has(COMPUTE) {
+            SectionKind::Compute
+        } else {
+            SectionKind::Work
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_frameworks_and_traces_are_understood() {
+        for (name, kind) in [
+            ("collective", SectionKind::Wait),
+            ("grads-reduce-scatter", SectionKind::Wait),
+            ("forward-recv", SectionKind::Wait),
+            ("AllReduce", SectionKind::Wait),
+            ("all_gather", SectionKind::Wait),
+            ("optimizer-clip-main-grad", SectionKind::Wait),
+            ("data_wait", SectionKind::Data),
+            ("DataLoader", SectionKind::Data),
+            ("forward-compute", SectionKind::Compute),
+            ("forward", SectionKind::Compute),
+            ("backward-compute", SectionKind::Work),
+            ("optimizer", SectionKind::Work),
+            ("my section", SectionKind::Work),
+            ("checkpoint", SectionKind::Pause),
+            ("eval", SectionKind::Pause),
+            ("", SectionKind::Work),
+        ] {
+            assert_eq!(SectionKind::of(name), kind, "{name}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Recorded sections of ranks, made into steps that can be judged: for traces that were taken elsewhere.
+
+use std::collections::BTreeMap;
+
+use super::judge::{Judge, Limits, Row};
+use super::link::Links;
+use super::peers::{Peers, Role};
+use super::say::{Names, Standing};
+use super::score::median;
+use super::section::SectionKind;
+use crate::finding::{Finding, Hint};
+use crate::id::{Attempt, Rank};
+
+/// One section of one rank in one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TraceSpan {
+    /// Which rank.
+    pub rank: u32,
+    /// In which step.
+    pub step: u64,
+    /// The section's name; empty for the step as a whole.
+    pub section: String,
+    /// When it began, in seconds; none if only its length is known.
+    pub start: Option<f64>,
+    /// How long it took, in seconds.
+    pub duration: f64,
+    /// The rank's pipeline stage.
+    pub stage: Option<u32>,
+    /// Which work it does, if ranks of a stage differ in that.
+    pub role: Option<String>,
+    /// The rank's host.
+    pub host: Option<String>,
+    /// The rank's device.
+    pub device: Option<String>,
+    /// For a collective: the communicator.
+    pub communicator: Option<String>,
+    /// For a collective: its number within the communicator and step.
+    pub sequence: Option<u64>,
+}
+
+/// What a trace came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Ranks seen.
+    pub ranks: usize,
+    /// Steps seen.
+    pub steps: usize,
+    /// How self time was taken, in words.
+    pub self_time: &'static str,
+    /// Findings in the order in which they were told; one that is over is told again.
+    pub findings: Vec<Finding>,
+}
+
+/// What is known of a rank from its spans.
+#[derive(Clone, Debug, Default)]
+struct About {
+    stage: Option<u32>,
+    role: Option<String>,
+    host: Option<String>,
+    device: Option<String>,
+}
+
+/// Times of one rank in one step.
+#[derive(Clone, Debug, Default)]
+struct Times {
+    work: Vec<(f64, f64)>,
+    wait: Vec<(f64, f64)>,
+    pause: Vec<(f64, f64)>,
+    whole: Option<f64>,
+}
+
+/// A collective: step, communicator, number within both, section.
+type Exchange = (u64, String, u64, String);
+
+/// A trace, taken in span by span.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    about: BTreeMap<u32, About>,
+    steps: BTreeMap<u64, BTreeMap<u32, Times>>,
+    exchanges: BTreeMap<Exchange, BTreeMap<u32, (f64, f64)>>,
+    kinds: BTreeMap<String, SectionKind>,
+    waits_named: bool,
+    work_named: bool,
+}
+
+impl Trace {
+    /// Takes in a span. One whose duration is not a number, or is below zero, is passed over.
+    pub fn push(&mut self, span: TraceSpan) {
+        if !span.duration.is_finite() || span.duration < 0.0 {
+            return;
+        }
+        let about = self.about.entry(span.rank).or_default();
+        about.stage = about.stage.or(span.stage);
+        about.role = about.role.take().or(span.role);
+        about.host = about.host.take().or(span.host);
+        about.device = about.device.take().or(span.device);
+        let times = self.steps.entry(span.step).or_default().entry(span.rank).or_default();
+        if span.section.is_empty() || span.section.eq_ignore_ascii_case("step") {
+            times.whole = Some(times.whole.unwrap_or(0.0) + span.duration);
+            return;
+        }
+        let kind = match self.kinds.get(&span.section) {
+            Some(kind) => *kind,
+            None => {
+                let kind = SectionKind::of(&span.section);
+                self.kinds.insert(span.section.clone(), kind);
+                kind
+            }
+        };
+        let of_kind = match kind {
+            SectionKind::Wait => {
+                self.waits_named = true;
+                &mut times.wait
+            }
+            SectionKind::Pause => &mut times.pause,
+            SectionKind::Data | SectionKind::Compute | SectionKind::Work => {
+                self.work_named = true;
+                &mut times.work
+            }
+        };
+        // Without a beginning, sections are laid end to end: their union is then their sum.
+        let begin = span.start.unwrap_or_else(|| of_kind.last().map_or(0.0, |(_, end)| *end));
+        of_kind.push((begin, begin + span.duration));
+        if let (Some(communicator), Some(start)) = (span.communicator, span.start) {
+            let key = (span.step, communicator, span.sequence.unwrap_or(0), span.section);
+            self.exchanges.entry(key).or_default().insert(span.rank, (start, start + span.duration));
+        }
+    }
+
+    /// Whether nothing was taken in.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Judges the trace from its first step to its last.
+    pub fn judge(&mut self, limits: Limits, hints: &[Hint]) -> Report {
+        let ranks: Vec<u32> = self.about.keys().copied().collect();
+        let (peers, names) = self.peers();
+        let mut judge = Judge::new(peers, limits);
+        let mut report = Report {
+            ranks: ranks.len(),
+            steps: self.steps.len(),
+            self_time: self.self_time(),
+            findings: Vec::new(),
+        };
+        let (mut self_times, mut waits, mut changes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut standing, mut took_by_step) = (Standing::default(), BTreeMap::new());
+        for (step, of_ranks) in &mut self.steps {
+            self_times.clear();
+            waits.clear();
+            let mut lengths = Vec::new();
+            for rank in &ranks {
+                let times = of_ranks.get_mut(rank);
+                let measured = times.map(|times| times.measure(self.work_named, self.waits_named));
+                let measured = measured.unwrap_or_default();
+                self_times.push(measured.own.unwrap_or(f32::NAN));
+                waits.push(measured.wait.unwrap_or(f32::NAN));
+                lengths.extend(measured.took);
+            }
+            let took = median(&mut lengths);
+            took_by_step.insert(*step, took);
+            changes.clear();
+            judge.step(Row { step: *step, self_times: &self_times, waits: &waits, took }, &mut changes);
+            for change in &changes {
+                let number = numbered(&report.findings) + 1;
+                let place = (judge.peers(), &names, hints);
+                report.findings.extend(standing.tell(change, number, Attempt(0), place));
+            }
+        }
+        let links = self.links().judge(limits, numbered(&report.findings) + 1, |step| {
+            took_by_step.get(&step).copied().unwrap_or(f32::NAN)
+        });
+        report.findings.extend(links);
+        report
+    }
+
+    fn links(&self) -> Links {
+        let mut links = Links::default();
+        for ((step, communicator, _, section), members) in &self.exchanges {
+            links.push(*step, communicator, section, members);
+        }
+        links.name_hosts(|rank| self.about.get(&rank)?.host.clone());
+        links
+    }
+
+    fn self_time(&self) -> &'static str {
+        match (self.work_named, self.waits_named) {
+            (true, true) => "the time in sections of work",
+            (false, true) => "the step without the time in sections that wait",
+            (true, false) => "the time in sections (none of them waits for other ranks)",
+            (false, false) => "the whole step (no sections are known)",
+        }
+    }
+
+    fn peers(&self) -> (Peers, Names) {
+        let mut groups: Vec<(Option<u32>, Option<&str>)> =
+            self.about.values().map(|about| (about.stage, about.role.as_deref())).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        let mut hosts: Vec<&str> = self.about.values().filter_map(|about| about.host.as_deref()).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let place = |at: Result<usize, usize>| at.unwrap_or(0) as u32;
+        let role = |about: &About| Role {
+            group: place(groups.binary_search(&(about.stage, about.role.as_deref()))),
+            stage: about.stage,
+            host: about.host.as_deref().map(|host| place(hosts.binary_search(&host))),
+        };
+        let names = Names {
+            ranks: self.about.keys().map(|rank| Rank(*rank)).collect(),
+            devices: self.about.values().map(|about| about.device.clone()).collect(),
+            hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+        };
+        (Peers::new(self.about.values().map(role).collect()), names)
+    }
+}
+
+/// How many findings there are; one that is over bears the number of its beginning.
+fn numbered(findings: &[Finding]) -> u64 {
+    findings.iter().filter(|finding| !finding.over).count() as u64
+}
+
+/// Seconds of one rank in one step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    own: Option<f32>,
+    wait: Option<f32>,
+    took: Option<f32>,
+}
+
+impl Times {
+    fn measure(&mut self, work_named: bool, waits_named: bool) -> Measured {
+        let work = union(&mut self.work);
+        let wait = union(&mut self.wait);
+        let pause = union(&mut self.pause);
+        let all = self.work.iter().chain(&self.wait).chain(&self.pause);
+        let (first, last) =
+            all.fold((f64::MAX, f64::MIN), |(first, last), (from, to)| (first.min(*from), last.max(*to)));
+        let took = self.whole.unwrap_or(if last > first { last - first } else { 0.0 });
+        let own = if work_named {
+            work
+        } else if waits_named {
+            took - wait - pause
+        } else {
+            took - pause
+        };
+        let known = |seconds: f64| (seconds > 0.0).then_some(seconds as f32);
+        Measured { own: known(own), wait: (!self.wait.is_empty()).then_some(wait as f32), took: known(took) }
+    }
+}
+
+/// The length of time that the spans cover together.
+fn union(spans: &mut [(f64, f64)]) -> f64 {
+    spans.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut covered, mut until) = (0.0, f64::NEG_INFINITY);
+    for (from, to) in spans.iter() {
+        covered += (to - from.max(until)).max(0.0);
+        until = until.max(*to);
+    }
+    covered
+}

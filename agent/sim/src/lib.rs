@@ -1,0 +1,7 @@
+//! Simulated training jobs for the judges of the core: meshes of up to 131,072 ranks with heavy-tailed noise, lost reports
+//! and silent hosts. No I/O, no clock, no threads; the same seed gives the same job.
+#![forbid(unsafe_code)]
+
+pub mod mesh;
+pub mod random;
+pub mod slow;

@@ -1,0 +1,160 @@
+//! Jobs with and without something that makes them slow.
+
+use mainstay_core::straggler::{Change, Found, Judge, Limits, Row, Slow};
+
+use crate::mesh::{Mesh, PER_HOST};
+use crate::random::Random;
+
+/// Seconds of own work in a step.
+const WORK: f32 = 1.0;
+
+/// How times scatter.
+#[derive(Clone, Copy, Debug)]
+pub struct Noise {
+    /// Standard deviation of ln(self time) from step to step.
+    pub step: f32,
+    /// Standard deviation of what ranks differ by for good.
+    pub rank: f32,
+    /// How often a rank's step takes much longer, by 1.2 to 3 times: the heavy tail.
+    pub outliers: f32,
+    /// Share of reports that are lost.
+    pub lost: f32,
+    /// Share of hosts that report nothing at all.
+    pub silent_hosts: f32,
+}
+
+impl Noise {
+    /// 1 % from step to step with a heavy tail, ranks that differ a little, 5 % of reports lost, one host in a hundred silent.
+    pub const USUAL: Noise =
+        Noise { step: 0.01, rank: 0.002, outliers: 0.002, lost: 0.05, silent_hosts: 0.01 };
+}
+
+/// What is wrong with a job.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Trouble {
+    /// Nothing.
+    None,
+    /// A rank takes longer by this share.
+    Rank(usize, f32),
+    /// A host's ranks do.
+    Host(usize, f32),
+    /// A stage has more work.
+    Stage(usize, f32),
+    /// Sequences of different lengths: a standard deviation.
+    Sequences(f32),
+}
+
+/// A job that runs.
+#[derive(Debug)]
+pub struct Job {
+    mesh: Mesh,
+    noise: Noise,
+    trouble: Trouble,
+    begins: u64,
+    random: Random,
+    offsets: Vec<f32>,
+    silent: Vec<bool>,
+    self_times: Vec<f32>,
+    step: u64,
+}
+
+impl Job {
+    /// A job whose trouble begins at step `begins`.
+    pub fn new(mesh: Mesh, noise: Noise, trouble: Trouble, begins: u64, seed: u64) -> Job {
+        let mut random = Random::new(seed);
+        let offsets = (0..mesh.ranks()).map(|_| random.normals().0 * noise.rank).collect();
+        // Nobody can name a host that never reports as slow; that it is silent is told by others.
+        let spared = match trouble {
+            Trouble::Rank(rank, _) => Some(mesh.host(rank)),
+            Trouble::Host(host, _) => Some(host),
+            Trouble::None | Trouble::Stage(..) | Trouble::Sequences(_) => None,
+        };
+        let silent = (0..mesh.ranks().div_ceil(PER_HOST))
+            .map(|host| random.happens(noise.silent_hosts) && spared != Some(host))
+            .collect();
+        Job {
+            mesh,
+            noise,
+            trouble,
+            begins,
+            random,
+            offsets,
+            silent,
+            self_times: vec![0.0; mesh.ranks()],
+            step: 0,
+        }
+    }
+
+    /// The next step.
+    pub fn advance(&mut self) -> Row<'_> {
+        self.step += 1;
+        let mut slowest = 0.0_f32;
+        for rank in 0..self.self_times.len() {
+            let (one, _) = self.random.normals();
+            let mut excess = self.offsets[rank] + one * self.noise.step;
+            if self.random.happens(self.noise.outliers) {
+                excess += 0.2 + 0.9 * self.random.unit();
+            }
+            excess += self.trouble_of(rank);
+            let own = WORK * excess.exp();
+            slowest = slowest.max(own);
+            let lost = self.silent[self.mesh.host(rank)] || self.random.happens(self.noise.lost);
+            self.self_times[rank] = if lost { f32::NAN } else { own };
+        }
+        Row { step: self.step, self_times: &self.self_times, waits: &[], took: slowest * 1.1 }
+    }
+
+    fn trouble_of(&mut self, rank: usize) -> f32 {
+        if self.step < self.begins {
+            return 0.0;
+        }
+        match self.trouble {
+            Trouble::Rank(slow, by) if slow == rank => by.ln_1p(),
+            Trouble::Host(host, by) if host == self.mesh.host(rank) => by.ln_1p(),
+            Trouble::Stage(stage, by) if stage == self.mesh.stage(rank) => by.ln_1p(),
+            Trouble::Sequences(sigma) => self.random.normals().0 * sigma,
+            Trouble::None | Trouble::Rank(..) | Trouble::Host(..) | Trouble::Stage(..) => 0.0,
+        }
+    }
+}
+
+/// How a judge did on one job.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Steps from the beginning of the trouble to its being told; none if it was not.
+    pub steps: Option<u64>,
+    /// What was told and is not so.
+    pub false_reports: Vec<Found>,
+}
+
+/// Runs a job of `steps` steps.
+pub fn run(mesh: Mesh, noise: Noise, trouble: Trouble, begins: u64, steps: u64, seed: u64) -> Score {
+    let mut job = Job::new(mesh, noise, trouble, begins, seed);
+    let mut judge = Judge::new(mesh.peers(), Limits::default());
+    let (mut score, mut changes) = (Score::default(), Vec::new());
+    for _ in 0..steps {
+        changes.clear();
+        judge.step(job.advance(), &mut changes);
+        for change in changes.drain(..) {
+            let Change::Found(found) = change else { continue };
+            if found.told >= begins && is_right(trouble, found.slow, mesh) {
+                score.steps.get_or_insert(found.told - begins + 1);
+            } else {
+                score.false_reports.push(found);
+            }
+        }
+    }
+    score
+}
+
+fn is_right(trouble: Trouble, slow: Slow, mesh: Mesh) -> bool {
+    match (trouble, slow) {
+        (Trouble::Rank(rank, _), Slow::Rank(told)) => rank == told as usize,
+        (Trouble::Host(host, _), Slow::Host(told)) => host == told as usize,
+        // The host is known by its ranks until enough of them are.
+        (Trouble::Host(host, _), Slow::Rank(told)) => host == mesh.host(told as usize),
+        (Trouble::Stage(stage, _), Slow::Stage(told)) => stage == told as usize,
+        (Trouble::Sequences(_), Slow::Rotating) => true,
+        _ => false,
+    }
+}

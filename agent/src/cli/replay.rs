@@ -1,0 +1,94 @@
+//! `mainstay replay`: a bundle or a run judged anew by this version, and what differs.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use mainstay_core::entry::Entry;
+use mainstay_core::replay::{Replayed, replay};
+use serde_json::{Value, json};
+
+use super::{bundle, exit, explain, output};
+
+const EXAMPLES: &str = "\
+Examples:
+  mainstay replay incident.jsonl       a bundle of `mainstay bundle`
+  mainstay replay exp-7 --json         a run of this host
+
+Exit status: 0 judged as then, 1 something is judged otherwise now, 3 there was no failure, 70 it cannot be read.";
+
+/// Judge a recorded run anew, and show what differs from what was judged then
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// A bundle, a run directory, or the name of a run in the usual place; the newest run if not given
+    what: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let entries = match &args.what {
+        Some(file) if file.is_file() => read_bundle(file)?,
+        other => explain::read(&explain::find_run(other.as_deref())?)?,
+    };
+    let replayed = replay(&entries);
+    if args.json {
+        let failures: Vec<Value> = replayed.iter().map(as_json).collect();
+        output::print(&format!("{}\n", json!({ "failures": failures })))?;
+    } else {
+        output::print(&render(&replayed))?;
+    }
+    Ok(ExitCode::from(match &replayed[..] {
+        [] => exit::UNKNOWN,
+        all if all.iter().any(|one| !one.differences().is_empty()) => exit::DEGRADED,
+        _ => exit::OK,
+    }))
+}
+
+fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let mut lines = text.lines();
+    let head: Option<Value> = lines.next().and_then(|line| serde_json::from_str(line).ok());
+    match head.as_ref().and_then(|head| head["mainstay_bundle"].as_u64()) {
+        Some(bundle::FORM) => {}
+        Some(later) => {
+            bail!("{}: a bundle of form {later}; this version reads form {}", path.display(), bundle::FORM)
+        }
+        None => bail!(
+            "{}: no bundle: its first line does not say so; `mainstay bundle` makes one",
+            path.display()
+        ),
+    }
+    // Entries of kinds that only a later version knows are passed over, as in a journal.
+    Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+fn as_json(replayed: &Replayed) -> Value {
+    json!({
+        "job": replayed.job,
+        "incident": replayed.incident,
+        "differences": replayed.differences(),
+        "then": { "verdict": replayed.then.verdict, "decision": replayed.then.decision },
+        "now": { "verdict": replayed.now.verdict, "decision": replayed.now.decision },
+    })
+}
+
+fn render(replayed: &[Replayed]) -> String {
+    let mut text = String::new();
+    for one in replayed {
+        text.push_str(&format!("failure {} of {}: {}\n", one.incident.0, one.job, one.now.verdict.headline));
+        let differences = one.differences();
+        if differences.is_empty() {
+            text.push_str("  judged as then\n");
+        }
+        for difference in differences {
+            text.push_str(&format!("  {difference}\n"));
+        }
+    }
+    if replayed.is_empty() {
+        text.push_str("no failure is recorded there\n");
+    }
+    text
+}

@@ -1,0 +1,112 @@
+//! Values by number: many of them in one call, some of them for each link.
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::{NvmlError, nvml_try};
+use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t};
+
+use super::calls::{Answer, Handle};
+
+/// The GPU itself; links are scopes of their own.
+pub(super) const WHOLE: u32 = 0;
+
+/// Temperature of the memory.
+pub(super) const MEMORY_TEMPERATURE: u32 = 82;
+/// What the driver says the GPU needs; it survives a restart of the agent, as XID 154 does not.
+pub(super) const RECOVERY_ACTION: u32 = 230;
+/// Margin below which clocks are held down.
+pub(super) const SLOWDOWN_MARGIN: u32 = 194;
+
+/// Time for which heat, and the power supply's brake, held clocks down. NVIDIA gave these other numbers with 580.82.
+pub(super) fn slowdown_times(driver: Option<&str>) -> [u32; 2] {
+    let mut parts = driver.unwrap_or_default().split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    if version >= (580, 82) { [270, 271] } else { [252, 253] }
+}
+
+/// Counters of a link: packets sent again, recoveries, damaged packets.
+pub(super) const LINK_ERRORS: [u32; 3] = [161, 162, 163];
+/// Of links of the fifth generation: recoveries that worked and that failed, error rates of bits and of symbols.
+pub(super) const LINK_5: [u32; 4] = [213, 214, 220, 222];
+
+/// Reads fields of scopes, in this order; each is a whole number or why there is none.
+pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answer<i64>> {
+    let mut fields: Vec<nvmlFieldValue_t> = wanted
+        .iter()
+        .map(|&(field, scope)| nvmlFieldValue_t {
+            fieldId: field,
+            scopeId: scope,
+            timestamp: 0,
+            latencyUsec: 0,
+            valueType: 0,
+            // A library that leaves a field alone has not told it.
+            nvmlReturn: 3,
+            value: nvmlValue_t { ullVal: 0 },
+        })
+        .collect();
+    // As many as one call takes everywhere.
+    const AT_ONCE: usize = 64;
+    for some in fields.chunks_mut(AT_ONCE) {
+        if let Err(error) = gpu.fields(nvml, some) {
+            return wanted.iter().map(|_| Err(again(&error))).collect();
+        }
+    }
+    fields.iter().map(number).collect()
+}
+
+fn number(field: &nvmlFieldValue_t) -> Answer<i64> {
+    nvml_try(field.nvmlReturn)?;
+    let value = &field.value;
+    // SAFETY: all members of the union are plain numbers, for which every pattern of bits is a value; the type says
+    // which one the library wrote, and it was all zero before.
+    unsafe {
+        match field.valueType {
+            0 => Ok(value.dVal as i64),
+            1 => Ok(value.uiVal.into()),
+            // No counter comes that far; a negative number in the wrong type does.
+            2 | 3 => Ok(value.ullVal.cast_signed()),
+            4 => Ok(value.sllVal),
+            5 => Ok(value.siVal.into()),
+            6 => Ok(value.usVal.into()),
+            _ => Err(NvmlError::NotSupported),
+        }
+    }
+}
+
+/// Error rates come as 4 bits of mantissa over 8 bits of exponent: m times 10 to the minus e. The lowest that can be
+/// told has the exponent 255 and means none.
+pub(super) fn error_rate(encoded: i64) -> f64 {
+    let (mantissa, exponent) = ((encoded >> 8) & 0xf, encoded & 0xff);
+    if exponent == 0xff { 0.0 } else { mantissa as f64 * 10f64.powi(-(exponent as i32)) }
+}
+
+/// The wrapper's errors cannot be copied; of those of a whole call only these matter.
+fn again(error: &NvmlError) -> NvmlError {
+    match error {
+        NvmlError::GpuLost => NvmlError::GpuLost,
+        NvmlError::ResetRequired => NvmlError::ResetRequired,
+        NvmlError::FunctionNotFound => NvmlError::FunctionNotFound,
+        _ => NvmlError::NotSupported,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_of_slowdown_times_follow_the_driver() {
+        for old in [None, Some("550.54.15"), Some("580.65.06"), Some("odd")] {
+            assert_eq!(slowdown_times(old), [252, 253], "{old:?}");
+        }
+        for new in ["580.82.07", "580.126.09", "590.10", "600"] {
+            assert_eq!(slowdown_times(Some(new)), [270, 271], "{new}");
+        }
+    }
+
+    #[test]
+    fn error_rates_are_decoded() {
+        assert_eq!(error_rate(0xfff), 0.0);
+        assert_eq!(error_rate(0), 0.0);
+        assert!((error_rate(0x50c) - 5e-12).abs() < 1e-20);
+    }
+}

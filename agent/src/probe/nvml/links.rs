@@ -1,0 +1,95 @@
+//! The NVLinks of one GPU.
+
+use mainstay_core::device::{LinkErrors, LinkReading};
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings::nvmlPciInfo_t;
+
+use mainstay_core::pci::PciAddress;
+
+use super::calls::{Answer, Handle, text_of};
+use super::fields::{self, LINK_5, LINK_ERRORS};
+use super::gpu::Notes;
+
+/// The most links that a GPU has (NVML_NVLINK_MAX_LINKS).
+const LINKS: u32 = 18;
+
+/// Kinds of errors by NVML's numbers, where there are no fields: sent again, recoveries, damaged packets (flits, data).
+const KINDS: [u32; 4] = [0, 1, 2, 3];
+
+/// The links that the GPU has. One that cannot be read is not one that is down.
+pub(super) fn states(nvml: &Nvml, gpu: Handle, notes: &mut Notes) -> Vec<LinkReading> {
+    let mut links = Vec::new();
+    for link in 0..LINKS {
+        match gpu.get_at(&nvml.lib().nvmlDeviceGetNvLinkState, link, 0) {
+            // A link that the board has not wired.
+            Err(NvmlError::NotSupported) => {}
+            // The first one that the GPU does not have.
+            Err(NvmlError::InvalidArg | NvmlError::FunctionNotFound) => break,
+            state => links.push(LinkReading { link, up: notes.take(state.map(|state| state != 0)) }),
+        }
+        if notes.is_fatal() {
+            break;
+        }
+    }
+    links
+}
+
+/// What went wrong on them.
+pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32]) -> Vec<LinkErrors> {
+    let wanted: Vec<(u32, u32)> = links
+        .iter()
+        .flat_map(|link| LINK_ERRORS.iter().chain(&LINK_5).map(|field| (*field, *link)))
+        .collect();
+    let told = fields::read(nvml, gpu, &wanted);
+    let each = LINK_ERRORS.len() + LINK_5.len();
+    links
+        .iter()
+        .zip(told.chunks(each))
+        .map(|(link, told)| {
+            let count =
+                |place: usize| told.get(place)?.as_ref().ok().and_then(|count| u64::try_from(*count).ok());
+            let rate = |place: usize| Some(fields::error_rate(*told.get(place)?.as_ref().ok()?));
+            let mut errors = LinkErrors {
+                link: *link,
+                replays: count(0),
+                recoveries: count(1),
+                crc: count(2),
+                recovered: count(3),
+                recovery_failed: count(4),
+                effective_ber: rate(5),
+                symbol_ber: rate(6),
+                remote: far_end(nvml, gpu, *link).ok(),
+            };
+            if errors.replays.is_none() && errors.recoveries.is_none() && errors.crc.is_none() {
+                older(nvml, gpu, &mut errors);
+            }
+            errors
+        })
+        .collect()
+}
+
+/// Drivers that do not know the fields know the counters.
+fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) {
+    let [replays, recoveries, flits, data] = KINDS.map(|kind| gpu.link_errors(nvml, errors.link, kind).ok());
+    errors.replays = replays;
+    errors.recoveries = recoveries;
+    errors.crc = match (flits, data) {
+        (None, None) => None,
+        (flits, data) => Some(flits.unwrap_or(0).saturating_add(data.unwrap_or(0))),
+    };
+}
+
+fn far_end(nvml: &Nvml, gpu: Handle, link: u32) -> Answer<PciAddress> {
+    let empty = nvmlPciInfo_t {
+        busIdLegacy: [0; 16],
+        domain: 0,
+        bus: 0,
+        device: 0,
+        pciDeviceId: 0,
+        pciSubSystemId: 0,
+        busId: [0; 32],
+    };
+    let info = gpu.get_at(&nvml.lib().nvmlDeviceGetNvLinkRemotePciInfo_v2, link, empty)?;
+    PciAddress::parse(&text_of(&info.busId)).ok_or(NvmlError::NotFound)
+}

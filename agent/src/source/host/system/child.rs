@@ -1,0 +1,88 @@
+//! A child process that is asked one thing and may never answer.
+
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mainstay_core::time::Mono;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Longer than any answer.
+const LONGEST: u64 = 256 << 10;
+
+/// A question under way.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// When it was put.
+    pub(super) at: Mono,
+    child: Child,
+    answer: Option<ChildStdout>,
+    killed: bool,
+}
+
+impl Asked {
+    pub(super) fn start(program: &Path, arguments: &[&str], at: Mono) -> io::Result<Asked> {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // Languages other than English have other words for the same states.
+        command.env("LC_ALL", "C");
+        let mut child = command.spawn()?;
+        let answer = child.stdout.take();
+        Ok(Asked { at, child, answer, killed: false })
+    }
+
+    /// The answer, if it is complete: what was written until the child closed its end. Waits for it as long as
+    /// `patience`.
+    pub(super) fn answer(&mut self, patience: Duration) -> Option<io::Result<String>> {
+        let until = Instant::now() + patience;
+        loop {
+            let Some(answer) = &self.answer else {
+                return self.ended().then(|| Err(io::Error::other("it was ended without an answer")));
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(answer, PollFlags::IN)], Some(&left)) {
+                Ok(0) => return None,
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
+        // It has begun to answer, or closed its end; answers are short and come at once.
+        let mut text = String::new();
+        let read = self.answer.take()?.take(LONGEST).read_to_string(&mut text);
+        let killed = self.killed;
+        let _ = self.child.wait();
+        Some(match read {
+            Ok(0) if killed => Err(io::Error::other("it was ended without an answer")),
+            Ok(0) => Err(io::Error::other("the probe ended without an answer")),
+            Ok(_) => Ok(text),
+            Err(error) => Err(error),
+        })
+    }
+
+    /// Ends it, unless it is where no signal reaches it.
+    pub(super) fn kill(&mut self) {
+        if !self.killed {
+            self.killed = true;
+            let _ = self.child.kill();
+        }
+    }
+
+    pub(super) fn was_killed(&self) -> bool {
+        self.killed
+    }
+
+    fn ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Asked {
+    /// One that hangs is left to itself: waiting for it would make us hang too.
+    fn drop(&mut self) {
+        self.kill();
+        let _ = self.child.try_wait();
+    }
+}

@@ -1,0 +1,106 @@
+//! Services, by asking systemctl.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mainstay_core::host::{Reading, Service, Services};
+use mainstay_core::time::{Mono, Span};
+
+use super::SystemPlan;
+use super::child::Asked;
+use super::hardware::nvidia_devices;
+
+/// How long an answer is waited for at once; one that comes later is found at the next look.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// systemd that does not answer within this time hangs.
+const DEADLINE: Span = Span::seconds(20);
+
+#[derive(Debug)]
+pub(super) struct ServiceProbe {
+    program: Option<PathBuf>,
+    units: Vec<String>,
+    asked: Option<Asked>,
+}
+
+impl ServiceProbe {
+    pub(super) fn new(plan: &SystemPlan) -> ServiceProbe {
+        let runs = Path::new("/run/systemd/system").exists();
+        let program = plan.systemctl.clone().or_else(|| runs.then(|| "systemctl".into()));
+        ServiceProbe { program, units: plan.units.clone(), asked: None }
+    }
+
+    /// What systemd tells, if it was asked and has answered; it is asked when it is `time`.
+    pub(super) fn look(&mut self, now: Mono, time: bool, sys: &Path) -> Option<Reading<Services>> {
+        let program = self.program.as_ref()?;
+        if self.units.is_empty() {
+            return None;
+        }
+        if self.asked.is_none() && time {
+            let properties = "--property=Id,LoadState,ActiveState,SubState,Result,UnitFileState,NRestarts";
+            let mut arguments = vec!["show", "--no-pager", properties, "--"];
+            arguments.extend(self.units.iter().map(String::as_str));
+            match Asked::start(program, &arguments, now) {
+                Ok(asked) => self.asked = Some(asked),
+                Err(error) => {
+                    return Some(Reading::Failed(format!("starting {}: {error}", program.display())));
+                }
+            }
+        }
+        let asked = self.asked.as_mut()?;
+        match asked.answer(PATIENCE) {
+            Some(Ok(text)) => {
+                self.asked = None;
+                let (gpus, switches) = nvidia_devices(sys);
+                Some(Reading::Value(Services { units: parse(&text), gpus, switches: switches > 0 }))
+            }
+            Some(Err(error)) => {
+                self.asked = None;
+                Some(Reading::Failed(format!("asking {}: {error}", program.display())))
+            }
+            None if now.since(asked.at) >= DEADLINE => {
+                asked.kill();
+                Some(Reading::Failed(format!("{} does not answer", program.display())))
+            }
+            None => None,
+        }
+    }
+}
+
+/// The units that there are, from the properties of all that were asked for.
+fn parse(text: &str) -> Vec<Service> {
+    let unit = |block: &str| {
+        let value = |name: &str| {
+            block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or("").to_owned()
+        };
+        (value("LoadState") == "loaded").then(|| Service {
+            name: value("Id"),
+            active: value("ActiveState"),
+            sub: value("SubState"),
+            result: value("Result"),
+            enabled: value("UnitFileState").starts_with("enabled"),
+            restarts: value("NRestarts").parse().unwrap_or(0),
+        })
+    };
+    text.split("\n\n").filter_map(unit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn only_units_that_there_are_count() {
+        let text = "Id=a.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\n\
+            UnitFileState=enabled\nNRestarts=3\n\nId=b.service\nLoadState=not-found\nActiveState=inactive\n\n\n";
+        let units = parse(text);
+        assert_eq!(units.len(), 1);
+        let unit = &units[0];
+        assert_eq!(
+            (unit.name.as_str(), unit.active.as_str(), unit.result.as_str()),
+            ("a.service", "failed", "exit-code")
+        );
+        assert_eq!((unit.enabled, unit.restarts), (true, 3));
+        assert!(parse("").is_empty() && parse("nonsense\n\n=\n").is_empty());
+    }
+}

@@ -1,0 +1,163 @@
+//! What ranks tell by NVRx's `RankMonitorClient`: a socket for each rank, which takes the place of NVRx's rank monitor.
+//!
+//! What is told goes into a heartbeat page in the launcher's own memory, so that whoever reads pages sees one rank like the
+//! other. Nothing that a rank sends can do more than end its own connection.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use mainstay_core::nvrx::{Session, Told, socket_name};
+use mainstay_heartbeat::{Claiming, Measures, PageSpec, PageWords, Writer, format};
+use tokio::io::AsyncReadExt;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::{JoinHandle, spawn_local};
+
+use crate::os::clock;
+
+/// The client's name and version, as the page tells them.
+const LANGUAGE: &str = "nvrx";
+const VERSION: &str = "RankMonitorClient";
+
+/// Connections of one rank at a time; a client makes one.
+const CONNECTIONS: usize = 8;
+
+/// A rank's socket; it goes when this is dropped, with its connections.
+#[derive(Debug)]
+pub struct Monitor {
+    path: PathBuf,
+    page: Arc<PageWords>,
+    task: JoinHandle<()>,
+}
+
+impl Monitor {
+    /// Makes the socket of a rank in `directory`. What the rank tells goes into a new page.
+    ///
+    /// # Errors
+    /// The socket cannot be made: its path has more than 107 bytes, or the directory cannot be written.
+    pub fn listen(directory: &Path, spec: &PageSpec<'_>) -> io::Result<Monitor> {
+        let path = directory.join(socket_name(spec.local_rank));
+        let page = page(spec)?;
+        // Of an earlier attempt, whose monitor is gone.
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let task = spawn_local(accept(listener, page.clone()));
+        Ok(Monitor { path, page, task })
+    }
+
+    /// The page that stands in for the rank's own.
+    pub fn page(&self) -> Arc<PageWords> {
+        self.page.clone()
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.task.abort();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn page(spec: &PageSpec<'_>) -> io::Result<Arc<PageWords>> {
+    let bytes = format(spec);
+    let words: Box<[AtomicU64]> =
+        bytes.as_chunks::<8>().0.iter().map(|word| AtomicU64::new(u64::from_ne_bytes(*word))).collect();
+    let words: Box<PageWords> = words.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok(Arc::from(words))
+}
+
+async fn accept(listener: UnixListener, page: Arc<PageWords>) {
+    // Dropped, and so ended, with this task.
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn_local(serve(stream, page.clone()));
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a rank's connection to its NVRx socket failed");
+                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn serve(mut stream: UnixStream, page: Arc<PageWords>) {
+    let mut scribe = Scribe { page, pid: 0 };
+    let mut session = Session::default();
+    let (mut told, mut answers) = (Vec::new(), Vec::new());
+    let mut chunk = [0; 4096];
+    while let Ok(length @ 1..) = stream.read(&mut chunk).await {
+        let received = session.receive(&chunk[..length], &mut told, &mut answers);
+        scribe.write(&mut told);
+        // A client that reads no answers loses them; nothing waits for it.
+        let _ = stream.try_write(&answers);
+        answers.clear();
+        if let Err(error) = received {
+            tracing::warn!(pid = scribe.pid, %error, "a rank's NVRx connection is closed");
+            break;
+        }
+    }
+    session.end(&mut told);
+    scribe.write(&mut told);
+    scribe.close();
+}
+
+/// Writes a page on a rank's behalf.
+struct Scribe {
+    page: Arc<PageWords>,
+    /// The rank's process; 0 until it has said who it is.
+    pid: u32,
+}
+
+impl Scribe {
+    fn write(&mut self, told: &mut Vec<Told>) {
+        for told in told.drain(..) {
+            self.tell(told);
+        }
+    }
+
+    fn tell(&mut self, told: Told) {
+        let now = clock::mono().0;
+        // It is our own page, made whole; only this task writes it in this instant.
+        let Ok(writer) = Writer::new(&self.page) else { return };
+        if let Told::Connected { pid } = told {
+            self.pid = pid;
+            let _ = writer.claim(now, &claiming(pid));
+            return;
+        }
+        let Some(mut page) = writer.try_write(claiming(self.pid).key()) else { return };
+        match told {
+            Told::Connected { .. } => {}
+            Told::Beat => page.beat(now),
+            Told::Enter(name) => {
+                let id = page.intern(&name);
+                page.enter(now, id);
+            }
+            Told::Leave(name) => {
+                let id = page.intern(&name);
+                page.leave(now, id);
+            }
+            Told::Step(step) => page.step(now, step, Measures::default()),
+        }
+    }
+
+    fn close(&self) {
+        if self.pid != 0
+            && let Ok(writer) = Writer::new(&self.page)
+            && let Some(mut page) = writer.try_write(claiming(self.pid).key())
+        {
+            page.close(clock::mono().0);
+        }
+    }
+}
+
+fn claiming(pid: u32) -> Claiming<'static> {
+    Claiming { pid, start_ticks: 0, pid_namespace: 0, image: 0, version: VERSION, language: LANGUAGE }
+}

@@ -1,0 +1,109 @@
+//! What the hooks for frameworks tell: collective counters, time that passed on a device, and steps that they counted
+//! because the script tells none.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use mainstay_client::{Collective, Operation, OperationKind};
+use pyo3::prelude::*;
+
+use crate::awaited;
+use crate::rank;
+use crate::section::Section;
+
+/// Whether the script has told of a step itself.
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// The script tells its steps itself: nobody else may.
+#[inline]
+pub fn script_tells_steps() {
+    if !TOLD.load(Ordering::Relaxed) {
+        TOLD.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Step `step`, counted by a hook. False, and nothing told, if the script tells its steps itself.
+#[pyfunction]
+fn hook_step(py: Python<'_>, step: u64) -> bool {
+    if TOLD.load(Ordering::Relaxed) {
+        return false;
+    }
+    if let Some(client) = rank::client() {
+        client.step(step);
+        if awaited::any() {
+            awaited::step(py);
+        }
+    }
+    true
+}
+
+/// Whether the script has told of a step itself.
+#[pyfunction]
+fn script_steps() -> bool {
+    TOLD.load(Ordering::Relaxed)
+}
+
+/// The counters of communicator `comm`; `operation` names the one entered last, of `bytes` bytes.
+#[pyfunction]
+#[pyo3(signature = (comm, entered, completed, operation = None, bytes = 0))]
+fn collective(comm: u64, entered: u64, completed: u64, operation: Option<&str>, bytes: u64) {
+    if let Some(client) = rank::client() {
+        let operation = operation.map(|name| Operation { kind: OperationKind::named(name), bytes });
+        let signature = operation.map_or(0, Operation::signature);
+        client.collective_with(Collective { comm, entered, completed, signature });
+    }
+}
+
+/// Phases open that are known to take long; the outermost one counts.
+static LONG: AtomicUsize = AtomicUsize::new(0);
+
+/// A phase begins that is known to take long: at most so many seconds, or without limit.
+#[pyfunction]
+fn begin_long(seconds: Option<f64>) {
+    if LONG.fetch_add(1, Ordering::Relaxed) != 0 {
+        return;
+    }
+    let span = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    match (rank::client(), span) {
+        (Some(client), Some(span)) => client.expect_long(span),
+        (Some(client), None) => client.pause(),
+        (None, _) => {}
+    }
+}
+
+/// The end of what [`begin_long`] began.
+#[pyfunction]
+fn end_long() {
+    if LONG.fetch_sub(1, Ordering::Relaxed) == 1
+        && let Some(client) = rank::client()
+    {
+        client.resume();
+    }
+}
+
+/// The section took `ns` of the present step on a device.
+#[pyfunction]
+fn spend(section: &Bound<'_, Section>, ns: u64) {
+    section.get().spend(ns);
+}
+
+/// A number that stands for a group of ranks: the same on all of them, another one for another group (64-bit FNV-1a).
+#[pyfunction]
+fn group_id(name: &str, ranks: Vec<u64>) -> u64 {
+    let words = ranks.iter().flat_map(|rank| rank.to_le_bytes());
+    name.bytes().chain([0]).chain(words).fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(hook_step, module)?)?;
+    module.add_function(wrap_pyfunction!(script_steps, module)?)?;
+    module.add_function(wrap_pyfunction!(collective, module)?)?;
+    module.add_function(wrap_pyfunction!(begin_long, module)?)?;
+    module.add_function(wrap_pyfunction!(end_long, module)?)?;
+    module.add_function(wrap_pyfunction!(spend, module)?)?;
+    module.add_function(wrap_pyfunction!(group_id, module)?)
+}
