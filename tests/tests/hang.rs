@@ -110,6 +110,30 @@ fn a_deadlock() {
     hangs(how, &CULPRIT.to_string(), "", HangKind::UserCode);
 }
 
+/// Nothing but the stacks tells where: no sections, all at the same step, all asleep.
+#[test]
+fn the_stacks_of_all_ranks_are_written_down_and_tell_the_culprit() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script =
+        format!("def hang(): queue.Queue().get()\n{LOCKSTEP}").replace("with mainstay.section", "if ");
+    let end = stage.python(&script).ranks(RANKS).variable("CULPRIT", "6").start().end();
+    end.assert_status(0);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!(verdict.culprit, Some(Rank(6)), "{end}");
+    let told = |what: &str| assert!(verdict.evidence.iter().any(|line| line.contains(what)), "{what}\n{end}");
+    told("rank 6 in wait (threading.py:");
+    told("6 ranks (1-5, 7) in barrier (ranks.py:");
+    let file = end.run_dir.join("attempt_0/hang.json");
+    told(&file.display().to_string());
+    let written = std::fs::read_to_string(&file).unwrap_or_default();
+    for what in ["in hang", "wait_channel", "\"step\": 59"] {
+        assert!(written.contains(what), "{what}: {written}");
+    }
+}
+
 #[test]
 fn a_read_from_a_pipe_that_nobody_writes() {
     hangs("def hang(): os.read(os.pipe()[0], 1)", &CULPRIT.to_string(), "", HangKind::UserCode);
@@ -123,7 +147,8 @@ fn a_data_loader_that_gets_nothing() {
 
 #[test]
 fn a_native_call_that_holds_the_interpreter() {
-    hangs("def hang(): ctypes.PyDLL(None).sleep(1000)", &CULPRIT.to_string(), "", HangKind::UserCode);
+    let how = "def hang(): ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)";
+    hangs(how, &CULPRIT.to_string(), "", HangKind::UserCode);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::hang::Hang;
+use crate::hang::{Hang, PlaceGroup};
 use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::kernel::{KernelReport, Sxid, Xid};
@@ -217,7 +217,11 @@ pub enum Fact {
         /// The file that holds it, if it could be written.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         file: Option<String>,
-        /// What it comes to, one sentence each.
+        /// The ranks by where they stand, the fewest first.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        groups: Vec<PlaceGroup>,
+        /// Other findings, one sentence each.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
         summary: Vec<String>,
         /// How long it took.
         took: Span,

@@ -440,6 +440,12 @@ impl Recalled {
                     self.flaps.push((at, flaps));
                 }
             }
+            errors::TOO_MANY if same_boot => {
+                let grown = value("grown").and_then(|grown| grown.parse().ok());
+                if let (Some(counter), Some(grown)) = (value("counter"), grown) {
+                    self.errors.push((at, counter.clone(), grown));
+                }
+            }
             "hardware_replaced" => *self = Recalled::default(),
             _ => {}
         }

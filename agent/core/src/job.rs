@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::attribute::catalog::Catalog;
 use crate::blame;
 use crate::entry::{Body, ExitStatus, Fact, JobSpec, StepDone};
-use crate::hang::Hang;
+use crate::hang::{Hang, PlaceGroup};
 use crate::id::{Attempt, Incident, Rank};
 use crate::judge::{RankEnd, hung, judge, start_failed};
 use crate::ledger::{Books, Ledger, Spending};
@@ -323,9 +323,11 @@ impl Job {
             Fact::HangPassed { attempt, .. } if attempt == self.attempt && self.phase == Phase::Running => {
                 self.hang = None;
             }
-            Fact::EvidenceTaken { attempt, file, summary, .. } if attempt == self.attempt => {
+            Fact::EvidenceTaken { attempt, file, groups, summary, .. } if attempt == self.attempt => {
                 if let Some((hang, found)) = &mut self.hang {
-                    *found = summary;
+                    hang.refine(&groups);
+                    *found = groups.iter().map(PlaceGroup::to_string).collect();
+                    found.extend(summary);
                     found.extend(file.map(|file| format!("what all ranks were at: {file}")));
                     let since = hang.since;
                     self.failure(at, since, out);

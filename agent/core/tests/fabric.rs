@@ -533,6 +533,22 @@ fn error_rates_degrade_and_what_a_sound_link_has_does_not() {
 }
 
 #[test]
+fn too_many_errors_outlive_a_restart_and_not_their_window() {
+    let mut host = Host::settled(1);
+    host.set(0, "symbol_error", 500);
+    host.expect("fabric.mlx5_0/1", Degraded, ContactSupport);
+    host.looks(5);
+    assert_eq!(host.events("too_many_errors"), 1);
+    host.restart(boot("first"));
+    host.expect("fabric.mlx5_0/1", Degraded, ContactSupport);
+    assert_eq!(host.events("too_many_errors"), 1);
+    host.now = host.now.after(Span::seconds(HOUR));
+    host.expect("fabric.mlx5_0/1", Healthy, Nothing);
+    host.restart(boot("second"));
+    host.expect("fabric.mlx5_0/1", Healthy, Nothing);
+}
+
+#[test]
 fn errors_of_a_link_that_goes_down_are_its_echo() {
     let mut host = Host::settled(1);
     host.link(0).state = down("Polling");

@@ -365,7 +365,6 @@ fn a_failed_fabric_manager_is_vital_where_there_are_switches_only() {
     for (switches, gpus, state) in [(true, 8, Unhealthy), (false, 8, Healthy), (true, 1, Healthy)] {
         let mut host = Host::new();
         host.units(switches, gpus, std::slice::from_ref(&manager));
-        host.look_after(10);
         let seen = host.find("host.services").unwrap();
         assert_eq!(seen.state, state, "{switches} {gpus}: {}", seen.reason);
     }
@@ -378,6 +377,8 @@ fn a_failed_fabric_manager_is_vital_where_there_are_switches_only() {
 #[test]
 fn other_services_degrade_when_they_failed_and_may_be_stopped() {
     let mut host = Host::new();
+    host.units(false, 8, &[unit("nvidia-persistenced.service", "active")]);
+    host.expect("host.services", Healthy, Nothing);
     host.units(false, 8, &[unit("nvidia-persistenced.service", "failed")]);
     host.expect("host.services", Healthy, Nothing);
     let reason = host.expect("host.services", Degraded, RestartProcess);

@@ -2,7 +2,7 @@
 #![allow(clippy::expect_used, reason = "a panic in a test is its report")]
 
 use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
-use mainstay_core::hang::{Hang, HangKind};
+use mainstay_core::hang::{Hang, HangKind, PlaceGroup};
 use mainstay_core::id::{Attempt, Incident, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy};
 use mainstay_core::policy::Budget;
@@ -342,7 +342,8 @@ impl Run {
         self.fact(Fact::EvidenceTaken {
             attempt: attempt_of,
             file: Some("hang.json".into()),
-            summary: vec!["1 rank in read".into()],
+            groups: vec![PlaceGroup { ranks: vec![Rank(1)], place: "read".into() }],
+            summary: Vec::new(),
             took: Span(1),
         });
         for rank in [0, 1] {
@@ -371,7 +372,7 @@ fn a_hang_is_restarted_and_the_same_of_the_programs_own_is_not_restarted_twice()
         });
         let verdict = verdict.expect("a verdict");
         assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(5)));
-        assert!(verdict.evidence.contains(&"1 rank in read".to_owned()), "{:?}", verdict.evidence);
+        assert!(verdict.evidence.contains(&"rank 1 in read".to_owned()), "{:?}", verdict.evidence);
     }
 }
 
@@ -394,6 +395,12 @@ fn a_hang_that_passes_while_its_evidence_is_taken_stops_nobody() {
     };
     run.fact(Fact::RanksHung { attempt: Attempt(0), hang: Box::new(hang), acts: true });
     run.fact(Fact::HangPassed { attempt: Attempt(0), after: Span(1) });
-    run.fact(Fact::EvidenceTaken { attempt: Attempt(0), file: None, summary: Vec::new(), took: Span(1) });
+    run.fact(Fact::EvidenceTaken {
+        attempt: Attempt(0),
+        file: None,
+        groups: Vec::new(),
+        summary: Vec::new(),
+        took: Span(1),
+    });
     assert!(!run.orders().iter().any(|order| matches!(order, Order::StopRanks { .. })));
 }

@@ -29,6 +29,8 @@ pub struct RankEnvironment<'a> {
     pub max_restarts: u32,
     /// Where an uncaught exception is written to.
     pub error_file: &'a Path,
+    /// Where its stacks are written to when that is asked for.
+    pub stacks_file: &'a Path,
     /// The rank's heartbeat page.
     pub page: Option<&'a Path>,
     /// Where NVRx's client finds its rank monitor.
@@ -61,6 +63,7 @@ impl RankEnvironment<'_> {
             // Rank 0 makes the store, anew for each attempt: nobody ever reads what a dead generation wrote.
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
             ("TORCHELASTIC_ERROR_FILE", self.error_file.display().to_string()),
+            ("MAINSTAY_STACKS", self.stacks_file.display().to_string()),
             ("MAINSTAY_JOB_ID", self.job.to_owned()),
             ("MAINSTAY_ATTEMPT", self.attempt.to_string()),
             ("MAINSTAY_CHECKPOINT_DIR", self.checkpoint_dir.display().to_string()),
@@ -121,6 +124,7 @@ mod tests {
             attempt: 2,
             max_restarts: 3,
             error_file: Path::new("/e"),
+            stacks_file: Path::new("/s"),
             page: None,
             monitor: None,
             checkpoint_dir: Path::new("/c"),

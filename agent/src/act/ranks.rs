@@ -79,6 +79,8 @@ pub struct RankFiles {
     pub stderr: PathBuf,
     /// `TORCHELASTIC_ERROR_FILE`.
     pub error: PathBuf,
+    /// `MAINSTAY_STACKS`.
+    pub stacks: PathBuf,
 }
 
 /// Why an attempt could not be started.
@@ -189,6 +191,7 @@ impl Crew {
             stdout: directory.join("stdout.log"),
             stderr: directory.join("stderr.log"),
             error: directory.join("error.json"),
+            stacks: directory.join("stacks.txt"),
         }
     }
 
@@ -244,6 +247,7 @@ impl Crew {
             attempt: attempt.0,
             max_restarts: self.max_restarts,
             error_file: &files.error,
+            stacks_file: &files.stacks,
             page: page.map(|(path, _)| path.as_path()),
             monitor: monitor.as_deref(),
             checkpoint_dir: &self.checkpoint_dir,

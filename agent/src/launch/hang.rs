@@ -1,6 +1,8 @@
 //! The judge of hangs beside the loop: what the pages and the kernel tell goes in, what is to be told comes out.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use mainstay_core::entry::Fact;
 use mainstay_core::hang::{Hang, HangKind, Limits, Outlook, Suspicion, Watch, listed};
@@ -8,8 +10,12 @@ use mainstay_core::id::{Attempt, Rank};
 use mainstay_core::observation::{Observation, Weight};
 use mainstay_core::time::{Mono, Span};
 
+use tokio::sync::oneshot;
+
 use crate::act::ranks::RankProcess;
+use crate::os::clock;
 use crate::source::activity;
+use crate::source::evidence::{self, Subject, Taken};
 use crate::source::pages::PageReader;
 
 /// What is done about hangs.
@@ -152,6 +158,59 @@ impl Judge {
         }))
     }
 }
+
+/// Evidence that is being taken.
+#[derive(Debug)]
+pub(super) struct Evidence {
+    attempt: Attempt,
+    file: PathBuf,
+    began: Mono,
+    until: tokio::time::Instant,
+    taken: oneshot::Receiver<(Taken, Result<(), String>)>,
+}
+
+impl Evidence {
+    /// Begins in a thread of its own.
+    pub(super) fn begin(attempt: Attempt, file: PathBuf, subjects: Vec<Subject>) -> Evidence {
+        let (sender, taken) = oneshot::channel();
+        let path = file.clone();
+        let take = move || {
+            let taken = evidence::take(&subjects, Instant::now() + EVIDENCE_WITHIN);
+            let written = evidence::write(&taken, &path);
+            // Nobody waits any more if it took too long.
+            let _ = sender.send((taken, written));
+        };
+        if let Err(error) = std::thread::Builder::new().name("evidence".to_owned()).spawn(take) {
+            tracing::warn!(%error, "no thread to take evidence in");
+        }
+        let until = tokio::time::Instant::now() + EVIDENCE_WITHIN + EVIDENCE_GRACE;
+        Evidence { attempt, file, began: clock::mono(), until, taken }
+    }
+
+    /// What was taken, or after the deadline that nothing was.
+    pub(super) async fn taken(&mut self) -> Fact {
+        let taken = tokio::time::timeout_at(self.until, &mut self.taken).await;
+        let took = clock::mono().since(self.began);
+        let attempt = self.attempt;
+        match taken {
+            Ok(Ok((taken, written))) => {
+                let mut summary = taken.findings;
+                let file = written.map_err(|error| summary.push(error)).ok();
+                let file = file.map(|()| self.file.display().to_string());
+                Fact::EvidenceTaken { attempt, file, groups: taken.groups, summary, took }
+            }
+            Ok(Err(_)) | Err(_) => {
+                let summary = vec![format!("what the ranks were at could not be read within {took}")];
+                Fact::EvidenceTaken { attempt, file: None, groups: Vec::new(), summary, took }
+            }
+        }
+    }
+}
+
+/// How long evidence may take.
+const EVIDENCE_WITHIN: Duration = Duration::from_secs(3);
+/// For what is under way at that time.
+const EVIDENCE_GRACE: Duration = Duration::from_millis(500);
 
 /// Shorter waits are nobody's business.
 const TOLD_AFTER: Span = Span::seconds(10);

@@ -22,13 +22,14 @@ use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, RankProcess};
 use crate::act::stop::{Stop, reap_orphans, sweep};
 use crate::board::Board;
-use crate::launch::hang::Judge;
+use crate::launch::hang::{Evidence, Judge};
 use crate::launch::{Settings, Warm, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
+use crate::source::evidence::Subject;
 use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
 
@@ -93,6 +94,7 @@ pub struct Launcher {
     /// The way to the agent, while there is one.
     agent: Option<mpsc::Sender<LinkOrder>>,
     ruling_until: Option<tokio::time::Instant>,
+    evidence: Option<Evidence>,
     looks: u32,
     exit: Option<i32>,
 }
@@ -142,6 +144,7 @@ impl Launcher {
             port: None,
             agent: None,
             ruling_until: None,
+            evidence: None,
             looks: 0,
             exit: None,
         };
@@ -170,6 +173,7 @@ impl Launcher {
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
                 () = until(force_at) => self.force(),
+                taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
                 news = self.warm.news() => {
                     if let Some(fact) = self.warm.heard(news) {
@@ -483,8 +487,35 @@ impl Launcher {
         }
     }
 
+    /// Begins to write down what the ranks are at, in a thread: `/proc` may hold up a reader.
     fn take_evidence(&mut self, attempt: Attempt) {
-        let taken = Fact::EvidenceTaken { attempt, file: None, summary: Vec::new(), took: Span::default() };
+        let file = self.crew.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
+        self.evidence = Some(Evidence::begin(attempt, file, self.subjects()));
+    }
+
+    fn subjects(&self) -> Vec<Subject> {
+        let living = self.ranks.iter().filter(|rank| rank.exit.is_none());
+        living
+            .map(|rank| {
+                let beat = self.pages.get(&rank.rank).and_then(PageReader::beat).unwrap_or_default();
+                Subject {
+                    rank: rank.rank,
+                    pid: rank.pid,
+                    stacks: Some(rank.files.stacks.clone()),
+                    step: beat.step,
+                    sections: beat.sections,
+                }
+            })
+            .collect()
+    }
+
+    fn evidence_taken(&mut self, taken: Fact) {
+        self.evidence = None;
+        // A last look: what moved meanwhile did not hang.
+        self.look();
+        if let Some(passed) = self.hangs.passed(clock::mono()) {
+            return self.fact(passed);
+        }
         self.fact(taken);
     }
 
@@ -607,6 +638,13 @@ fn watch(rank: &RankProcess, attempt: Attempt, ended: mpsc::UnboundedSender<Ende
 async fn next_ring(watcher: Option<&Watcher>) -> std::io::Result<()> {
     match watcher {
         Some(watcher) => watcher.next().await.map(drop),
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_evidence(evidence: &mut Option<Evidence>) -> Fact {
+    match evidence {
+        Some(evidence) => evidence.taken().await,
         None => std::future::pending().await,
     }
 }

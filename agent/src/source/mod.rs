@@ -6,6 +6,7 @@ pub mod asked;
 pub mod dcgm;
 pub mod device;
 pub mod error_file;
+pub mod evidence;
 pub mod fabric;
 pub mod host;
 pub mod kmsg;

@@ -17,12 +17,15 @@ from . import _native
 
 _PAGE = "MAINSTAY_PAGE"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_STACKS = "MAINSTAY_STACKS"
+_STACK_SIGNAL = 16  # SIGSTKFLT: the kernel never sends it, and no library is known to use it
 _TEMPLATE = "__mainstay_template__"
 
 _owner = 0  # pid of the process that opened the page; a forked child must not speak for it
 _program = None  # code of the program's outermost frame
 _previous = None  # the hook that was there before ours
 _noted = False
+_stacks = None  # held open for faulthandler, which writes into its descriptor
 
 
 def start() -> None:
@@ -38,6 +41,7 @@ def start() -> None:
     sys.excepthook = _excepthook
     atexit.register(_at_exit)
     _attempt(_tell_modules_later)
+    _attempt(_show_stacks_when_asked)
 
 
 def program_is(code) -> None:
@@ -75,6 +79,18 @@ def _tell_modules_later() -> None:
     path = os.environ.get(_modules.VARIABLE)
     if path and not os.path.exists(path):
         _native.after_steps(_modules.AFTER_STEPS, lambda: _modules.tell(path))
+
+
+def _show_stacks_when_asked() -> None:
+    """Lets the launcher see where this rank stands, even if it never gives up the interpreter."""
+    global _stacks
+    import _signal
+    import faulthandler
+
+    path = os.environ.get(_STACKS)
+    if path and _signal.getsignal(_STACK_SIGNAL) == _signal.SIG_DFL:
+        _stacks = open(path, "ab", buffering=0)
+        faulthandler.register(_STACK_SIGNAL, file=_stacks, all_threads=True, chain=False)
 
 
 def _excepthook(kind, value, traceback) -> None:

@@ -12,6 +12,9 @@ use crate::counter::Counter;
 use crate::health::{Evidence, HealthState, RecommendedAction};
 use crate::time::{Mono, Span};
 
+/// The event that a counter has grown too much.
+pub(super) const TOO_MANY: &str = "too_many_errors";
+
 struct Rule {
     counter: &'static str,
     limit: fn(&ErrorLimits) -> u64,
@@ -122,9 +125,19 @@ pub(super) struct Errors {
 pub(super) struct ErrorsFound {
     pub(super) problems: Vec<(HealthState, String, RecommendedAction)>,
     pub(super) evidence: Vec<Evidence>,
+    /// Rules that hold since this reading: the counter, what it grew by, and why that matters.
+    pub(super) begun: Vec<(&'static str, u64, String)>,
 }
 
 impl Errors {
+    /// What a counter grew by before this start of the agent, as the journal tells.
+    pub(super) fn recall(&mut self, counter: &str, at: Mono, grown: u64) {
+        if let Some(rule) = RULES.iter().find(|rule| rule.counter == counter) {
+            self.counters.entry(rule.counter).or_default().count(at, grown);
+            self.over.insert(rule.counter, true);
+        }
+    }
+
     /// Takes in the counters. Their growth counts only if the link was `steady` since the last reading.
     pub(super) fn step(
         &mut self,
@@ -145,13 +158,16 @@ impl Errors {
             let (sum, limit) = (counter.within(at, rule.window), (rule.limit)(limits).max(1));
             let over = self.over.entry(rule.counter).or_default();
             // It is taken back at half the limit, so that it does not go back and forth around it.
-            *over = sum >= limit || (*over && sum > limit / 2);
+            let was_over = std::mem::replace(over, sum >= limit || (*over && sum > limit / 2));
             let within = minutes(rule.window);
             if *over {
                 let reason = format!(
                     "{} rose by {sum} within {within} (limit {limit}): {}",
                     rule.counter, rule.meaning
                 );
+                if !was_over {
+                    found.begun.push((rule.counter, sum, reason.clone()));
+                }
                 found.problems.push((HealthState::Degraded, reason, rule.action));
             }
             if sum > 0 || *over {

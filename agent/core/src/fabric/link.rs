@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::errors::{Errors, ErrorsFound};
+use super::errors::{Errors, ErrorsFound, TOO_MANY};
 use super::sample::{LinkKind, LinkReading, LinkState};
 use super::{FabricLimits, Moment};
 use crate::counter::Counter;
@@ -50,6 +50,8 @@ pub(super) struct Recalled {
     pub(super) serial: Option<String>,
     pub(super) flaps: Vec<(Moment, u64)>,
     pub(super) down_since: Option<Moment>,
+    /// Counters that had grown too much in this boot: when, and by how much.
+    pub(super) errors: Vec<(Moment, String, u64)>,
 }
 
 /// What is expected of a link.
@@ -83,6 +85,9 @@ impl Link {
         self.down_since = recalled.down_since.map(|since| Down { since, from_the_start: false });
         self.active = self.down_since.map(|_| false);
         self.owed = 0;
+        for (at, counter, grown) in recalled.errors {
+            self.errors.recall(&counter, at.mono(), grown);
+        }
     }
 
     /// It was not there at this reading. What it was like before its device went says nothing once it is back, except
@@ -111,6 +116,15 @@ impl Link {
                 self.judge_down(at, state, expectation, limits, &mut found);
                 self.judge_rate(link, state.active, expectation.rate, limits, &mut found);
                 let errors = self.errors.step(at, link, steady, &limits.errors);
+                for (counter, grown, reason) in &errors.begun {
+                    let component = link.kind.component(&link.name);
+                    let serial = link.identity.serial.as_deref();
+                    let grown = ("grown", grown.to_string());
+                    found.observe(&component, TOO_MANY, Weight::Warning, reason.clone(), serial, grown);
+                    if let Some(told) = found.observations.last_mut() {
+                        told.values.insert("counter".to_owned(), (*counter).to_owned());
+                    }
+                }
                 found.take(errors);
             }
             Reading::NotAvailable(why) | Reading::Failed(why) => {

@@ -2,7 +2,7 @@
 //!
 //! In reading order: `sketch` (how long something usually takes), `phase` (what a rank can be at, and the limits),
 //! `activity` (what its processes do), `rank`, `counters` (collective counters in flat vectors), `wait_for` (who holds
-//! up whom), `finding` (what is said), `locate` (from one snapshot), `watch` (the judge, which joins them).
+//! up whom), `finding` (what is said), `stacks` (ranks by where they stand), `locate` (from one snapshot), `watch` (the judge, which joins them).
 
 mod activity;
 mod counters;
@@ -11,6 +11,7 @@ mod locate;
 mod phase;
 mod rank;
 mod sketch;
+mod stacks;
 mod wait_for;
 mod watch;
 
@@ -20,4 +21,5 @@ pub use finding::{Hang, HangKind, Outlook, Suspicion, listed};
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, Phases};
 pub use rank::Sight;
 pub use sketch::Sketch;
+pub use stacks::{PlaceGroup, fold, innermost_of_faulthandler, innermost_of_py_spy};
 pub use watch::Watch;

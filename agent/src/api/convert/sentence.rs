@@ -81,9 +81,9 @@ fn fact_sentence(fact: &Fact) -> String {
             format!("{}; it is only told of, as asked for", hang.headline())
         }
         Fact::HangPassed { after, .. } => format!("the ranks move again, after {after}: they did not hang"),
-        Fact::EvidenceTaken { file, summary, took, .. } => {
+        Fact::EvidenceTaken { file, groups, took, .. } => {
             let file = file.as_ref().map_or_else(String::new, |file| format!(" ({file})"));
-            let found = summary.first().map_or_else(String::new, |first| format!(": {first}"));
+            let found = groups.first().map_or_else(String::new, |first| format!(": {first}"));
             format!("what the ranks were at was written down in {took}{file}{found}")
         }
         Fact::AttemptEnded { attempt, orphans_killed: 0 } => {

@@ -20,7 +20,7 @@ pub(super) struct ServiceWatch {
 
 #[derive(Clone, Debug, Default)]
 struct Unit {
-    /// Looks in a row that found it failed.
+    /// Looks in a row that found it failed; all that are needed if the first look of all did.
     failed: u32,
     restarts: Counter,
 }
@@ -76,13 +76,16 @@ impl ServiceWatch {
     fn follow(&mut self, at: Mono, services: &Services) {
         self.units.retain(|name, _| services.units.iter().any(|service| service.name == *name));
         for service in &services.units {
+            let first = !self.units.contains_key(&service.name);
             let unit = self.units.entry(service.name.clone()).or_default();
-            let stopped = service.name == FABRIC_MANAGER
-                && services.switches
-                && service.enabled
-                && service.active == "inactive";
-            unit.failed =
-                if service.active == "failed" || stopped { unit.failed.saturating_add(1) } else { 0 };
+            let vital = service.name == FABRIC_MANAGER && services.switches;
+            unit.failed = match service.active.as_str() {
+                // What failed before this agent started has not just begun to.
+                "failed" if first => u32::MAX,
+                "failed" => unit.failed.saturating_add(1),
+                "inactive" if vital && service.enabled => unit.failed.saturating_add(1),
+                _ => 0,
+            };
             let grown = unit.restarts.step(service.restarts);
             unit.restarts.count(at, grown);
         }

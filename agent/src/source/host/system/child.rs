@@ -9,7 +9,7 @@ use mainstay_core::time::Mono;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Longer than any answer.
-const LONGEST: u64 = 256 << 10;
+const LONGEST: usize = 256 << 10;
 
 /// A question under way.
 #[derive(Debug)]
@@ -18,6 +18,7 @@ pub(super) struct Asked {
     pub(super) at: Mono,
     child: Child,
     answer: Option<ChildStdout>,
+    text: Vec<u8>,
     killed: bool,
 }
 
@@ -29,36 +30,44 @@ impl Asked {
         command.env("LC_ALL", "C");
         let mut child = command.spawn()?;
         let answer = child.stdout.take();
-        Ok(Asked { at, child, answer, killed: false })
+        Ok(Asked { at, child, answer, text: Vec::new(), killed: false })
     }
 
     /// The answer, if it is complete: what was written until the child closed its end. Waits for it as long as
     /// `patience`.
     pub(super) fn answer(&mut self, patience: Duration) -> Option<io::Result<String>> {
         let until = Instant::now() + patience;
+        let mut buffer = [0; 4096];
         loop {
-            let Some(answer) = &self.answer else {
+            let Some(answer) = &mut self.answer else {
                 return self.ended().then(|| Err(io::Error::other("it was ended without an answer")));
             };
             let left = until.saturating_duration_since(Instant::now());
             let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
             match poll(&mut [PollFd::new(answer, PollFlags::IN)], Some(&left)) {
                 Ok(0) => return None,
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Some(Err(error.into())),
             }
+            match answer.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => self.text.extend_from_slice(&buffer[..length]),
+                Err(error) => return Some(Err(error)),
+            }
+            if self.text.len() > LONGEST {
+                self.kill();
+                break;
+            }
         }
-        // It has begun to answer, or closed its end; answers are short and come at once.
-        let mut text = String::new();
-        let read = self.answer.take()?.take(LONGEST).read_to_string(&mut text);
-        let killed = self.killed;
+        self.answer = None;
+        // It has closed its end: it is over, or is being ended.
         let _ = self.child.wait();
-        Some(match read {
-            Ok(0) if killed => Err(io::Error::other("it was ended without an answer")),
-            Ok(0) => Err(io::Error::other("the probe ended without an answer")),
-            Ok(_) => Ok(text),
-            Err(error) => Err(error),
+        let text = std::mem::take(&mut self.text);
+        Some(match text.as_slice() {
+            [] if self.killed => Err(io::Error::other("it was ended without an answer")),
+            [] => Err(io::Error::other("the probe ended without an answer")),
+            text => Ok(String::from_utf8_lossy(text).into_owned()),
         })
     }
 

@@ -1,0 +1,168 @@
+//! What ranks are at, by their stacks: the texts of Python's faulthandler and of py-spy, folded into groups of ranks
+//! that stand in the same place.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::hang::finding::{Hang, HangKind, listed};
+use crate::id::Rank;
+
+/// Ranks that stand in the same place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceGroup {
+    /// Which.
+    pub ranks: Vec<Rank>,
+    /// Where: the innermost Python frame of the main thread, or what the kernel has it wait in.
+    pub place: String,
+}
+
+impl std::fmt::Display for PlaceGroup {
+    /// "7 ranks (0-4, 6, 7) in all_reduce (distributed_c10d.py:2501)".
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.ranks.as_slice() {
+            [rank] => write!(f, "{rank} in {}", self.place),
+            ranks => {
+                let numbers = listed(ranks);
+                let numbers = numbers.strip_prefix("ranks ").unwrap_or(&numbers);
+                write!(f, "{} ranks ({numbers}) in {}", ranks.len(), self.place)
+            }
+        }
+    }
+}
+
+/// The innermost frame of the main thread as `function (file:line)`, from a dump of faulthandler: the last one in
+/// `text`, whose current thread is the one that took the signal.
+pub fn innermost_of_faulthandler(text: &str) -> Option<String> {
+    let (_, current) = text.rsplit_once("Current thread")?;
+    current.lines().skip(1).find_map(|line| {
+        // `  File "/a/train.py", line 12 in forward`
+        let (file, rest) = line.trim().strip_prefix("File \"")?.split_once("\", line ")?;
+        let (number, function) = rest.split_once(" in ")?;
+        Some(place(function, file, number))
+    })
+}
+
+/// The same from py-spy's text: the thread that is named `MainThread`, else the first.
+pub fn innermost_of_py_spy(text: &str) -> Option<String> {
+    let threads: Vec<&str> = text.split("\nThread ").skip(1).collect();
+    let main =
+        threads.iter().find(|thread| thread.lines().next().is_some_and(|head| head.contains("MainThread")));
+    main.or(threads.first())?.lines().skip(1).find_map(|line| {
+        // `    forward (train.py:12)`
+        let (function, rest) = line.trim().split_once(" (")?;
+        let (file, number) = rest.strip_suffix(')')?.rsplit_once(':')?;
+        Some(place(function, file, number))
+    })
+}
+
+fn place(function: &str, file: &str, line: &str) -> String {
+    let file = file.rsplit('/').next().unwrap_or(file);
+    format!("{function} ({file}:{line})")
+}
+
+/// Groups ranks by their place, the smallest group first: where it differs is where to look.
+pub fn fold(places: impl IntoIterator<Item = (Rank, String)>) -> Vec<PlaceGroup> {
+    let mut groups: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
+    for (rank, place) in places {
+        groups.entry(place).or_default().push(rank);
+    }
+    let mut groups: Vec<PlaceGroup> =
+        groups.into_iter().map(|(place, ranks)| PlaceGroup { ranks, place }).collect();
+    groups.sort_by_key(|group| (group.ranks.len(), group.ranks.first().copied()));
+    groups
+}
+
+impl Hang {
+    /// Names the culprit by the stacks, if nothing else could: the few that stand elsewhere than the many.
+    pub fn refine(&mut self, groups: &[PlaceGroup]) {
+        let all: usize = groups.iter().map(|group| group.ranks.len()).sum();
+        // Ranks of one function are together: in which line each side of it waits is its own affair.
+        let function =
+            |place: &str| place.rsplit_once(':').map_or(place, |(function, _)| function).to_owned();
+        let places =
+            groups.iter().flat_map(|group| group.ranks.iter().map(|rank| (*rank, function(&group.place))));
+        let merged = fold(places);
+        let [few, many] = merged.as_slice() else { return };
+        if !self.culprits.is_empty() || self.kind != HangKind::AllStill || few.ranks.len() >= many.ranks.len()
+        {
+            return;
+        }
+        self.kind = HangKind::UserCode;
+        self.culprits = few.ranks.clone();
+        self.victims.retain(|rank| !few.ranks.contains(rank));
+        self.confidence = 0.7;
+        self.evidence.push(format!("of {all} ranks only {} stands there, by the stacks", listed(&few.ranks)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAULTHANDLER: &str = "Thread 0x00007f11 (most recent call first):
+  File \"/usr/lib/python3.11/threading.py\", line 324 in wait
+
+Current thread 0x00007f22 (most recent call first):
+  File \"/home/u/train.py\", line 12 in forward
+  File \"/home/u/train.py\", line 40 in <module>
+";
+
+    const PY_SPY: &str = "Process 77: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 78 (idle): \"worker\"
+    wait (threading.py:324)
+Thread 77 (active): \"MainThread\"
+    all_reduce (torch/distributed/distributed_c10d.py:2501)
+    <module> (train.py:40)
+";
+
+    #[test]
+    fn the_innermost_frame_of_the_main_thread() {
+        assert_eq!(innermost_of_faulthandler(FAULTHANDLER).as_deref(), Some("forward (train.py:12)"));
+        assert_eq!(innermost_of_py_spy(PY_SPY).as_deref(), Some("all_reduce (distributed_c10d.py:2501)"));
+        for text in [
+            "",
+            "Current thread",
+            "Thread 1 (x)",
+            "\nThread 7\n  (:)",
+            "Current thread 0x1:\n  <no Python frame>",
+        ] {
+            assert_eq!(innermost_of_faulthandler(text), None);
+            assert_eq!(innermost_of_py_spy(text).filter(|place| place.contains("MainThread")), None);
+        }
+    }
+
+    #[test]
+    fn ranks_are_folded_and_the_few_are_named() {
+        let at = |rank: u32| {
+            (Rank(rank), if rank == 3 { "read (data.py:7)" } else { "all_reduce (c10d.py:1)" }.to_owned())
+        };
+        let groups = fold((0..61).map(at));
+        let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
+        assert_eq!(told, ["rank 3 in read (data.py:7)", "60 ranks (0-2, 4-60) in all_reduce (c10d.py:1)"]);
+
+        let mut hang = Hang {
+            kind: HangKind::AllStill,
+            culprits: Vec::new(),
+            victims: (0..61).map(Rank).collect(),
+            since: crate::time::Mono(1),
+            confirmed: crate::time::Mono(2),
+            phase: "step".into(),
+            limit: crate::time::Span(1),
+            step: Some(4),
+            confidence: 0.3,
+            evidence: Vec::new(),
+        };
+        hang.refine(&groups);
+        assert_eq!(
+            (hang.kind, hang.culprits.as_slice(), hang.victims.len()),
+            (HangKind::UserCode, &[Rank(3)][..], 60)
+        );
+        assert!(hang.evidence[0].starts_with("of 61 ranks only rank 3 stands there"), "{:?}", hang.evidence);
+        let named = hang.clone();
+        hang.refine(&fold((0..4).map(|rank| (Rank(rank), rank.to_string()))));
+        assert_eq!(hang, named);
+    }
+}

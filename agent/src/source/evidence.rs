@@ -1,0 +1,83 @@
+//! What the ranks of a job are at, written down before they are stopped or when somebody asks: stacks, threads, what
+//! the kernel has them wait in. In a thread of its own, and with a deadline: what does not answer in time is left out.
+
+mod native;
+mod python;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mainstay_core::hang::{PlaceGroup, fold};
+use mainstay_core::id::{Pid, Rank};
+use serde_json::{Value, json};
+
+/// A rank to be looked at.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Which rank.
+    pub rank: Rank,
+    /// Its process.
+    pub pid: Pid,
+    /// Where its client writes stacks when asked to, if it does.
+    pub stacks: Option<PathBuf>,
+    /// The last step that it completed.
+    pub step: Option<u64>,
+    /// Its open sections, outermost first.
+    pub sections: Vec<String>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub struct Taken {
+    /// The ranks by where they stand, the fewest first.
+    pub groups: Vec<PlaceGroup>,
+    /// Other findings, one sentence each.
+    pub findings: Vec<String>,
+    /// Everything, for the file.
+    pub whole: Value,
+}
+
+/// Takes the evidence. Returns by `deadline`, unless the kernel holds up a read of `/proc`.
+pub fn take(subjects: &[Subject], deadline: Instant) -> Taken {
+    let recorder = python::ask_flight_recorders(subjects);
+    let stacks = python::stacks(subjects, deadline);
+    let mut places = Vec::new();
+    let mut ranks = Vec::new();
+    for (subject, stack) in subjects.iter().zip(stacks) {
+        let native = native::look(subject.pid);
+        let place = stack.as_ref().and_then(|stack| stack.innermost.clone());
+        let place = place.or_else(|| native.as_ref().map(native::Native::place));
+        places.push((subject.rank, place.unwrap_or_else(|| "no process".to_owned())));
+        ranks.push(json!({
+            "rank": subject.rank.0,
+            "pid": subject.pid.0,
+            "step": subject.step,
+            "sections": subject.sections,
+            "python_by": stack.as_ref().map(|stack| stack.by),
+            "python": stack.as_ref().map(|stack| stack.text.as_str()),
+            "native": native.as_ref().map(native::Native::as_json),
+        }));
+    }
+    let findings = python::flight_records(&recorder, deadline);
+    let groups = fold(places);
+    let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
+    let whole = json!({ "groups": told, "findings": findings, "ranks": ranks });
+    Taken { groups, findings, whole }
+}
+
+/// Writes it beside the logs of the attempt, whole or not at all.
+///
+/// # Errors
+/// Path and what the kernel says.
+pub fn write(taken: &Taken, file: &Path) -> Result<(), String> {
+    let text = serde_json::to_string_pretty(&taken.whole).map_err(|error| error.to_string())?;
+    let aside = file.with_extension("new");
+    let written = fs::write(&aside, text).and_then(|()| fs::rename(&aside, file));
+    written.map_err(|error| format!("writing {}: {error}", file.display()))
+}
+
+/// How long is left.
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
