@@ -1,4 +1,5 @@
 //! DCGM as a second opinion: what it makes of a GPU, and what it must not.
+#![allow(clippy::expect_used, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;
 

@@ -121,11 +121,12 @@ struct Connection {
 macro_rules! call {
     ($library:expr, $name:literal, ($($type:ty),*), ($($argument:expr),*)) => {{
         type Function = unsafe extern "C" fn($($type),*) -> c_int;
-        // SAFETY: the type is that of dcgm_agent.h for this name; versioned structs say their own size, and pointers are
-        // to values of ours that outlive the call.
-        let code = unsafe { $library.get::<Function>($name.as_bytes()) }
-            .map(|function: Symbol<'_, Function>| unsafe { function($($argument),*) });
-        match code {
+        // SAFETY: the type is that of dcgm_agent.h for this name.
+        let function: Result<Symbol<'_, Function>, _> = unsafe { $library.get($name.as_bytes()) };
+        match function.map(|function| {
+            // SAFETY: versioned structs say their own size, and pointers are to values of ours that outlive the call.
+            unsafe { function($($argument),*) }
+        }) {
             Ok(0) => Ok(()),
             Ok(code) => Err(format!("{}: {}", $name, said($library, code))),
             Err(_) => Err(format!("the library lacks {}", $name)),

@@ -82,6 +82,7 @@ struct Cuda<'a> {
 /// Declares a function of the driver as a method that checks its code.
 macro_rules! functions {
     ($( fn $method:ident = $symbol:literal ( $( $argument:ident : $type:ty ),* ); )*) => {
+        #[expect(clippy::too_many_arguments, reason = "a launch has as many as that in CUDA")]
         impl Cuda<'_> {
             $( fn $method(&self, $( $argument: $type ),*) -> Result<(), Trouble> {
                 type Function = unsafe extern "C" fn($( $type ),*) -> c_int;
