@@ -13,9 +13,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mainstay_core::cloud::CloudLimits;
 use mainstay_core::device::{DeviceLimits, ExpectedGpus};
 use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::{HostLimits, SystemLimits};
+use mainstay_core::nccl_ras::NcclLimits;
 use mainstay_core::preflight::deep::DeepLimits;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
@@ -28,6 +30,7 @@ pub use paths::Environment;
 
 use layers::Layers;
 
+use crate::source::cloud::USUAL_ADDRESS;
 use crate::source::host::{Roots, SystemPlan};
 use crate::source::tpu::FORBIDDEN_PORT;
 use crate::store::journal::Limits;
@@ -66,6 +69,10 @@ settings! {
         gpu: GpuConfig,
         /// The components tpu.runtime and tpu.0, tpu.1 and so on.
         tpu: TpuConfig,
+        /// The component host.cloud.
+        cloud: CloudConfig,
+        /// The component nccl.
+        nccl: NcclConfig,
         /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
         fabric: FabricConfig,
         /// NVIDIA's DCGM, a second opinion on GPUs.
@@ -199,6 +206,54 @@ settings! {
         /// When a TPU counts as degraded.
         limits: TpuLimits,
     }
+}
+
+settings! {
+    /// How announcements of the cloud are followed.
+    pub struct CloudConfig {
+        /// Whose metadata server is followed: "auto" (whose machine this is by its firmware; none on others), "google",
+        /// "amazon", "azure" or "none".
+        provider: CloudProvider = CloudProvider::Auto,
+        /// Where the metadata server is, as "host:port". It is reached by its address, so that no name has to be resolved.
+        metadata: String = USUAL_ADDRESS.to_owned(),
+    }
+    sections {
+        /// When announcements count.
+        limits: CloudLimits,
+    }
+}
+
+settings! {
+    /// How NCCL's RAS service is asked.
+    pub struct NcclConfig {
+        /// Where it listens, as "host:port" (NCCL_RAS_ADDR of the job). It is asked only while a job runs on this host.
+        /// Empty: it is not asked.
+        address: String = "localhost:28028".to_owned(),
+        /// Time from one question to the next; at least 5s. Each walks through all processes of the job.
+        interval: Period = Period::seconds(60),
+        /// How long an answer may take.
+        deadline: Period = Period::seconds(15),
+    }
+    sections {
+        /// When NCCL counts as degraded.
+        limits: NcclLimits,
+    }
+}
+
+/// Whose metadata server is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CloudProvider {
+    /// Whose machine this is by its firmware.
+    Auto,
+    /// Google Compute Engine's.
+    Google,
+    /// Amazon EC2's.
+    Amazon,
+    /// Microsoft Azure's.
+    Azure,
+    /// Nobody's.
+    None,
 }
 
 settings! {
@@ -461,6 +516,13 @@ impl Config {
             "tpu.endpoints",
             "port 8353 must not be polled: that races with resets of the device",
         );
+        must(port_of(&self.cloud.metadata).is_some(), "cloud.metadata", "it must be a host and a port");
+        must(
+            self.nccl.address.is_empty() || port_of(&self.nccl.address).is_some(),
+            "nccl.address",
+            "it must be a host and a port, like \"localhost:28028\"",
+        );
+        must(self.nccl.interval >= Period::seconds(5), "nccl.interval", "it must be at least 5s");
         must(self.fabric.interval >= Period::seconds(1), "fabric.interval", "it must be at least 1s");
         if let Err(problem) = self.fabric.expected() {
             must(false, "fabric.expected_ports", &problem);

@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
+use mainstay_core::finding::{Finding, FindingKind};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::kernel::{KernelClass, KernelReport, LinkRegisters, LogPlace, NvlinkError, Sxid, Xid};
 use mainstay_core::observation::Observation;
 use mainstay_core::pci::PciAddress;
 use mainstay_core::time::{Mono, Span, Stamp};
-use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome};
+use mainstay_core::verdict::{Action, DecidedBy, Decision, FaultDomain, Outcome};
 
 const DOCUMENT: &str = include_str!("../../docs/reference/journal.md");
 const SOURCE: &str = include_str!("../core/src/entry.rs");
@@ -82,6 +83,25 @@ fn entries() -> Vec<Body> {
             action: Action::Stop { exit: 1 },
             why: String::new(),
             by: DecidedBy::Launcher,
+        }),
+        Body::Finding(Finding {
+            finding: 1,
+            attempt,
+            what: FindingKind::SilentCorruption,
+            over: true,
+            headline: String::new(),
+            domain: FaultDomain::Hardware,
+            confidence: 0.9,
+            ranks: vec![rank],
+            device: Some("GPU 0".into()),
+            host: Some("a".into()),
+            stage: Some(1),
+            since_step: 1,
+            step: 2,
+            cost_percent: Some(1.0),
+            evidence: vec![String::new()],
+            last_agreed_step: Some(1),
+            doubtful_steps: vec![2],
         }),
         Body::Outcome(Outcome {
             incident: Incident(1),

@@ -3,6 +3,7 @@
 
 use mainstay_agent::store::journal::{Line, decode, encode};
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
+use mainstay_core::finding::{Finding, FindingKind};
 use mainstay_core::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::time::{Mono, Span, Stamp, Wall};
@@ -167,9 +168,42 @@ fn health_change() -> impl Strategy<Value = HealthChange> {
             since,
             confidence,
             fault_at,
+            ..Component::default()
         },
     );
     (option::of(health_state()), component).prop_map(|(from, component)| HealthChange { from, component })
+}
+
+fn finding() -> impl Strategy<Value = Finding> {
+    let steps = (
+        any::<u64>(),
+        any::<u64>(),
+        proptest::option::of(any::<u64>()),
+        proptest::collection::vec(any::<u64>(), 0..3),
+    );
+    (any::<u64>(), any::<bool>(), ".*", steps, proptest::option::of(0.0..100.0_f64)).prop_map(
+        |(finding, over, headline, (since_step, step, last_agreed_step, doubtful_steps), cost_percent)| {
+            Finding {
+                finding,
+                attempt: Attempt(1),
+                what: FindingKind::SlowRank,
+                over,
+                headline,
+                domain: FaultDomain::Hardware,
+                confidence: 0.5,
+                ranks: vec![Rank(3)],
+                device: None,
+                host: None,
+                stage: None,
+                since_step,
+                step,
+                cost_percent,
+                evidence: Vec::new(),
+                last_agreed_step,
+                doubtful_steps,
+            }
+        },
+    )
 }
 
 fn verdict() -> impl Strategy<Value = Verdict> {
@@ -247,6 +281,7 @@ fn body() -> impl Strategy<Value = Body> {
         4 => fact().prop_map(Body::Fact),
         1 => health_change().prop_map(Body::Health),
         1 => verdict().prop_map(Body::Verdict),
+        1 => finding().prop_map(Body::Finding),
         1 => decision().prop_map(Body::Decision),
         1 => outcome().prop_map(Body::Outcome),
     ]

@@ -340,6 +340,13 @@ fn the_whole_agent_names_the_core_that_holds_up_the_others() {
     let agent = start(&host);
     let told = agent.wait_for("core 1 (chip 1) is at launch 41, most are at 42; it is at %all-reduce.17");
     assert!(told.contains("tpu.runtime"), "{told}");
+    let metrics = agent.metrics();
+    for line in [
+        "mainstay_tpu_duty_cycle_percent{component=\"tpu.0\"} 93.5",
+        "mainstay_tpu_hbm_used_bytes{component=\"tpu.1\"} 2147483648",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
     let status = agent.status();
     assert!(status.contains("tpu.0") && status.contains("duty cycle 94 %"), "{status}");
     drop(libtpu);

@@ -6,6 +6,7 @@ mod check;
 mod command;
 mod demo;
 mod fingerprint;
+mod frameworks;
 mod journal;
 mod lint;
 mod nvrx;

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 
 use crate::check::{self, Checks, Verdict};
 use crate::command;
+use crate::frameworks;
 use crate::lint::{self, cargo};
 use crate::nvrx;
 use crate::places;
@@ -73,7 +74,13 @@ pub fn run(args: &Args) -> ExitCode {
             Ok(Verdict::of(status.success()))
         });
         if args.wants(Part::Python) {
-            checks.run("Python client (pytest on the wheel)", || pytest(python.as_ref()));
+            checks.run("Python client (pytest on the wheel)", || {
+                pytest(python.as_ref(), &["", "--ignore-glob=*/frameworks/*"])
+            });
+            let frameworks = prepare_frameworks(&mut checks, python.as_ref());
+            if frameworks.is_some() {
+                checks.run("hooks for frameworks (pytest)", || pytest(frameworks.as_ref(), &["frameworks"]));
+            }
         }
         if args.wants(Part::Scenarios) {
             scenarios(&mut checks, python.as_ref());
@@ -91,6 +98,22 @@ fn prepare_python(checks: &mut Checks) -> Option<Venv> {
         wheel::install(&story, &venv)?;
         made = Some(venv);
         Ok(Verdict::of(true))
+    });
+    made
+}
+
+/// The frameworks with the wheel; their tests are skipped where they cannot be installed.
+fn prepare_frameworks(checks: &mut Checks, python: Option<&Venv>) -> Option<Venv> {
+    let heavy = python?;
+    let mut made = None;
+    checks.run("Lightning, Transformers, JAX (pip)", || {
+        Ok(match frameworks::ensure(&Story::begin(), heavy) {
+            Ok(venv) => {
+                made = Some(venv);
+                Verdict::of(true)
+            }
+            Err(error) => Verdict::skipped(&format!("{error:#}")),
+        })
     });
     made
 }
@@ -137,14 +160,16 @@ fn cargo_test_beside(selection: &[&str], python: Option<&Venv>, nvrx: Option<&Pa
     Ok(Verdict::counted(status.success(), passed, failed))
 }
 
-fn pytest(python: Option<&Venv>) -> Result<Verdict> {
+/// Runs the tests in a folder of the Python package's, with options after it.
+fn pytest(python: Option<&Venv>, of: &[&str]) -> Result<Verdict> {
     let Some(venv) = python else { anyhow::bail!("there is no environment to test in") };
-    let tests: PathBuf = places::root().join("client/python/tests");
+    let tests: PathBuf = places::root().join("client/python/tests").join(of.first().unwrap_or(&""));
     let mut pytest = Command::new(venv.python());
     // From a folder without sources, so that what is imported is the installed wheel.
     pytest
         .args(["-m", "pytest", "-p", "no:cacheprovider"])
         .arg(&tests)
+        .args(of.iter().skip(1))
         .current_dir(places::target())
         .env("MAINSTAY_BIN", places::mainstay("debug"));
     let (status, said) = command::run_watched(&mut pytest)?;

@@ -40,6 +40,17 @@ pub struct Venv {
 }
 
 impl Venv {
+    /// A thin environment in `dir` over another one.
+    pub fn over(base: PathBuf, dir: PathBuf) -> Result<Venv> {
+        overlay(&base, &dir)?;
+        Ok(Venv { dir, base })
+    }
+
+    /// What it lies over.
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
     /// Its interpreter.
     pub fn python(&self) -> PathBuf {
         self.dir.join("bin/python")

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::finding::Finding;
 use crate::hang::{Hang, PlaceGroup};
 use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
@@ -48,6 +49,8 @@ pub enum Body {
     Decision(Decision),
     /// What came of it.
     Outcome(Outcome),
+    /// Something is wrong with a job although none of its ranks has failed.
+    Finding(Finding),
 }
 
 /// Something that was observed. A closed list: a new fact must be thought about wherever facts are read.
@@ -383,7 +386,7 @@ pub fn signal_name(signal: i32) -> Option<&'static str> {
 }
 
 /// A step that a rank completed, from its page's ring. An input of the judges and the ledger, not of the journal.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepDone {
     /// The step's number as the trainer counts.
     pub step: u64,
@@ -395,8 +398,25 @@ pub struct StepDone {
     pub first: bool,
     /// Nanoseconds of it that went into sections named `checkpoint`.
     pub checkpoint_ns: u64,
+    /// Where its time went.
+    pub spent: Spent,
     /// Its loss, where given.
     pub loss: Option<f64>,
+    /// Its gradient norm, where given.
+    pub grad_norm: Option<f64>,
+    /// The digest of the parameters after it, where given.
+    pub digest: Option<u64>,
+}
+
+/// Where the time of a step went, by what the names of its sections say (`docs/reference/stragglers.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Nanoseconds of waiting for other ranks.
+    pub wait_ns: u64,
+    /// Nanoseconds of what is not part of every step: checkpoints, evaluation.
+    pub pause_ns: u64,
+    /// Nanoseconds in which nothing is exchanged with other ranks: the forward pass, fetching data.
+    pub alone_ns: u64,
 }
 
 /// The incident an entry belongs to, for the bodies that have one.
@@ -407,7 +427,7 @@ impl Body {
             Body::Verdict(verdict) => Some(verdict.incident),
             Body::Decision(decision) => Some(decision.incident),
             Body::Outcome(outcome) => Some(outcome.incident),
-            Body::Fact(_) | Body::Health(_) => None,
+            Body::Fact(_) | Body::Health(_) | Body::Finding(_) => None,
         }
     }
 }

@@ -64,6 +64,18 @@ pub struct Component {
     /// again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault_at: Option<Mono>,
+    /// What was read in numbers, for Prometheus. Not part of the journal.
+    #[serde(skip)]
+    pub gauges: Vec<Gauge>,
+}
+
+/// A number that was read of a component.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gauge {
+    /// The metric's name, as `docs/reference/metrics.md` has it.
+    pub metric: &'static str,
+    /// The reading, in the metric's unit.
+    pub value: f64,
 }
 
 impl Default for Component {
@@ -79,6 +91,7 @@ impl Default for Component {
             since: Mono::default(),
             confidence: sure(),
             fault_at: None,
+            gauges: Vec::new(),
         }
     }
 }

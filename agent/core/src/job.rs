@@ -24,6 +24,7 @@ use crate::id::{Attempt, Incident, Rank};
 use crate::judge::{RankEnd, hung, judge, start_failed};
 use crate::ledger::{Books, Ledger, Spending};
 use crate::policy::{self, Budget, Case, PastFailure};
+use crate::running::Watch;
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, DecidedBy, Decision, Outcome, Verdict};
@@ -200,6 +201,8 @@ pub struct Job {
     last_progress: Mono,
     incidents: Vec<IncidentTimes>,
     past: Vec<PastFailure>,
+    /// Looks at what the ranks tell of their steps.
+    watch: Watch,
     pending: Option<Pending>,
     ledger: Ledger,
     end: Option<(i32, String, Mono)>,
@@ -211,6 +214,7 @@ impl Job {
         out.push(Output::Record(Body::Fact(Fact::JobStarted(spec.clone()))));
         out.push(Output::Order(Order::StartRanks(Attempt(0))));
         Job {
+            watch: Watch::new(&spec),
             spec,
             budget,
             phase: Phase::Starting,
@@ -269,6 +273,7 @@ impl Job {
                     return;
                 }
                 self.ranks = ranks.iter().map(|started| (started.rank, RankState::default())).collect();
+                self.watch.begin_attempt(attempt, self.ranks.keys().copied().collect());
                 self.stepping = false;
                 self.attempt_began = at;
                 self.lead = None;
@@ -571,6 +576,8 @@ impl Job {
             }
         }
         self.announce_progress(at, out);
+        let found = self.watch.steps(rank, done);
+        out.extend(found.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
     }
 
     /// Tells, once per attempt, that all ranks are stepping; and from then on, now and then, how far they are.

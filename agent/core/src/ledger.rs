@@ -186,14 +186,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn step(number: u64, start: u64, end: u64) -> StepDone {
-        StepDone {
-            step: number,
-            start: Mono(start),
-            end: Mono(end),
-            first: false,
-            checkpoint_ns: 0,
-            loss: None,
-        }
+        StepDone { step: number, start: Mono(start), end: Mono(end), ..StepDone::default() }
     }
 
     #[test]

@@ -5,18 +5,20 @@
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
 //! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`, `testimony`; `entry`, `judged`; `view` (the read
-//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `tpu`, `nccl_ras`
-//! (those of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
+//! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `cloud`,
+//! `tpu`, `nccl_ras` (those of announcements, of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
 //! and `host_log` (the judges of GPUs and of what the
 //! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `witness`,
 //! `blame`, `policy`, `ledger`; `job`, which joins them; `replay` and `mask`, for journals of others.
 //!
-//! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow).
+//! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow), `numbers` (losses,
+//! gradient norms, digests), `layout` (how ranks share the model), `running`, which joins them.
 #![forbid(unsafe_code)]
 
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
+pub mod cloud;
 pub mod counter;
 pub mod dcgm;
 pub mod device;
@@ -34,9 +36,11 @@ pub mod judge;
 pub mod judged;
 pub mod kernel;
 pub mod last_words;
+pub mod layout;
 pub mod ledger;
 pub mod mask;
 pub mod nccl_ras;
+pub mod numbers;
 pub mod nvrx;
 pub mod observation;
 pub mod parse;
@@ -44,6 +48,7 @@ pub mod pci;
 pub mod policy;
 pub mod preflight;
 pub mod replay;
+pub mod running;
 pub mod settings;
 pub mod straggler;
 pub mod testimony;

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 pub use outlier::{Differs, Outlier, outliers};
 pub use sample::{Answer, Chip, CoreState, Holder, Holders, Runtime, Service, Stall, TpuSample, chip_kind};
-pub use words::STALL;
+pub use words::{STALL, metric};
 
 use crate::entry::Fact;
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
@@ -184,6 +184,7 @@ impl TpuJudge {
             let readings = shares.get(place).map(words::readings).unwrap_or_default();
             of.reason = words::chip(chip, &readings);
             of.evidence = words::chip_evidence(chip, &readings);
+            of.gauges = shares.get(place).map(words::gauges).unwrap_or_default();
             let its = |core: &&CoreState| words::place_of(core, &cores, chips.len()) == Some(place);
             let unclear = matches!(&chip.holders, Holders::Partly(holders, _) if holders.is_empty());
             if unclear && told.is_empty() {

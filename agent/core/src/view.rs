@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::device::GpuView;
 use crate::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
+use crate::finding::Finding;
 use crate::hang::Hang;
 use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
@@ -95,6 +96,8 @@ pub struct JobView {
     pub hang: Option<Box<Hang>>,
     /// Restarts so far.
     pub restarts: u32,
+    /// What is wrong with it at present although no rank has failed, by number.
+    pub findings: BTreeMap<u64, Finding>,
     /// The last verdict.
     pub last_verdict: Option<Verdict>,
     /// The last decision.
@@ -164,6 +167,7 @@ impl JobView {
             ranks: BTreeMap::new(),
             hang: None,
             restarts: 0,
+            findings: BTreeMap::new(),
             last_verdict: None,
             last_decision: None,
             end_reason: None,
@@ -181,6 +185,13 @@ impl JobView {
                 self.last_decision = Some(decision.clone());
             }
             Body::Outcome(outcome) => self.step = Some(outcome.step),
+            Body::Finding(finding) => {
+                if finding.over {
+                    self.findings.remove(&finding.finding);
+                } else {
+                    self.findings.insert(finding.finding, finding.clone());
+                }
+            }
             Body::Health(_) => {}
         }
     }
@@ -190,6 +201,8 @@ impl JobView {
             Fact::AttemptStarted { attempt, ranks, .. } => {
                 self.attempt = *attempt;
                 self.phase = JobPhase::Starting;
+                // Each attempt is judged anew.
+                self.findings.clear();
                 self.hang = None;
                 self.ranks = ranks.iter().map(|started| (started.rank, RankView::new(started))).collect();
             }

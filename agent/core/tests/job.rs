@@ -52,14 +52,8 @@ impl Run {
         for step in steps {
             self.now += 10;
             for rank in [Rank(0), Rank(1)] {
-                let done = StepDone {
-                    step,
-                    start: Mono(self.now - 10),
-                    end: Mono(self.now),
-                    first: false,
-                    checkpoint_ns: 0,
-                    loss: None,
-                };
+                let done =
+                    StepDone { step, start: Mono(self.now - 10), end: Mono(self.now), ..StepDone::default() };
                 let input = Input::Steps { attempt: Attempt(attempt), rank, done: vec![done] };
                 self.job.step(Mono(self.now), input, &mut self.out);
             }
@@ -165,7 +159,7 @@ fn a_step_counts_once_though_the_ranks_connect_one_after_the_other() {
         run.fact(Fact::RankConnected { attempt: Attempt(0), rank, client: "test".into() });
         for step in 0..7 {
             let (start, end) = (Mono(run.now), Mono(run.now + 10));
-            let done = StepDone { step, start, end, first: step == 0, checkpoint_ns: 0, loss: None };
+            let done = StepDone { step, start, end, first: step == 0, ..StepDone::default() };
             run.tell(Input::Steps { attempt: Attempt(0), rank, done: vec![done] });
         }
     }
@@ -293,9 +287,7 @@ fn any_input() -> impl Strategy<Value = Input> {
                     step: u64::from(n),
                     start: Mono(5),
                     end: Mono(9),
-                    first: false,
-                    checkpoint_ns: 0,
-                    loss: None,
+                    ..StepDone::default()
                 }],
             },
         }

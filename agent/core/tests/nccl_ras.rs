@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_core::entry::Fact;
+use mainstay_core::hang::Count;
 use mainstay_core::health::{HealthState, RecommendedAction};
 use mainstay_core::judged::Judged;
 use mainstay_core::nccl_ras::{
@@ -231,6 +232,18 @@ fn json_tells_of_every_rank() {
     );
     let in_order = json(&document([42, 42], ""));
     assert!(!in_order.communicators[0].mismatch() && in_order.communicators[0].behind().is_empty());
+}
+
+#[test]
+fn the_judge_of_hangs_gets_who_waits_and_who_has_not_come() {
+    let process = |pid| Process { host: "10.0.0.1".into(), pid };
+    let count = |entered| Count { comm: 0x008a_5ed2_b3ef_4c0f, entered, completed: 41, signature: 0 };
+    let counts = json(&document([42, 41], "")).counts();
+    assert_eq!(counts, [(process(4711), vec![count(42)]), (process(4712), vec![count(41)])].into());
+    // Of a text, those that stand out.
+    let pids: Vec<i32> = parse_text(TROUBLE).unwrap().counts().keys().map(|process| process.pid).collect();
+    assert_eq!(pids, [3487980, 3487982, 3487983]);
+    assert!(parse_text(IN_ORDER).unwrap().counts().is_empty());
 }
 
 #[test]

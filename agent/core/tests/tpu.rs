@@ -199,6 +199,16 @@ fn what_libtpu_tells_is_dealt_out_to_the_chips() {
         "{judged:#?}"
     );
     assert!(reason("tpu.1").ends_with("duty cycle 12 %; HBM 4.0 GiB of 16.0 GiB"), "{judged:#?}");
+    let gauge =
+        |name| find(&judged, name).gauges.iter().map(|gauge| (gauge.metric, gauge.value)).collect::<Vec<_>>();
+    assert_eq!(
+        gauge("tpu.1"),
+        [
+            ("mainstay_tpu_duty_cycle_percent", 12.0),
+            ("mainstay_tpu_hbm_used_bytes", 4.0 * 1024.0_f64.powi(3)),
+            ("mainstay_tpu_hbm_total_bytes", 16.0 * 1024.0_f64.powi(3)),
+        ]
+    );
     // An older libtpu does not tell where its cores stand: that is no fault.
     assert_eq!(find(&judged, "tpu.runtime").state, HealthState::Healthy);
 }

@@ -3,6 +3,7 @@
 
 use mainstay_core::health::HealthState;
 use mainstay_core::time::Stamp;
+use mainstay_core::tpu::metric as tpu;
 use mainstay_core::view::{JobPhase, JobView, NodeView};
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -40,6 +41,8 @@ const JOB_STEP: &str = "mainstay_job_step";
 const JOB_PACE: &str = "mainstay_job_steps_per_second";
 const JOB_ATTEMPT: &str = "mainstay_job_attempt";
 const JOB_RESTARTS: &str = "mainstay_job_restarts_total";
+const JOB_FINDING: &str = "mainstay_job_finding";
+const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
 const JOURNAL_NEWEST: &str = "mainstay_journal_newest_cursor";
@@ -63,11 +66,29 @@ pub const METRICS: &[Metric] = &[
         "1 for the state the component is in, 0 for the others.",
     ),
     gauge_of(COMPONENT_READ_AGE, &["component"], "Seconds since the component was last read with success."),
+    gauge_of(
+        tpu::DUTY_CYCLE,
+        &["component"],
+        "Share of time in which the chip's TensorCores had work, 0 to 100.",
+    ),
+    gauge_of(tpu::HBM_USED, &["component"], "Memory of the TPU chip in use, in bytes."),
+    gauge_of(tpu::HBM_TOTAL, &["component"], "Memory of the TPU chip, in bytes."),
+    gauge_of(
+        tpu::HBM_BANDWIDTH,
+        &["component"],
+        "Share of the TPU chip's memory bandwidth in use, 0 to 100.",
+    ),
     gauge_of(JOB_PHASE, &["job", "phase"], "1 for the phase the job is in, 0 for the others."),
     gauge_of(JOB_STEP, &["job"], "The newest step that all ranks are known to have completed."),
     gauge_of(JOB_PACE, &["job"], "Steps per second over the last minute."),
     gauge_of(JOB_ATTEMPT, &["job"], "The current attempt, from 0."),
     Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: &["job"], help: "Restarts so far." },
+    gauge_of(
+        JOB_FINDING,
+        &["job", "what", "number"],
+        "1 while something is wrong with the job although no rank has failed.",
+    ),
+    gauge_of(JOB_FINDING_COST, &["job", "what", "number"], "The share of a step that it costs, from 0 to 1."),
     gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
     gauge_of(JOURNAL_NEWEST, &[], "The cursor of the newest event."),
@@ -127,6 +148,9 @@ fn node(view: &NodeView, now: Stamp) {
         }
     }
     for component in view.components.values() {
+        for reading in &component.gauges {
+            gauge!(reading.metric, "component" => component.name.clone()).set(reading.value);
+        }
         // A reading of an earlier boot has no age.
         if let Some(at) = component.read_at.filter(|at| *at <= now.mono) {
             gauge!(COMPONENT_READ_AGE, "component" => component.name.clone())
@@ -159,6 +183,14 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
     }
     if let Some(pace) = read.pace.of(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running) {
         gauge!(JOB_PACE, "job" => id.clone()).set(pace);
+    }
+    for finding in job.findings.values() {
+        let (what, number) = (finding.what.word(), finding.finding.to_string());
+        gauge!(JOB_FINDING, "job" => id.clone(), "what" => what, "number" => number.clone()).set(1.0);
+        if let Some(cost) = finding.cost_percent {
+            gauge!(JOB_FINDING_COST, "job" => id.clone(), "what" => what, "number" => number)
+                .set(cost / 100.0);
+        }
     }
     for rank in job.ranks.values() {
         let Some(beat) = &rank.beat else { continue };

@@ -5,26 +5,31 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::cloud::CloudJudge;
 use mainstay_core::dcgm::{DcgmJudge, ExporterJudge};
 use mainstay_core::fabric::{FabricJudge, Learned};
 use mainstay_core::host::{HostJudge, SystemJudge};
 use mainstay_core::id::BootId;
 use mainstay_core::judged::Judged;
+use mainstay_core::nccl_ras::{Asked, NcclJudge};
 use mainstay_core::observation::Observation;
 use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Stamp};
 use mainstay_core::tpu::{self, TpuJudge};
+use mainstay_core::view::JobPhase;
 use tokio::sync::mpsc;
 
 use crate::app::catalog;
 use crate::app::watch::{Watching, watch};
-use crate::board::Roster;
-use crate::config::{Config, DcgmConfig, DcgmMode, TpuConfig};
+use crate::board::{BoardReader, Roster};
+use crate::config::{CloudProvider, Config, DcgmConfig, DcgmMode, NcclConfig, TpuConfig};
 use crate::node::Input;
 use crate::os::clock;
+use crate::source::cloud::{CloudSource, Provider};
 use crate::source::dcgm::{DcgmPlan, DcgmSource, scrape};
 use crate::source::fabric::FabricSource;
 use crate::source::host::{HostSource, SystemSource, standard_paths};
+use crate::source::nccl_ras;
 use crate::source::tpu::{TpuPlan, TpuSource};
 use crate::store::kept::Kept;
 
@@ -51,12 +56,15 @@ pub fn start(
     config: &Config,
     observed: &Observed,
     inputs: &mpsc::Sender<Input>,
-    roster: &Roster,
+    board: &BoardReader,
 ) -> anyhow::Result<Vec<Watching>> {
+    let roster = board.roster();
     let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
     rooms.host()?;
     rooms.system()?;
     rooms.tpu()?;
+    rooms.cloud()?;
+    rooms.nccl(board)?;
     rooms.fabric()?;
     rooms.dcgm()?;
     rooms.dcgm_exporter()?;
@@ -108,6 +116,44 @@ impl Rooms<'_> {
             stalls,
         );
         self.watch("tpu", *interval, move |at| judge.step(at, &source.sample()))
+    }
+
+    /// What the cloud announces for this machine; on machines of no cloud there is no such room.
+    fn cloud(&mut self) -> anyhow::Result<()> {
+        let provider = match self.config.cloud.provider {
+            CloudProvider::None => None,
+            CloudProvider::Google => Some(Provider::Google),
+            CloudProvider::Amazon => Some(Provider::Amazon),
+            CloudProvider::Azure => Some(Provider::Azure),
+            CloudProvider::Auto => Provider::by_firmware(&self.config.host.sys_root),
+        };
+        let Some(provider) = provider else { return Ok(()) };
+        let mut judge = CloudJudge::new(self.config.cloud.limits.clone());
+        self.observed.iter().for_each(|(_, _, seen)| judge.recall(seen));
+        let mut source = CloudSource::new(provider, &self.config.cloud.metadata)
+            .context("starting to follow the cloud's metadata server")?;
+        // The server tells of changes by itself; how often they are looked at is a matter of this process alone.
+        self.watch("cloud", Period::seconds(1), move |at| judge.step(clock::stamp_of(at), &source.sample()))
+    }
+
+    /// What NCCL tells of the jobs of this host, while there are any.
+    fn nccl(&mut self, board: &BoardReader) -> anyhow::Result<()> {
+        let NcclConfig { address, interval, deadline, limits } = self.config.nccl.clone();
+        if address.is_empty() {
+            return Ok(());
+        }
+        let mut judge = NcclJudge::new(limits);
+        let board = board.clone();
+        let deadline = Duration::from_nanos(deadline.0.0);
+        self.watch("nccl", interval, move |at| {
+            let runs = board
+                .view()
+                .jobs
+                .values()
+                .any(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
+            let asked = if runs { nccl_ras::ask_blocking(&address, deadline) } else { Asked::NoJob };
+            judge.step(at, &asked)
+        })
     }
 
     /// InfiniBand, RoCE, Ethernet.

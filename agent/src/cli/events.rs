@@ -64,6 +64,7 @@ enum Kind {
     Verdict,
     Decision,
     Outcome,
+    Finding,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -81,6 +82,7 @@ impl Args {
             Kind::Verdict => EventKind::Verdict.into(),
             Kind::Decision => EventKind::Decision.into(),
             Kind::Outcome => EventKind::Outcome.into(),
+            Kind::Finding => EventKind::Finding.into(),
         });
         let severity = self.severity.map_or(Severity::Unspecified, |severity| match severity {
             AtLeast::Info => Severity::Info,

@@ -1,10 +1,12 @@
 //! `mainstay explain`: a failure with its evidence, from the job's own journal; also when the job is long over.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use mainstay_core::entry::{Body, Entry};
+use mainstay_core::finding::Finding;
 use mainstay_core::id::Incident;
 use mainstay_core::verdict::{Action, Decision, FaultDomain, Outcome, Verdict};
 use serde_json::json;
@@ -48,7 +50,17 @@ struct Story {
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let run_dir = find_run(args.run.as_deref())?;
     let entries = read(&run_dir)?;
+    let findings = findings(&entries);
     let Some(story) = story(&entries, args.incident.map(Incident)) else {
+        if args.incident.is_none() && !findings.is_empty() {
+            let text = if args.json {
+                format!("{}\n", json!({ "run": run_dir, "findings": findings }))
+            } else {
+                format!("no failure\n{}", render_findings(&findings, args.markdown))
+            };
+            output::print(&text)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let which =
             args.incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
         output::note(&format!("{}: {which} in this run", run_dir.display()));
@@ -58,13 +70,39 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let Story { verdict, decision, outcome } = &story;
         format!(
             "{}\n",
-            json!({ "run": run_dir, "verdict": verdict, "decision": decision, "outcome": outcome })
+            json!({
+                "run": run_dir, "verdict": verdict, "decision": decision, "outcome": outcome, "findings": findings
+            })
         )
     } else {
-        render(&run_dir, &story, args.markdown)
+        render(&run_dir, &story, args.markdown) + &render_findings(&findings, args.markdown)
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What was wrong with the job although nothing failed, each as it was last told.
+fn findings(entries: &[Entry]) -> BTreeMap<u64, Finding> {
+    let told = entries.iter().filter_map(|entry| match &entry.body {
+        Body::Finding(finding) => Some((finding.finding, finding.clone())),
+        _ => None,
+    });
+    told.collect()
+}
+
+fn render_findings(findings: &BTreeMap<u64, Finding>, markdown: bool) -> String {
+    let (title, bullet) = if markdown { ("## ", "- ") } else { ("", "  ") };
+    let mut lines = Vec::new();
+    for finding in findings.values() {
+        lines.push(String::new());
+        lines.push(format!("{title}Finding {}: {}", finding.finding, finding.headline));
+        lines.push(format!("{bullet}{}, {:.0} % sure", finding.domain, finding.confidence * 100.0));
+        lines.extend(
+            finding.evidence.iter().map(|evidence| format!("{bullet}{}", evidence.replace('\n', " "))),
+        );
+    }
+    lines.push(String::new());
+    lines.join("\n")
 }
 
 pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {

@@ -2,7 +2,9 @@
 //! states and phases by their plain names. What is not set is absent. Documented in `docs/reference/cli.md`.
 
 use mainstay_proto::v1::process_exit::How;
-use mainstay_proto::v1::{Component, Decision, Event, Gap, Job, Node, ProcessExit, Rank, Server, Verdict};
+use mainstay_proto::v1::{
+    Component, Decision, Event, Finding, Gap, Job, Node, ProcessExit, Rank, Server, Verdict,
+};
 use prost_types::{Duration, Timestamp};
 use serde_json::{Map, Value, json};
 
@@ -78,6 +80,7 @@ pub(super) fn job(job: &Job) -> Value {
         "ranks": job.ranks.iter().map(rank).collect::<Vec<Value>>(),
         "last_verdict": job.last_verdict.as_ref().map(verdict),
         "last_decision": job.last_decision.as_ref().map(decision),
+        "findings": job.findings.iter().map(finding).collect::<Vec<_>>(),
     }))
 }
 
@@ -101,6 +104,27 @@ fn exit(exit: &ProcessExit) -> Option<Value> {
     exit.how.as_ref().map(|how| match how {
         How::Code(code) => json!({ "code": code }),
         How::Signal(signal) => json!({ "signal": signal }),
+    })
+}
+
+fn finding(finding: &Finding) -> Value {
+    json!({
+        "number": finding.number,
+        "attempt": finding.attempt,
+        "what": finding.what,
+        "headline": finding.headline,
+        "domain": plain(finding.domain().as_str_name(), "FAULT_DOMAIN"),
+        "confidence": finding.confidence,
+        "ranks": finding.ranks,
+        "device": finding.device,
+        "host": finding.host,
+        "stage": finding.stage,
+        "since_step": finding.since_step,
+        "step": finding.step,
+        "cost_percent": finding.cost_percent,
+        "evidence": finding.evidence,
+        "last_agreed_step": finding.last_agreed_step,
+        "doubtful_steps": finding.doubtful_steps,
     })
 }
 

@@ -133,6 +133,13 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
         let action = plain(decision.action().as_str_name(), "DECIDED_ACTION");
         line(screen, &format!("  decision:     {action}: {}", clean(&decision.why)));
     }
+    for finding in job.findings.iter().filter(|_| !is_over(job)) {
+        let sure = format!("({:.0} % sure)", finding.confidence * 100.0);
+        line(
+            screen,
+            &format!("  {}: {} {}", paint.warning("finding"), clean(&finding.headline), paint.dim(&sure)),
+        );
+    }
     if !job.ranks.is_empty() && !is_over(job) {
         ranks(&job.ranks, paint, screen);
     }

@@ -27,6 +27,7 @@ pub fn line(body: &Body) -> Option<String> {
         }
         Body::Fact(Fact::HangPassed { after, .. }) => Some(format!("the ranks move again, after {after}")),
         Body::Fact(Fact::Observed(seen)) if seen.event == "hang_suspected" => Some(seen.detail.clone()),
+        Body::Finding(finding) => Some(finding.headline.clone()),
         Body::Fact(Fact::PagesUnavailable { reason } | Fact::RankRefused { reason, .. }) => {
             Some(reason.clone())
         }

@@ -96,6 +96,14 @@ impl FabricSource {
     }
 }
 
+/// Whether there are NVSwitches that are not on the PCI bus themselves (HGX B200 and later): the fabric manager reaches
+/// them by a network card of its own.
+pub(super) fn has_switches_behind_a_card(sys: &Path) -> bool {
+    let class = sys.join("class/infiniband");
+    let devices = list(&class).unwrap_or_default();
+    devices.iter().any(|name| device::belongs_to_fabric_manager(&class.join(name)))
+}
+
 /// Which machine this is: what an image of its disk on another machine does not bring along.
 fn host_identity(sys: &Path) -> Option<String> {
     let text = read(&sys.join("class/dmi/id/product_uuid")).ok()?;

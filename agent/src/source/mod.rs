@@ -3,6 +3,7 @@
 pub mod active;
 pub mod activity;
 pub mod asked;
+pub mod cloud;
 pub mod dcgm;
 pub mod device;
 pub mod error_file;
@@ -10,6 +11,7 @@ pub mod evidence;
 pub mod fabric;
 pub mod host;
 pub mod kmsg;
+pub mod nccl_ras;
 pub mod nvrx;
 pub mod pages;
 pub mod slurm;

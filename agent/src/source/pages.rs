@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use mainstay_core::entry::{Note, StepDone};
+use mainstay_core::entry::{Note, Spent, StepDone};
 use mainstay_core::hang::{Class, Count, PhaseId, Phases, Sight};
+use mainstay_core::straggler::SectionKind;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::view::BeatView;
 use mainstay_heartbeat::layout::NAME_ENTRIES;
@@ -212,16 +213,30 @@ fn refused(refusal: &Refusal) -> String {
 }
 
 fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
-    let is_checkpoint = |id| page.section_name(id).is_some_and(|name| name == CHECKPOINT_SECTION);
-    let checkpoint_ns =
-        record.sections().iter().filter(|spent| is_checkpoint(spent.id)).map(|spent| spent.ns).sum();
+    let mut checkpoint_ns = 0;
+    let mut spent = Spent::default();
+    for section in record.sections() {
+        let Some(name) = page.section_name(section.id) else { continue };
+        if name == CHECKPOINT_SECTION {
+            checkpoint_ns += section.ns;
+        }
+        match SectionKind::of(&name) {
+            SectionKind::Wait => spent.wait_ns += section.ns,
+            SectionKind::Pause => spent.pause_ns += section.ns,
+            SectionKind::Data | SectionKind::Compute => spent.alone_ns += section.ns,
+            SectionKind::Work => {}
+        }
+    }
     StepDone {
         step: record.step,
         start: Mono(record.start_mono_ns),
         end: Mono(record.end_mono_ns),
         first: record.first,
         checkpoint_ns,
+        spent,
         loss: record.loss,
+        grad_norm: record.grad_norm,
+        digest: record.digest,
     }
 }
 

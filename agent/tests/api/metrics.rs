@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_agent::api::metrics::{Kind, METRICS};
 use mainstay_core::entry::Fact;
-use mainstay_core::health::HealthState;
+use mainstay_core::health::{Component, Gauge, HealthState};
 use mainstay_core::id::{Attempt, JobId, Rank};
 use mainstay_core::time::Mono;
+use mainstay_core::tpu::metric;
 use mainstay_core::view::BeatView;
 
 use crate::http::get;
-use crate::server::{SECOND, Server};
+use crate::server::{SECOND, Server, component};
 
 #[derive(Debug, PartialEq)]
 struct Sample {
@@ -99,6 +100,9 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let mut server = Server::start(dir).await;
     server.health("host.cpu", HealthState::Healthy);
     server.health("host.disk", HealthState::Degraded);
+    let readings = [metric::DUTY_CYCLE, metric::HBM_USED, metric::HBM_TOTAL, metric::HBM_BANDWIDTH];
+    let gauges = readings.iter().map(|metric| Gauge { metric, value: 12.5 }).collect();
+    server.board.set_component(Component { gauges, ..component("tpu.0", HealthState::Healthy) });
     server.job("de\"mo\n");
     let job = JobId("de\"mo\n".into());
     for (second, step) in [(97, 8), (99, 12)] {

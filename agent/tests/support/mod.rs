@@ -1,7 +1,7 @@
 //! The whole agent, for tests.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
@@ -56,6 +56,28 @@ impl Agent {
         events.kill().unwrap();
         events.wait().unwrap();
         found.unwrap_or_else(|| panic!("no event told of {words:?}"))
+    }
+
+    /// All events so far.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn events(&self) -> String {
+        let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        let told = events
+            .args(["events", "--json", "--socket"])
+            .arg(self.directory.join("agent.sock"))
+            .output()
+            .unwrap();
+        String::from_utf8(told.stdout).unwrap()
+    }
+
+    /// What Prometheus is shown.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn metrics(&self) -> String {
+        let mut stream = std::os::unix::net::UnixStream::connect(self.directory.join("agent.sock")).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page
     }
 
     /// What `mainstay status` shows.

@@ -18,7 +18,7 @@ from ._native import __version__, active, beat, pause, resume, section, step
 from ._section import expect_long
 
 __all__ = [
-    "__version__", "active", "beat", "checkpoint", "expect_long", "pause", "resume", "section", "status", "step",
+    "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "pause", "report_digest", "resume", "section", "status", "step",
 ]  # fmt: skip
 
 _hooks.start()
@@ -27,6 +27,20 @@ _hooks.start()
 def status() -> dict:
     """Where the heartbeats of this process go: ``active``, ``page`` (path or None), ``refusal`` (words or None)."""
     return _hooks.status()
+
+
+def digest(tensors):
+    """A number that replicas with the same bits have in common: see :mod:`mainstay._digest`."""
+    from ._digest import digest as compute
+
+    return compute(tensors)
+
+
+def report_digest(tensors, *, every: int = 100):
+    """Tells the digest of these tensors with every so many-th optimizer step: see :mod:`mainstay._digest`."""
+    from ._digest import report_digest as begin
+
+    return begin(tensors, every=every)
 
 
 def __getattr__(name: str):

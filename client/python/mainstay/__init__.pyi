@@ -1,4 +1,4 @@
-from typing import Any, Callable, Optional, TypedDict, TypeVar
+from typing import Any, Callable, Optional, SupportsIndex, TypedDict, TypeVar
 
 from . import checkpoint as checkpoint
 from ._native import active as active, beat as beat, pause as pause, resume as resume
@@ -14,7 +14,7 @@ class expect_long:
 
 __version__: str
 __all__ = [
-    "__version__", "active", "beat", "checkpoint", "expect_long", "pause", "resume", "section", "status", "step",
+    "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "pause", "report_digest", "resume", "section", "status", "step",
 ]
 
 class _Status(TypedDict):
@@ -23,3 +23,5 @@ class _Status(TypedDict):
     refusal: Optional[str]
 
 def status() -> _Status: ...
+def digest(tensors: Any) -> SupportsIndex: ...
+def report_digest(tensors: Any, *, every: int = 100) -> Any: ...

@@ -1,12 +1,12 @@
 //! What the hooks for frameworks tell: collective counters, time that passed on a device, and steps that they counted
 //! because the script tells none.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use mainstay_client::{Collective, Operation, OperationKind};
+use mainstay_client::{Collective, Measures, Operation, OperationKind};
 use pyo3::prelude::*;
 
 use crate::awaited;
@@ -24,6 +24,28 @@ pub fn script_tells_steps() {
     }
 }
 
+/// A digest that goes with the next step, and whether there is one.
+static DIGEST: AtomicU64 = AtomicU64::new(0);
+static DIGEST_WAITS: AtomicBool = AtomicBool::new(false);
+
+/// Whether a digest waits for a step: one load on the training path.
+#[inline]
+pub fn digest_waits() -> bool {
+    DIGEST_WAITS.load(Ordering::Relaxed)
+}
+
+/// The digest that waits for a step, once.
+pub fn take_digest() -> Option<u64> {
+    DIGEST_WAITS.swap(false, Ordering::Acquire).then(|| DIGEST.load(Ordering::Relaxed))
+}
+
+/// `digest` goes with the next step that is told.
+#[pyfunction]
+fn next_digest(digest: u64) {
+    DIGEST.store(digest, Ordering::Relaxed);
+    DIGEST_WAITS.store(true, Ordering::Release);
+}
+
 /// Step `step`, counted by a hook. False, and nothing told, if the script tells its steps itself.
 #[pyfunction]
 fn hook_step(py: Python<'_>, step: u64) -> bool {
@@ -31,7 +53,7 @@ fn hook_step(py: Python<'_>, step: u64) -> bool {
         return false;
     }
     if let Some(client) = rank::client() {
-        client.step(step);
+        client.step_with(step, Measures { digest: take_digest(), ..Measures::default() });
         if awaited::any() {
             awaited::step(py);
         }
@@ -102,6 +124,7 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(hook_step, module)?)?;
     module.add_function(wrap_pyfunction!(script_steps, module)?)?;
     module.add_function(wrap_pyfunction!(collective, module)?)?;
+    module.add_function(wrap_pyfunction!(next_digest, module)?)?;
     module.add_function(wrap_pyfunction!(begin_long, module)?)?;
     module.add_function(wrap_pyfunction!(end_long, module)?)?;
     module.add_function(wrap_pyfunction!(spend, module)?)?;

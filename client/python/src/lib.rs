@@ -12,6 +12,7 @@ mod awaited;
 mod calls;
 mod checksum;
 mod counters;
+mod digest;
 mod rank;
 mod section;
 mod testing;
@@ -28,5 +29,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     awaited::add_to(module)?;
     checksum::add_to(module)?;
     counters::add_to(module)?;
+    digest::add_to(module)?;
     testing::add_to(module)
 }

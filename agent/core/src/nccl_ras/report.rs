@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::hang::Count;
+
 /// One report. It is of one job: that of the process that happened to answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RasReport {
@@ -46,6 +48,38 @@ pub struct CommRank {
     pub process: Option<Process>,
     /// The GPU's number as CUDA counts in that process.
     pub gpu: Option<u32>,
+}
+
+impl RasReport {
+    /// The operations that each process has launched, by communicator, as the judge of hangs takes them.
+    ///
+    /// NCCL tells what was launched and not what was completed; but no collective is complete before all ranks have
+    /// launched it. So what the rank that is furthest behind has launched counts as completed by all, and whoever has
+    /// launched more waits. Ranks of which a text tells only that they are the majority are left out.
+    pub fn counts(&self) -> BTreeMap<Process, Vec<Count>> {
+        let mut counts: BTreeMap<Process, Vec<Count>> = BTreeMap::new();
+        for communicator in &self.communicators {
+            let Ok(comm) = u64::from_str_radix(&communicator.hash, 16) else { continue };
+            let mut launched: BTreeMap<&CommRank, u64> = BTreeMap::new();
+            let mut least = 0_u64;
+            for operation in &communicator.operations {
+                least =
+                    least.saturating_add(operation.groups.iter().map(|group| group.of).min().unwrap_or(0));
+                for group in &operation.groups {
+                    for rank in &group.named {
+                        let sum = launched.entry(rank).or_default();
+                        *sum = sum.saturating_add(group.of);
+                    }
+                }
+            }
+            for (rank, entered) in launched {
+                let Some(process) = rank.process.clone() else { continue };
+                let count = Count { comm, entered, completed: least.min(entered), signature: 0 };
+                counts.entry(process).or_default().push(count);
+            }
+        }
+        counts
+    }
 }
 
 /// A communicator.

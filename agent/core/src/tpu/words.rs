@@ -3,7 +3,7 @@
 use super::outlier::{Outlier, outliers};
 use super::sample::{Answer, Chip, CoreState, Holder, Holders, Runtime, Service, Stall};
 use crate::entry::Fact;
-use crate::health::Evidence;
+use crate::health::{Evidence, Gauge};
 use crate::observation::{Observation, Weight};
 use crate::settings::Bytes;
 use crate::time::{Mono, Span};
@@ -76,6 +76,29 @@ pub(super) fn place_of(core: &CoreState, all: &[&CoreState], chips: usize) -> Op
     known.dedup();
     let place = known.iter().position(|chip| Some(*chip) == core.chip)?;
     (known.len() <= chips).then_some(place)
+}
+
+/// The names under which Prometheus sees what libtpu tells of a chip.
+pub mod metric {
+    /// Share of time in which the TensorCore had work, in percent.
+    pub const DUTY_CYCLE: &str = "mainstay_tpu_duty_cycle_percent";
+    /// Memory in use, in bytes.
+    pub const HBM_USED: &str = "mainstay_tpu_hbm_used_bytes";
+    /// Memory in all, in bytes.
+    pub const HBM_TOTAL: &str = "mainstay_tpu_hbm_total_bytes";
+    /// Share of the memory's bandwidth that is in use, in percent.
+    pub const HBM_BANDWIDTH: &str = "mainstay_tpu_hbm_bandwidth_percent";
+}
+
+/// The readings in numbers; what is not told is absent.
+pub(super) fn gauges(share: &Share) -> Vec<Gauge> {
+    let told = [
+        (metric::DUTY_CYCLE, share.duty_cycle),
+        (metric::HBM_USED, share.hbm_used.map(|bytes| bytes as f64)),
+        (metric::HBM_TOTAL, share.hbm_total.map(|bytes| bytes as f64)),
+        (metric::HBM_BANDWIDTH, share.bandwidth),
+    ];
+    told.into_iter().filter_map(|(metric, value)| Some(Gauge { metric, value: value? })).collect()
 }
 
 pub(super) fn readings(share: &Share) -> Vec<String> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::finding::FindingKind;
 use mainstay_core::health::HealthState;
 use mainstay_core::id::{Attempt, Rank};
 use mainstay_core::observation::Weight;
@@ -42,6 +43,7 @@ fn kind(body: &Body) -> EventKind {
         Body::Verdict(_) => EventKind::Verdict,
         Body::Decision(_) => EventKind::Decision,
         Body::Outcome(_) => EventKind::Outcome,
+        Body::Finding(_) => EventKind::Finding,
     }
 }
 
@@ -87,6 +89,7 @@ fn type_of(body: &Body) -> &'static str {
             Action::Stop { .. } => "stop",
         },
         Body::Outcome(_) => "training_resumed",
+        Body::Finding(finding) => finding.what.word(),
     }
 }
 
@@ -104,6 +107,9 @@ fn severity(body: &Body) -> Severity {
             Action::Stop { .. } => Severity::Error,
         },
         Body::Outcome(_) => Severity::Info,
+        Body::Finding(finding) if finding.over => Severity::Info,
+        Body::Finding(finding) if finding.what == FindingKind::SilentCorruption => Severity::Error,
+        Body::Finding(_) => Severity::Warning,
     }
 }
 
@@ -193,6 +199,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
             Action::Stop { .. } => None,
         },
         Body::Outcome(outcome) => Some(outcome.attempt),
+        Body::Finding(finding) => Some(finding.attempt),
     }
 }
 
@@ -206,6 +213,10 @@ fn rank(body: &Body) -> Option<Rank> {
         ) => Some(*rank),
         Body::Fact(Fact::RanksHung { hang, .. }) => hang.culprits.first().copied(),
         Body::Verdict(verdict) => verdict.culprit,
+        Body::Finding(finding) => match finding.ranks.as_slice() {
+            [rank] => Some(*rank),
+            _ => None,
+        },
         Body::Fact(_) | Body::Health(_) | Body::Decision(_) | Body::Outcome(_) => None,
     }
 }

@@ -1,6 +1,7 @@
 //! The node and its jobs.
 
 use mainstay_core::entry::ExitStatus;
+use mainstay_core::finding::Finding;
 use mainstay_core::health::{Component, Evidence, HealthState, RecommendedAction};
 use mainstay_core::time::Stamp;
 use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Verdict};
@@ -129,6 +130,28 @@ pub(in crate::api) fn job(job: &JobView, now: Stamp, steps_per_second: Option<f6
         ranks: job.ranks.values().map(|of| rank(of, now)).collect(),
         last_verdict: job.last_verdict.as_ref().map(|of| verdict(of, now)),
         last_decision: job.last_decision.as_ref().map(decision),
+        findings: job.findings.values().map(finding).collect(),
+    }
+}
+
+fn finding(of: &Finding) -> v1::Finding {
+    v1::Finding {
+        number: of.finding,
+        attempt: of.attempt.0,
+        what: of.what.word().to_owned(),
+        headline: of.headline.clone(),
+        domain: domain(of.domain).into(),
+        confidence: of.confidence,
+        ranks: of.ranks.iter().map(|rank| rank.0).collect(),
+        device: of.device.clone(),
+        host: of.host.clone(),
+        stage: of.stage,
+        since_step: of.since_step,
+        step: of.step,
+        cost_percent: of.cost_percent,
+        evidence: of.evidence.clone(),
+        last_agreed_step: of.last_agreed_step,
+        doubtful_steps: of.doubtful_steps.clone(),
     }
 }
 

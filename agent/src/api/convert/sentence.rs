@@ -13,6 +13,7 @@ pub(super) fn of(body: &Body) -> String {
         Body::Verdict(of) => verdict(of),
         Body::Decision(of) => decision(of),
         Body::Outcome(of) => outcome(of),
+        Body::Finding(finding) => finding.headline.clone(),
     }
 }
 

@@ -210,14 +210,20 @@ fn why_passed_over(path: &Path, name: &str) -> Option<String> {
     if software || real.to_string_lossy().contains("/devices/virtual/") {
         return Some("it is made of software".to_owned());
     }
-    if read(&path.join("device/vendor")).is_ok_and(|vendor| vendor == MELLANOX) {
-        let mut data = Vec::new();
-        // What cannot be read tells nothing; what refuses a counter is then left alone.
-        let file = File::open(path.join("device/vpd"));
-        let read = file.and_then(|file| file.take(PRODUCT_DATA).read_to_end(&mut data));
-        if read.is_ok() && data.windows(MANAGEMENT.len()).any(|words| words == MANAGEMENT) {
-            return Some("its product data say SW_MNG: it belongs to the fabric manager".to_owned());
-        }
+    if belongs_to_fabric_manager(path) {
+        return Some("its product data say SW_MNG: it belongs to the fabric manager".to_owned());
     }
     None
+}
+
+/// Whether a device is a function by which the fabric manager reaches NVSwitches. What cannot be read tells nothing;
+/// what refuses a counter is then left alone.
+pub(super) fn belongs_to_fabric_manager(path: &Path) -> bool {
+    if !read(&path.join("device/vendor")).is_ok_and(|vendor| vendor == MELLANOX) {
+        return false;
+    }
+    let mut data = Vec::new();
+    let file = File::open(path.join("device/vpd"));
+    let read = file.and_then(|file| file.take(PRODUCT_DATA).read_to_end(&mut data));
+    read.is_ok() && data.windows(MANAGEMENT.len()).any(|words| words == MANAGEMENT)
 }

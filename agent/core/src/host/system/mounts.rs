@@ -48,7 +48,10 @@ impl MountWatch {
             findings.problem(state, format!("{name} {told}{again}"), RecommendedAction::ContactSupport);
         }
         let count = sample.mounts.len();
-        findings.summary(format!("{count} network file system{} answer", if count == 1 { "" } else { "s" }));
+        findings.summary(match count {
+            1 => "the network file system answers".to_owned(),
+            count => format!("{count} network file systems answer"),
+        });
         Some(findings)
     }
 }

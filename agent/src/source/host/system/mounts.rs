@@ -106,7 +106,7 @@ impl MountProbes {
             let state = self
                 .probes
                 .get(&mount.point)
-                .map_or(MountState::Asked, |probe| probe.state(now, self.deadline));
+                .map_or(MountState::Asked, |probe| probe.state(now, self.every, self.deadline));
             MountReading {
                 point: mount.point.display().to_string(),
                 kind: mount.kind,
@@ -182,9 +182,12 @@ impl Probe {
         }
     }
 
-    fn state(&self, now: Mono, deadline: Span) -> MountState {
+    fn state(&self, now: Mono, every: Span, deadline: Span) -> MountState {
+        // An answer is good until the next one must be there: it may be that we cannot ask any more.
+        let good_for = every.plus(every).plus(deadline);
         match (self.silent_since, &self.last) {
             (Some(since), _) if now.since(since) >= deadline => MountState::Silent { since },
+            (_, Some((at, _))) if self.asked.is_none() && now.since(*at) > good_for => MountState::Asked,
             (_, Some((_, Ok(())))) => MountState::Answers,
             (_, Some((_, Err(why)))) => MountState::Fails(why.clone()),
             (_, None) => MountState::Asked,

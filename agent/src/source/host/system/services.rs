@@ -9,6 +9,7 @@ use mainstay_core::time::{Mono, Span};
 use super::SystemPlan;
 use super::child::Asked;
 use super::hardware::nvidia_devices;
+use crate::source::fabric::has_switches_behind_a_card;
 
 /// How long an answer is waited for at once; one that comes later is found at the next look.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -21,13 +22,15 @@ pub(super) struct ServiceProbe {
     program: Option<PathBuf>,
     units: Vec<String>,
     asked: Option<Asked>,
+    /// NVSwitches behind a network card: product data are slow to read and do not change.
+    behind_a_card: Option<bool>,
 }
 
 impl ServiceProbe {
     pub(super) fn new(plan: &SystemPlan) -> ServiceProbe {
         let runs = Path::new("/run/systemd/system").exists();
         let program = plan.systemctl.clone().or_else(|| runs.then(|| "systemctl".into()));
-        ServiceProbe { program, units: plan.units.clone(), asked: None }
+        ServiceProbe { program, units: plan.units.clone(), asked: None, behind_a_card: None }
     }
 
     /// What systemd tells, if it was asked and has answered; it is asked when it is `time`.
@@ -51,8 +54,10 @@ impl ServiceProbe {
         match asked.answer(PATIENCE) {
             Some(Ok(text)) => {
                 self.asked = None;
-                let (gpus, switches) = nvidia_devices(sys);
-                Some(Reading::Value(Services { units: parse(&text), gpus, switches: switches > 0 }))
+                let (gpus, on_the_bus) = nvidia_devices(sys);
+                let behind = *self.behind_a_card.get_or_insert_with(|| has_switches_behind_a_card(sys));
+                let switches = on_the_bus > 0 || behind;
+                Some(Reading::Value(Services { units: parse(&text), gpus, switches }))
             }
             Some(Err(error)) => {
                 self.asked = None;

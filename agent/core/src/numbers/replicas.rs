@@ -1,0 +1,147 @@
+//! Digests of parameters that should be the same.
+//!
+//! Which ranks hold the same parameters need not be said: 64-bit digests are not equal by chance. Shards differ from the
+//! first comparison on and are never replicas; replicas are equal in classes of one size, as meshes are regular. One rank beside a majority
+//! of equal ones is no regular mesh: that rank is wrong.
+
+use std::collections::BTreeMap;
+
+/// Which ranks hold the same parameters, and how far they agreed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Replicas {
+    /// The group of each rank, where given or learned; ranks without replicas have none.
+    groups: Option<Vec<Option<u32>>>,
+    /// By group: the last step at which all agreed.
+    agreed: BTreeMap<u32, u64>,
+}
+
+/// Replicas that do not agree at a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Split {
+    pub(super) group: u32,
+    /// The ranks that differ from the majority; all ranks if there is none.
+    pub(super) ranks: Vec<u32>,
+    /// How many ranks agree with each other, if they are the majority.
+    pub(super) majority: Option<usize>,
+    pub(super) of: usize,
+    pub(super) last_agreed: Option<u64>,
+}
+
+impl Replicas {
+    /// With groups that are known: ranks with the same number hold the same parameters.
+    pub(super) fn known(groups: Vec<u32>) -> Replicas {
+        Replicas { groups: Some(groups.into_iter().map(Some).collect()), agreed: BTreeMap::new() }
+    }
+
+    /// Compares the digests of a step: the groups that agree, and those that do not.
+    pub(super) fn compare(&mut self, step: u64, digests: &[Option<u64>]) -> (Vec<u32>, Vec<Split>) {
+        let (mut whole, mut splits) = (Vec::new(), Vec::new());
+        let Some(groups) = self.groups.clone().or_else(|| self.learn(digests)) else {
+            return (whole, splits);
+        };
+        let mut by_group: BTreeMap<u32, BTreeMap<u64, Vec<u32>>> = BTreeMap::new();
+        for (rank, (group, digest)) in groups.iter().zip(digests).enumerate() {
+            if let (Some(group), Some(digest)) = (group, digest) {
+                by_group.entry(*group).or_default().entry(*digest).or_default().push(rank as u32);
+            }
+        }
+        for (group, classes) in by_group {
+            let of = classes.values().map(Vec::len).sum();
+            if of < 2 {
+                continue;
+            }
+            if classes.len() == 1 {
+                self.agreed.insert(group, step);
+                whole.push(group);
+                continue;
+            }
+            let largest = classes.values().map(Vec::len).max().unwrap_or(0);
+            let majority = (largest * 2 > of).then_some(largest);
+            let outside = |class: &&Vec<u32>| majority.is_none() || class.len() != largest;
+            let mut ranks: Vec<u32> = classes.values().filter(outside).flatten().copied().collect();
+            ranks.sort_unstable();
+            splits.push(Split { group, ranks, majority, of, last_agreed: self.agreed.get(&group).copied() });
+        }
+        (whole, splits)
+    }
+
+    /// Learns who is whose replica from a comparison in which all ranks took part.
+    fn learn(&mut self, digests: &[Option<u64>]) -> Option<Vec<Option<u32>>> {
+        let mut classes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        for (rank, digest) in digests.iter().enumerate() {
+            classes.entry((*digest)?).or_default().push(rank);
+        }
+        let largest = classes.values().map(Vec::len).max().filter(|largest| *largest > 1)?;
+        let mut groups = vec![None; digests.len()];
+        if classes.values().all(|class| class.len() == largest) {
+            for (group, class) in classes.values().enumerate() {
+                class.iter().for_each(|rank| groups[*rank] = Some(group as u32));
+            }
+        } else if largest * 2 > digests.len() {
+            groups.fill(Some(0));
+        } else {
+            // Irregular and without a majority: it cannot be told what belongs together.
+            return None;
+        }
+        self.groups = Some(groups.clone());
+        Some(groups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some(digests: &[u64]) -> Vec<Option<u64>> {
+        digests.iter().copied().map(Some).collect()
+    }
+
+    #[test]
+    fn the_majority_names_the_rank() {
+        let mut replicas = Replicas::default();
+        assert_eq!(replicas.compare(10, &some(&[5, 5, 5, 5])), (vec![0], vec![]));
+        let (_, splits) = replicas.compare(20, &some(&[6, 6, 7, 6]));
+        assert_eq!(
+            splits,
+            [Split { group: 0, ranks: vec![2], majority: Some(3), of: 4, last_agreed: Some(10) }]
+        );
+    }
+
+    #[test]
+    fn of_two_replicas_neither_is_believed() {
+        let mut replicas = Replicas::default();
+        replicas.compare(1, &some(&[5, 5]));
+        let (_, splits) = replicas.compare(2, &some(&[6, 7]));
+        assert_eq!((splits[0].ranks.as_slice(), splits[0].majority), ([0, 1].as_slice(), None));
+    }
+
+    #[test]
+    fn shards_differ_by_design_and_are_compared_with_their_own_replicas() {
+        let mut shards = Replicas::default();
+        for step in 0..5 {
+            let digests: Vec<u64> = (0..8).map(|rank| rank * 100 + step).collect();
+            assert_eq!(shards.compare(step, &some(&digests)), (vec![], vec![]), "no rank has a replica");
+        }
+        // Two shards with three replicas each.
+        let mut both = Replicas::default();
+        both.compare(1, &some(&[1, 2, 1, 2, 1, 2]));
+        let (whole, splits) = both.compare(2, &some(&[3, 4, 3, 4, 3, 9]));
+        assert_eq!((whole, splits[0].ranks.as_slice()), (vec![0], [5].as_slice()));
+    }
+
+    #[test]
+    fn a_rank_that_is_wrong_from_the_start_is_no_mesh() {
+        let (_, splits) = Replicas::default().compare(1, &some(&[5, 5, 5, 8, 5, 5, 5, 5]));
+        assert_eq!((splits[0].ranks.as_slice(), splits[0].last_agreed), ([3].as_slice(), None));
+    }
+
+    #[test]
+    fn what_is_missing_is_not_compared() {
+        let mut replicas = Replicas::default();
+        assert_eq!(replicas.compare(1, &[Some(1), None, Some(2)]), (vec![], vec![]));
+        replicas.compare(2, &some(&[1, 1, 1]));
+        assert_eq!(replicas.compare(3, &[Some(4), None, None]), (vec![], vec![]));
+        let mut known = Replicas::known(vec![0, 0, 1]);
+        assert_eq!(known.compare(1, &some(&[1, 1, 2])).0, [0]);
+    }
+}

@@ -1,0 +1,254 @@
+//! What is found in a job while it runs: its steps, put together from what each rank tells, go to the judges of
+//! stragglers and of numbers.
+//!
+//! A step is judged when all ranks have completed it, or when others are so far ahead that its missing ranks are
+//! not waited for any longer.
+
+use std::collections::BTreeMap;
+
+use crate::entry::{JobSpec, StepDone};
+use crate::finding::{Finding, Hint};
+use crate::id::{Attempt, Rank};
+use crate::layout::Layout;
+use crate::numbers::{self, Numbers, Sick};
+use crate::straggler::{self, Limits, Names, Peers, Role, Row, Standing};
+
+/// A step that most ranks have passed by so many is judged without those that are missing.
+const PASSED_BY: u64 = 8;
+
+/// Steps that wait for ranks; of more, the farthest ahead are not waited for.
+const WAITING: usize = 32;
+
+/// What a rank told of a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    done: bool,
+    took: f32,
+    /// Seconds without waiting for others and pauses; NaN if no section tells of either.
+    without_waiting: f32,
+    wait: f32,
+    /// Seconds in sections in which nothing is exchanged.
+    alone: f32,
+    numbers: Numbers,
+}
+
+/// The watch over one job.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    spec_ranks: u32,
+    layout: Layout,
+    hints: Vec<Hint>,
+    told: u64,
+    attempt: Attempt,
+    now: Option<Present>,
+}
+
+/// The present attempt.
+#[derive(Clone, Debug)]
+struct Present {
+    ranks: Vec<Rank>,
+    names: Names,
+    stragglers: straggler::Judge,
+    standing: Standing,
+    numbers: numbers::Judge,
+    sick: BTreeMap<(crate::finding::FindingKind, u32), Finding>,
+    steps: BTreeMap<u64, Vec<Told>>,
+    judged: Option<u64>,
+    /// By rank: its newest step.
+    newest: Vec<Option<u64>>,
+}
+
+impl Watch {
+    /// Begins to watch a job.
+    pub fn new(spec: &JobSpec) -> Watch {
+        Watch {
+            spec_ranks: spec.world_size,
+            layout: Layout::of_command(&spec.command),
+            hints: Vec::new(),
+            told: 0,
+            attempt: Attempt(0),
+            now: None,
+        }
+    }
+
+    /// An attempt begins with these ranks. What was found before is not carried over.
+    pub fn begin_attempt(&mut self, attempt: Attempt, ranks: Vec<Rank>) {
+        self.attempt = attempt;
+        let role = |rank: &Rank| {
+            let stage = self.layout.stage(rank.0, self.spec_ranks);
+            Role { group: stage.unwrap_or(0), stage, host: None }
+        };
+        let peers = Peers::new(ranks.iter().map(role).collect());
+        self.now = Some(Present {
+            names: Names { ranks: ranks.clone(), devices: Vec::new(), hosts: Vec::new() },
+            stragglers: straggler::Judge::new(peers, Limits::default()),
+            standing: Standing::default(),
+            numbers: numbers::Judge::default(),
+            sick: BTreeMap::new(),
+            steps: BTreeMap::new(),
+            judged: None,
+            newest: vec![None; ranks.len()],
+            ranks,
+        });
+    }
+
+    /// What is known of the host and its devices that may explain slowness; it replaces what was known before.
+    pub fn set_hints(&mut self, hints: Vec<Hint>) {
+        self.hints = hints;
+    }
+
+    /// Takes in steps that a rank completed; what they bring to light is returned.
+    pub fn steps(&mut self, rank: Rank, done: &[StepDone]) -> Vec<Finding> {
+        let mut found = Vec::new();
+        for step in done {
+            let Some(present) = &mut self.now else { break };
+            let Ok(index) = present.ranks.binary_search(&rank) else { break };
+            present.take(index, step);
+            while let Some((step, row)) = present.next_row() {
+                present.judge(step, &row, self.attempt, &mut self.told, &self.hints, &mut found);
+            }
+        }
+        found
+    }
+}
+
+impl Present {
+    fn take(&mut self, index: usize, done: &StepDone) {
+        self.newest[index] = Some(done.step);
+        if self.judged.is_some_and(|judged| done.step <= judged) {
+            return;
+        }
+        let ranks = self.ranks.len();
+        let row = self.steps.entry(done.step).or_insert_with(|| vec![Told::default(); ranks]);
+        row[index] = Told::of(done);
+        if self.steps.len() > WAITING {
+            self.steps.pop_last();
+        }
+    }
+
+    /// The oldest step, if nobody is waited for any longer.
+    fn next_row(&mut self) -> Option<(u64, Vec<Told>)> {
+        let oldest = self.steps.first_entry()?;
+        let step = *oldest.key();
+        let whole = oldest.get().iter().all(|told| told.done);
+        // Most ranks: a single one that counts from elsewhere must not hurry the others.
+        let ahead = |newest: &&Option<u64>| newest.is_some_and(|newest| newest >= step + PASSED_BY);
+        let passed_by = self.newest.iter().filter(ahead).count() * 2 > self.newest.len();
+        if !whole && !passed_by {
+            return None;
+        }
+        self.judged = Some(step);
+        self.steps.pop_first()
+    }
+
+    fn judge(
+        &mut self,
+        step: u64,
+        row: &[Told],
+        attempt: Attempt,
+        told: &mut u64,
+        hints: &[Hint],
+        found: &mut Vec<Finding>,
+    ) {
+        let mut changes = Vec::new();
+        if let Some(self_times) = self_times(row) {
+            let waits: Vec<f32> =
+                row.iter().map(|told| if told.done { told.wait } else { f32::NAN }).collect();
+            let mut lengths: Vec<f32> = row.iter().filter(|told| told.done).map(|told| told.took).collect();
+            lengths.sort_unstable_by(f32::total_cmp);
+            let took = lengths.get(lengths.len() / 2).copied().unwrap_or(f32::NAN);
+            let waits = if waits.iter().any(|wait| *wait > 0.0) { waits.as_slice() } else { &[] };
+            self.stragglers.step(Row { step, self_times: &self_times, waits, took }, &mut changes);
+        }
+        for change in &changes {
+            let place = (self.stragglers.peers(), &self.names, hints);
+            let finding = self.standing.tell(change, *told + 1, attempt, place);
+            found.extend(finding.inspect(|finding| *told = (*told).max(finding.finding)));
+        }
+        let numbers: Vec<Numbers> = row.iter().map(|told| told.numbers).collect();
+        let mut sick = Vec::new();
+        self.numbers.step(step, &numbers, &mut sick);
+        for sick in sick {
+            let before = self.sick.remove(&(sick.what, sick.place));
+            let finding = match before.filter(|_| sick.over) {
+                Some(before) => {
+                    let headline = format!("over since step {}: {}", sick.since, before.headline);
+                    Finding { over: true, step: sick.since, headline, ..before }
+                }
+                None => {
+                    *told += 1;
+                    let finding = self.say(*told, attempt, step, &sick);
+                    self.sick.insert((sick.what, sick.place), finding.clone());
+                    finding
+                }
+            };
+            found.push(finding);
+        }
+    }
+
+    fn say(&self, number: u64, attempt: Attempt, step: u64, sick: &Sick) -> Finding {
+        let ranks: Vec<Rank> =
+            sick.ranks.iter().filter_map(|index| self.ranks.get(*index as usize)).copied().collect();
+        let named = match ranks.as_slice() {
+            [rank] => rank.to_string(),
+            ranks => {
+                let numbers: Vec<String> = ranks.iter().map(|rank| rank.0.to_string()).collect();
+                format!("ranks {}", numbers.join(", "))
+            }
+        };
+        Finding {
+            finding: number,
+            attempt,
+            what: sick.what,
+            over: false,
+            headline: sick.headline.replace("{ranks}", &named),
+            domain: sick.domain,
+            confidence: sick.confidence,
+            ranks,
+            device: None,
+            host: None,
+            stage: None,
+            since_step: sick.since,
+            step,
+            cost_percent: None,
+            evidence: sick.evidence.clone(),
+            last_agreed_step: sick.last_agreed,
+            doubtful_steps: sick.doubtful.clone(),
+        }
+    }
+}
+
+impl Told {
+    fn of(done: &StepDone) -> Told {
+        let seconds = |ns: u64| (ns as f64 / 1e9) as f32;
+        let took = done.end.since(done.start).0;
+        let spent = done.spent;
+        // A first step began with imports and setup: its length says nothing of training.
+        let usable = !done.first;
+        let without = took.saturating_sub(spent.wait_ns).saturating_sub(spent.pause_ns);
+        Told {
+            done: true,
+            took: if usable { seconds(took) } else { f32::NAN },
+            without_waiting: if usable && spent.wait_ns > 0 { seconds(without) } else { f32::NAN },
+            wait: if usable { seconds(spent.wait_ns) } else { f32::NAN },
+            alone: if usable && spent.alone_ns > 0 { seconds(spent.alone_ns) } else { f32::NAN },
+            numbers: Numbers {
+                loss: done.loss,
+                grad_norm: done.grad_norm,
+                digest: done.digest,
+                checkpointed: done.checkpoint_ns > 0,
+            },
+        }
+    }
+}
+
+/// Self times by what sections are named; none if none tells of it. All ranks are measured alike.
+fn self_times(row: &[Told]) -> Option<Vec<f32>> {
+    let known = |seconds: fn(&Told) -> f32| -> Vec<f32> {
+        row.iter().map(|told| if told.done { seconds(told) } else { f32::NAN }).collect()
+    };
+    let any = |times: &Vec<f32>| times.iter().any(|time| time.is_finite());
+    Some(known(|told| told.without_waiting))
+        .filter(any)
+        .or_else(|| Some(known(|told| told.alone)).filter(any))
+}

@@ -1,0 +1,163 @@
+//! What the cloud announces: what is near, what is far off, what is told once.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use mainstay_core::cloud::{CloudJudge, CloudLimits, CloudSample, Notice, NoticeKind};
+use mainstay_core::entry::Fact;
+use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::judged::Judged;
+use mainstay_core::observation::Observation;
+use mainstay_core::time::{Mono, Span, Stamp, Wall};
+
+const HOUR: i64 = 3600;
+
+fn at(seconds: i64) -> Stamp {
+    Stamp { mono: Mono(0).after(Span::seconds(1000 + seconds as u64)), wall: wall(seconds) }
+}
+
+fn wall(seconds: i64) -> Wall {
+    Wall((1_800_000_000 + seconds) * 1_000_000_000)
+}
+
+fn maintenance(starts: i64) -> Notice {
+    Notice {
+        id: "upcoming".into(),
+        kind: NoticeKind::Maintenance,
+        starts: Some(wall(starts)),
+        ends: Some(wall(starts + 4 * HOUR)),
+        ongoing: false,
+        detail: format!("SCHEDULED, PENDING, at {starts}"),
+        source: "instance/upcoming-maintenance".into(),
+    }
+}
+
+fn now(kind: NoticeKind) -> Notice {
+    Notice {
+        id: format!("{kind:?}"),
+        kind,
+        starts: None,
+        ends: None,
+        detail: "TRUE".into(),
+        ..maintenance(0)
+    }
+}
+
+fn sample(notices: &[Notice]) -> CloudSample {
+    CloudSample { provider: "Google Compute Engine".into(), notices: Ok(notices.to_vec()) }
+}
+
+fn silent() -> CloudSample {
+    CloudSample { provider: "Google Compute Engine".into(), notices: Err("connection reset".into()) }
+}
+
+fn judge() -> CloudJudge {
+    CloudJudge::new(CloudLimits::default())
+}
+
+fn one(judged: &Judged) -> &Component {
+    let [component] = judged.components.as_slice() else { panic!("{judged:#?}") };
+    assert_eq!(component.name, "host.cloud");
+    component
+}
+
+fn observations(judged: &Judged) -> Vec<&Observation> {
+    judged
+        .facts
+        .iter()
+        .map(|fact| match fact {
+            Fact::Observed(observation) => observation,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+fn events(judged: &Judged) -> Vec<&str> {
+    observations(judged).iter().map(|observation| observation.event.as_str()).collect()
+}
+
+#[test]
+fn nothing_announced_is_healthy() {
+    let judged = judge().step(at(0), &sample(&[]));
+    assert_eq!((one(&judged).state, judged.facts.len()), (HealthState::Healthy, 0));
+}
+
+#[test]
+fn what_is_days_away_is_told_and_condemns_nobody_until_it_is_near() {
+    let mut judge = judge();
+    let week = sample(&[maintenance(7 * 24 * HOUR)]);
+    let judged = judge.step(at(0), &week);
+    assert_eq!((one(&judged).state, one(&judged).action), (HealthState::Healthy, RecommendedAction::None));
+    assert!(one(&judged).reason.contains("begins in 7 d 0 h"), "{judged:?}");
+    assert_eq!(events(&judged), ["cloud_notice"]);
+    let near = judge.step(at(7 * 24 * HOUR - HOUR + 60), &week);
+    assert_eq!(
+        (one(&near).state, one(&near).action),
+        (HealthState::Degraded, RecommendedAction::ReplaceNode)
+    );
+    assert!(one(&near).reason.contains("begins in 59 min"), "{near:?}");
+    assert_eq!(events(&near), [""; 0], "it was told a week ago");
+    assert!(one(&judge.step(at(7 * 24 * HOUR + 1), &week)).reason.contains("its window has begun"));
+    let over = judge.step(at(7 * 24 * HOUR + HOUR), &sample(&[]));
+    assert_eq!((one(&over).state, events(&over)), (HealthState::Healthy, vec!["cloud_notice_over"]));
+}
+
+#[test]
+fn a_window_that_is_moved_is_news() {
+    let mut judge = judge();
+    judge.step(at(0), &sample(&[maintenance(30 * 60)]));
+    let moved = judge.step(at(10), &sample(&[maintenance(48 * HOUR)]));
+    assert_eq!((one(&moved).state, events(&moved)), (HealthState::Healthy, vec!["cloud_notice"]));
+}
+
+#[test]
+fn what_goes_on_now_weighs_by_what_it_is() {
+    for (kind, state, action) in [
+        (NoticeKind::AtRisk, HealthState::Degraded, RecommendedAction::None),
+        (NoticeKind::Migration, HealthState::Degraded, RecommendedAction::None),
+        (NoticeKind::Maintenance, HealthState::Degraded, RecommendedAction::ReplaceNode),
+        (NoticeKind::Termination, HealthState::Unhealthy, RecommendedAction::ReplaceNode),
+        (NoticeKind::Preemption, HealthState::Unhealthy, RecommendedAction::ReplaceNode),
+    ] {
+        let judged = judge().step(at(0), &sample(&[now(kind)]));
+        assert_eq!((one(&judged).state, one(&judged).action), (state, action), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_window_that_was_forgotten_is_not_held_against_the_machine() {
+    let forgotten = maintenance(-24 * HOUR);
+    assert_eq!(
+        one(&judge().step(at(0), &sample(std::slice::from_ref(&forgotten)))).state,
+        HealthState::Healthy
+    );
+    let goes_on = Notice { ongoing: true, ..forgotten };
+    assert_eq!(one(&judge().step(at(0), &sample(&[goes_on]))).state, HealthState::Degraded);
+}
+
+#[test]
+fn a_server_that_fails_for_a_moment_changes_nothing() {
+    let mut judge = judge();
+    assert_eq!(one(&judge.step(at(0), &silent())).state, HealthState::Unknown, "it never answered");
+    judge.step(at(10), &sample(&[]));
+    let judged = judge.step(at(60), &silent());
+    assert_eq!((one(&judged).state, one(&judged).read_at), (HealthState::Healthy, Some(at(10).mono)));
+    let judged = judge.step(at(130), &silent());
+    assert_eq!(one(&judged).state, HealthState::Unknown);
+    assert!(one(&judged).reason.contains("for 120.00 s: connection reset"), "{judged:?}");
+    // What was announced before still counts.
+    let mut judge = self::judge();
+    judge.step(at(0), &sample(&[now(NoticeKind::Preemption)]));
+    assert_eq!(one(&judge.step(at(600), &silent())).state, HealthState::Unhealthy);
+}
+
+#[test]
+fn after_a_restart_nothing_is_told_twice() {
+    let mut first = judge();
+    let week = sample(&[maintenance(7 * 24 * HOUR)]);
+    let told = first.step(at(0), &week);
+    let mut second = judge();
+    observations(&told).into_iter().for_each(|observation| second.recall(observation));
+    assert_eq!(events(&second.step(at(10), &week)), [""; 0]);
+    let mut third = judge();
+    observations(&told).into_iter().for_each(|observation| third.recall(observation));
+    assert_eq!(events(&third.step(at(10), &sample(&[]))), ["cloud_notice_over"]);
+}

@@ -1,0 +1,258 @@
+//! What is found in a job while it runs: from the steps that ranks tell of to findings in the journal and the view.
+
+use mainstay_core::entry::{Body, JobSpec, Spent, StepDone};
+use mainstay_core::finding::{Finding, FindingKind, Hint};
+use mainstay_core::id::{Attempt, Rank};
+use mainstay_core::running::Watch;
+use mainstay_core::time::Mono;
+use mainstay_core::verdict::FaultDomain;
+
+const MS: u64 = 1_000_000;
+
+/// A job of ranks that meet in each step of 200 ms, each with 100 ms of its own work.
+struct Run {
+    watch: Watch,
+    ranks: u32,
+    step: u64,
+    found: Vec<Finding>,
+}
+
+impl Run {
+    fn of(ranks: u32, command: &str) -> Run {
+        let command = command.split(' ').map(str::to_owned).collect();
+        let spec = JobSpec { command, world_size: ranks, local_world_size: ranks, ..JobSpec::default() };
+        let mut watch = Watch::new(&spec);
+        watch.begin_attempt(Attempt(0), (0..ranks).map(Rank).collect());
+        Run { watch, ranks, step: 0, found: Vec::new() }
+    }
+
+    /// A healthy step, changed by `change`.
+    fn step(&mut self, change: impl Fn(u32, &mut StepDone)) {
+        self.step += 1;
+        for rank in 0..self.ranks {
+            let wobble = (u64::from(rank) * 7 + self.step * 13 + u64::from(rank) * self.step) % 11 * MS / 10;
+            let mut done = StepDone {
+                step: self.step,
+                start: Mono(self.step * 200 * MS),
+                end: Mono((self.step + 1) * 200 * MS),
+                first: self.step == 1,
+                spent: Spent { wait_ns: 100 * MS - wobble, ..Spent::default() },
+                loss: Some(3.0 + wobble as f64 / 1e8),
+                grad_norm: Some(1.0 + wobble as f64 / 1e8),
+                digest: Some(self.step * 1000),
+                ..StepDone::default()
+            };
+            change(rank, &mut done);
+            self.found.extend(self.watch.steps(Rank(rank), &[done]));
+        }
+    }
+
+    fn kinds(&self) -> Vec<(FindingKind, bool)> {
+        self.found.iter().map(|finding| (finding.what, finding.over)).collect()
+    }
+}
+
+/// The rank works longer by `ms` and waits for less.
+fn slower(done: &mut StepDone, ms: u64) {
+    done.spent.wait_ns -= ms * MS;
+}
+
+#[test]
+fn a_slow_rank_is_found_with_its_onset_and_its_end() {
+    let mut run = Run::of(8, "train.py");
+    run.watch.set_hints(vec![Hint { host: None, device: None, fact: "clocks of GPU 5 at 60 %".into() }]);
+    (0..40).for_each(|_| run.step(|_, _| ()));
+    assert_eq!(run.kinds(), []);
+    (0..10).for_each(|_| {
+        run.step(|rank, done| {
+            if rank == 5 {
+                slower(done, 30)
+            }
+        })
+    });
+    assert_eq!(run.kinds(), [(FindingKind::SlowRank, false)]);
+    let found = &run.found[0];
+    assert_eq!((found.finding, found.ranks.as_slice()), (1, [Rank(5)].as_slice()));
+    assert!((40..=42).contains(&found.since_step), "{}", found.since_step);
+    let cost = found.cost_percent.unwrap();
+    assert!((11.0..16.0).contains(&cost), "30 ms of 200 are 15 %, not {cost} %");
+    assert!(found.evidence.iter().any(|line| line.contains("clocks of GPU 5")), "{:?}", found.evidence);
+    (0..30).for_each(|_| run.step(|_, _| ()));
+    assert_eq!(run.kinds(), [(FindingKind::SlowRank, false), (FindingKind::SlowRank, true)]);
+    assert_eq!(run.found[1].finding, 1);
+}
+
+#[test]
+fn ranks_that_take_turns_are_uneven_data() {
+    let mut run = Run::of(8, "train.py");
+    for _ in 0..40 {
+        let turn = (run.step * 5 % 8) as u32;
+        run.step(|rank, done| {
+            if rank == turn {
+                slower(done, 40)
+            }
+        });
+    }
+    assert_eq!(run.kinds(), [(FindingKind::DataImbalance, false)]);
+}
+
+#[test]
+fn a_stage_is_known_from_the_command_line() {
+    let mut run = Run::of(8, "pretrain.py --pipeline-model-parallel-size 4");
+    (0..40).for_each(|_| {
+        run.step(|rank, done| {
+            if rank >= 6 {
+                slower(done, 50)
+            }
+        })
+    });
+    assert_eq!(run.kinds(), [(FindingKind::StageImbalance, false)]);
+    assert_eq!(run.found[0].stage, Some(3));
+}
+
+#[test]
+fn a_step_is_judged_without_a_rank_that_does_not_come() {
+    let mut run = Run::of(8, "train.py");
+    for _ in 0..60 {
+        run.step(|rank, done| {
+            if rank == 3 {
+                // It counts from far away: none of its steps is one of the others'.
+                done.step += 1_000_000;
+            } else if rank == 2 {
+                slower(done, 30);
+            }
+        });
+    }
+    assert!(run.found.iter().any(|finding| finding.ranks == [Rank(2)]), "{:?}", run.kinds());
+}
+
+#[test]
+fn without_sections_nobody_is_named() {
+    let mut run = Run::of(8, "train.py");
+    (0..40).for_each(|_| run.step(|_, done| done.spent = Spent::default()));
+    assert_eq!(run.kinds(), []);
+}
+
+#[test]
+fn the_forward_pass_tells_where_no_waiting_is_named() {
+    let mut run = Run::of(8, "train.py");
+    let alone = |rank, done: &mut StepDone| {
+        let own = if rank == 6 { 130 } else { 100 };
+        done.spent = Spent { alone_ns: own * MS - done.spent.wait_ns / 100, ..Spent::default() };
+    };
+    (0..20).for_each(|_| run.step(alone));
+    assert_eq!(run.found[0].ranks, [Rank(6)]);
+}
+
+#[test]
+fn one_replica_that_differs_is_named_and_its_checkpoints_are_doubtful() {
+    let mut run = Run::of(4, "train.py");
+    let checkpointed = |done: &mut StepDone| {
+        if done.step.is_multiple_of(10) {
+            done.checkpoint_ns = MS
+        }
+    };
+    (0..25).for_each(|_| run.step(|_, done| checkpointed(done)));
+    (0..10).for_each(|_| {
+        run.step(|rank, done| {
+            checkpointed(done);
+            // Compared every fifth step.
+            done.digest = done
+                .digest
+                .filter(|_| done.step.is_multiple_of(5))
+                .map(|digest| digest + u64::from(rank == 2));
+        })
+    });
+    assert_eq!(run.kinds(), [(FindingKind::SilentCorruption, false)]);
+    let found = &run.found[0];
+    assert_eq!((found.ranks.as_slice(), found.since_step), ([Rank(2)].as_slice(), 30));
+    assert_eq!((found.last_agreed_step, found.doubtful_steps.as_slice()), (Some(25), [30].as_slice()));
+    assert_eq!(found.domain, FaultDomain::Hardware);
+    run.step(|_, _| ());
+    assert_eq!(run.kinds().last(), Some(&(FindingKind::SilentCorruption, true)));
+}
+
+#[test]
+fn two_replicas_that_differ_are_only_doubted() {
+    let mut run = Run::of(2, "train.py");
+    (0..5).for_each(|_| run.step(|_, _| ()));
+    run.step(|rank, done| done.digest = Some(u64::from(rank)));
+    assert_eq!(run.kinds(), [(FindingKind::ReplicasDiffer, false)]);
+    assert_eq!((run.found[0].ranks.len(), run.found[0].domain), (2, FaultDomain::Unknown));
+}
+
+#[test]
+fn a_loss_that_is_no_number_everywhere_is_the_programs_and_on_one_rank_suspicious() {
+    let mut all = Run::of(4, "train.py");
+    all.step(|_, _| ());
+    all.step(|_, done| done.loss = Some(f64::NAN));
+    assert_eq!(
+        (all.kinds(), all.found[0].domain),
+        (vec![(FindingKind::NotANumber, false)], FaultDomain::User)
+    );
+    let mut one = Run::of(4, "train.py");
+    one.step(|_, _| ());
+    one.step(|rank, done| {
+        if rank == 1 {
+            done.loss = Some(f64::INFINITY)
+        }
+    });
+    assert_eq!(
+        (one.found[0].ranks.as_slice(), one.found[0].domain),
+        ([Rank(1)].as_slice(), FaultDomain::Hardware)
+    );
+    (0..20).for_each(|_| one.step(|_, _| ()));
+    assert_eq!(one.kinds(), [(FindingKind::NotANumber, false), (FindingKind::NotANumber, true)]);
+}
+
+#[test]
+fn gradient_norms_that_overflow_now_and_then_are_everyday_life() {
+    let mut run = Run::of(4, "train.py");
+    for step in 0..200 {
+        run.step(|_, done| {
+            if step % 17 < 2 {
+                done.grad_norm = Some(f64::INFINITY)
+            }
+        });
+    }
+    assert_eq!(run.kinds(), []);
+    (0..3).for_each(|_| run.step(|_, done| done.grad_norm = Some(f64::INFINITY)));
+    assert_eq!(run.kinds(), [(FindingKind::NotANumber, false)]);
+}
+
+#[test]
+fn a_loss_spike_is_told_once_and_a_falling_loss_never() {
+    let mut run = Run::of(4, "train.py");
+    for step in 0..300 {
+        run.step(|_, done| done.loss = Some(10.0 / f64::from(step + 10) + done.loss.unwrap_or(0.0)));
+    }
+    assert_eq!(run.kinds(), []);
+    (0..5).for_each(|_| run.step(|_, done| done.loss = Some(9.0)));
+    assert_eq!(run.kinds(), [(FindingKind::LossSpike, false)]);
+}
+
+#[test]
+fn a_gradient_norm_that_only_one_rank_has_is_suspicious() {
+    let mut run = Run::of(8, "train.py");
+    (0..40).for_each(|_| run.step(|_, _| ()));
+    (0..4).for_each(|_| {
+        run.step(|rank, done| {
+            if rank == 7 {
+                done.grad_norm = Some(4.0)
+            }
+        })
+    });
+    assert_eq!(run.kinds(), [(FindingKind::GradNormSpike, false)]);
+    assert_eq!(run.found[0].ranks, [Rank(7)]);
+}
+
+#[test]
+fn a_finding_is_written_and_read_back() {
+    let mut run = Run::of(4, "train.py");
+    run.step(|_, _| ());
+    run.step(|rank, done| done.digest = Some(u64::from(rank == 3)));
+    let body = Body::Finding(run.found[0].clone());
+    let text = serde_json::to_string(&body).unwrap();
+    assert!(text.contains(r#""kind":"finding""#) && text.contains(r#""what":"silent_corruption""#), "{text}");
+    assert_eq!(serde_json::from_str::<Body>(&text).unwrap(), body);
+}

@@ -1,0 +1,125 @@
+//! The figures of the judges on simulated jobs, one JSON object a line: `cargo xtask bench judge` runs it and collects them.
+
+use std::io::Write;
+use std::time::Instant;
+
+use mainstay_core::straggler::{Judge, Limits};
+use mainstay_sim::mesh::Mesh;
+use mainstay_sim::random::Random;
+use mainstay_sim::slow::{Job, Noise, Trouble, run};
+
+/// Ranks of the largest job.
+const MOST: usize = 131_072;
+
+/// A trouble begins here, so that there is something usual before it.
+const BEGINS: u64 = 30;
+
+/// A slow rank must be told within so many steps.
+const WITHIN: u64 = 10;
+
+fn main() {
+    let trials: u64 = std::env::args().nth(1).and_then(|trials| trials.parse().ok()).unwrap_or(300);
+    tick();
+    stragglers(trials);
+    healthy();
+}
+
+fn figure(id: &str, unit: &str, value: f64, n: u64, min: f64, max: f64) {
+    println!(
+        r#"{{"id": "{id}", "value": {value:.4}, "unit": "{unit}", "n": {n}, "min": {min:.4}, "max": {max:.4}}}"#
+    );
+    // A reader that is gone makes no difference to what is measured.
+    let _ = std::io::stdout().flush();
+}
+
+/// One tick of the leader over all ranks: the median of 100 after the windows are full.
+fn tick() {
+    let mesh = Mesh::of(MOST);
+    let mut job = Job::new(mesh, Noise::USUAL, Trouble::Rank(70_000, 0.05), 80, 1);
+    let mut judge = Judge::new(mesh.peers(), Limits::default());
+    let (mut took, mut changes) = (Vec::new(), Vec::new());
+    for step in 0..170 {
+        let row = job.advance();
+        let began = Instant::now();
+        judge.step(row, &mut changes);
+        if step >= 70 {
+            took.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    took.sort_unstable_by(f64::total_cmp);
+    let n = took.len();
+    figure("judge.tick_131072", "ms", took[n / 2], n as u64, took[0], took[n - 1]);
+    let mebibytes = judge.bytes() as f64 / 1_048_576.0;
+    figure("judge.memory_131072", "MiB", mebibytes, 1, mebibytes, mebibytes);
+}
+
+/// A rank that is 5 % slow, in jobs of four sizes, and every kind of trouble told apart.
+fn stragglers(trials: u64) {
+    let mut random = Random::new(2);
+    let (mut wanted, mut told, mut right, mut false_reports) = (0_u64, 0_u64, 0_u64, 0_u64);
+    let mut steps: Vec<f64> = Vec::new();
+    let sizes = [(64, trials), (1024, trials), (16_384, (trials / 30).max(1)), (MOST, (trials / 150).max(1))];
+    for (ranks, trials) in sizes {
+        let mesh = Mesh::of(ranks);
+        for trial in 0..trials {
+            let slow = random.below(ranks);
+            let seed = trial * 1000 + ranks as u64;
+            let score = run(mesh, Noise::USUAL, Trouble::Rank(slow, 0.05), BEGINS, BEGINS + 30, seed);
+            wanted += 1;
+            told += u64::from(score.steps.is_some());
+            right += u64::from(score.steps.is_some_and(|steps| steps <= WITHIN));
+            steps.extend(score.steps.map(|steps| steps as f64));
+            false_reports += score.false_reports.len() as u64;
+        }
+    }
+    let percent = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
+    let recall = percent(right, wanted);
+    let precision = percent(told, told + false_reports);
+    figure("judge.straggler_recall", "%", recall, wanted, recall, recall);
+    figure("judge.straggler_precision", "%", precision, told + false_reports, precision, precision);
+    steps.sort_unstable_by(f64::total_cmp);
+    if let (Some(first), Some(last)) = (steps.first(), steps.last()) {
+        figure("judge.straggler_steps", "steps", steps[steps.len() / 2], steps.len() as u64, *first, *last);
+    }
+    let mut named = 0;
+    let classes = (trials / 10).max(1);
+    let mesh = Mesh { tensor: 8, pipeline: 4, data: 16 };
+    for trial in 0..classes {
+        for (trouble, begins) in [
+            (Trouble::Rank(random.below(mesh.ranks()), 0.10), BEGINS),
+            (Trouble::Host(random.below(mesh.ranks() / 8), 0.10), BEGINS),
+            (Trouble::Stage(random.below(4), 0.25), 1),
+            (Trouble::Sequences(0.11), 1),
+        ] {
+            let score = run(mesh, Noise::USUAL, trouble, begins, 100, trial);
+            named += u64::from(score.steps.is_some() && score.false_reports.is_empty());
+        }
+    }
+    let share = percent(named, classes * 4);
+    figure("judge.straggler_class", "%", share, classes * 4, share, share);
+}
+
+/// Jobs in which nothing is wrong: false reports per 10^7 rank-steps.
+fn healthy() {
+    let (mut rank_steps, mut reports) = (0.0_f64, 0_u64);
+    let kinds = [
+        Noise::USUAL,
+        Noise { step: 0.03, ..Noise::USUAL },
+        Noise { rank: 0.01, ..Noise::USUAL },
+        Noise { outliers: 0.01, ..Noise::USUAL },
+        Noise { lost: 0.3, silent_hosts: 0.2, ..Noise::USUAL },
+    ];
+    for (ranks, steps) in [(256, 4000), (4096, 1000), (MOST, 80)] {
+        for (seed, noise) in kinds.into_iter().enumerate() {
+            let score = run(Mesh::of(ranks), noise, Trouble::None, 1, steps, seed as u64);
+            rank_steps += ranks as f64 * steps as f64;
+            reports += score.false_reports.len() as u64;
+            for found in &score.false_reports {
+                eprintln!("{ranks} ranks, {noise:?}: {found:?}");
+            }
+        }
+    }
+    let rate = reports as f64 / rank_steps * 1e7;
+    figure("judge.false_per_1e7", "reports", rate, (rank_steps / 1e6) as u64, rate, rate);
+    eprintln!("{reports} false reports in {rank_steps:.0} rank-steps");
+}

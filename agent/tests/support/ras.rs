@@ -1,0 +1,101 @@
+//! NCCL's RAS service as a process of a job has it: its commands, its two forms of report, and what else may listen on
+//! its port.
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "a panic is how a test reports; not every test uses all of it"
+)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// Who answers a connection.
+#[derive(Clone, Debug)]
+pub enum Answerer {
+    /// NCCL before 2.28.7: a text.
+    Text(String),
+    /// NCCL since: JSON.
+    Json(String),
+    /// A process that is stopped: the kernel takes the connection.
+    Stopped,
+    /// It says this and hangs up.
+    Other(&'static str),
+    /// It breaks off in the middle of its report.
+    BreaksOff(String),
+}
+
+/// The port of a host. Each connection gets the next of its processes, the last one all further ones.
+pub struct Ras {
+    pub address: String,
+    answerers: Arc<Mutex<Vec<Answerer>>>,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+impl Ras {
+    pub fn start(answerers: &[Answerer]) -> Ras {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let answerers = Arc::new(Mutex::new(answerers.to_vec()));
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let (of_all, heard) = (answerers.clone(), said.clone());
+        std::thread::spawn(move || {
+            // Of processes that are stopped, connections stay open.
+            let mut held = Vec::new();
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                let mut all = of_all.lock().unwrap();
+                let answerer = if all.len() > 1 { all.remove(0) } else { all[0].clone() };
+                drop(all);
+                if matches!(answerer, Answerer::Stopped) {
+                    held.push(stream);
+                    continue;
+                }
+                let heard = heard.clone();
+                std::thread::spawn(move || drop(talk(stream, answerer, &heard)));
+            }
+        });
+        Ras { address, answerers, said }
+    }
+
+    /// From now on.
+    pub fn change(&self, answerer: Answerer) {
+        *self.answerers.lock().unwrap() = vec![answerer];
+    }
+
+    /// What was said to it so far.
+    pub fn said(&self) -> Vec<String> {
+        self.said.lock().unwrap().clone()
+    }
+}
+
+fn talk(mut stream: TcpStream, answerer: Answerer, said: &Mutex<Vec<String>>) -> std::io::Result<()> {
+    if let Answerer::Other(text) = answerer {
+        return stream.write_all(text.as_bytes());
+    }
+    let mut json = false;
+    for line in BufReader::new(stream.try_clone()?).lines() {
+        let line = line?;
+        said.lock().unwrap().push(line.clone());
+        let line = line.to_lowercase();
+        if line.starts_with("client protocol ") {
+            stream.write_all(b"SERVER PROTOCOL 2\n")?;
+        } else if line.strip_prefix("timeout ").is_some_and(|seconds| seconds.parse::<u32>().is_ok()) {
+            stream.write_all(b"OK\n")?;
+        } else if line == "set format json" && matches!(answerer, Answerer::Json(_)) {
+            json = true;
+            stream.write_all(b"OK\n")?;
+        } else if line == "status" || line == "verbose status" {
+            match &answerer {
+                Answerer::Json(report) if json => stream.write_all(report.as_bytes())?,
+                Answerer::Text(report) => stream.write_all(report.as_bytes())?,
+                Answerer::BreaksOff(report) => stream.write_all(&report.as_bytes()[..report.len() / 2])?,
+                _ => {}
+            }
+            return Ok(());
+        } else {
+            stream.write_all(format!("ERROR: Unknown command {line}\n").as_bytes())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,210 @@
+"""Digests of parameters: the same number on every replica whose parameters are the same bits, on any device.
+
+``src/digest.rs`` defines it. Tensors in host memory are read by native code at the speed of memory; those on a device by
+the operations below, in pieces, without waiting for the device.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import _native
+
+_WORDS = 1 << 22  # of one piece: 32 MiB, and three times that in between
+_POSITIONS = 1 << 40
+_LATER = 8  # steps after which the digest of a device's tensors is told; by then it is there
+
+
+def _signed(value: int) -> int:
+    return (value & (2**64 - 1)) - (2**64 if value & 2**63 else 0)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = _signed(0xFF51AFD7ED558CCD), _signed(0xC4CEB9FE1A85EC53)
+
+
+class Digest:
+    """A digest that may still be computed on a device. ``int(digest)`` waits for it; :meth:`ready` says whether it would."""
+
+    def __init__(self, host: int, parts=()):
+        self._host = host
+        self._parts = parts  # (tensor of one int64 in host memory, event or None)
+
+    def ready(self) -> bool:
+        return all(event is None or event.query() for _, event in self._parts)
+
+    def __int__(self) -> int:
+        total = self._host
+        for part, event in self._parts:
+            if event is not None:
+                event.synchronize()
+            total += int(part)
+        return total & (2**64 - 1)
+
+    __index__ = __int__
+
+
+def digest(tensors) -> Digest:
+    """The digest of tensors, arrays, or all parameters and buffers of a module, in their order.
+
+    Torch tensors on any device, NumPy arrays, and what has ``__array__`` (JAX). Raises TypeError for anything else.
+    """
+    torch = sys.modules.get("torch")
+    host, devices = 0, {}
+    for number, tensor in enumerate(_flat(tensors, torch)):
+        if torch is not None and isinstance(tensor, torch.Tensor):
+            tensor = _plain(tensor, torch)
+            if tensor.device.type == "cpu":
+                host += _native.digest_memory(tensor.data_ptr(), tensor.numel(), number)
+            else:
+                part = _on_device(tensor, number, torch)
+                known = devices.get(tensor.device)
+                devices[tensor.device] = part if known is None else known.add_(part)
+        else:
+            host += _of_array(tensor, number)
+    return Digest(host & (2**64 - 1), [_fetch(part, torch) for part in devices.values()])
+
+
+def report_digest(tensors, *, every: int = 100):
+    """Tells the digest of a module's or these tensors with every so many-th optimizer step, to compare replicas.
+
+    Of tensors in host memory it goes with the next step that is told; of those on a device with the optimizer step eight
+    later, so that nothing waits. Returns an object whose ``remove()`` ends it.
+    """
+    from torch.optim import optimizer as optimizers
+
+    reporter = _Reporter(tensors, max(1, int(every)))
+    return optimizers.register_optimizer_step_post_hook(reporter.after_step)
+
+
+class _Reporter:
+    def __init__(self, tensors, every: int):
+        import weakref
+
+        self._tensors = tensors if _is_module(tensors) else list(tensors)
+        self._every = every
+        self._steps = 0
+        self._lead = None
+        self._waiting = None
+        self._reference = weakref.ref
+
+    def after_step(self, optimizer, _arguments, _named) -> None:
+        if not _native.active():
+            return
+        try:
+            lead = self._lead and self._lead()
+            if lead is None:
+                self._lead = self._reference(optimizer)
+            elif lead is not optimizer:
+                return
+            self._step()
+        except Exception as error:
+            self._every = sys.maxsize
+            self._waiting = None
+            _warn(error)
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._waiting is not None and self._steps >= self._waiting[0]:
+            _native.next_digest(int(self._waiting[1]))
+            self._waiting = None
+        if self._steps % self._every == 0 and self._waiting is None:
+            computed = digest(self._tensors)
+            if computed._parts:
+                self._waiting = (self._steps + _LATER, computed)
+            else:
+                _native.next_digest(int(computed))
+
+
+def _flat(tensors, torch):
+    if _is_module(tensors):
+        yield from tensors.parameters()
+        yield from tensors.buffers()
+    elif isinstance(tensors, dict):
+        for tensor in tensors.values():
+            yield from _flat(tensor, torch)
+    elif isinstance(tensors, (list, tuple)) or hasattr(tensors, "__next__"):
+        for tensor in tensors:
+            yield from _flat(tensor, torch)
+    else:
+        yield tensors
+
+
+def _is_module(tensors) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensors, torch.nn.Module)
+
+
+def _plain(tensor, torch):
+    """The bytes of a tensor, or of the part of a sharded one that lies here."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    tensor = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return tensor.view(torch.uint8) if tensor.dtype != torch.bool else tensor.to(torch.uint8)
+
+
+def _of_array(array, number: int) -> int:
+    import numpy
+
+    array = numpy.asarray(array)
+    if array.dtype.hasobject or (array.dtype.byteorder == ">" and array.dtype.itemsize > 1):
+        raise TypeError(f"no digest of an array of {array.dtype}")
+    array = numpy.ascontiguousarray(array)
+    return _native.digest_memory(array.__array_interface__["data"][0], array.nbytes, number)
+
+
+def _on_device(tensor, number: int, torch):
+    """One int64 on the tensor's device; nothing waits."""
+    length = tensor.numel()
+    tail = -length % 8
+    if tail or tensor.storage_offset() % 8:
+        tensor = torch.nn.functional.pad(tensor, (0, tail)) if tail else tensor.clone()
+    words = tensor.view(torch.int64)
+    first = number * _POSITIONS
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    positions = torch.arange(min(len(words), _WORDS), dtype=torch.int64, device=tensor.device)
+    positions *= _signed(_GOLDEN)
+    for at in range(0, len(words), _WORDS):
+        piece = words[at : at + _WORDS]
+        mixed = positions[: len(piece)] + _signed((first + at) * _GOLDEN)
+        mixed ^= piece
+        mixed *= _FIRST
+        mixed ^= _shifted(mixed, 32)
+        mixed *= _SECOND
+        mixed ^= _shifted(mixed, 29)
+        total += mixed.sum()
+    return total.add_(_signed(_mix(length, first + _POSITIONS - 1)))
+
+
+def _shifted(words, by: int):
+    """As of unsigned numbers: int64 would drag its sign along."""
+    return (words >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def _mix(word: int, position: int) -> int:
+    everything = 2**64 - 1
+    mixed = (word ^ position * _GOLDEN) & everything
+    mixed = mixed * _FIRST & everything
+    mixed ^= mixed >> 32
+    mixed = mixed * _SECOND & everything
+    return mixed ^ mixed >> 29
+
+
+def _fetch(part, torch):
+    if part.device.type != "cuda":
+        return part.cpu(), None
+    host = torch.empty((), dtype=torch.int64, pin_memory=True)
+    host.copy_(part, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(part.device))
+    return host, event
+
+
+def _warn(error: Exception) -> None:
+    import warnings
+
+    try:
+        warnings.warn(f"mainstay.report_digest has ended: {error!r}; training is not affected", RuntimeWarning, 2)
+    except Exception:
+        pass

@@ -1,0 +1,84 @@
+"""JAX: ``train_step = mainstay.jax.watch_step(jax.jit(train_step))``.
+
+JAX hands work to the device and goes on; a step counts here once its results are there, which is looked at and never
+waited for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+
+import jax as _jax
+
+from . import _native, section, step
+from ._section import expect_long
+
+__all__ = ["watch_step"]
+
+
+def watch_step(function, *, first: int = 0, loss=None):
+    """``function``, whose calls are the steps ``first``, ``first + 1``, ... of this rank.
+
+    Its first call, in which JAX compiles, is a phase that takes long. ``loss``: picks the loss from what ``function``
+    returns; it is read once it is there.
+    """
+    if not _native.active():
+        return function
+    watch = _Watch(first, loss)
+    compiling, running = expect_long("compile"), section("dispatch")
+
+    def watched(*arguments, **named):
+        with compiling if watch.number == first else running:
+            result = function(*arguments, **named)
+        watch.dispatched(result)
+        return result
+
+    watched.__wrapped__ = function
+    watched.__name__ = getattr(function, "__name__", "step")
+    atexit.register(watch.told)
+    return watched
+
+
+class _Watch:
+    """Steps on their way: the last array of each, until it is there."""
+
+    def __init__(self, first: int, loss):
+        self.number = first
+        self._loss = loss
+        self._pending = collections.deque()
+
+    def dispatched(self, result) -> None:
+        try:
+            leaves = [leaf for leaf in _jax.tree_util.tree_leaves(result) if hasattr(leaf, "is_ready")]
+            loss = self._loss(result) if self._loss is not None else None
+            # Held by us, a large result would not be freed: only the smallest is kept.
+            witness = min(leaves, key=lambda leaf: leaf.size, default=None)
+        except Exception:
+            witness = loss = None
+        self._pending.append((self.number, witness, loss))
+        self.number += 1
+        self.told()
+
+    def told(self) -> None:
+        """Tells the steps that are complete."""
+        while self._pending:
+            number, witness, loss = self._pending[0]
+            if not _ready(witness) or not _ready(loss):
+                return
+            self._pending.popleft()
+            step(number, loss=_number(loss))
+
+
+def _ready(array) -> bool:
+    try:
+        return not hasattr(array, "is_ready") or array.is_deleted() or array.is_ready()
+    except Exception:
+        return True
+
+
+def _number(loss):
+    try:
+        return None if loss is None else float(loss)
+    except Exception:
+        return None

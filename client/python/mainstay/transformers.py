@@ -1,0 +1,61 @@
+"""Hugging Face: ``Trainer(..., callbacks=[mainstay.transformers.MainstayCallback()])``."""
+
+from __future__ import annotations
+
+import transformers as _transformers
+
+from . import _native, section, step, torch
+from ._section import around
+
+__all__ = ["MainstayCallback"]
+
+
+class MainstayCallback(_transformers.TrainerCallback):
+    """Tells steps, evaluation and checkpoints; a loss that is logged goes with the step after it."""
+
+    def __init__(self):
+        self._loss = None
+        self._evaluating = False
+
+    def on_train_begin(self, args, state, control, **named):
+        if not torch.watch(steps=False):
+            return
+        trainer = _transformers.Trainer
+        save = getattr(trainer, "_save_checkpoint", None)
+        if save is not None and not hasattr(save, "_mainstay"):
+            trainer._save_checkpoint = around(section("checkpoint"), save)
+            trainer._save_checkpoint._mainstay = True
+
+    def on_step_begin(self, args, state, control, **named):
+        self._evaluate(False)
+
+    def on_step_end(self, args, state, control, **named):
+        step(state.global_step, loss=self._loss)
+        self._loss = None
+
+    def on_substep_end(self, args, state, control, **named):
+        _native.beat()
+
+    def on_log(self, args, state, control, logs=None, **named):
+        loss = (logs or {}).get("loss")
+        if isinstance(loss, (int, float)):
+            self._loss = loss
+
+    def on_prediction_step(self, args, state, control, **named):
+        self._evaluate(True)
+        _native.beat()
+
+    def on_evaluate(self, args, state, control, **named):
+        self._evaluate(False)
+
+    def on_predict(self, args, state, control, **named):
+        self._evaluate(False)
+
+    def on_train_end(self, args, state, control, **named):
+        self._evaluate(False)
+
+    def _evaluate(self, now: bool) -> None:
+        if now != self._evaluating:
+            self._evaluating = now
+            evaluation = section("evaluation")
+            evaluation.__enter__() if now else evaluation.__exit__(None, None, None)
