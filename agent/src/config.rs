@@ -65,6 +65,8 @@ settings! {
         host: HostConfig,
         /// What the kernel reports of the host and of GPUs: docs/reference/checks.md.
         kernel_log: KernelLogConfig,
+        /// What XIDs, SXIDs and kernel lines mean, and from when they count.
+        catalog: CatalogConfig,
         /// The components gpu and nvswitch.
         gpu: GpuConfig,
         /// The components tpu.runtime and tpu.0, tpu.1 and so on.
@@ -160,6 +162,16 @@ settings! {
     pub struct KernelLogConfig {
         /// The kernel log: /dev/kmsg, or a file or pipe in its place. Empty: it is not read.
         path: PathBuf = PathBuf::from("/dev/kmsg"),
+    }
+    sections {}
+}
+
+settings! {
+    /// The catalogue of what the kernel and the drivers say.
+    pub struct CatalogConfig {
+        /// Files whose entries replace those of the compiled-in catalogue that have the same id, or are added to it; the later
+        /// weigh more. `mainstay explain` shows where an entry came from.
+        files: Vec<PathBuf> = Vec::new(),
     }
     sections {}
 }
@@ -462,6 +474,11 @@ impl Config {
         );
         must(self.journal.segment_size.0 >= 4096, "journal.segment_size", "it must be at least 4KiB");
         must(absolute(&self.kernel_log.path), "kernel_log.path", "it must be an absolute path");
+        must(
+            self.catalog.files.iter().all(|path| path.is_absolute()),
+            "catalog.files",
+            "all must be absolute paths",
+        );
         must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
         must(absolute(&self.dcgm.library), "dcgm.library", "it must be an absolute path");
         must(self.dcgm.interval >= Period::seconds(1), "dcgm.interval", "it must be at least 1s");

@@ -135,6 +135,11 @@ impl Job {
         plan::status(stage, &self.socket)
     }
 
+    /// What another command of the program prints when it asks the launcher.
+    pub fn asked(&self, stage: &Stage, arguments: &[&str]) -> String {
+        plan::asked(stage, &self.socket, arguments)
+    }
+
     /// Kills the launcher and waits until nothing of the job is left.
     pub fn kill_launcher(mut self) -> String {
         self.signal(Signal::SIGKILL);

@@ -161,3 +161,13 @@ pub(crate) fn status(stage: &Stage, socket: &Path) -> (Option<i32>, Value) {
     let value = serde_json::from_str(&text);
     (told.status.code(), value.unwrap_or_else(|error| panic!("{error}: {text}")))
 }
+
+/// What a command prints that asks at a socket.
+pub(crate) fn asked(stage: &Stage, socket: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(program::mainstay());
+    let told = bare(&mut command, stage).args(arguments).arg("--socket").arg(socket).output();
+    let told = told.expect("mainstay can be started");
+    let said = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.status.success(), "{arguments:?}: {said}");
+    String::from_utf8_lossy(&told.stdout).into_owned()
+}

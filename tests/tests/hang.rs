@@ -7,7 +7,7 @@ use mainstay_core::entry::Fact;
 use mainstay_core::hang::HangKind;
 use mainstay_core::id::Rank;
 use mainstay_core::verdict::Cause;
-use mainstay_tests::{End, Stage, has_client, story};
+use mainstay_tests::{End, Stage, has_client, has_torch, story};
 
 const RANKS: u32 = 8;
 const CULPRIT: u32 = 5;
@@ -195,11 +195,46 @@ fn a_hang_that_only_is_to_be_told_of_stops_nobody() {
         stage.python(&script).ranks(RANKS).options("--hang report --hang-limit working=1s,spinning=1s");
     let job = plan.variable("CULPRIT", "3").start();
     job.wait_for_fact("the hang", |fact| matches!(fact, Fact::RanksHung { acts: false, .. }));
+    // The board is shown anew with the next sample of the pages.
+    let ranks = job.asked(&stage, &["ranks", job.id(), "--json"]);
+    let ranks: serde_json::Value = serde_json::from_str(&ranks).unwrap_or_default();
+    assert_eq!(ranks["jobs"][0]["hang"]["culprits"], serde_json::json!([3]), "{ranks}");
+    assert!(ranks["jobs"][0]["ranks"][3]["median_step"].as_f64() > Some(0.0), "{ranks}");
+    let stacks = job.asked(&stage, &["stacks", job.id()]);
+    assert!(stacks.contains("rank 3 in wait_for (ranks.py:"), "{stacks}");
     stage.mark("goes_on");
     job.wait_for_fact("its end", |fact| matches!(fact, Fact::HangPassed { .. }));
     let end = job.end();
     end.assert_status(0);
     assert!(story::verdicts(&end.story).is_empty(), "{end}");
+}
+
+/// With no section at all: the stacks, or the collectives that the client counts, tell who it is.
+#[test]
+fn a_rank_that_never_enters_a_collective_of_torch() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import queue, torch, torch.distributed as dist
+import mainstay
+dist.init_process_group("gloo")
+for step in range(80):
+    if step == 60 and RANK == 2 and ATTEMPT == 0:
+        queue.Queue().get()
+    dist.all_reduce(torch.ones(1))
+    mainstay.step(step)
+dist.destroy_process_group()
+"#;
+    for _ in 0..repeats() {
+        // One start of torch is slow enough.
+        let end = stage.python(script).ranks(4).options("--max-restarts 0").start().end();
+        end.assert_status(1);
+        let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+        assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
+        assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::UserCode, .. }), "{end}");
+    }
 }
 
 /// What healthy jobs do that looks like a hang to a clock.

@@ -223,6 +223,7 @@ impl Rooms<'_> {
     ) -> anyhow::Result<()> {
         let (inputs, roster, room) = (self.inputs.clone(), self.roster.clone(), name.to_owned());
         roster.begins(name, clock::mono());
+        roster.expect(name, clock::mono(), interval.0);
         let begun = room.clone();
         let look = move |at| {
             roster.begins(&begun, at);

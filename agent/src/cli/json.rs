@@ -3,7 +3,7 @@
 
 use mainstay_proto::v1::process_exit::How;
 use mainstay_proto::v1::{
-    Component, Decision, Event, Finding, Gap, Job, Node, ProcessExit, Rank, Server, Verdict,
+    Component, Decision, Event, Finding, Gap, Hang, Job, Node, ProcessExit, Rank, Server, Verdict,
 };
 use prost_types::{Duration, Timestamp};
 use serde_json::{Map, Value, json};
@@ -55,6 +55,15 @@ fn component(component: &Component) -> Value {
         "read_at": component.read_at.as_ref().map(time),
         "read_age": component.read_age.as_ref().map(seconds),
         "confidence": component.confidence,
+        "acknowledgement": component.acknowledgement.as_ref().map(|known| present(json!({
+            "uid": known.uid, "reason": known.reason, "time": known.time.as_ref().map(time),
+        }))),
+        "silence": component.silence.as_ref().map(|silence| present(json!({
+            "uid": silence.uid,
+            "reason": silence.reason,
+            "since": silence.since.as_ref().map(time),
+            "until": silence.until.as_ref().map(time),
+        }))),
     }))
 }
 
@@ -79,8 +88,18 @@ pub(super) fn job(job: &Job) -> Value {
         "checkpoint_dir": job.checkpoint_dir,
         "ranks": job.ranks.iter().map(rank).collect::<Vec<Value>>(),
         "last_verdict": job.last_verdict.as_ref().map(verdict),
+        "hang": job.hang.as_ref().map(hang),
         "last_decision": job.last_decision.as_ref().map(decision),
         "findings": job.findings.iter().map(finding).collect::<Vec<_>>(),
+    }))
+}
+
+fn hang(hang: &Hang) -> Value {
+    present(json!({
+        "kind": hang.kind,
+        "headline": hang.headline,
+        "culprits": hang.culprits,
+        "since": hang.since.as_ref().map(time),
     }))
 }
 
@@ -97,6 +116,7 @@ fn rank(rank: &Rank) -> Value {
         "heartbeat_age": rank.heartbeat_age.as_ref().map(seconds),
         "loss": rank.loss,
         "refusal": rank.refusal,
+        "median_step": rank.median_step.as_ref().map(seconds),
     }))
 }
 

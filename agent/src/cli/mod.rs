@@ -12,11 +12,14 @@ mod explain;
 mod find;
 mod guardian;
 mod json;
+mod operator;
 mod output;
 mod probe;
+mod ranks;
 mod replay;
 mod run;
 mod screen;
+mod stacks;
 mod status;
 mod stragglers;
 mod torchrun;
@@ -58,11 +61,16 @@ enum Command {
     Config(config::Args),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
+    Ranks(ranks::Args),
+    Stacks(stacks::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
     Events(events::Args),
     /// Tell whose fault a failure was, from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
+    Ack(operator::Ack),
+    Silence(operator::Silence),
+    Unsilence(operator::Unsilence),
     Bundle(bundle::Args),
     Replay(replay::Args),
     Stragglers(stragglers::Args),
@@ -108,13 +116,18 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
+        Command::Ranks(args) => ranks::run(args).await,
+        Command::Stacks(args) => stacks::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
-        Command::Explain(args) => explain::run(&args),
+        Command::Explain(args) => explain::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
+        Command::Ack(args) => operator::ack(args).await,
+        Command::Silence(args) => operator::silence(args).await,
+        Command::Unsilence(args) => operator::unsilence(args).await,
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }

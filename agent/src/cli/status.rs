@@ -56,7 +56,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-async fn ask_all(places: Vec<Place>) -> Vec<Answer> {
+pub(super) async fn ask_all(places: Vec<Place>) -> Vec<Answer> {
     let mut asking = JoinSet::new();
     for (order, place) in places.into_iter().enumerate() {
         asking.spawn(async move {
@@ -70,7 +70,7 @@ async fn ask_all(places: Vec<Place>) -> Vec<Answer> {
 }
 
 /// A job that both its agent and its launcher tell of is shown once, as the agent's.
-fn told_once(answers: &mut [Answer]) {
+pub(super) fn told_once(answers: &mut [Answer]) {
     let by_agents: Vec<String> = answers
         .iter()
         .filter_map(|answer| answer.result.as_ref().ok())

@@ -4,7 +4,7 @@ use mainstay_core::entry::Entry;
 use mainstay_core::id::{Attempt, Incident, Rank};
 use mainstay_core::job::Ruling;
 use mainstay_core::testimony::Testimony;
-use mainstay_core::time::Mono;
+use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;
 use mainstay_proto::v1;
@@ -50,6 +50,7 @@ pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)]) -> v1::BeatSample
         sections: beat.sections.clone(),
         monotonic_ns: beat.at.0,
         loss: beat.loss,
+        median_step_ns: beat.median_step.map(|median| median.0),
     });
     v1::BeatSample { attempt: attempt.0, beats: beats.collect() }
 }
@@ -62,6 +63,7 @@ pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
             sections: beat.sections,
             at: Mono(beat.monotonic_ns),
             loss: beat.loss,
+            median_step: beat.median_step_ns.map(Span),
         };
         (Rank(beat.rank), view)
     });

@@ -16,6 +16,9 @@ use mainstay_heartbeat::{
 
 use crate::os::mapping::MappedPage;
 
+/// So many of the last steps tell what a step takes.
+const RECENT: usize = 64;
+
 /// Sections of this name are booked as checkpointing.
 const CHECKPOINT_SECTION: &str = "checkpoint";
 
@@ -43,6 +46,9 @@ pub struct PageReader {
     /// Whether a pause or a long phase was announced since the last record.
     was_quiet: bool,
     counts: Vec<Count>,
+    /// What the last steps took, in nanoseconds, and how many there were in all.
+    recent: [u64; RECENT],
+    seen: usize,
 }
 
 /// What was told already.
@@ -68,6 +74,8 @@ impl PageReader {
             phases: vec![None; NAME_ENTRIES],
             was_quiet: false,
             counts: Vec::new(),
+            recent: [0; RECENT],
+            seen: 0,
         })
     }
 
@@ -80,7 +88,7 @@ impl PageReader {
 
     /// What is new.
     pub fn look(&mut self) -> News {
-        let PageReader { mapped, told, records, .. } = self;
+        let PageReader { mapped, told, records, recent, seen, .. } = self;
         let Ok(page) = mapped.page() else { return News::default() };
         let mut news = News::default();
         if !told.connected {
@@ -93,6 +101,10 @@ impl PageReader {
         }
         records.clear();
         told.records = page.records_since(told.records, records).next_cursor;
+        for record in records.iter().filter(|record| !record.first) {
+            recent[*seen % RECENT] = record.end_mono_ns.saturating_sub(record.start_mono_ns);
+            *seen = seen.wrapping_add(1);
+        }
         news.steps = records.iter().map(|record| step_done(&page, record)).collect();
         if !told.raised {
             news.raised = raised(&page);
@@ -165,6 +177,13 @@ impl PageReader {
         }
     }
 
+    fn median_step(&self) -> Option<Span> {
+        let mut recent = self.recent;
+        let known = recent.get_mut(..self.seen.min(RECENT)).filter(|known| !known.is_empty())?;
+        let middle = known.len() / 2;
+        Some(Span(*known.select_nth_unstable(middle).1))
+    }
+
     /// What the page tells now, for people.
     pub fn beat(&self) -> Option<BeatView> {
         let page = self.mapped.page().ok()?;
@@ -175,6 +194,7 @@ impl PageReader {
             sections: beat.open_sections().iter().map(|open| name(open.id)).collect(),
             at: Mono(beat.mono_ns),
             loss: beat.loss,
+            median_step: self.median_step(),
         })
     }
 }

@@ -20,6 +20,7 @@ fn beat(second: u64, step: u64) -> BeatView {
         sections: vec!["train".into(), "backward".into()],
         at: Mono(second * SECOND),
         loss: Some(0.5),
+        median_step: None,
     }
 }
 

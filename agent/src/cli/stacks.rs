@@ -1,0 +1,95 @@
+//! `mainstay stacks`: what the ranks of a job are at, now.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use mainstay_core::hang::PlaceGroup;
+use mainstay_core::id::{Pid, Rank};
+use mainstay_proto::v1::{Job, RankPhase};
+
+use super::exit;
+use super::find::{Ask, find};
+use super::output::{self, Paint, clean};
+use super::status::{ask_all, is_over, told_once};
+use crate::source::evidence::{self, Subject};
+
+/// How long it may take.
+const WITHIN: Duration = Duration::from_secs(5);
+
+/// Show where the ranks of a job stand: Python stacks, and what the kernel has them wait in
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Python stacks come from py-spy if it is installed, else from the ranks themselves, which are sent SIGSTKFLT if they have
+a handler for it; training goes on. The ranks are found by the API and read in /proc, so it is to be asked as their
+user or as root, on their host.
+
+Exit status: 0 shown, 3 there is no such job here, 64 the command line was not understood."
+)]
+pub(super) struct Args {
+    /// The job
+    job: String,
+    #[command(flatten)]
+    ask: Ask,
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut answers = ask_all(find(&args.ask).places).await;
+    told_once(&mut answers);
+    let mut jobs = answers.into_iter().filter_map(|answer| answer.result.ok()).flat_map(|of| of.jobs);
+    let Some(job) = jobs.find(|job| job.id == args.job && !is_over(job)) else {
+        output::note(&format!("no job {:?} runs here; `mainstay status` shows those that do", args.job));
+        return Ok(ExitCode::from(exit::UNKNOWN));
+    };
+    let subjects = subjects(&job);
+    if subjects.is_empty() {
+        bail!("job {:?} has no living ranks on this host", args.job);
+    }
+    let taken = evidence::take(&subjects, Instant::now() + WITHIN);
+    if args.ask.json {
+        output::print(&format!("{}\n", taken.whole))?;
+    } else {
+        output::print(&shown(&taken, Paint::for_stdout()))?;
+    }
+    Ok(ExitCode::from(exit::OK))
+}
+
+fn subjects(job: &Job) -> Vec<Subject> {
+    let attempt = Path::new(&job.run_dir).join(format!("attempt_{}", job.attempt));
+    let living = job.ranks.iter().filter(|rank| rank.phase() != RankPhase::Exited);
+    living
+        .filter_map(|rank| {
+            Some(Subject {
+                rank: Rank(rank.rank),
+                pid: Pid(i32::try_from(rank.pid).ok()?),
+                stacks: Some(attempt.join(rank.local_rank.to_string()).join("stacks.txt")),
+                step: rank.step,
+                sections: rank.sections.clone(),
+            })
+        })
+        .collect()
+}
+
+/// The groups first, then the stack of one rank of each.
+fn shown(taken: &evidence::Taken, paint: Paint) -> String {
+    let mut text = String::new();
+    for group in &taken.groups {
+        text.push_str(&format!("{}\n", paint.bold(&clean(&PlaceGroup::to_string(group)))));
+    }
+    for group in &taken.groups {
+        let Some(rank) = group.ranks.first() else { continue };
+        let stack = taken.whole["ranks"]
+            .as_array()
+            .and_then(|ranks| ranks.iter().find(|of| of["rank"] == rank.0)?["python"].as_str());
+        text.push_str(&format!("\n{}\n", paint.dim(&format!("{rank}:"))));
+        let stack = stack.unwrap_or("  no Python stack: neither py-spy nor a handler of the client's; --json has what the kernel tells\n");
+        for line in stack.lines() {
+            text.push_str(&format!("  {}\n", clean(line)));
+        }
+    }
+    for finding in &taken.findings {
+        text.push_str(&format!("{}\n", clean(finding)));
+    }
+    text
+}
