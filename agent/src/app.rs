@@ -1,7 +1,7 @@
 //! Floor 5. The wiring: start, supervise, drain in order.
 
 mod agent;
-mod catalog;
+pub mod catalog;
 mod device;
 mod host;
 mod job;

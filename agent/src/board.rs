@@ -9,8 +9,9 @@ mod roster;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use mainstay_core::attention::Word;
 use mainstay_core::device::GpuView;
-use mainstay_core::entry::{Body, Entry};
+use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::Component;
 use mainstay_core::host::changes;
 use mainstay_core::id::{Attempt, JobId, Rank};
@@ -72,6 +73,8 @@ impl Board {
         let reader = board.journal.reader();
         board.replayed = reader.replay(|entry| board.apply(&entry))?;
         board.view.components.clear();
+        let boot = board.journal.boot().clone();
+        board.view.attention.only_of(&boot);
         board.publish();
         Ok(board)
     }
@@ -113,9 +116,27 @@ impl Board {
             self.record(at, None, None, Body::Health(change));
         }
         for component in components {
+            let over = self.view.attention.judged(&component);
             self.set_component(component);
+            if let Some(observation) = over {
+                self.record(at, None, None, Body::Fact(Fact::Observed(observation)));
+            }
         }
         self.publish();
+    }
+
+    /// Takes in what an operator says of a component; none if there is no such component.
+    pub fn attend(&mut self, at: Stamp, uid: u32, name: &str, word: &Word) -> Option<Component> {
+        let component = self.view.components.get(name)?.clone();
+        self.record(at, None, None, Body::Fact(Fact::Observed(word.observation(uid, &component))));
+        Some(component)
+    }
+
+    /// Ends silences that have run out.
+    pub fn end_silences(&mut self, at: Stamp) {
+        for over in self.view.attention.run_out(at.wall) {
+            self.record(at, None, None, Body::Fact(Fact::Observed(over)));
+        }
     }
 
     /// Shows these components no more.

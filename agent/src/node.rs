@@ -5,9 +5,11 @@ mod hardware;
 
 use std::collections::BTreeMap;
 
+use mainstay_core::attention::Word;
 use mainstay_core::device::{DeviceReport, GpuEvent};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::Component;
+use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
@@ -26,6 +28,12 @@ use crate::os::{clock, processes};
 
 /// How often what the journal holds is forced onto the disk.
 const SYNC_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// The GPUs' driver on the roster of rooms.
+pub const DEVICES: &str = "GPUs";
+
+/// The kernel log on the roster of rooms.
+pub const KERNEL_LOG: &str = "kernel log";
 
 /// What the node is told.
 #[derive(Debug)]
@@ -66,6 +74,27 @@ pub enum Input {
     GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
     KernelLog(LogReport),
+    /// An operator says something of a component.
+    Operator {
+        /// Who, on the kernel's word.
+        uid: u32,
+        /// The component.
+        component: String,
+        /// What.
+        word: Word,
+        /// Whether there is such a component.
+        answer: oneshot::Sender<Result<(), NoSuchComponent>>,
+    },
+}
+
+/// No component has that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no component {name:?} here; known: {}", known.join(", "))]
+pub struct NoSuchComponent {
+    /// What was asked for.
+    pub name: String,
+    /// What there is.
+    pub known: Vec<String>,
 }
 
 /// What a launcher says of itself; process and user are the kernel's word, not its own.
@@ -153,7 +182,7 @@ impl Node {
                 () = stop.cancelled() => break,
                 Some(input) = inputs.recv() => self.step(input),
                 // The watchdog is fed from here: it guards the loop, not a timer.
-                _ = sync.tick() => { self.tell_events(); self.sync(); alive(); }
+                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.sync(); alive(); }
             }
         }
         self.record(None, Fact::AgentStopped);
@@ -211,7 +240,6 @@ impl Node {
             Input::Sensed(judged) => self.sensed(judged),
             Input::Unwatched(names) => self.unwatched(&names),
             Input::Looked { room, components } => {
-                let components = components.iter().map(String::as_str);
                 if self.board.roster().has_looked(&room, clock::mono(), components) {
                     // Someone may wait for the first look of all.
                     self.board.publish();
@@ -220,6 +248,33 @@ impl Node {
             Input::Devices(report) => self.devices(report),
             Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
+            Input::Operator { uid, component, word, answer } => {
+                let _ = answer.send(self.operator(uid, &component, &word));
+            }
+        }
+    }
+
+    fn operator(&mut self, uid: u32, component: &str, word: &Word) -> Result<(), NoSuchComponent> {
+        let now = clock::now();
+        if self.board.attend(now, uid, component, word).is_none() {
+            let known = self.board.view().components.keys().cloned().collect();
+            return Err(NoSuchComponent { name: component.to_owned(), known });
+        }
+        if let Word::Acknowledge { .. } = word {
+            self.hardware.acknowledge(now.mono, component);
+            self.show(now, Vec::new());
+        }
+        self.board.publish();
+        Ok(())
+    }
+
+    /// What time alone changes: silences run out, and what was read too long ago must not stand as healthy.
+    fn look_at_the_clock(&mut self) {
+        let now = clock::now();
+        self.board.end_silences(now);
+        let stale = self.board.roster().stale(now.mono, &self.board.view().components);
+        if !stale.is_empty() {
+            self.board.show_host(now, stale);
         }
     }
 
@@ -327,6 +382,9 @@ impl Node {
             self.record(None, fact);
         }
         self.show(now, Vec::new());
+        let read =
+            self.board.view().components.keys().filter(|name| name.starts_with("gpu.")).cloned().collect();
+        self.board.roster().has_looked(DEVICES, now.mono, read);
     }
 
     fn gpu_events(&mut self, events: &[GpuEvent]) {
@@ -351,6 +409,7 @@ impl Node {
         }
         let now = clock::now();
         self.hardware.log_is(now.mono, report.state, report.cursor);
+        self.board.roster().has_looked(KERNEL_LOG, now.mono, vec![host_log::LOG.to_owned()]);
         self.show(now, Vec::new());
     }
 

@@ -2,12 +2,16 @@
 //! their types and how they are looked up.
 
 mod nvlink5;
+mod overrides;
+mod registers;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
 pub use nvlink5::{NvlinkFile, NvlinkMeaning, NvlinkRule};
+pub use overrides::OverrideFile;
+pub use registers::{RegisterMeaning, RegisterRule};
 
 use crate::health::{HealthState, RecommendedAction};
 use crate::kernel::KernelClass;
@@ -79,12 +83,17 @@ pub struct CodeMeaning {
     #[serde(default)]
     pub by_line: bool,
     /// Where the meaning is from.
+    #[serde(default)]
     pub source: String,
     /// Who sees it otherwise.
     #[serde(default)]
     pub differs: Option<String>,
     /// A line of it.
+    #[serde(default)]
     pub example: String,
+    /// The file that the entry came from; none if it is compiled in.
+    #[serde(skip)]
+    pub origin: Option<String>,
 }
 
 /// What a class of kernel lines means.
@@ -114,7 +123,11 @@ pub struct KernelMeaning {
     #[serde(default)]
     pub cancels: Option<KernelClass>,
     /// A line of it.
+    #[serde(default)]
     pub example: String,
+    /// The file that the entry came from; none if it is compiled in.
+    #[serde(skip)]
+    pub origin: Option<String>,
 }
 
 fn first() -> u64 {
@@ -128,6 +141,7 @@ pub struct Catalog {
     sxids: BTreeMap<u32, CodeMeaning>,
     kernel: BTreeMap<KernelClass, KernelMeaning>,
     nvlink: Vec<NvlinkRule>,
+    registers: Vec<RegisterRule>,
 }
 
 /// A catalogue that cannot be used.
@@ -148,6 +162,20 @@ pub enum CatalogError {
         class: &'static str,
         /// How often.
         times: usize,
+    },
+    /// An entry's example is not read as what it is an example of.
+    #[error("{entry}: its example is not read as one: {example:?}")]
+    Example {
+        /// Which entry.
+        entry: String,
+        /// What stands there.
+        example: String,
+    },
+    /// A rule for registers has no register or bit that there is.
+    #[error("register rule {number}: write a register from 1 to 7 and bits from 0 to 31")]
+    Register {
+        /// Which rule, from 1.
+        number: usize,
     },
     /// A pattern of intrinfo is not 32 of `0`, `1` and `-`.
     #[error("NVLink rule {number}: {pattern:?} is no pattern: write 32 of 0, 1 and -")]
@@ -176,11 +204,13 @@ impl Catalog {
                 return Err(CatalogError::Class { class: class.name(), times });
             }
         }
+        let (rules, registers) = nvlink.checked()?;
         Ok(Catalog {
             xids: by_code("XID", xids.xid)?,
             sxids: by_code("SXID", sxids.sxid)?,
             kernel: kernel.kernel.into_iter().map(|meaning| (meaning.class, meaning)).collect(),
-            nvlink: nvlink.checked()?,
+            nvlink: rules,
+            registers,
         })
     }
 
@@ -208,6 +238,11 @@ impl Catalog {
     /// All that is known of kernel lines.
     pub fn kernel_meanings(&self) -> impl Iterator<Item = &KernelMeaning> {
         self.kernel.values()
+    }
+
+    /// What the registers of links mean that XID 74 prints.
+    pub fn register_rules(&self) -> &[RegisterRule] {
+        &self.registers
     }
 
     /// The rules of NVLink 5.

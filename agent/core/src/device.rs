@@ -12,9 +12,11 @@ mod checks;
 mod driver;
 mod faults;
 mod gpu;
+mod history;
 mod limits;
 mod links;
 mod log;
+mod operator;
 mod programs;
 mod reading;
 mod readings;
@@ -234,7 +236,9 @@ impl DeviceJudge {
         components.extend(self.power(now, rack, braked));
         for (address, gpu) in &mut self.gpus {
             gpu.faults.forget_passed(now, self.limits.passing.0);
-            if !gpu.is_of_interest(driver_asked) {
+            // A GPU of which this boot knows nothing may be there no more.
+            let unseen = gpu.readings.last.is_none() && gpu.known.is_none() && gpu.programs.is_empty();
+            if !gpu.is_of_interest(driver_asked) || (gpu.faults.are_of_another_boot() && unseen) {
                 continue;
             }
             let around = Around {

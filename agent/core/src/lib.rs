@@ -4,7 +4,8 @@
 //! code runs in the agent, in a replay of last night's incident and in a simulation of many thousand ranks.
 //!
 //! In reading order, each module using only those before it: `time`, `id`, `pci`; `hang` (ranks that do not move);
-//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`, `testimony`; `entry`, `judged`; `view` (the read
+//! `health`, `verdict`; `kernel` (what the kernel log tells), `observation`, `attention` (what operators
+//! said), `freshness`, `testimony`; `entry`, `judged`; `view` (the read
 //! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `cloud`,
 //! `tpu`, `nccl_ras` (those of announcements, of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
 //! and `host_log` (the judges of GPUs and of what the
@@ -15,16 +16,19 @@
 //! gradient norms, digests), `layout` (how ranks share the model), `running`, which joins them.
 #![forbid(unsafe_code)]
 
+pub mod attention;
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
 pub mod cloud;
 pub mod counter;
+pub mod dcgm;
 pub mod device;
 pub mod entry;
 pub mod fabric;
 pub mod finding;
 pub mod fingerprint;
+pub mod freshness;
 pub mod hang;
 pub mod health;
 pub mod host;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::attention::Attention;
 use crate::device::GpuView;
 use crate::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
 use crate::finding::Finding;
@@ -115,14 +116,24 @@ pub struct NodeView {
     pub components: BTreeMap<String, Component>,
     /// Jobs by name.
     pub jobs: BTreeMap<JobId, JobView>,
+    /// What operators have said of components.
+    pub attention: Attention,
     /// GPUs with their last readings, in the order of their addresses. Not of the journal.
     pub gpus: Arc<[GpuView]>,
 }
 
 impl NodeView {
-    /// The heaviest state of all components; `Unknown` when none was read yet.
+    /// The heaviest state of all components that count; `Unknown` when none was read yet.
     pub fn state(&self) -> HealthState {
-        self.components.values().map(|component| component.state).max().unwrap_or(HealthState::Unknown)
+        if self.components.is_empty() {
+            return HealthState::Unknown;
+        }
+        self.counting().map(|component| component.state).max().unwrap_or(HealthState::Healthy)
+    }
+
+    /// The components that count for the node: those that no operator has acknowledged or silenced.
+    pub fn counting(&self) -> impl Iterator<Item = &Component> {
+        self.components.values().filter(|component| self.attention.counts(&component.name))
     }
 
     /// Takes in the next entry of the journal.
@@ -130,6 +141,9 @@ impl NodeView {
         match (&entry.job, &entry.body) {
             (_, Body::Health(change)) => {
                 self.components.insert(change.component.name.clone(), change.component.clone());
+            }
+            (None, Body::Fact(Fact::Observed(observation))) => {
+                self.attention.take_in(entry.at, &entry.boot, observation);
             }
             (Some(id), Body::Fact(Fact::JobStarted(spec))) => {
                 self.jobs.insert(id.clone(), JobView::new(id.clone(), spec.clone(), entry.at));

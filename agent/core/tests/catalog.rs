@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 
 use mainstay_core::catalog::{
-    Blame, Catalog, CatalogError, KernelFile, NvlinkFile, NvlinkMeaning, SxidFile, XidFile,
+    Blame, Catalog, CatalogError, KernelFile, NvlinkFile, NvlinkMeaning, OverrideFile, RegisterMeaning,
+    SxidFile, XidFile,
 };
 use mainstay_core::entry::Fact;
 use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::kernel::NvlinkError;
+use mainstay_core::kernel::{KernelClass, LinkRegisters, NvlinkError};
 use mainstay_core::parse::kmsg::Record;
 use mainstay_core::parse::log::LogReader;
 use mainstay_core::parse::nvidia;
@@ -19,7 +20,7 @@ fn files() -> (XidFile, SxidFile, KernelFile, NvlinkFile) {
         toml::from_str(include_str!("../../catalog/hardware/xid.toml")).unwrap(),
         toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).unwrap(),
         toml::from_str(include_str!("../../catalog/hardware/kernel.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/hardware/nvlink5.toml")).unwrap(),
+        toml::from_str(include_str!("../../catalog/hardware/nvlink.toml")).unwrap(),
     )
 }
 
@@ -110,6 +111,91 @@ fn every_nvlink_rule_is_found_by_both_layouts() {
         units.insert(rule.unit);
     }
     assert!(units.len() > 15);
+}
+
+/// NVIDIA's table has 94 rules: 45 to be ignored, 8 for which the 154 beside them decides, 41 that need a reset; and
+/// two of those to be ignored are called fatal.
+#[test]
+fn the_table_of_nvlink_is_whole() {
+    let (_, _, _, nvlink) = files();
+    let count = |of: &dyn Fn(&mainstay_core::catalog::NvlinkRule) -> bool| {
+        nvlink.rule.iter().filter(|rule| of(rule)).count()
+    };
+    assert_eq!(nvlink.rule.len(), 94);
+    assert_eq!(count(&|rule| rule.action == RecommendedAction::None), 45);
+    assert_eq!(count(&|rule| rule.action == RecommendedAction::None && rule.fatal), 2);
+    assert_eq!(count(&|rule| rule.ask154), 8);
+    assert_eq!(count(&|rule| rule.action == RecommendedAction::ResetDevice && rule.fatal), 41);
+    let by_xid = |xid| count(&|rule| rule.xid == xid);
+    assert_eq!([144, 145, 146, 147, 148, 149, 150].map(by_xid), [6, 33, 20, 2, 1, 31, 1]);
+}
+
+#[test]
+fn the_registers_of_a_link_are_decoded() {
+    let of = |registers: [u32; 7]| {
+        let line = LinkRegisters { link: 14, registers: registers.to_vec() };
+        RegisterMeaning::of(catalog().register_rules(), &line)
+            .map(|of| (of.names, of.action, of.support_from))
+    };
+    assert_eq!(of([1 << 23, 0, 0, 0, 0, 0, 0]).unwrap().1, RecommendedAction::None);
+    let (names, action, support_from) = of([0x10000, 0, 0, 0, 0, 0, 0]).unwrap();
+    assert_eq!(
+        (names[0].as_str(), action, support_from),
+        ("look at the link's connection", RecommendedAction::ResetDevice, Some(2))
+    );
+    let (names, _, support_from) = of([0, 0, 0x10004, 0, 0, 0, 0]).unwrap();
+    assert_eq!((names.len(), support_from), (2, Some(2)));
+    assert_eq!(of([0, 0, 1 << 13, 0, 0, 0, 0]).unwrap().1, RecommendedAction::ContactSupport);
+    assert_eq!(of([0, 0, 0, 0, 1 << 26, 0, 0]).unwrap().1, RecommendedAction::None);
+    assert_eq!(of([1 << 31, 0xffff_ffff, 0, 0, 0, 0, 0]), None);
+}
+
+#[test]
+fn a_site_has_the_last_word() {
+    let file: OverrideFile = toml::from_str(
+        r#"
+        [[xid]]
+        ids = [79, 9001]
+        name = "ours"
+        meaning = "ours"
+        blame = "device"
+        state = "UNHEALTHY"
+        action = "REPLACE_NODE"
+
+        [[kernel]]
+        class = "aer_corrected"
+        name = "ours"
+        meaning = "ours"
+        state = "DEGRADED"
+        action = "NONE"
+        count = 7
+        "#,
+    )
+    .unwrap();
+    let catalog = catalog().overridden("/etc/ours.toml", file).unwrap();
+    for code in [79, 9001] {
+        let ours = catalog.xid(code).unwrap();
+        assert_eq!((ours.name.as_str(), ours.origin.as_deref()), ("ours", Some("/etc/ours.toml")));
+    }
+    assert_eq!(catalog.kernel(KernelClass::AerCorrected).unwrap().count, 7);
+    assert_eq!(catalog.xid(48).unwrap().origin, None);
+}
+
+#[test]
+fn an_override_that_is_wrong_says_where() {
+    let entry = |rest: &str| {
+        format!(
+            "[[xid]]\nids = [79]\nname = \"a\"\nmeaning = \"a\"\nblame = \"device\"\nstate = \"UNHEALTHY\"\naction = \"REBOOT_NODE\"\n{rest}"
+        )
+    };
+    let refused = toml::from_str::<OverrideFile>(&entry("colour = 1\n")).unwrap_err().to_string();
+    assert!(refused.contains("line 8") && refused.contains("colour"), "{refused}");
+    let file: OverrideFile =
+        toml::from_str(&entry("example = \"NVRM: Xid (PCI:0000:01:00): 48, x\"\n")).unwrap();
+    let refused = catalog().overridden("x", file).unwrap_err().to_string();
+    assert!(refused.starts_with("XID 79: its example is not read as one"), "{refused}");
+    let file: OverrideFile = toml::from_str(&format!("{}{}", entry(""), entry(""))).unwrap();
+    assert_eq!(catalog().overridden("x", file).unwrap_err(), CatalogError::Twice { kind: "XID", code: 79 });
 }
 
 #[test]

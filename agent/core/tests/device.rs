@@ -114,6 +114,62 @@ fn a_reset_heals_what_it_can() {
 }
 
 #[test]
+fn a_fault_that_comes_again_after_a_reset_needs_more() {
+    let mut host = Host::new();
+    let timeout =
+        "119, pid=2387, name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU1 GSP!";
+    let load = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15";
+    host.xid(timeout);
+    host.xid(timeout);
+    host.expect(GPU, Unhealthy, ResetDevice);
+    host.log(load);
+    host.expect(GPU, Healthy, Nothing);
+    host.wait(600);
+    host.xid(timeout);
+    host.expect(GPU, Unhealthy, RebootNode);
+    assert!(host.component(GPU).reason.ends_with("it came again after what was tried against it"));
+
+    host.devices.next_boot();
+    assert_eq!(host.components(), [], "of another boot nothing is shown");
+    host.xid("120, pid='<unknown>', name=<unknown>, GSP task exception: load access page fault");
+    host.expect(GPU, Unhealthy, ContactSupport);
+}
+
+#[test]
+fn the_registers_of_a_link_say_how_bad_it_is() {
+    let mut host = Host::new();
+    let on = |link: u32, registers: &str| {
+        format!(
+            "74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link {link}({registers})"
+        )
+    };
+    host.xid(&on(3, "0x800000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"));
+    host.expect(GPU, Healthy, Nothing);
+    host.xid(&on(14, "0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"));
+    host.xid(&on(14, "0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"));
+    host.expect(GPU, Unhealthy, ResetDevice);
+    assert_eq!(
+        host.component(GPU).reason,
+        "XID 74: NVLink error on link 14 (look at the link's connection), 2 times"
+    );
+    host.log("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15");
+    host.wait(600);
+    host.xid(&on(14, "0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"));
+    host.expect(GPU, Unhealthy, ContactSupport);
+}
+
+#[test]
+fn other_faults_and_other_gpus_are_no_repetition() {
+    let mut host = Host::new();
+    host.xid("119, pid=1, name=a, Timeout after 6s of waiting for RPC response from GPU1 GSP!");
+    host.log("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15");
+    host.xid("95, pid=1, name=python, Uncontained: LTC TAG. RST: Yes, D-RST: No");
+    host.log("NVRM: Xid (PCI:0000:02:00): 119, pid=1, name=a, Timeout after 6s");
+    host.expect(GPU, Unhealthy, ResetDevice);
+    host.expect("gpu.0000:02:00", Unhealthy, ResetDevice);
+}
+
+#[test]
 fn what_new_processes_mend_passes() {
     let mut host = Host::new();
     host.log("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7, name=python, Contained: CE User Channel (0x9). RST: No, D-RST: No");

@@ -11,7 +11,7 @@ use prost_types::{Duration, Timestamp};
 
 const NANOS: i64 = 1_000_000_000;
 
-fn timestamp(wall: Wall) -> Timestamp {
+pub(super) fn timestamp(wall: Wall) -> Timestamp {
     // The remainder of a division by 10^9 fits.
     Timestamp { seconds: wall.0.div_euclid(NANOS), nanos: wall.0.rem_euclid(NANOS) as i32 }
 }

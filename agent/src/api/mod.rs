@@ -13,6 +13,7 @@ mod http;
 mod listen;
 pub mod metrics;
 pub mod nvrx;
+pub mod operator;
 mod pace;
 mod preflight;
 mod stream;

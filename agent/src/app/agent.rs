@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::attention::ACKNOWLEDGED;
 use mainstay_core::device::{DeviceJudge, learned_gpus};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
 use mainstay_core::observation::Observation;
-use mainstay_core::time::{Mono, Stamp};
+use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
+use mainstay_proto::v1::operator_service_server::OperatorServiceServer;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,6 +25,7 @@ use tonic::service::Routes;
 
 use crate::act::page_files::private_directory;
 use crate::api::attach::{Allowed, Launchers};
+use crate::api::operator::Operators;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::about;
 use crate::app::catalog;
@@ -32,7 +35,7 @@ use crate::app::nvrx;
 use crate::app::rooms;
 use crate::board::{Board, Roster};
 use crate::config::Config;
-use crate::node::{Hardware, Input, Node};
+use crate::node::{DEVICES, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::device::ProbePlan;
 use crate::store::cursor::CursorFile;
@@ -53,13 +56,22 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let launchers = Launchers::new(inputs.clone(), allowed);
-    let routes = Routes::new(LauncherServiceServer::new(launchers));
+    let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
+    let routes =
+        Routes::new(LauncherServiceServer::new(launchers)).add_service(OperatorServiceServer::new(operators));
     let reader = board.reader();
     let roster = board.roster().clone();
     nvrx::open(&config, &reader, &stop)?;
     let rooms = rooms::start(&config, &recalled.observed, &inputs, &reader)?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &recalled, &inputs, &roster)?;
+    if following.is_some() {
+        board.roster().expect(KERNEL_LOG, clock::mono(), kernel_log::LONGEST_SILENCE);
+    }
+    if probing.is_some() {
+        let every = config.gpu.interval.0.0.saturating_add(config.gpu.deadline.0.0);
+        board.roster().expect(DEVICES, clock::mono(), Span(every));
+    }
 
     let node = Node::new(board, recalled.origins, hardware, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
@@ -81,6 +93,8 @@ pub(super) struct Recalled {
     pub(super) origins: BTreeMap<JobId, u64>,
     /// What this boot's kernel log told.
     pub(super) kernel: Vec<(Mono, Fact)>,
+    /// What the kernel logs of earlier boots told, in its order.
+    pub(super) earlier: Vec<(Stamp, BootId, Fact)>,
     /// How far that was read.
     pub(super) position: u64,
     /// What the rooms that watch the host saw, in any boot, in its order.
@@ -97,9 +111,15 @@ impl Recalled {
             return;
         }
         if let Fact::Observed(observation) = fact {
+            if observation.event == ACKNOWLEDGED && entry.boot == *boot {
+                self.kernel.push((entry.at.mono, Fact::Observed(observation.clone())));
+            }
             return self.observed.push((entry.at, entry.boot, observation));
         }
         if entry.boot != *boot {
+            if matches!(fact, Fact::Xid(_) | Fact::KernelReport(_)) {
+                self.earlier.push((entry.at, entry.boot, fact));
+            }
             return;
         }
         let position = match &fact {
@@ -124,6 +144,22 @@ fn open_board(config: &Config) -> anyhow::Result<(Board, Recalled)> {
     Ok((Board::open(journal)?, recalled))
 }
 
+/// Judges what earlier boots of the last week told of devices: a fault that comes again after a reset or a reboot needs
+/// more.
+fn remember_earlier_boots(devices: &mut DeviceJudge, earlier: &[(Stamp, BootId, Fact)]) {
+    const WEEK: i64 = 7 * 86_400 * 1_000_000_000;
+    let since = clock::now().wall.0.saturating_sub(WEEK);
+    let mut before: Option<&BootId> = None;
+    for (at, boot, fact) in earlier.iter().filter(|(at, ..)| at.wall.0 >= since) {
+        if before.is_some_and(|before| before != boot) {
+            devices.next_boot();
+        }
+        before = Some(boot);
+        devices.take_in(at.mono, fact);
+    }
+    devices.next_boot();
+}
+
 /// The judges of the hardware, and the reading of the kernel log if it is to be read.
 pub(super) fn watch_hardware(
     config: &Config,
@@ -131,11 +167,12 @@ pub(super) fn watch_hardware(
     inputs: &mpsc::Sender<Input>,
     roster: &Roster,
 ) -> anyhow::Result<(Hardware, Option<Following>)> {
-    let catalog = catalog::compiled_in()?;
+    let catalog = catalog::load(&config.catalog.files)?;
     let path = &config.kernel_log.path;
     let host_log = HostLogJudge::new(catalog.clone(), &path.display().to_string());
     let mut devices =
         DeviceJudge::new(catalog, config.gpu.limits.clone()).expecting(config.gpu.expected.clone());
+    remember_earlier_boots(&mut devices, &recalled.earlier);
     recalled.observed.iter().for_each(|(_, _, observation)| devices.recall(observation));
     let file = CursorFile::open(&config.state_dir.join("kernel-log.cursor"));
     let mut cursor = file.kept().cloned();

@@ -1,27 +1,73 @@
-//! The catalogues that are compiled in.
+//! The catalogues: those that are compiled in, and what a site puts over them.
+
+use std::path::PathBuf;
 
 use anyhow::Context;
-use mainstay_core::catalog::Catalog;
+use mainstay_core::catalog::{Catalog, OverrideFile};
+use mainstay_core::dcgm::DcgmCatalog;
 
-/// What XIDs, SXIDs and kernel lines mean.
+/// What XIDs, SXIDs and kernel lines mean, with the entries of these files over it; the later weigh more.
 ///
 /// # Errors
-/// A file of the catalogue is wrong; the core's tests read the same files.
-pub fn compiled_in() -> anyhow::Result<Catalog> {
+/// A file cannot be read, or is wrong: it says which, and which entry or line of it.
+pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
+    files.iter().try_fold(compiled_in()?, |catalog, path| {
+        let name = path.display().to_string();
+        let wrong = || format!("the catalogue {name} (key `catalog.files`)");
+        let text = std::fs::read_to_string(path).with_context(wrong)?;
+        let file: OverrideFile = toml::from_str(&text).with_context(wrong)?;
+        catalog.overridden(&name, file).with_context(wrong)
+    })
+}
+
+/// What is compiled in.
+fn compiled_in() -> anyhow::Result<Catalog> {
     const DAMAGED: &str = "the catalogue that is compiled in is damaged";
     let catalog = Catalog::new(
         toml::from_str(include_str!("../../catalog/hardware/xid.toml")).context(DAMAGED)?,
         toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).context(DAMAGED)?,
         toml::from_str(include_str!("../../catalog/hardware/kernel.toml")).context(DAMAGED)?,
-        toml::from_str(include_str!("../../catalog/hardware/nvlink5.toml")).context(DAMAGED)?,
+        toml::from_str(include_str!("../../catalog/hardware/nvlink.toml")).context(DAMAGED)?,
     );
     catalog.context(DAMAGED)
 }
 
+/// What DCGM's errors mean.
+///
+/// # Errors
+/// The file of the catalogue is wrong; a test here reads the same.
+pub fn dcgm() -> anyhow::Result<DcgmCatalog> {
+    const DAMAGED: &str = "the catalogue of DCGM's errors that is compiled in is damaged";
+    let file = toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).context(DAMAGED)?;
+    DcgmCatalog::new(file).map_err(|code| anyhow::anyhow!("{DAMAGED}: {code} stands there twice"))
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn what_is_compiled_in_can_be_read() {
-        super::compiled_in().unwrap();
+        load(&[]).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_is_named_with_its_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ours.toml");
+        std::fs::write(&path, "[[xid]]\nids = [79]\nstate = \"ILL\"\n").unwrap();
+        let refused = format!("{:#}", load(std::slice::from_ref(&path)).unwrap_err());
+        for part in ["ours.toml", "catalog.files", "line 3", "ILL"] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        let missing = format!("{:#}", load(&["/nowhere/x.toml".into()]).unwrap_err());
+        assert!(missing.contains("/nowhere/x.toml"), "{missing}");
+    }
+
+    #[test]
+    fn every_error_of_dcgm_4_is_known() {
+        let catalog = super::dcgm().unwrap();
+        let missing: Vec<u32> = (0..=132).filter(|code| catalog.meaning(*code).is_none()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

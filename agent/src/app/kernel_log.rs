@@ -7,6 +7,7 @@ use std::time::Duration;
 use mainstay_core::host_log::LogState;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::LogCursor;
+use mainstay_core::time::Span;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
@@ -23,6 +24,9 @@ const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// How long it is waited for at most, so that what was held back of a storm is told after it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// How often it says at least that it still reads.
+pub const LONGEST_SILENCE: Span = Span::seconds(10);
 
 /// A log that is being read; it ends when this is dropped.
 #[derive(Debug)]
@@ -82,12 +86,14 @@ impl Follower {
 
     fn read_while_it_can(&mut self) -> Result<(), Trouble> {
         let mut log = KernelLog::open(&self.path, self.boot.clone(), self.cursor.as_ref())?;
-        let mut told = None;
+        let (mut told, mut told_at) = (None, clock::mono());
         while !self.stopped(Duration::ZERO) {
             let batch = log.read(clock::mono())?;
             let more = batch.more;
             // Lines that are no facts move the cursor too; that can wait until there is nothing to read.
-            if !batch.facts.is_empty() || (!more && told.as_ref() != Some(log.cursor())) {
+            let silent = clock::mono().since(told_at) >= LONGEST_SILENCE;
+            if !batch.facts.is_empty() || (!more && (silent || told.as_ref() != Some(log.cursor()))) {
+                told_at = clock::mono();
                 told = Some(log.cursor().clone());
                 self.cursor.clone_from(&told);
                 self.tell(LogReport { state: LogState::Reading, facts: batch.facts, cursor: told.clone() })?;

@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mainstay_core::freshness;
+use mainstay_core::health::Component;
 use mainstay_core::time::{Mono, Span};
 
 /// The rooms by name. Clones are the same roster.
@@ -21,6 +23,10 @@ pub struct Looking {
     pub took: Option<Span>,
     /// The components that it told of.
     pub components: BTreeSet<String>,
+    /// When it was last heard of.
+    pub heard: Mono,
+    /// How long it may say nothing; none if it is never missed.
+    pub allowed: Option<Span>,
 }
 
 impl Roster {
@@ -29,18 +35,34 @@ impl Roster {
         self.lock().entry(room.to_owned()).or_default().began = Some(at);
     }
 
-    /// A room has looked, and told of these components. True the first time.
-    pub fn has_looked<'a>(&self, room: &str, at: Mono, components: impl Iterator<Item = &'a str>) -> bool {
+    /// A room that looks every `interval` is watched over from now on.
+    pub fn expect(&self, room: &str, at: Mono, interval: Span) {
+        let mut rooms = self.lock();
+        let looking = rooms.entry(room.to_owned()).or_default();
+        (looking.heard, looking.allowed) = (at, Some(freshness::allowed(interval)));
+    }
+
+    /// A room has looked, and told of these components, each time all of them. True the first time.
+    pub fn has_looked(&self, room: &str, at: Mono, components: Vec<String>) -> bool {
         let mut rooms = self.lock();
         let looking = rooms.entry(room.to_owned()).or_default();
         let first = looking.took.is_none();
         looking.took = Some(looking.began.take().map_or(Span(0), |began| at.since(began)));
-        for component in components {
-            if !looking.components.contains(component) {
-                looking.components.insert(component.to_owned());
-            }
-        }
+        looking.heard = at;
+        looking.components = components.into_iter().collect();
         first
+    }
+
+    /// The components that may not be shown as they are at `now`, since their rooms say nothing any more, as they may
+    /// be shown.
+    pub fn stale(&self, now: Mono, shown: &BTreeMap<String, Component>) -> Vec<Component> {
+        let rooms = self.lock();
+        let watched = rooms.iter().filter_map(|(room, looking)| Some((room, looking, looking.allowed?)));
+        let stale = watched.flat_map(|(room, looking, allowed)| {
+            let components = looking.components.iter().filter_map(|name| shown.get(name));
+            components.filter_map(move |of| freshness::stale(of, room, looking.heard, allowed, now))
+        });
+        stale.collect()
     }
 
     /// All rooms as they stand.
@@ -61,6 +83,8 @@ impl Roster {
 
 #[cfg(test)]
 mod tests {
+    use mainstay_core::health::HealthState;
+
     use super::*;
 
     #[test]
@@ -68,11 +92,31 @@ mod tests {
         let roster = Roster::default();
         roster.begins("host", Mono(10));
         assert!(!roster.is_complete());
-        assert!(roster.has_looked("host", Mono(14), ["host.cpu"].into_iter()));
+        assert!(roster.has_looked("host", Mono(14), vec!["host.cpu".to_owned()]));
         assert!(roster.is_complete());
         roster.begins("host", Mono(20));
         let looking = roster.rooms().remove("host").unwrap();
         assert_eq!((looking.began, looking.took), (Some(Mono(20)), Some(Span(4))));
         assert!(looking.components.contains("host.cpu"));
+    }
+
+    #[test]
+    fn the_components_of_a_room_that_hangs_are_stale_and_no_others() {
+        let roster = Roster::default();
+        let at = |seconds: u64| Mono(seconds * 1_000_000_000);
+        for room in ["hangs", "lives"] {
+            roster.expect(room, at(0), Span::seconds(5));
+            roster.has_looked(room, at(1), vec![format!("{room}.x")]);
+        }
+        let healthy =
+            |name: &str| Component { name: name.into(), state: HealthState::Healthy, ..Component::default() };
+        let shown = ["hangs.x", "lives.x"].map(|name| (name.to_owned(), healthy(name))).into();
+        assert_eq!(roster.stale(at(31), &shown), []);
+        roster.has_looked("lives", at(40), vec!["lives.x".to_owned()]);
+        let stale = roster.stale(at(41), &shown);
+        assert_eq!(
+            stale.iter().map(|of| (of.name.as_str(), of.state)).collect::<Vec<_>>(),
+            [("hangs.x", HealthState::Unknown)]
+        );
     }
 }

@@ -8,12 +8,14 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
+use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    EventFilter, GetNodeRequest, Job, ListDevicesRequest, ListDevicesResponse, ListEventsRequest,
-    ListEventsResponse, ListJobsRequest, Node, PreflightCheck, RunPreflightRequest, RunPreflightResponse,
-    Server, WatchEventsRequest, WatchEventsResponse,
+    AcknowledgeRequest, EventFilter, GetNodeRequest, Job, ListDevicesRequest, ListDevicesResponse,
+    ListEventsRequest, ListEventsResponse, ListJobsRequest, Node, PreflightCheck, RunPreflightRequest,
+    RunPreflightResponse, Server, SilenceComponentRequest, UnsilenceComponentRequest, WatchEventsRequest,
+    WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -143,6 +145,37 @@ impl Client {
             answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
         })
         .await
+    }
+
+    /// Says that the fault of a component is known, within the deadline.
+    pub(super) async fn acknowledge(&self, component: &str, reason: &str) -> Result<(), AskError> {
+        let request = AcknowledgeRequest { component: component.to_owned(), reason: reason.to_owned() };
+        let mut operator = OperatorServiceClient::new(self.channel.clone());
+        let said = async { operator.acknowledge(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, said).await.map(|_| ())
+    }
+
+    /// Silences a component, within the deadline.
+    pub(super) async fn silence(
+        &self,
+        component: &str,
+        reason: &str,
+        duration: prost_types::Duration,
+    ) -> Result<(), AskError> {
+        let (component, reason) = (component.to_owned(), reason.to_owned());
+        let request = SilenceComponentRequest { component, reason, duration: Some(duration) };
+        let mut operator = OperatorServiceClient::new(self.channel.clone());
+        let said = async { operator.silence_component(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, said).await.map(|_| ())
+    }
+
+    /// Takes the silence over a component back, within the deadline.
+    pub(super) async fn unsilence(&self, component: &str) -> Result<(), AskError> {
+        let request = UnsilenceComponentRequest { component: component.to_owned() };
+        let mut operator = OperatorServiceClient::new(self.channel.clone());
+        let said =
+            async { operator.unsilence_component(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, said).await.map(|_| ())
     }
 
     /// Some events after a cursor, within the deadline.

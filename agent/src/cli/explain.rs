@@ -1,18 +1,26 @@
-//! `mainstay explain`: a failure with its evidence, from the job's own journal; also when the job is long over.
+//! `mainstay explain`: a failure with its evidence, from the job's own journal, also when the job is long over; or a
+//! component of the host, or an event.
+
+mod host;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use mainstay_core::catalog::Catalog;
 use mainstay_core::entry::{Body, Entry};
 use mainstay_core::finding::Finding;
 use mainstay_core::id::Incident;
 use mainstay_core::verdict::{Action, Decision, FaultDomain, Outcome, Verdict};
+use mainstay_proto::v1::EventFilter;
 use serde_json::json;
 
+use super::client::Client;
+use super::find::{Ask, find};
 use super::{exit, output};
-use crate::app::usual;
+use crate::app::{catalog, usual};
+use crate::config::{Config, Environment};
 use crate::store::journal::JournalReader;
 
 const EXAMPLES: &str = "\
@@ -20,15 +28,19 @@ Examples:
   mainstay explain                         the last failure of the newest run
   mainstay explain exp-7 --incident 2      the second failure of a run
   mainstay explain /logs/exp-7 --markdown  for a ticket
+  mainstay explain gpu.0000:3b:00          a component: what was seen, what it means, what to do
+  mainstay explain 4711                    an event, by its cursor (mainstay events)
 
-Exit status: 0 explained, 3 there was no failure or no such run, 64 the command line was not understood.";
+Exit status: 0 explained, 3 there is nothing of that name, 64 the command line was not understood.";
 
-/// Explain a failure: whose fault, what it rests on, what was done
+/// Explain a failure, a component or an event: what was seen, what it means, what was done or is to be done
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// A run directory, or the name of a run in the usual place; the newest run if not given
-    run: Option<PathBuf>,
+    /// A run directory, the name of a run in the usual place, a component of the host, or the cursor of an event of the
+    /// agent; the newest run if not given
+    #[arg(value_name = "RUN|COMPONENT|CURSOR")]
+    what: Option<PathBuf>,
     /// Which failure of the job, from 1; the last one if not given
     #[arg(long, value_name = "N")]
     incident: Option<u64>,
@@ -38,6 +50,12 @@ pub(super) struct Args {
     /// Print Markdown
     #[arg(long)]
     markdown: bool,
+    /// Ask the agent on this socket for components and events
+    #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
+    socket: Option<PathBuf>,
+    /// The agent's configuration file, which may name catalogues
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 /// What the journal tells of one failure.
@@ -47,8 +65,51 @@ struct Story {
     outcome: Option<Outcome>,
 }
 
-pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let run_dir = find_run(args.run.as_deref())?;
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(what) = args.what.as_deref().and_then(Path::to_str).filter(|what| !is_run(what))
+        && let Some((text, value)) = of_host(&args, what).await?
+    {
+        output::print(&if args.json { format!("{value}\n") } else { text })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    of_run(&args)
+}
+
+fn is_run(name: &str) -> bool {
+    [PathBuf::from(name), usual::log_dir(&usual::environment).join(name)]
+        .iter()
+        .any(|path| path.join("journal").is_dir())
+}
+
+/// Asks the agent: a component by its name, an event by its cursor. None if it knows of neither.
+async fn of_host(args: &Args, what: &str) -> anyhow::Result<Option<(String, serde_json::Value)>> {
+    let cursor: Option<u64> = what.parse().ok().filter(|cursor| *cursor > 0);
+    let found = find(&Ask { socket: args.socket.clone(), json: false });
+    for place in found.places.iter().filter(|place| place.job.is_none()) {
+        let Ok(client) = Client::connect(&place.socket).await else { continue };
+        if let Some(cursor) = cursor {
+            let events = client.list_events(cursor - 1, EventFilter::default()).await?.events;
+            if let Some(event) = events.first().filter(|event| event.cursor == cursor) {
+                return Ok(Some(host::event(event, &catalog(args)?)));
+            }
+        } else {
+            let node = client.snapshot().await?.node;
+            if let Some(component) = node.components.iter().find(|component| component.name == what) {
+                return Ok(Some(host::component(component, &catalog(args)?)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The catalogue of the agent's configuration.
+fn catalog(args: &Args) -> anyhow::Result<Catalog> {
+    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    catalog::load(&Config::load(args.config.as_deref(), &environment, &[])?.catalog.files)
+}
+
+fn of_run(args: &Args) -> anyhow::Result<ExitCode> {
+    let run_dir = find_run(args.what.as_deref())?;
     let entries = read(&run_dir)?;
     let findings = findings(&entries);
     let Some(story) = story(&entries, args.incident.map(Incident)) else {
@@ -110,7 +171,11 @@ pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     match named {
         Some(path) if path.join("journal").is_dir() => Ok(path.to_owned()),
         Some(name) if runs.join(name).join("journal").is_dir() => Ok(runs.join(name)),
-        Some(name) => bail!("{}: neither a run directory nor a run in {}", name.display(), runs.display()),
+        Some(name) => bail!(
+            "{}: neither a run directory nor a run in {}, nor a component or an event that an agent here knows",
+            name.display(),
+            runs.display()
+        ),
         None => newest(&runs).with_context(|| format!("there is no run in {}; name one", runs.display())),
     }
 }

@@ -55,6 +55,15 @@ fn component(component: &Component) -> Value {
         "read_at": component.read_at.as_ref().map(time),
         "read_age": component.read_age.as_ref().map(seconds),
         "confidence": component.confidence,
+        "acknowledgement": component.acknowledgement.as_ref().map(|known| present(json!({
+            "uid": known.uid, "reason": known.reason, "time": known.time.as_ref().map(time),
+        }))),
+        "silence": component.silence.as_ref().map(|silence| present(json!({
+            "uid": silence.uid,
+            "reason": silence.reason,
+            "since": silence.since.as_ref().map(time),
+            "until": silence.until.as_ref().map(time),
+        }))),
     }))
 }
 

@@ -13,6 +13,7 @@ mod find;
 mod gpus;
 mod guardian;
 mod json;
+mod operator;
 mod output;
 mod probe;
 mod ranks;
@@ -70,6 +71,9 @@ enum Command {
     /// Tell whose fault a failure was, from logs alone
     Attribute(attribute::Args),
     Explain(explain::Args),
+    Ack(operator::Ack),
+    Silence(operator::Silence),
+    Unsilence(operator::Unsilence),
     Bundle(bundle::Args),
     Replay(replay::Args),
     Stragglers(stragglers::Args),
@@ -120,11 +124,14 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Stacks(args) => stacks::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Attribute(args) => attribute::run(&args),
-        Command::Explain(args) => explain::run(&args),
+        Command::Explain(args) => explain::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
+        Command::Ack(args) => operator::ack(args).await,
+        Command::Silence(args) => operator::silence(args).await,
+        Command::Unsilence(args) => operator::unsilence(args).await,
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }

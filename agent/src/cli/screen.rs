@@ -52,7 +52,7 @@ fn server(snapshot: &Snapshot, paint: Paint, screen: &mut String) {
     if let Some(error) = &server.journal_error {
         line(screen, &format!("  {}: {}", paint.warning("the journal cannot be written"), clean(error)));
     }
-    components(node, paint, screen);
+    components(node, server.time.as_ref(), paint, screen);
     for of in jobs {
         screen.push('\n');
         job(of, server.time.as_ref(), paint, screen);
@@ -69,7 +69,7 @@ fn program(server: &Server) -> String {
     format!("{mode} {}, pid {}{up}", clean(&server.version), server.pid)
 }
 
-fn components(node: &Node, paint: Paint, screen: &mut String) {
+fn components(node: &Node, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     let width = node.components.iter().map(|of| of.name.len()).max().unwrap_or(0);
     for component in &node.components {
         let state = component.state();
@@ -81,10 +81,36 @@ fn components(node: &Node, paint: Paint, screen: &mut String) {
         {
             let _ = write!(text, " {}", paint.dim(&format!("(read {} ago)", spoken(age))));
         }
+        if let Some(since) = since(component.since.as_ref(), now).filter(|_| state != HealthState::Healthy) {
+            let _ = write!(text, " {}", paint.dim(&format!("(for {since})")));
+        }
         line(screen, &text);
+        attention(component, now, width, paint, screen);
         if state != HealthState::Healthy {
             evidence(component, width, paint, screen);
         }
+    }
+}
+
+/// What operators have said of it.
+fn attention(
+    component: &Component,
+    now: Option<&Timestamp>,
+    width: usize,
+    paint: Paint,
+    screen: &mut String,
+) {
+    let indent = " ".repeat(width + 4);
+    if let Some(known) = &component.acknowledgement {
+        let when = since(known.time.as_ref(), now).map(|ago| format!(" {ago} ago")).unwrap_or_default();
+        let text = format!("acknowledged by user {}{when}: {}", known.uid, known.reason);
+        line(screen, &format!("{indent}{}", paint.bold(&clean(&text))));
+    }
+    if let Some(silence) = &component.silence {
+        let left =
+            since(now, silence.until.as_ref()).map(|left| format!(" for {left} more")).unwrap_or_default();
+        let text = format!("silenced by user {}{left}: {}", silence.uid, silence.reason);
+        line(screen, &format!("{indent}{}", paint.bold(&clean(&text))));
     }
 }
 

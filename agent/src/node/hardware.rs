@@ -1,6 +1,7 @@
 //! What the node knows of the hardware: the judges of devices and of the kernel's reports, and how far its log was
 //! read.
 
+use mainstay_core::attention::ACKNOWLEDGED;
 use mainstay_core::device::{DeviceJudge, DeviceReport, GpuEvent, GpuView};
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
@@ -72,6 +73,12 @@ impl Hardware {
         self.devices.report(now, report)
     }
 
+    /// Takes in that an operator knows of what is held against the component.
+    pub(super) fn acknowledge(&mut self, at: Mono, component: &str) {
+        self.devices.acknowledge(component, at);
+        self.host_log.acknowledge(component, at);
+    }
+
     /// Takes in what the driver told unasked.
     pub(super) fn event(&mut self, at: Mono, event: &GpuEvent) {
         self.devices.event(at, event);
@@ -96,6 +103,11 @@ impl Hardware {
 
     /// Takes in one fact of `at`, heard of at `now`. Whether it is news.
     pub(super) fn hear(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
+        if let Fact::Observed(seen) = fact
+            && seen.event == ACKNOWLEDGED
+        {
+            self.acknowledge(at, &seen.component);
+        }
         self.host_log.take_in(at, fact);
         let news = self.devices.hear(now, at, fact);
         if news {

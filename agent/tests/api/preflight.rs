@@ -56,7 +56,7 @@ async fn it_is_told_as_soon_as_all_have_looked() {
         stream.message().await.unwrap().unwrap().item.unwrap()
     });
     server.health("host.memory", HealthState::Unhealthy);
-    assert!(server.board.roster().has_looked("host", Mono(2), ["host.memory"].into_iter()));
+    assert!(server.board.roster().has_looked("host", Mono(2), vec!["host.memory".to_owned()]));
     server.board.publish();
     let Item::Check(first) = asking.await.unwrap() else { panic!("no check") };
     assert_eq!((first.group(), first.verdict()), (CheckGroup::Gpu, CheckVerdict::Skipped));
@@ -67,7 +67,7 @@ async fn a_look_that_never_returned_makes_unknown_what_it_saw_before() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(dir.path()).await;
     server.health("host.disk", HealthState::Healthy);
-    server.board.roster().has_looked("host", Mono(0), ["host.disk"].into_iter());
+    server.board.roster().has_looked("host", Mono(0), vec!["host.disk".to_owned()]);
     server.board.roster().begins("host", Mono(1_000_000_000));
     server.at(30);
     let groups = vec![CheckGroup::Storage.into()];

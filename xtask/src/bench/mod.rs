@@ -6,6 +6,7 @@ mod detect;
 mod figure;
 mod goodput;
 mod heartbeat;
+mod kernel_log;
 mod launchers;
 mod peers;
 mod process;
@@ -49,6 +50,8 @@ enum Name {
     Agent,
     /// From the death of a rank to the fact in the journal.
     Detect,
+    /// From an XID in the kernel log to the verdict in the API's stream, and what a storm of lines costs. Part of detect.
+    KernelLog,
     /// From a fault to the first Python line and to the first step of the new ranks; then what Goodput measures.
     Restart,
     /// Work that counts over time, with a SIGKILL every 20 s.
@@ -61,16 +64,21 @@ enum Name {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
-    let needs_ranks = args.names.iter().any(|name| *name != Name::Build);
+    let needs_ranks = args.names.iter().any(|name| !matches!(name, Name::Build | Name::KernelLog));
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
+    if bed.is_none() && args.names.contains(&Name::KernelLog) {
+        building::release(&story)?;
+    }
     for name in &args.names {
         match (name, &bed) {
             (Name::Build, _) => build::measure(&story, &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
             (Name::Agent, Some(bed)) => agent::measure(&story, bed, &mut report),
             (Name::Detect, Some(bed)) => {
-                detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report)
+                detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report);
+                kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report);
             }
+            (Name::KernelLog, _) => kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report),
             (Name::Restart, Some(bed)) => {
                 restart::measure(&story, bed, args.samples.unwrap_or(5), &mut report);
                 goodput::measure(&story, bed, &mut report);

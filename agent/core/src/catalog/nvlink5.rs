@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::CatalogError;
+use super::{CatalogError, RegisterRule, registers};
 use crate::health::RecommendedAction;
 use crate::kernel::NvlinkError;
 
@@ -11,7 +11,11 @@ use crate::kernel::NvlinkError;
 #[serde(deny_unknown_fields)]
 pub struct NvlinkFile {
     /// Its rules.
+    #[serde(default)]
     pub rule: Vec<NvlinkRule>,
+    /// What the registers of links of earlier generations mean.
+    #[serde(default)]
+    pub register: Vec<RegisterRule>,
 }
 
 /// What one unit with one status means.
@@ -49,7 +53,7 @@ pub struct NvlinkMeaning {
 }
 
 impl NvlinkFile {
-    pub(super) fn checked(self) -> Result<Vec<NvlinkRule>, CatalogError> {
+    pub(super) fn checked(self) -> Result<(Vec<NvlinkRule>, Vec<RegisterRule>), CatalogError> {
         for (place, rule) in self.rule.iter().enumerate() {
             for pattern in [&rule.v1, &rule.v2] {
                 let right = pattern.len() == 32 && pattern.bytes().all(|bit| b"01-".contains(&bit));
@@ -58,7 +62,7 @@ impl NvlinkFile {
                 }
             }
         }
-        Ok(self.rule)
+        Ok((self.rule, registers::checked(self.register)?))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::history::History;
 use super::line;
 use crate::health::{Evidence, HealthState, RecommendedAction};
 use crate::time::{Mono, Span};
@@ -18,6 +19,18 @@ pub(super) struct Came {
     pub(super) line: String,
 }
 
+/// A fault that comes again so long after it first came was not mended by the reset that it needs.
+const UNHEALED_AFTER: Span = Span::seconds(3600);
+
+/// Codes that tell of one fault in different words share their past.
+fn one_fault(code: u32) -> u32 {
+    match code {
+        120 => 119,
+        109 | 158 => 46,
+        code => code,
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Fault {
     last: Mono,
@@ -25,6 +38,8 @@ struct Fault {
     came: Came,
     /// Codes in its wake.
     echoes: BTreeSet<u32>,
+    /// What had been tried against it did not help.
+    again: bool,
 }
 
 /// What the driver last said the device needs.
@@ -39,11 +54,18 @@ struct DriverSays {
 pub(super) struct Faults {
     held: BTreeMap<u32, Fault>,
     driver: Option<DriverSays>,
+    history: History,
+    /// Nothing came in this boot.
+    of_another_boot: bool,
 }
 
 impl Faults {
     /// A fault came; what came shortly before and was only its echo is folded into it.
     pub(super) fn came(&mut self, came: Came, echoes: &BTreeSet<u32>, window: Span) {
+        let action = self.history.came(one_fault(came.code), came.at, came.action, UNHEALED_AFTER);
+        let again = action > came.action;
+        let came = Came { action, ..came };
+        self.of_another_boot = false;
         let earlier: BTreeSet<u32> = self
             .held
             .iter()
@@ -56,7 +78,9 @@ impl Faults {
             count: 0,
             came: came.clone(),
             echoes: BTreeSet::new(),
+            again,
         });
+        fault.again |= again;
         fault.count = fault.count.saturating_add(1);
         // An event that was taken back is told better now.
         if fault.count == 1 {
@@ -99,9 +123,12 @@ impl Faults {
     /// The driver says what the device needs; "nothing" means that it is well again.
     pub(super) fn driver_says(&mut self, at: Mono, number: u32, line: &str, window: Span) {
         if number == 0 {
-            *self = Faults::default();
+            self.held.clear();
+            self.driver = None;
+            self.history.was_reset();
             return;
         }
+        self.of_another_boot = false;
         let newest = self.held.values_mut().max_by_key(|fault| fault.last);
         if let Some(fault) = newest.filter(|fault| at.since(fault.last) <= window) {
             fault.echoes.insert(super::RECOVERY_ACTION);
@@ -119,9 +146,34 @@ impl Faults {
         self.held.retain(|_, fault| !passing(fault.came.action) || now.since(fault.last) <= after);
     }
 
+    /// Another boot begins: all is over but what is remembered of what was tried.
+    pub(super) fn next_boot(&mut self) {
+        self.held.clear();
+        self.driver = None;
+        self.history.was_booted();
+        self.of_another_boot = true;
+    }
+
+    /// Whether all that is known is of another boot.
+    pub(super) fn are_of_another_boot(&self) -> bool {
+        self.of_another_boot
+    }
+
+    /// Counts an error of a link. Returns how many there were within a week.
+    pub(super) fn on_link(&mut self, link: u32, at: Mono) -> u32 {
+        self.history.on_link(link, at)
+    }
+
+    /// An operator knows of all that came until then.
+    pub(super) fn forget_until(&mut self, at: Mono) {
+        self.held.retain(|_, fault| fault.last > at);
+        self.driver = self.driver.take().filter(|says| says.at > at);
+    }
+
     pub(super) fn forget_what_a_reset_heals(&mut self, at: Mono) {
         let heals = |action, seen| action <= RecommendedAction::ResetDevice && seen <= at;
         self.held.retain(|_, fault| !heals(fault.came.action, fault.last));
+        self.history.was_reset();
         self.driver = self.driver.take().filter(|says| !heals(says.means().1, says.at));
     }
 
@@ -171,9 +223,10 @@ impl Fault {
         let wake: Vec<String> = self.echoes.iter().map(u32::to_string).collect();
         let wake =
             if wake.is_empty() { String::new() } else { format!(" (in its wake {})", wake.join(", ")) };
+        let again = if self.again { "; it came again after what was tried against it" } else { "" };
         match *kind {
-            "" => format!("{name}{times}{wake}"),
-            kind => format!("{kind} {code}: {name}{times}{wake}"),
+            "" => format!("{name}{times}{wake}{again}"),
+            kind => format!("{kind} {code}: {name}{times}{wake}{again}"),
         }
     }
 }

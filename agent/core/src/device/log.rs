@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::faults::{Came, Faults};
+use super::faults::Came;
 use super::programs::Programs;
 use super::{DeviceJudge, NOT_INITIALISED, OFF_BUS, RECOVERY_ACTION, Switch};
-use crate::catalog::{Blame, CodeMeaning, NvlinkMeaning};
+use crate::catalog::{Blame, CodeMeaning, NvlinkMeaning, RegisterMeaning};
 use crate::health::{Component, HealthState, RecommendedAction};
 use crate::kernel::{KernelClass, KernelReport, Sxid, Xid};
 use crate::pci::PciAddress;
@@ -35,7 +35,18 @@ impl DeviceJudge {
         let (state, action) = self.weight_of(xid);
         if state > HealthState::Healthy {
             let gpu = self.gpus.entry(xid.gpu).or_default();
-            let came = Came { state, action, ..Came::known(at, "XID", xid.code, meaning, &xid.place.line) };
+            let mut came =
+                Came { state, action, ..Came::known(at, "XID", xid.code, meaning, &xid.place.line) };
+            if let Some(line) = &xid.link_registers {
+                let decoded = RegisterMeaning::of(self.catalog.register_rules(), line);
+                let times = gpu.faults.on_link(line.link, at);
+                if let Some(decoded) = decoded {
+                    came.name = format!("{} on link {} ({})", came.name, line.link, decoded.names.join("; "));
+                    if decoded.support_from.is_some_and(|from| times >= from) {
+                        came.action = RecommendedAction::ContactSupport;
+                    }
+                }
+            }
             let echoes = self.catalog.echoes_of(xid.code);
             gpu.faults.came(came, &echoes, window);
         }
@@ -55,6 +66,12 @@ impl DeviceJudge {
                 (false, _) => HealthState::Degraded,
             };
             return (state, action);
+        }
+        let registers = xid.link_registers.as_ref();
+        if let Some(decoded) =
+            registers.and_then(|line| RegisterMeaning::of(self.catalog.register_rules(), line))
+        {
+            return (decoded.state, decoded.action);
         }
         if xid.by_event && (144..=150).contains(&xid.code) {
             // How bad it is stands in the line, which nobody read.
@@ -104,7 +121,8 @@ impl DeviceJudge {
             // In a log of several boots: the devices of another boot are not these.
             KernelClass::KernelStarted => {
                 for gpu in self.gpus.values_mut() {
-                    (gpu.faults, gpu.programs) = (Faults::default(), Programs::default());
+                    gpu.programs = Programs::default();
+                    gpu.faults.next_boot();
                 }
                 self.switches.clear();
             }

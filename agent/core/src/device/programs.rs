@@ -26,6 +26,10 @@ struct Failure {
 }
 
 impl Programs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.failures.is_empty()
+    }
+
     pub(super) fn faulted(&mut self, at: Mono, xid: &Xid) {
         if self.failures.len() == REMEMBERED {
             self.failures.pop_front();

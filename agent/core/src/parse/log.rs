@@ -104,8 +104,12 @@ impl LogReader {
         // A clock of another boot, or of another host, must not put it into the future.
         let at = record.at.map_or(now, |at| at.min(now));
         let of_line = |message: &str| LogPlace { position, line: shortened(message) };
-        let mut lines = record.message.split(NEW_LINE);
-        let fact = lines.find_map(|message| self.fact(now, message, &of_line));
+        let fact = if memchr::memchr(b'\\', record.message.as_bytes()).is_none() {
+            self.fact(now, record.message, &of_line)
+        } else {
+            let mut lines = record.message.split(NEW_LINE);
+            lines.find_map(|message| self.fact(now, message, &of_line))
+        };
         fact.map(|fact| (at, fact))
     }
 

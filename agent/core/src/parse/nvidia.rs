@@ -41,10 +41,10 @@ pub fn xid(message: &str) -> Option<Xid> {
 
 /// Reads an SXID: `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`.
 pub fn sxid(message: &str) -> Option<Sxid> {
-    let (switch, rest) = message.split_once(": SXid (")?;
-    if !switch.starts_with("nvidia-nvswitch") || switch.len() > 32 {
+    if !message.starts_with("nvidia-nvswitch") {
         return None;
     }
+    let (switch, rest) = message.split_once(": SXid (").filter(|(switch, _)| switch.len() <= 32)?;
     let (address, rest) = rest.split_once(')')?;
     let (code, text) = leading_number(rest.strip_prefix(':')?.trim_start())?;
     let text = text.trim_start_matches([',', ' ']);

@@ -24,7 +24,7 @@ fn read_catalog() -> Catalog {
         toml::from_str(include_str!("../../../catalog/hardware/xid.toml")).unwrap(),
         toml::from_str(include_str!("../../../catalog/hardware/sxid.toml")).unwrap(),
         toml::from_str(include_str!("../../../catalog/hardware/kernel.toml")).unwrap(),
-        toml::from_str(include_str!("../../../catalog/hardware/nvlink5.toml")).unwrap(),
+        toml::from_str(include_str!("../../../catalog/hardware/nvlink.toml")).unwrap(),
     )
     .unwrap()
 }

@@ -1,5 +1,6 @@
 //! The node and its jobs.
 
+use mainstay_core::attention::{Acknowledgement, Silence};
 use mainstay_core::entry::ExitStatus;
 use mainstay_core::finding::Finding;
 use mainstay_core::hang::Hang;
@@ -30,12 +31,12 @@ pub(in crate::api) fn server(about: &About, journal_error: Option<&str>, now: St
 }
 
 pub(in crate::api) fn node(view: &NodeView, now: Stamp) -> v1::Node {
-    let worst = view.components.values().map(|component| component.action).max().unwrap_or_default();
+    let worst = view.counting().map(|component| component.action).max().unwrap_or_default();
     v1::Node {
         state: state(view.state()).into(),
         reason: reasons(view).join("; "),
         recommended_action: action(worst).into(),
-        components: view.components.values().map(|of| component(of, now)).collect(),
+        components: view.components.values().map(|of| component(view, of, now)).collect(),
     }
 }
 
@@ -45,7 +46,7 @@ pub(in crate::api) fn reasons(view: &NodeView) -> Vec<String> {
         return vec!["no component was read yet".to_owned()];
     }
     let mut ill: Vec<&Component> =
-        view.components.values().filter(|component| component.state != HealthState::Healthy).collect();
+        view.counting().filter(|component| component.state != HealthState::Healthy).collect();
     ill.sort_by_key(|component| std::cmp::Reverse(component.state));
     ill.into_iter()
         .map(|component| {
@@ -84,7 +85,7 @@ pub(super) fn action(action: RecommendedAction) -> v1::RecommendedAction {
     }
 }
 
-fn component(component: &Component, now: Stamp) -> v1::Component {
+fn component(view: &NodeView, component: &Component, now: Stamp) -> v1::Component {
     v1::Component {
         name: component.name.clone(),
         state: state(component.state).into(),
@@ -95,6 +96,21 @@ fn component(component: &Component, now: Stamp) -> v1::Component {
         read_at: component.read_at.and_then(|at| wall_time(at, now)),
         read_age: component.read_at.and_then(|at| age(at, now)).map(duration),
         confidence: Some(component.confidence),
+        acknowledgement: view.attention.acknowledgement(&component.name).map(acknowledgement),
+        silence: view.attention.silence(&component.name).map(silence),
+    }
+}
+
+pub(super) fn acknowledgement(known: &Acknowledgement) -> v1::Acknowledgement {
+    v1::Acknowledgement { uid: known.uid, reason: known.reason.clone(), time: Some(timestamp(known.at.wall)) }
+}
+
+fn silence(silence: &Silence) -> v1::Silence {
+    v1::Silence {
+        uid: silence.uid,
+        reason: silence.reason.clone(),
+        since: Some(timestamp(silence.since.wall)),
+        until: Some(timestamp(silence.until)),
     }
 }
 

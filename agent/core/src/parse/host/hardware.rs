@@ -55,6 +55,9 @@ fn heat(message: &str) -> Option<KernelReport> {
     if text.starts_with("CPU") && text.contains("above threshold, cpu clock throttled") {
         return Some(about(CpuThrottled, text.split(':').next()));
     }
+    if !text.contains("emperature reached") {
+        return None;
+    }
     let lower = text.to_ascii_lowercase();
     let critical = lower.contains("critical temperature reached")
         && starts_with_any(&lower, &["thermal", "acpi", "critical"]);

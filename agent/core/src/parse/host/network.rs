@@ -43,6 +43,10 @@ fn mellanox(text: &str) -> Option<KernelClass> {
     const WARNING: [&str; 4] =
         ["port module event[error]", "high temperature", "insufficient power", "power budget exceeded"];
     const BACK: [&str; 2] = ["health recovery succeeded", "recovery succeeded"];
+    // A command that the firmware refused is its caller's matter, and comes in floods.
+    if text.starts_with("mlx5_cmd_out_err") || text.starts_with("mlx5_cmd_check") {
+        return None;
+    }
     if contains_any(text, &BACK) {
         return Some(NetworkCardBack);
     }

@@ -44,8 +44,8 @@ fn ext4(message: &str) -> Option<KernelReport> {
         return Some(about(FileSystemError, Some(journal.trim_end_matches('.').rsplit_once('-')?.0)));
     }
     let of_a_file_system = starts_with_any(message, &["EXT", "FAT-fs", "F2FS-fs", "JFS", "NILFS"]);
-    let protected = message.to_ascii_lowercase().contains("remounting filesystem read-only");
-    (of_a_file_system && protected).then(|| about(RemountedReadOnly, between(message, "(", ")")))
+    let protected = || message.to_ascii_lowercase().contains("remounting filesystem read-only");
+    (of_a_file_system && protected()).then(|| about(RemountedReadOnly, between(message, "(", ")")))
 }
 
 fn xfs(message: &str) -> Option<KernelReport> {

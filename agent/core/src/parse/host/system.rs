@@ -57,7 +57,7 @@ fn stuck(message: &str) -> Option<KernelReport> {
         .or_else(|| message.strip_prefix("NMI watchdog: "))
         .unwrap_or(message);
     let hard =
-        text.contains("Watchdog detected hard LOCKUP on cpu") && starts_with_any(text, &["Watchdog", "CPU"]);
+        starts_with_any(text, &["Watchdog", "CPU"]) && text.contains("Watchdog detected hard LOCKUP on cpu");
     if hard || starts_with_any(text, &["BUG: soft lockup", "BUG: workqueue lockup"]) {
         let words = || text.split(|letter: char| letter.is_whitespace());
         let numbered = words().find(|word| word.to_ascii_lowercase().starts_with("cpu#")).map(str::to_owned);
@@ -108,6 +108,10 @@ fn kernel_bug(message: &str) -> Option<KernelReport> {
 /// `traps: python[1] trap invalid opcode ip:…`.
 fn crash(message: &str) -> Option<KernelReport> {
     let text = message.strip_prefix("traps: ").unwrap_or(message);
+    // A name of a process has at most 15 letters, of four bytes each at most.
+    if memchr::memchr(b'[', text.as_bytes()).is_none_or(|place| place > 60) {
+        return None;
+    }
     let (who, rest) = text
         .split_once("]: segfault at ")
         .or_else(|| text.split_once("] general protection fault ip:"))

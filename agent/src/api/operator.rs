@@ -1,0 +1,103 @@
+//! `mainstay.v1.OperatorService`: what operators say of components. On the Unix socket only, where the kernel says who
+//! calls.
+
+use std::time::Duration;
+
+use mainstay_core::attention::Word;
+use mainstay_core::time::Wall;
+use mainstay_proto::v1::operator_service_server::OperatorService;
+use mainstay_proto::v1::{
+    AcknowledgeRequest, AcknowledgeResponse, SilenceComponentRequest, SilenceComponentResponse,
+    UnsilenceComponentRequest, UnsilenceComponentResponse,
+};
+use tokio::sync::{mpsc, oneshot};
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Response, Status};
+
+use super::{Clock, convert};
+use crate::node::Input;
+
+/// Longest silence: nobody remembers one that is older.
+const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+
+/// The service.
+pub struct Operators {
+    inputs: mpsc::Sender<Input>,
+    /// Users who may speak, beside root and the agent's own.
+    allowed: Vec<u32>,
+    clock: Clock,
+}
+
+impl Operators {
+    /// A service that tells the node through `inputs`.
+    pub fn new(inputs: mpsc::Sender<Input>, allowed: Vec<u32>, clock: Clock) -> Operators {
+        Operators { inputs, allowed, clock }
+    }
+
+    fn caller<T>(&self, request: &Request<T>) -> Result<u32, Status> {
+        let connection = request.extensions().get::<UdsConnectInfo>();
+        let credentials = connection
+            .and_then(|connection| connection.peer_cred)
+            .ok_or_else(|| Status::permission_denied("operators speak on the Unix socket only"))?;
+        let uid = credentials.uid();
+        if uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.allowed.contains(&uid) {
+            return Ok(uid);
+        }
+        Err(Status::permission_denied(format!(
+            "user {uid} may not speak for components: ask root, or have the user put into allow_uids of the agent's \
+             configuration"
+        )))
+    }
+
+    async fn say(&self, uid: u32, component: String, word: Word) -> Result<(), Status> {
+        let (answer, answered) = oneshot::channel();
+        let gone = || Status::unavailable("the agent is stopping");
+        self.inputs.send(Input::Operator { uid, component, word, answer }).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?.map_err(|unknown| Status::not_found(unknown.to_string()))
+    }
+}
+
+#[tonic::async_trait]
+impl OperatorService for Operators {
+    async fn acknowledge(
+        &self,
+        request: Request<AcknowledgeRequest>,
+    ) -> Result<Response<AcknowledgeResponse>, Status> {
+        let uid = self.caller(&request)?;
+        let AcknowledgeRequest { component, reason } = request.into_inner();
+        self.say(uid, component, Word::Acknowledge { reason: given(reason)? }).await?;
+        Ok(Response::new(AcknowledgeResponse {}))
+    }
+
+    async fn silence_component(
+        &self,
+        request: Request<SilenceComponentRequest>,
+    ) -> Result<Response<SilenceComponentResponse>, Status> {
+        let uid = self.caller(&request)?;
+        let SilenceComponentRequest { component, reason, duration } = request.into_inner();
+        let asked = duration.and_then(|duration| Duration::try_from(duration).ok());
+        let asked = asked.filter(|asked| !asked.is_zero() && *asked <= LONGEST).ok_or_else(|| {
+            Status::invalid_argument("duration: say for how long, more than nothing and at most 30 days")
+        })?;
+        let nanos = i64::try_from(asked.as_nanos()).unwrap_or(i64::MAX);
+        let until = Wall((self.clock)().wall.0.saturating_add(nanos));
+        self.say(uid, component, Word::Silence { reason: given(reason)?, until }).await?;
+        Ok(Response::new(SilenceComponentResponse { until: Some(convert::timestamp(until)) }))
+    }
+
+    async fn unsilence_component(
+        &self,
+        request: Request<UnsilenceComponentRequest>,
+    ) -> Result<Response<UnsilenceComponentResponse>, Status> {
+        let uid = self.caller(&request)?;
+        self.say(uid, request.into_inner().component, Word::Unsilence).await?;
+        Ok(Response::new(UnsilenceComponentResponse {}))
+    }
+}
+
+fn given(reason: String) -> Result<String, Status> {
+    if reason.trim().is_empty() {
+        return Err(Status::invalid_argument("reason: say why, for those who look after you"));
+    }
+    Ok(reason)
+}

@@ -1,0 +1,263 @@
+//! Explains a component of the host, or an event: what was seen, what it means, what to do, where that is documented, and
+//! who sees it otherwise.
+
+use mainstay_core::catalog::{Blame, Catalog, CodeMeaning, KernelMeaning, RegisterMeaning};
+use mainstay_core::entry::Fact;
+use mainstay_core::parse::log::LogReader;
+use mainstay_core::time::Mono;
+use mainstay_proto::v1::{Component, Event, RecommendedAction};
+use serde_json::{Value, json};
+
+use crate::cli::json::plain;
+use crate::cli::output::clean;
+
+/// What a line of the log means.
+struct Meaning {
+    /// `XID 48`, or the class of the line.
+    what: String,
+    name: String,
+    meaning: String,
+    blame: Option<Blame>,
+    source: String,
+    differs: Option<String>,
+    origin: Option<String>,
+}
+
+/// Where checks are documented.
+const DOCUMENT: &str = "docs/reference/checks.md";
+
+/// A component as it stands.
+pub(super) fn component(component: &Component, catalog: &Catalog) -> (String, Value) {
+    let mut lines = vec![
+        format!("{} is {}", component.name, plain(component.state().as_str_name(), "HEALTH_STATE")),
+        String::new(),
+        format!("What was seen: {}", component.reason),
+    ];
+    for of in &component.evidence {
+        let before = of.before.as_ref().map(|before| format!(" (before: {before})")).unwrap_or_default();
+        let limit = of.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
+        lines.push(format!("  {}: {}{before}{limit}", of.source, of.reading));
+    }
+    if let Some(sure) = component.confidence.filter(|sure| *sure < 1.0) {
+        lines.push(format!("  {:.0} % sure", sure * 100.0));
+    }
+    if let Some(known) = &component.acknowledgement {
+        lines.push(format!("  acknowledged by user {}: {}", known.uid, known.reason));
+    }
+    if let Some(silence) = &component.silence {
+        lines.push(format!("  silenced by user {}: {}", silence.uid, silence.reason));
+    }
+    let told = component.evidence.iter().map(|of| of.reading.as_str());
+    let meanings = meanings(told, catalog);
+    lines.extend(meanings.iter().flat_map(Meaning::lines));
+    lines.push(String::new());
+    lines.push(format!("What to do: {}", advice(component.recommended_action())));
+    lines.push(format!("Documented in {DOCUMENT}."));
+    let action = plain(component.recommended_action().as_str_name(), "RECOMMENDED_ACTION");
+    let value = json!({
+        "component": component.name,
+        "state": plain(component.state().as_str_name(), "HEALTH_STATE"),
+        "reason": component.reason,
+        "recommended_action": action,
+        "meanings": meanings.iter().map(Meaning::as_json).collect::<Vec<Value>>(),
+    });
+    (finished(lines), value)
+}
+
+/// An event of the agent's journal.
+pub(super) fn event(event: &Event, catalog: &Catalog) -> (String, Value) {
+    let mut lines = vec![format!("event {}: {}", event.cursor, event.message)];
+    let line = event.attributes.get("line").map_or(event.message.as_str(), String::as_str);
+    let meanings = meanings(std::iter::once(line), catalog);
+    for (name, value) in event.attributes.iter().filter(|(name, _)| *name != "line") {
+        lines.push(format!("  {name}: {value}"));
+    }
+    lines.extend(meanings.iter().flat_map(Meaning::lines));
+    lines.push(String::new());
+    lines.push(format!("Documented in {DOCUMENT} and docs/reference/journal.md."));
+    let value = json!({
+        "cursor": event.cursor,
+        "message": event.message,
+        "attributes": event.attributes,
+        "meanings": meanings.iter().map(Meaning::as_json).collect::<Vec<Value>>(),
+    });
+    (finished(lines), value)
+}
+
+fn finished(lines: Vec<String>) -> String {
+    let lines: Vec<String> = lines.iter().map(|line| clean(line)).collect();
+    format!("{}\n", lines.join("\n"))
+}
+
+/// What the lines mean, each thing once.
+fn meanings<'a>(lines: impl Iterator<Item = &'a str>, catalog: &Catalog) -> Vec<Meaning> {
+    let mut found: Vec<Meaning> = Vec::new();
+    for line in lines {
+        let fact = LogReader::default().line(Mono(1), line, 1).map(|(_, fact)| fact);
+        if let Some(meaning) = fact.and_then(|fact| meaning(&fact, catalog))
+            && !found.iter().any(|of| of.what == meaning.what)
+        {
+            found.push(meaning);
+        }
+    }
+    found
+}
+
+fn meaning(fact: &Fact, catalog: &Catalog) -> Option<Meaning> {
+    match fact {
+        Fact::Xid(xid) => {
+            let mut meaning = Meaning::of_code(format!("XID {}", xid.code), catalog.xid(xid.code)?);
+            let registers = xid.link_registers.as_ref();
+            let decoded = registers.and_then(|line| RegisterMeaning::of(catalog.register_rules(), line));
+            if let Some(decoded) = decoded {
+                meaning.meaning.push_str(&format!(" Its registers say: {}.", decoded.names.join("; ")));
+            }
+            Some(meaning)
+        }
+        Fact::Sxid(sxid) => Some(Meaning::of_code(format!("SXID {}", sxid.code), catalog.sxid(sxid.code)?)),
+        Fact::KernelReport(report) => Some(Meaning::of_class(catalog.kernel(report.class)?)),
+        _ => None,
+    }
+}
+
+impl Meaning {
+    fn of_code(what: String, of: &CodeMeaning) -> Meaning {
+        Meaning {
+            what,
+            name: of.name.clone(),
+            meaning: of.meaning.clone(),
+            blame: Some(of.blame),
+            source: of.source.clone(),
+            differs: of.differs.clone(),
+            origin: of.origin.clone(),
+        }
+    }
+
+    fn of_class(of: &KernelMeaning) -> Meaning {
+        Meaning {
+            what: of.class.name().to_owned(),
+            name: of.name.clone(),
+            meaning: of.meaning.clone(),
+            blame: None,
+            source: String::new(),
+            differs: None,
+            origin: of.origin.clone(),
+        }
+    }
+
+    fn origin(&self) -> &str {
+        self.origin.as_deref().unwrap_or("compiled in")
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let mut lines = vec![String::new(), format!("What it means: {}: {}", self.what, self.name)];
+        lines.push(format!("  {}", self.meaning));
+        if let Some(blame) = self.blame {
+            lines.push(format!("  whose fault: {}", to_blame(blame)));
+        }
+        if !self.source.is_empty() {
+            lines.push(format!("  by {}", self.source));
+        }
+        if let Some(differs) = &self.differs {
+            lines.push(format!("  seen otherwise: {differs}"));
+        }
+        lines.push(format!("  this entry of the catalogue: {}", self.origin()));
+        lines
+    }
+
+    fn as_json(&self) -> Value {
+        json!({
+            "what": self.what,
+            "name": self.name,
+            "meaning": self.meaning,
+            "blame": self.blame.map(to_blame),
+            "source": self.source,
+            "differs": self.differs,
+            "origin": self.origin(),
+        })
+    }
+}
+
+fn to_blame(blame: Blame) -> &'static str {
+    match blame {
+        Blame::Application => "the program that ran",
+        Blame::Device => "the GPU",
+        Blame::Fabric => "NVLink or a switch",
+        Blame::Driver => "the driver or its firmware",
+        Blame::None => "nobody's",
+    }
+}
+
+/// The next step of the person who reads it.
+fn advice(action: RecommendedAction) -> &'static str {
+    match action {
+        RecommendedAction::None | RecommendedAction::Unspecified => "nothing.",
+        RecommendedAction::RestartProcess => "RESTART_PROCESS: start the processes that use it again.",
+        RecommendedAction::ResetDevice => {
+            "RESET_DEVICE: let its work end, then reset it (nvidia-smi --gpu-reset -i ADDRESS)."
+        }
+        RecommendedAction::RebootNode => "REBOOT_NODE: drain the node and reboot it.",
+        RecommendedAction::ReplaceNode => "REPLACE_NODE: drain the node and have the hardware replaced.",
+        RecommendedAction::ContactSupport => {
+            "CONTACT_SUPPORT: have a person look, with what was seen and a bug report of the driver."
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_proto::v1::{Evidence, HealthState};
+
+    use super::*;
+
+    fn catalog() -> Catalog {
+        crate::app::catalog::load(&[]).unwrap()
+    }
+
+    #[test]
+    fn a_component_is_explained_from_its_lines() {
+        let line = "NVRM: Xid (PCI:0000:3b:00): 63, pid=1, name=a, Row Remapper: New row marked";
+        let of = Component {
+            name: "gpu.0000:3b:00".into(),
+            state: HealthState::Degraded.into(),
+            reason: "XID 63: a bad page or row was recorded".into(),
+            recommended_action: RecommendedAction::ResetDevice.into(),
+            evidence: vec![Evidence {
+                source: "kernel log".into(),
+                reading: line.into(),
+                ..Evidence::default()
+            }],
+            ..Component::default()
+        };
+        let (text, value) = component(&of, &catalog());
+        for part in [
+            "gpu.0000:3b:00 is DEGRADED",
+            line,
+            "What it means: XID 63",
+            "whose fault: the GPU",
+            "seen otherwise: ",
+            "compiled in",
+            "RESET_DEVICE",
+            DOCUMENT,
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        assert_eq!(value["meanings"][0]["what"], "XID 63");
+    }
+
+    #[test]
+    fn registers_of_a_link_are_decoded() {
+        let line = "NVRM: Xid (PCI:0003:00:00): 74, NVLink: fatal error detected on link 14(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)";
+        let of = Event { cursor: 7, message: line.into(), ..Event::default() };
+        let (text, _) = event(&of, &catalog());
+        assert!(text.contains("Its registers say: look at the link's connection."), "{text}");
+    }
+
+    #[test]
+    fn what_no_line_told_is_explained_as_far_as_it_goes() {
+        let of = Component { name: "host.cpu".into(), reason: "busy".into(), ..Component::default() };
+        let (text, value) = component(&of, &catalog());
+        assert!(text.contains("What was seen: busy") && !text.contains("What it means"), "{text}");
+        assert_eq!(value["meanings"], json!([]));
+    }
+}

@@ -1,0 +1,113 @@
+//! `mainstay ack`, `silence` and `unsilence`: what an operator says of a component.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use mainstay_core::settings::Period;
+
+use super::client::{AskError, Client};
+use super::find::{Ask, find};
+use super::{exit, output};
+
+/// Say that the fault of a component is known: it does not count any more until it comes anew or gets worse
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  mainstay ack gpu.0000:3b:00 --reason \"ticket 4711, board is ordered\"
+
+Exit status: 0 done, 3 no agent, no such component or not allowed, 64 the command line was not understood.")]
+pub(super) struct Ack {
+    /// The component, as `mainstay status` names it
+    component: String,
+    /// Why; it is kept in the journal with who said it
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    #[command(flatten)]
+    place: Agent,
+}
+
+/// Hear nothing of a component for a while: it does not count for the node meanwhile
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  mainstay silence host.disk --reason \"filling it on purpose\" --for 2h
+
+Exit status: 0 done, 3 no agent, no such component or not allowed, 64 the command line was not understood.")]
+pub(super) struct Silence {
+    /// The component, as `mainstay status` names it
+    component: String,
+    /// Why; it is kept in the journal with who said it
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    /// For how long, at most 30 days: 90s, 30m, 2h, 1d
+    #[arg(long = "for", value_name = "TIME", value_parser = period)]
+    period: Period,
+    #[command(flatten)]
+    place: Agent,
+}
+
+/// Hear of a silenced component again
+#[derive(Debug, clap::Args)]
+pub(super) struct Unsilence {
+    /// The component, as `mainstay status` names it
+    component: String,
+    #[command(flatten)]
+    place: Agent,
+}
+
+#[derive(Debug, clap::Args)]
+struct Agent {
+    /// Ask the agent on this socket, and no other
+    #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+pub(super) async fn ack(args: Ack) -> anyhow::Result<ExitCode> {
+    let said = async { connect(args.place).await?.acknowledge(&args.component, &args.reason).await };
+    done(said.await, &format!("{}: acknowledged\n", args.component))
+}
+
+pub(super) async fn silence(args: Silence) -> anyhow::Result<ExitCode> {
+    let nanos = args.period.0.0;
+    let duration = prost_types::Duration {
+        seconds: i64::try_from(nanos / 1_000_000_000).unwrap_or(i64::MAX),
+        // The remainder of a division by 10^9 fits.
+        nanos: (nanos % 1_000_000_000) as i32,
+    };
+    let said = async { connect(args.place).await?.silence(&args.component, &args.reason, duration).await };
+    done(said.await, &format!("{}: silenced for {}\n", args.component, args.period))
+}
+
+pub(super) async fn unsilence(args: Unsilence) -> anyhow::Result<ExitCode> {
+    let said = async { connect(args.place).await?.unsilence(&args.component).await };
+    done(said.await, &format!("{}: to be heard of again\n", args.component))
+}
+
+fn period(text: &str) -> Result<Period, String> {
+    Period::parse(text)
+}
+
+/// The first place that answers: the agent, where there is one.
+async fn connect(place: Agent) -> Result<Client, AskError> {
+    let found = find(&Ask { socket: place.socket, json: false });
+    let mut why = None;
+    for place in found.places.iter().filter(|place| place.job.is_none()) {
+        match Client::connect(&place.socket).await {
+            Ok(client) => return Ok(client),
+            Err(error) => why = why.or(Some(error)),
+        }
+    }
+    let looked_at = found.looked_at.first().cloned().unwrap_or_default();
+    Err(why.unwrap_or_else(|| AskError::Missing(looked_at.into())))
+}
+
+fn done(said: Result<(), AskError>, words: &str) -> anyhow::Result<ExitCode> {
+    match said {
+        Ok(()) => {
+            output::print(words)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => {
+            output::note(&format!("error: {error}"));
+            Ok(ExitCode::from(exit::UNKNOWN))
+        }
+    }
+}
