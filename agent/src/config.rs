@@ -18,6 +18,7 @@ use mainstay_core::device::{DeviceLimits, ExpectedGpus};
 use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::{HostLimits, SystemLimits};
 use mainstay_core::nccl_ras::NcclLimits;
+use mainstay_core::preflight::deep::DeepLimits;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
 use mainstay_core::tpu::TpuLimits;
@@ -76,8 +77,12 @@ settings! {
         nccl: NcclConfig,
         /// The components fabric and net: InfiniBand, RoCE and the Ethernet below them.
         fabric: FabricConfig,
+        /// NVIDIA's DCGM, a second opinion on GPUs.
+        dcgm: DcgmConfig,
         /// What NVIDIA's resiliency extension (NVRx) is told of the node.
         nvrx: NvrxConfig,
+        /// Checks before a start, in docs/reference/cli.md: mainstay check.
+        preflight: PreflightConfig,
     }
 }
 
@@ -291,6 +296,54 @@ impl FabricConfig {
 }
 
 settings! {
+    /// How DCGM is asked.
+    pub struct DcgmConfig {
+        /// "auto": where its library and a GPU are and a host engine answers; "on": it must be there; "embedded": in a
+        /// process of our own, where no host engine runs; "off".
+        mode: DcgmMode = DcgmMode::Auto,
+        /// The host engine.
+        address: String = "localhost:5555".to_owned(),
+        /// DCGM's library. Empty: libdcgm.so.4, else libdcgm.so.3.
+        library: PathBuf = PathBuf::new(),
+        /// A page of dcgm-exporter to read, like "http://localhost:9400/metrics". Empty: none.
+        exporter: String = String::new(),
+        /// Time from one check to the next; at least 1s.
+        interval: Period = Period::seconds(30),
+        /// How long an answer may take.
+        deadline: Period = Period::seconds(10),
+    }
+    sections {}
+}
+
+/// Whether DCGM is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DcgmMode {
+    /// Where it answers.
+    Auto,
+    /// It must answer.
+    On,
+    /// By a host engine within our own probe.
+    Embedded,
+    /// Never.
+    Off,
+}
+
+settings! {
+    /// Checks before a start.
+    pub struct PreflightConfig {
+        /// Directories that active probes (--deep) write to and read back.
+        paths: Vec<PathBuf> = Vec::new(),
+        /// GPU memory in use from which a GPU that nobody works on is not free.
+        gpu_memory_held: Bytes = Bytes(512 << 20),
+    }
+    sections {
+        /// What active probes do, and what they call slow.
+        deep: DeepLimits,
+    }
+}
+
+settings! {
     /// The doors for NVRx.
     pub struct NvrxConfig {
         /// The Unix socket on which NVRx's node health service is served, like "/run/nvhcd/nvhcd.sock", for
@@ -427,6 +480,18 @@ impl Config {
             "all must be absolute paths",
         );
         must(absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
+        must(absolute(&self.dcgm.library), "dcgm.library", "it must be an absolute path");
+        must(self.dcgm.interval >= Period::seconds(1), "dcgm.interval", "it must be at least 1s");
+        must(
+            self.dcgm.exporter.is_empty() || self.dcgm.exporter.starts_with("http://"),
+            "dcgm.exporter",
+            "it must begin with http://",
+        );
+        must(
+            self.preflight.paths.iter().all(|path| path.is_absolute()),
+            "preflight.paths",
+            "all must be absolute paths",
+        );
         must(absolute(&self.nvrx.health_socket), "nvrx.health_socket", "it must be an absolute path");
         must(
             self.nvrx.health_socket.as_os_str().len() < 108,

@@ -403,7 +403,7 @@ impl Node {
 
     fn kernel_log(&mut self, report: LogReport) {
         for (at, fact) in report.facts {
-            if self.hardware.take_in(at, &fact) {
+            if self.hardware.hear(clock::mono(), at, &fact) {
                 self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
             }
         }

@@ -168,3 +168,69 @@ fn a_wrong_configuration_is_told_and_nothing_is_checked() {
     assert_eq!(output.status.code(), Some(64));
     assert!(String::from_utf8(output.stderr).unwrap().contains("colour"));
 }
+
+#[test]
+fn probes_measure_the_host_and_leave_nothing_behind() {
+    let host = Host::new();
+    let scratch = host.path().join("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let told = host.check_as_json(&format!(
+        "--alone --deep --group host,storage,network --deadline 60s --path {} --path /nowhere/at/all",
+        scratch.display()
+    ));
+    for name in ["deep.memory", "deep.cpu", "deep.loopback"] {
+        let check = of(&told, name);
+        assert!(check["verdict"] == "pass" || check["verdict"] == "warn", "{check:#}");
+        assert!(check["seconds"].as_f64().unwrap() > 0.0);
+    }
+    let storage = of(&told, &format!("deep.storage:{}", scratch.display()));
+    assert!(storage["evidence"].to_string().contains("fsync"), "{storage:#}");
+    assert_eq!(of(&told, "deep.storage:/nowhere/at/all")["verdict"], "unknown");
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
+}
+
+#[test]
+fn a_probe_that_takes_too_long_is_unknown_and_the_command_ends() {
+    let host = Host::new();
+    let told = host.check_as_json("--alone --deep --group network --deadline 20ms");
+    assert_eq!(of(&told, "deep.loopback")["reason"], "did not answer in 20 ms");
+}
+
+#[test]
+fn gpus_that_are_in_use_are_not_touched_and_not_free() {
+    let host = Host::new();
+    host.driver(&json!({"gpus": [
+        {"uuid": "GPU-0", "pci": "00000000:3B:00.0", "values": {"memory_used": 30_u64 << 30}},
+        {"uuid": "GPU-1", "pci": "00000000:5E:00.0", "values": {"memory_used": 4 << 20}},
+    ]}));
+    let told = host.check_as_json("--alone --deep --exclusive --group gpu --cuda /nowhere/libcuda.so.1");
+    let held = of(&told, "deep.gpu:0000:3b:00.0");
+    assert_eq!(held["verdict"], "skipped");
+    assert!(held["reason"].as_str().unwrap().contains("30.0 GiB of its memory are held"), "{held:#}");
+    assert_eq!(of(&told, "free.0000:3b:00")["verdict"], "fail");
+    assert_eq!(of(&told, "free.0000:5e:00")["verdict"], "pass");
+    let absent = of(&told, "deep.gpu:0000:5e:00.0");
+    assert_eq!(absent["verdict"], "skipped");
+    assert!(absent["reason"].as_str().unwrap().contains("no CUDA driver here"), "{absent:#}");
+}
+
+#[test]
+fn the_way_to_a_peer_is_measured() {
+    let host = Host::new();
+    let mut listening = Command::new(env!("CARGO_BIN_EXE_mainstay"))
+        .args(["check", "--listen", "127.0.0.1:0"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(listening.stderr.take().unwrap()), &mut line)
+        .unwrap();
+    let address = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).unwrap().to_owned();
+    let told = host.check_as_json(&format!("--alone --group network --peer {address} --deadline 60s"));
+    let peer = of(&told, &format!("deep.peer:{address}"));
+    assert!(peer["evidence"].to_string().contains("round trip"), "{peer:#}");
+    listening.kill().unwrap();
+    listening.wait().unwrap();
+    let told = host.check_as_json(&format!("--alone --group network --peer {address} --deadline 60s"));
+    assert_eq!(of(&told, &format!("deep.peer:{address}"))["verdict"], "fail");
+}

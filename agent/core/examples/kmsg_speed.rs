@@ -16,9 +16,12 @@ const STORM: [&str; 6] = [
     "audit: type=1400 audit(1700000000.123:45): apparmor=\"DENIED\" operation=\"open\" comm=\"python\"",
 ];
 
+/// How a line stands in a kind of log.
+type Form = fn(&str) -> String;
+
 fn main() {
     const ROUNDS: u64 = 200_000;
-    let forms: [(&str, fn(&str) -> String); 3] = [
+    let forms: [(&str, Form); 3] = [
         ("kmsg", |line| format!("4,1339,5140900123,-;{line}")),
         ("dmesg", |line| format!("[ 4711.123456] {line}")),
         ("syslog", |line| format!("Nov 21 03:04:05 gpu-17 kernel: [ 4711.123456] {line}")),

@@ -22,6 +22,7 @@ pub mod blame;
 pub mod catalog;
 pub mod cloud;
 pub mod counter;
+pub mod dcgm;
 pub mod device;
 pub mod entry;
 pub mod fabric;

@@ -8,4 +8,5 @@ pub mod kmsg;
 pub mod log;
 pub mod nvidia;
 pub mod proc;
+pub mod prometheus;
 pub mod sysfs;

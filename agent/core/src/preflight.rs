@@ -180,9 +180,10 @@ impl Check {
     /// up (`gpu.driver`) have none.
     fn is_of_a_device(&self) -> bool {
         let rest = self.name.split_once('.').map_or("", |(_, rest)| rest);
-        !self.name.starts_with("deep.")
-            && self.verdict != CheckVerdict::Skipped
-            && rest.contains(|c: char| c.is_ascii_digit())
+        // Of a GPU others speak too: DCGM, the probes.
+        let own = self.group != Group::Gpu || self.name.starts_with("gpu.");
+        let probed = self.name.starts_with("deep.") || self.name.starts_with("free.");
+        own && !probed && self.verdict != CheckVerdict::Skipped && rest.contains(|c: char| c.is_ascii_digit())
     }
 }
 

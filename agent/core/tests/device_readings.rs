@@ -760,6 +760,18 @@ fn line_and_event_are_one_xid_whichever_comes_first() {
 }
 
 #[test]
+fn a_log_with_times_of_its_own_tells_of_the_same_xid() {
+    let mut host = Host::new();
+    host.look();
+    host.judge.event(host.now, &event(119));
+    let text = "4,1,1000,-;NVRM: Xid (PCI:0000:01:00): 119, pid=7, name=python, Timeout after 6s";
+    let (at, fact) = LogReader::default().read(host.now, &Record::parse(text), 1).unwrap();
+    assert_ne!(at, host.now);
+    assert!(host.judge.hear(host.now, at, &fact));
+    assert_eq!(host.judge.due(host.now.after(Span::seconds(9)), true), []);
+}
+
+#[test]
 fn a_line_that_comes_late_is_told_only_if_it_has_more_to_say() {
     for (rest, news) in [("79, GPU has fallen off the bus.", false), ("79, pid=7, name=python, off", true)] {
         let mut host = Host::new();

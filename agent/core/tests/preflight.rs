@@ -176,7 +176,10 @@ mod probes {
         assert_eq!((wrong.verdict, wrong.action), (CheckVerdict::Fail, RecommendedAction::ReplaceNode));
         let refused = of(&Probe::Storage("/x".into()), Probed::Refused("read-only file system".into()));
         assert_eq!(refused.verdict, CheckVerdict::Fail);
-        assert_eq!(of(&Probe::Gpu(0), Probed::Absent("no CUDA".into())).verdict, CheckVerdict::Skipped);
+        assert_eq!(
+            of(&Probe::Gpu("0000:3b:00.0".into()), Probed::Absent("no CUDA".into())).verdict,
+            CheckVerdict::Skipped
+        );
         assert_eq!(of(&Probe::Memory, Probed::Untried("no memory".into())).verdict, CheckVerdict::Unknown);
     }
 }

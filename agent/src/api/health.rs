@@ -7,12 +7,14 @@ use mainstay_core::time::Stamp;
 use mainstay_core::view::NodeView;
 use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
-    GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListJobsRequest, ListJobsResponse,
-    RunPreflightRequest, RunPreflightResponse, Server, WatchNodeRequest, WatchNodeResponse,
+    GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListDevicesRequest,
+    ListDevicesResponse, ListJobsRequest, ListJobsResponse, RunPreflightRequest, RunPreflightResponse,
+    Server, WatchNodeRequest, WatchNodeResponse,
 };
 use tonic::{Request, Response, Status};
 
 use super::ReadSide;
+use super::convert::device::device;
 use super::convert::health as convert;
 use super::preflight::{self, Wanted};
 use super::stream::{Answers, Caller, End, answer};
@@ -48,6 +50,15 @@ impl HealthService for Health {
         let now = (self.0.clock)();
         let job = convert::job(job, now, self.0.pace.of(&id, now.mono));
         Ok(Response::new(GetJobResponse { job: Some(job) }))
+    }
+
+    async fn list_devices(
+        &self,
+        _: Request<ListDevicesRequest>,
+    ) -> Result<Response<ListDevicesResponse>, Status> {
+        let now = (self.0.clock)();
+        let devices = self.0.board.view().gpus.iter().map(|gpu| device(gpu, now)).collect();
+        Ok(Response::new(ListDevicesResponse { devices, server: Some(self.0.server(now)) }))
     }
 
     type WatchNodeStream = Answers<WatchNodeResponse>;

@@ -1,6 +1,7 @@
 //! What Prometheus sees. Values are taken from the board at each scrape, so that a job that is gone leaves no
 //! series behind. Names and meanings stand in `docs/reference/metrics.md`; a test compares.
 
+use mainstay_core::device::GpuView;
 use mainstay_core::health::HealthState;
 use mainstay_core::time::Stamp;
 use mainstay_core::tpu::metric as tpu;
@@ -36,6 +37,16 @@ const BUILD_INFO: &str = "mainstay_build_info";
 const NODE_STATE: &str = "mainstay_node_state";
 const COMPONENT_STATE: &str = "mainstay_component_state";
 const COMPONENT_READ_AGE: &str = "mainstay_component_read_age_seconds";
+const GPU_TEMPERATURE: &str = "mainstay_gpu_temperature_celsius";
+const GPU_POWER: &str = "mainstay_gpu_power_watts";
+const GPU_UTILIZATION: &str = "mainstay_gpu_utilization_percent";
+const GPU_MEMORY_USED: &str = "mainstay_gpu_memory_used_bytes";
+const GPU_MEMORY_TOTAL: &str = "mainstay_gpu_memory_total_bytes";
+const GPU_ECC: &str = "mainstay_gpu_ecc_errors";
+const GPU_LINKS_UP: &str = "mainstay_gpu_nvlinks_up";
+const GPU_LINKS_EXPECTED: &str = "mainstay_gpu_nvlinks_expected";
+const GPU_PCIE_REPLAYS: &str = "mainstay_gpu_pcie_replays";
+const GPU_PROCESSES: &str = "mainstay_gpu_processes";
 const JOB_PHASE: &str = "mainstay_job_phase";
 const JOB_STEP: &str = "mainstay_job_step";
 const JOB_PACE: &str = "mainstay_job_steps_per_second";
@@ -66,6 +77,20 @@ pub const METRICS: &[Metric] = &[
         "1 for the state the component is in, 0 for the others.",
     ),
     gauge_of(COMPONENT_READ_AGE, &["component"], "Seconds since the component was last read with success."),
+    gauge_of(GPU_TEMPERATURE, &["gpu", "uuid"], "Temperature of the GPU, in degrees Celsius."),
+    gauge_of(GPU_POWER, &["gpu", "uuid"], "Power that it draws, in watts."),
+    gauge_of(GPU_UTILIZATION, &["gpu", "uuid"], "Share of time in which it worked, in percent."),
+    gauge_of(GPU_MEMORY_USED, &["gpu", "uuid"], "Its memory in use, in bytes."),
+    gauge_of(GPU_MEMORY_TOTAL, &["gpu", "uuid"], "Its memory in all, in bytes."),
+    gauge_of(
+        GPU_ECC,
+        &["gpu", "uuid", "kind"],
+        "Memory errors since its last reset, by kind: corrected, uncorrected.",
+    ),
+    gauge_of(GPU_LINKS_UP, &["gpu", "uuid"], "NVLinks that are up."),
+    gauge_of(GPU_LINKS_EXPECTED, &["gpu", "uuid"], "NVLinks that should be up."),
+    gauge_of(GPU_PCIE_REPLAYS, &["gpu", "uuid"], "PCIe packets that were sent again since its last reset."),
+    gauge_of(GPU_PROCESSES, &["gpu", "uuid"], "Processes that use it."),
     gauge_of(
         tpu::DUTY_CYCLE,
         &["component"],
@@ -112,6 +137,7 @@ pub(super) fn render(read: &ReadSide, now: Stamp) -> String {
         let view = read.board.view();
         about(read);
         node(&view, now);
+        view.gpus.iter().for_each(gpu);
         view.jobs.values().for_each(|of| job(of, read, now));
         gauge!(JOURNAL_NEWEST).set(read.board.newest() as f64);
         gauge!(JOURNAL_OLDEST).set(read.board.oldest() as f64);
@@ -155,6 +181,32 @@ fn node(view: &NodeView, now: Stamp) {
         if let Some(at) = component.read_at.filter(|at| *at <= now.mono) {
             gauge!(COMPONENT_READ_AGE, "component" => component.name.clone())
                 .set(now.mono.since(at).as_seconds());
+        }
+    }
+}
+
+/// What a GPU in trouble still says is not to be believed: it has no series then.
+fn gpu(gpu: &GpuView) {
+    let Some(reading) = gpu.reading.as_ref().filter(|reading| reading.trouble.is_none()) else { return };
+    let uuid = reading.identity.as_ref().map(|identity| identity.uuid.clone()).unwrap_or_default();
+    let set = |name: &'static str, value: Option<f64>| {
+        if let Some(value) = value {
+            gauge!(name, "gpu" => gpu.address.to_string(), "uuid" => uuid.clone()).set(value);
+        }
+    };
+    set(GPU_TEMPERATURE, reading.temperature.value().map(|degrees| f64::from(*degrees)));
+    set(GPU_POWER, reading.power.value().map(|milliwatts| f64::from(*milliwatts) / 1000.0));
+    set(GPU_UTILIZATION, reading.utilization.value().map(|percent| f64::from(*percent)));
+    set(GPU_MEMORY_USED, reading.memory.value().map(|(used, _)| *used as f64));
+    set(GPU_MEMORY_TOTAL, reading.memory.value().map(|(_, total)| *total as f64));
+    set(GPU_LINKS_UP, gpu.links.map(|(up, _)| f64::from(up)));
+    set(GPU_LINKS_EXPECTED, gpu.links.map(|(_, expected)| f64::from(expected)));
+    set(GPU_PCIE_REPLAYS, reading.pcie_replays.value().map(|count| f64::from(*count)));
+    set(GPU_PROCESSES, reading.processes.value().map(|processes| processes.len() as f64));
+    for (kind, count) in [("corrected", &reading.ecc_corrected), ("uncorrected", &reading.ecc_volatile)] {
+        if let Some(count) = count.value() {
+            let address = gpu.address.to_string();
+            gauge!(GPU_ECC, "gpu" => address, "uuid" => uuid.clone(), "kind" => kind).set(*count as f64);
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use mainstay_core::catalog::{Catalog, OverrideFile};
+use mainstay_core::dcgm::DcgmCatalog;
 
 /// What XIDs, SXIDs and kernel lines mean, with the entries of these files over it; the later weigh more.
 ///
@@ -31,6 +32,16 @@ fn compiled_in() -> anyhow::Result<Catalog> {
     catalog.context(DAMAGED)
 }
 
+/// What DCGM's errors mean.
+///
+/// # Errors
+/// The file of the catalogue is wrong; a test here reads the same.
+pub fn dcgm() -> anyhow::Result<DcgmCatalog> {
+    const DAMAGED: &str = "the catalogue of DCGM's errors that is compiled in is damaged";
+    let file = toml::from_str(include_str!("../../catalog/hardware/dcgm.toml")).context(DAMAGED)?;
+    DcgmCatalog::new(file).map_err(|code| anyhow::anyhow!("{DAMAGED}: {code} stands there twice"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,5 +62,12 @@ mod tests {
         }
         let missing = format!("{:#}", load(&["/nowhere/x.toml".into()]).unwrap_err());
         assert!(missing.contains("/nowhere/x.toml"), "{missing}");
+    }
+
+    #[test]
+    fn every_error_of_dcgm_4_is_known() {
+        let catalog = super::dcgm().unwrap();
+        let missing: Vec<u32> = (0..=132).filter(|code| catalog.meaning(*code).is_none()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -33,6 +33,7 @@ pub const READY: &str = "ready";
 pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let recalled = Recalled { observed: observed_before(&config), ..Recalled::default() };
+    take_what_was_learned(&config.state_dir, directory);
     let own = of_one_look(config, directory);
     let journal = Journal::open(&own.journal_dir(), own.journal_limits(), clock::boot_id())?;
     let board = Board::open(journal)?;
@@ -70,6 +71,16 @@ fn of_one_look(mut config: Config, directory: &Path) -> Config {
     config.gpu.limits.worsen_after = 1;
     config.gpu.limits.recover_after = 1;
     config
+}
+
+/// What the agent learned of the host (which links there are) holds for a look of our own too; ours is thrown away.
+fn take_what_was_learned(state: &Path, directory: &Path) {
+    for entry in std::fs::read_dir(state).into_iter().flatten().flatten() {
+        let is_learned = entry.path().extension().is_some_and(|extension| extension == "json");
+        if is_learned && let Err(error) = std::fs::copy(entry.path(), directory.join(entry.file_name())) {
+            tracing::debug!(%error, "what was learned of the host cannot be read");
+        }
+    }
 }
 
 /// What an agent of this host has seen before, if its journal can be read: flaps and notices have their history there.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use mainstay_core::cloud::CloudJudge;
+use mainstay_core::dcgm::{DcgmJudge, ExporterJudge};
 use mainstay_core::fabric::{FabricJudge, Learned};
 use mainstay_core::host::{HostJudge, SystemJudge};
 use mainstay_core::id::BootId;
@@ -18,12 +19,14 @@ use mainstay_core::tpu::{self, TpuJudge};
 use mainstay_core::view::JobPhase;
 use tokio::sync::mpsc;
 
+use crate::app::catalog;
 use crate::app::watch::{Watching, watch};
 use crate::board::{BoardReader, Roster};
-use crate::config::{CloudProvider, Config, NcclConfig, TpuConfig};
+use crate::config::{CloudProvider, Config, DcgmConfig, DcgmMode, NcclConfig, TpuConfig};
 use crate::node::Input;
 use crate::os::clock;
 use crate::source::cloud::{CloudSource, Provider};
+use crate::source::dcgm::{DcgmPlan, DcgmSource, scrape};
 use crate::source::fabric::FabricSource;
 use crate::source::host::{HostSource, SystemSource, standard_paths};
 use crate::source::nccl_ras;
@@ -63,6 +66,8 @@ pub fn start(
     rooms.cloud()?;
     rooms.nccl(board)?;
     rooms.fabric()?;
+    rooms.dcgm()?;
+    rooms.dcgm_exporter()?;
     Ok(rooms.watching)
 }
 
@@ -178,6 +183,36 @@ impl Rooms<'_> {
             }
             judged
         })
+    }
+
+    /// A second opinion on GPUs.
+    fn dcgm(&mut self) -> anyhow::Result<()> {
+        let DcgmConfig { mode, address, library, interval, deadline, .. } = &self.config.dcgm;
+        if *mode == DcgmMode::Off {
+            return Ok(());
+        }
+        let expected = *mode != DcgmMode::Auto;
+        let mut judge = DcgmJudge::new(catalog::dcgm()?, expected);
+        let mut source = DcgmSource::new(DcgmPlan {
+            program: "/proc/self/exe".into(),
+            library: (!library.as_os_str().is_empty()).then(|| library.clone()),
+            address: (*mode != DcgmMode::Embedded).then(|| address.clone()),
+            expected,
+            sys: self.config.host.sys_root.clone(),
+            deadline: Duration::from_nanos(deadline.0.0),
+        });
+        self.watch("dcgm", *interval, move |at| judge.step(at, &source.sample()))
+    }
+
+    /// The same for those who have only its exporter.
+    fn dcgm_exporter(&mut self) -> anyhow::Result<()> {
+        let DcgmConfig { exporter, interval, deadline, .. } = self.config.dcgm.clone();
+        if exporter.is_empty() {
+            return Ok(());
+        }
+        let mut judge = ExporterJudge::default();
+        let deadline = Duration::from_nanos(deadline.0.0);
+        self.watch("dcgm exporter", interval, move |at| judge.step(at, &scrape(&exporter, deadline)))
     }
 
     fn watch(

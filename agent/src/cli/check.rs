@@ -1,5 +1,6 @@
 //! `mainstay check`: whether a job may start on this host. Asks the agent, or looks by itself where there is none.
 
+mod active;
 mod ask;
 mod show;
 
@@ -7,12 +8,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use mainstay_core::preflight::{CheckVerdict, Group, Requirement, conclude};
 use mainstay_core::settings::Period;
 use mainstay_core::time::Span;
 
 use super::find::Ask;
 use super::{exit, output};
+use crate::probe::deep::serve_echo;
 use show::Report;
 
 /// Check whether a job may start on this host
@@ -21,6 +24,8 @@ use show::Report;
   mainstay check                                  all groups, of the agent or without one
   mainstay check --require gpu=8 --fail-on fail   in a Slurm prolog: only what is broken drains the node
   mainstay check --group storage,host --json
+  mainstay check --deep --path /scratch           probe memory, CPUs, loopback, /scratch and free GPUs too
+  mainstay check --listen 10.0.0.7:7199           on one host, and on another: mainstay check --peer 10.0.0.7:7199
 
 Exit status: 0 all is well or not there, 1 something is wrong but works, 2 not fit for training, 3 it cannot be told,
 64 the command line was not understood. What is not in --fail-on does not count.")]
@@ -33,9 +38,30 @@ pub(super) struct Args {
     /// What must be there, like gpu=8 or fabric=8 (at least so many); tpu alone means one
     #[arg(long, value_name = "GROUP=COUNT", value_delimiter = ',', value_parser = requirement)]
     require: Vec<Requirement>,
-    /// How long one check may take until it is UNKNOWN
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = Period::parse)]
-    deadline: Period,
+    /// How long one check may take until it is UNKNOWN; 10s, and 30s for what --deep probes
+    #[arg(long, value_name = "TIME", value_parser = Period::parse)]
+    deadline: Option<Period>,
+    /// Also probe memory, CPUs, loopback, storage and free GPUs: takes seconds and loads the host
+    #[arg(long)]
+    deep: bool,
+    /// A directory for --deep to write to and read back; may be repeated
+    #[arg(long, value_name = "DIR")]
+    path: Vec<PathBuf>,
+    /// A host that runs `mainstay check --listen`, to measure the way to it; may be repeated
+    #[arg(long, value_name = "HOST:PORT")]
+    peer: Vec<String>,
+    /// Echo for peers on this address until interrupted, to a network you trust; checks nothing
+    #[arg(long, value_name = "ADDRESS:PORT", exclusive = true)]
+    listen: Option<String>,
+    /// Every GPU must be free: no process on it, no memory held
+    #[arg(long)]
+    exclusive: bool,
+    /// Let --deep probe GPUs that are in use
+    #[arg(long, requires = "deep")]
+    force: bool,
+    /// CUDA's driver library for --deep; libcuda.so.1 if none is named
+    #[arg(long, value_name = "PATH")]
+    cuda: Option<PathBuf>,
     /// The verdicts for which the exit status is not 0: fail, unknown, warn
     #[arg(long, value_name = "VERDICT", value_delimiter = ',', default_value = "fail,warn,unknown")]
     fail_on: Vec<FailOn>,
@@ -65,15 +91,23 @@ enum FailOn {
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(address) = &args.listen {
+        return listen(address).await;
+    }
     let began = Instant::now();
     let mut groups = if args.group.is_empty() { Group::ALL.to_vec() } else { args.group.clone() };
     // What is required is looked at, also where its group was not named.
     groups.extend(args.require.iter().map(|required| required.group));
-    if let Err(error) = ask::configuration(args.config.as_deref()) {
-        output::note(&format!("error: {error}"));
-        return Ok(ExitCode::from(exit::USAGE));
-    }
-    let asked = ask::watched(&args, &groups).await;
+    let config = match ask::configuration(args.config.as_deref()) {
+        Ok(config) => config,
+        Err(error) => {
+            output::note(&format!("error: {error}"));
+            return Ok(ExitCode::from(exit::USAGE));
+        }
+    };
+    let mut asked = ask::watched(&args, &groups).await;
+    // After what is watched: what loads the host would show there.
+    asked.checks.extend(active::checks(&args, &config, &groups));
     let checks = conclude(asked.checks, &groups, &[], &Group::ALL);
     let took = Span(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let status = status(checks.iter().map(|check| check.verdict), &args.fail_on, args.strict);
@@ -81,6 +115,15 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let text = if args.ask.json { format!("{}\n", report.as_json()) } else { report.as_text(args.verbose) };
     output::print(&text)?;
     Ok(ExitCode::from(status))
+}
+
+/// Echoes until interrupted.
+async fn listen(address: &str) -> anyhow::Result<ExitCode> {
+    let listener =
+        std::net::TcpListener::bind(address).with_context(|| format!("listening on {address} (--listen)"))?;
+    output::note(&format!("echoing on {} until interrupted", listener.local_addr()?));
+    tokio::task::spawn_blocking(move || serve_echo(&listener)).await??;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The heaviest verdict that counts, as an exit status.
@@ -127,8 +170,13 @@ fn requirement(text: &str) -> Result<Requirement, String> {
 }
 
 impl Args {
+    /// How long a look may take.
+    fn deadline(&self) -> Period {
+        self.deadline.unwrap_or(Period::seconds(10))
+    }
+
     fn longest(&self) -> Duration {
-        Duration::from_nanos(self.deadline.0.0)
+        Duration::from_nanos(self.deadline().0.0)
     }
 }
 

@@ -12,9 +12,10 @@ use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, EventFilter, GetNodeRequest, Job, ListEventsRequest, ListEventsResponse,
-    ListJobsRequest, Node, PreflightCheck, RunPreflightRequest, RunPreflightResponse, Server,
-    SilenceComponentRequest, UnsilenceComponentRequest, WatchEventsRequest, WatchEventsResponse,
+    AcknowledgeRequest, EventFilter, GetNodeRequest, Job, ListDevicesRequest, ListDevicesResponse,
+    ListEventsRequest, ListEventsResponse, ListJobsRequest, Node, PreflightCheck, RunPreflightRequest,
+    RunPreflightResponse, Server, SilenceComponentRequest, UnsilenceComponentRequest, WatchEventsRequest,
+    WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -134,6 +135,16 @@ impl Client {
             Ok(answer) => answer,
             Err(_) => Err(AskError::Silent(self.socket.clone())),
         }
+    }
+
+    /// The devices, within the deadline.
+    pub(super) async fn devices(&self) -> Result<ListDevicesResponse, AskError> {
+        let mut health = HealthServiceClient::new(self.channel.clone());
+        within(&self.socket, async {
+            let answer = health.list_devices(ListDevicesRequest {}).await;
+            answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+        })
+        .await
     }
 
     /// Says that the fault of a component is known, within the deadline.

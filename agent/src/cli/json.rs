@@ -203,7 +203,7 @@ pub(super) fn gap(gap: &Gap) -> Value {
 }
 
 /// An object without the fields that are not set.
-fn present(value: Value) -> Value {
+pub(super) fn present(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
             Value::Object(fields.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>())

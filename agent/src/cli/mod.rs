@@ -10,6 +10,7 @@ mod config;
 mod events;
 mod explain;
 mod find;
+mod gpus;
 mod guardian;
 mod json;
 mod operator;
@@ -61,6 +62,8 @@ enum Command {
     Config(config::Args),
     /// Show the node, its components, its jobs and their ranks on one screen
     Status(status::Args),
+    /// Show the host's GPUs, one line each
+    Gpus(gpus::Args),
     Ranks(ranks::Args),
     Stacks(stacks::Args),
     /// Show what happened: facts, verdicts, decisions and outcomes
@@ -116,6 +119,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Guardian(args) => Ok(guardian::run(&args)),
         Command::Probe(args) => Ok(probe::run(&args)),
         Command::Status(args) => status::run(args).await,
+        Command::Gpus(args) => gpus::run(args).await,
         Command::Ranks(args) => ranks::run(args).await,
         Command::Stacks(args) => stacks::run(args).await,
         Command::Events(args) => events::run(args).await,

@@ -8,6 +8,8 @@ use super::output;
 use crate::app::look::run_look;
 use crate::app::usual;
 use crate::config::{Config, Environment};
+use crate::probe::dcgm::{self, Engine};
+use crate::probe::deep::{self, Means};
 use crate::probe::{mount, nvml};
 
 /// Calls a vendor's library for the agent
@@ -24,6 +26,27 @@ enum Library {
         /// The library; the usual one if none is named
         #[arg(long, value_name = "PATH")]
         lib: Option<PathBuf>,
+    },
+    /// DCGM: one answer for each line on standard input
+    Dcgm {
+        /// The library; the usual one if none is named
+        #[arg(long, value_name = "PATH")]
+        lib: Option<PathBuf>,
+        /// The host engine; none to run one in here
+        #[arg(long, value_name = "HOST:PORT")]
+        address: Option<String>,
+    },
+    /// One active probe, told in one line
+    Deep {
+        /// Which, as JSON
+        #[arg(long, value_name = "JSON")]
+        probe: String,
+        /// What a storage probe writes
+        #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+        storage_size: u64,
+        /// CUDA's library
+        #[arg(long, value_name = "PATH")]
+        cuda: Option<PathBuf>,
     },
     /// One question to a file system: answers `ok` or what is wrong, once it answers
     Mount {
@@ -52,6 +75,12 @@ pub fn run(args: &Args) -> ExitCode {
             let answer = mount::ask(point).map_or_else(|error| error.to_string(), |()| "ok".to_owned());
             writeln!(std::io::stdout().lock(), "{answer}").map_err(Into::into)
         }
+        Library::Dcgm { lib, address } => {
+            let library = lib.as_ref().map(|path| path.clone().into_os_string());
+            let engine = Engine { library, address: address.clone() };
+            dcgm::serve(&engine, std::io::stdin().lock(), std::io::stdout().lock()).map_err(Into::into)
+        }
+        Library::Deep { probe, storage_size, cuda } => deep(probe, *storage_size, cuda.as_deref()),
         Library::Look { directory, config } => look(directory, config.as_deref()),
     };
     match ran {
@@ -61,6 +90,14 @@ pub fn run(args: &Args) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Probes and tells, without waiting to be asked: the line is there for those who look.
+fn deep(probe: &str, storage_size: u64, cuda: Option<&Path>) -> anyhow::Result<()> {
+    let probe = serde_json::from_str(probe)?;
+    let means = Means { storage_size, cuda: cuda.map(|path| path.as_os_str().to_owned()) };
+    let told = serde_json::to_string(&deep::run(&probe, &means))?;
+    output::print(&format!("{told}\n"))
 }
 
 fn look(directory: &Path, config: Option<&Path>) -> anyhow::Result<()> {

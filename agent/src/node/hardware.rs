@@ -54,7 +54,7 @@ impl Hardware {
             log_is_read: false,
         };
         for (at, fact) in recalled {
-            hardware.take_in(*at, fact);
+            hardware.hear(*at, *at, fact);
         }
         hardware
     }
@@ -101,15 +101,15 @@ impl Hardware {
         due
     }
 
-    /// Takes in one fact. Whether it is news.
-    pub(super) fn take_in(&mut self, at: Mono, fact: &Fact) -> bool {
+    /// Takes in one fact of `at`, heard of at `now`. Whether it is news.
+    pub(super) fn hear(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
         if let Fact::Observed(seen) = fact
             && seen.event == ACKNOWLEDGED
         {
             self.acknowledge(at, &seen.component);
         }
         self.host_log.take_in(at, fact);
-        let news = self.devices.take_in(at, fact);
+        let news = self.devices.hear(now, at, fact);
         if news {
             self.witness.take_in(at, fact);
         }

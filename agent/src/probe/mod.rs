@@ -2,6 +2,8 @@
 //! to network file systems. The parent (`source::device`, `source::host`) waits for a line on a pipe, with a deadline,
 //! and can abandon the child.
 
+pub mod dcgm;
+pub mod deep;
 pub mod mount;
 pub mod nvml;
 

@@ -258,7 +258,7 @@ fn ended(child: &mut Child, within: Duration) -> bool {
 }
 
 /// Whether there is a GPU of NVIDIA on the PCI bus, driver or not: display controllers have class 0x03.
-fn has_nvidia_device(sys: &Path) -> bool {
+pub(super) fn has_nvidia_device(sys: &Path) -> bool {
     let Ok(devices) = std::fs::read_dir(sys.join("bus/pci/devices")) else { return false };
     devices.flatten().any(|device| {
         let read = |name: &str| std::fs::read_to_string(device.path().join(name)).unwrap_or_default();

@@ -1,7 +1,10 @@
 //! Floor 2. Eyes: what is read from the outside world becomes facts.
 
+pub mod active;
 pub mod activity;
+pub mod asked;
 pub mod cloud;
+pub mod dcgm;
 pub mod device;
 pub mod error_file;
 pub mod evidence;

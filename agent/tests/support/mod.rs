@@ -58,6 +58,15 @@ impl Agent {
         found.unwrap_or_else(|| panic!("no event told of {words:?}"))
     }
 
+    /// What a command answers that asks the agent.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn ask(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        let told =
+            command.args(arguments).arg("--socket").arg(self.directory.join("agent.sock")).output().unwrap();
+        String::from_utf8(told.stdout).unwrap()
+    }
+
     /// All events so far.
     #[allow(dead_code, reason = "not every test asks")]
     pub fn events(&self) -> String {

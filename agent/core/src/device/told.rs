@@ -110,14 +110,15 @@ impl DeviceJudge {
         due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).collect()
     }
 
-    /// Takes in a line. Whether it is news: not if its event is in the journal and it adds nothing.
-    pub(super) fn xid_line(&mut self, at: Mono, xid: &Xid) -> bool {
+    /// Takes in a line of `at` that was heard of at `now`. Whether it is news: not if its event is in the journal and it
+    /// adds nothing.
+    pub(super) fn xid_line(&mut self, now: Mono, at: Mono, xid: &Xid) -> bool {
         let mut news = true;
         if xid.by_event {
             // One of the journal, after a restart.
-            self.told.note(Sighting { at, gpu: xid.gpu, code: xid.code, by: By::Event });
+            self.told.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
         } else {
-            let event = self.told.same(at, xid.gpu, xid.code, |by| *by != By::Line);
+            let event = self.told.same(now, xid.gpu, xid.code, |by| *by != By::Line);
             match event.and_then(|place| self.told.seen.remove(place)).map(|of| of.by) {
                 Some(By::Waiting(_, judged)) => {
                     if judged {
@@ -130,7 +131,7 @@ impl DeviceJudge {
                 }
                 Some(By::Line) | None => {}
             }
-            self.told.note(Sighting { at, gpu: xid.gpu, code: xid.code, by: By::Line });
+            self.told.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Line });
         }
         self.xid(at, xid);
         news

@@ -27,7 +27,7 @@ settings! {
         /// Bytes in a second over TCP to a peer below which the way to it is degraded.
         peer: Bytes = Bytes(50 << 20),
         /// Bytes of a GPU's memory copied in a second below which it is degraded.
-        gpu_memory: Bytes = Bytes(100 << 30),
+        gpu_memory: Bytes = Bytes(50 << 30),
     }
     sections {}
 }
@@ -46,8 +46,8 @@ pub enum Probe {
     Peer(String),
     /// A directory.
     Storage(String),
-    /// A GPU, by its place in the driver's list.
-    Gpu(u32),
+    /// A GPU, by its PCI address with the function: `0000:3b:00.0`.
+    Gpu(String),
 }
 
 /// What a child tells of its probe.
@@ -108,7 +108,7 @@ impl Probe {
             Probe::Loopback => "deep.loopback".to_owned(),
             Probe::Peer(peer) => format!("deep.peer:{peer}"),
             Probe::Storage(path) => format!("deep.storage:{path}"),
-            Probe::Gpu(index) => format!("deep.gpu:{index}"),
+            Probe::Gpu(address) => format!("deep.gpu:{address}"),
         }
     }
 

@@ -65,7 +65,7 @@ pub(in crate::api) fn v1_state_name(state: HealthState) -> &'static str {
     }
 }
 
-fn state(state: HealthState) -> v1::HealthState {
+pub(super) fn state(state: HealthState) -> v1::HealthState {
     match state {
         HealthState::Healthy => v1::HealthState::Healthy,
         HealthState::Unknown => v1::HealthState::Unknown,

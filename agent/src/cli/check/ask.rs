@@ -62,7 +62,7 @@ async fn ask(socket: &Path, args: &Args, groups: &[Group]) -> Result<Vec<Check>,
     let request = RunPreflightRequest {
         groups: groups.iter().map(|group| api::group(*group).into()).collect(),
         required: args.require.iter().map(|required| api::requirement(*required)).collect(),
-        deadline: Some(api::wire_span(args.deadline.0)),
+        deadline: Some(api::wire_span(args.deadline().0)),
         deep: false,
     };
     let checks = Client::connect(socket).await?.preflight(request, args.longest() + BESIDE).await?;

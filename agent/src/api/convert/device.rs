@@ -1,0 +1,47 @@
+//! GPUs with their last readings.
+
+use mainstay_core::device::{GpuProcess, GpuView};
+use mainstay_core::time::Stamp;
+use mainstay_proto::v1;
+
+use super::health::{action, state};
+use super::{age, duration};
+
+pub(in crate::api) fn device(gpu: &GpuView, now: Stamp) -> v1::Device {
+    let reading = gpu.reading.as_ref();
+    let identity = reading.and_then(|reading| reading.identity.as_ref());
+    // What a GPU in trouble still says is not to be believed.
+    let told = reading.filter(|reading| reading.trouble.is_none());
+    let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
+    let memory = told.and_then(|told| told.memory.value().copied());
+    let processes = told.and_then(|told| told.processes.value()).map(Vec::as_slice).unwrap_or_default();
+    v1::Device {
+        component: format!("gpu.{}", gpu.address),
+        index: reading.map(|reading| reading.index),
+        pci_address: gpu.address.to_string(),
+        model: identity.map(|of| of.name.clone()).unwrap_or_default(),
+        uuid: identity.map(|of| of.uuid.clone()).unwrap_or_default(),
+        serial: identity.and_then(|of| of.serial.clone()),
+        state: state(gpu.state).into(),
+        reason: gpu.reason.clone(),
+        recommended_action: action(gpu.action).into(),
+        temperature: told.and_then(|told| told.temperature.value().copied()),
+        memory_temperature: told.and_then(|told| told.memory_temperature.value().copied()),
+        power: told.and_then(|told| told.power.value().copied()).map(watts),
+        power_limit: gpu.power_limit.map(watts),
+        utilization: told.and_then(|told| told.utilization.value().copied()),
+        memory_used: memory.map(|(used, _)| used),
+        memory_total: memory.map(|(_, total)| total),
+        ecc_uncorrected: told.and_then(|told| told.ecc_volatile.value().copied()),
+        ecc_corrected: told.and_then(|told| told.ecc_corrected.value().copied()),
+        links_up: gpu.links.map(|(up, _)| up),
+        links_expected: gpu.links.map(|(_, expected)| expected),
+        processes: processes.iter().map(process).collect(),
+        split: told.and_then(|told| told.mig.value().copied()),
+        read_age: gpu.read_at.and_then(|at| age(at, now)).map(duration),
+    }
+}
+
+fn process(process: &GpuProcess) -> v1::DeviceProcess {
+    v1::DeviceProcess { pid: process.pid.0.into(), memory: process.memory }
+}

@@ -1,0 +1,240 @@
+//! `mainstay gpus`: one line a device.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use mainstay_proto::v1::{Device, HealthState, ListDevicesResponse, RecommendedAction, ServerMode};
+use serde_json::{Value, json};
+
+use super::client::{AskError, Client};
+use super::find::{Ask, find};
+use super::json::{plain, present, seconds};
+use super::output::{self, Paint, clean};
+use super::{exit, status};
+
+/// Show the host's GPUs, one line each.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  mainstay gpus                                             all GPUs that the agent watches
+  mainstay gpus --json | jq '.devices[] | select(.state != \"HEALTHY\")'
+
+Exit status: 0 all are healthy, 1 one is degraded, 2 one is unhealthy, 3 no agent answers, there is no GPU
+or it cannot be told how one is, 64 the command line was not understood.")]
+pub(super) struct Args {
+    #[command(flatten)]
+    ask: Ask,
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let found = find(&args.ask);
+    let mut problem = None;
+    for place in &found.places {
+        match ask(&place.socket).await {
+            // A launcher does not watch devices.
+            Ok(answer) if answer.server.as_ref().is_some_and(|of| of.mode() == ServerMode::Launcher) => {}
+            Ok(answer) => return show(&answer, args.ask.json),
+            Err(error) => problem = Some(error),
+        }
+    }
+    if args.ask.json {
+        let empty = ListDevicesResponse::default();
+        output::print(&format!("{}\n", as_json(&empty)))?;
+    }
+    output::note(&match problem {
+        Some(error) => clean(&error.to_string()),
+        None => status::nothing_answers(&found),
+    });
+    Ok(ExitCode::from(exit::UNKNOWN))
+}
+
+async fn ask(socket: &std::path::Path) -> Result<ListDevicesResponse, AskError> {
+    Client::connect(socket).await?.devices().await
+}
+
+fn show(answer: &ListDevicesResponse, as_text: bool) -> anyhow::Result<ExitCode> {
+    if as_text {
+        output::print(&format!("{}\n", as_json(answer)))?;
+    } else {
+        output::print(&render(&answer.devices, Paint::for_stdout()))?;
+        if answer.devices.is_empty() {
+            output::note("no GPU is known here; `mainstay status` shows what gpu.driver says");
+        }
+    }
+    Ok(ExitCode::from(weigh(&answer.devices)))
+}
+
+fn weigh(devices: &[Device]) -> u8 {
+    let of = |device: &Device| match device.state() {
+        HealthState::Healthy => (0, exit::OK),
+        HealthState::Unknown | HealthState::Unspecified => (1, exit::UNKNOWN),
+        HealthState::Degraded => (2, exit::DEGRADED),
+        HealthState::Unhealthy => (3, exit::UNHEALTHY),
+    };
+    devices.iter().map(of).max().map_or(exit::UNKNOWN, |(_, status)| status)
+}
+
+const HEADER: [&str; 12] =
+    ["GPU", "PCI", "STATE", "TEMP", "POWER", "BUSY", "MEMORY", "ECC", "LINKS", "PROCS", "MODEL", "UUID"];
+
+/// A line for each device, and one below it for what is wrong.
+fn render(devices: &[Device], paint: Paint) -> String {
+    let header = HEADER.map(str::to_owned);
+    let rows: Vec<[String; 12]> = std::iter::once(header).chain(devices.iter().map(cells)).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEADER.len()).map(width).collect();
+    let mut screen = String::new();
+    for (place, row) in rows.iter().enumerate().filter(|_| !devices.is_empty()) {
+        let device = place.checked_sub(1).map(|place| &devices[place]);
+        let mut text = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = widths[column];
+            // Numbers stand to the right, words to the left.
+            let cell = if matches!(column, 1 | 2 | 10 | 11) {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            };
+            let cell = match device.filter(|_| column == 2) {
+                Some(device) => paint.state(device.state(), &cell),
+                None => cell,
+            };
+            let _ = write!(text, "{cell}  ");
+        }
+        let text = text.trim_end();
+        let _ = writeln!(screen, "{}", if device.is_none() { paint.dim(text) } else { text.to_owned() });
+        if let Some(device) = device.filter(|device| device.state() != HealthState::Healthy) {
+            let action = plain(device.recommended_action().as_str_name(), "RECOMMENDED_ACTION");
+            let needed = match device.recommended_action() {
+                RecommendedAction::None | RecommendedAction::Unspecified => String::new(),
+                _ => format!("  {}", paint.warning(&action)),
+            };
+            let _ = writeln!(screen, "     {}{needed}", clean(&device.reason));
+        }
+    }
+    screen
+}
+
+fn cells(device: &Device) -> [String; 12] {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let power = device.power.map(|watts| match device.power_limit {
+        Some(limit) => format!("{watts:.0}/{limit:.0} W"),
+        None => format!("{watts:.0} W"),
+    });
+    let memory = device.memory_used.zip(device.memory_total);
+    let links = device.links_up.zip(device.links_expected);
+    let known = device.read_age.is_some();
+    [
+        or_dash(device.index.map(|index| index.to_string())),
+        clean(&device.pci_address),
+        plain(device.state().as_str_name(), "HEALTH_STATE"),
+        or_dash(device.temperature.map(|degrees| format!("{degrees} °C"))),
+        or_dash(power),
+        or_dash(device.utilization.map(|percent| format!("{percent} %"))),
+        or_dash(memory.map(|(used, total)| format!("{:.1}/{:.0} GiB", gib(used), gib(total)))),
+        or_dash(device.ecc_uncorrected.map(|errors| errors.to_string())),
+        or_dash(links.map(|(up, expected)| format!("{up}/{expected}"))),
+        or_dash(known.then(|| device.processes.len().to_string())),
+        clean(&device.model),
+        clean(&device.uuid),
+    ]
+}
+
+fn as_json(answer: &ListDevicesResponse) -> Value {
+    let devices: Vec<Value> = answer.devices.iter().map(device).collect();
+    json!({
+        "exit_status": weigh(&answer.devices),
+        "server": answer.server.as_ref().map(super::json::server),
+        "devices": devices,
+    })
+}
+
+fn device(device: &Device) -> Value {
+    let process =
+        |of: &mainstay_proto::v1::DeviceProcess| present(json!({ "pid": of.pid, "memory": of.memory }));
+    present(json!({
+        "component": device.component,
+        "index": device.index,
+        "pci_address": device.pci_address,
+        "model": device.model,
+        "uuid": device.uuid,
+        "serial": device.serial,
+        "state": plain(device.state().as_str_name(), "HEALTH_STATE"),
+        "reason": device.reason,
+        "recommended_action": plain(device.recommended_action().as_str_name(), "RECOMMENDED_ACTION"),
+        "temperature": device.temperature,
+        "memory_temperature": device.memory_temperature,
+        "power": device.power,
+        "power_limit": device.power_limit,
+        "utilization": device.utilization,
+        "memory_used": device.memory_used,
+        "memory_total": device.memory_total,
+        "ecc_uncorrected": device.ecc_uncorrected,
+        "ecc_corrected": device.ecc_corrected,
+        "links_up": device.links_up,
+        "links_expected": device.links_expected,
+        "processes": device.processes.iter().map(process).collect::<Vec<Value>>(),
+        "split": device.split,
+        "read_age": device.read_age.as_ref().map(seconds),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices() -> Vec<Device> {
+        let well = Device {
+            index: Some(0),
+            pci_address: "0000:3b:00".into(),
+            model: "NVIDIA H100".into(),
+            uuid: "GPU-0".into(),
+            state: HealthState::Healthy.into(),
+            reason: "fine".into(),
+            temperature: Some(61),
+            power: Some(650.4),
+            power_limit: Some(700.0),
+            utilization: Some(99),
+            memory_used: Some(70 << 30),
+            memory_total: Some(80 << 30),
+            ecc_uncorrected: Some(0),
+            links_up: Some(18),
+            links_expected: Some(18),
+            read_age: Some(prost_types::Duration::default()),
+            ..Device::default()
+        };
+        let lost = Device {
+            index: Some(1),
+            pci_address: "0000:4b:00".into(),
+            state: HealthState::Unhealthy.into(),
+            reason: "the driver \x1b[31mlost it".into(),
+            recommended_action: RecommendedAction::RebootNode.into(),
+            ..Device::default()
+        };
+        vec![well, lost]
+    }
+
+    #[test]
+    fn each_gpu_has_a_line_and_what_is_wrong_one_more() {
+        let screen = render(&devices(), Paint::plain());
+        let lines: Vec<&str> = screen.lines().collect();
+        assert_eq!(lines.len(), 4, "{screen}");
+        assert!(
+            lines[1].contains("61 °C  650/700 W  99 %  70.0/80 GiB    0  18/18      0  NVIDIA H100"),
+            "{screen}"
+        );
+        assert!(lines[2].contains("0000:4b:00  UNHEALTHY") && lines[2].contains(" - "), "{screen}");
+        assert!(lines[3].ends_with("lost it  REBOOT_NODE") && !lines[3].contains('\x1b'), "{screen}");
+        assert_eq!(render(&[], Paint::plain()), "");
+    }
+
+    #[test]
+    fn the_exit_status_is_that_of_the_heaviest() {
+        let mut devices = devices();
+        assert_eq!(weigh(&devices), exit::UNHEALTHY);
+        devices.pop();
+        assert_eq!(weigh(&devices), exit::OK);
+        assert_eq!(weigh(&[]), exit::UNKNOWN);
+        assert_eq!(as_json(&ListDevicesResponse::default())["exit_status"], 3);
+    }
+}

@@ -1,0 +1,57 @@
+//! Which CPUs a thread may run on.
+
+use std::io;
+use std::mem;
+
+use nix::libc;
+
+/// The CPUs that this thread may run on; none if the kernel does not tell.
+pub fn allowed() -> Vec<usize> {
+    // SAFETY: a set of CPUs is plain bits, of which all zero is the empty one.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: the set is ours and as large as is said.
+    let code = unsafe { libc::sched_getaffinity(0, mem::size_of_val(&set), &raw mut set) };
+    if code != 0 {
+        return Vec::new();
+    }
+    let bits = 8 * mem::size_of_val(&set);
+    // SAFETY: the number is below that of the set's bits.
+    (0..bits).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect()
+}
+
+/// Lets this thread run on one CPU only.
+///
+/// # Errors
+/// There is no such CPU, or it may not be used.
+pub fn pin(cpu: usize) -> io::Result<()> {
+    // SAFETY: as above.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    if cpu >= 8 * mem::size_of_val(&set) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the number is below that of the set's bits.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the set is ours and as large as is said.
+    match unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &raw const set) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_runs_where_it_is_told_to() {
+        let all = allowed();
+        let last = *all.last().unwrap();
+        std::thread::spawn(move || {
+            pin(last).unwrap();
+            assert_eq!(allowed(), [last]);
+        })
+        .join()
+        .unwrap();
+        pin(100_000).unwrap_err();
+    }
+}

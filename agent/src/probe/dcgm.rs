@@ -1,0 +1,312 @@
+//! DCGM behind a pipe: each line on standard input is a request, each answer is one line of JSON. The library is loaded
+//! when the first request comes; the connection to the host engine is made anew after each failure.
+
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_double, c_int, c_longlong, c_uint};
+use std::io::{self, BufRead, Write};
+
+use libloading::{Library, Symbol};
+use mainstay_core::dcgm::{DcgmHealth, DcgmReport, Incident};
+
+/// What is to be asked.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    /// The library; the usual one if none is named.
+    pub library: Option<OsString>,
+    /// The host engine, as `host:port`; none to run one of our own within the probe.
+    pub address: Option<String>,
+}
+
+/// Answers requests until their sender is gone.
+///
+/// # Errors
+/// The pipe broke.
+pub fn serve(engine: &Engine, requests: impl BufRead, mut answers: impl Write) -> io::Result<()> {
+    let mut connection = None;
+    for request in requests.lines() {
+        request?;
+        let report = match connection.take().map_or_else(|| Connection::open(engine), Ok) {
+            Ok(mut open) => match open.check() {
+                Ok(health) => {
+                    connection = Some(open);
+                    DcgmReport::Health(health)
+                }
+                Err(why) => DcgmReport::Failed(why),
+            },
+            Err(report) => report,
+        };
+        serde_json::to_writer(&mut answers, &report)?;
+        answers.write_all(b"\n")?;
+        answers.flush()?;
+    }
+    Ok(())
+}
+
+type Handle = usize;
+
+/// DCGM_GROUP_ALL_GPUS.
+const ALL_GPUS: usize = 0x7fff_ffff;
+/// All parts that it watches, but not those that only exist in later versions (DCGM_HEALTH_WATCH_ALL).
+const ALL_SYSTEMS: c_uint = 0xffff_ffff;
+/// DCGM_FE_GPU.
+const OF_GPU: c_uint = 1;
+/// More GPUs than any version counts (DCGM_MAX_NUM_DEVICES is 32).
+const MOST_GPUS: usize = 64;
+/// Watched so often, in microseconds, and kept for so many seconds: three minutes cover the slowest of its checks.
+const WATCH_EVERY: c_longlong = 10_000_000;
+const KEEP_FOR: c_double = 180.0;
+
+/// The layouts of DCGM's structs (dcgm_structs.h): each begins with its size and the number of its version.
+fn version(size: usize, number: c_uint) -> c_uint {
+    size as c_uint | number << 24
+}
+
+#[repr(C)]
+struct ConnectV2 {
+    version: c_uint,
+    persist: c_uint,
+    timeout_ms: c_uint,
+    is_unix: c_uint,
+}
+
+#[repr(C)]
+struct HealthSet {
+    version: c_uint,
+    group: usize,
+    systems: c_uint,
+    update_interval: c_longlong,
+    max_keep_age: c_double,
+}
+
+#[repr(C)]
+struct EmbeddedV1 {
+    version: c_uint,
+    mode: c_int,
+    handle: Handle,
+    log_file: *const c_char,
+    severity: c_int,
+    deny_count: c_uint,
+    deny: [c_uint; 10],
+}
+
+#[repr(C)]
+struct RawIncident {
+    system: c_uint,
+    health: c_uint,
+    message: [u8; 1024],
+    code: c_uint,
+    entity_group: c_uint,
+    entity: c_uint,
+}
+
+/// The head of a response; incidents follow, as many as its version has room for.
+#[repr(C)]
+struct ResponseHead {
+    version: c_uint,
+    health: c_uint,
+    count: c_uint,
+}
+
+/// Responses by version: room for so many incidents.
+const RESPONSES: [(c_uint, usize); 2] = [(5, 1024), (4, 64)];
+
+struct Connection {
+    library: Library,
+    handle: Handle,
+    /// Which version of the response it speaks; the first that it takes.
+    response: Option<(c_uint, usize)>,
+    first: bool,
+}
+
+/// Calls a function of the library and makes an error of its code.
+macro_rules! call {
+    ($library:expr, $name:literal, ($($type:ty),*), ($($argument:expr),*)) => {{
+        type Function = unsafe extern "C" fn($($type),*) -> c_int;
+        // SAFETY: the type is that of dcgm_agent.h for this name.
+        let function: Result<Symbol<'_, Function>, _> = unsafe { $library.get($name.as_bytes()) };
+        match function.map(|function| {
+            // SAFETY: versioned structs say their own size, and pointers are to values of ours that outlive the call.
+            unsafe { function($($argument),*) }
+        }) {
+            Ok(0) => Ok(()),
+            Ok(code) => Err(format!("{}: {}", $name, said($library, code))),
+            Err(_) => Err(format!("the library lacks {}", $name)),
+        }
+    }};
+}
+
+/// An error in DCGM's words.
+fn said(library: &Library, code: c_int) -> String {
+    // SAFETY: as above.
+    let Ok(function) =
+        (unsafe { library.get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"errorString") })
+    else {
+        return format!("error {code}");
+    };
+    // SAFETY: it returns text that is never freed, or nothing.
+    let text = unsafe { function(code) };
+    if text.is_null() {
+        return format!("error {code}");
+    }
+    // SAFETY: the text is not null and ends with zero.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    format!("{text} ({code})")
+}
+
+impl Connection {
+    fn open(engine: &Engine) -> Result<Connection, DcgmReport> {
+        let library = load(engine.library.as_deref()).map_err(DcgmReport::Absent)?;
+        call!(&library, "dcgmInit", (), ()).map_err(DcgmReport::Failed)?;
+        let handle = match &engine.address {
+            Some(address) => connect(&library, address).map_err(DcgmReport::Absent)?,
+            None => embed(&library).map_err(DcgmReport::Failed)?,
+        };
+        let connection = Connection { library, handle, response: None, first: true };
+        connection.watch().map_err(DcgmReport::Failed)?;
+        Ok(connection)
+    }
+
+    fn watch(&self) -> Result<(), String> {
+        let mut set = HealthSet {
+            version: version(size_of::<HealthSet>(), 2),
+            group: ALL_GPUS,
+            systems: ALL_SYSTEMS,
+            update_interval: WATCH_EVERY,
+            max_keep_age: KEEP_FOR,
+        };
+        let set: *mut HealthSet = &raw mut set;
+        call!(&self.library, "dcgmHealthSet_v2", (Handle, *mut HealthSet), (self.handle, set))
+    }
+
+    fn check(&mut self) -> Result<DcgmHealth, String> {
+        let gpus = self.gpus()?;
+        let incidents = self.incidents()?;
+        Ok(DcgmHealth { gpus, incidents, first: std::mem::replace(&mut self.first, false) })
+    }
+
+    fn gpus(&self) -> Result<Vec<u32>, String> {
+        let (mut ids, mut count) = ([0; MOST_GPUS], 0);
+        let arguments = (self.handle, ids.as_mut_ptr(), &raw mut count);
+        call!(
+            &self.library,
+            "dcgmGetAllSupportedDevices",
+            (Handle, *mut c_uint, *mut c_int),
+            (arguments.0, arguments.1, arguments.2)
+        )?;
+        let count = usize::try_from(count).unwrap_or(0).min(MOST_GPUS);
+        Ok(ids[..count].to_vec())
+    }
+
+    fn incidents(&mut self) -> Result<Vec<Incident>, String> {
+        let mut refused = String::new();
+        for (number, room) in self.response.map_or(RESPONSES.to_vec(), |known| vec![known]) {
+            match self.incidents_of(number, room) {
+                Ok(incidents) => {
+                    self.response = Some((number, room));
+                    return Ok(incidents);
+                }
+                Err(why) if refused.is_empty() => refused = why,
+                Err(_) => {}
+            }
+        }
+        Err(refused)
+    }
+
+    fn incidents_of(&self, number: c_uint, room: usize) -> Result<Vec<Incident>, String> {
+        let size = size_of::<ResponseHead>() + room * size_of::<RawIncident>();
+        // A megabyte: on the heap, of words so that it is aligned.
+        let mut memory = vec![0_u32; size.div_ceil(4)];
+        memory[0] = version(size, number);
+        call!(
+            &self.library,
+            "dcgmHealthCheck",
+            (Handle, usize, *mut u32),
+            (self.handle, ALL_GPUS, memory.as_mut_ptr())
+        )?;
+        let count = (memory[2] as usize).min(room);
+        let words = size_of::<RawIncident>() / 4;
+        let incidents = memory[size_of::<ResponseHead>() / 4..].chunks_exact(words).take(count);
+        Ok(incidents.map(incident).collect())
+    }
+}
+
+/// An incident from its words: system, health, 1024 bytes of message, code, kind of entity, entity.
+fn incident(words: &[u32]) -> Incident {
+    const MESSAGE: usize = 1024 / 4;
+    let bytes: Vec<u8> = words[2..2 + MESSAGE].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    let after = &words[2 + MESSAGE..];
+    Incident {
+        gpu: (after[1] == OF_GPU).then_some(after[2]),
+        system: words[0],
+        health: words[1],
+        code: after[0],
+        message: String::from_utf8_lossy(&bytes[..end]).trim().to_owned(),
+    }
+}
+
+fn load(named: Option<&OsStr>) -> Result<Library, String> {
+    let names = match named {
+        Some(name) => vec![name],
+        None => vec![OsStr::new("libdcgm.so.4"), OsStr::new("libdcgm.so.3")],
+    };
+    let mut missing = String::new();
+    for name in names {
+        // SAFETY: what a library does when it is loaded is its own affair; this process is there for it.
+        match unsafe { Library::new(name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => missing = error.to_string(),
+        }
+    }
+    Err(missing)
+}
+
+fn connect(library: &Library, address: &str) -> Result<Handle, String> {
+    let text = CString::new(address).map_err(|_| "the address has a zero in it".to_owned())?;
+    let mut parameters = ConnectV2 {
+        version: version(size_of::<ConnectV2>(), 2),
+        persist: 0,
+        timeout_ms: 2000,
+        is_unix: c_uint::from(address.starts_with('/')),
+    };
+    let mut handle = 0;
+    let (parameters, place): (*mut ConnectV2, *mut Handle) = (&raw mut parameters, &raw mut handle);
+    call!(
+        library,
+        "dcgmConnect_v2",
+        (*const c_char, *mut ConnectV2, *mut Handle),
+        (text.as_ptr(), parameters, place)
+    )?;
+    Ok(handle)
+}
+
+fn embed(library: &Library) -> Result<Handle, String> {
+    let mut parameters = EmbeddedV1 {
+        version: version(size_of::<EmbeddedV1>(), 1),
+        // It looks by itself, without being driven.
+        mode: 1,
+        handle: 0,
+        log_file: std::ptr::null(),
+        // Nothing is logged.
+        severity: 0,
+        deny_count: 0,
+        deny: [0; 10],
+    };
+    let place: *mut EmbeddedV1 = &raw mut parameters;
+    call!(library, "dcgmStartEmbedded_v2", (*mut EmbeddedV1), (place))?;
+    Ok(parameters.handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_are_laid_out_as_the_library_expects() {
+        assert_eq!(size_of::<RawIncident>(), 1044);
+        assert_eq!(size_of::<ResponseHead>() + 1024 * size_of::<RawIncident>(), 1_069_068);
+        assert_eq!(version(1_069_068, 5), 0x0510_500c);
+        assert_eq!((size_of::<HealthSet>(), size_of::<ConnectV2>(), size_of::<EmbeddedV1>()), (40, 16, 72));
+        assert_eq!(std::mem::offset_of!(RawIncident, code), 8 + 1024);
+        assert_eq!(std::mem::offset_of!(RawIncident, entity_group), 1036);
+    }
+}

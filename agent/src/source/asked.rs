@@ -1,0 +1,117 @@
+//! A child process that is asked line by line, with a deadline, and left behind when it hangs: while one that was killed is
+//! not gone, no other is started beside it.
+
+use std::io::{self, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Longer than any answer.
+const LONGEST_ANSWER: usize = 16 << 20;
+
+/// The child, if there is one.
+#[derive(Debug, Default)]
+pub struct Asked {
+    running: Option<Running>,
+    /// One that did not answer and is not gone yet.
+    abandoned: Option<Child>,
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    requests: ChildStdin,
+    answers: ChildStdout,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// It has not answered in time.
+    #[error("no answer in time")]
+    Late,
+    /// It ended, could not be started, or its pipe broke.
+    #[error("{0}")]
+    Broken(String),
+}
+
+impl Asked {
+    /// Whether a child is running already.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Asks for one line; starts `command` first if no child runs. Returns within the deadline.
+    ///
+    /// # Errors
+    /// There was no answer; the child is then killed, and left behind if it does not go.
+    pub fn ask(&mut self, mut command: Command, deadline: Duration) -> Result<Vec<u8>, Unanswered> {
+        if let Some(child) = &mut self.abandoned {
+            if matches!(child.try_wait(), Ok(None)) {
+                return Err(Unanswered::Late);
+            }
+            self.abandoned = None;
+        }
+        let mut running = match self.running.take() {
+            Some(running) => running,
+            None => Running::start(&mut command).map_err(|error| {
+                Unanswered::Broken(format!("starting {}: {error}", command.get_program().display()))
+            })?,
+        };
+        let answer = running.ask(deadline);
+        if answer.is_ok() {
+            self.running = Some(running);
+        } else {
+            // It may be past killing; it is looked after when it is asked again.
+            let _ = running.child.kill();
+            self.abandoned = Some(running.child);
+        }
+        answer
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        // Its standard input ends with us, and so does it; one that hangs is not waited for.
+        if let Some(running) = &mut self.running {
+            let _ = running.child.kill();
+            let _ = running.child.wait();
+        }
+    }
+}
+
+impl Running {
+    fn start(command: &mut Command) -> io::Result<Running> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let (Some(requests), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        Ok(Running { child, requests, answers })
+    }
+
+    fn ask(&mut self, deadline: Duration) -> Result<Vec<u8>, Unanswered> {
+        let broken = |error: io::Error| Unanswered::Broken(format!("the child's pipe broke: {error}"));
+        self.requests.write_all(b"ask\n").map_err(broken)?;
+        let until = Instant::now() + deadline;
+        let (mut answer, mut buffer) = (Vec::new(), [0; 16 * 1024]);
+        while answer.last() != Some(&b'\n') {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&self.answers, PollFlags::IN)], Some(&timeout)) {
+                Ok(0) => return Err(Unanswered::Late),
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(broken(error.into())),
+            }
+            match self.answers.read(&mut buffer).map_err(broken)? {
+                0 => return Err(Unanswered::Broken("it ended without an answer".to_owned())),
+                length => answer.extend_from_slice(&buffer[..length]),
+            }
+            if answer.len() > LONGEST_ANSWER {
+                return Err(Unanswered::Broken("its answer has no end".to_owned()));
+            }
+        }
+        Ok(answer)
+    }
+}

@@ -1,0 +1,202 @@
+//! A library with DCGM's functions (its C ABI, those that the agent calls) that says what a script tells it to.
+//!
+//! The script is the file `dcgm.json` beside the library, read anew at every call:
+//!
+//! ```json
+//! {"gpus": [0, 1], "codes": {"dcgmConnect_v2": -21}, "hang": [], "newest_response": 5,
+//!  "incidents": [{"gpu": 0, "system": 16, "health": 20, "code": 4, "message": "…"}]}
+//! ```
+//!
+//! As the real one, its first check after its watches were set finds nothing.
+
+#![allow(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "the library's callers know them by their names in C, where nothing is marked"
+)]
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_uint};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Deserialize;
+
+/// The script's name, beside the library.
+pub const SCRIPT: &str = "dcgm.json";
+
+/// The library's name in the directory where cargo puts it: that of the test that uses it.
+pub const LIBRARY: &str = "libfake_dcgm.so";
+
+/// DCGM_ST_BADPARAM.
+const BAD: c_int = -1;
+/// DCGM_ST_VER_MISMATCH.
+const MISMATCH: c_int = -12;
+/// The only handle.
+const HANDLE: usize = 7;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Script {
+    gpus: Vec<u32>,
+    codes: BTreeMap<String, c_int>,
+    hang: Vec<String>,
+    /// The newest version of the response that it knows.
+    newest_response: u32,
+    incidents: Vec<Incident>,
+}
+
+impl Default for Script {
+    fn default() -> Script {
+        let (gpus, codes, hang, incidents) = (Vec::new(), BTreeMap::new(), Vec::new(), Vec::new());
+        Script { gpus, codes, hang, newest_response: 5, incidents }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Incident {
+    gpu: Option<u32>,
+    system: u32,
+    health: u32,
+    code: u32,
+    message: String,
+}
+
+static CHECKED: AtomicBool = AtomicBool::new(false);
+
+fn beside_the_library() -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| line.ends_with(LIBRARY))?;
+    Some(Path::new(&line[line.find('/')?..]).with_file_name(SCRIPT))
+}
+
+/// The script for a call of `function`; does not return if that is to hang.
+fn script(function: &str) -> Result<Script, c_int> {
+    let text = std::fs::read(beside_the_library().ok_or(BAD)?).map_err(|_| BAD)?;
+    let script: Script = serde_json::from_slice(&text).map_err(|_| BAD)?;
+    while script.hang.iter().any(|hanging| hanging == function) {
+        std::thread::park();
+    }
+    match script.codes.get(function) {
+        Some(code) if *code != 0 => Err(*code),
+        _ => Ok(script),
+    }
+}
+
+fn done(result: Result<(), c_int>) -> c_int {
+    result.err().unwrap_or(0)
+}
+
+/// Writes to a caller's place.
+fn put<T>(place: *mut T, value: T) -> Result<(), c_int> {
+    if place.is_null() {
+        return Err(BAD);
+    }
+    // SAFETY: DCGM's contract: the caller's pointer is to a place for one of the type.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Reads a word of a caller's struct.
+fn word(place: *const c_uint, index: usize) -> Result<c_uint, c_int> {
+    if place.is_null() {
+        return Err(BAD);
+    }
+    // SAFETY: DCGM's contract: the struct has as many words as its version says, and it begins with that.
+    Ok(unsafe { place.add(index).read_unaligned() })
+}
+
+/// DCGM's `dcgmInit`.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmInit() -> c_int {
+    done(script("dcgmInit").map(drop))
+}
+
+/// DCGM's `dcgmConnect_v2`.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmConnect_v2(_: *const c_char, parameters: *const c_uint, handle: *mut usize) -> c_int {
+    done(script("dcgmConnect_v2").and_then(|_| match word(parameters, 0)? {
+        0x0200_0010 => put(handle, HANDLE),
+        _ => Err(MISMATCH),
+    }))
+}
+
+/// DCGM's `dcgmStartEmbedded_v2`.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmStartEmbedded_v2(parameters: *mut c_uint) -> c_int {
+    done(script("dcgmStartEmbedded_v2").and_then(|_| match word(parameters, 0)? {
+        // SAFETY: as above; the handle is the second pair of words.
+        0x0100_0048 => put(unsafe { parameters.add(2) }.cast::<usize>(), HANDLE),
+        _ => Err(MISMATCH),
+    }))
+}
+
+/// DCGM's `dcgmHealthSet_v2`.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmHealthSet_v2(handle: usize, parameters: *const c_uint) -> c_int {
+    CHECKED.store(false, Ordering::Relaxed);
+    done(script("dcgmHealthSet_v2").and_then(|_| match (handle, word(parameters, 0)?) {
+        (HANDLE, 0x0200_0028) => Ok(()),
+        (HANDLE, _) => Err(MISMATCH),
+        _ => Err(BAD),
+    }))
+}
+
+/// DCGM's `dcgmGetAllSupportedDevices`.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmGetAllSupportedDevices(_: usize, ids: *mut c_uint, count: *mut c_int) -> c_int {
+    done(script("dcgmGetAllSupportedDevices").and_then(|script| {
+        for (place, gpu) in script.gpus.iter().enumerate() {
+            // SAFETY: the caller's array has room for DCGM_MAX_NUM_DEVICES.
+            put(unsafe { ids.add(place) }, *gpu)?;
+        }
+        put(count, script.gpus.len() as c_int)
+    }))
+}
+
+/// DCGM's `dcgmHealthCheck`.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_uint) -> c_int {
+    const INCIDENT: usize = 1044 / 4;
+    done(script("dcgmHealthCheck").and_then(|script| {
+        let room = match word(response, 0)? {
+            0x0510_500c if script.newest_response >= 5 => 1024,
+            0x0401_050c => 64,
+            _ => return Err(MISMATCH),
+        };
+        let found = if CHECKED.swap(true, Ordering::Relaxed) { script.incidents } else { Vec::new() };
+        let count = found.len().min(room);
+        let write = |index: usize, value: c_uint| {
+            // SAFETY: as above; the index is within what the version says.
+            put(unsafe { response.add(index) }, value)
+        };
+        write(1, if count > 0 { 20 } else { 0 })?;
+        write(2, count as c_uint)?;
+        for (place, incident) in found.iter().take(count).enumerate() {
+            let begin = 3 + place * INCIDENT;
+            write(begin, incident.system)?;
+            write(begin + 1, incident.health)?;
+            let mut message = [0_u8; 1024];
+            let length = incident.message.len().min(1023);
+            message[..length].copy_from_slice(&incident.message.as_bytes()[..length]);
+            // SAFETY: as above; the message has 1024 bytes from its third word on.
+            put(unsafe { response.add(begin + 2) }.cast::<[u8; 1024]>(), message)?;
+            write(begin + 2 + 256, incident.code)?;
+            // DCGM_FE_GPU, or DCGM_FE_SWITCH.
+            write(begin + 3 + 256, if incident.gpu.is_some() { 1 } else { 3 })?;
+            write(begin + 4 + 256, incident.gpu.unwrap_or(0))?;
+        }
+        Ok(())
+    }))
+}
+
+/// DCGM's `errorString`.
+#[unsafe(no_mangle)]
+pub extern "C" fn errorString(code: c_int) -> *const c_char {
+    let text = match code {
+        -21 => c"The connection to the host engine is not valid any longer",
+        MISMATCH => c"The version of the struct is not the one that is expected",
+        _ => c"An error",
+    };
+    text.as_ptr()
+}
