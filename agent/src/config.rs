@@ -32,6 +32,7 @@ use layers::Layers;
 
 use crate::source::cloud::USUAL_ADDRESS;
 use crate::source::host::{Roots, SystemPlan};
+use crate::source::journald::JOURNALD;
 use crate::source::tpu::FORBIDDEN_PORT;
 use crate::store::journal::Limits;
 
@@ -160,7 +161,7 @@ const DEFAULT_UNITS: [&str; 6] = [
 settings! {
     /// How the kernel log is read.
     pub struct KernelLogConfig {
-        /// The kernel log: /dev/kmsg, or a file or pipe in its place. Empty: it is not read.
+        /// The kernel log: /dev/kmsg, or a file or pipe in its place; "journald": systemd's journal. Empty: it is not read.
         path: PathBuf = PathBuf::from("/dev/kmsg"),
     }
     sections {}
@@ -473,7 +474,11 @@ impl Config {
             "it must be at most half of journal.max_size",
         );
         must(self.journal.segment_size.0 >= 4096, "journal.segment_size", "it must be at least 4KiB");
-        must(absolute(&self.kernel_log.path), "kernel_log.path", "it must be an absolute path");
+        must(
+            absolute(&self.kernel_log.path) || self.kernel_log.path == Path::new(JOURNALD),
+            "kernel_log.path",
+            "it must be an absolute path or journald",
+        );
         must(
             self.catalog.files.iter().all(|path| path.is_absolute()),
             "catalog.files",

@@ -106,6 +106,11 @@ fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
     );
     check("state_dir = \"here\"\n", "/agent.toml:1: state_dir: it must be an absolute path");
     check(
+        "[kernel_log]\npath = \"kmsg\"\n",
+        "/agent.toml:2: kernel_log.path: it must be an absolute path or journald",
+    );
+    assert!(load("[kernel_log]\npath = \"journald\"\n", &[], &[]).is_ok());
+    check(
         "[host.limits.cpu]\nload_per_cpu = nan\n",
         "/agent.toml:2: host.limits.cpu.load_per_cpu: it must be above 0",
     );

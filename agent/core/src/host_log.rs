@@ -26,8 +26,17 @@ const NAMED: usize = 3;
 pub enum LogState {
     /// It is being read.
     Reading,
+    /// Another is read in its place: which, and why.
+    ReadingInstead(String),
     /// It cannot be: why, and what to do.
     Unreadable(String),
+}
+
+impl LogState {
+    /// Whether what the kernel says is heard.
+    pub fn is_read(&self) -> bool {
+        !matches!(self, LogState::Unreadable(_))
+    }
 }
 
 /// Judges the host by its kernel log.
@@ -66,7 +75,7 @@ impl HostLogJudge {
 
     /// Takes in whether the log could be read at `at`.
     pub fn log_is(&mut self, at: Mono, state: LogState) {
-        if state == LogState::Reading {
+        if state.is_read() {
             self.read_at = Some(at);
         }
         self.state = Some(state);
@@ -166,6 +175,7 @@ impl HostLogJudge {
                 );
             }
             LogState::Reading => log.reason = format!("{} is read", self.path),
+            LogState::ReadingInstead(what) => log.reason.clone_from(what),
             LogState::Unreadable(why) => {
                 log.state = HealthState::Unknown;
                 log.reason.clone_from(why);

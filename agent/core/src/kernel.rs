@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{BootId, Pid};
 use crate::pci::PciAddress;
+use crate::time::Mono;
 
 /// The driver reported an error of a GPU, or something worth knowing of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -122,7 +123,8 @@ pub struct KernelReport {
 /// Where a line stood in the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogPlace {
-    /// The position behind it: the next one to read. Counts records in /dev/kmsg, bytes in a file.
+    /// The position behind it: the next one to read. Counts records in /dev/kmsg, bytes in a file; in systemd's
+    /// journal it is the `journal_position` of its time.
     pub position: u64,
     /// The line, as it stood.
     pub line: String,
@@ -137,6 +139,15 @@ pub struct LogCursor {
     pub log: String,
     /// The position to go on from.
     pub next: u64,
+    /// The entry of systemd's journal that was read last, in the journal's own words (`__CURSOR`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub journal: Option<String>,
+}
+
+/// The position behind an entry of systemd's journal that the kernel wrote at `at`: microseconds since the boot, and
+/// one. It follows from the fact's time, which tells it from a position in another log.
+pub fn journal_position(at: Mono) -> u64 {
+    (at.0 / 1000).saturating_add(1)
 }
 
 macro_rules! kernel_classes {

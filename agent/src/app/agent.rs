@@ -12,6 +12,7 @@ use mainstay_core::device::{DeviceJudge, learned_gpus};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
+use mainstay_core::kernel::journal_position;
 use mainstay_core::observation::Observation;
 use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
@@ -95,8 +96,10 @@ pub(super) struct Recalled {
     pub(super) kernel: Vec<(Mono, Fact)>,
     /// What the kernel logs of earlier boots told, in its order.
     pub(super) earlier: Vec<(Stamp, BootId, Fact)>,
-    /// How far that was read.
+    /// How far that was read, in `/dev/kmsg` or a file.
     pub(super) position: u64,
+    /// How far that was read, in systemd's journal.
+    pub(super) journal_position: u64,
     /// What the rooms that watch the host saw, in any boot, in its order.
     pub(super) observed: Vec<(Stamp, BootId, Observation)>,
 }
@@ -129,7 +132,11 @@ impl Recalled {
             Fact::KernelLinesLeftOut { .. } | Fact::KernelLogGap { .. } => 0,
             _ => return,
         };
-        self.position = self.position.max(position);
+        if position == journal_position(entry.at.mono) {
+            self.journal_position = self.journal_position.max(position);
+        } else {
+            self.position = self.position.max(position);
+        }
         self.kernel.push((entry.at.mono, fact));
     }
 }
@@ -178,7 +185,9 @@ pub(super) fn watch_hardware(
     let mut cursor = file.kept().cloned();
     if let Some(cursor) = cursor.as_mut().filter(|cursor| cursor.boot == clock::boot_id()) {
         // The journal knows what was read after the cursor was last kept.
-        cursor.next = cursor.next.max(recalled.position);
+        let in_journal = cursor.journal.is_some();
+        let known = if in_journal { recalled.journal_position } else { recalled.position };
+        cursor.next = cursor.next.max(known);
     }
     let hardware = Hardware::new(devices, host_log, file, &recalled.kernel);
     if path.as_os_str().is_empty() {

@@ -14,7 +14,8 @@ use tokio::sync::mpsc;
 use crate::board::Roster;
 use crate::node::{Input, LogReport};
 use crate::os::clock;
-use crate::source::kmsg::{KernelLog, LogError};
+use crate::source::journald::JOURNALCTL;
+use crate::source::kernel_log::{Source, SourceError};
 
 /// The room's name on the roster.
 const ROOM: &str = "kernel log";
@@ -85,18 +86,28 @@ impl Follower {
     }
 
     fn read_while_it_can(&mut self) -> Result<(), Trouble> {
-        let mut log = KernelLog::open(&self.path, self.boot.clone(), self.cursor.as_ref())?;
+        let mut log =
+            Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?;
         let (mut told, mut told_at) = (None, clock::mono());
         while !self.stopped(Duration::ZERO) {
             let batch = log.read(clock::mono())?;
             let more = batch.more;
             // Lines that are no facts move the cursor too; that can wait until there is nothing to read.
             let silent = clock::mono().since(told_at) >= LONGEST_SILENCE;
+            let Some(state) = log.state() else {
+                if silent && let Some(doubt) = log.doubt() {
+                    told_at = clock::mono();
+                    self.tell(LogReport { state: doubt, facts: Vec::new(), cursor: self.cursor.clone() })?;
+                    self.is_abreast()?;
+                }
+                log.wait(&self.stop, LONGEST_WAIT)?;
+                continue;
+            };
             if !batch.facts.is_empty() || (!more && (silent || told.as_ref() != Some(log.cursor()))) {
                 told_at = clock::mono();
                 told = Some(log.cursor().clone());
                 self.cursor.clone_from(&told);
-                self.tell(LogReport { state: LogState::Reading, facts: batch.facts, cursor: told.clone() })?;
+                self.tell(LogReport { state, facts: batch.facts, cursor: told.clone() })?;
             }
             if !more {
                 self.is_abreast()?;
@@ -128,12 +139,12 @@ impl Follower {
 }
 
 enum Trouble {
-    Log(LogError),
+    Log(SourceError),
     Gone,
 }
 
-impl From<LogError> for Trouble {
-    fn from(error: LogError) -> Trouble {
+impl From<SourceError> for Trouble {
+    fn from(error: SourceError) -> Trouble {
         Trouble::Log(error)
     }
 }

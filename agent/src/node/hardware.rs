@@ -61,7 +61,7 @@ impl Hardware {
 
     /// Takes in whether the log could be read, and how far.
     pub(super) fn log_is(&mut self, now: Mono, state: LogState, cursor: Option<LogCursor>) {
-        self.log_is_read = state == LogState::Reading;
+        self.log_is_read = state.is_read();
         self.host_log.log_is(now, state);
         if cursor.is_some() {
             self.cursor = cursor;

@@ -43,6 +43,13 @@ pub struct LogError {
     advice: &'static str,
 }
 
+impl LogError {
+    /// Whether it is not there or may not be opened, as in a container.
+    pub fn is_kept_from_us(&self) -> bool {
+        matches!(self.source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
+    }
+}
+
 /// What was read at once.
 #[derive(Debug, Default)]
 pub struct Batch {
@@ -120,7 +127,7 @@ impl KernelLog {
             path: path.to_owned(),
             file: opened,
             form,
-            cursor: LogCursor { boot, log, next },
+            cursor: LogCursor { boot, log, next, journal: None },
             reader: LogReader::default(),
             buffer: vec![0; BUFFER],
             unfinished: Vec::new(),

@@ -10,6 +10,8 @@ pub mod error_file;
 pub mod evidence;
 pub mod fabric;
 pub mod host;
+pub mod journald;
+pub mod kernel_log;
 pub mod kmsg;
 pub mod nccl_ras;
 pub mod nvrx;

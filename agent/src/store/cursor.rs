@@ -63,9 +63,18 @@ mod tests {
         let path = directory.path().join("kernel-log.cursor");
         let mut file = CursorFile::open(&path);
         assert_eq!(file.kept(), None);
-        let cursor = LogCursor { boot: BootId("b".into()), log: "kmsg".into(), next: 7 };
-        file.keep(&cursor).unwrap();
-        assert_eq!(CursorFile::open(&path).kept(), Some(&cursor));
+        let kmsg = LogCursor { boot: BootId("b".into()), log: "kmsg".into(), next: 7, journal: None };
+        let journal = LogCursor { log: "journald".into(), journal: Some("s=1;i=2".into()), ..kmsg.clone() };
+        for cursor in [kmsg, journal] {
+            file.keep(&cursor).unwrap();
+            assert_eq!(CursorFile::open(&path).kept(), Some(&cursor));
+        }
+        fs::write(&path, r#"{"boot":"b","log":"kmsg","next":7}"#).unwrap();
+        assert_eq!(
+            CursorFile::open(&path).kept().map(|cursor| cursor.next),
+            Some(7),
+            "of an earlier version"
+        );
         fs::write(&path, "no cursor").unwrap();
         assert_eq!(CursorFile::open(&path).kept(), None);
     }

@@ -22,12 +22,20 @@ impl Drop for Agent {
 
 impl Agent {
     /// Starts it with settings by their variables, and waits until it is ready.
+    #[allow(dead_code, reason = "not every test starts it so")]
     pub fn start(directory: &Path, settings: &[(&str, &Path)]) -> Agent {
+        Agent::start_in(directory, settings, &[])
+    }
+
+    /// The same, with other variables of its environment.
+    #[allow(dead_code, reason = "not every test starts it so")]
+    pub fn start_in(directory: &Path, settings: &[(&str, &Path)], variables: &[(&str, &Path)]) -> Agent {
         let mut child = Command::new(env!("CARGO_BIN_EXE_mainstay"))
             .arg("agent")
             .args(["--socket".as_ref(), directory.join("agent.sock").as_os_str()])
             .args(["--state-dir".as_ref(), directory.join("state").as_os_str()])
             .envs(settings.iter().map(|(name, value)| (format!("MAINSTAY_AGENT_{name}"), value)))
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
