@@ -12,7 +12,7 @@ use mainstay_core::device::{DeviceJudge, learned_gpus};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
-use mainstay_core::kernel::journal_position;
+use mainstay_core::kernel::{LogCursor, journal_position};
 use mainstay_core::observation::Observation;
 use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
@@ -39,6 +39,7 @@ use crate::config::Config;
 use crate::node::{DEVICES, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::device::ProbePlan;
+use crate::source::journald::JOURNALD;
 use crate::store::cursor::CursorFile;
 use crate::store::journal::Journal;
 
@@ -105,6 +106,23 @@ pub(super) struct Recalled {
 }
 
 impl Recalled {
+    /// The cursor that was kept, set on by what the journal knows was read after it was.
+    fn cursor(&self, kept: Option<LogCursor>) -> Option<LogCursor> {
+        let boot = clock::boot_id();
+        match kept {
+            Some(cursor) if cursor.boot == boot => {
+                let in_journal = cursor.log == JOURNALD;
+                let known = if in_journal { self.journal_position } else { self.position };
+                Some(LogCursor { next: cursor.next.max(known), ..cursor })
+            }
+            // The first facts of a boot were written, and then the agent was killed.
+            _ if self.journal_position > 0 => {
+                Some(LogCursor { boot, log: JOURNALD.to_owned(), next: self.journal_position, journal: None })
+            }
+            kept => kept,
+        }
+    }
+
     fn take_in(&mut self, entry: Entry, boot: &BootId) {
         if let (Some(job), Some(seq)) = (&entry.job, entry.origin_seq) {
             self.origins.insert(job.clone(), seq);
@@ -182,13 +200,7 @@ pub(super) fn watch_hardware(
     remember_earlier_boots(&mut devices, &recalled.earlier);
     recalled.observed.iter().for_each(|(_, _, observation)| devices.recall(observation));
     let file = CursorFile::open(&config.state_dir.join("kernel-log.cursor"));
-    let mut cursor = file.kept().cloned();
-    if let Some(cursor) = cursor.as_mut().filter(|cursor| cursor.boot == clock::boot_id()) {
-        // The journal knows what was read after the cursor was last kept.
-        let in_journal = cursor.journal.is_some();
-        let known = if in_journal { recalled.journal_position } else { recalled.position };
-        cursor.next = cursor.next.max(known);
-    }
+    let cursor = recalled.cursor(file.kept().cloned());
     let hardware = Hardware::new(devices, host_log, file, &recalled.kernel);
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));

@@ -20,7 +20,7 @@ pub fn adopt_orphans() -> io::Result<()> {
 
 /// Starts `command` as leader of its own process group, killed by the kernel when the calling *thread* ends, and
 /// inside `cgroup` (an open `cgroup.procs`) if one is given. Must be called from a thread that lives as long as
-/// the program: the main one.
+/// the program (the main one), or from one with which the child is to end.
 ///
 /// # Errors
 /// The program could not be found or executed; the message of the kernel.
