@@ -6,6 +6,7 @@ mod detect;
 mod figure;
 mod goodput;
 mod heartbeat;
+mod judge;
 mod kernel_log;
 mod launchers;
 mod peers;
@@ -34,7 +35,8 @@ pub struct Args {
     /// Also write the figures to this file.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Samples per figure, where it is a matter of choice: kills for `detect`, faults for `restart`.
+    /// Samples per figure, where it is a matter of choice: kills for `detect`, faults for `restart`, jobs
+    /// for `judge`.
     #[arg(long)]
     samples: Option<usize>,
     /// Measure no peers.
@@ -56,6 +58,8 @@ enum Name {
     Restart,
     /// Work that counts over time, with a SIGKILL every 20 s.
     Goodput,
+    /// The judges on simulated jobs of up to 131,072 ranks.
+    Judge,
     /// A cold release build, and the size of the program.
     Build,
 }
@@ -64,7 +68,8 @@ enum Name {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
-    let needs_ranks = args.names.iter().any(|name| !matches!(name, Name::Build | Name::KernelLog));
+    let needs_ranks =
+        args.names.iter().any(|name| !matches!(name, Name::Build | Name::Judge | Name::KernelLog));
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.contains(&Name::KernelLog) {
         building::release(&story)?;
@@ -72,6 +77,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for name in &args.names {
         match (name, &bed) {
             (Name::Build, _) => build::measure(&story, &mut report),
+            (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
             (Name::Agent, Some(bed)) => agent::measure(&story, bed, &mut report),
             (Name::Detect, Some(bed)) => {

@@ -1,0 +1,48 @@
+//! The judges on simulated jobs of up to 131,072 ranks: how long a tick takes, how many are right, how many false.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::figure::{Figure, Report};
+use crate::places;
+use crate::say::Story;
+
+/// A figure as the simulation prints it.
+#[derive(Deserialize)]
+struct Line {
+    id: String,
+    value: f64,
+    unit: String,
+    n: usize,
+    min: f64,
+    max: f64,
+}
+
+/// Runs the simulation with so many trials.
+pub fn measure(story: &Story, trials: usize, report: &mut Report) {
+    let measured = story.step(&format!("judge: simulated jobs, {trials} trials"), || simulate(trials));
+    report.part("judge.tick_131072", measured);
+}
+
+fn simulate(trials: usize) -> Result<Vec<Figure>> {
+    let mut cargo = Command::new("cargo");
+    cargo
+        .args(["run", "--release", "--locked", "--quiet", "-p", "mainstay-sim", "--example", "judge", "--"])
+        .arg(trials.to_string())
+        .stderr(Stdio::inherit())
+        .current_dir(places::root());
+    let output = cargo.output().context("starting the simulation")?;
+    if !output.status.success() {
+        bail!("the simulation ended with {}", output.status);
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines()
+        .map(|line| {
+            let Line { id, value, unit, n, min, max } =
+                serde_json::from_str(line).with_context(|| format!("a figure of the simulation: {line}"))?;
+            Ok(Figure { id, value, unit, n, min, max, peer: None, peer_value: None, ratio: None })
+        })
+        .collect()
+}
