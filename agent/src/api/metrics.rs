@@ -84,7 +84,7 @@ pub const METRICS: &[Metric] = &[
     gauge_of(GPU_MEMORY_TOTAL, &["gpu", "uuid"], "Its memory in all, in bytes."),
     gauge_of(
         GPU_ECC,
-        &["gpu", "uuid", "kind"],
+        &["gpu", "kind", "uuid"],
         "Memory errors since its last reset, by kind: corrected, uncorrected.",
     ),
     gauge_of(GPU_LINKS_UP, &["gpu", "uuid"], "NVLinks that are up."),
