@@ -84,7 +84,7 @@ pub const METRICS: &[Metric] = &[
     gauge_of(GPU_MEMORY_TOTAL, &["gpu", "uuid"], "Its memory in all, in bytes."),
     gauge_of(
         GPU_ECC,
-        &["gpu", "uuid", "kind"],
+        &["gpu", "kind", "uuid"],
         "Memory errors since its last reset, by kind: corrected, uncorrected.",
     ),
     gauge_of(GPU_LINKS_UP, &["gpu", "uuid"], "NVLinks that are up."),
@@ -110,10 +110,10 @@ pub const METRICS: &[Metric] = &[
     Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: &["job"], help: "Restarts so far." },
     gauge_of(
         JOB_FINDING,
-        &["job", "what", "number"],
+        &["job", "number", "what"],
         "1 while something is wrong with the job although no rank has failed.",
     ),
-    gauge_of(JOB_FINDING_COST, &["job", "what", "number"], "The share of a step that it costs, from 0 to 1."),
+    gauge_of(JOB_FINDING_COST, &["job", "number", "what"], "The share of a step that it costs, from 0 to 1."),
     gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
     gauge_of(JOURNAL_NEWEST, &[], "The cursor of the newest event."),

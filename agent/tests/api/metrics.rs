@@ -3,11 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_agent::api::metrics::{Kind, METRICS};
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, Gauge, HealthState};
+use mainstay_core::device::{GpuIdentity, GpuReading, GpuView, Read};
+use mainstay_core::entry::{Body, Fact};
+use mainstay_core::finding::{Finding, FindingKind};
+use mainstay_core::health::{Component, Gauge, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, JobId, Rank};
+use mainstay_core::pci::PciAddress;
 use mainstay_core::time::Mono;
 use mainstay_core::tpu::metric;
+use mainstay_core::verdict::FaultDomain;
 use mainstay_core::view::BeatView;
 
 use crate::http::get;
@@ -95,6 +99,56 @@ fn label_value(text: &str) -> (String, &str) {
     panic!("a label without an end: {text}");
 }
 
+fn gpu() -> GpuView {
+    let address = PciAddress { domain: 0, bus: 0x3b, device: 0 };
+    let identity = GpuIdentity { address, uuid: "GPU-1".into(), name: "NVIDIA H100".into(), serial: None };
+    let reading = GpuReading {
+        identity: Some(identity),
+        ecc_volatile: Read::Value(2),
+        ecc_corrected: Read::Value(3),
+        temperature: Read::Value(61),
+        power: Read::Value(650_500),
+        pcie_replays: Read::Value(4),
+        utilization: Read::Value(99),
+        memory: Read::Value((5, 10)),
+        processes: Read::Value(Vec::new()),
+        ..GpuReading::default()
+    };
+    GpuView {
+        address,
+        state: HealthState::Healthy,
+        reason: String::new(),
+        action: RecommendedAction::None,
+        reading: Some(reading),
+        links: Some((17, 18)),
+        power_limit: None,
+        read_at: None,
+    }
+}
+
+/// Something that is wrong with the job and costs a quarter of each step.
+fn slow_rank() -> Finding {
+    Finding {
+        finding: 1,
+        attempt: Attempt(0),
+        what: FindingKind::SlowRank,
+        over: false,
+        headline: "rank 1 is 30 % slower than its peers".into(),
+        domain: FaultDomain::Hardware,
+        confidence: 0.9,
+        ranks: vec![Rank(1)],
+        device: None,
+        host: None,
+        stage: None,
+        since_step: 8,
+        step: 12,
+        cost_percent: Some(25.0),
+        evidence: Vec::new(),
+        last_agreed_step: None,
+        doubtful_steps: Vec::new(),
+    }
+}
+
 /// A server with one of everything.
 async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let mut server = Server::start(dir).await;
@@ -103,7 +157,9 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let readings = [metric::DUTY_CYCLE, metric::HBM_USED, metric::HBM_TOTAL, metric::HBM_BANDWIDTH];
     let gauges = readings.iter().map(|metric| Gauge { metric, value: 12.5 }).collect();
     server.board.set_component(Component { gauges, ..component("tpu.0", HealthState::Healthy) });
+    server.board.set_gpus(vec![gpu()]);
     server.job("de\"mo\n");
+    server.record(96, Some("de\"mo\n"), Body::Finding(slow_rank()));
     let job = JobId("de\"mo\n".into());
     for (second, step) in [(97, 8), (99, 12)] {
         for rank in [Rank(0), Rank(1)] {
@@ -147,8 +203,16 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
     assert_eq!(page.value("mainstay_job_step", &[job]), Some(12.0));
     assert_eq!(page.value("mainstay_job_restarts_total", &[job]), Some(0.0));
     assert_eq!(page.value("mainstay_rank_heartbeat_age_seconds", &[job, ("rank", "1")]), Some(1.0));
-    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(5.0));
+    let finding = [job, ("what", "slow_rank"), ("number", "1")];
+    assert_eq!(page.value("mainstay_job_finding", &finding), Some(1.0));
+    assert_eq!(page.value("mainstay_job_finding_cost_ratio", &finding), Some(0.25));
+    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(6.0));
     assert_eq!(page.value("mainstay_journal_writable", &[]), Some(1.0));
+    let gpu = [("gpu", "0000:3b:00"), ("uuid", "GPU-1")];
+    assert_eq!(page.value("mainstay_gpu_power_watts", &gpu), Some(650.5));
+    assert_eq!(page.value("mainstay_gpu_nvlinks_up", &gpu), Some(17.0));
+    let errors = [gpu[0], ("kind", "uncorrected"), gpu[1]];
+    assert_eq!(page.value("mainstay_gpu_ecc_errors", &errors), Some(2.0));
     assert!(page.value("process_resident_memory_bytes", &[]).unwrap() > 1e6);
     server.stop().await;
 }

@@ -108,8 +108,16 @@ impl ChangePoint {
 pub fn onset(values: &[f32], noise: f32) -> usize {
     let Some(first) = values.first() else { return 0 };
     let mut change = ChangePoint::new(f64::from(*first), f64::from(noise));
-    values.iter().for_each(|value| change.push(f64::from(*value)));
+    (0..values.len()).for_each(|at| change.push(f64::from(without_outlier(values, at))));
     values.len().saturating_sub(change.run_length())
+}
+
+/// The middle one of a value and its neighbours: a lone outlier goes, a new level stays where it began.
+fn without_outlier(values: &[f32], at: usize) -> f32 {
+    match (at.checked_sub(1).and_then(|before| values.get(before)), values.get(at + 1)) {
+        (Some(before), Some(after)) => before.max(values[at].min(*after)).min(values[at].max(*after)),
+        _ => values[at],
+    }
 }
 
 /// ln of the gamma function by Stirling's series, to about 1e-8 for arguments of 0.5 and more.

@@ -1,0 +1,149 @@
+//! Writes `corpus/NAME/` for every target from the repository's own test data: `cargo run --example seeds`.
+//!
+//! It is a target in form, so that it links with the flags of the others: their code counts what it covers.
+#![no_main]
+
+use std::fs;
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::dcgm::{DcgmHealth, DcgmReport, Incident};
+use mainstay_core::device::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
+use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::id::BootId;
+use mainstay_core::parse::log::LogReader;
+use mainstay_core::time::{Mono, Stamp, Wall};
+use mainstay_fuzz::CATALOGUES;
+
+const FIELD_LINES: &str = include_str!("../../agent/core/tests/field_lines.tsv");
+const NVRX_MESSAGES: &str = include_str!("../../agent/core/tests/nvrx_messages.txt");
+const NCCL_TESTS: &str = include_str!("../../agent/core/tests/nccl_ras.rs");
+
+const EXPORTER: &str = "# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).\nDCGM_FI_DEV_GPU_TEMP{gpu=\"0\",UUID=\"GPU-0\",\
+    modelName=\"NVIDIA H100 \\\"80GB\\\"\"} 41\nDCGM_FI_DEV_XID_ERRORS{gpu=\"0\"} 79 1700000000000\n";
+const TRACE: &str = "rank,step,section,start_ns,end_ns,stage,host\n0,1,forward,0,2500000000,0,a\n1,1,forward,0,3500000000,1,b\n\
+    0,1,all_reduce,2500000000,3600000000,0,a\n1,1,all_reduce,3500000000,3600000000,1,b\n";
+const STACKS: &str = "Current thread 0x00007f (most recent call first):\n  File \"/a/train.py\", line 12 in forward\n\
+    \nThread 812 (idle): \"MainThread\"\n    forward (train.py:12)\n";
+const FILES: [&str; 7] = [
+    "4711 (a) b (c)) D 17 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 987654 0 0 18446744073709551615",
+    "4: ACTIVE\n",
+    "400 Gb/sec (4X NDR)\n",
+    "100000\n",
+    "0000:3b:00.0",
+    "mlx5_*\nmlx5_1/1",
+    "mlx5_0/1@400",
+];
+const VALUES: [&str; 5] = ["5s", "500ms", "64MiB", "4096B", "99.5"];
+const SECRETS: [&str; 5] = [
+    "401 for hf_AbCdEfGhIjKlMnOpQrSt at",
+    "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG",
+    "Authorization: Bearer abc.def-123456",
+    "postgres://train:hunter22@db/runs",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n",
+];
+
+fuzz_target!(init: finish(write_all()), |_bytes: &[u8]| {});
+
+/// Before the first input, there shall be none.
+fn finish(written: Result<(), Box<dyn std::error::Error>>) {
+    if let Err(error) = written {
+        eprintln!("the seeds are not written: {error}");
+        std::process::exit(1);
+    }
+    std::process::exit(0);
+}
+
+fn write_all() -> Result<(), Box<dyn std::error::Error>> {
+    let lines = kernel_lines();
+    seed("kernel_log", lines.iter().flat_map(|line| forms(line)))?;
+    seed("xid", &lines)?;
+    seed("catalog_overrides", CATALOGUES.iter().flat_map(|file| entries_of(file)))?;
+    let logs = FIELD_LINES.lines().filter_map(|line| Some(line.split_once('\t')?.1.replace("\\n", "\n")));
+    let signatures = Catalog::built_in().into_iter().flat_map(|catalog| catalog.signatures());
+    seed("attribution", logs.chain(signatures.map(|signature| signature.example.clone())))?;
+    seed("mask", SECRETS)?;
+    seed("settings", VALUES)?;
+    seed("stacks", [STACKS])?;
+    seed("straggler_trace", [TRACE])?;
+    seed("prometheus", [EXPORTER])?;
+    seed("proc_and_sysfs", FILES)?;
+    seed("nccl_ras", reports())?;
+    seed("nvrx_pickle", NVRX_MESSAGES.lines().filter_map(|line| bytes_of(line.rsplit(' ').next()?)))?;
+    seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
+    // A word that says that the page is claimed, and a record of the ring.
+    seed(
+        "heartbeat_page",
+        [vec![], vec![8, 0, 8, 1, 0, 0, 0, 1, 0, 1, 0], vec![64, 0, 255, 1, 2, 3, 4, 5, 6, 7, 8]],
+    )?;
+    seed("journal_lines", journal(&lines)?)?;
+    let gpus = ProbeAnswer::Gpus { driver: Some("580.95".to_owned()), gpus: vec![GpuReading::default()] };
+    let answers = [serde_json::to_vec(&gpus)?, serde_json::to_vec(&ProbeLine::Answer(gpus))?];
+    seed("probe_answers", answers.into_iter().chain([serde_json::to_vec(&ProbeRequest::default())?]))?;
+    let incident =
+        Incident { gpu: Some(0), system: 1, health: 20, code: 4, message: "a double-bit error".to_owned() };
+    let health = DcgmHealth { gpus: vec![0, 1], incidents: vec![incident], first: true };
+    seed("dcgm_answers", [serde_json::to_vec(&DcgmReport::Health(health))?])?;
+    Ok(())
+}
+
+fn seed(target: &str, seeds: impl IntoIterator<Item = impl AsRef<[u8]>>) -> std::io::Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    fs::create_dir_all(&folder)?;
+    for (number, seed) in seeds.into_iter().enumerate() {
+        fs::write(folder.join(format!("seed-{number}")), seed)?;
+    }
+    Ok(())
+}
+
+/// The examples of the hardware catalogue.
+fn kernel_lines() -> Vec<String> {
+    let lines = CATALOGUES.iter().flat_map(|file| file.lines());
+    lines
+        .filter_map(|line| Some(line.strip_prefix("example = \"")?.trim_end_matches('"').to_owned()))
+        .collect()
+}
+
+/// A message as the kernel and as others write it.
+fn forms(line: &str) -> [String; 4] {
+    [
+        format!("4,1339,5140900123,-,caller=T1;{line}\\x0a{line}\n SUBSYSTEM=pci\n"),
+        format!("Nov 21 03:04:05 gpu-17 kernel: [ 4711.123456] {line}"),
+        format!("<3>1 2026-11-21T03:04:05.123Z gpu-17 kernel - - [a b=\"c\"] {line}"),
+        serde_json::json!({"_TRANSPORT": "kernel", "__CURSOR": "s=1", "MESSAGE": line}).to_string(),
+    ]
+}
+
+/// A file of the catalogue, cut into its entries: each is a file of its own.
+fn entries_of(file: &str) -> Vec<String> {
+    file.split("\n[[").skip(1).map(|entry| format!("[[{entry}")).collect()
+}
+
+/// The reports that stand in the tests of their parser.
+fn reports() -> Vec<String> {
+    let text = NCCL_TESTS.split("\"\\\nNCCL version ").skip(1).filter_map(|rest| rest.split_once("\";"));
+    let json = NCCL_TESTS.split("r#\"").skip(1).filter_map(|rest| rest.split_once("\"#"));
+    text.map(|(report, _)| format!("NCCL version {report}"))
+        .chain(json.map(|(report, _)| report.to_owned()))
+        .collect()
+}
+
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    digits.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+/// Entries of a journal: what the kernel's lines say.
+fn journal(lines: &[String]) -> Result<Vec<Vec<u8>>, serde_json::Error> {
+    let facts = lines.iter().filter_map(|line| LogReader::default().line(Mono(9), line, 1));
+    let facts: Vec<(Mono, Fact)> = facts.collect();
+    let entry = |(mono, fact): (Mono, Fact)| Entry {
+        seq: 1,
+        at: Stamp { mono, wall: Wall(7) },
+        boot: BootId("b".to_owned()),
+        job: None,
+        origin_seq: None,
+        body: Body::Fact(fact),
+    };
+    facts.into_iter().map(|fact| serde_json::to_vec(&entry(fact))).collect()
+}

@@ -1,0 +1,18 @@
+//! What the probe of DCGM writes, and what the judge makes of it.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::dcgm::{DcgmCatalog, DcgmJudge, DcgmReport};
+use mainstay_core::time::Mono;
+use mainstay_fuzz::survives_json;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some(report) = survives_json::<DcgmReport>(bytes) else { return };
+    let file =
+        toml::from_str(include_str!("../../agent/catalog/hardware/dcgm.toml")).expect("our own catalogue");
+    let mut judge = DcgmJudge::new(DcgmCatalog::new(file).expect("each code has one entry"), true);
+    for at in 1..3 {
+        let judged = judge.step(Mono(at), &report);
+        assert!(!judged.components.is_empty());
+    }
+});

@@ -1,0 +1,19 @@
+//! Lines of a journal, ours or one that came in a bundle: written again they are the same, and shown, replayed, masked.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::entry::Entry;
+use mainstay_core::mask::mask_json;
+use mainstay_core::replay::replay;
+use mainstay_fuzz::survives_json;
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut entries = Vec::new();
+    for line in bytes.split(|byte| *byte == b'\n') {
+        entries.extend(survives_json::<Entry>(line));
+        if let Ok(mut value) = serde_json::from_slice(line) {
+            mask_json(&mut value);
+        }
+    }
+    let _ = replay(&entries);
+});

@@ -1,0 +1,41 @@
+//! A kernel log in any of its forms, line by line: what is taken for a fact survives the journal, is no longer than the
+//! journal allows, is not of the future, and harms no judge.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::device::{DeviceJudge, DeviceLimits};
+use mainstay_core::entry::Body;
+use mainstay_core::host_log::HostLogJudge;
+use mainstay_core::parse::journal::{JournalEntry, of_dmesg};
+use mainstay_core::parse::kmsg::{Record, plain};
+use mainstay_core::parse::log::LogReader;
+use mainstay_core::time::Mono;
+use mainstay_fuzz::{catalog, text};
+
+/// No line says more than this in the journal, in bytes.
+const LONGEST: usize = 16_384;
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = text(bytes);
+    let now = Mono(1_000_000_000_000);
+    let mut reader = LogReader::default();
+    let mut devices = DeviceJudge::new(catalog(), DeviceLimits::default());
+    let mut host = HostLogJudge::new(catalog(), "/dev/kmsg");
+    for line in text.lines() {
+        assert!(line.contains(Record::parse(line).message));
+        let shown = plain(line);
+        assert_eq!(plain(&shown), shown);
+        let _ = (JournalEntry::parse(line), of_dmesg(line));
+        let facts = [reader.line(now, line, 3), reader.read(now, &Record::parse(line), 4)];
+        for (at, fact) in facts.into_iter().flatten() {
+            assert!(at <= now);
+            devices.take_in(at, &fact);
+            host.take_in(at, &fact);
+            let body = Body::Fact(fact);
+            let written = serde_json::to_vec(&body).expect("a fact can be written");
+            assert!(written.len() < LONGEST, "{} bytes", written.len());
+            assert_eq!(serde_json::from_slice::<Body>(&written).expect("a fact can be read"), body);
+        }
+    }
+    let _ = (devices.components(now), host.components(now), reader.held_back(Mono::NEVER));
+});

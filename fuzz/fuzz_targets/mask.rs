@@ -1,0 +1,11 @@
+//! Secrets in texts: what was masked once is not masked again.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::mask::mask;
+use mainstay_fuzz::text;
+
+fuzz_target!(|bytes: &[u8]| {
+    let once = mask(&text(bytes));
+    assert_eq!(mask(&once), once);
+});

@@ -1,0 +1,23 @@
+//! Files of procfs and sysfs: rates are numbers above zero, and names are parts of what was read.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::fabric::Expected;
+use mainstay_core::parse::{proc, sysfs};
+use mainstay_fuzz::text;
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = text(bytes);
+    if let Some(stat) = proc::process_stat(&text) {
+        assert!(text.contains(&stat.name));
+    }
+    let _ = proc::runs(&text);
+    for rate in [sysfs::port_rate(&text), sysfs::interface_rate(&text)].into_iter().flatten() {
+        assert!(rate.is_finite() && rate > 0.0, "{rate}");
+    }
+    assert!(sysfs::state_name(&text).is_none_or(|name| !name.is_empty() && text.contains(name)));
+    let _ = sysfs::is_pci_function(&text);
+    let (pattern, name) = text.split_once('\n').unwrap_or((&text, &text));
+    let _ = (sysfs::names(pattern, name), Expected::parse(&text));
+    assert!(sysfs::names(name, name) || name.ends_with('*'));
+});

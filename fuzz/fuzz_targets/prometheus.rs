@@ -1,0 +1,21 @@
+//! An exporter's page: refused, or samples of it and no more than it has lines; and the judge of dcgm-exporter over it.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::dcgm::{ExporterJudge, ExporterReport};
+use mainstay_core::parse::prometheus::parse;
+use mainstay_core::time::Mono;
+use mainstay_fuzz::text;
+
+fuzz_target!(|bytes: &[u8]| {
+    let page = text(bytes);
+    if let Ok(samples) = parse(&page) {
+        assert!(samples.len() <= page.lines().count());
+        assert!(samples.iter().all(|sample| page.contains(&sample.name)));
+    }
+    let mut judge = ExporterJudge::default();
+    let (first, second) = page.split_at(page.floor_char_boundary(page.len() / 2));
+    for (at, page) in [first, second, &page].into_iter().enumerate() {
+        let _ = judge.step(Mono(at as u64), &ExporterReport::Page(page.to_owned()));
+    }
+});

@@ -1,0 +1,24 @@
+//! A recorded trace, first its columns, then a row per line: refused, or judged.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::straggler::{Columns, Limits, Trace};
+use mainstay_fuzz::text;
+
+/// Rows of one input.
+const MOST: usize = 500;
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = text(bytes);
+    let mut lines = text.lines();
+    let Some(Ok(columns)) = lines.next().map(|header| Columns::of(header.split(','))) else { return };
+    let mut trace = Trace::default();
+    for line in lines.take(MOST) {
+        if let Ok(span) = columns.span(&line.split(',').collect::<Vec<_>>()) {
+            trace.push(span);
+        }
+    }
+    let report = trace.judge(Limits::default(), &[]);
+    assert!(report.ranks <= MOST && report.steps <= MOST);
+    assert_eq!(report.ranks == 0, trace.is_empty());
+});

@@ -1,0 +1,17 @@
+//! One message of the driver: an XID, an SXID or a report, and the addresses in them.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::parse::{host, nvidia};
+use mainstay_core::pci::PciAddress;
+use mainstay_fuzz::text;
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = text(bytes);
+    if let Some(address) = PciAddress::parse(&text) {
+        assert_eq!(PciAddress::parse(&address.to_string()), Some(address));
+    }
+    // A message is of one kind; the reader asks for an XID first.
+    assert!(nvidia::xid(&text).is_none() || nvidia::sxid(&text).is_none());
+    let _ = (nvidia::other(&text), nvidia::preface(&text), host::report(&text));
+});

@@ -1,0 +1,43 @@
+//! What the targets share: text out of any bytes, and the catalogues that the agent has compiled in.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::sync::LazyLock;
+
+use mainstay_core::catalog::Catalog;
+use serde::{Serialize, de::DeserializeOwned};
+
+/// The files of the hardware catalogue.
+pub const CATALOGUES: [&str; 4] = [
+    include_str!("../../agent/catalog/hardware/xid.toml"),
+    include_str!("../../agent/catalog/hardware/sxid.toml"),
+    include_str!("../../agent/catalog/hardware/kernel.toml"),
+    include_str!("../../agent/catalog/hardware/nvlink.toml"),
+];
+
+/// What the agent makes of bytes where it wants text.
+pub fn text(bytes: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(bytes)
+}
+
+/// The hardware catalogue, read once.
+pub fn catalog() -> Catalog {
+    static CATALOG: LazyLock<Catalog> = LazyLock::new(|| {
+        let [xid, sxid, kernel, nvlink] = CATALOGUES;
+        Catalog::new(read(xid), read(sxid), read(kernel), read(nvlink))
+            .expect("our own catalogue agrees with itself")
+    });
+    CATALOG.clone()
+}
+
+fn read<T: DeserializeOwned>(file: &str) -> T {
+    toml::from_str(file).expect("our own catalogue can be read")
+}
+
+/// What is read as JSON, written and read again is the same. Returns what was read.
+pub fn survives_json<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
+    let value: T = serde_json::from_slice(bytes).ok()?;
+    let written = serde_json::to_vec(&value).expect("what was read can be written");
+    assert_eq!(serde_json::from_slice::<T>(&written).expect("what was written can be read"), value);
+    Some(value)
+}
