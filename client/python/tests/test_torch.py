@@ -62,9 +62,14 @@ def test_the_rank_that_does_not_enter_a_collective_is_told_from_the_one_that_wai
             told = subprocess.run([sys.executable, "-c", code, page], env={}, capture_output=True, text=True, check=True)
             return eval(told.stdout)
         own = os.environ["MAINSTAY_PAGE"]
-        for attempt in range(100):
+        def told_by_both(theirs, ours):
+            # Each rank looks at its groups twice a second, and at its own time.
+            waiting = [group for group in theirs if group["completed"] < group["entered"] and group["operation"]]
+            mine = [group for group in ours for other in waiting if group["comm"] == other["comm"]]
+            return len(ours) == 2 and mine and mine[0]["completed"] == mine[0]["entered"] == waiting[0]["completed"]
+        for attempt in range(200):
             theirs, ours = collectives(own.replace("rank-0", "rank-1")), collectives(own)
-            if any(group["completed"] < group["entered"] and group["operation"] for group in theirs):
+            if told_by_both(theirs, ours):
                 break
         print("theirs", theirs, "ours", ours, flush=True)
         (waiting,) = [group for group in theirs if group["completed"] < group["entered"]]
