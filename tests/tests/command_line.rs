@@ -27,8 +27,16 @@ const TORCHRUN: [&str; 18] = [
 ];
 
 /// What Mainstay sets beside that.
-const OURS: [&str; 5] =
-    ["MAINSTAY_ATTEMPT", "MAINSTAY_CHECKPOINT_DIR", "MAINSTAY_JOB_ID", "MAINSTAY_PAGE", "PYTHONUNBUFFERED"];
+const OURS: [&str; 8] = [
+    "MAINSTAY_ATTEMPT",
+    "MAINSTAY_CHECKPOINT_DIR",
+    "MAINSTAY_JOB_ID",
+    "MAINSTAY_PAGE",
+    "MAINSTAY_STACKS",
+    "FT_RANK_MONITOR_IPC_SOCKET",
+    "TORCH_FR_BUFFER_SIZE",
+    "PYTHONUNBUFFERED",
+];
 
 #[test]
 fn ranks_see_all_that_torchrun_sets_and_nothing_unexpected() {
