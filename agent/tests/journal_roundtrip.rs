@@ -104,8 +104,8 @@ fn fact() -> impl Strategy<Value = Fact> {
             (attempt(), any::<u64>()).prop_map(|(attempt, step)| Fact::RanksStepping { attempt, step }),
             (attempt(), any::<u64>(), option::of(number()))
                 .prop_map(|(attempt, step, loss)| Fact::Progress { attempt, step, loss }),
-            (attempt(), any::<u32>())
-                .prop_map(|(attempt, orphans_killed)| Fact::AttemptEnded { attempt, orphans_killed }),
+            (attempt(), any::<u32>(), vec(rank(), 0..3))
+                .prop_map(|(attempt, orphans_killed, waiting)| Fact::AttemptEnded { attempt, orphans_killed, waiting }),
         ];
     let of_ranks = prop_oneof![
         (attempt(), rank(), text()).prop_map(|(attempt, rank, client)| Fact::RankConnected {
@@ -249,6 +249,8 @@ fn verdict() -> impl Strategy<Value = Verdict> {
 
 fn decision() -> impl Strategy<Value = Decision> {
     let action = prop_oneof![
+        attempt().prop_map(|attempt| Action::RestartInProcess { attempt }),
+        attempt().prop_map(|attempt| Action::RespawnRanks { attempt }),
         attempt().prop_map(|attempt| Action::RestartInJob { attempt }),
         any::<i32>().prop_map(|exit| Action::Stop { exit })
     ];

@@ -192,6 +192,15 @@ impl Client {
         }
     }
 
+    /// The rank begins again in this process: what was told so far is of a round that is over. Wakes the launcher.
+    pub fn begin_round(&self) {
+        let Some(attached) = self.ours() else { return };
+        if let Some(mut page) = write_patiently(attached) {
+            page.begin_round(now_ns());
+        }
+        attached.ring();
+    }
+
     /// Says goodbye, and wakes the launcher. From here on every clone of this client does nothing.
     pub fn close(&self) {
         let Some(attached) = self.ours() else { return };

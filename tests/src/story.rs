@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact};
 use mainstay_core::id::Rank;
-use mainstay_core::verdict::{Action, Decision, Outcome, Verdict};
+use mainstay_core::verdict::{Decision, Outcome, Verdict};
 
 /// All entries of the journal in a directory, in order; a line without its end is not one yet.
 pub fn read(directory: &Path) -> Vec<Entry> {
@@ -50,7 +50,7 @@ pub fn decisions(story: &[Entry]) -> Vec<&Decision> {
 
 /// How many restarts were decided.
 pub fn restarts(story: &[Entry]) -> usize {
-    let restart = |decision: &&&Decision| matches!(decision.action, Action::RestartInJob { .. });
+    let restart = |decision: &&&Decision| decision.action.attempt().is_some();
     decisions(story).iter().filter(restart).count()
 }
 

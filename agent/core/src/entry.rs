@@ -229,12 +229,15 @@ pub enum Fact {
         /// How long it took.
         took: Span,
     },
-    /// No process of the attempt is left, children and orphans included.
+    /// No process of the attempt is left, children and orphans included, but those of ranks that wait to go on in them.
     AttemptEnded {
         /// Which attempt.
         attempt: Attempt,
         /// Processes beyond the ranks that had to be killed (DataLoader workers and other orphans).
         orphans_killed: u32,
+        /// Ranks that have left the attempt and wait in their processes for the next.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        waiting: Vec<Rank>,
     },
     /// The launcher was asked to stop.
     StopRequested {

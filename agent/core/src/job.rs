@@ -10,6 +10,9 @@
 //!                                       └──────────► Ended ◄───────────┘
 //! ```
 //!
+//! Ranks that wait in their processes (`core::rounds`) go on in the next attempt, or are dismissed (`Stopping` once more)
+//! before all ranks are started or the job ends.
+//!
 //! Total: an input that does not fit the state is recorded and changes nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +27,7 @@ use crate::id::{Attempt, Incident, Rank};
 use crate::judge::{RankEnd, hung, judge, start_failed};
 use crate::ledger::{Books, Ledger, Spending};
 use crate::policy::{self, Budget, Case, PastFailure};
+use crate::rounds::{self, Rung};
 use crate::running::Watch;
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
@@ -75,6 +79,8 @@ pub enum Output {
 pub enum Order {
     /// Start all ranks; answered by `AttemptStarted` or `StartFailed`.
     StartRanks(Attempt),
+    /// Start the ranks that are gone, and have those that wait in their processes go on; answered as `StartRanks`.
+    StartRound(Attempt),
     /// Stop what is left of the attempt, its whole process tree; answered by `AttemptEnded`.
     StopRanks {
         /// Which attempt.
@@ -101,8 +107,10 @@ pub enum Order {
 /// Why ranks are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopWhy {
-    /// A rank failed; the others can only wait for it.
+    /// A rank failed; the others can only wait for it. Ranks that can stay in their processes leave the attempt in them.
     Fault,
+    /// Ranks that wait in their processes are not to go on in them.
+    Dismissed,
     /// The launcher was asked to stop: the ranks may want to save.
     Requested,
     /// All ranks are done; what they left behind has to go.
@@ -171,6 +179,13 @@ struct RankState {
     newest: Option<StepDone>,
 }
 
+/// What is done once the ranks that waited in their processes are gone.
+#[derive(Clone, Debug, PartialEq)]
+enum Afterwards {
+    Start,
+    Finish { exit: i32, reason: String },
+}
+
 /// A failure that is judged and not decided on yet.
 #[derive(Clone, Debug)]
 struct Pending {
@@ -204,6 +219,11 @@ pub struct Job {
     /// Looks at what the ranks tell of their steps.
     watch: Watch,
     pending: Option<Pending>,
+    /// Ranks that have left the last attempt and wait in their processes.
+    waiting: Vec<Rank>,
+    /// Whether the current attempt began with ranks that stayed in their processes.
+    kept_processes: bool,
+    afterwards: Option<Afterwards>,
     ledger: Ledger,
     end: Option<(i32, String, Mono)>,
 }
@@ -231,6 +251,9 @@ impl Job {
             incidents: Vec::new(),
             past: Vec::new(),
             pending: None,
+            waiting: Vec::new(),
+            kept_processes: false,
+            afterwards: None,
             ledger: Ledger::open(at),
             end: None,
         }
@@ -278,6 +301,7 @@ impl Job {
                 self.attempt_began = at;
                 self.lead = None;
                 self.hang = None;
+                self.waiting.clear();
                 self.ledger.begin_attempt();
                 self.with_incident(|incident| incident.started_at = Some(at));
                 self.phase = Phase::Running;
@@ -296,7 +320,8 @@ impl Job {
                 let fault_at = note.at;
                 if let Some(state) = self.ranks.get_mut(&rank) {
                     state.end.detected_at.get_or_insert(at);
-                    state.end.note = Some(note);
+                    // A rank may raise again while it cleans up: what came first is what it failed of.
+                    state.end.note.get_or_insert(note);
                 }
                 self.failure(at, fault_at, out);
             }
@@ -338,7 +363,9 @@ impl Job {
                     self.failure(at, since, out);
                 }
             }
-            Fact::AttemptEnded { attempt, .. } if attempt == self.attempt => self.attempt_ended(at, out),
+            Fact::AttemptEnded { attempt, waiting, .. } if attempt == self.attempt => {
+                self.attempt_ended(at, waiting, out);
+            }
             Fact::StopRequested { exit, .. } => self.stop_requested(at, exit, out),
             Fact::OutOfMemoryKills { count } => {
                 self.out_of_memory_kills = self.out_of_memory_kills.saturating_add(count);
@@ -411,17 +438,22 @@ impl Job {
                 self.ledger.enter(at, Spending::Finishing);
                 self.stop(StopWhy::Requested, out);
             }
-            Phase::Judging { .. } => self.finish(at, exit, "asked to stop".to_owned(), out),
+            Phase::Judging { .. } => self.finish_without(at, exit, "asked to stop".to_owned(), out),
             Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}
         }
     }
 
-    fn attempt_ended(&mut self, at: Mono, out: &mut Vec<Output>) {
+    fn attempt_ended(&mut self, at: Mono, waiting: Vec<Rank>, out: &mut Vec<Output>) {
         let Phase::Stopping(why) = self.phase else { return };
+        self.waiting = if why == StopWhy::Fault { waiting } else { Vec::new() };
         if let Some(exit) = self.stop_requested {
-            return self.finish(at, exit, "asked to stop".to_owned(), out);
+            return self.finish_without(at, exit, "asked to stop".to_owned(), out);
         }
         match why {
+            StopWhy::Dismissed => match self.afterwards.take() {
+                Some(Afterwards::Finish { exit, reason }) => self.finish(at, exit, reason, out),
+                Some(Afterwards::Start) | None => self.start_next(at, out),
+            },
             StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
             StopWhy::Fault => {
                 let ends: BTreeMap<Rank, RankEnd> = self
@@ -458,11 +490,24 @@ impl Job {
         }
     }
 
+    /// What the policy says, by the mildest way that there is to do it.
+    fn decide(&self, case: Case<'_>) -> (Action, String) {
+        let (action, why) = policy::decide(self.budget, case);
+        let rung = Rung {
+            waiting: self.waiting.len(),
+            ranks: self.ranks.len(),
+            kept_processes: self.kept_processes,
+            stepped: self.lead.is_some(),
+        };
+        let (action, how) = rounds::mildest(action, rung);
+        (action, why + how)
+    }
+
     /// Records the verdict, makes the proposal and asks the agent for its word.
     fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
         let lived = verdict.fault_at.since(self.attempt_began);
         let case = Case { verdict: &verdict, past: &self.past, exit, lived, now: at };
-        let (action, why) = policy::decide(self.budget, case);
+        let (action, why) = self.decide(case);
         let proposal = Decision { incident: verdict.incident, action, why, by: DecidedBy::Launcher };
         out.push(Output::Record(Body::Verdict(verdict.clone())));
         out.push(Output::Order(Order::Consult {
@@ -497,7 +542,7 @@ impl Job {
         }
         let lived = verdict.fault_at.since(self.attempt_began);
         let case = Case { verdict: &verdict, past: &self.past, exit, lived, now: at };
-        (pending.proposal.action, pending.proposal.why) = policy::decide(self.budget, case);
+        (pending.proposal.action, pending.proposal.why) = self.decide(case);
         out.push(Output::Record(Body::Verdict(verdict.clone())));
         pending.verdict = verdict;
     }
@@ -532,7 +577,7 @@ impl Job {
             incident.decision = decision.why.clone();
         });
         match decision.action {
-            Action::RestartInJob { .. } => {
+            Action::RestartInProcess { .. } | Action::RespawnRanks { .. } | Action::RestartInJob { .. } => {
                 let lived = verdict.fault_at.since(self.attempt_began);
                 self.past.push(PastFailure {
                     decided_at: at,
@@ -540,16 +585,43 @@ impl Job {
                     step: verdict.step,
                     lived,
                 });
-                self.attempt = self.attempt.next();
-                self.out_of_memory_kills = 0;
-                self.phase = Phase::Starting;
-                self.ledger.enter(at, Spending::Starting);
-                out.push(Output::Order(Order::StartRanks(self.attempt)));
+                self.kept_processes = decision.action.keeps_processes() && !self.waiting.is_empty();
+                if self.kept_processes || self.waiting.is_empty() {
+                    self.start_next(at, out);
+                } else {
+                    self.dismiss(Afterwards::Start, out);
+                }
             }
             Action::Stop { exit: wanted } => {
                 let exit = if wanted == 0 { exit.max(1) } else { wanted };
-                self.finish(at, exit, format!("{}; {}", verdict.headline, decision.why), out);
+                self.finish_without(at, exit, format!("{}; {}", verdict.headline, decision.why), out);
             }
+        }
+    }
+
+    fn start_next(&mut self, at: Mono, out: &mut Vec<Output>) {
+        self.attempt = self.attempt.next();
+        self.out_of_memory_kills = 0;
+        self.phase = Phase::Starting;
+        self.ledger.enter(at, Spending::Starting);
+        let order = if self.kept_processes { Order::StartRound } else { Order::StartRanks };
+        out.push(Output::Order(order(self.attempt)));
+    }
+
+    /// Ends the processes of ranks that wait in them, and does the rest when they are gone.
+    fn dismiss(&mut self, afterwards: Afterwards, out: &mut Vec<Output>) {
+        self.afterwards = Some(afterwards);
+        self.waiting.clear();
+        self.stop(StopWhy::Dismissed, out);
+    }
+
+    /// Ends the job, once no rank waits in its process any more.
+    fn finish_without(&mut self, at: Mono, exit: i32, reason: String, out: &mut Vec<Output>) {
+        self.pending = None;
+        if self.waiting.is_empty() {
+            self.finish(at, exit, reason, out);
+        } else {
+            self.dismiss(Afterwards::Finish { exit, reason }, out);
         }
     }
 

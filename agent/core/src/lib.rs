@@ -51,6 +51,7 @@ pub mod pci;
 pub mod policy;
 pub mod preflight;
 pub mod replay;
+pub mod rounds;
 pub mod running;
 pub mod settings;
 pub mod straggler;

@@ -39,8 +39,11 @@ impl Replayed {
         let class = |verdict: &Verdict| verdict.class.clone().unwrap_or_else(|| "none".to_owned());
         let sure = |verdict: &Verdict| format!("{:.0} %", verdict.confidence * 100.0);
         let action = |judgement: &Judgement| match judgement.decision.action {
-            Action::RestartInJob { .. } => "restart".to_owned(),
             Action::Stop { exit } => format!("stop with {exit}"),
+            // Which ranks waited in their processes is the run's own, and no matter of judgement.
+            Action::RestartInProcess { .. } | Action::RespawnRanks { .. } | Action::RestartInJob { .. } => {
+                "restart".to_owned()
+            }
         };
         let compared = [
             ("domain", then.domain.to_string(), now.domain.to_string()),

@@ -115,6 +115,16 @@ pub struct Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Action {
+    /// Have all ranks call their function again, each in the process that it is in.
+    RestartInProcess {
+        /// The attempt that begins.
+        attempt: Attempt,
+    },
+    /// Start the ranks again whose processes ended; the others go on in theirs.
+    RespawnRanks {
+        /// The attempt that begins.
+        attempt: Attempt,
+    },
     /// Start all ranks of the host again.
     RestartInJob {
         /// The attempt that begins.
@@ -125,6 +135,23 @@ pub enum Action {
         /// The status with which the launcher exits.
         exit: i32,
     },
+}
+
+impl Action {
+    /// The attempt that begins by it; none if none does.
+    pub fn attempt(self) -> Option<Attempt> {
+        match self {
+            Action::RestartInProcess { attempt }
+            | Action::RespawnRanks { attempt }
+            | Action::RestartInJob { attempt } => Some(attempt),
+            Action::Stop { .. } => None,
+        }
+    }
+
+    /// Whether ranks go on in the processes that they are in.
+    pub fn keeps_processes(self) -> bool {
+        matches!(self, Action::RestartInProcess { .. } | Action::RespawnRanks { .. })
+    }
 }
 
 /// Who decided.

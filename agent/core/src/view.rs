@@ -99,6 +99,10 @@ pub struct JobView {
     pub hang: Option<Box<Hang>>,
     /// Restarts so far.
     pub restarts: u32,
+    /// Of these, those in which all ranks went on in their processes.
+    pub restarts_in_process: u32,
+    /// Of these, those in which only some ranks were started again.
+    pub restarts_of_some: u32,
     /// What is wrong with it at present although no rank has failed, by number.
     pub findings: BTreeMap<u64, Finding>,
     /// The last verdict.
@@ -183,6 +187,8 @@ impl JobView {
             ranks: BTreeMap::new(),
             hang: None,
             restarts: 0,
+            restarts_in_process: 0,
+            restarts_of_some: 0,
             findings: BTreeMap::new(),
             last_verdict: None,
             last_decision: None,
@@ -195,8 +201,13 @@ impl JobView {
             Body::Fact(fact) => self.apply_fact(fact),
             Body::Verdict(verdict) => self.last_verdict = Some(verdict.clone()),
             Body::Decision(decision) => {
-                if let Action::RestartInJob { .. } = decision.action {
+                if decision.action.attempt().is_some() {
                     self.restarts = self.restarts.saturating_add(1);
+                }
+                match decision.action {
+                    Action::RestartInProcess { .. } => self.restarts_in_process += 1,
+                    Action::RespawnRanks { .. } => self.restarts_of_some += 1,
+                    Action::RestartInJob { .. } | Action::Stop { .. } => {}
                 }
                 self.last_decision = Some(decision.clone());
             }

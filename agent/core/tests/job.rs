@@ -83,7 +83,7 @@ impl Run {
     }
 
     fn ended(&mut self, attempt: u32) {
-        self.fact(Fact::AttemptEnded { attempt: Attempt(attempt), orphans_killed: 0 });
+        self.fact(Fact::AttemptEnded { attempt: Attempt(attempt), orphans_killed: 0, waiting: vec![] });
     }
 
     /// A rank is killed, the other one stopped, the agent absent.
@@ -277,7 +277,7 @@ fn any_input() -> impl Strategy<Value = Input> {
                 after_stop: flag,
                 stderr_tail: vec![],
             }),
-            4 | 5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0 }),
+            4 | 5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] }),
             6 => Input::Fact(Fact::StartFailed { attempt, error: "e".into() }),
             7 => Input::Ruling(None),
             _ => Input::Steps {
@@ -395,4 +395,108 @@ fn a_hang_that_passes_while_its_evidence_is_taken_stops_nobody() {
         took: Span(1),
     });
     assert!(!run.orders().iter().any(|order| matches!(order, Order::StopRanks { .. })));
+}
+
+/// Ranks that stay in their processes.
+impl Run {
+    fn ended_with(&mut self, attempt: u32, waiting: &[u32]) {
+        let waiting = waiting.iter().map(|rank| Rank(*rank)).collect();
+        self.fact(Fact::AttemptEnded { attempt: Attempt(attempt), orphans_killed: 0, waiting });
+    }
+
+    /// Rank 1 raises, both ranks wait in their processes, the agent is absent.
+    fn raise_and_decide(&mut self, attempt: u32, message: &str) {
+        self.raise(attempt, 1, message);
+        self.ended_with(attempt, &[0, 1]);
+        self.tell(Input::Ruling(None));
+    }
+
+    fn last_action(&self) -> Action {
+        let decision = |body: &&Body| if let Body::Decision(of) = body { Some(of.action) } else { None };
+        self.bodies().iter().rev().find_map(decision).expect("a decision")
+    }
+}
+
+#[test]
+fn ranks_that_all_wait_go_on_in_their_processes() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise_and_decide(0, "lost");
+    assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
+    assert_eq!(run.last_action(), Action::RestartInProcess { attempt: Attempt(1) });
+    run.start(1);
+    run.steps(1, 6..=8);
+    assert!(run.bodies().iter().any(|body| matches!(body, Body::Outcome(of) if of.step == 6)));
+}
+
+#[test]
+fn a_killed_rank_is_started_again_and_the_others_go_on() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    run.ended_with(0, &[0]);
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
+    assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
+}
+
+#[test]
+fn the_same_exception_at_the_same_step_ends_the_job_in_process_too() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise_and_decide(0, "bug");
+    run.start(1);
+    run.steps(1, 1..=7);
+    run.raise_and_decide(1, "bug");
+    let dismissed = Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed };
+    assert_eq!(run.last_order(), &dismissed, "no rank is left waiting");
+    for rank in [0, 1] {
+        run.exit(1, rank, ExitStatus::Signal(15), true);
+    }
+    run.ended(1);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
+    assert!(run.job.summary(Mono(run.now)).reason.contains("came again"));
+}
+
+#[test]
+fn processes_that_fail_again_before_a_step_are_replaced() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise_and_decide(0, "lost");
+    run.start(1);
+    run.raise_and_decide(1, "lost in another place");
+    assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
+    run.ended(1);
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+    run.start(2);
+    run.steps(2, 1..=3);
+    run.raise_and_decide(2, "later");
+    assert_eq!(run.last_action(), Action::RestartInProcess { attempt: Attempt(3) });
+}
+
+#[test]
+fn a_job_that_is_asked_to_stop_leaves_no_rank_waiting() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.raise(0, 1, "lost");
+    run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    run.ended_with(0, &[0, 1]);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Dismissed });
+    run.ended(0);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
+
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.raise(0, 1, "lost");
+    run.ended_with(0, &[0, 1]);
+    run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Dismissed });
+    run.tell(Input::Ruling(None));
+    run.ended(0);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
 }

@@ -1,5 +1,6 @@
 //! The environment that torch's workers expect of their launcher, and what the heartbeat client reads.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// All that the environment of one rank is made of.
@@ -39,7 +40,25 @@ pub struct RankEnvironment<'a> {
     pub checkpoint_dir: &'a Path,
     /// Where the client writes which modules the rank holds, if that is wanted.
     pub modules_file: Option<&'a Path>,
+    /// The socket by which a rank agrees on rounds with the launcher.
+    pub rounds: Option<&'a Path>,
 }
+
+/// What tells a rank who it is in a round: all that changes for one that goes on in its process.
+const OF_A_ROUND: [&str; 12] = [
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "MAINSTAY_ATTEMPT",
+];
 
 impl RankEnvironment<'_> {
     /// The variables to set. `inherited` tells what the launcher's own environment holds: what a user has set of
@@ -71,6 +90,9 @@ impl RankEnvironment<'_> {
         if let Some(page) = self.page {
             variables.push(("MAINSTAY_PAGE", page.display().to_string()));
         }
+        if let Some(socket) = self.rounds {
+            variables.push(("MAINSTAY_ROUNDS", socket.display().to_string()));
+        }
         if let Some(socket) = self.monitor {
             variables.push(("FT_RANK_MONITOR_IPC_SOCKET", socket.display().to_string()));
         }
@@ -79,6 +101,13 @@ impl RankEnvironment<'_> {
         }
         variables.extend(tunables(self.local_world_size, inherited));
         variables
+    }
+
+    /// The variables of a round, for a rank that goes on in its process.
+    pub fn of_the_round(&self) -> BTreeMap<String, String> {
+        let variables = self.variables(|_| true).into_iter();
+        let of_the_round = variables.filter(|(name, _)| OF_A_ROUND.contains(name));
+        of_the_round.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
@@ -129,6 +158,7 @@ mod tests {
             monitor: None,
             checkpoint_dir: Path::new("/c"),
             modules_file: None,
+            rounds: None,
         }
     }
 
@@ -143,6 +173,14 @@ mod tests {
         assert_eq!(value(environment(2), &["OMP_NUM_THREADS"], "OMP_NUM_THREADS"), None);
         assert_eq!(value(environment(1), &[], "OMP_NUM_THREADS"), None);
         assert_eq!(value(environment(2), &["RANK"], "RANK").as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn all_that_a_round_changes_is_told_to_a_rank_that_goes_on() {
+        let told = environment(2).of_the_round();
+        assert_eq!(told.len(), OF_A_ROUND.len(), "{told:?}");
+        assert_eq!(told["TORCHELASTIC_RESTART_COUNT"], "2");
+        assert!(!told.contains_key("TORCHELASTIC_ERROR_FILE"));
     }
 
     #[test]

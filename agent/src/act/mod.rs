@@ -6,6 +6,7 @@ pub mod output;
 pub mod page_files;
 pub mod port;
 pub mod ranks;
+pub mod rounds;
 pub mod segment_file;
 pub mod stop;
 pub mod warm;

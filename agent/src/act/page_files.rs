@@ -31,15 +31,20 @@ pub fn make(directory: &Path, spec: &PageSpec<'_>) -> io::Result<(PathBuf, File)
     made.map(|file| (path, file))
 }
 
-/// Removes the pages of one attempt; the newest two attempts are kept, for the black box.
+/// Removes the pages of an attempt and of those before it; the newest two attempts are kept, for the black box.
 pub fn remove(directory: &Path, attempt: u32) {
-    let suffix = format!(".attempt-{attempt}.page");
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
-        if entry.file_name().to_string_lossy().ends_with(&suffix) {
+        if of_attempt(&entry.file_name().to_string_lossy()).is_some_and(|of| of <= attempt) {
             let _ = fs::remove_file(entry.path());
         }
     }
+}
+
+/// The attempt of a page, by its name.
+fn of_attempt(name: &str) -> Option<u32> {
+    let (_, attempt) = name.strip_suffix(".page")?.rsplit_once(".attempt-")?;
+    attempt.parse().ok()
 }
 
 /// Makes a directory, and those above it, that only we can enter. In `/dev/shm` and `/tmp` somebody else may have
@@ -92,6 +97,8 @@ mod tests {
         let (path, file) = make(root.path(), &spec).expect("a page");
         assert_eq!(file.metadata().expect("a file").len(), PAGE_BYTES as u64);
         assert!(path.ends_with("rank-3.attempt-1.page"));
+        remove(root.path(), 0);
+        assert!(path.exists(), "it is of a later attempt");
         remove(root.path(), 1);
         assert!(!path.exists());
         let nowhere = root.path().join("nowhere");

@@ -1,5 +1,6 @@
 //! The processes of one attempt: started together, each with its own files, page and process group.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
@@ -14,6 +15,7 @@ use mainstay_heartbeat::PageSpec;
 
 use crate::act::environment::{self, RankEnvironment, expand};
 use crate::act::page_files;
+use crate::act::rounds;
 use crate::act::warm::{RankOrders, Template};
 use crate::os::pidfd::PidFd;
 use crate::os::{clock, spawn};
@@ -119,7 +121,7 @@ pub enum StartError {
 pub type PageTrouble = Option<String>;
 
 impl Crew {
-    /// Starts all ranks of an attempt. If one cannot be started, those before it are killed again.
+    /// Starts these ranks of an attempt, by their places on the host. If one cannot be started, those before it are killed again.
     ///
     /// # Errors
     /// [`StartError`]; nothing of the attempt runs then.
@@ -127,10 +129,11 @@ impl Crew {
         &self,
         attempt: Attempt,
         master_port: u16,
+        which: &[u32],
     ) -> Result<(Vec<RankProcess>, PageTrouble), StartError> {
         let mut started = Vec::new();
         let mut trouble = None;
-        for local_rank in 0..self.local_world_size {
+        for &local_rank in which {
             match self.start_rank(attempt, local_rank, master_port, &mut trouble) {
                 Ok(rank) => started.push(rank),
                 Err(error) => {
@@ -142,7 +145,7 @@ impl Crew {
         Ok((started, trouble))
     }
 
-    /// Makes all ranks of an attempt out of a template's standbys.
+    /// Makes these ranks of an attempt out of a template's standbys.
     ///
     /// # Errors
     /// Why they could not be started so. What then runs of them has to be killed: it is ours, beside the guardian.
@@ -151,11 +154,12 @@ impl Crew {
         template: &mut Template,
         attempt: Attempt,
         master_port: u16,
+        which: &[u32],
     ) -> Result<(Vec<RankProcess>, PageTrouble), String> {
         let mut trouble = None;
         let mut orders = Vec::new();
         let mut places = Vec::new();
-        for local_rank in 0..self.local_world_size {
+        for &local_rank in which {
             let files = self.files(attempt, local_rank);
             // A directory that cannot be made is for a plain start to tell.
             let made = [&files.stdout, &files.stderr].map(|path| output_file(path));
@@ -182,6 +186,16 @@ impl Crew {
             Ok(RankProcess::new(local_rank, pid, pidfd, files, page))
         });
         Ok((ranks.collect::<Result<Vec<_>, String>>()?, trouble))
+    }
+
+    /// All ranks of the host, by their places.
+    pub fn all_ranks(&self) -> Vec<u32> {
+        (0..self.local_world_size).collect()
+    }
+
+    /// What a rank that goes on in its process is told of the attempt that begins.
+    pub fn round_environment(&self, attempt: Attempt, rank: &RankProcess, port: u16) -> BTreeMap<String, String> {
+        self.rank_environment(attempt, rank.local_rank, port, &rank.files, None, None).of_the_round()
     }
 
     /// The files of a rank in an attempt.
@@ -234,7 +248,23 @@ impl Crew {
         // Made before the ranks, if it could be.
         let monitor = self.page_dir.as_ref().map(|directory| directory.join(socket_name(local_rank)));
         let monitor = monitor.filter(|socket| socket.exists());
-        let environment = RankEnvironment {
+        let rounds = self.page_dir.as_ref().map(|directory| directory.join(rounds::SOCKET));
+        let rounds = rounds.filter(|socket| socket.exists());
+        let page = page.map(|(path, _)| path.as_path());
+        let environment = self.rank_environment(attempt, local_rank, master_port, files, page, monitor.as_deref());
+        RankEnvironment { rounds: rounds.as_deref(), ..environment }.variables(is_set)
+    }
+
+    fn rank_environment<'a>(
+        &'a self,
+        attempt: Attempt,
+        local_rank: u32,
+        master_port: u16,
+        files: &'a RankFiles,
+        page: Option<&'a Path>,
+        monitor: Option<&'a Path>,
+    ) -> RankEnvironment<'a> {
+        RankEnvironment {
             job: &self.job,
             run_id: &self.run_id,
             rank: local_rank,
@@ -248,12 +278,12 @@ impl Crew {
             max_restarts: self.max_restarts,
             error_file: &files.error,
             stacks_file: &files.stacks,
-            page: page.map(|(path, _)| path.as_path()),
-            monitor: monitor.as_deref(),
+            page,
+            monitor,
             checkpoint_dir: &self.checkpoint_dir,
             modules_file: self.modules_file.as_deref().filter(|_| local_rank == 0),
-        };
-        environment.variables(is_set)
+            rounds: None,
+        }
     }
 
     /// The variables that all ranks have in common and that imports look at, for a template.

@@ -39,7 +39,7 @@ impl Stop {
     pub fn begin(now: Mono, why: StopWhy, grace: Grace, signal: i32, ranks: &[RankProcess]) -> Stop {
         let grace = match why {
             StopWhy::Requested => grace.requested,
-            StopWhy::Fault => grace.fault,
+            StopWhy::Fault | StopWhy::Dismissed => grace.fault,
             StopWhy::Done => grace.done,
         };
         let mut stop = Stop { why, force_at: now.after(grace), sent: Vec::new() };
@@ -47,6 +47,16 @@ impl Stop {
         // A rank that was stopped would only take the signal when it goes on.
         stop.send(SIGCONT, ranks);
         stop
+    }
+
+    /// Gives ranks that can leave the attempt in their processes the time to do so; nothing is sent.
+    pub fn gather(now: Mono, grace: Grace) -> Stop {
+        Stop { why: StopWhy::Fault, force_at: now.after(grace.fault), sent: Vec::new() }
+    }
+
+    /// Uses force on one rank.
+    pub fn kill(&mut self, rank: &RankProcess) {
+        self.send(SIGKILL, std::slice::from_ref(rank));
     }
 
     /// Uses force on what still lives.
@@ -70,7 +80,8 @@ impl Stop {
 }
 
 /// Ends what ranks that are gone have left: members of their process groups and cgroup, and orphans that came to
-/// us as subreaper. Returns how many had to be killed. `spared` names what is no attempt's: guardian and template.
+/// us as subreaper. Returns how many had to be killed. `spared` names what is not of it: guardian and
+/// template, and ranks that stay in their processes.
 pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patience: Span) -> u32 {
     let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
     let left = || -> Vec<Pid> {
@@ -91,7 +102,7 @@ pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patie
     while !remaining.is_empty() && waited < patience {
         tokio::time::sleep(Duration::from_millis(10)).await;
         waited = waited.plus(Span::millis(10));
-        reap_orphans(|_| true);
+        reap_orphans(|pid| !spared().contains(&pid));
         remaining = left();
     }
     let killed = u32::try_from(remaining.len()).unwrap_or(u32::MAX);
@@ -106,7 +117,7 @@ pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patie
             processes::kill_process(*pid);
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
-        reap_orphans(|_| true);
+        reap_orphans(|pid| !spared().contains(&pid));
         remaining = left();
     }
     for pid in remaining {

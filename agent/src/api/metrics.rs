@@ -52,6 +52,7 @@ const JOB_STEP: &str = "mainstay_job_step";
 const JOB_PACE: &str = "mainstay_job_steps_per_second";
 const JOB_ATTEMPT: &str = "mainstay_job_attempt";
 const JOB_RESTARTS: &str = "mainstay_job_restarts_total";
+const JOB_RESTARTS_BY_RUNG: &str = "mainstay_job_restarts_by_rung_total";
 const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
 const RANK_STEP: &str = "mainstay_rank_step";
@@ -108,6 +109,12 @@ pub const METRICS: &[Metric] = &[
     gauge_of(JOB_PACE, &["job"], "Steps per second over the last minute."),
     gauge_of(JOB_ATTEMPT, &["job"], "The current attempt, from 0."),
     Metric { name: JOB_RESTARTS, kind: Kind::Counter, labels: &["job"], help: "Restarts so far." },
+    Metric {
+        name: JOB_RESTARTS_BY_RUNG,
+        kind: Kind::Counter,
+        labels: &["job", "rung"],
+        help: "Restarts so far by how: in_process, respawn_ranks (the lost ones only), in_job (all ranks).",
+    },
     gauge_of(
         JOB_FINDING,
         &["job", "number", "what"],
@@ -226,6 +233,15 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
     }
     gauge!(JOB_ATTEMPT, "job" => id.clone()).set(job.attempt.0);
     counter!(JOB_RESTARTS, "job" => id.clone()).absolute(job.restarts.into());
+    let of_all = job.restarts.saturating_sub(job.restarts_in_process + job.restarts_of_some);
+    let by_rung = [
+        ("in_process", job.restarts_in_process),
+        ("respawn_ranks", job.restarts_of_some),
+        ("in_job", of_all),
+    ];
+    for (rung, count) in by_rung {
+        counter!(JOB_RESTARTS_BY_RUNG, "job" => id.clone(), "rung" => rung).absolute(count.into());
+    }
     if let Some(step) = job.step {
         gauge!(JOB_STEP, "job" => id.clone()).set(step as f64);
     }

@@ -234,6 +234,13 @@ fn render(run_dir: &Path, story: &Story, markdown: bool) -> String {
     lines.push(String::new());
     lines.push("What was done:".to_owned());
     lines.push(match decision.as_ref().map(|decision| (decision.action, &decision.why)) {
+        Some((Action::RestartInProcess { attempt }, why)) => {
+            format!("{bullet}all ranks went on in their processes as attempt {}: {why}", attempt.0)
+        }
+        Some((Action::RespawnRanks { attempt }, why)) => format!(
+            "{bullet}the lost ranks were started again, the others went on in their processes, as attempt {}: {why}",
+            attempt.0
+        ),
         Some((Action::RestartInJob { attempt }, why)) => {
             format!("{bullet}all ranks were started again as attempt {}: {why}", attempt.0)
         }

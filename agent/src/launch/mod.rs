@@ -4,6 +4,7 @@
 pub mod hang;
 mod notice;
 pub mod places;
+mod round;
 mod shell;
 mod warm;
 

@@ -12,6 +12,12 @@ pub fn line(body: &Body) -> Option<String> {
             Some(format!("{} ({}, {sure:.0} % sure)", verdict.headline, verdict.domain))
         }
         Body::Decision(decision) => Some(match decision.action {
+            Action::RestartInProcess { .. } => {
+                format!("restarting in process, all ranks: {}", decision.why)
+            }
+            Action::RespawnRanks { .. } => {
+                format!("starting the lost rank(s) again, the others go on in process: {}", decision.why)
+            }
             Action::RestartInJob { .. } => format!("restarting all ranks: {}", decision.why),
             Action::Stop { exit } => format!("stopping with exit status {exit}: {}", decision.why),
         }),

@@ -9,6 +9,7 @@ use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
 use mainstay_core::judged::Judged;
+use mainstay_core::rounds::{Round, Word};
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;
@@ -19,7 +20,8 @@ use crate::act::guardian::Guardian;
 use crate::act::output::{self, Stream, Terminal};
 use crate::act::page_files;
 use crate::act::port::HeldPort;
-use crate::act::ranks::{Crew, RankProcess};
+use crate::act::ranks::{Crew, PageTrouble, RankProcess};
+use crate::act::rounds::Desk;
 use crate::act::stop::{Stop, reap_orphans, sweep};
 use crate::board::Board;
 use crate::launch::hang::{Evidence, Judge};
@@ -59,8 +61,7 @@ pub struct Outside {
 }
 
 /// A rank's process ended.
-struct Ended {
-    attempt: Attempt,
+pub(super) struct Ended {
     pid: Pid,
     at: Mono,
 }
@@ -69,24 +70,28 @@ struct Ended {
 #[derive(Debug)]
 pub struct Launcher {
     id: JobId,
-    settings: Settings,
-    crew: Crew,
+    pub(super) settings: Settings,
+    pub(super) crew: Crew,
     job: Job,
-    hangs: Judge,
+    pub(super) hangs: Judge,
     orders: VecDeque<Order>,
     board: Board,
-    terminal: Terminal,
+    pub(super) terminal: Terminal,
     guardian: Option<Guardian>,
-    cgroup: Option<Cgroup>,
+    pub(super) cgroup: Option<Cgroup>,
     watcher: Option<Watcher>,
-    warm: Warm,
-    attempt: Attempt,
-    ranks: Vec<RankProcess>,
+    pub(super) warm: Warm,
+    pub(super) attempt: Attempt,
+    pub(super) ranks: Vec<RankProcess>,
     /// The pages of those that have one.
-    pages: BTreeMap<Rank, PageReader>,
+    pub(super) pages: BTreeMap<Rank, PageReader>,
     /// The sockets of ranks that may speak to a rank monitor of NVRx.
     monitors: BTreeMap<Rank, Monitor>,
-    stop: Option<Stop>,
+    pub(super) stop: Option<Stop>,
+    /// Where ranks that can stay in their processes agree on rounds; none without a directory for it.
+    pub(super) desk: Option<Desk>,
+    /// The round of the current attempt.
+    pub(super) round: Round,
     /// The signal that asked the launcher to stop, if one has; the ranks get the same.
     asked_by: Option<i32>,
     /// Held until the next attempt takes another.
@@ -121,6 +126,11 @@ impl Launcher {
                 })
                 .ok()
         });
+        let desk = crew.page_dir.as_ref().and_then(|directory| {
+            Desk::open(directory)
+                .inspect_err(|error| tracing::warn!(%error, "no socket for rounds; no restart is in process"))
+                .ok()
+        });
         let hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
         let mut launcher = Launcher {
             id: JobId(crew.job.clone()),
@@ -140,6 +150,8 @@ impl Launcher {
             pages: BTreeMap::new(),
             monitors: BTreeMap::new(),
             stop: None,
+            desk,
+            round: Round::default(),
             asked_by: None,
             port: None,
             agent: None,
@@ -169,6 +181,7 @@ impl Launcher {
                 biased;
                 Some(end) = ended.recv() => self.rank_ended(&end).await,
                 Some(signal) = outside.signals.recv() => self.asked_to_stop(signal),
+                (pid, word) = next_word(self.desk.as_mut()) => self.heard(pid, word).await,
                 Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
@@ -189,10 +202,15 @@ impl Launcher {
         while let Some(order) = self.orders.pop_front() {
             match order {
                 Order::StartRanks(attempt) => self.start_ranks(attempt, ended),
+                Order::StartRound(attempt) => self.start_round(attempt, ended),
                 Order::StopRanks { attempt, why } if attempt == self.attempt => {
                     if why == StopWhy::Fault {
                         compile_signatures();
+                        if self.gather().await {
+                            continue;
+                        }
                     }
+                    self.round.dissolve();
                     let (now, grace) = (clock::mono(), self.settings.grace);
                     let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
                     self.stop = Some(Stop::begin(now, why, grace, signal, &self.ranks));
@@ -209,63 +227,102 @@ impl Launcher {
     fn start_ranks(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
         self.attempt = attempt;
         self.stop = None;
-        self.ranks.clear();
+        for rank in self.ranks.drain(..) {
+            if let Some(desk) = &self.desk {
+                desk.forget(rank.pid);
+            }
+        }
         if let (Some(directory), Some(old)) = (&self.crew.page_dir, attempt.0.checked_sub(2)) {
             page_files::remove(directory, old);
         }
-        // The old port goes first: a fixed one is taken again.
-        self.port = None;
-        let port = match HeldPort::take(self.settings.master_port.unwrap_or(0)) {
-            Ok(port) => port,
-            Err(error) => {
-                let wanted =
-                    self.settings.master_port.map_or("any free port".to_owned(), |port| port.to_string());
-                let error = format!(
-                    "taking port {wanted} for the ranks' store (MASTER_PORT): {error}; \
-                     leave out --master-port to have a free one chosen"
-                );
-                return self.fact(Fact::StartFailed { attempt, error });
-            }
+        let number = match self.take_port() {
+            Ok(number) => number,
+            Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
         };
+        self.monitors.clear();
+        self.pages.clear();
+        match self.make_ranks(attempt, number, &self.crew.all_ranks(), ended) {
+            Err(error) => self.fact(Fact::StartFailed { attempt, error }),
+            Ok((ranks, page_trouble)) => {
+                self.ranks = ranks;
+                self.attempt_started(number, page_trouble);
+            }
+        }
+    }
+
+    /// Takes the port of the next attempt. The old one goes first: a fixed one is taken again.
+    pub(super) fn take_port(&mut self) -> Result<u16, String> {
+        self.port = None;
+        let port = HeldPort::take(self.settings.master_port.unwrap_or(0)).map_err(|error| {
+            let wanted =
+                self.settings.master_port.map_or("any free port".to_owned(), |port| port.to_string());
+            format!(
+                "taking port {wanted} for the ranks' store (MASTER_PORT): {error}; \
+                 leave out --master-port to have a free one chosen"
+            )
+        })?;
         let number = port.number();
         self.port = Some(port);
-        self.listen_to_nvrx(attempt);
-        let spare = self.guardian.as_ref().map(Guardian::pid);
-        let warm = self.warm.start(&self.crew, attempt, number, spare).and_then(|started| match started {
+        Ok(number)
+    }
+
+    /// Makes processes for these ranks, and watches them: from the template where there is one, else plainly.
+    pub(super) fn make_ranks(
+        &mut self,
+        attempt: Attempt,
+        port: u16,
+        which: &[u32],
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) -> Result<(Vec<RankProcess>, PageTrouble), String> {
+        self.listen_to_nvrx(attempt, which);
+        let spare = self.not_of_a_lost_rank();
+        let warm = self.warm.start(&self.crew, attempt, port, which, &spare).and_then(|started| match started {
             Ok(started) => Some(started),
             Err(fact) => {
                 self.fact(fact);
                 None
             }
         });
-        match warm.map_or_else(|| self.crew.start(attempt, number), Ok) {
-            Err(error) => self.fact(Fact::StartFailed { attempt, error: error.to_string() }),
-            Ok((ranks, page_trouble)) => {
-                self.pages =
-                    ranks.iter().filter_map(|rank| Some((rank.rank, self.page_reader(rank)?))).collect();
-                self.ranks = ranks;
-                self.hangs.begin_attempt(attempt, clock::mono());
-                for rank in &self.ranks {
-                    watch(rank, attempt, ended.clone());
-                    if let Some(guardian) = &mut self.guardian {
-                        guardian.guard(rank.pid);
-                    }
-                }
-                self.show_output();
-                let ranks = self.ranks.iter().map(started_rank).collect();
-                self.fact(Fact::AttemptStarted { attempt, master_port: number, ranks });
-                if let Some(reason) = page_trouble {
-                    self.fact(Fact::PagesUnavailable { reason });
-                }
+        let (ranks, trouble) = warm
+            .map_or_else(|| self.crew.start(attempt, port, which), Ok)
+            .map_err(|error| error.to_string())?;
+        for rank in &ranks {
+            if let Some(page) = self.page_reader(rank) {
+                self.pages.insert(rank.rank, page);
             }
+            watch(rank, ended.clone());
+            if let Some(guardian) = &mut self.guardian {
+                guardian.guard(rank.pid);
+            }
+            self.show_output(rank);
+        }
+        Ok((ranks, trouble))
+    }
+
+    /// The guardian, and ranks that live.
+    pub(super) fn not_of_a_lost_rank(&self) -> Vec<Pid> {
+        let living = self.ranks.iter().filter(|rank| rank.exit.is_none()).map(|rank| rank.pid);
+        living.chain(self.guardian.as_ref().map(Guardian::pid)).collect()
+    }
+
+    /// All ranks of an attempt are there.
+    pub(super) fn attempt_started(&mut self, port: u16, page_trouble: PageTrouble) {
+        let attempt = self.attempt;
+        self.round = Round::begin(attempt, self.ranks.iter().map(|rank| rank.rank));
+        self.hangs.begin_attempt(attempt, clock::mono());
+        let ranks = self.ranks.iter().map(started_rank).collect();
+        self.fact(Fact::AttemptStarted { attempt, master_port: port, ranks });
+        if let Some(reason) = page_trouble {
+            self.fact(Fact::PagesUnavailable { reason });
         }
     }
 
     /// Sockets for ranks that speak to a rank monitor of NVRx. Without them the ranks run all the same.
-    fn listen_to_nvrx(&mut self, attempt: Attempt) {
-        self.monitors.clear();
+    fn listen_to_nvrx(&mut self, attempt: Attempt, which: &[u32]) {
         let Some(directory) = &self.crew.page_dir else { return };
-        for local_rank in 0..self.crew.local_world_size {
+        for &local_rank in which {
+            // The old one takes its socket along, so it goes before the new one comes.
+            self.monitors.remove(&Rank(local_rank));
             match Monitor::listen(directory, &self.crew.page_spec(attempt, local_rank)) {
                 Ok(monitor) => {
                     self.monitors.insert(Rank(local_rank), monitor);
@@ -288,21 +345,19 @@ impl Launcher {
             .map(|reader| reader.with_stand_in(stand_in))
     }
 
-    fn show_output(&self) {
-        for rank in &self.ranks {
-            let (stdout, stderr) = self.settings.shown.of(rank.local_rank);
-            let prefix = format!("[rank {}] ", rank.rank.0);
-            let streams =
-                [(stdout, &rank.files.stdout, Stream::Stdout), (stderr, &rank.files.stderr, Stream::Stderr)];
-            for (_, path, stream) in streams.into_iter().filter(|(shown, ..)| *shown) {
-                self.terminal.follow(output::Shown { path: path.clone(), prefix: prefix.clone(), stream });
-            }
+    fn show_output(&self, rank: &RankProcess) {
+        let (stdout, stderr) = self.settings.shown.of(rank.local_rank);
+        let prefix = format!("[rank {}] ", rank.rank.0);
+        let streams =
+            [(stdout, &rank.files.stdout, Stream::Stdout), (stderr, &rank.files.stderr, Stream::Stderr)];
+        for (_, path, stream) in streams.into_iter().filter(|(shown, ..)| *shown) {
+            self.terminal.follow(output::Shown { path: path.clone(), prefix: prefix.clone(), stream });
         }
     }
 
     async fn rank_ended(&mut self, end: &Ended) {
         let known = self.ranks.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
-        let Some(index) = known.filter(|_| end.attempt == self.attempt) else { return };
+        let Some(index) = known else { return };
         // The page is the black box: what the rank last wrote comes before its end.
         self.look();
         let rank = &mut self.ranks[index];
@@ -342,17 +397,21 @@ impl Launcher {
             end.at,
             Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
         );
+        self.rank_gone(which, pid);
         self.end_attempt_if_over().await;
     }
 
     /// When all ranks of an attempt that is being stopped are gone: what they left goes too.
-    async fn end_attempt_if_over(&mut self) {
+    pub(super) async fn end_attempt_if_over(&mut self) {
         let Some(stop) = &self.stop else { return };
+        if self.round.is_gathered() && self.ranks.iter().any(|rank| rank.exit.is_none()) {
+            return self.end_round().await;
+        }
         if self.ranks.iter().any(|rank| rank.exit.is_none()) {
             return;
         }
         let patience = match stop.why {
-            StopWhy::Fault => Span::default(),
+            StopWhy::Fault | StopWhy::Dismissed => Span::default(),
             StopWhy::Requested => Span::seconds(1),
             StopWhy::Done => self.settings.grace.done,
         };
@@ -362,7 +421,7 @@ impl Launcher {
         let spared = || warm.processes().into_iter().chain(guardian).collect();
         let orphans_killed = sweep(self.cgroup.as_ref(), spared, patience).await;
         self.terminal.flush(LAST_WORDS_WITHIN);
-        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
+        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed, waiting: Vec::new() });
     }
 
     fn asked_to_stop(&mut self, signal: i32) {
@@ -382,9 +441,16 @@ impl Launcher {
 
     fn force(&mut self) {
         if let Some(stop) = &mut self.stop {
-            stop.force(&self.ranks);
+            if self.round.is_gathering() {
+                let late = self.round.missing();
+                self.ranks.iter().filter(|rank| late.contains(&rank.rank)).for_each(|rank| stop.kill(rank));
+            } else {
+                stop.force(&self.ranks);
+            }
             stop.force_at = clock::mono().after(Span::seconds(30));
-            for rank in self.ranks.iter().filter(|rank| rank.exit.is_none()) {
+            let waits = self.round.waiting();
+            let late = |rank: &&RankProcess| rank.exit.is_none() && !waits.contains(&rank.rank);
+            for rank in self.ranks.iter().filter(late) {
                 self.terminal
                     .say(format!("{} (pid {}) did not end in time and is killed", rank.rank, rank.pid.0));
             }
@@ -451,7 +517,7 @@ impl Launcher {
     }
 
     /// Looks at all pages and tells the job what is new.
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         let attempt = self.attempt;
         for index in 0..self.ranks.len() {
             let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
@@ -529,7 +595,7 @@ impl Launcher {
         self.send(LinkOrder::Beats { attempt: self.attempt, beats });
     }
 
-    fn fact(&mut self, fact: Fact) {
+    pub(super) fn fact(&mut self, fact: Fact) {
         self.fact_at(clock::mono(), fact);
     }
 
@@ -625,12 +691,12 @@ fn started_rank(process: &RankProcess) -> StartedRank {
 }
 
 /// Tells of a rank's end as soon as the kernel does.
-fn watch(rank: &RankProcess, attempt: Attempt, ended: mpsc::UnboundedSender<Ended>) {
+fn watch(rank: &RankProcess, ended: mpsc::UnboundedSender<Ended>) {
     let pidfd = rank.pidfd.clone();
     tokio::task::spawn_local(async move {
         if pidfd.ended().await.is_ok() {
             // The receiver goes only when the launcher does.
-            let _ = ended.send(Ended { attempt, pid: pidfd.pid(), at: clock::mono() });
+            let _ = ended.send(Ended { pid: pidfd.pid(), at: clock::mono() });
         }
     });
 }
@@ -638,6 +704,13 @@ fn watch(rank: &RankProcess, attempt: Attempt, ended: mpsc::UnboundedSender<Ende
 async fn next_ring(watcher: Option<&Watcher>) -> std::io::Result<()> {
     match watcher {
         Some(watcher) => watcher.next().await.map(drop),
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_word(desk: Option<&mut Desk>) -> (Pid, Word) {
+    match desk {
+        Some(desk) => desk.next().await,
         None => std::future::pending().await,
     }
 }

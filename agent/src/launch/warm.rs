@@ -150,22 +150,25 @@ impl Warm {
         }
     }
 
-    /// Starts an attempt's ranks from the template, if there is one that is warm.
+    /// Starts ranks of an attempt from the template, if there is one that is warm. What is spared is not of this start:
+    /// the guardian, and ranks that stay in their processes.
     pub fn start(
         &mut self,
         crew: &Crew,
         attempt: Attempt,
         port: u16,
-        spare: Option<Pid>,
+        which: &[u32],
+        spare: &[Pid],
     ) -> Option<Result<(Vec<RankProcess>, PageTrouble), Fact>> {
         self.began = Instant::now();
         let template = self.template.as_mut().filter(|template| template.is_warm())?;
         self.prepared = false;
-        Some(crew.start_warm(template, attempt, port).map_err(|why| {
+        Some(crew.start_warm(template, attempt, port, which).map_err(|why| {
             let fact = self.give_up(&why);
-            // No attempt runs at this moment: what is left below us are ranks that did not come about.
+            // What is left below us, but for what is spared, are ranks that did not come about.
             let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
-            for pid in processes::descendants(us).into_iter().filter(|pid| Some(*pid) != spare) {
+            let spared = with_descendants(spare);
+            for pid in processes::descendants(us).into_iter().filter(|pid| !spared.contains(pid)) {
                 processes::kill_process(pid);
             }
             fact
@@ -185,6 +188,12 @@ impl Warm {
         self.program = None;
         observed("plain", Weight::Warning, format!("ranks are started plainly from here on: {why}"))
     }
+}
+
+/// These processes and all below them.
+pub(super) fn with_descendants(of: &[Pid]) -> Vec<Pid> {
+    let below = of.iter().flat_map(|pid| processes::descendants(*pid));
+    of.iter().copied().chain(below).collect()
 }
 
 fn observed(event: &str, weight: Weight, detail: String) -> Fact {

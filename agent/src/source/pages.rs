@@ -49,6 +49,8 @@ pub struct PageReader {
     /// What the last steps took, in nanoseconds, and how many there were in all.
     recent: [u64; RECENT],
     seen: usize,
+    /// The claim that an earlier round of the same process was told by: nothing of it is of this one.
+    past_claim: Option<u64>,
 }
 
 /// What was told already.
@@ -76,6 +78,7 @@ impl PageReader {
             counts: Vec::new(),
             recent: [0; RECENT],
             seen: 0,
+            past_claim: None,
         })
     }
 
@@ -86,11 +89,26 @@ impl PageReader {
         self
     }
 
+    /// The rank goes on in its process, with the same page: it claims it anew, and what is told under the old claim is
+    /// over.
+    pub fn begin_round(&mut self) {
+        let claim = self.mapped.page().ok().and_then(|page| claims(&page));
+        self.past_claim = claim.or(self.past_claim);
+        (self.told.connected, self.told.raised) = (false, false);
+        self.was_quiet = false;
+    }
+
     /// What is new.
     pub fn look(&mut self) -> News {
-        let PageReader { mapped, told, records, recent, seen, .. } = self;
+        let PageReader { mapped, told, records, recent, seen, past_claim, .. } = self;
         let Ok(page) = mapped.page() else { return News::default() };
         let mut news = News::default();
+        records.clear();
+        if past_claim.is_some() && claims(&page) == *past_claim {
+            told.records = page.records_since(told.records, records).next_cursor;
+            records.clear();
+            return news;
+        }
         if !told.connected {
             news.connected = connected(&page);
             told.connected = news.connected.is_some();
@@ -101,6 +119,9 @@ impl PageReader {
         }
         records.clear();
         told.records = page.records_since(told.records, records).next_cursor;
+        if let Some(past) = *past_claim {
+            records.retain(|record| u64::from(record.claim) != past & u64::from(u32::MAX));
+        }
         for record in records.iter().filter(|record| !record.first) {
             recent[*seen % RECENT] = record.end_mono_ns.saturating_sub(record.start_mono_ns);
             *seen = seen.wrapping_add(1);
@@ -118,8 +139,8 @@ impl PageReader {
         self.counts.clear();
         let Ok(page) = self.mapped.page() else { return (Sight::default(), &self.counts) };
         let (by, closed) = match page.claim() {
-            Claim::Claimed(by) => (by, false),
-            Claim::Closed { by, .. } => (by, true),
+            Claim::Claimed(by) if Some(by.claims) != self.past_claim => (by, false),
+            Claim::Closed { by, .. } if Some(by.claims) != self.past_claim => (by, true),
             _ => return (Sight::default(), &self.counts),
         };
         self.counts.extend(page.collectives().iter().map(|of| Count {
@@ -187,7 +208,7 @@ impl PageReader {
     /// What the page tells now, for people.
     pub fn beat(&self) -> Option<BeatView> {
         let page = self.mapped.page().ok()?;
-        let beat = page.beat()?;
+        let beat = page.beat().filter(|beat| Some(beat.claim) != self.past_claim)?;
         let name = |id| page.section_name(id).unwrap_or_else(|| "?".to_owned());
         Some(BeatView {
             step: beat.step,
@@ -213,6 +234,14 @@ fn connected(page: &Page<'_>) -> Option<(String, Mono)> {
         Claim::Claimed(by) | Claim::Closed { by, .. } => {
             Some((format!("{} {}", by.language, by.version), Mono(by.claimed_mono_ns)))
         }
+        _ => None,
+    }
+}
+
+/// How often the page was claimed.
+fn claims(page: &Page<'_>) -> Option<u64> {
+    match page.claim() {
+        Claim::Claimed(by) | Claim::Closed { by, .. } => Some(by.claims),
         _ => None,
     }
 }

@@ -18,7 +18,8 @@ from ._native import __version__, active, beat, pause, resume, section, step
 from ._section import expect_long
 
 __all__ = [
-    "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "pause", "report_digest", "resume", "section", "status", "step",
+    "Interrupted", "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "pause", "report_digest",
+    "restartable", "resume", "rounds", "section", "status", "step",
 ]  # fmt: skip
 
 _hooks.start()
@@ -49,6 +50,10 @@ def __getattr__(name: str):
         import importlib
 
         return importlib.import_module(f"mainstay.{name}")
+    if name in ("Interrupted", "restartable", "rounds"):
+        from . import _restartable
+
+        return getattr(_restartable, name)
     raise AttributeError(f"module 'mainstay' has no attribute {name!r}")
 
 

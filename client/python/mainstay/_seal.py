@@ -33,6 +33,10 @@ class Damaged(Exception):
     """A shard is there and must not be used; the text says which file and why."""
 
 
+class Late(Exception):
+    """The shard is of a round that was over before it could be sealed."""
+
+
 class Identity(NamedTuple):
     """Whose shard it is. One step's shards differ in nothing but the rank."""
 
@@ -56,13 +60,19 @@ def steps(directory: str) -> list:
     return sorted((int(match[1]) for match in map(_STEP.fullmatch, names) if match), reverse=True)
 
 
-def write(directory: str, identity: Identity, facts: dict, suffix: str, serialise: Callable) -> None:
-    """Writes and seals one shard. After an error nothing of it is left, and what was there before still is."""
+def write(
+    directory: str, identity: Identity, facts: dict, suffix: str, serialise: Callable, attempt: Callable
+) -> None:
+    """Writes and seals one shard. After an error nothing of it is left, and what was there before still is.
+
+    ``attempt`` tells which attempt it is now: a thread that still writes when the rank has gone on to another one seals
+    nothing.
+    """
     home = step_directory(directory, identity.step)
     _disk.make_directory(home)
     shard = _shard_directory(home, identity.rank)
     if os.path.isdir(shard):
-        _write_again(shard, identity, facts, suffix, serialise)
+        _write_again(shard, identity, facts, suffix, serialise, attempt)
         return
     aside = os.path.join(home, f".{os.path.basename(shard)}.{os.getpid()}.tmp")
     _disk.remove_tree(aside)
@@ -71,6 +81,7 @@ def write(directory: str, identity: Identity, facts: dict, suffix: str, serialis
         content = _write_state(os.path.join(aside, f"state{suffix}"), serialise)
         _disk.write_file(os.path.join(aside, MANIFEST), _manifest(identity, facts, f"state{suffix}", *content))
         _disk.sync_directory(aside)
+        _check_in_time(identity, attempt)
         _disk.do(os.rename, aside, shard)
         _disk.sync_directory(home)
     except BaseException:
@@ -79,7 +90,9 @@ def write(directory: str, identity: Identity, facts: dict, suffix: str, serialis
         raise
 
 
-def _write_again(shard: str, identity: Identity, facts: dict, suffix: str, serialise: Callable) -> None:
+def _write_again(
+    shard: str, identity: Identity, facts: dict, suffix: str, serialise: Callable, attempt: Callable
+) -> None:
     """Seals a shard anew where one is: the new state beside the old one, then the manifest over the old manifest."""
     turn = 1
     while os.path.lexists(os.path.join(shard, f"state.{turn}{suffix}")):
@@ -93,6 +106,7 @@ def _write_again(shard: str, identity: Identity, facts: dict, suffix: str, seria
         _disk.write_file(manifest, _manifest(identity, facts, name, *content))
         # The state's name must be on disk before the manifest that speaks of it.
         _disk.sync_directory(shard)
+        _check_in_time(identity, attempt)
         _disk.do(os.rename, manifest, os.path.join(shard, MANIFEST))
     except BaseException:
         _clean(_disk.remove_tree, state)
@@ -102,6 +116,12 @@ def _write_again(shard: str, identity: Identity, facts: dict, suffix: str, seria
     for entry in os.listdir(shard):
         if entry not in (name, MANIFEST):
             _disk.remove_tree(os.path.join(shard, entry))
+
+
+def _check_in_time(identity: Identity, attempt: Callable) -> None:
+    now = attempt()
+    if now != identity.attempt:
+        raise Late(f"it is of attempt {identity.attempt}, and this rank has gone on to attempt {now}")
 
 
 def _write_state(path: str, serialise: Callable) -> Tuple[int, str]:

@@ -60,7 +60,7 @@ def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
             _quietly(_seal.clear_aside, place.directory, place.rank)
             identity = _seal.Identity(_job(), _attempt(), number, place.rank, place.world_size)
             facts, suffix, serialise = _serialisation(state)
-            _seal.write(place.directory, identity, facts, suffix, serialise)
+            _seal.write(place.directory, identity, facts, suffix, serialise, _attempt)
             if _seal.looks_whole(place.directory, number, place.world_size):
                 _quietly(_seal.prune, place.directory, place.world_size, keep)
         return True

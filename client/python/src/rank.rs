@@ -49,6 +49,14 @@ fn exit_note(
     true
 }
 
+/// Tells the page that this rank begins again in its process.
+#[pyfunction]
+fn begin_round() {
+    if let Some(client) = client() {
+        client.begin_round();
+    }
+}
+
 /// Tells the page that this process ends on purpose.
 #[pyfunction]
 fn close() {
@@ -61,5 +69,6 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(open, module)?)?;
     module.add_function(wrap_pyfunction!(refusal, module)?)?;
     module.add_function(wrap_pyfunction!(exit_note, module)?)?;
+    module.add_function(wrap_pyfunction!(begin_round, module)?)?;
     module.add_function(wrap_pyfunction!(close, module)?)
 }

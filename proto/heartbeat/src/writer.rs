@@ -179,10 +179,28 @@ impl Writing<'_> {
         words.store(START_TICKS, who.start_ticks);
         words.store(PID_NAMESPACE, who.pid_namespace);
         words.store(IMAGE, who.image);
-        words.store(CLAIMED_NS, now_ns);
-        words.store(CLOSED_NS, 0);
         words.store_padded(VERSION, VERSION_BYTES, who.version);
         words.store_padded(LANGUAGE, LANGUAGE_BYTES, who.language);
+        self.begin_anew(now_ns, claims);
+        words.store_release(CLAIM_STATE, claim_state::CLAIMED);
+    }
+
+    /// The claimant begins again in the same process, as if it had just claimed the page: a claim of its own, so that
+    /// nothing that was told before counts any more. Steps made so far stay in the ring under the claim before.
+    pub fn begin_round(&mut self, now_ns: u64) {
+        let words = self.words;
+        words.store(CLAIM_STATE, claim_state::CLAIMING);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
+        let claims = words.load(CLAIMS).wrapping_add(1);
+        words.store(CLAIMS, claims);
+        self.begin_anew(now_ns, claims);
+        words.store_release(CLAIM_STATE, claim_state::CLAIMED);
+    }
+
+    fn begin_anew(&mut self, now_ns: u64, claims: u64) {
+        let words = self.words;
+        words.store(CLAIMED_NS, now_ns);
+        words.store(CLOSED_NS, 0);
         for counter in [SKIPPED, UNMATCHED_LEAVES, NAMES_REFUSED, COLLECTIVES_REFUSED, COLLECTIVE_COUNT] {
             words.store(counter, 0);
         }
@@ -198,7 +216,6 @@ impl Writing<'_> {
         words.store(STEP_START_NS, now_ns);
         words.store(SPENT_COUNT, 0);
         words.store(SPENT_FLAGS, given::FIRST);
-        words.store_release(CLAIM_STATE, claim_state::CLAIMED);
     }
 
     /// Alive; nothing else has changed.

@@ -85,6 +85,8 @@ fn type_of(body: &Body) -> &'static str {
         Body::Health(_) => "health_changed",
         Body::Verdict(_) => "failure_judged",
         Body::Decision(decision) => match decision.action {
+            Action::RestartInProcess { .. } => "restart_in_process",
+            Action::RespawnRanks { .. } => "respawn_ranks",
             Action::RestartInJob { .. } => "restart_in_job",
             Action::Stop { .. } => "stop",
         },
@@ -103,7 +105,9 @@ fn severity(body: &Body) -> Severity {
         },
         Body::Verdict(_) => Severity::Error,
         Body::Decision(decision) => match decision.action {
-            Action::RestartInJob { .. } => Severity::Warning,
+            Action::RestartInProcess { .. } | Action::RespawnRanks { .. } | Action::RestartInJob { .. } => {
+                Severity::Warning
+            }
             Action::Stop { .. } => Severity::Error,
         },
         Body::Outcome(_) => Severity::Info,
@@ -194,10 +198,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
         },
         Body::Health(_) => None,
         Body::Verdict(verdict) => Some(verdict.attempt),
-        Body::Decision(decision) => match decision.action {
-            Action::RestartInJob { attempt } => Some(attempt),
-            Action::Stop { .. } => None,
-        },
+        Body::Decision(decision) => decision.action.attempt(),
         Body::Outcome(outcome) => Some(outcome.attempt),
         Body::Finding(finding) => Some(finding.attempt),
     }

@@ -270,6 +270,10 @@ fn domain(domain: FaultDomain) -> v1::FaultDomain {
 
 fn decision(decision: &Decision) -> v1::Decision {
     let (action, attempt, exit_status) = match decision.action {
+        Action::RestartInProcess { attempt } => {
+            (v1::DecidedAction::RestartInProcess, Some(attempt.0), None)
+        }
+        Action::RespawnRanks { attempt } => (v1::DecidedAction::RespawnRanks, Some(attempt.0), None),
         Action::RestartInJob { attempt } => (v1::DecidedAction::RestartInJob, Some(attempt.0), None),
         Action::Stop { exit } => (v1::DecidedAction::Stop, None, Some(exit)),
     };

@@ -1,6 +1,7 @@
 //! One plain sentence for each entry, for the person who is called at night.
 
 use mainstay_core::entry::{Body, ExitStatus, Fact};
+use mainstay_core::hang::listed;
 use mainstay_core::health::HealthChange;
 use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome, Verdict};
 
@@ -87,13 +88,17 @@ fn fact_sentence(fact: &Fact) -> String {
             let found = groups.first().map_or_else(String::new, |first| format!(": {first}"));
             format!("what the ranks were at was written down in {took}{file}{found}")
         }
-        Fact::AttemptEnded { attempt, orphans_killed: 0 } => {
-            format!("{attempt} is over: no process of it is left")
+        Fact::AttemptEnded { attempt, orphans_killed, waiting } => {
+            let left = match waiting.as_slice() {
+                [] => "no process of it is left".to_owned(),
+                waiting => format!("{} wait in process for the next", listed(waiting)),
+            };
+            let killed = match orphans_killed {
+                0 => String::new(),
+                some => format!("; {} had to be killed", counted((*some).into(), "orphan", "orphans")),
+            };
+            format!("{attempt} is over: {left}{killed}")
         }
-        Fact::AttemptEnded { attempt, orphans_killed } => format!(
-            "{attempt} is over: no process of it is left; {} had to be killed",
-            counted((*orphans_killed).into(), "orphan", "orphans")
-        ),
         Fact::StopRequested { by, .. } => format!("the launcher was asked to stop by {by}"),
         Fact::LauncherLost { pid } => {
             format!("the launcher (pid {}) vanished and its ranks with it", pid.0)
@@ -141,6 +146,13 @@ fn decision(decision: &Decision) -> String {
         DecidedBy::Agent => "agent",
     };
     match decision.action {
+        Action::RestartInProcess { attempt } => {
+            format!("restart all ranks in process as {attempt}: {} (decided by the {by})", decision.why)
+        }
+        Action::RespawnRanks { attempt } => format!(
+            "start the lost ranks again as {attempt}, the others go on in process: {} (decided by the {by})",
+            decision.why
+        ),
         Action::RestartInJob { attempt } => {
             format!("restart all ranks as {attempt}: {} (decided by the {by})", decision.why)
         }

@@ -1,0 +1,147 @@
+//! Ranks that stay in their processes over a restart: gathered after a fault, counted, and sent into the next round.
+
+use mainstay_core::entry::{Fact, Note};
+use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_core::rounds::{Call, Heard, Standing, Word, is_fit};
+use mainstay_core::time::Span;
+use tokio::sync::mpsc;
+
+use super::shell::{Ended, Launcher};
+use super::warm::with_descendants;
+use crate::act::stop::{Stop, sweep};
+use crate::os::clock;
+
+impl Launcher {
+    /// A process said something of its round. Only ranks of the current attempt are heard, and only they.
+    pub(super) async fn heard(&mut self, pid: Pid, word: Word) {
+        let known = self.ranks.iter().find(|rank| rank.pid == pid && rank.exit.is_none());
+        let Some(rank) = known.map(|rank| rank.rank) else {
+            tracing::debug!(pid = pid.0, "a process that is no rank of this attempt spoke of a round");
+            // It sees its connection end, and does what it would do without a launcher.
+            if let Some(desk) = &self.desk {
+                desk.forget(pid);
+            }
+            return;
+        };
+        match self.round.hear(rank, word) {
+            Heard::Noted => {}
+            Heard::PassedOver => tracing::debug!(%rank, "a rank spoke of a round that is over"),
+            Heard::AllDone(ranks) => self.finished(&ranks),
+            Heard::Raised(note) => self.raised_in_process(rank, pid, note),
+        }
+        self.end_attempt_if_over().await;
+    }
+
+    fn raised_in_process(&mut self, rank: Rank, pid: Pid, note: Note) {
+        // What the page tells of its steps comes before what ended them.
+        self.look();
+        let fit = is_fit(&note);
+        for process in self.ranks.iter_mut().filter(|process| process.rank == rank) {
+            process.raised = true;
+        }
+        self.fact(Fact::RankRaised { attempt: self.attempt, rank, pid, note });
+        if !fit {
+            self.terminal.say(format!("{rank} cannot go on in its process after this error and gets a new one"));
+            let mut force = Stop::gather(clock::mono(), self.settings.grace);
+            self.ranks.iter().filter(|process| process.rank == rank).for_each(|process| force.kill(process));
+        }
+    }
+
+    /// Has the ranks leave the attempt in their processes, if any of them can; whether that is so.
+    pub(super) async fn gather(&mut self) -> bool {
+        let can = self.round.can_gather() || self.ranks.iter().any(|rank| self.has_left(rank.rank));
+        if self.desk.is_none() || !can {
+            return false;
+        }
+        self.stop = Some(Stop::gather(clock::mono(), self.settings.grace));
+        let told = self.round.gather();
+        let leave = Call::Leave { epoch: self.attempt.0 };
+        self.call(&told, &leave);
+        self.end_attempt_if_over().await;
+        true
+    }
+
+    fn has_left(&self, rank: Rank) -> bool {
+        matches!(self.round.standing(rank), Some(Standing::Leaving | Standing::Ready))
+    }
+
+    /// All ranks wait in their processes or are gone: what the lost ones left goes too.
+    pub(super) async fn end_round(&mut self) {
+        self.stop = None;
+        let waiting = self.round.waiting();
+        let lost = waiting.len() < self.ranks.len();
+        let orphans_killed = if lost {
+            let warm = &self.warm;
+            let spared = || with_descendants(&self.not_of_a_lost_rank()).into_iter().chain(warm.processes()).collect();
+            // Not by the cgroup: it holds the ranks that wait as well.
+            sweep(None, spared, Span::default()).await
+        } else {
+            0
+        };
+        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed, waiting });
+    }
+
+    /// Begins the next attempt with the ranks that wait, and new processes for those that are lost.
+    pub(super) fn start_round(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
+        self.attempt = attempt;
+        self.stop = None;
+        let waiting = self.round.waiting();
+        let lost: Vec<u32> =
+            self.ranks.iter().filter(|rank| rank.exit.is_some()).map(|rank| rank.local_rank).collect();
+        let port = match self.take_port() {
+            Ok(port) => port,
+            Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
+        };
+        let mut page_trouble = None;
+        if !lost.is_empty() {
+            match self.make_ranks(attempt, port, &lost, ended) {
+                Ok((made, trouble)) => {
+                    page_trouble = trouble;
+                    for process in made {
+                        if let Some(place) = self.ranks.iter_mut().find(|old| old.rank == process.rank) {
+                            let old = std::mem::replace(place, process);
+                            if let Some((path, _)) = old.page {
+                                let _ = std::fs::remove_file(path);
+                            }
+                        }
+                    }
+                }
+                Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
+            }
+        }
+        for process in self.ranks.iter_mut().filter(|process| waiting.contains(&process.rank)) {
+            process.raised = false;
+            if let Some(page) = self.pages.get_mut(&process.rank) {
+                page.begin_round();
+            }
+        }
+        self.attempt_started(port, page_trouble);
+        for process in self.ranks.iter().filter(|process| waiting.contains(&process.rank)) {
+            let environment = self.crew.round_environment(attempt, process, port);
+            if let Some(desk) = &self.desk {
+                desk.say(process.pid, &Call::Go { epoch: attempt.0, environment });
+            }
+        }
+    }
+
+    /// A rank's process is gone: nothing more is said to it, and nobody waits for it to be done.
+    pub(super) fn rank_gone(&mut self, rank: Rank, pid: Pid) {
+        if let Some(desk) = &self.desk {
+            desk.forget(pid);
+        }
+        let done = self.round.gone(rank);
+        self.finished(&done);
+    }
+
+    /// All functions have returned.
+    fn finished(&self, ranks: &[Rank]) {
+        self.call(ranks, &Call::Finished { epoch: self.attempt.0 });
+    }
+
+    fn call(&self, ranks: &[Rank], call: &Call) {
+        let Some(desk) = &self.desk else { return };
+        for process in self.ranks.iter().filter(|process| ranks.contains(&process.rank)) {
+            desk.say(process.pid, call);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+"""Gets a rank out of a collective that it is blocked in, and rid of its process groups.
+
+NCCL can be aborted. Gloo cannot: a rank waits for its peer until the time-out, half an hour by default. But it waits on TCP
+sockets, and shutting them down ends the wait within milliseconds. Which sockets are a group's (or its store's) is told by
+what appeared in ``/proc/self/fd`` while the group was being made; all others are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+
+_DISTRIBUTED = "torch.distributed.distributed_c10d"
+_RENDEZVOUS = "torch.distributed.rendezvous"
+
+_lock = threading.Lock()
+_groups = {}  # descriptor: inode of its socket
+_being_made = {}  # by call under way: what there was before it
+_installed = False
+
+
+def install() -> None:
+    """Begins to note which sockets are made for process groups, now or as soon as torch is there."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    from mainstay_auto import when_imported
+
+    when_imported(_DISTRIBUTED, lambda module: _note_sockets_of(module, "_new_process_group_helper"))
+    when_imported(_RENDEZVOUS, lambda module: _note_sockets_of(module, "_create_c10d_store"))
+
+
+def sockets() -> dict:
+    """The inode of each open socket, by descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found[int(name)] = target
+    return found
+
+
+def _note_sockets_of(module, name: str) -> None:
+    make = getattr(module, name, None)
+    if make is None:
+        return
+
+    def making(*arguments, **named):
+        call = object()
+        before = sockets()
+        with _lock:
+            _being_made[call] = before
+        try:
+            return make(*arguments, **named)
+        finally:
+            made = _new_since(before)
+            with _lock:
+                _being_made.pop(call, None)
+                _groups.update(made)
+
+    making.__name__, making.__doc__, making.__wrapped__ = name, make.__doc__, make
+    setattr(module, name, making)
+
+
+def _new_since(before: dict) -> dict:
+    return {number: inode for number, inode in sockets().items() if before.get(number) != inode}
+
+
+def release(everything_since=None) -> None:
+    """Ends all waiting in process groups, from any thread; what waited raises.
+
+    ``everything_since`` (what :func:`sockets` told once) widens it to all TCP sockets that appeared since and that no
+    Python object holds, for groups that were made in a way unknown to us.
+    """
+    with _lock:
+        targets = dict(_groups)
+        under_way = list(_being_made.values())
+    for before in under_way:
+        targets.update(_new_since(before))
+    if everything_since is not None:
+        ours = _held_by_python()
+        new = _new_since(everything_since)
+        targets.update({number: inode for number, inode in new.items() if number not in ours})
+    for number, inode in targets.items():
+        _shut(number, inode)
+    _abort_nccl()
+
+
+def _held_by_python() -> set:
+    import gc
+
+    return {held.fileno() for held in gc.get_objects() if isinstance(held, socket.socket)}
+
+
+def _shut(number: int, inode: str) -> None:
+    """Shuts a connected TCP socket down. Listening ones are left: their loops take an end for a broken kernel."""
+    try:
+        copy = os.dup(number)
+    except OSError:
+        return
+    try:
+        # Asked of the copy: the number may have become another file's.
+        if os.readlink(f"/proc/self/fd/{copy}") != inode:
+            os.close(copy)
+            return
+        ours = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return
+    with ours:
+        if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.type == socket.SOCK_STREAM:
+            try:
+                ours.getpeername()
+                ours.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+def _abort_nccl() -> None:
+    distributed = sys.modules.get(_DISTRIBUTED)
+    if distributed is None or not distributed.is_initialized():
+        return
+    for group in list(distributed._world.pg_map):
+        try:
+            for device in group._device_types:
+                backend = group._get_backend(device)
+                if "nccl" in type(backend).__name__.lower() and hasattr(backend, "abort"):
+                    # It may wait for the device; others are not to wait for it.
+                    threading.Thread(target=_quietly, args=(backend.abort,), name="mainstay-abort", daemon=True).start()
+        except Exception:
+            continue
+
+
+def destroy() -> None:
+    """Destroys all process groups of this process with their store. To be called when nobody waits in them."""
+    distributed = sys.modules.get(_DISTRIBUTED)
+    if distributed is not None and distributed.is_initialized():
+        _quietly(distributed.destroy_process_group)
+    with _lock:
+        _groups.clear()
+
+
+def _quietly(action) -> None:
+    try:
+        action()
+    except Exception:
+        pass  # A group that is broken already: that is why it goes.

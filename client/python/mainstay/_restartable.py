@@ -1,0 +1,274 @@
+"""In-process restart: the training function is called again in the same process when it, or a peer, has failed.
+
+    @mainstay.restartable
+    def train():
+        torch.distributed.init_process_group("gloo")
+        ...
+
+    train()
+
+or, where the training is no function of its own:
+
+    for round in mainstay.rounds():
+        with round:
+            ...
+
+Under ``mainstay run`` an exception of this rank, the loss of a peer or an order of the launcher ends the round on every
+rank: collectives are released, process groups destroyed, ``cleanup`` is called, and the function runs again with the new
+round's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. Imports, caches and whatever lives outside the function
+stay. Anywhere else the function is simply called.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import sys
+import threading
+
+from . import _collectives_release, _hooks, _native, _rounds
+
+#: How long a rank may take to come out of its function before it is asked again, more widely each time.
+_AGAIN_S = 0.25
+_PATIENCE_S = 2.0
+
+_current = None
+_OURS = (__file__, _rounds.__file__, _collectives_release.__file__)
+
+
+class Interrupted(BaseException):
+    """The round is over: raised in the training function from outside. Not an ``Exception``, so that few catch it."""
+
+
+def restartable(function=None, *, cleanup=None, abort=()):
+    """Makes a function one that is called again in its process after a failure of any rank.
+
+    ``cleanup``: called without arguments when the function has been left and before it is called again; what it raises
+    ends the process, and the launcher starts another. ``abort``: a callable, or several, that release what the
+    function may be blocked in; called from another thread while it is.
+    """
+    if function is None:
+        return functools.partial(restartable, cleanup=cleanup, abort=abort)
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        result = None
+        for round in rounds(cleanup=cleanup, abort=abort):
+            with round:
+                result = function(*arguments, **named)
+        return result
+
+    return call
+
+
+def rounds(*, cleanup=None, abort=()):
+    """Yields one round after the other: enter each by ``with``. See :func:`restartable`."""
+    global _current
+    rank = None
+    if _current is None and os.environ.get(_rounds.VARIABLE) and not _hooks._is_multiprocessing_child():
+        rank = _Rank.connected(cleanup, (abort,) if callable(abort) else tuple(abort))
+    if rank is None:
+        yield Round(None, 0)
+        return
+    _current = rank
+    try:
+        number = 0
+        while True:
+            round = Round(rank, number)
+            yield round
+            if not round.again:
+                return
+            number += 1
+    finally:
+        _current = None
+        rank.close()
+
+
+class Round:
+    """One call of the training function."""
+
+    def __init__(self, rank, number: int):
+        self._rank = rank
+        #: How often the function was called before in this process.
+        self.number = number
+        self.again = False
+
+    def __enter__(self):
+        if self._rank is not None:
+            self._rank.enter()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if self._rank is None:
+            return False
+        self._rank.inside = False  # first of all: from here on nothing interrupts us
+        self.again = self._rank.end(error)
+        return self.again
+
+
+class _Rank:
+    """This rank in its rounds."""
+
+    def __init__(self, cleanup, abort):
+        self.inside = False
+        self._cleanup, self._abort = cleanup, abort
+        self._leaving = self._thrown = self._aborted = False
+        self._out = threading.Event()
+        self._releasing = threading.Lock()
+        self._before = {}
+        self._thread = threading.get_ident()
+        self._signal = None
+        self._desk = None
+        self._epoch = _rounds.epoch()
+
+    @classmethod
+    def connected(cls, cleanup, abort):
+        """None without a launcher that listens."""
+        rank = cls(cleanup, abort)
+        try:
+            rank._desk = _rounds.Desk(os.environ[_rounds.VARIABLE], rank._leave_asked)
+        except OSError:
+            return None
+        _collectives_release.install()
+        rank._take_signal()
+        # What lives now survives all rounds: looking for garbage in it again and again would cost each of them.
+        gc.collect()
+        gc.freeze()
+        return rank
+
+    def close(self) -> None:
+        self._desk.close()
+        if self._signal is not None:
+            signal.signal(self._signal[0], self._signal[1])
+        gc.unfreeze()
+
+    def enter(self) -> None:
+        self._epoch = _rounds.epoch()
+        self._before = _collectives_release.sockets()
+        self._out.clear()
+        self._leaving = self._thrown = self._aborted = False
+        self.inside = True  # before hello, from which on we may be told to leave
+        self._desk.say("hello", self._epoch)
+
+    def end(self, error) -> bool:
+        """The function has been left: whether it is to be called again."""
+        if error is None and not self._leaving:
+            self._out.set()
+            if not self._desk.say("done", self._epoch):
+                return False
+            call = self._desk.next("finished", self._epoch)
+            if call is None or call["do"] == "finished":
+                return False
+        elif not self._leaving:
+            if isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit)):
+                self._out.set()
+                return False
+            if not self._desk.say("raised", self._epoch, **_rounds.told_of(error)):
+                self._out.set()
+                return False
+            _hooks._attempt(_show, error)
+        self._out.set()
+        self._leave(error)
+        if not self._desk.say("ready", self._epoch):
+            return False
+        call = self._desk.next("go", self._epoch + 1)
+        if call is None:
+            return False
+        os.environ.update(call["environment"])
+        _hooks._attempt(_forget_error_file)
+        _native.begin_round()
+        return True
+
+    def _leave(self, error) -> None:
+        """Out of all collectives, and rid of what the function held."""
+        self._release()
+        _collectives_release.destroy()
+        if self._cleanup is not None:
+            self._cleanup()
+        # The frames of the function hold model, loaders and groups for as long as the exception lives.
+        _forget(error)
+        gc.collect()
+        # What an order from another thread has thrown at us meanwhile is about the round that we have left.
+        _take_back(self._thread)
+
+    def _release(self, widely: bool = False) -> None:
+        with self._releasing:
+            hooks, self._aborted = () if self._aborted else self._abort, True
+            for hook in hooks:
+                _hooks._attempt(hook)
+            _hooks._attempt(_collectives_release.release, self._before if widely else None)
+
+    def _leave_asked(self, of) -> None:
+        """On the desk's thread: gets the function's thread out of its function, however long that takes."""
+        if of != self._epoch:
+            return
+        self._leaving = True
+        widely = False
+        while self.inside:
+            self._release(widely)
+            if self.inside:
+                self._interrupt()
+            # What unwinds is not disturbed again at once: it may be in a `finally`.
+            if self._out.wait(_PATIENCE_S if self._thrown else _AGAIN_S):
+                return
+            widely = True
+
+    def _take_signal(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in range(signal.SIGRTMIN + 9, signal.SIGRTMAX):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                self._signal = (number, signal.signal(number, self._signalled))
+                return
+
+    def _interrupt(self) -> None:
+        if self._signal is not None:
+            # Ends a system call that Python waits in, which an asynchronous exception does not.
+            signal.pthread_kill(self._thread, self._signal[0])
+        else:
+            _throw(self._thread, Interrupted)
+
+    def _signalled(self, number, frame) -> None:
+        # In code of ours it would come through after the round; it is asked again until the function is left.
+        if self.inside and self._leaving and (frame is None or frame.f_code.co_filename not in _OURS):
+            self._thrown = True
+            raise Interrupted("the round is over: another rank failed, or the launcher said so")
+
+
+def _throw(thread: int, kind) -> None:
+    import ctypes
+
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind) if kind else None)
+
+
+def _take_back(thread: int) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        _throw(thread, None)
+
+
+def _show(error) -> None:
+    kind = type(error)
+    sys.stderr.write(_hooks._formatted(kind, error, error.__traceback__))
+    sys.stderr.write("mainstay: this rank leaves the round and waits in its process for the next\n")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    _hooks._write_error_file(kind, error, error.__traceback__)
+
+
+def _forget_error_file() -> None:
+    path = os.environ.get(_hooks._ERROR_FILE)
+    if path and os.path.exists(path):
+        os.remove(path)
+
+
+def _forget(error) -> None:
+    import traceback
+
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
