@@ -27,12 +27,13 @@ const TORCHRUN: [&str; 18] = [
 ];
 
 /// What Mainstay sets beside that.
-const OURS: [&str; 8] = [
+const OURS: [&str; 9] = [
     "MAINSTAY_ATTEMPT",
     "MAINSTAY_CHECKPOINT_DIR",
     "MAINSTAY_JOB_ID",
     "MAINSTAY_PAGE",
     "MAINSTAY_STACKS",
+    "MAINSTAY_ROUNDS",
     "FT_RANK_MONITOR_IPC_SOCKET",
     "TORCH_FR_BUFFER_SIZE",
     "PYTHONUNBUFFERED",

@@ -1,5 +1,5 @@
-//! Rounds of ranks that stay in their processes: who stands where, what is said to whom, and which rung of the ladder
-//! a restart takes.
+//! Rounds of ranks that stay in their processes: who stands where, what is said to whom, and which rungs of the ladder
+//! that opens.
 //!
 //! A round is an attempt, and its number is the round's epoch. Each word carries the epoch that it is about; what speaks
 //! of another one comes from a rank that is late, and is passed over.
@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::Note;
 use crate::id::{Attempt, Rank};
+use crate::policy::{Rung, Rungs};
 use crate::time::Mono;
-use crate::verdict::Action;
 
 /// A longer line of a rank ends its connection.
 pub const LONGEST_LINE: usize = 1 << 20;
@@ -269,33 +269,14 @@ pub fn is_fit(note: &Note) -> bool {
     !SPOILT.iter().any(|words| note.message.contains(words))
 }
 
-/// What the rung of a restart depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct Rung {
-    /// Ranks that wait in their processes.
-    pub waiting: usize,
-    /// Ranks of the job on this host.
-    pub ranks: usize,
-    /// Whether the attempt that failed had begun with ranks that stayed in their processes.
-    pub kept_processes: bool,
-    /// Whether any rank completed a step in it.
-    pub stepped: bool,
-}
-
-/// The mildest way to carry out a restart, and what to add to why. Processes that failed again before a single step
-/// are not trusted a second time.
-pub fn mildest(action: Action, rung: Rung) -> (Action, &'static str) {
-    let Action::RestartInJob { attempt } = action else { return (action, "") };
-    if rung.waiting == 0 {
-        return (action, "");
-    }
-    if rung.kept_processes && !rung.stepped {
-        return (action, ", with new processes: it failed again before a step in those that were kept");
-    }
-    if rung.waiting == rung.ranks {
-        (Action::RestartInProcess { attempt }, ", in process")
-    } else {
-        (Action::RespawnRanks { attempt }, ", in process but for the lost ranks")
+/// The rungs that there are when so many of a job's ranks wait in their processes, beside those there always are.
+pub fn rungs(always: Rungs, waiting: usize, ranks: usize) -> Rungs {
+    match waiting {
+        0 => always,
+        // Instead of the one rank a new one: that is all of them.
+        1 if ranks == 1 => always.with(Rung::InProcess),
+        all if all == ranks => always.with(Rung::InProcess).with(Rung::Ranks),
+        _ => always.with(Rung::Ranks),
     }
 }
 
@@ -390,19 +371,14 @@ mod tests {
     }
 
     #[test]
-    fn the_mildest_rung_is_taken_and_a_harder_one_when_it_has_failed() {
-        let restart = Action::RestartInJob { attempt: Attempt(2) };
-        let rung = |waiting, kept_processes, stepped| {
-            mildest(restart, Rung { waiting, ranks: 4, kept_processes, stepped }).0
+    fn the_rungs_are_those_that_the_waiting_ranks_allow() {
+        let of = |waiting, ranks| -> Vec<Rung> {
+            rungs(Rungs::ONE_HOST, waiting, ranks).iter().filter(|rung| *rung < Rung::All).collect()
         };
-        assert_eq!(rung(4, false, false), Action::RestartInProcess { attempt: Attempt(2) });
-        assert_eq!(rung(3, false, false), Action::RespawnRanks { attempt: Attempt(2) });
-        assert_eq!(rung(0, false, true), restart);
-        assert_eq!(rung(4, true, true), Action::RestartInProcess { attempt: Attempt(2) });
-        assert_eq!(rung(4, true, false), restart);
-        let stop = Action::Stop { exit: 1 };
-        let all = Rung { waiting: 4, ranks: 4, kept_processes: false, stepped: true };
-        assert_eq!(mildest(stop, all).0, stop);
+        assert_eq!(of(4, 4), [Rung::InProcess, Rung::Ranks]);
+        assert_eq!(of(3, 4), [Rung::Ranks]);
+        assert_eq!(of(1, 1), [Rung::InProcess]);
+        assert_eq!(of(0, 4), []);
     }
 
     #[test]

@@ -11,8 +11,9 @@ use crate::finding::Finding;
 use crate::hang::Hang;
 use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
+use crate::policy::Rung;
 use crate::time::{Mono, Span, Stamp};
-use crate::verdict::{Action, Decision, Verdict};
+use crate::verdict::{Decision, Verdict};
 
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,10 +205,10 @@ impl JobView {
                 if decision.action.attempt().is_some() {
                     self.restarts = self.restarts.saturating_add(1);
                 }
-                match decision.action {
-                    Action::RestartInProcess { .. } => self.restarts_in_process += 1,
-                    Action::RespawnRanks { .. } => self.restarts_of_some += 1,
-                    Action::RestartInJob { .. } | Action::Stop { .. } => {}
+                match decision.action.rung() {
+                    Some(Rung::InProcess) => self.restarts_in_process = self.restarts_in_process.saturating_add(1),
+                    Some(Rung::Ranks) => self.restarts_of_some = self.restarts_of_some.saturating_add(1),
+                    _ => {}
                 }
                 self.last_decision = Some(decision.clone());
             }

@@ -1,5 +1,7 @@
 //! Ranks that stay in their processes over a restart: gathered after a fault, counted, and sent into the next round.
 
+use std::time::Duration;
+
 use mainstay_core::entry::{Fact, Note};
 use mainstay_core::id::{Attempt, Pid, Rank};
 use mainstay_core::rounds::{Call, Heard, Standing, Word, is_fit};
@@ -7,9 +9,13 @@ use mainstay_core::time::Span;
 use tokio::sync::mpsc;
 
 use super::shell::{Ended, Launcher};
+use crate::act::ranks::RankProcess;
 use super::warm::with_descendants;
 use crate::act::stop::{Stop, sweep};
 use crate::os::clock;
+
+/// How long a killed process may take to be gone.
+const DEATH_WITHIN: Duration = Duration::from_secs(5);
 
 impl Launcher {
     /// A process said something of its round. Only ranks of the current attempt are heard, and only they.
@@ -74,7 +80,7 @@ impl Launcher {
             let warm = &self.warm;
             let spared = || with_descendants(&self.not_of_a_lost_rank()).into_iter().chain(warm.processes()).collect();
             // Not by the cgroup: it holds the ranks that wait as well.
-            sweep(None, spared, Span::default()).await
+            sweep(None, spared, Span::default()).await.killed
         } else {
             0
         };
@@ -82,7 +88,15 @@ impl Launcher {
     }
 
     /// Begins the next attempt with the ranks that wait, and new processes for those that are lost.
-    pub(super) fn start_round(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
+    pub(super) async fn start_round(
+        &mut self,
+        attempt: Attempt,
+        without: Option<Rank>,
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) {
+        if let Some(rank) = without {
+            self.exclude(rank).await;
+        }
         self.attempt = attempt;
         self.stop = None;
         let waiting = self.round.waiting();
@@ -121,6 +135,20 @@ impl Launcher {
             if let Some(desk) = &self.desk {
                 desk.say(process.pid, &Call::Go { epoch: attempt.0, environment });
             }
+        }
+    }
+
+    /// Ends a rank that waits in its process, which is not to go on.
+    async fn exclude(&mut self, rank: Rank) {
+        let waits = |process: &&RankProcess| process.rank == rank && process.exit.is_none();
+        let Some(process) = self.ranks.iter().find(waits) else { return };
+        let mut stop = Stop::gather(clock::mono(), self.settings.grace);
+        stop.kill(process);
+        self.stop = Some(stop);
+        let pidfd = process.pidfd.clone();
+        // One that does not die of SIGKILL is inside a driver; its rank cannot be started again beside it.
+        if tokio::time::timeout(DEATH_WITHIN, pidfd.ended()).await.is_ok() {
+            self.rank_ended(&Ended { pid: pidfd.pid(), at: clock::mono() }).await;
         }
     }
 

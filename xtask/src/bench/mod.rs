@@ -6,6 +6,7 @@ mod detect;
 mod figure;
 mod goodput;
 mod heartbeat;
+mod in_process;
 mod judge;
 mod kernel_log;
 mod launchers;
@@ -56,6 +57,8 @@ enum Name {
     KernelLog,
     /// From a fault to the first Python line and to the first step of the new ranks; then what Goodput measures.
     Restart,
+    /// From a rank that raises to all ranks in their function again, in process. Part of restart.
+    InProcess,
     /// Work that counts over time, with a SIGKILL every 20 s.
     Goodput,
     /// The judges on simulated jobs of up to 131,072 ranks.
@@ -86,8 +89,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
             (Name::KernelLog, _) => kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report),
             (Name::Restart, Some(bed)) => {
+                in_process::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
                 restart::measure(&story, bed, args.samples.unwrap_or(5), &mut report);
                 goodput::measure(&story, bed, &mut report);
+            }
+            (Name::InProcess, Some(bed)) => {
+                in_process::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
             }
             (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, &mut report),
             (_, None) => {}
@@ -108,7 +115,7 @@ fn prepare(story: &Story, args: &Args) -> Result<Bed> {
     let wants_peers = args
         .names
         .iter()
-        .any(|name| matches!(name, Name::Heartbeat | Name::Agent | Name::Restart | Name::Goodput));
+        .any(|name| matches!(name, Name::Heartbeat | Name::Agent | Name::Restart | Name::InProcess | Name::Goodput));
     let peers = if args.no_peers || !wants_peers { None } else { peers::ensure(story) };
     Ok(Bed { venv, peers, torchrun: !args.no_peers })
 }

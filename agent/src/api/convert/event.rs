@@ -84,12 +84,7 @@ fn type_of(body: &Body) -> &'static str {
         },
         Body::Health(_) => "health_changed",
         Body::Verdict(_) => "failure_judged",
-        Body::Decision(decision) => match decision.action {
-            Action::RestartInProcess { .. } => "restart_in_process",
-            Action::RespawnRanks { .. } => "respawn_ranks",
-            Action::RestartInJob { .. } => "restart_in_job",
-            Action::Stop { .. } => "stop",
-        },
+        Body::Decision(decision) => decision.action.word(),
         Body::Outcome(_) => "training_resumed",
         Body::Finding(finding) => finding.what.word(),
     }
@@ -105,10 +100,8 @@ fn severity(body: &Body) -> Severity {
         },
         Body::Verdict(_) => Severity::Error,
         Body::Decision(decision) => match decision.action {
-            Action::RestartInProcess { .. } | Action::RespawnRanks { .. } | Action::RestartInJob { .. } => {
-                Severity::Warning
-            }
-            Action::Stop { .. } => Severity::Error,
+            Action::HandBack { .. } | Action::Stop { .. } => Severity::Error,
+            _ => Severity::Warning,
         },
         Body::Outcome(_) => Severity::Info,
         Body::Finding(finding) if finding.over => Severity::Info,

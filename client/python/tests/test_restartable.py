@@ -1,0 +1,253 @@
+"""The function that is called again: against a launcher's socket made here, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import mainstay
+
+
+class Desk:
+    """The launcher's end of the socket, for one rank."""
+
+    def __init__(self, path):
+        self.path = str(path)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._listener.settimeout(60)
+        self._stream = self._lines = None
+
+    def heard(self) -> dict:
+        if self._stream is None:
+            self._stream, _ = self._listener.accept()
+            self._stream.settimeout(60)
+            self._lines = self._stream.makefile("r")
+        line = self._lines.readline()
+        return json.loads(line) if line else {}
+
+    def tell(self, do: str, epoch: int, **more) -> None:
+        self._stream.sendall((json.dumps({"do": do, "epoch": epoch, **more}) + "\n").encode())
+
+    def hang_up(self) -> None:
+        self._lines.close()
+        self._stream.shutdown(socket.SHUT_RDWR)
+        self._stream.close()
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path / "rounds.sock")
+
+
+@pytest.fixture
+def rank(tmp_path):
+    """Starts a script as a rank in round 4."""
+    started = []
+
+    def start(code: str, desk: Desk, **variables) -> subprocess.Popen:
+        script = tmp_path / "rank.py"
+        script.write_text("import os, sys, time\nimport mainstay\n" + textwrap.dedent(code))
+        environment = {**os.environ, "MAINSTAY_ROUNDS": desk.path, "MAINSTAY_ATTEMPT": "4", **variables}
+        process = subprocess.Popen(
+            [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def end(process) -> str:
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return output.strip()
+
+
+def test_without_a_launcher_the_function_is_called_once_and_its_exceptions_pass():
+    calls = []
+
+    @mainstay.restartable
+    def train(value):
+        calls.append(value)
+        if value < 0:
+            raise ValueError("negative")
+        return value
+
+    assert train(3) == 3
+    with pytest.raises(ValueError, match="negative"):
+        train(-1)
+    assert calls == [3, -1]
+    numbers = []
+    for round in mainstay.rounds():
+        with round:
+            numbers.append(round.number)
+    assert numbers == [0]
+
+
+LOOP = """
+def cleanup():
+    print("cleaned up in", os.environ["MAINSTAY_ATTEMPT"])
+@mainstay.restartable(cleanup=cleanup)
+def train():
+    if os.environ["MAINSTAY_ATTEMPT"] == "4":
+        FIRST
+    return os.environ["MAINSTAY_ATTEMPT"], os.environ["MASTER_PORT"]
+print(*train())
+"""
+GO = {"environment": {"MAINSTAY_ATTEMPT": "7", "MASTER_PORT": "123"}}
+
+
+def test_a_rank_that_is_told_to_leave_leaves_and_goes_on_in_the_round_it_is_told(desk, rank):
+    process = rank(LOOP.replace("FIRST", "time.sleep(100000)"), desk)
+    assert desk.heard() == {"say": "hello", "epoch": 4}
+    desk.tell("leave", 3)  # of a round that is over: nothing comes of it
+    desk.tell("leave", 4)
+    assert desk.heard() == {"say": "ready", "epoch": 4}
+    desk.tell("go", 4, environment={"MAINSTAY_ATTEMPT": "nonsense"})  # a round that it has left
+    desk.tell("go", 7, **GO)
+    assert desk.heard() == {"say": "hello", "epoch": 7}
+    assert desk.heard() == {"say": "done", "epoch": 7}
+    desk.tell("finished", 7)
+    assert end(process) == "cleaned up in 4\n7 123"
+
+
+def test_a_rank_that_raises_tells_of_it_and_waits(desk, rank):
+    process = rank(LOOP.replace("FIRST", "raise OSError('lost')"), desk)
+    assert desk.heard()["say"] == "hello"
+    raised = desk.heard()
+    assert (raised["say"], raised["epoch"], raised["exception"], raised["message"]) == ("raised", 4, "OSError", "lost")
+    assert "in train" in raised["traceback"]
+    assert desk.heard()["say"] == "ready"
+    desk.tell("go", 7, **GO)
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("finished", 7)
+    assert end(process) == "cleaned up in 4\n7 123"
+
+
+def test_a_rank_that_is_done_is_called_back(desk, rank):
+    process = rank(LOOP.replace("FIRST", "return 4,"), desk)
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("leave", 4)
+    assert desk.heard() == {"say": "ready", "epoch": 4}
+    desk.tell("go", 7, **GO)
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("finished", 7)
+    assert end(process) == "cleaned up in 4\n7 123"
+
+
+def test_an_interruption_that_is_swallowed_comes_again(desk, rank):
+    first = """
+        for _ in range(2):
+            try:
+                while True:
+                    time.sleep(0.001)
+            except mainstay.Interrupted:
+                print("swallowed", flush=True)
+    """.strip()
+    process = rank(LOOP.replace("        FIRST", "        " + first), desk)
+    assert desk.heard()["say"] == "hello"
+    desk.tell("leave", 4)
+    # It returned at last, and that in a round that is over.
+    assert desk.heard() == {"say": "ready", "epoch": 4}
+    desk.tell("go", 7, **GO)
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("finished", 7)
+    assert end(process).startswith("swallowed\nswallowed\n")
+
+
+def test_without_its_launcher_a_rank_does_what_it_would_do_without(desk, rank):
+    process = rank("print(mainstay.restartable(lambda: 5)())", desk)
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.hang_up()
+    assert end(process) == "5"
+
+
+def test_an_exit_of_the_program_is_no_failure_of_its_function(desk, rank):
+    process = rank("mainstay.restartable(lambda: sys.exit(9))()", desk)
+    assert desk.heard()["say"] == "hello"
+    process.communicate(timeout=60)
+    assert process.returncode == 9
+
+
+def test_an_interrupted_thread_that_is_not_the_main_one_leaves_too(desk, rank):
+    code = """
+    import threading
+    def train():
+        while os.environ["MAINSTAY_ATTEMPT"] == "4":
+            time.sleep(0.001)
+        print("again in", os.environ["MAINSTAY_ATTEMPT"])
+    thread = threading.Thread(target=mainstay.restartable(train))
+    thread.start()
+    thread.join()
+    """
+    process = rank(code, desk)
+    assert desk.heard()["say"] == "hello"
+    desk.tell("leave", 4)
+    assert desk.heard()["say"] == "ready"
+    desk.tell("go", 7, **GO)
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("finished", 7)
+    assert end(process) == "again in 7"
+
+
+def test_only_the_sockets_of_process_groups_are_shut_down(python):
+    pytest.importorskip("torch")
+    code = """
+    import os, socket
+    from mainstay import _collectives_release as release
+    def pair():
+        listener = socket.create_server(("127.0.0.1", 0))
+        mine = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+        # Held by a number alone, as a native library would.
+        return mine.detach(), theirs
+    before = pair()
+    release.install()
+    import torch.distributed as dist
+    store_port = socket.create_server(("127.0.0.1", 0)).getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store_port), RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo")
+    after = pair()
+    store = dist.distributed_c10d._get_default_store()
+    store.set("known", "1")
+    release.release()
+    try:
+        store.get("known")
+        print("the store still answers")
+    except Exception:
+        print("the store is released")
+    for number, theirs in (before, after):
+        os.write(number, b"alive")
+        print(theirs.recv(5).decode())
+    release.destroy()
+    print(dist.is_initialized())
+    """
+    assert python(code).stdout.split("\n")[:4] == ["the store is released", "alive", "alive", "False"]
+
+
+def test_a_checkpoint_of_a_round_that_is_over_is_not_sealed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+
+    class Slow:
+        def __reduce__(self):
+            # While it is written, the rank goes on to another round.
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = "2"
+            return (int, (5,))
+
+    with pytest.warns(RuntimeWarning, match="gone on to attempt 2"):
+        assert not mainstay.checkpoint.save(3, Slow())
+    assert mainstay.checkpoint.latest() is None
+    assert mainstay.checkpoint.save(3, 5)
+    assert mainstay.checkpoint.latest() == 3

@@ -1,0 +1,341 @@
+//! Ranks with a restartable function stay in their processes when one of them fails: real ranks, PyTorch and gloo.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::entry::{Entry, Fact};
+use mainstay_core::id::Rank;
+use mainstay_core::verdict::{Action, Decision};
+use mainstay_tests::{End, Stage, has_client, has_torch, processes, story};
+
+/// A training function whose ranks meet in an all-reduce at each step; `fault(step, round)` is the scenario's.
+const TRAINING: &str = r#"
+import torch, torch.distributed as dist
+import mainstay
+torch.set_num_threads(1)
+def fault(step, round):
+    pass
+def before(round):
+    pass
+def cleanup():
+    pass
+def train():
+    round = int(os.environ["MAINSTAY_ATTEMPT"])
+    before(round)
+    dist.init_process_group("gloo")
+    mark(f"in.{round}.{RANK}", os.getpid())
+    tensor = torch.ones(4)
+    for step in range(STEPS):
+        fault(step, round)
+        dist.all_reduce(tensor)
+        mainstay.step(step)
+    dist.destroy_process_group()
+    return round
+"#;
+
+/// The script of a scenario: its own functions after the common ones, then the call.
+fn script(steps: u32, functions: &str) -> String {
+    format!(
+        "STEPS = {steps}\n{TRAINING}\n{functions}\n\
+         mark(f'end.{{RANK}}', mainstay.restartable(train, cleanup=lambda: cleanup())())\n"
+    )
+}
+
+fn actions(end: &End) -> Vec<&'static str> {
+    story::decisions(&end.story).iter().map(|decision: &&Decision| decision.action.word()).collect()
+}
+
+/// The processes of the ranks, by attempt.
+fn pids(story: &[Entry]) -> Vec<BTreeMap<Rank, i32>> {
+    story::facts(story)
+        .filter_map(|fact| match fact {
+            Fact::AttemptStarted { ranks, .. } => {
+                Some(ranks.iter().map(|started| (started.rank, started.pid.0)).collect())
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn a_rank_that_raises_takes_its_peers_out_of_a_collective_and_all_go_on_in_process() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let functions = r#"
+def fault(step, round):
+    if round == 0 and step == 5 and RANK == 1:
+        raise RuntimeError("injected")
+"#;
+    let job = stage.python(&script(10, functions)).ranks(3).start();
+    let ends = [0, 1, 2].map(|rank| job.mark(&format!("end.{rank}")));
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(ends, ["1", "1", "1"]);
+    assert_eq!(actions(&end), ["restart_in_process"], "{end}");
+    let pids = pids(&end.story);
+    assert_eq!(pids[0], pids[1], "no process was replaced");
+    let verdict = story::verdicts(&end.story)[0];
+    assert_eq!(verdict.culprit, Some(Rank(1)));
+    assert_eq!(verdict.step, Some(4));
+    let outcome = story::outcomes(&end.story)[0];
+    assert_eq!((outcome.reached_before, outcome.step), (4, 0), "{end}");
+    assert!(end.output(0, 1, "stderr").contains("RuntimeError: injected"));
+}
+
+#[test]
+fn a_killed_rank_alone_is_started_again_and_meets_the_others_in_one_round() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let functions = r#"
+def fault(step, round):
+    if round == 0 and step == 5 and RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+"#;
+    let job = stage.python(&script(10, functions)).ranks(3).start();
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
+    let pids = pids(&end.story);
+    assert_eq!(pids.len(), 2);
+    assert_ne!(pids[0][&Rank(1)], pids[1][&Rank(1)]);
+    for rank in [Rank(0), Rank(2)] {
+        assert_eq!(pids[0][&rank], pids[1][&rank], "{rank} was not started again");
+    }
+}
+
+#[test]
+fn the_same_exception_at_the_same_step_ends_the_job() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let functions = r#"
+def fault(step, round):
+    if step == 3 and RANK == 0:
+        raise KeyError("a bug")
+"#;
+    let job = stage.python(&script(10, functions)).ranks(2).start();
+    let id = job.id().to_owned();
+    let end = job.end();
+    end.assert_status(1);
+    assert_eq!(actions(&end), ["restart_in_process", "stop"], "{end}");
+    end.assert_said("the same exception came again after step 2");
+    processes::wait_until_none_of(&id);
+}
+
+#[test]
+fn twice_in_a_row_at_other_steps_and_in_several_groups_with_loader_workers() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let functions = r#"
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, at): return float(at)
+def train():
+    round = int(os.environ["MAINSTAY_ATTEMPT"])
+    dist.init_process_group("gloo")
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    everyone = dist.new_group([0, 1, 2, 3])
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2)
+    for step, batch in zip(range(12), loader):
+        if (step, RANK) == {0: (4, 3), 1: (7, 0)}.get(round):
+            raise RuntimeError(f"injected in round {round}")
+        dist.all_reduce(batch, group=halves[RANK // 2])
+        dist.all_reduce(batch, group=everyone)
+        mainstay.step(step)
+    return round
+"#;
+    let job = stage.python(&script(12, functions)).ranks(4).start();
+    let ends = [0, 3].map(|rank| job.mark(&format!("end.{rank}")));
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(ends, ["2", "2"]);
+    assert_eq!(actions(&end), ["restart_in_process", "restart_in_process"], "{end}");
+}
+
+#[test]
+fn a_rank_whose_cleanup_raises_gets_a_new_process_and_the_others_stay() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let functions = r#"
+def fault(step, round):
+    if round == 0 and step == 5 and RANK == 1:
+        raise RuntimeError("injected")
+def cleanup():
+    if RANK == 1:
+        raise OSError("cannot be cleaned up")
+"#;
+    let job = stage.python(&script(10, functions)).ranks(2).start();
+    let end = job.end();
+    end.assert_status(0);
+    let pids = pids(&end.story);
+    assert_eq!(pids[0][&Rank(0)], pids[1][&Rank(0)], "{end}");
+    assert_ne!(pids[0][&Rank(1)], pids[1][&Rank(1)]);
+    assert_eq!(story::verdicts(&end.story)[0].headline, "rank 1 raised RuntimeError: injected after step 4");
+}
+
+#[test]
+fn a_rank_that_dies_while_the_round_begins_is_started_again() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    // The others are inside `init_process_group` then, where they wait for the one that is gone.
+    let functions = r#"
+def before(round):
+    if round == 1 and RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+def fault(step, round):
+    if round == 0 and step == 5 and RANK == 0:
+        raise RuntimeError("injected")
+"#;
+    let job = stage.python(&script(10, functions)).ranks(3).start();
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(actions(&end)[0], "restart_in_process", "{end}");
+    assert_eq!(actions(&end).len(), 2, "{end}");
+}
+
+#[test]
+fn a_rank_that_holds_the_interpreter_in_native_code_is_killed_and_the_others_wait_for_its_successor() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    // A call by PyDLL keeps the interpreter's lock; the peer cannot be interrupted.
+    let functions = r#"
+def fault(step, round):
+    if round == 0 and step == 5 and RANK == 0:
+        import ctypes
+        mark("holds")
+        ctypes.PyDLL(None).sleep(100000)
+    if round == 0 and step == 5 and RANK == 1:
+        wait_for("holds")
+        raise RuntimeError("injected")
+"#;
+    let job = stage.python(&script(10, functions)).ranks(2).options("--fault-timeout 500ms").start();
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
+    let pids = pids(&end.story);
+    assert_eq!(pids[0][&Rank(1)], pids[1][&Rank(1)], "{end}");
+    assert_ne!(pids[0][&Rank(0)], pids[1][&Rank(0)]);
+}
+
+#[test]
+fn python_that_waits_is_interrupted_wherever_it_waits() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay, queue, socket, threading
+def forever():
+    while True:
+        pass
+waits = [lambda: time.sleep(100000), lambda: queue.Queue().get(), lambda: threading.Lock().acquire() and threading.Event().wait(),
+         lambda: socket.socketpair()[0].recv(1), forever]
+@mainstay.restartable
+def work():
+    round = int(os.environ["MAINSTAY_ATTEMPT"])
+    mainstay.step(round)
+    if round < len(waits):
+        if RANK == 0:
+            mark(f"waits.{round}")
+            waits[round]()
+        wait_for(f"waits.{round}")
+        raise RuntimeError(f"injected {round}")
+    return os.getpid()
+mark(f"end.{RANK}", work() == os.getpid())
+"#;
+    let job = stage.python(script).ranks(2).options("--max-restarts 9 --no-warm").start();
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(actions(&end), ["restart_in_process"; 5], "{end}");
+}
+
+#[test]
+fn nothing_is_left_over_by_twenty_restarts() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let functions = r#"
+counted = []
+def before(round):
+    if round in (2, 20):
+        counted.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+def fault(step, round):
+    if round < 20 and step == 3 + round and RANK == round % 2:
+        raise RuntimeError(f"injected in round {round}")
+"#;
+    let script = format!("{}\nmark(f'counted.{{RANK}}', counted)\n", script(30, functions));
+    let job = stage.python(&script).ranks(2).options("--max-restarts 100").start();
+    let counted = [0, 1].map(|rank| job.mark(&format!("counted.{rank}")));
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(actions(&end), ["restart_in_process"; 20], "{end}");
+    for counted in counted {
+        let (early, late) = counted.split_once("), (").expect("two counts");
+        assert_eq!(early.trim_start_matches("[("), late.trim_end_matches(")]"), "files and threads");
+    }
+}
+
+#[test]
+fn the_context_form_goes_round_as_well_and_a_rank_without_one_is_restarted_as_ever() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+for round in mainstay.rounds():
+    with round:
+        mainstay.step(round.number)
+        if round.number < 2 and RANK == 0:
+            raise ValueError(f"injected {round.number}")
+        mark(f"number.{RANK}", round.number)
+"#;
+    let end = stage.python(script).ranks(2).start().end();
+    end.assert_status(0);
+    assert_eq!(actions(&end), ["restart_in_process", "restart_in_process"], "{end}");
+
+    let plain = "import mainstay\nif ATTEMPT == 0 and RANK == 0:\n    mainstay.step(1)\n    raise OSError('plain')\n";
+    let end = stage.python(plain).ranks(2).start().end();
+    end.assert_status(0);
+    assert!(matches!(story::decisions(&end.story)[0].action, Action::RestartInJob { .. }), "{end}");
+}
+
+#[test]
+fn a_job_that_is_asked_to_stop_leaves_no_rank_behind_that_waits() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    // One rank cannot leave and the other waits for the next round meanwhile.
+    let script = r#"
+import mainstay, ctypes
+@mainstay.restartable(cleanup=lambda: mark(f"left.{RANK}"))
+def work():
+    mainstay.step(1)
+    if RANK == 0:
+        mark("holds")
+        ctypes.PyDLL(None).sleep(100000)
+    wait_for("holds")
+    raise RuntimeError("injected")
+work()
+"#;
+    let job = stage.python(script).ranks(2).options("--fault-timeout 100s --shutdown-timeout 1s").start();
+    let id = job.id().to_owned();
+    job.mark("left.1");
+    job.signal(nix::sys::signal::Signal::SIGTERM);
+    job.end().assert_status(143);
+    processes::wait_until_none_of(&id);
+}

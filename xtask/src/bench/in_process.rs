@@ -1,0 +1,162 @@
+//! In process: from a rank that raises, while its peers are blocked in a collective, to all ranks in their function
+//! again. Beside NVRx's wrapper, with its defaults.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::figure::{Figure, Report};
+use super::launchers::{Bed, Launcher, script_path};
+use super::peers::NVRX_NAME;
+use super::process::Running;
+use crate::places;
+use crate::say::Story;
+
+/// Ranks of the jobs.
+const WORLDS: [usize; 3] = [2, 4, 8];
+
+/// One fault in one job may take NVRx 15 s.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Faults in a job of NVRx's: each waits for gloo's time-out.
+const PEER_FAULTS: usize = 3;
+
+const SCRIPT: &str = "in_process_rank.py";
+
+/// Measures `faults` faults in jobs of each size, all together one sample.
+pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
+    let of = |what: &str, faults: usize, job: &dyn Fn(usize, &Path) -> Result<Vec<Running>>| {
+        let mut samples = Vec::new();
+        for world in WORLDS {
+            let name = format!("restart in process: {what}, {world} ranks ({faults} faults)");
+            match story.step(&name, || rounds(world, faults, job)) {
+                Ok(found) => samples.extend(found),
+                Err(error) => eprintln!("{name}: left out: {error:#}"),
+            }
+        }
+        samples
+    };
+    let ours = of("mainstay", faults, &|world, folder| mainstay(bed, world, folder));
+    let theirs = match bed.peers {
+        Some(_) => of(NVRX_NAME, PEER_FAULTS, &|world, folder| nvrx(bed, world, folder)),
+        None => Vec::new(),
+    };
+    let figures = [
+        Figure::median("restart.in_process", "ms", &ours),
+        Figure::p99("restart.in_process_p99", "ms", &ours),
+    ];
+    for figure in figures.into_iter().flatten() {
+        report.add([if theirs.is_empty() { figure } else { figure.beside(NVRX_NAME, &theirs) }]);
+    }
+}
+
+/// Milliseconds of each fault of one job.
+fn rounds(
+    world: usize,
+    faults: usize,
+    job: impl Fn(usize, &Path) -> Result<Vec<Running>>,
+) -> Result<Vec<f64>> {
+    let folder = places::target().join("bench/in_process");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    // Read by the script, whichever launcher starts it.
+    fs::write(folder.join("faults"), faults.to_string()).context("writing the number of faults")?;
+    let mut running = job(world, &folder)?;
+    let Some(first) = running.first_mut() else { bail!("nothing was started") };
+    let events = folder.join("events.jsonl");
+    first.wait_for("end of the last round", LIMIT, || {
+        let done = read(&events).iter().filter(|event| event.event == "done").count();
+        (done >= world).then_some(())
+    })?;
+    let found = durations(&read(&events), world);
+    if found.len() != faults {
+        bail!("{} of {faults} faults were followed by a whole round\n{}", found.len(), first.said());
+    }
+    Ok(found)
+}
+
+fn mainstay(bed: &Bed, world: usize, folder: &Path) -> Result<Vec<Running>> {
+    let mut command = bed.job(Launcher::Mainstay, world, &folder.join("logs"), SCRIPT)?;
+    variables(&mut command, folder)?;
+    Ok(vec![Running::start(command, &folder.join("launcher.log"))?])
+}
+
+/// NVRx's wrapper stands by itself: a launcher would take the job down at the first fault of a process.
+fn nvrx(bed: &Bed, world: usize, folder: &Path) -> Result<Vec<Running>> {
+    let python = bed.peers.as_ref().context("no peers")?.join("bin/python");
+    let port = free_ports()?.to_string();
+    let start = |rank: usize| {
+        let mut command = Command::new(&python);
+        command.arg(script_path(SCRIPT)).env("BENCH_NVRX", "1");
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        variables(&mut command, folder)?;
+        Running::start(command, &folder.join(format!("rank-{rank}.log")))
+    };
+    (0..world).map(start).collect()
+}
+
+fn variables(command: &mut Command, folder: &Path) -> Result<()> {
+    let faults = fs::read_to_string(folder.join("faults")).context("reading the number of faults")?;
+    command.env("BENCH_EVENTS", folder.join("events.jsonl")).env("BENCH_FAULTS", faults);
+    Ok(())
+}
+
+/// A port with free ones behind it, as far as anybody can tell.
+fn free_ports() -> Result<u16> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
+    Ok(listener.local_addr().context("looking for a free port")?.port())
+}
+
+/// A line of the ranks' own record.
+#[derive(Deserialize)]
+struct Event {
+    at: u64,
+    event: String,
+    round: u64,
+}
+
+fn read(events: &Path) -> Vec<Event> {
+    let text = fs::read_to_string(events).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// From each raise to the last rank's entry into the next round, for rounds that all ranks have entered.
+fn durations(events: &[Event], world: usize) -> Vec<f64> {
+    let mut entered: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for event in events.iter().filter(|event| event.event == "enter") {
+        entered.entry(event.round).or_default().push(event.at);
+    }
+    let raised = events.iter().filter(|event| event.event == "raise");
+    let next = |raise: &Event| {
+        let entered = entered.get(&(raise.round + 1)).filter(|entered| entered.len() == world)?;
+        Some(entered.iter().max()?.saturating_sub(raise.at) as f64 / 1e6)
+    };
+    raised.filter_map(next).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_counts_from_the_raise_to_the_last_rank_that_enters_it() {
+        let event = |event: &str, round, at| Event { at, event: event.to_owned(), round };
+        let events = [
+            event("raise", 0, 1_000_000),
+            event("enter", 1, 3_000_000),
+            event("enter", 1, 5_000_000),
+            event("raise", 1, 9_000_000),
+            event("enter", 2, 11_000_000),
+        ];
+        assert_eq!(durations(&events, 2), [4.0]);
+    }
+}
