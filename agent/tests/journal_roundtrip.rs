@@ -105,8 +105,9 @@ fn fact() -> impl Strategy<Value = Fact> {
             (attempt(), any::<u64>()).prop_map(|(attempt, step)| Fact::RanksStepping { attempt, step }),
             (attempt(), any::<u64>(), option::of(number()))
                 .prop_map(|(attempt, step, loss)| Fact::Progress { attempt, step, loss }),
-            (attempt(), any::<u32>(), vec(rank(), 0..3))
-                .prop_map(|(attempt, orphans_killed, waiting)| Fact::AttemptEnded { attempt, orphans_killed, waiting }),
+            (attempt(), any::<u32>(), vec(rank(), 0..3)).prop_map(|(attempt, orphans_killed, waiting)| {
+                Fact::AttemptEnded { attempt, orphans_killed, waiting }
+            }),
         ];
     let of_ranks = prop_oneof![
         (attempt(), rank(), text()).prop_map(|(attempt, rank, client)| Fact::RankConnected {

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use mainstay_core::entry::{Entry, Fact};
 use mainstay_core::id::Rank;
 use mainstay_core::verdict::{Action, Decision};
-use mainstay_tests::{End, Stage, has_client, has_torch, processes, story};
+use mainstay_tests::{End, Job, Stage, has_client, has_torch, processes, story};
+
+/// On a machine that is busy with other tests a healthy rank may take long to leave.
+const PATIENT: &str = "--fault-timeout 100s";
 
 /// A training function whose ranks meet in an all-reduce at each step; `fault(step, round)` is the scenario's.
 const TRAINING: &str = r#"
@@ -40,6 +43,19 @@ fn script(steps: u32, functions: &str) -> String {
     )
 }
 
+/// Follows a job through its rounds to its end. Torch may take long to import in each: every wait has its own deadline.
+fn over(job: Job, last: u32) -> End {
+    over_rounds(job, &(0..=last).collect::<Vec<u32>>())
+}
+
+fn over_rounds(job: Job, rounds: &[u32]) -> End {
+    for round in rounds {
+        job.mark(&format!("in.{round}.0"));
+    }
+    job.mark("end.0");
+    job.end()
+}
+
 fn actions(end: &End) -> Vec<&'static str> {
     story::decisions(&end.story).iter().map(|decision: &&Decision| decision.action.word()).collect()
 }
@@ -67,7 +83,7 @@ def fault(step, round):
     if round == 0 and step == 5 and RANK == 1:
         raise RuntimeError("injected")
 "#;
-    let job = stage.python(&script(10, functions)).ranks(3).start();
+    let job = stage.python(&script(10, functions)).ranks(3).options(PATIENT).start();
     let ends = [0, 1, 2].map(|rank| job.mark(&format!("end.{rank}")));
     let end = job.end();
     end.assert_status(0);
@@ -94,8 +110,8 @@ def fault(step, round):
     if round == 0 and step == 5 and RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 "#;
-    let job = stage.python(&script(10, functions)).ranks(3).start();
-    let end = job.end();
+    let job = stage.python(&script(10, functions)).ranks(3).options(PATIENT).start();
+    let end = over(job, 1);
     end.assert_status(0);
     assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
     let pids = pids(&end.story);
@@ -117,7 +133,7 @@ def fault(step, round):
     if step == 3 and RANK == 0:
         raise KeyError("a bug")
 "#;
-    let job = stage.python(&script(10, functions)).ranks(2).start();
+    let job = stage.python(&script(10, functions)).ranks(2).options(PATIENT).start();
     let id = job.id().to_owned();
     let end = job.end();
     end.assert_status(1);
@@ -150,7 +166,7 @@ def train():
         mainstay.step(step)
     return round
 "#;
-    let job = stage.python(&script(12, functions)).ranks(4).start();
+    let job = stage.python(&script(12, functions)).ranks(4).options(PATIENT).start();
     let ends = [0, 3].map(|rank| job.mark(&format!("end.{rank}")));
     let end = job.end();
     end.assert_status(0);
@@ -172,8 +188,8 @@ def cleanup():
     if RANK == 1:
         raise OSError("cannot be cleaned up")
 "#;
-    let job = stage.python(&script(10, functions)).ranks(2).start();
-    let end = job.end();
+    let job = stage.python(&script(10, functions)).ranks(2).options(PATIENT).start();
+    let end = over(job, 1);
     end.assert_status(0);
     let pids = pids(&end.story);
     assert_eq!(pids[0][&Rank(0)], pids[1][&Rank(0)], "{end}");
@@ -196,8 +212,8 @@ def fault(step, round):
     if round == 0 and step == 5 and RANK == 0:
         raise RuntimeError("injected")
 "#;
-    let job = stage.python(&script(10, functions)).ranks(3).start();
-    let end = job.end();
+    let job = stage.python(&script(10, functions)).ranks(3).options(PATIENT).start();
+    let end = over_rounds(job, &[0, 2]);
     end.assert_status(0);
     assert_eq!(actions(&end)[0], "restart_in_process", "{end}");
     assert_eq!(actions(&end).len(), 2, "{end}");
@@ -220,8 +236,8 @@ def fault(step, round):
         wait_for("holds")
         raise RuntimeError("injected")
 "#;
-    let job = stage.python(&script(10, functions)).ranks(2).options("--fault-timeout 500ms").start();
-    let end = job.end();
+    let job = stage.python(&script(10, functions)).ranks(2).options("--fault-timeout 8s").start();
+    let end = over(job, 1);
     end.assert_status(0);
     assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
     let pids = pids(&end.story);
@@ -255,7 +271,8 @@ def work():
     return os.getpid()
 mark(f"end.{RANK}", work() == os.getpid())
 "#;
-    let job = stage.python(script).ranks(2).options("--max-restarts 9 --no-warm").start();
+    let job =
+        stage.python(script).ranks(2).options("--max-restarts 9 --no-warm --fault-timeout 100s").start();
     let end = job.end();
     end.assert_status(0);
     assert_eq!(actions(&end), ["restart_in_process"; 5], "{end}");
@@ -277,7 +294,7 @@ def fault(step, round):
         raise RuntimeError(f"injected in round {round}")
 "#;
     let script = format!("{}\nmark(f'counted.{{RANK}}', counted)\n", script(30, functions));
-    let job = stage.python(&script).ranks(2).options("--max-restarts 100").start();
+    let job = stage.python(&script).ranks(2).options("--max-restarts 100 --fault-timeout 100s").start();
     let counted = [0, 1].map(|rank| job.mark(&format!("counted.{rank}")));
     let end = job.end();
     end.assert_status(0);
@@ -303,12 +320,13 @@ for round in mainstay.rounds():
             raise ValueError(f"injected {round.number}")
         mark(f"number.{RANK}", round.number)
 "#;
-    let end = stage.python(script).ranks(2).start().end();
+    let end = stage.python(script).ranks(2).options(PATIENT).start().end();
     end.assert_status(0);
     assert_eq!(actions(&end), ["restart_in_process", "restart_in_process"], "{end}");
 
-    let plain = "import mainstay\nif ATTEMPT == 0 and RANK == 0:\n    mainstay.step(1)\n    raise OSError('plain')\n";
-    let end = stage.python(plain).ranks(2).start().end();
+    let plain =
+        "import mainstay\nif ATTEMPT == 0 and RANK == 0:\n    mainstay.step(1)\n    raise OSError('plain')\n";
+    let end = stage.python(plain).ranks(2).options(PATIENT).start().end();
     end.assert_status(0);
     assert!(matches!(story::decisions(&end.story)[0].action, Action::RestartInJob { .. }), "{end}");
 }

@@ -135,6 +135,8 @@ pub enum Heard {
     Noted,
     /// It is about a round that is over, or fits no place where the rank could stand.
     PassedOver,
+    /// The rank came while the others leave: it is to be told the same.
+    Late,
     /// The rank raised.
     Raised(Note),
     /// All ranks are done: these are to be told.
@@ -168,7 +170,8 @@ impl Round {
 
     /// Whether any rank can leave without its process being ended.
     pub fn can_gather(&self) -> bool {
-        let inside = |standing: &Standing| matches!(standing, Standing::Inside | Standing::Done | Standing::Ready);
+        let inside =
+            |standing: &Standing| matches!(standing, Standing::Inside | Standing::Done | Standing::Ready);
         self.standing.values().any(inside)
     }
 
@@ -227,8 +230,11 @@ impl Round {
             return Heard::PassedOver;
         }
         match word {
-            // One that comes while the others leave has nothing to leave.
-            Word::Hello { .. } if gathering => *standing = Standing::Ready,
+            // One that comes while the others leave is to turn round at once.
+            Word::Hello { .. } if gathering => {
+                *standing = Standing::Leaving;
+                return Heard::Late;
+            }
             Word::Hello { .. } => *standing = Standing::Inside,
             Word::Ready { .. } => *standing = Standing::Ready,
             Word::Done { .. } if gathering => {}
@@ -248,7 +254,8 @@ impl Round {
     /// Those to be told that all are done. Ranks without a restartable function are not waited for: they cannot be
     /// called back either.
     fn all_done(&self) -> Vec<Rank> {
-        let inside = |standing: &Standing| matches!(standing, Standing::Inside | Standing::Leaving | Standing::Ready);
+        let inside =
+            |standing: &Standing| matches!(standing, Standing::Inside | Standing::Leaving | Standing::Ready);
         if self.gathering || self.standing.values().any(inside) {
             return Vec::new();
         }
@@ -303,7 +310,9 @@ mod tests {
     #[test]
     fn all_that_are_inside_are_told_to_leave_and_are_waited_for() {
         let mut round = round(3);
-        assert!(matches!(round.hear(Rank(1), raised(EPOCH, "lost")), Heard::Raised(note) if note.at == Mono(7)));
+        assert!(
+            matches!(round.hear(Rank(1), raised(EPOCH, "lost")), Heard::Raised(note) if note.at == Mono(7))
+        );
         assert_eq!(round.gather(), [Rank(0), Rank(2)], "the one that raised is on its way out");
         for rank in [1, 0] {
             round.hear(Rank(rank), Word::Ready { epoch: EPOCH });
@@ -318,12 +327,9 @@ mod tests {
     fn words_of_another_round_change_nothing() {
         let mut round = round(2);
         for epoch in [EPOCH - 1, EPOCH + 1] {
-            for word in [
-                Word::Hello { epoch },
-                raised(epoch, ""),
-                Word::Ready { epoch },
-                Word::Done { epoch },
-            ] {
+            for word in
+                [Word::Hello { epoch }, raised(epoch, ""), Word::Ready { epoch }, Word::Done { epoch }]
+            {
                 assert_eq!(round.hear(Rank(0), word), Heard::PassedOver);
             }
         }
@@ -332,15 +338,16 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_comes_while_the_others_leave_is_ready_at_once() {
+    fn a_rank_that_comes_while_the_others_leave_is_told_the_same() {
         let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
         assert!(!round.can_gather());
         round.hear(Rank(0), Word::Hello { epoch: EPOCH });
         assert!(round.can_gather());
         round.gather();
-        round.hear(Rank(1), Word::Hello { epoch: EPOCH });
+        assert_eq!(round.hear(Rank(1), Word::Hello { epoch: EPOCH }), Heard::Late);
+        assert_eq!(round.missing(), [Rank(0), Rank(1)]);
+        round.hear(Rank(1), Word::Ready { epoch: EPOCH });
         assert_eq!(round.waiting(), [Rank(1)]);
-        assert_eq!(round.missing(), [Rank(0)]);
     }
 
     #[test]

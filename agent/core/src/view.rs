@@ -206,7 +206,9 @@ impl JobView {
                     self.restarts = self.restarts.saturating_add(1);
                 }
                 match decision.action.rung() {
-                    Some(Rung::InProcess) => self.restarts_in_process = self.restarts_in_process.saturating_add(1),
+                    Some(Rung::InProcess) => {
+                        self.restarts_in_process = self.restarts_in_process.saturating_add(1)
+                    }
                     Some(Rung::Ranks) => self.restarts_of_some = self.restarts_of_some.saturating_add(1),
                     _ => {}
                 }

@@ -194,7 +194,12 @@ impl Crew {
     }
 
     /// What a rank that goes on in its process is told of the attempt that begins.
-    pub fn round_environment(&self, attempt: Attempt, rank: &RankProcess, port: u16) -> BTreeMap<String, String> {
+    pub fn round_environment(
+        &self,
+        attempt: Attempt,
+        rank: &RankProcess,
+        port: u16,
+    ) -> BTreeMap<String, String> {
         self.rank_environment(attempt, rank.local_rank, port, &rank.files, None, None).of_the_round()
     }
 
@@ -251,7 +256,8 @@ impl Crew {
         let rounds = self.page_dir.as_ref().map(|directory| directory.join(rounds::SOCKET));
         let rounds = rounds.filter(|socket| socket.exists());
         let page = page.map(|(path, _)| path.as_path());
-        let environment = self.rank_environment(attempt, local_rank, master_port, files, page, monitor.as_deref());
+        let environment =
+            self.rank_environment(attempt, local_rank, master_port, files, page, monitor.as_deref());
         RankEnvironment { rounds: rounds.as_deref(), ..environment }.variables(is_set)
     }
 

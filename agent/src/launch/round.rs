@@ -9,8 +9,8 @@ use mainstay_core::time::Span;
 use tokio::sync::mpsc;
 
 use super::shell::{Ended, Launcher};
-use crate::act::ranks::RankProcess;
 use super::warm::with_descendants;
+use crate::act::ranks::RankProcess;
 use crate::act::stop::{Stop, sweep};
 use crate::os::clock;
 
@@ -31,6 +31,7 @@ impl Launcher {
         };
         match self.round.hear(rank, word) {
             Heard::Noted => {}
+            Heard::Late => self.call(&[rank], &Call::Leave { epoch: self.attempt.0 }),
             Heard::PassedOver => tracing::debug!(%rank, "a rank spoke of a round that is over"),
             Heard::AllDone(ranks) => self.finished(&ranks),
             Heard::Raised(note) => self.raised_in_process(rank, pid, note),
@@ -47,7 +48,8 @@ impl Launcher {
         }
         self.fact(Fact::RankRaised { attempt: self.attempt, rank, pid, note });
         if !fit {
-            self.terminal.say(format!("{rank} cannot go on in its process after this error and gets a new one"));
+            self.terminal
+                .say(format!("{rank} cannot go on in its process after this error and gets a new one"));
             let mut force = Stop::gather(clock::mono(), self.settings.grace);
             self.ranks.iter().filter(|process| process.rank == rank).for_each(|process| force.kill(process));
         }
@@ -78,7 +80,8 @@ impl Launcher {
         let lost = waiting.len() < self.ranks.len();
         let orphans_killed = if lost {
             let warm = &self.warm;
-            let spared = || with_descendants(&self.not_of_a_lost_rank()).into_iter().chain(warm.processes()).collect();
+            let spared =
+                || with_descendants(&self.not_of_a_lost_rank()).into_iter().chain(warm.processes()).collect();
             // Not by the cgroup: it holds the ranks that wait as well.
             sweep(None, spared, Span::default()).await.killed
         } else {

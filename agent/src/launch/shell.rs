@@ -287,13 +287,14 @@ impl Launcher {
     ) -> Result<(Vec<RankProcess>, PageTrouble), String> {
         self.listen_to_nvrx(attempt, which);
         let spare = self.not_of_a_lost_rank();
-        let warm = self.warm.start(&self.crew, attempt, port, which, &spare).and_then(|started| match started {
-            Ok(started) => Some(started),
-            Err(fact) => {
-                self.fact(fact);
-                None
-            }
-        });
+        let warm =
+            self.warm.start(&self.crew, attempt, port, which, &spare).and_then(|started| match started {
+                Ok(started) => Some(started),
+                Err(fact) => {
+                    self.fact(fact);
+                    None
+                }
+            });
         let (ranks, trouble) = warm
             .map_or_else(|| self.crew.start(attempt, port, which), Ok)
             .map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-from typing import Any, Callable, Optional, SupportsIndex, TypedDict, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Optional, SupportsIndex, TypedDict, TypeVar, Union, overload
 
 from . import checkpoint as checkpoint
 from ._native import active as active, beat as beat, pause as pause, resume as resume
@@ -14,8 +14,26 @@ class expect_long:
 
 __version__: str
 __all__ = [
-    "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "pause", "report_digest", "resume", "section", "status", "step",
+    "Interrupted", "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "pause", "report_digest",
+    "restartable", "resume", "rounds", "section", "status", "step",
 ]
+
+_Hooks = Union[Callable[[], Any], Iterable[Callable[[], Any]]]
+
+class Interrupted(BaseException): ...
+
+class Round:
+    number: int
+    def __enter__(self) -> Round: ...
+    def __exit__(self, *exception: Any) -> bool: ...
+
+@overload
+def restartable(function: _F, /) -> _F: ...
+@overload
+def restartable(*, cleanup: Optional[Callable[[], Any]] = None, abort: _Hooks = ()) -> Callable[[_F], _F]: ...
+@overload
+def restartable(function: _F, /, *, cleanup: Optional[Callable[[], Any]] = None, abort: _Hooks = ()) -> _F: ...
+def rounds(*, cleanup: Optional[Callable[[], Any]] = None, abort: _Hooks = ()) -> Iterator[Round]: ...
 
 class _Status(TypedDict):
     active: bool

@@ -103,7 +103,7 @@ class Round:
     def __exit__(self, kind, error, traceback):
         if self._rank is None:
             return False
-        self._rank.inside = False  # first of all: from here on nothing interrupts us
+        self._rank.come_out()  # first of all: from here on nothing interrupts us
         self.again = self._rank.end(error)
         return self.again
 
@@ -116,7 +116,7 @@ class _Rank:
         self._cleanup, self._abort = cleanup, abort
         self._leaving = self._thrown = self._aborted = False
         self._out = threading.Event()
-        self._releasing = threading.Lock()
+        self._releasing, self._throwing = threading.Lock(), threading.Lock()
         self._before = {}
         self._thread = threading.get_ident()
         self._signal = None
@@ -152,6 +152,19 @@ class _Rank:
         self.inside = True  # before hello, from which on we may be told to leave
         self._desk.say("hello", self._epoch)
 
+    def come_out(self) -> None:
+        self.inside = False
+        if self._signal is not None:
+            return
+        while True:
+            try:
+                with self._throwing:
+                    # Thrown and not yet arrived: about the round that we have left.
+                    _throw(self._thread, None)
+                return
+            except Interrupted:
+                continue
+
     def end(self, error) -> bool:
         """The function has been left: whether it is to be called again."""
         if error is None and not self._leaving:
@@ -165,6 +178,7 @@ class _Rank:
             if isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit)):
                 self._out.set()
                 return False
+            error.__traceback__ = _without_ours(error.__traceback__)
             if not self._desk.say("raised", self._epoch, **_rounds.told_of(error)):
                 self._out.set()
                 return False
@@ -190,8 +204,6 @@ class _Rank:
         # The frames of the function hold model, loaders and groups for as long as the exception lives.
         _forget(error)
         gc.collect()
-        # What an order from another thread has thrown at us meanwhile is about the round that we have left.
-        _take_back(self._thread)
 
     def _release(self, widely: bool = False) -> None:
         with self._releasing:
@@ -228,7 +240,10 @@ class _Rank:
             # Ends a system call that Python waits in, which an asynchronous exception does not.
             signal.pthread_kill(self._thread, self._signal[0])
         else:
-            _throw(self._thread, Interrupted)
+            with self._throwing:
+                if self.inside:
+                    self._thrown = True
+                    _throw(self._thread, Interrupted)
 
     def _signalled(self, number, frame) -> None:
         # In code of ours it would come through after the round; it is asked again until the function is left.
@@ -243,9 +258,12 @@ def _throw(thread: int, kind) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind) if kind else None)
 
 
-def _take_back(thread: int) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        _throw(thread, None)
+def _without_ours(traceback):
+    """The traceback from the user's own first frame on."""
+    own = traceback
+    while own is not None and own.tb_frame.f_code.co_filename in _OURS:
+        own = own.tb_next
+    return own or traceback
 
 
 def _show(error) -> None:

@@ -112,10 +112,9 @@ fn prepare(story: &Story, args: &Args) -> Result<Bed> {
     building::release(story)?;
     let venv = venv::ensure(story)?;
     wheel::install(story, &venv)?;
-    let wants_peers = args
-        .names
-        .iter()
-        .any(|name| matches!(name, Name::Heartbeat | Name::Agent | Name::Restart | Name::InProcess | Name::Goodput));
+    let wants_peers = args.names.iter().any(|name| {
+        matches!(name, Name::Heartbeat | Name::Agent | Name::Restart | Name::InProcess | Name::Goodput)
+    });
     let peers = if args.no_peers || !wants_peers { None } else { peers::ensure(story) };
     Ok(Bed { venv, peers, torchrun: !args.no_peers })
 }

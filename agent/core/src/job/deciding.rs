@@ -281,7 +281,9 @@ impl Job {
         self.next_attempt(at);
         let attempt = self.attempt;
         out.push(Output::Order(if keeps {
-            let without = self.without.filter(|_| self.rung == Rung::Ranks);
+            // Where none is lost, the one that failed gets a new process.
+            let all = self.waiting.len() == self.ranks.len();
+            let without = self.without.filter(|_| all && self.rung == Rung::Ranks);
             Order::StartRound { attempt, without }
         } else {
             Order::StartRanks(attempt)
