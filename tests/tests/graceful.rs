@@ -14,7 +14,7 @@ for step in range(1, 1_000_000):
         mark(f"trains.{RANK}")
     if mainstay.save_requested():
         left = mainstay.save_within()
-        assert 0 < left <= 24, left
+        assert 0 < left <= 25, left
         mark(f"saved.{RANK}", step)
         break
 "#;
