@@ -9,4 +9,5 @@ pub mod log;
 pub mod nvidia;
 pub mod proc;
 pub mod prometheus;
+mod sieve;
 pub mod sysfs;

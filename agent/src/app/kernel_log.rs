@@ -26,6 +26,14 @@ const AGAIN_AFTER: Duration = Duration::from_secs(10);
 /// How long it is waited for at most, so that what was held back of a storm is told after it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// How often it says at most how far it read, where that is all there is to say: the node looks at all of the hardware
+/// with each report.
+const CURSOR_EVERY: Duration = Duration::from_secs(1);
+
+/// In a storm, how long the next lines are left to gather: to be woken for each of them would cost more than to read them.
+/// Far less than the kernel's buffer holds.
+const GATHERING: Duration = Duration::from_millis(2);
+
 /// How often it says at least that it still reads.
 pub const LONGEST_SILENCE: Span = Span::seconds(10);
 
@@ -92,8 +100,8 @@ impl Follower {
         while !self.stopped(Duration::ZERO) {
             let batch = log.read(clock::mono())?;
             let more = batch.more;
-            // Lines that are no facts move the cursor too; that can wait until there is nothing to read.
-            let silent = clock::mono().since(told_at) >= LONGEST_SILENCE;
+            let since_told = clock::mono().since(told_at);
+            let silent = since_told >= LONGEST_SILENCE;
             let Some(state) = log.state() else {
                 if silent && let Some(doubt) = log.doubt() {
                     told_at = clock::mono();
@@ -103,7 +111,10 @@ impl Follower {
                 log.wait(&self.stop, LONGEST_WAIT)?;
                 continue;
             };
-            if !batch.facts.is_empty() || (!more && (silent || told.as_ref() != Some(log.cursor()))) {
+            // Lines that are no facts move the cursor too; that can wait until there is nothing to read, and a while.
+            let moved = told.as_ref() != Some(log.cursor());
+            let due = told.is_none() || Duration::from_nanos(since_told.0) >= CURSOR_EVERY;
+            if !batch.facts.is_empty() || (!more && (silent || (moved && due))) {
                 told_at = clock::mono();
                 told = Some(log.cursor().clone());
                 self.cursor.clone_from(&told);
@@ -111,7 +122,12 @@ impl Follower {
             }
             if !more {
                 self.is_abreast()?;
-                log.wait(&self.stop, LONGEST_WAIT)?;
+                let to_tell = told.as_ref() != Some(log.cursor());
+                let began = clock::mono();
+                log.wait(&self.stop, if to_tell { CURSOR_EVERY } else { LONGEST_WAIT })?;
+                if Duration::from_nanos(clock::mono().since(began).0) < GATHERING {
+                    self.stopped(GATHERING);
+                }
             }
         }
         Ok(())

@@ -173,7 +173,7 @@ impl Journald {
     fn lines(&mut self, now: Mono, length: usize, batch: &mut Batch) {
         let buffer = std::mem::take(&mut self.buffer);
         let mut rest = &buffer[..length];
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = memchr::memchr(b'\n', rest) {
             let mut line = std::mem::take(&mut self.unfinished);
             line.extend_from_slice(&rest[..end]);
             rest = &rest[end + 1..];

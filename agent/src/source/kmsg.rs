@@ -225,7 +225,7 @@ impl KernelLog {
 
     fn lines(&mut self, now: Mono, bytes: &[u8], facts: &mut Vec<(Mono, Fact)>) {
         let mut rest = bytes;
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = memchr::memchr(b'\n', rest) {
             let (line, after) = rest.split_at(end);
             rest = &after[1..];
             if self.unfinished.is_empty() {

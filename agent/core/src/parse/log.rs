@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::bucket::{Bucket, Rate};
 use super::journal::{self, JournalEntry};
 use super::kmsg::{Record, plain};
-use super::{host, nvidia};
+use super::{host, nvidia, sieve};
 use crate::entry::Fact;
 use crate::id::Pid;
 use crate::kernel::{KernelClass, KernelReport, LogPlace, Sxid, Xid};
@@ -80,7 +80,8 @@ impl LogReader {
     /// Takes in one line of text, read at `now`, with the position behind it: of a kernel log that `dmesg`, syslog or
     /// `journalctl` wrote, in any of their forms.
     pub fn line(&mut self, now: Mono, line: &str, position: u64) -> Option<(Mono, Fact)> {
-        if Record::is_continuation(line) {
+        let wrapped = sieve::is_wrapped(line);
+        if (!wrapped && self.is_left_out(line)) || Record::is_continuation(line) {
             return None;
         }
         let line = plain(line);
@@ -90,7 +91,8 @@ impl LogReader {
         if let Some(message) = journal::of_dmesg(&line) {
             return self.read(now, &bare(&message, None), position);
         }
-        self.read(now, &Record::parse(&line), position)
+        let record = Record::parse(&line);
+        if wrapped { self.read(now, &record, position) } else { self.take_in(now, &record, position) }
     }
 
     /// Takes in one entry of the journal, read at `now`.
@@ -101,6 +103,23 @@ impl LogReader {
     /// Takes in one record, read at `now`, with the position behind it. Returns what it says, if that is a fact, and
     /// when it was written.
     pub fn read(&mut self, now: Mono, record: &Record<'_>, position: u64) -> Option<(Mono, Fact)> {
+        if self.is_left_out(record.message) { None } else { self.take_in(now, record, position) }
+    }
+
+    /// Whether nothing is to be found in the line.
+    fn is_left_out(&self, line: &str) -> bool {
+        if sieve::may_say_something(line) {
+            return false;
+        }
+        // In tests and under fuzzing it is proven; what is shipped relies on it.
+        debug_assert!(
+            self.clone().take_in(Mono(0), &Record::parse(line), 0).is_none(),
+            "a word is missing in the sieve: {line:?}"
+        );
+        true
+    }
+
+    fn take_in(&mut self, now: Mono, record: &Record<'_>, position: u64) -> Option<(Mono, Fact)> {
         // A clock of another boot, or of another host, must not put it into the future.
         let at = record.at.map_or(now, |at| at.min(now));
         let of_line = |message: &str| LogPlace { position, line: shortened(message) };
@@ -115,12 +134,18 @@ impl LogReader {
 
     fn fact(&mut self, now: Mono, message: &str, place: &dyn Fn(&str) -> LogPlace) -> Option<Fact> {
         if let Some(mut xid) = nvidia::xid(message) {
-            xid.place = place(message);
-            return self.passes(Kind::of_xid(&xid), None, now).then_some(Fact::Xid(xid));
+            let passes = self.passes(Kind::of_xid(&xid), None, now);
+            return passes.then(|| {
+                xid.place = place(message);
+                Fact::Xid(xid)
+            });
         }
         if let Some(mut sxid) = nvidia::sxid(message) {
-            sxid.place = place(message);
-            return self.passes(Kind::of_sxid(&sxid), None, now).then_some(Fact::Sxid(sxid));
+            let passes = self.passes(Kind::of_sxid(&sxid), None, now);
+            return passes.then(|| {
+                sxid.place = place(message);
+                Fact::Sxid(sxid)
+            });
         }
         let mut report = self.of_driver(message).or_else(|| host::report(message))?;
         if report.class == KernelClass::OutOfMemory {
@@ -130,9 +155,11 @@ impl LogReader {
                 return None;
             }
         }
-        report.place = place(message);
-        let kind = Kind::Host(report.class);
-        self.passes(kind, report.subject.as_deref(), now).then_some(Fact::KernelReport(report))
+        let passes = self.passes(Kind::Host(report.class), report.subject.as_deref(), now);
+        passes.then(|| {
+            report.place = place(message);
+            Fact::KernelReport(report)
+        })
     }
 
     /// What the driver says beside its XIDs; some of it takes three lines, of which only the first names the GPU.
