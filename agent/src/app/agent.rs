@@ -205,8 +205,9 @@ pub(super) fn watch_hardware(
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));
     }
-    let following = kernel_log::follow(path, clock::boot_id(), cursor, inputs.clone(), roster.clone())
-        .context("starting the thread that reads the kernel log")?;
+    let following =
+        kernel_log::follow(&config.kernel_log, clock::boot_id(), cursor, inputs.clone(), roster.clone())
+            .context("starting the thread that reads the kernel log")?;
     Ok((hardware, Some(following)))
 }
 

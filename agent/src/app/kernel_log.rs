@@ -7,11 +7,13 @@ use std::time::Duration;
 use mainstay_core::host_log::LogState;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::LogCursor;
+use mainstay_core::parse::log::LogLimits;
 use mainstay_core::time::Span;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
 use crate::board::Roster;
+use crate::config::KernelLogConfig;
 use crate::node::{Input, LogReport};
 use crate::os::clock;
 use crate::source::journald::JOURNALCTL;
@@ -43,12 +45,12 @@ pub struct Following {
     _stop: PipeWriter,
 }
 
-/// Reads the log at `path` on from `cursor` and tells the node.
+/// Reads the configured log on from `cursor` and tells the node.
 ///
 /// # Errors
 /// The kernel gives no more threads or descriptors.
 pub fn follow(
-    path: &Path,
+    config: &KernelLogConfig,
     boot: BootId,
     cursor: Option<LogCursor>,
     inputs: mpsc::Sender<Input>,
@@ -56,7 +58,8 @@ pub fn follow(
 ) -> std::io::Result<Following> {
     let (stop, stop_writer) = std::io::pipe()?;
     roster.begins(ROOM, clock::mono());
-    let follower = Follower { path: path.to_owned(), boot, cursor, inputs, abreast: false, stop };
+    let KernelLogConfig { path, limits } = config.clone();
+    let follower = Follower { path, limits, boot, cursor, inputs, abreast: false, stop };
     std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
     Ok(Following { _stop: stop_writer })
 }
@@ -66,6 +69,7 @@ struct Gone;
 
 struct Follower {
     path: PathBuf,
+    limits: LogLimits,
     boot: BootId,
     cursor: Option<LogCursor>,
     inputs: mpsc::Sender<Input>,
@@ -95,7 +99,8 @@ impl Follower {
 
     fn read_while_it_can(&mut self) -> Result<(), Trouble> {
         let mut log =
-            Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?;
+            Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?
+                .limited(self.limits.clone());
         let (mut told, mut told_at) = (None, clock::mono());
         while !self.stopped(Duration::ZERO) {
             let batch = log.read(clock::mono())?;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::{LogCursor, journal_position};
 use mainstay_core::parse::journal::JournalEntry;
-use mainstay_core::parse::log::LogReader;
+use mainstay_core::parse::log::{LogLimits, LogReader};
 use mainstay_core::time::Mono;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -111,6 +111,11 @@ impl Journald {
         never_waits(&journald.entries).map_err(JournaldError::Start)?;
         never_waits(&journald.complaints).map_err(JournaldError::Start)?;
         Ok(journald)
+    }
+
+    /// Sets other limits on storms than the default ones.
+    pub fn limit(&mut self, limits: LogLimits) {
+        self.reader = LogReader::new(limits);
     }
 
     /// How far it was read.

@@ -16,7 +16,7 @@ use mainstay_core::entry::Fact;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::LogCursor;
 use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
+use mainstay_core::parse::log::{LogLimits, LogReader};
 use mainstay_core::time::Mono;
 use nix::libc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -132,6 +132,11 @@ impl KernelLog {
             buffer: vec![0; BUFFER],
             unfinished: Vec::new(),
         })
+    }
+
+    /// The log with other limits on storms than the default ones.
+    pub fn limited(self, limits: LogLimits) -> KernelLog {
+        KernelLog { reader: LogReader::new(limits), ..self }
     }
 
     /// How far it was read.

@@ -10,6 +10,8 @@ use crate::entry::Fact;
 use crate::id::Pid;
 use crate::kernel::{KernelClass, KernelReport, LogPlace, Sxid, Xid};
 use crate::pci::PciAddress;
+use crate::settings;
+use crate::settings::Period;
 use crate::time::{Mono, Span};
 
 /// Kinds of lines that are counted apart, so that a storm of one does not hide another. Lines of one code that say
@@ -46,8 +48,16 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// The first lines of each kind, and then one now and then.
-const RATE: Rate = Rate { burst: 20, every: Span::seconds(10) };
+settings! {
+    /// What a storm of lines may cost.
+    pub struct LogLimits {
+        /// Lines of each kind that are looked at at once; the others are counted. At least 1.
+        burst: u32 = 20,
+        /// The time after which one more line of that kind is looked at.
+        every: Period = Period::seconds(10),
+    }
+    sections {}
+}
 
 /// Kinds that are remembered: far more than one host has GPUs times codes in a bad hour.
 const KINDS: usize = 1024;
@@ -67,16 +77,24 @@ const NEW_LINE: &str = "\\x0a";
 /// Reads a log on.
 #[derive(Clone, Debug, Default)]
 pub struct LogReader {
+    limits: LogLimits,
     buckets: BTreeMap<Kind, Bucket>,
     subjects: BTreeMap<KernelClass, BTreeSet<String>>,
     /// The process of the last kill: older and newer kernels tell it in two lines.
     last_kill: Option<Pid>,
+    /// The control group of which older kernels say, in a line of its own, that a process of it is to be killed.
+    group_of_kill: Option<String>,
     /// The GPU that a line named whose trouble stands in the lines behind it.
     preface: Option<String>,
     told: Mono,
 }
 
 impl LogReader {
+    /// A reader that has read nothing yet.
+    pub fn new(limits: LogLimits) -> LogReader {
+        LogReader { limits, ..LogReader::default() }
+    }
+
     /// Takes in one line of text, read at `now`, with the position behind it: of a kernel log that `dmesg`, syslog or
     /// `journalctl` wrote, in any of their forms.
     pub fn line(&mut self, now: Mono, line: &str, position: u64) -> Option<(Mono, Fact)> {
@@ -87,6 +105,9 @@ impl LogReader {
         let line = plain(line);
         if let Some(entry) = JournalEntry::parse(&line) {
             return if entry.by_kernel { self.entry(now, &entry, position) } else { None };
+        }
+        if let Some(message) = journal::of_container(&line) {
+            return self.read(now, &Record::parse(&plain(&message)), position);
         }
         if let Some(message) = journal::of_dmesg(&line) {
             return self.read(now, &bare(&message, None), position);
@@ -147,8 +168,16 @@ impl LogReader {
                 Fact::Sxid(sxid)
             });
         }
+        if let Some(group) = host::group_of_kill(message) {
+            self.group_of_kill = Some(shortened(group));
+            return None;
+        }
         let mut report = self.of_driver(message).or_else(|| host::report(message))?;
         if report.class == KernelClass::OutOfMemory {
+            let group = self.group_of_kill.take();
+            if message.starts_with("Memory cgroup") {
+                report.cgroup = report.cgroup.or(group);
+            }
             let again = report.pid.is_some() && report.pid == self.last_kill;
             self.last_kill = if again { None } else { report.pid };
             if again {
@@ -191,6 +220,7 @@ impl LogReader {
     }
 
     fn passes(&mut self, kind: Kind, subject: Option<&str>, now: Mono) -> bool {
+        let rate = Rate { burst: self.limits.burst.max(1), every: self.limits.every.0 };
         if let (Kind::Host(class), Some(subject)) = (&kind, subject) {
             let known = self.subjects.entry(*class).or_default();
             if known.len() < SUBJECTS && !known.contains(subject) {
@@ -199,13 +229,13 @@ impl LogReader {
             }
         }
         if let Some(bucket) = self.buckets.get_mut(&kind) {
-            return bucket.pass(RATE, now);
+            return bucket.pass(rate, now);
         }
         // A log that makes up kinds is no reason to grow without end, nor to lose a real one.
         if self.buckets.len() >= KINDS {
             self.buckets.pop_first();
         }
-        self.buckets.entry(kind).or_insert_with(|| Bucket::new(RATE, now)).pass(RATE, now)
+        self.buckets.entry(kind).or_insert_with(|| Bucket::new(rate, now)).pass(rate, now)
     }
 }
 
