@@ -108,6 +108,7 @@ pub fn ruling_out(
         decision,
         kernel_lines: testimony.kernel_lines.clone(),
         sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
+        held: testimony.held.clone(),
     })
 }
 
@@ -123,6 +124,6 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: decision.map(|decision| (decision.action, decision.why)),
-        testimony: Testimony { kernel_lines: ruling.kernel_lines.clone(), sick },
+        testimony: Testimony { kernel_lines: ruling.kernel_lines.clone(), sick, held: ruling.held.clone() },
     })
 }

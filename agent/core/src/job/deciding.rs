@@ -1,0 +1,277 @@
+//! From the end of an attempt to what is done about it: the verdict, the proposal and the agent's word on it.
+
+use std::collections::BTreeMap;
+
+use crate::attribute::catalog::Catalog;
+use crate::blame;
+use crate::entry::{Body, ExitStatus, Fact};
+use crate::id::{Incident, Rank};
+use crate::judge::{RankEnd, hung, judge};
+use crate::ledger::Spending;
+use crate::policy::{self, Case, Choice, Host, PastFailure, Rung};
+use crate::testimony::Testimony;
+use crate::time::{Mono, Span};
+use crate::verdict::{Action, DecidedBy, Decision, Verdict};
+
+use super::{IncidentTimes, Job, Order, Output, Phase, Ruling, StopWhy};
+
+/// A host that is not ready is asked for again after a quarter of the time that was waited, within these.
+const SOONEST: Span = Span::millis(20);
+const LATEST: Span = Span::seconds(2);
+
+/// A failure that is judged and not decided on yet.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    verdict: Verdict,
+    judged_at: Mono,
+    /// The verdict before anybody's words were heard, and how the ranks ended: for judging it anew.
+    heard: Option<(Verdict, BTreeMap<Rank, RankEnd>)>,
+    /// What the host said last.
+    testimony: Testimony,
+    /// For what it is waited, as it was told.
+    waits: Option<String>,
+    /// When it is to be asked again; none while an answer is awaited.
+    look_at: Option<Mono>,
+}
+
+impl Job {
+    pub(super) fn attempt_ended(&mut self, at: Mono, out: &mut Vec<Output>) {
+        let Phase::Stopping(why) = self.phase else { return };
+        if let Some(exit) = self.stop_requested {
+            return self.finish(at, exit, "asked to stop".to_owned(), out);
+        }
+        match why {
+            StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
+            StopWhy::Fault => {
+                let ends: BTreeMap<Rank, RankEnd> = self
+                    .ranks
+                    .iter()
+                    .map(|(rank, state)| {
+                        // A journal that is replayed has no steps, but tells where each rank ended.
+                        let step = state.newest.map(|newest| newest.step).or(state.end.step);
+                        (
+                            *rank,
+                            RankEnd { step, heartbeats: state.connected, ..state.end.clone() }
+                                .with_last_words(),
+                        )
+                    })
+                    .collect();
+                if let Some((hang, found)) = self.hang.take() {
+                    let verdict = hung(self.next_incident(), self.attempt, &hang, found);
+                    self.ledger.enter(at, Spending::Deciding);
+                    return self.propose(at, verdict, 1, out);
+                }
+                let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
+                let first = verdict.clone();
+                if let Ok(catalog) = Catalog::built_in() {
+                    blame::complete(&mut verdict, catalog, &ends, &Testimony::default());
+                }
+                let exit = exit_of(&verdict, &ends);
+                self.ledger.enter(at, Spending::Deciding);
+                self.propose(at, verdict, exit, out);
+                if let Some(pending) = &mut self.pending {
+                    pending.heard = Some((first, ends));
+                }
+            }
+        }
+    }
+
+    /// Records the verdict, makes the proposal and asks the agent for its word.
+    pub(super) fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
+        out.push(Output::Record(Body::Verdict(verdict.clone())));
+        self.incidents.push(IncidentTimes {
+            incident: verdict.incident,
+            headline: verdict.headline.clone(),
+            decision: String::new(),
+            fault_at: verdict.fault_at,
+            detected_at: verdict.detected_at,
+            stopped_at: Some(at),
+            decided_at: None,
+            started_at: None,
+            connected_at: None,
+            first_step_at: None,
+            reached_before: self.ledger.reached(),
+            first_step: None,
+        });
+        self.phase = Phase::Judging { exit };
+        let pending = Pending {
+            verdict,
+            judged_at: at,
+            heard: None,
+            testimony: Testimony::default(),
+            waits: None,
+            look_at: None,
+        };
+        self.consult(at, exit, &pending, out);
+        self.pending = Some(pending);
+    }
+
+    fn consult(&self, at: Mono, exit: i32, pending: &Pending, out: &mut Vec<Output>) {
+        let proposal = self.decide(at, exit, pending, &Testimony::default());
+        out.push(Output::Order(Order::Consult { verdict: Box::new(pending.verdict.clone()), proposal }));
+    }
+
+    /// What the policy makes of it.
+    fn decide(&self, at: Mono, exit: i32, pending: &Pending, testimony: &Testimony) -> Decision {
+        let verdict = &pending.verdict;
+        let choice = policy::decide(
+            &self.settings,
+            Case {
+                verdict,
+                past: &self.past,
+                exit,
+                lived: verdict.fault_at.since(self.attempt_began),
+                reached: self.ledger.reached(),
+                host: Host {
+                    sick: &testimony.sick,
+                    held: &testimony.held,
+                    waited: at.since(pending.judged_at),
+                    last_step: self.last_step,
+                },
+                spares: 0,
+                now: at,
+            },
+        );
+        let Choice { action, after, why } = choice;
+        Decision { incident: verdict.incident, action, after, why, by: DecidedBy::Launcher }
+    }
+
+    /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
+    fn hear(pending: &mut Pending, testimony: &Testimony, out: &mut Vec<Output>) {
+        if *testimony == pending.testimony {
+            return;
+        }
+        pending.testimony = testimony.clone();
+        let incident = pending.verdict.incident;
+        if let (Some((first, ends)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
+            let mut verdict = first.clone();
+            blame::complete(&mut verdict, catalog, ends, testimony);
+            if verdict != pending.verdict {
+                out.push(Output::Record(Body::Verdict(verdict.clone())));
+                pending.verdict = verdict;
+            }
+        }
+        out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony: testimony.clone() })));
+    }
+
+    pub(super) fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
+        let Phase::Judging { exit } = self.phase else { return };
+        let fits = |ruling: &Ruling| {
+            self.pending.as_ref().is_some_and(|pending| pending.verdict.incident == ruling.incident)
+        };
+        if ruling.as_ref().is_some_and(|ruling| !fits(ruling)) {
+            return;
+        }
+        let Some(mut pending) = self.pending.take() else { return };
+        let by = if ruling.is_some() { DecidedBy::Agent } else { DecidedBy::Launcher };
+        let (instead, mut testimony) =
+            ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.testimony));
+        testimony.held.extend(self.held.iter().cloned());
+        Self::hear(&mut pending, &testimony, out);
+        let mut decision = Decision { by, ..self.decide(at, exit, &pending, &testimony) };
+        if let Some((action, why)) = instead {
+            decision = Decision { action, why, after: Span::default(), ..decision };
+        }
+        match decision.action {
+            Action::Wait => self.wait_for_the_host(at, pending, decision, out),
+            _ => self.carry_out(at, exit, pending.verdict, decision, out),
+        }
+    }
+
+    /// Asks again after a while; what is waited for is told once, and again when it is something else.
+    fn wait_for_the_host(
+        &mut self,
+        at: Mono,
+        mut pending: Pending,
+        decision: Decision,
+        out: &mut Vec<Output>,
+    ) {
+        if pending.waits.as_ref() != Some(&decision.why) {
+            pending.waits = Some(decision.why.clone());
+            out.push(Output::Record(Body::Decision(decision)));
+        }
+        // A GPU's memory is free within a second as a rule; who waits long need not ask often.
+        let waited = at.since(pending.judged_at);
+        let look_at = at.after(Span((waited.0 / 4).clamp(SOONEST.0, LATEST.0)));
+        pending.look_at = Some(look_at);
+        out.push(Output::Order(Order::LookAgain { at: look_at }));
+        self.pending = Some(pending);
+    }
+
+    fn carry_out(
+        &mut self,
+        at: Mono,
+        exit: i32,
+        verdict: Verdict,
+        decision: Decision,
+        out: &mut Vec<Output>,
+    ) {
+        out.push(Output::Record(Body::Decision(decision.clone())));
+        self.with_incident(|incident| {
+            incident.decided_at = Some(at);
+            incident.decision = decision.why.clone();
+        });
+        if let Some(wanted) = decision.action.exit() {
+            let exit = if wanted == 0 { exit.max(1) } else { wanted };
+            return self.finish(at, exit, format!("{}; {}", verdict.headline, decision.why), out);
+        }
+        self.past.push(PastFailure {
+            decided_at: at,
+            lived: verdict.fault_at.since(self.attempt_began),
+            cause: verdict.cause,
+            step: verdict.step,
+            rung: decision.action.rung().unwrap_or(Rung::All),
+            reached: self.ledger.reached(),
+            heartbeats: verdict.heartbeats,
+            back_after: None,
+        });
+        if decision.after == Span::default() {
+            return self.restart(at, out);
+        }
+        let until = at.after(decision.after);
+        self.phase = Phase::HeldBack { until };
+        out.push(Output::Order(Order::LookAgain { at: until }));
+    }
+
+    /// The time has come to ask for the host again, or for a restart that was held back.
+    pub(super) fn look_again(&mut self, at: Mono, out: &mut Vec<Output>) {
+        match self.phase {
+            Phase::HeldBack { until } if at >= until => self.restart(at, out),
+            Phase::HeldBack { until } => out.push(Output::Order(Order::LookAgain { at: until })),
+            Phase::Judging { exit } => {
+                let Some(mut pending) = self.pending.take() else { return };
+                if pending.look_at.take().is_some() {
+                    self.consult(at, exit, &pending, out);
+                }
+                self.pending = Some(pending);
+            }
+            Phase::Starting | Phase::Running | Phase::Stopping(_) | Phase::Ended => {}
+        }
+    }
+
+    fn restart(&mut self, at: Mono, out: &mut Vec<Output>) {
+        self.attempt = self.attempt.next();
+        self.out_of_memory_kills = 0;
+        self.phase = Phase::Starting;
+        self.ledger.enter(at, Spending::Starting);
+        out.push(Output::Order(Order::StartRanks(self.attempt)));
+    }
+
+    pub(super) fn next_incident(&self) -> Incident {
+        Incident(self.incidents.len() as u64 + 1)
+    }
+}
+
+/// The status with which the launcher exits after this failure: the culprit's own, a signal as 128 + its number.
+/// A rank that raised may have been stopped before it could exit; Python would have exited with 1.
+fn exit_of(verdict: &Verdict, ends: &BTreeMap<Rank, RankEnd>) -> i32 {
+    let end = verdict.culprit.and_then(|rank| ends.get(&rank));
+    match end {
+        Some(RankEnd { note: Some(_), .. }) | None => 1,
+        Some(end) => end.exit.map_or(1, |(status, _)| match status {
+            ExitStatus::Code(0) => 1,
+            status => status.as_shell_code(),
+        }),
+    }
+}

@@ -1,0 +1,93 @@
+//! What a job is told and what it answers.
+
+use crate::entry::{Body, Fact, StepDone};
+use crate::id::{Attempt, Incident, Rank};
+use crate::testimony::Testimony;
+use crate::time::Mono;
+use crate::verdict::{Action, Decision, Verdict};
+
+/// What the launcher tells the job.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Something was observed; it goes into the journal.
+    Fact(Fact),
+    /// A rank completed steps; these are too many for the journal.
+    Steps {
+        /// In which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// The steps, oldest first.
+        done: Vec<StepDone>,
+    },
+    /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.
+    Ruling(Option<Ruling>),
+    /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.
+    Held(Vec<String>),
+    /// The time of an [`Order::LookAgain`] has come.
+    LookAgain,
+}
+
+/// The agent's word on a proposed decision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ruling {
+    /// The incident that the proposal was about; an answer to another one is ignored.
+    pub incident: Incident,
+    /// What is to be done instead; none if the proposal is agreed to.
+    pub instead: Option<(Action, String)>,
+    /// What the host has to say of the failure.
+    pub testimony: Testimony,
+}
+
+/// What the job asks of the launcher.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// To be written into the journal.
+    Record(Body),
+    /// To be carried out.
+    Order(Order),
+}
+
+/// What the launcher's hands are to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// Start all ranks; answered by `AttemptStarted` or `StartFailed`.
+    StartRanks(Attempt),
+    /// Stop what is left of the attempt, its whole process tree; answered by `AttemptEnded`.
+    StopRanks {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Why, which sets the grace that the ranks are given.
+        why: StopWhy,
+    },
+    /// Write down what all ranks of the attempt are at; answered by `EvidenceTaken` or `HangPassed`.
+    TakeEvidence(Attempt),
+    /// Ask the agent; answered by [`Input::Ruling`].
+    Consult {
+        /// The verdict.
+        verdict: Box<Verdict>,
+        /// What would be done without an agent.
+        proposal: Decision,
+    },
+    /// Come back at that time; answered by [`Input::LookAgain`].
+    LookAgain {
+        /// When.
+        at: Mono,
+    },
+    /// The job is over.
+    Finish {
+        /// The status with which the launcher exits.
+        exit: i32,
+    },
+}
+
+/// Why ranks are stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopWhy {
+    /// A rank failed; the others can only wait for it.
+    Fault,
+    /// The launcher was asked to stop: the ranks may want to save.
+    Requested,
+    /// All ranks are done; what they left behind has to go.
+    Done,
+}
