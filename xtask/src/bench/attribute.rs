@@ -63,7 +63,9 @@ fn ours() -> Result<Vec<Figure>> {
     if let Some(cases) = labelled_cases() {
         cargo.arg(cases);
     } else {
-        eprintln!("attribute.dev_domain_cv: left out: no labelled cases (MAINSTAY_LABELLED_CASES names a file)");
+        eprintln!(
+            "attribute.dev_domain_cv: left out: no labelled cases (MAINSTAY_LABELLED_CASES names a file)"
+        );
     }
     let output = cargo.stderr(Stdio::inherit()).output().context("starting the example")?;
     if !output.status.success() {
@@ -82,7 +84,17 @@ fn ours() -> Result<Vec<Figure>> {
 fn example() -> Command {
     let mut cargo = Command::new("cargo");
     cargo
-        .args(["run", "--release", "--locked", "--quiet", "-p", "mainstay-core", "--example", "attribute_figures", "--"])
+        .args([
+            "run",
+            "--release",
+            "--locked",
+            "--quiet",
+            "-p",
+            "mainstay-core",
+            "--example",
+            "attribute_figures",
+            "--",
+        ])
         .current_dir(places::root());
     cargo
 }

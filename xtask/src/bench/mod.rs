@@ -71,8 +71,10 @@ enum Name {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
-    let needs_ranks =
-        args.names.iter().any(|name| !matches!(name, Name::Build | Name::Judge | Name::KernelLog | Name::Attribute));
+    let needs_ranks = args
+        .names
+        .iter()
+        .any(|name| !matches!(name, Name::Build | Name::Judge | Name::KernelLog | Name::Attribute));
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.contains(&Name::KernelLog) {
         building::release(&story)?;
