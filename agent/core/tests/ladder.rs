@@ -145,7 +145,9 @@ impl World {
                     assert!(self.orders.is_empty(), "orders after the end: {:?}", self.orders);
                     return (exit, self.end(exit));
                 }
-                order @ Order::TakeEvidence(_) => panic!("nobody hangs here: {order:?}"),
+                order @ (Order::TakeEvidence(_) | Order::StartRound { .. }) => {
+                    panic!("nobody hangs here or stays in its process: {order:?}")
+                }
             }
         }
         panic!("the job never ends");
@@ -253,7 +255,7 @@ impl World {
             }
         }
         self.alive = None;
-        self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0 });
+        self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] });
         // Late words of an attempt that is over.
         if self.random.one_in(4) {
             self.raise(attempt, 0, "late".into());
