@@ -15,7 +15,7 @@ use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Stamp;
-use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::verdict::{Cause, Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -139,6 +139,8 @@ struct Launcher {
     pid: Pid,
     uid: u32,
     have_seq: u64,
+    /// What the GPUs did when ranks of the job were last found to hang.
+    gpus_in_hang: Vec<String>,
     /// The current connection.
     session: Option<(u64, mpsc::Sender<ToLauncher>)>,
 }
@@ -164,7 +166,16 @@ impl Node {
     ) -> Node {
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
-            (job.clone(), Launcher { pid: view.spec.launcher, uid: view.spec.uid, have_seq, session: None })
+            (
+                job.clone(),
+                Launcher {
+                    pid: view.spec.launcher,
+                    uid: view.spec.uid,
+                    have_seq,
+                    gpus_in_hang: Vec::new(),
+                    session: None,
+                },
+            )
         });
         Node { launchers: launchers.collect(), board, sessions: 0, hardware, own_inputs }
     }
@@ -294,8 +305,10 @@ impl Node {
         let number = self.sessions;
         let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
         let session = Some((number, orders));
-        self.launchers
-            .insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session });
+        self.launchers.insert(
+            hello.job.clone(),
+            Launcher { pid: hello.pid, uid: hello.uid, have_seq, gpus_in_hang: Vec::new(), session },
+        );
         self.watch(hello.job.clone(), hello.pid);
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }
@@ -309,6 +322,12 @@ impl Node {
             return;
         }
         launcher.have_seq = entry.seq;
+        if let Body::Fact(Fact::RanksHung { .. }) = &entry.body {
+            // Now, while they hang: when the verdict is asked about, they have been stopped.
+            let now = clock::mono();
+            let gpus = self.board.view().gpus.iter();
+            launcher.gpus_in_hang = gpus.filter_map(|gpu| gpu.doing(now)).collect();
+        }
         let body = match entry.body {
             // Whose job it is, the kernel has said; a launcher cannot speak for another user or process.
             Body::Fact(Fact::JobStarted(mut spec)) => {
@@ -331,7 +350,10 @@ impl Node {
                 jobs.flat_map(|(_, view)| view.ranks.values()).any(|rank| rank.pid == pid)
             };
             let components: Vec<Component> = self.board.view().components.values().cloned().collect();
-            let testimony = self.hardware.testify(verdict.fault_at, others, &components);
+            let mut testimony = self.hardware.testify(verdict.fault_at, others, &components);
+            if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
+                testimony.gpus.clone_from(&launcher.gpus_in_hang);
+            }
             let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None, testimony));
         }
     }
