@@ -6,13 +6,14 @@ mod hardware;
 use std::collections::BTreeMap;
 
 use mainstay_core::attention::Word;
-use mainstay_core::device::{DeviceReport, GpuEvent};
+use mainstay_core::device::{DeviceReport, GpuEvent, Opinion};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::Component;
 use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Stamp;
 use mainstay_core::verdict::{Decision, Verdict};
@@ -70,6 +71,8 @@ pub enum Input {
     },
     /// The GPUs' driver was asked.
     Devices(DeviceReport),
+    /// What another one who watches GPUs says of them, all of it.
+    SecondOpinions(BTreeMap<PciAddress, Vec<Opinion>>),
     /// The GPUs' driver told something unasked.
     GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
@@ -246,6 +249,11 @@ impl Node {
                 }
             }
             Input::Devices(report) => self.devices(report),
+            Input::SecondOpinions(opinions) => {
+                self.hardware.second_opinions(opinions);
+                self.show(clock::now(), Vec::new());
+                self.board.publish();
+            }
             Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
             Input::Operator { uid, component, word, answer } => {
