@@ -450,3 +450,32 @@ fn a_link_of_which_nothing_is_said_any_more_is_unknown_and_not_down() {
     told.look();
     told.expect(FIRST, Unhealthy, ResetDevice);
 }
+
+#[test]
+fn links_that_recover_again_and_again_are_ill_and_those_that_do_now_and_then_are_not() {
+    let run = |per_minute: u64| {
+        let mut host = Host::new();
+        for minute in 0..10 {
+            host.details().links[3].recovered = Some(3 + minute * per_minute);
+            host.look_after(60);
+        }
+        host
+    };
+    run(10).expect(LINK, Degraded, ResetDevice);
+    assert_eq!(run(1).ill(), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_read_for_information_is_evidence_and_no_verdict() {
+    let mut host = Host::new();
+    host.details().gsp = Read::Value(false);
+    host.first().power = Read::Failed("an unknown error".into());
+    host.first().processes = Read::Failed("an unknown error".into());
+    host.looks(20);
+    assert_eq!(host.ill(), Vec::<String>::new());
+    let evidence = host.find(FIRST).unwrap().evidence;
+    assert!(
+        evidence.iter().any(|of| of.source == "NVML GSP firmware" && of.reading == "off"),
+        "{evidence:?}"
+    );
+}

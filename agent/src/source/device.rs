@@ -1,7 +1,7 @@
 //! GPUs, by way of a probe in a child process that can be abandoned.
 //!
 //! The probe is asked with a deadline for each GPU. A GPU for which a call does not return is left out and tried again
-//! each minute, after the others, so that these are read meanwhile. A probe that does not answer is killed; while it is not gone (a
+//! from time to time, after the others, so that these are read meanwhile. A probe that does not answer is killed; while it is not gone (a
 //! process inside a driver that hangs survives even SIGKILL) no other is started, and the driver counts as silent
 //! since the first call that did not return. Between two samples the probe passes on what the driver tells unasked.
 
@@ -27,6 +27,9 @@ use pipe::{Broken, Probe, timespec};
 /// How often a probe is begun anew while a GPU is in trouble or missing: a library that was begun before a GPU was
 /// reset, or came back, does not see it as it is.
 const RENEW_EVERY: Span = Span::seconds(60);
+
+/// After so long a GPU for which a call has hung is tried again for the first time.
+const FIRST_RETRY: Span = Span::seconds(10);
 
 /// How long a probe that was killed may take to be gone.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
@@ -61,6 +64,8 @@ pub struct DeviceSource {
     known: BTreeMap<u32, GpuIdentity>,
     /// The most GPUs that were counted.
     most: usize,
+    /// GPUs that were counted last.
+    counted: usize,
     details_at: Option<Mono>,
     events: Vec<GpuEvent>,
     /// GPUs for which a call has not returned, by their place in the driver's list.
@@ -75,6 +80,17 @@ struct Hung {
     since: Mono,
     /// When it was last tried.
     tried: Mono,
+    /// How often it was.
+    tries: u32,
+}
+
+impl Hung {
+    /// Whether it is time to try it again: soon at first, then ever more seldom, for each try takes a deadline and a new
+    /// probe.
+    fn is_due(&self, now: Mono) -> bool {
+        let wait = Span(FIRST_RETRY.0 << self.tries.saturating_sub(1).min(8));
+        now.since(self.tried) >= wait.min(RENEW_EVERY)
+    }
 }
 
 /// What a wait came to.
@@ -99,6 +115,7 @@ impl DeviceSource {
             silent: None,
             known,
             most: 0,
+            counted: 0,
             details_at: None,
             events: Vec::new(),
             hung: BTreeMap::new(),
@@ -173,12 +190,11 @@ impl DeviceSource {
     /// GPUs for which calls have hung: those that are tried again now, and those that are left out. Where calls hang
     /// for all of them it is the driver that hangs, and all are tried.
     fn doubtful(&mut self, now: Mono) -> (Vec<u32>, Vec<u32>) {
-        if self.hung.len() >= self.most {
+        if self.hung.len() >= self.counted {
             self.hung.clear();
         }
-        let due = |hung: &Hung| now.since(hung.tried) >= RENEW_EVERY;
         let places = |of: bool| {
-            let some = self.hung.iter().filter(|(_, hung)| due(hung) == of);
+            let some = self.hung.iter().filter(|(_, hung)| hung.is_due(now) == of);
             some.map(|(index, _)| *index).collect()
         };
         (places(true), places(false))
@@ -200,7 +216,9 @@ impl DeviceSource {
                     // It may be past killing; it is looked after at the next samples.
                     let mut child = probe.into_child();
                     let _ = child.kill();
-                    self.abandoned = Some(child);
+                    if !ended(&mut child, GONE_WITHIN) {
+                        self.abandoned = Some(child);
+                    }
                     self.details_at = None;
                     return self.hangs(now, reading, gpus);
                 }
@@ -218,7 +236,7 @@ impl DeviceSource {
                         until = Instant::now() + self.plan.deadline;
                     }
                     ProbeLine::Event(event) => self.events.push(event),
-                    ProbeLine::Counted(count) => self.most = self.most.max(count as usize),
+                    ProbeLine::Counted(count) => self.counted = count as usize,
                     ProbeLine::Gpu(gpu) => {
                         self.hung.remove(&gpu.index);
                         gpus.push(*gpu);
@@ -244,8 +262,9 @@ impl DeviceSource {
     fn hangs(&mut self, now: Mono, reading: Option<u32>, gpus: Vec<GpuReading>) -> DeviceReport {
         let Some(index) = reading else { return self.is_silent(now, None) };
         let since = self.silent.map_or(now, |(since, _)| since);
-        self.hung.entry(index).or_insert(Hung { since, tried: now }).tried = now;
-        let all = gpus.len() + self.hung.len() >= self.most;
+        let hung = self.hung.entry(index).or_insert(Hung { since, tried: now, tries: 0 });
+        (hung.tried, hung.tries) = (now, hung.tries.saturating_add(1));
+        let all = gpus.len() + self.hung.len() >= self.counted;
         if gpus.is_empty() || !all {
             return self.is_silent(now, reading);
         }
