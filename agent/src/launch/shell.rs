@@ -20,10 +20,10 @@ use crate::act::output::{self, Stream, Terminal};
 use crate::act::page_files;
 use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, RankProcess};
-use crate::act::stop::{Stop, reap_orphans, sweep};
+use crate::act::stop::{Grace, Stop, reap_orphans, sweep};
 use crate::board::Board;
 use crate::launch::hang::{Evidence, Judge};
-use crate::launch::{Settings, Warm, notice};
+use crate::launch::{Settings, Warm, notice, save};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
@@ -94,6 +94,10 @@ pub struct Launcher {
     /// The way to the agent, while there is one.
     agent: Option<mpsc::Sender<LinkOrder>>,
     ruling_until: Option<tokio::time::Instant>,
+    /// When the job wants to look again.
+    look_at: Option<tokio::time::Instant>,
+    /// Processes of the attempt before that did not die of SIGKILL.
+    undying: Vec<Pid>,
     evidence: Option<Evidence>,
     looks: u32,
     exit: Option<i32>,
@@ -112,7 +116,9 @@ impl Launcher {
     ) -> Launcher {
         let mut out = Vec::new();
         let began = clock::mono();
-        let job = Job::begin(began, job_spec(&settings, &crew), settings.budget, &mut out);
+        let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());
+        let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
+        let job = Job::begin(began, job_spec(&settings, &crew), policy, &mut out);
         let watcher = crew.page_dir.as_ref().and_then(|directory| {
             let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
             watcher
@@ -144,6 +150,8 @@ impl Launcher {
             port: None,
             agent: None,
             ruling_until: None,
+            look_at: None,
+            undying: Vec::new(),
             evidence: None,
             looks: 0,
             exit: None,
@@ -163,7 +171,8 @@ impl Launcher {
                 return self.end(exit, outside).await;
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
-            let ruling_until = self.ruling_until;
+            let tell_at = self.stop.as_ref().and_then(|stop| stop.tell_at).map(from_now);
+            let (ruling_until, look_at) = (self.ruling_until, self.look_at);
             // In the order in which they matter when several are ready.
             tokio::select! {
                 biased;
@@ -172,6 +181,11 @@ impl Launcher {
                 Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
+                () = until(look_at) => {
+                    self.look_at = None;
+                    self.step(clock::mono(), Input::LookAgain);
+                }
+                () = until(tell_at) => self.tell_to_end(),
                 () = until(force_at) => self.force(),
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
@@ -195,12 +209,23 @@ impl Launcher {
                     }
                     let (now, grace) = (clock::mono(), self.settings.grace);
                     let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
-                    self.stop = Some(Stop::begin(now, why, grace, signal, &self.ranks));
+                    let saving = why == StopWhy::Requested
+                        && save::ask(
+                            &self.ranks,
+                            &self.pages,
+                            now,
+                            now.after(Grace::to_save(grace.requested)),
+                        );
+                    if saving && let Some(signal) = self.settings.save_signal {
+                        self.ranks.iter().for_each(|rank| save::signal(rank, signal));
+                    }
+                    self.stop = Some(Stop::begin(now, why, grace, signal, saving, &self.ranks));
                     self.end_attempt_if_over().await;
                 }
                 Order::StopRanks { .. } => {}
                 Order::TakeEvidence(attempt) => self.take_evidence(attempt),
                 Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
+                Order::LookAgain { at } => self.look_at = Some(from_now(at)),
                 Order::Finish { exit } => self.exit = Some(exit),
             }
         }
@@ -360,9 +385,10 @@ impl Launcher {
         let guardian = self.guardian.as_ref().map(Guardian::pid);
         let warm = &self.warm;
         let spared = || warm.processes().into_iter().chain(guardian).collect();
-        let orphans_killed = sweep(self.cgroup.as_ref(), spared, patience).await;
+        let swept = sweep(self.cgroup.as_ref(), spared, patience).await;
+        self.undying = swept.undying;
         self.terminal.flush(LAST_WORDS_WITHIN);
-        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
+        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed: swept.killed });
     }
 
     fn asked_to_stop(&mut self, signal: i32) {
@@ -380,6 +406,22 @@ impl Launcher {
         self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }
 
+    /// Ranks that were asked to save and did not end by themselves.
+    fn tell_to_end(&mut self) {
+        if let Some(stop) = &mut self.stop {
+            stop.tell(&self.ranks);
+        }
+    }
+
+    /// The machine is to be taken away, or so: ranks save and end, and the scheduler starts the job elsewhere.
+    fn asked_to_leave(&mut self, reason: String) {
+        if self.asked_by.is_none() && self.settings.leave_on_notice {
+            self.asked_by = Some(nix::libc::SIGTERM);
+            let exit = self.settings.policy.hand_back_exit;
+            self.fact(Fact::StopRequested { by: reason, exit });
+        }
+    }
+
     fn force(&mut self) {
         if let Some(stop) = &mut self.stop {
             stop.force(&self.ranks);
@@ -392,11 +434,27 @@ impl Launcher {
     }
 
     fn consult(&mut self, verdict: Verdict, proposal: Decision) {
+        let held = self.held();
+        self.step(clock::mono(), Input::Held(held));
         if self.send(LinkOrder::Proposal(Box::new((verdict, proposal)))) {
             self.ruling_until = Some(tokio::time::Instant::now() + RULING_WITHIN);
         } else {
             self.rule(None);
         }
+    }
+
+    /// What the next ranks need and somebody else holds, as far as it can be seen without an agent.
+    fn held(&mut self) -> Vec<String> {
+        self.undying.retain(|pid| processes::is_alive(*pid));
+        let mut held: Vec<String> = self.undying.iter().map(|pid| undying(*pid)).collect();
+        if let Some(port) = self.settings.master_port {
+            // Ours of the attempt before goes first; the next attempt takes it again.
+            self.port = None;
+            if let Err(error) = HeldPort::take(port) {
+                held.push(format!("port {port} for the ranks' store (MASTER_PORT) cannot be taken: {error}"));
+            }
+        }
+        held
     }
 
     fn rule(&mut self, ruling: Option<Ruling>) {
@@ -422,6 +480,7 @@ impl Launcher {
                 }
             }
             LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
+            LinkEvent::Leave { reason } => self.asked_to_leave(reason),
         }
     }
 
@@ -599,6 +658,13 @@ fn compile_signatures() {
     let _ = std::thread::Builder::new().name("signatures".to_owned()).spawn(compile);
 }
 
+/// A process that did not die of SIGKILL, for a person: what it waits in, and whether it holds a device.
+fn undying(pid: Pid) -> String {
+    let devices = processes::open_files(pid, "/dev/nvidia");
+    let holds = if devices.is_empty() { String::new() } else { format!(" and holds {}", devices.join(", ")) };
+    format!("process {} of the attempt before does not die; it is {}{holds}", pid.0, processes::waits_in(pid))
+}
+
 fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
     let text = |path: &PathBuf| path.display().to_string();
     JobSpec {
@@ -606,7 +672,7 @@ fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         world_size: settings.local_world_size,
         local_world_size: settings.local_world_size,
         first_rank: Rank(0),
-        max_restarts: settings.budget.max_restarts,
+        max_restarts: settings.policy.budget.max_restarts,
         launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
         uid: nix::unistd::getuid().as_raw(),
         run_dir: text(&crew.run_dir),

@@ -1,6 +1,7 @@
 //! `cargo xtask bench NAME`: measures, and never judges. What cannot be measured here is left out and says why.
 
 mod agent;
+mod attribute;
 mod build;
 mod detect;
 mod figure;
@@ -65,6 +66,8 @@ enum Name {
     Goodput,
     /// The judges on simulated jobs of up to 131,072 ranks.
     Judge,
+    /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
+    Attribute,
     /// A cold release build, and the size of the program.
     Build,
 }
@@ -85,10 +88,9 @@ fn polls(args: &Args) -> usize {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
-    let needs_ranks = args
-        .names
-        .iter()
-        .any(|name| !matches!(name, Name::Build | Name::Judge) && !name.is_of_the_agent_alone());
+    let needs_ranks = args.names.iter().any(|name| {
+        !matches!(name, Name::Build | Name::Judge | Name::Attribute) && !name.is_of_the_agent_alone()
+    });
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.iter().any(|name| name.is_of_the_agent_alone()) {
         building::release(&story)?;
@@ -96,6 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for name in &args.names {
         match (name, &bed) {
             (Name::Build, _) => build::measure(&story, &mut report),
+            (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
             (Name::Agent, Some(bed)) => {
