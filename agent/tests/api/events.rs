@@ -9,7 +9,8 @@ use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    Event, EventFilter, EventKind, ExplainIncidentRequest, ListEventsRequest, Severity, WatchEventsRequest, WatchEventsResponse,
+    Event, EventFilter, EventKind, ExplainIncidentRequest, ListEventsRequest, Severity, WatchEventsRequest,
+    WatchEventsResponse,
 };
 use tonic::service::Routes;
 use tonic::{Code, Streaming};
@@ -281,7 +282,11 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
     };
     let last = ask("demo", None).await.unwrap().into_inner();
     assert_eq!(last.incident, 2);
-    assert!(last.text.contains("ValueError: last") && last.text.contains("exit note of rank 3"), "{}", last.text);
+    assert!(
+        last.text.contains("ValueError: last") && last.text.contains("exit note of rank 3"),
+        "{}",
+        last.text
+    );
     assert!(last.markdown.starts_with("## "), "{}", last.markdown);
     let json: serde_json::Value = serde_json::from_str(&last.json).unwrap();
     assert_eq!(json["verdict"]["class"], "user_code");
