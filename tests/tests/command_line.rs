@@ -27,7 +27,7 @@ const TORCHRUN: [&str; 18] = [
 ];
 
 /// What Mainstay sets beside that.
-const OURS: [&str; 9] = [
+const OURS: [&str; 11] = [
     "MAINSTAY_ATTEMPT",
     "MAINSTAY_CHECKPOINT_DIR",
     "MAINSTAY_JOB_ID",
@@ -36,6 +36,8 @@ const OURS: [&str; 9] = [
     "MAINSTAY_ROUNDS",
     "FT_RANK_MONITOR_IPC_SOCKET",
     "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "PYTHONUNBUFFERED",
 ];
 

@@ -93,6 +93,7 @@ impl RankEnvironment<'_> {
         if let Some(socket) = self.rounds {
             variables.push(("MAINSTAY_ROUNDS", socket.display().to_string()));
         }
+        self.flight_recorder(&inherited, &mut variables);
         if let Some(socket) = self.monitor {
             variables.push(("FT_RANK_MONITOR_IPC_SOCKET", socket.display().to_string()));
         }
@@ -108,6 +109,20 @@ impl RankEnvironment<'_> {
         let variables = self.variables(|_| true).into_iter();
         let of_the_round = variables.filter(|(name, _)| OF_A_ROUND.contains(name));
         of_the_round.map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    /// With these, ranks that use NCCL write their flight record when somebody writes into their pipe, and go on. The pipe
+    /// lies beside the page, where nobody copies or reads whole directories.
+    fn flight_recorder(&self, inherited: impl Fn(&str) -> bool, variables: &mut Vec<(&'static str, String)>) {
+        let Some(page) = self.page else { return };
+        if !inherited("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") {
+            let stem = page.with_file_name("flight-").display().to_string();
+            variables.push(("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", stem));
+        }
+        if !inherited("TORCH_NCCL_DEBUG_INFO_TEMP_FILE") && !inherited("TORCH_FR_DUMP_TEMP_FILE") {
+            let stem = self.stacks_file.with_file_name("flight-record-").display().to_string();
+            variables.push(("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", stem));
+        }
     }
 }
 
