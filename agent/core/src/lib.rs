@@ -54,6 +54,7 @@ pub mod replay;
 pub mod running;
 pub mod settings;
 pub mod straggler;
+pub mod surroundings;
 pub mod testimony;
 pub mod time;
 pub mod tpu;
