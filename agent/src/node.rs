@@ -13,6 +13,7 @@ use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
+use mainstay_core::surroundings::Surroundings;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Stamp;
 use mainstay_core::verdict::{Decision, Verdict};
@@ -131,6 +132,8 @@ pub struct Attached {
 pub enum ToLauncher {
     /// The word on a proposal, none if it is agreed to; and what the host has to say of the failure.
     Ruling(Incident, Option<Decision>, Testimony),
+    /// What is known of the host that may explain why ranks are slow.
+    Surroundings(Surroundings),
 }
 
 /// A job's launcher, as far as it matters here.
@@ -141,6 +144,8 @@ struct Launcher {
     have_seq: u64,
     /// The current connection.
     session: Option<(u64, mpsc::Sender<ToLauncher>)>,
+    /// What surrounds its ranks, as it was last told over this connection.
+    surroundings: Surroundings,
 }
 
 /// The agent's own state.
@@ -164,7 +169,7 @@ impl Node {
     ) -> Node {
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
-            (job.clone(), Launcher { pid: view.spec.launcher, uid: view.spec.uid, have_seq, session: None })
+            (job.clone(), Launcher { pid: view.spec.launcher, uid: view.spec.uid, have_seq, session: None, surroundings: Surroundings::default() })
         });
         Node { launchers: launchers.collect(), board, sessions: 0, hardware, own_inputs }
     }
@@ -182,7 +187,7 @@ impl Node {
                 () = stop.cancelled() => break,
                 Some(input) = inputs.recv() => self.step(input),
                 // The watchdog is fed from here: it guards the loop, not a timer.
-                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.sync(); alive(); }
+                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.tell_surroundings(); self.sync(); alive(); }
             }
         }
         self.record(None, Fact::AgentStopped);
@@ -268,6 +273,24 @@ impl Node {
         Ok(())
     }
 
+    /// Tells launchers what surrounds their ranks, where that has changed.
+    fn tell_surroundings(&mut self) {
+        let view = self.board.view();
+        let mut components = None;
+        for (job, launcher) in &mut self.launchers {
+            let (Some((_, orders)), Some(of)) = (&launcher.session, view.jobs.get(job)) else { continue };
+            let components: &Vec<Component> =
+                components.get_or_insert_with(|| view.components.values().cloned().collect());
+            let ranks: Vec<(Rank, Pid)> = of.ranks.values().map(|rank| (rank.rank, rank.pid)).collect();
+            let known = Surroundings::of(&ranks, components, &view.gpus);
+            if !known.is_as(&launcher.surroundings)
+                && orders.try_send(ToLauncher::Surroundings(known.clone())).is_ok()
+            {
+                launcher.surroundings = known;
+            }
+        }
+    }
+
     /// What time alone changes: silences run out, and what was read too long ago must not stand as healthy.
     fn look_at_the_clock(&mut self) {
         let now = clock::now();
@@ -295,7 +318,7 @@ impl Node {
         let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
         let session = Some((number, orders));
         self.launchers
-            .insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session });
+            .insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session, surroundings: Surroundings::default() });
         self.watch(hello.job.clone(), hello.pid);
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }

@@ -81,6 +81,7 @@ fn entries() -> Vec<Body> {
         Body::Decision(Decision {
             incident: Incident(1),
             action: Action::Stop { exit: 1 },
+            after: Span(1),
             why: String::new(),
             by: DecidedBy::Launcher,
         }),

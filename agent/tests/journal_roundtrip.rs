@@ -6,6 +6,7 @@ use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, Started
 use mainstay_core::finding::{Finding, FindingKind};
 use mainstay_core::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_core::policy::Rung;
 use mainstay_core::time::{Mono, Span, Stamp, Wall};
 use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Outcome, Verdict};
 use proptest::collection::vec;
@@ -248,14 +249,15 @@ fn verdict() -> impl Strategy<Value = Verdict> {
 }
 
 fn decision() -> impl Strategy<Value = Decision> {
-    let action = prop_oneof![
-        attempt().prop_map(|attempt| Action::RestartInJob { attempt }),
-        any::<i32>().prop_map(|exit| Action::Stop { exit })
-    ];
+    let rung = prop::sample::select(Rung::ALL.to_vec());
+    let taken =
+        (rung, attempt(), any::<i32>()).prop_map(|(rung, attempt, exit)| Action::of(rung, attempt, exit));
+    let action = prop_oneof![taken, Just(Action::Wait)];
     let by = prop_oneof![Just(DecidedBy::Launcher), Just(DecidedBy::Agent)];
-    (incident(), action, text(), by).prop_map(|(incident, action, why, by)| Decision {
+    (incident(), action, any::<u64>(), text(), by).prop_map(|(incident, action, after, why, by)| Decision {
         incident,
         action,
+        after: Span(after),
         why,
         by,
     })

@@ -1,7 +1,7 @@
 //! Ranks that are forked from a template behave as if they had been started plainly, and where that cannot be promised
 //! they are started plainly.
 
-use mainstay_core::entry::{ExitStatus, Fact};
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact};
 use mainstay_core::id::Rank;
 use mainstay_core::observation::Observation;
 use mainstay_tests::{Job, Stage, has_client, processes, story};
@@ -9,15 +9,19 @@ use nix::sys::signal::Signal;
 
 /// Waits for what the launcher tells of its template.
 fn told(job: &Job, event: &str) -> String {
-    job.wait_for(&format!("the template's {event}"), |entry| match &entry.body {
-        mainstay_core::entry::Body::Fact(Fact::Observed(Observation {
-            component,
-            event: told,
-            detail,
-            ..
-        })) if component == "template" && told == event => Some(detail.clone()),
+    job.wait_for(&format!("the template's {event}"), |entry| is_told(entry, event))
+}
+
+/// What an entry tells of the template, if it tells this.
+fn is_told(entry: &Entry, event: &str) -> Option<String> {
+    match &entry.body {
+        Body::Fact(Fact::Observed(Observation { component, event: told, detail, .. }))
+            if component == "template" && told == event =>
+        {
+            Some(detail.clone())
+        }
         _ => None,
-    })
+    }
 }
 
 /// Runs a script twice: its first attempt is killed once there is a template, the second is forked from it.
@@ -285,5 +289,67 @@ if ATTEMPT == 0:
     told(&job, "warm");
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1"), "True");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn what_is_learned_replaces_what_was_only_named() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import sys
+held = "fractions" in sys.modules
+import fractions
+import mainstay
+wait_for("learn")
+for step in range(20):
+    mainstay.step(step)
+mark(f"seen.{ATTEMPT}", str(held))
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(1).options("--warm-imports json").start();
+    told(&job, "warm");
+    stage.mark("learn");
+    job.mark("seen.0");
+    let warm = |story: &[Entry]| story.iter().filter(|entry| is_told(entry, "warm").is_some()).count();
+    processes::wait_until("the second template to be warm", || warm(&job.story()) == 2);
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "True");
+    job.end().assert_status(0);
+}
+
+/// An environment laid over another one by a .pth file, or a folder of `pip install --target`, holds libraries; the
+/// program's own modules may look at their rank and be edited between attempts.
+#[test]
+fn libraries_are_known_by_their_records_wherever_they_lie() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let (installed, own) = (stage.work().join("installed"), stage.work().join("own"));
+    std::fs::create_dir_all(installed.join("library-1.0.dist-info")).expect("a folder");
+    std::fs::create_dir_all(&own).expect("a folder");
+    std::fs::write(installed.join("library.py"), "").expect("a file");
+    std::fs::write(own.join("helpers.py"), "").expect("a file");
+    let script = r#"
+import sys
+held = "library" in sys.modules, "helpers" in sys.modules
+import library, helpers
+import mainstay
+for step in range(20):
+    mainstay.step(step)
+mark(f"seen.{ATTEMPT}", str(held))
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let path = std::env::join_paths([&installed, &own]).expect("a path");
+    let job = stage.python(script).ranks(1).variable("PYTHONPATH", &path).start();
+    assert_eq!(job.mark("seen.0"), "(False, False)");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "(True, False)");
     job.end().assert_status(0);
 }

@@ -5,8 +5,9 @@
 //!  Starting ─────────────────► Running ───────────────────────────► Stopping
 //!     ▲  │                                                             │ AttemptEnded
 //!     │  └── StartFailed ─────────────────────────────┐                ▼
-//!     └────────────── RestartInJob ── Ruling ◄──── Judging ◄───────────┤
-//!                                       │ Stop                         │ asked to stop, or all ranks done
+//!     └─ HeldBack ◄── RestartInJob ── Ruling ◄──── Judging ◄───────────┤
+//!        (if the ones before brought    │  └─ Wait ─────┘              │ asked to stop, or all ranks done
+//!         nothing, until it is time)    │ Stop, HandBack               │
 //!                                       └──────────► Ended ◄───────────┘
 //! ```
 //!
@@ -24,7 +25,7 @@ use crate::hang::{Hang, PlaceGroup};
 use crate::id::{Attempt, Rank};
 use crate::judge::{RankEnd, start_failed};
 use crate::ledger::{Ledger, Spending};
-use crate::policy::{Budget, PastFailure};
+use crate::policy::{PastFailure, Settings};
 use crate::running::{Pace, Watch};
 use crate::time::Mono;
 
@@ -37,7 +38,14 @@ enum Phase {
     Starting,
     Running,
     Stopping(StopWhy),
-    Judging { exit: i32 },
+    /// A failure is judged; the agent is asked, or the host is waited for.
+    Judging {
+        exit: i32,
+    },
+    /// A restart is decided and held back.
+    HeldBack {
+        until: Mono,
+    },
     Ended,
 }
 
@@ -54,7 +62,7 @@ struct RankState {
 #[derive(Clone, Debug)]
 pub struct Job {
     spec: JobSpec,
-    budget: Budget,
+    settings: Settings,
     phase: Phase,
     attempt: Attempt,
     ranks: BTreeMap<Rank, RankState>,
@@ -74,19 +82,23 @@ pub struct Job {
     /// Looks at what the ranks tell of their steps.
     watch: Watch,
     pending: Option<Pending>,
+    /// What the launcher last saw held that the next ranks need.
+    held: Vec<String>,
+    /// When a step was last completed, in any attempt.
+    last_step: Option<Mono>,
     ledger: Ledger,
     end: Option<(i32, String, Mono)>,
 }
 
 impl Job {
     /// Begins a job: records it and orders the first start.
-    pub fn begin(at: Mono, spec: JobSpec, budget: Budget, out: &mut Vec<Output>) -> Job {
+    pub fn begin(at: Mono, spec: JobSpec, policy: impl Into<Settings>, out: &mut Vec<Output>) -> Job {
         out.push(Output::Record(Body::Fact(Fact::JobStarted(spec.clone()))));
         out.push(Output::Order(Order::StartRanks(Attempt(0))));
         Job {
             watch: Watch::new(&spec),
             spec,
-            budget,
+            settings: policy.into(),
             phase: Phase::Starting,
             attempt: Attempt(0),
             ranks: BTreeMap::new(),
@@ -101,6 +113,8 @@ impl Job {
             incidents: Vec::new(),
             past: Vec::new(),
             pending: None,
+            held: Vec::new(),
+            last_step: None,
             ledger: Ledger::open(at),
             end: None,
         }
@@ -122,6 +136,8 @@ impl Job {
                 out.extend(again.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
             }
             Input::Ruling(ruling) => self.ruling(at, ruling, out),
+            Input::Held(held) => self.held = held,
+            Input::LookAgain => self.look_again(at, out),
         }
     }
 
@@ -270,7 +286,9 @@ impl Job {
                 self.ledger.enter(at, Spending::Finishing);
                 self.stop(StopWhy::Requested, out);
             }
-            Phase::Judging { .. } => self.finish(at, exit, "asked to stop".to_owned(), out),
+            Phase::Judging { .. } | Phase::HeldBack { .. } => {
+                self.finish(at, exit, "asked to stop".to_owned(), out);
+            }
             Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}
         }
     }

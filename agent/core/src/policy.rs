@@ -1,5 +1,25 @@
-//! From verdict to decision. The built-in policy restarts what a restart can help, within a budget, and stops
-//! what can only fail again.
+//! From verdict to decision: a pure function of the verdict, the history, and the state of the job, its host and the
+//! spares. `docs/reference/policy.md` says it in words; whatever takes its place one day gets the same and returns the same.
+//!
+//! In this order, the first that applies:
+//!
+//! 1. Ranks that cannot be started, a program that fails by itself, the same error at the same step: a person has to act.
+//! 2. The budgets: of all restarts, of restarts for this kind of cause, of restarts in a row without progress.
+//! 3. A host that is not ready is waited for; one that is not fit, or not ready in time, is left.
+//! 4. The rung that is expected to bring the job back soonest, after a wait if the ones before brought nothing.
+
+mod backoff;
+mod history;
+mod learned;
+mod readiness;
+mod rung;
+
+pub use backoff::seed;
+pub use history::{CauseKind, PastFailure, Reached, without_progress};
+pub use readiness::{Host, Readiness, readiness};
+pub use rung::{Rung, Rungs};
+
+use std::collections::BTreeMap;
 
 use crate::hang::HangKind;
 use crate::id::Attempt;
@@ -15,17 +35,37 @@ pub struct Budget {
     pub window: Option<Span>,
 }
 
-/// A failure of this job that was decided before.
+/// What the user lets the policy do.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PastFailure {
-    /// When it was decided.
-    pub decided_at: Mono,
-    /// What it was.
-    pub cause: Cause,
-    /// The step at which the culprit stood.
-    pub step: Option<u64>,
-    /// How long the attempt had lived.
-    pub lived: Span,
+pub struct Settings {
+    /// Of all restarts.
+    pub budget: Budget,
+    /// Of restarts for causes of a kind, beside that.
+    pub by_cause: BTreeMap<CauseKind, Budget>,
+    /// What there are hands for.
+    pub rungs: Rungs,
+    /// How long a host that is not ready is waited for; none to restart without looking.
+    pub ready_within: Option<Span>,
+    /// The status that asks the scheduler to start the job again elsewhere.
+    pub hand_back_exit: i32,
+    /// The job's own number, by which its waits differ from those of other jobs.
+    pub seed: u64,
+}
+
+/// EX_TEMPFAIL of sysexits.h: not now and here, but later or elsewhere.
+pub const HAND_BACK_EXIT: i32 = 75;
+
+impl From<Budget> for Settings {
+    fn from(budget: Budget) -> Settings {
+        Settings {
+            budget,
+            by_cause: BTreeMap::new(),
+            rungs: Rungs::ONE_HOST,
+            ready_within: Some(Span::seconds(60)),
+            hand_back_exit: HAND_BACK_EXIT,
+            seed: 0,
+        }
+    }
 }
 
 /// What the policy goes by.
@@ -39,43 +79,163 @@ pub struct Case<'a> {
     pub exit: i32,
     /// How long the attempt had lived when it failed.
     pub lived: Span,
+    /// The newest step that the job has reached in any attempt.
+    pub reached: Option<u64>,
+    /// The host.
+    pub host: Host<'a>,
+    /// Hosts that could take this one's place.
+    pub spares: u32,
     /// The time of the decision.
     pub now: Mono,
 }
 
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The rung, or waiting.
+    pub action: Action,
+    /// How long it is held back.
+    pub after: Span,
+    /// Why, in plain words.
+    pub why: String,
+}
+
 /// Decides; and says why in plain words.
-pub fn decide(budget: Budget, case: Case<'_>) -> (Action, String) {
-    let stop = Action::Stop { exit: case.exit };
+pub fn decide(settings: &Settings, case: Case<'_>) -> Choice {
+    stop(case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case))
+}
+
+/// What only a person can mend.
+fn stop(case: Case<'_>) -> Option<Choice> {
+    let stop = |why: String| Some(at_once(Action::Stop { exit: case.exit }, why));
     if case.verdict.cause == Cause::StartFailed {
-        return (
-            stop,
+        return stop(
             "ranks that cannot be started would fail again; mend the error and start anew".to_owned(),
         );
     }
     if is_plainly_the_programs_own(case.verdict) {
         let class = case.verdict.class.as_deref().unwrap_or("user");
-        return (
-            stop,
-            format!("the program fails by itself before its first step ({class}): mend it and start anew"),
-        );
+        return stop(format!(
+            "the program fails by itself before its first step ({class}): mend it and start anew"
+        ));
     }
-    if let Some(step) = repeats_at_same_step(case) {
-        let at = match step {
-            Some(step) => format!(" after step {step}"),
-            None if case.verdict.heartbeats => " before the first step".to_owned(),
-            None => String::new(),
-        };
-        let what = if matches!(case.verdict.cause, Cause::Hang { .. }) { "hang" } else { "exception" };
-        return (stop, format!("the same {what} came again{at}: a restart would only fail again"));
-    }
-    let used = restarts_in_window(budget, case);
-    if used >= budget.max_restarts {
-        let span = budget.window.map_or_else(String::new, |window| format!(" within {window}"));
-        return (stop, format!("the budget of {} restart(s){span} is used up", budget.max_restarts));
-    }
-    let attempt: Attempt = case.verdict.attempt.next();
-    (Action::RestartInJob { attempt }, format!("restart {} of {} in the job", used + 1, budget.max_restarts))
+    let step = repeats_at_same_step(case)?;
+    let at = match step {
+        Some(step) => format!(" after step {step}"),
+        None if case.verdict.heartbeats => " before the first step".to_owned(),
+        None => String::new(),
+    };
+    let what = if matches!(case.verdict.cause, Cause::Hang { .. }) { "hang" } else { "exception" };
+    stop(format!("the same {what} came again{at}: a restart would only fail again"))
 }
+
+/// How many restarts in a row may bring nothing: one to confirm what is likely the user's to mend, one where the same
+/// would come again, three of any kind. After NVRx's restart agent.
+fn patience(verdict: &Verdict) -> (u32, &'static str) {
+    match verdict.domain {
+        FaultDomain::User if verdict.confidence >= LIKELY => (1, "and it is likely the program's own fault"),
+        FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => {
+            (1, "and the same would come again")
+        }
+        _ => (3, "whatever their causes"),
+    }
+}
+
+/// What is not restarted any more, though it may pass.
+fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
+    let (action, words) = ending(settings, case);
+    let end = |why: String| Some(at_once(action, format!("{why}{words}")));
+    let idle = idle(case);
+    let (allowed, why) = patience(case.verdict);
+    if idle >= allowed {
+        return end(format!("{idle} restart(s) in a row brought no new step, {why}"));
+    }
+    let used = in_window(settings.budget, case, |_| true);
+    let within =
+        |budget: Budget| budget.window.map_or_else(String::new, |window| format!(" within {window}"));
+    if used >= settings.budget.max_restarts {
+        let (max, within) = (settings.budget.max_restarts, within(settings.budget));
+        return end(format!("the budget of {max} restart(s){within} is used up"));
+    }
+    let kind = CauseKind::of(&case.verdict.cause);
+    let budget = *settings.by_cause.get(&kind)?;
+    if in_window(budget, case, |past| CauseKind::of(&past.cause) == kind) >= budget.max_restarts {
+        let (max, within, word) = (budget.max_restarts, within(budget), kind.word());
+        return end(format!("the budget of {max} restart(s) for {word}{within} is used up"));
+    }
+    None
+}
+
+/// How a job ends that may still run elsewhere: what the host or its surroundings did, the scheduler can mend.
+fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
+    let elsewhere = matches!(case.verdict.domain, FaultDomain::Hardware | FaultDomain::Infrastructure);
+    if elsewhere && case.verdict.confidence >= SURE_ENOUGH_TO_LEAVE {
+        (Action::HandBack { exit: settings.hand_back_exit }, "; another host may do")
+    } else {
+        (Action::Stop { exit: case.exit }, "")
+    }
+}
+
+/// A restart, as far as the host is ready for one.
+fn restart(settings: &Settings, case: Case<'_>) -> Choice {
+    let kind = CauseKind::of(&case.verdict.cause);
+    let beyond = case.past.last().filter(|past| past.heartbeats && past.back_after.is_none());
+    let here = learned::cheapest(kind, settings.rungs, beyond.map(|past| past.rung), case.past);
+    let Some(rung) = here else {
+        return leave(settings, case, "nothing can be restarted on this host");
+    };
+    match (readiness(case.host), settings.ready_within) {
+        (Readiness::Ready, _) | (_, None) => {}
+        (Readiness::Unfit(why), _) => {
+            return leave(settings, case, &format!("this host is not fit for training: {why}"));
+        }
+        (Readiness::NotYet(why), Some(limit)) if case.host.waited >= limit => {
+            return leave(settings, case, &format!("this host was not ready within {limit}: {why}"));
+        }
+        (Readiness::NotYet(why), Some(limit)) => {
+            return at_once(
+                Action::Wait,
+                format!("this host is not ready for a restart: {why}; waiting up to {limit}"),
+            );
+        }
+    }
+    let idle = idle(case);
+    let used = in_window(settings.budget, case, |_| true);
+    let attempt: Attempt = case.verdict.attempt.next();
+    Choice {
+        action: Action::of(rung, attempt, case.exit),
+        // What was waited for the host counts.
+        after: backoff::wait(idle, settings.seed).minus(case.host.waited),
+        why: format!("restart {} of {} in the job", used + 1, settings.budget.max_restarts),
+    }
+}
+
+/// Goes on without this host: with a spare, with less, or in the scheduler's hands.
+fn leave(settings: &Settings, case: Case<'_>, why: &str) -> Choice {
+    let attempt = case.verdict.attempt.next();
+    let rung = match settings.rungs {
+        rungs if rungs.has(Rung::Replace) && case.spares > 0 => Rung::Replace,
+        rungs if rungs.has(Rung::Shrink) => Rung::Shrink,
+        _ => Rung::HandBack,
+    };
+    at_once(Action::of(rung, attempt, settings.hand_back_exit), why.to_owned())
+}
+
+/// How many restarts in a row brought no new step.
+fn idle(case: Case<'_>) -> u32 {
+    let (heartbeats, lived) = (case.verdict.heartbeats, case.lived);
+    without_progress(case.past, Reached { step: case.reached, heartbeats, lived })
+}
+
+fn at_once(action: Action, why: String) -> Choice {
+    Choice { action, after: Span::default(), why }
+}
+
+/// How sure a verdict must be of the user's fault to allow one restart only.
+const LIKELY: f64 = 0.6;
+
+/// How sure a verdict must be of the host's fault to ask the scheduler for another one.
+const SURE_ENOUGH_TO_LEAVE: f64 = 0.9;
 
 /// How sure a verdict must be of the user's fault to stop a job at its first failure.
 const PLAIN: f64 = 0.97;
@@ -129,109 +289,13 @@ fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
     past.step.is_none() && longer <= shorter.plus(shorter).plus(Span::seconds(5))
 }
 
-fn restarts_in_window(budget: Budget, case: Case<'_>) -> u32 {
+fn in_window(budget: Budget, case: Case<'_>, of: impl Fn(&PastFailure) -> bool) -> u32 {
     let recent = |past: &&PastFailure| match budget.window {
         Some(window) => case.now.since(past.decided_at) < window,
         None => true,
     };
-    u32::try_from(case.past.iter().filter(recent).count()).unwrap_or(u32::MAX)
+    u32::try_from(case.past.iter().filter(recent).filter(|past| of(past)).count()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::id::Incident;
-    use crate::judge::start_failed;
-
-    fn verdict(cause: Cause, step: Option<u64>) -> Verdict {
-        Verdict { cause, step, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
-    }
-
-    fn exception(fingerprint: &str) -> Cause {
-        Cause::Exception { exception: "E".into(), fingerprint: fingerprint.into() }
-    }
-
-    fn action(budget: Budget, verdict: &Verdict, past: &[PastFailure]) -> Action {
-        decide(budget, Case { verdict, past, exit: 1, lived: Span::seconds(60), now: Mono(100_000_000_000) })
-            .0
-    }
-
-    const THREE: Budget = Budget { max_restarts: 3, window: None };
-    const RESTART: Action = Action::RestartInJob { attempt: Attempt(1) };
-
-    #[test]
-    fn the_same_exception_at_the_same_step_stops_the_job_and_at_another_step_does_not() {
-        let past = [PastFailure {
-            decided_at: Mono(1),
-            cause: exception("a"),
-            step: Some(5),
-            lived: Span::seconds(60),
-        }];
-        assert_eq!(action(THREE, &verdict(exception("a"), Some(5)), &past), Action::Stop { exit: 1 });
-        assert_eq!(action(THREE, &verdict(exception("a"), Some(6)), &past), RESTART);
-        assert_eq!(action(THREE, &verdict(exception("b"), Some(5)), &past), RESTART);
-    }
-
-    #[test]
-    fn a_program_that_fails_by_itself_at_once_is_stopped_and_one_that_has_trained_is_not() {
-        let plain = Verdict {
-            domain: FaultDomain::User,
-            deterministic: true,
-            confidence: 0.99,
-            heartbeats: true,
-            ..verdict(exception("a"), None)
-        };
-        assert_eq!(action(THREE, &plain, &[]), Action::Stop { exit: 1 });
-        let trained = Verdict { step: Some(3), ..plain.clone() };
-        let silent = Verdict { heartbeats: false, ..plain.clone() };
-        let doubtful = Verdict { confidence: 0.9, ..plain.clone() };
-        let transient = Verdict { deterministic: false, ..plain.clone() };
-        let hardware = Verdict { domain: FaultDomain::Hardware, ..plain };
-        for verdict in [trained, silent, doubtful, transient, hardware] {
-            assert_eq!(action(THREE, &verdict, &[]), RESTART);
-        }
-    }
-
-    #[test]
-    fn without_heartbeats_only_attempts_that_lived_about_as_long_count_as_repetition() {
-        let past = |lived| {
-            [PastFailure {
-                decided_at: Mono(1),
-                cause: exception("a"),
-                step: None,
-                lived: Span::seconds(lived),
-            }]
-        };
-        let silent = Verdict { heartbeats: false, ..verdict(exception("a"), None) };
-        assert_eq!(action(THREE, &silent, &past(50)), Action::Stop { exit: 1 });
-        assert_eq!(action(THREE, &silent, &past(86_400)), RESTART);
-        let beating = Verdict { heartbeats: true, ..silent };
-        assert_eq!(action(THREE, &beating, &past(86_400)), Action::Stop { exit: 1 });
-    }
-
-    #[test]
-    fn a_kill_at_the_same_step_is_no_repetition() {
-        let kill = Cause::Signal { signal: 9 };
-        let past = [PastFailure {
-            decided_at: Mono(1),
-            cause: kill.clone(),
-            step: Some(5),
-            lived: Span::seconds(60),
-        }];
-        assert_eq!(action(THREE, &verdict(kill, Some(5)), &past), RESTART);
-    }
-
-    #[test]
-    fn the_budget_counts_only_what_lies_in_the_window() {
-        let kill = Cause::Signal { signal: 9 };
-        let past = [1, 99].map(|second| PastFailure {
-            decided_at: Mono(second * 1_000_000_000),
-            cause: kill.clone(),
-            step: None,
-            lived: Span::seconds(60),
-        });
-        let budget = |window| Budget { max_restarts: 2, window };
-        assert_eq!(action(budget(None), &verdict(kill.clone(), None), &past), Action::Stop { exit: 1 });
-        assert_eq!(action(budget(Some(Span::seconds(10))), &verdict(kill, None), &past), RESTART);
-    }
-}
+mod tests;

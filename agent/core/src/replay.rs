@@ -41,6 +41,7 @@ impl Replayed {
         let action = |judgement: &Judgement| match judgement.decision.action {
             Action::RestartInJob { .. } => "restart".to_owned(),
             Action::Stop { exit } => format!("stop with {exit}"),
+            action => action.word().replace('_', " "),
         };
         let compared = [
             ("domain", then.domain.to_string(), now.domain.to_string()),
@@ -96,10 +97,13 @@ fn replay_job(id: &JobId, entries: &[Entry]) -> Vec<Replayed> {
 fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[&Entry]) -> Option<Replayed> {
     let recorded = |entry: &&&Entry| entry.body.incident() == Some(incident);
     let bodies = || rest.iter().filter(recorded).map(|entry| (&entry.body, entry.at.mono));
-    let (decision, at) = bodies().find_map(|(body, at)| match body {
-        Body::Decision(decision) => Some((decision.clone(), at)),
-        _ => None,
-    })?;
+    // The last: before it, it may have been decided to wait.
+    let (decision, at) = bodies()
+        .filter_map(|(body, at)| match body {
+            Body::Decision(decision) => Some((decision.clone(), at)),
+            _ => None,
+        })
+        .last()?;
     let mut verdicts = bodies().filter_map(|(body, _)| match body {
         Body::Verdict(verdict) => Some(verdict.clone()),
         _ => None,

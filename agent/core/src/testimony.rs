@@ -14,11 +14,14 @@ pub struct Testimony {
     /// Components that are not fit for training.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sick: Vec<Component>,
+    /// What is held that the next ranks need, a sentence each: a GPU's memory, a port, a process that does not die.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<String>,
 }
 
 impl Testimony {
     /// Whether there is nothing to say.
     pub fn is_empty(&self) -> bool {
-        self.kernel_lines.is_empty() && self.sick.is_empty()
+        self.kernel_lines.is_empty() && self.sick.is_empty() && self.held.is_empty()
     }
 }

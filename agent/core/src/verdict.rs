@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hang::HangKind;
 use crate::id::{Attempt, Incident, Rank};
+use crate::policy::Rung;
 use crate::time::{Mono, Span};
 
 /// Whose fault a failure was.
@@ -111,20 +112,119 @@ pub struct Verdict {
     pub evidence: Vec<String>,
 }
 
-/// What is to be done.
+/// What is to be done: a rung of the ladder, or waiting before one is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Action {
-    /// Start all ranks of the host again.
+    /// Begin again in the same processes.
+    RestartInProcess {
+        /// The attempt that begins.
+        attempt: Attempt,
+    },
+    /// Start the ranks anew that are gone or excluded; the others wait for them in their processes.
+    RespawnRanks {
+        /// The attempt that begins.
+        attempt: Attempt,
+    },
+    /// Start this host's ranks anew; those of other hosts wait in their processes.
+    RespawnHost {
+        /// The attempt that begins.
+        attempt: Attempt,
+    },
+    /// Start all ranks again.
     RestartInJob {
         /// The attempt that begins.
         attempt: Attempt,
+    },
+    /// Have a spare host take this one's place.
+    ReplaceHost {
+        /// The attempt that begins.
+        attempt: Attempt,
+    },
+    /// Go on with fewer ranks.
+    Shrink {
+        /// The attempt that begins.
+        attempt: Attempt,
+    },
+    /// End the job so that the scheduler starts it again elsewhere.
+    HandBack {
+        /// The status with which the launcher exits.
+        exit: i32,
     },
     /// End the job: a restart cannot help or is not allowed.
     Stop {
         /// The status with which the launcher exits.
         exit: i32,
     },
+    /// Wait, because the host is not ready for a restart; another decision follows.
+    Wait,
+}
+
+impl Action {
+    /// What takes this rung: `attempt` begins by it, or `exit` is the status with which the launcher ends.
+    pub fn of(rung: Rung, attempt: Attempt, exit: i32) -> Action {
+        match rung {
+            Rung::InProcess => Action::RestartInProcess { attempt },
+            Rung::Ranks => Action::RespawnRanks { attempt },
+            Rung::Host => Action::RespawnHost { attempt },
+            Rung::All => Action::RestartInJob { attempt },
+            Rung::Replace => Action::ReplaceHost { attempt },
+            Rung::Shrink => Action::Shrink { attempt },
+            Rung::HandBack => Action::HandBack { exit },
+            Rung::Stop => Action::Stop { exit },
+        }
+    }
+
+    /// The rung that it takes; none while it is waited.
+    pub fn rung(self) -> Option<Rung> {
+        Some(match self {
+            Action::RestartInProcess { .. } => Rung::InProcess,
+            Action::RespawnRanks { .. } => Rung::Ranks,
+            Action::RespawnHost { .. } => Rung::Host,
+            Action::RestartInJob { .. } => Rung::All,
+            Action::ReplaceHost { .. } => Rung::Replace,
+            Action::Shrink { .. } => Rung::Shrink,
+            Action::HandBack { .. } => Rung::HandBack,
+            Action::Stop { .. } => Rung::Stop,
+            Action::Wait => return None,
+        })
+    }
+
+    /// The attempt that begins by it.
+    pub fn attempt(self) -> Option<Attempt> {
+        match self {
+            Action::RestartInProcess { attempt }
+            | Action::RespawnRanks { attempt }
+            | Action::RespawnHost { attempt }
+            | Action::RestartInJob { attempt }
+            | Action::ReplaceHost { attempt }
+            | Action::Shrink { attempt } => Some(attempt),
+            Action::HandBack { .. } | Action::Stop { .. } | Action::Wait => None,
+        }
+    }
+
+    /// The status with which the launcher exits by it.
+    pub fn exit(self) -> Option<i32> {
+        match self {
+            Action::HandBack { exit } | Action::Stop { exit } => Some(exit),
+            _ => None,
+        }
+    }
+
+    /// Its word in the journal and the API.
+    pub fn word(self) -> &'static str {
+        match self {
+            Action::RestartInProcess { .. } => "restart_in_process",
+            Action::RespawnRanks { .. } => "respawn_ranks",
+            Action::RespawnHost { .. } => "respawn_host",
+            Action::RestartInJob { .. } => "restart_in_job",
+            Action::ReplaceHost { .. } => "replace_host",
+            Action::Shrink { .. } => "shrink",
+            Action::HandBack { .. } => "hand_back",
+            Action::Stop { .. } => "stop",
+            Action::Wait => "wait",
+        }
+    }
 }
 
 /// Who decided.
@@ -144,10 +244,18 @@ pub struct Decision {
     pub incident: Incident,
     /// What is to be done.
     pub action: Action,
+    /// How long it is held back: the next of several restarts without progress comes later than the one before.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub after: Span,
     /// Why, in plain words.
     pub why: String,
     /// Who decided.
     pub by: DecidedBy,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+fn is_nothing(span: &Span) -> bool {
+    span.0 == 0
 }
 
 /// What came of a decision to restart.

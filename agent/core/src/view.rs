@@ -13,7 +13,7 @@ use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
 use crate::running::Pace;
 use crate::time::{Mono, Span, Stamp};
-use crate::verdict::{Action, Decision, Verdict};
+use crate::verdict::{Decision, Verdict};
 
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +198,7 @@ impl JobView {
             Body::Fact(fact) => self.apply_fact(fact),
             Body::Verdict(verdict) => self.last_verdict = Some(verdict.clone()),
             Body::Decision(decision) => {
-                if let Action::RestartInJob { .. } = decision.action {
+                if decision.action.attempt().is_some() {
                     self.restarts = self.restarts.saturating_add(1);
                 }
                 self.last_decision = Some(decision.clone());

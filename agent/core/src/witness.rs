@@ -87,6 +87,7 @@ impl Witness {
         Testimony {
             kernel_lines: near.map(|(_, _, line)| line.clone()).collect(),
             sick: sick.cloned().collect(),
+            held: Vec::new(),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The job's state machine, driven as the launcher drives it.
-#![allow(clippy::expect_used, reason = "a panic in a test is its report")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
 use mainstay_core::hang::{Hang, HangKind, PlaceGroup};
+use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, Incident, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy};
-use mainstay_core::policy::Budget;
+use mainstay_core::policy::{Budget, HAND_BACK_EXIT};
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Action, Cause, DecidedBy};
@@ -239,6 +240,113 @@ fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
     assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
 }
 
+/// A sick component of the kind that nothing but another host helps against.
+fn lost_gpu() -> Component {
+    Component {
+        name: "gpu.0000:3b:00".into(),
+        state: HealthState::Unhealthy,
+        reason: "it fell off the bus".into(),
+        action: RecommendedAction::RebootNode,
+        since: Mono(1),
+        ..Component::default()
+    }
+}
+
+impl Run {
+    /// Rank 1 is killed and no process is left; the host is to be asked next.
+    fn kill(&mut self, attempt: u32) {
+        self.exit(attempt, 1, ExitStatus::Signal(9), false);
+        self.exit(attempt, 0, ExitStatus::Signal(15), true);
+        self.ended(attempt);
+    }
+
+    fn testify(&mut self, incident: u64, testimony: Testimony) {
+        let ruling = Ruling { incident: Incident(incident), instead: None, testimony };
+        self.tell(Input::Ruling(Some(ruling)));
+    }
+
+    fn wait(&mut self, span: Span) {
+        self.now += span.0;
+        self.tell(Input::LookAgain);
+    }
+
+    fn decisions(&self) -> Vec<Action> {
+        let decided = |body: &&Body| match body {
+            Body::Decision(decision) => Some(decision.action),
+            _ => None,
+        };
+        self.bodies().iter().filter_map(decided).collect()
+    }
+}
+
+#[test]
+fn a_restart_waits_until_what_the_ranks_need_is_free_and_says_so_once() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.kill(0);
+    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    run.testify(1, held.clone());
+    for _ in 0..5 {
+        assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
+        run.wait(Span::seconds(1));
+        assert!(matches!(run.last_order(), Order::Consult { .. }));
+        run.testify(1, held.clone());
+    }
+    assert_eq!(run.decisions(), [Action::Wait]);
+    run.wait(Span::seconds(1));
+    run.testify(1, Testimony::default());
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert_eq!(run.decisions(), [Action::Wait, Action::RestartInJob { attempt: Attempt(1) }]);
+}
+
+#[test]
+fn what_the_launcher_sees_held_counts_without_an_agent_and_not_for_ever() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.ended(0);
+    run.tell(Input::Held(vec!["port 29500: somebody listens on it".into()]));
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.decisions(), [Action::Wait]);
+    run.wait(Span::seconds(61));
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
+}
+
+#[test]
+fn a_host_that_lost_a_gpu_is_handed_back_at_once_and_a_healthy_one_restarts_at_once() {
+    for (sick, last) in
+        [(vec![lost_gpu()], Order::Finish { exit: HAND_BACK_EXIT }), (vec![], Order::StartRanks(Attempt(1)))]
+    {
+        let mut run = Run::begin(3);
+        run.start(0);
+        run.kill(0);
+        run.testify(1, Testimony { sick, ..Testimony::default() });
+        assert_eq!(run.last_order(), &last);
+    }
+}
+
+#[test]
+fn a_second_restart_without_a_new_step_is_held_back_and_a_stop_meanwhile_is_heard() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=5);
+    run.kill_and_decide(0);
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    run.start(1);
+    run.steps(1, 1..=5);
+    run.kill_and_decide(1);
+    let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
+    run.tell(Input::LookAgain);
+    assert_eq!(run.last_order(), &Order::LookAgain { at }, "too early");
+    let mut asked = Run { job: run.job.clone(), out: Vec::new(), now: run.now };
+    asked.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    assert_eq!(asked.last_order(), &Order::Finish { exit: 143 });
+    run.wait(Span::seconds(2));
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+}
+
 #[test]
 fn a_start_that_fails_is_not_tried_again() {
     let mut run = Run::begin(3);
@@ -256,7 +364,7 @@ fn any_input() -> impl Strategy<Value = Input> {
         ExitStatus::Signal(9),
         ExitStatus::Signal(15),
     ]);
-    (attempt, 0u32..3, status, any::<bool>(), 0u8..9).prop_map(|(attempt, n, status, flag, kind)| {
+    (attempt, 0u32..3, status, any::<bool>(), 0u8..11).prop_map(|(attempt, n, status, flag, kind)| {
         let rank = Rank(n);
         let started = |n: u32| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None };
         let note = Note { exception: "E".into(), ..Note::default() };
@@ -280,6 +388,8 @@ fn any_input() -> impl Strategy<Value = Input> {
             4 | 5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0 }),
             6 => Input::Fact(Fact::StartFailed { attempt, error: "e".into() }),
             7 => Input::Ruling(None),
+            8 => Input::LookAgain,
+            9 => Input::Held(if flag { vec!["a port".into()] } else { Vec::new() }),
             _ => Input::Steps {
                 attempt,
                 rank,
@@ -303,8 +413,15 @@ proptest! {
             run.tell(input);
         }
         let orders = run.orders();
-        let starts = orders.iter().filter(|order| matches!(order, Order::StartRanks(_))).count();
-        prop_assert!(starts <= 3);
+        let starts: Vec<Attempt> = orders
+            .iter()
+            .filter_map(|order| if let Order::StartRanks(attempt) = order { Some(*attempt) } else { None })
+            .collect();
+        prop_assert!(starts.len() <= 3);
+        // Never two at once: each start is of the next attempt, and after the end of the one before.
+        for (number, attempt) in starts.iter().enumerate() {
+            prop_assert_eq!(*attempt, Attempt(number as u32));
+        }
         if let Some(end) = orders.iter().position(|order| matches!(order, Order::Finish { .. })) {
             prop_assert_eq!(end, orders.len() - 1);
         }
@@ -357,6 +474,8 @@ fn a_hang_is_restarted_and_the_same_of_the_programs_own_is_not_restarted_twice()
         run.start(1);
         run.steps(1, 1..=5);
         run.hang_and_decide(1, kind);
+        // The first restart brought no new step, so the second is held back.
+        run.wait(Span::seconds(2));
         assert_eq!(run.orders().last() == Some(&&Order::StartRanks(Attempt(2))), restarts, "{kind:?}");
         let verdict = run.out.iter().find_map(|output| match output {
             Output::Record(Body::Verdict(verdict)) => Some(verdict),

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use mainstay_core::straggler::{Judge, Limits};
+use mainstay_sim::hang::{self, Case, Loss};
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;
 use mainstay_sim::slow::{Job, Noise, Trouble, run};
@@ -22,6 +23,8 @@ fn main() {
     tick();
     stragglers(trials);
     healthy();
+    hang_tick();
+    hangs(trials);
 }
 
 fn figure(id: &str, unit: &str, value: f64, n: u64, min: f64, max: f64) {
@@ -129,4 +132,57 @@ fn healthy() {
     let rate = reports as f64 / rank_steps * 1e7;
     figure("judge.false_per_1e7", "reports", rate, (rank_steps / 1e6) as u64, rate, rate);
     eprintln!("{reports} false reports in {rank_steps:.0} rank-steps");
+}
+
+/// One look of the judge of hangs over a job at rest, every report taken in and the culprit sought anew: processor time of
+/// one core, the median of 100.
+fn hang_tick() {
+    let mut case = Case::new(Mesh::of(MOST), hang::Trouble::Rank(70_001), Loss::USUAL, 1);
+    let mut took = Vec::new();
+    for look in 0..110 {
+        let began = processor_ms();
+        case.look();
+        if look >= 10 {
+            took.push(processor_ms() - began);
+        }
+    }
+    took.sort_unstable_by(f64::total_cmp);
+    let n = took.len();
+    figure("judge.hang_tick_131072", "ms", took[n / 2], n as u64, took[0], took[n - 1]);
+    let mebibytes = case.bytes() as f64 / 1_048_576.0;
+    figure("judge.hang_memory_131072", "MiB", mebibytes, 1, mebibytes, mebibytes);
+}
+
+/// The rank at fault, or its host where that has fallen silent: the share that is named, by the size of the job.
+fn hangs(trials: u64) {
+    let percent = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
+    let sizes = [(1024, trials * 4), (16_384, trials / 3), (MOST, trials / 10)];
+    let mut random = Random::new(3);
+    for (ranks, trials) in sizes {
+        let (mesh, trials) = (Mesh::of(ranks), trials.max(1));
+        let (mut rank_right, mut host_right) = (0, 0);
+        for seed in 0..trials {
+            let culprit = random.below(ranks);
+            let score = hang::run(mesh, hang::Trouble::Rank(culprit), Loss::USUAL, seed);
+            rank_right += u64::from(score.rank);
+            if !score.rank {
+                eprintln!("{ranks} ranks, seed {seed}: rank {culprit} at fault, told {:?}", told(&score));
+            }
+            let score = hang::run(mesh, hang::Trouble::SilentHost(culprit), Loss::USUAL, seed);
+            host_right += u64::from(score.host);
+            if !score.host {
+                eprintln!(
+                    "{ranks} ranks, seed {seed}: silent rank {culprit} at fault, told {:?}",
+                    told(&score)
+                );
+            }
+        }
+        let (root, host) = (percent(rank_right, trials), percent(host_right, trials));
+        figure(&format!("judge.hang_root_{ranks}"), "%", root, trials, root, root);
+        figure(&format!("judge.hang_host_{ranks}"), "%", host, trials, host, host);
+    }
+}
+
+fn told(score: &hang::Score) -> Option<(mainstay_core::hang::HangKind, &[mainstay_core::id::Rank])> {
+    score.hang.as_ref().map(|hang| (hang.kind, hang.culprits.as_slice()))
 }

@@ -69,9 +69,18 @@ impl Stop {
     }
 }
 
+/// What came of ending what ranks have left.
+#[derive(Clone, Debug, Default)]
+pub struct Swept {
+    /// How many had to be killed.
+    pub killed: u32,
+    /// Those that are still there: inside a driver or a file system that hangs.
+    pub undying: Vec<Pid>,
+}
+
 /// Ends what ranks that are gone have left: members of their process groups and cgroup, and orphans that came to
-/// us as subreaper. Returns how many had to be killed. `spared` names what is no attempt's: guardian and template.
-pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patience: Span) -> u32 {
+/// us as subreaper. `spared` names what is no attempt's: guardian and template.
+pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patience: Span) -> Swept {
     let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
     let left = || -> Vec<Pid> {
         let mut left = processes::descendants(us);
@@ -109,14 +118,14 @@ pub async fn sweep(cgroup: Option<&Cgroup>, spared: impl Fn() -> Vec<Pid>, patie
         reap_orphans(|_| true);
         remaining = left();
     }
-    for pid in remaining {
+    for pid in &remaining {
         tracing::error!(
             pid = pid.0,
-            waits_in = processes::waits_in(pid),
+            waits_in = processes::waits_in(*pid),
             "a process does not die of SIGKILL"
         );
     }
-    killed
+    Swept { killed, undying: remaining }
 }
 
 /// Takes ended orphans off the process table. `may_reap` spares children whose end somebody else will ask for.

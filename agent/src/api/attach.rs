@@ -142,8 +142,11 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
 }
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
-    let ToLauncher::Ruling(incident, instead, testimony) = order;
-    let ruling = wire::ruling_out(*incident, instead.as_ref(), testimony)
-        .map_err(|error| Status::internal(error.to_string()))?;
-    Ok(FromAgent { message: Some(AgentMessage::Ruling(ruling)) })
+    let message = match order {
+        ToLauncher::Ruling(incident, instead, testimony) => {
+            wire::ruling_out(*incident, instead.as_ref(), testimony).map(AgentMessage::Ruling)
+        }
+        ToLauncher::Surroundings(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
+    };
+    Ok(FromAgent { message: Some(message.map_err(|error| Status::internal(error.to_string()))?) })
 }

@@ -12,6 +12,7 @@ use mainstay_core::catalog::Catalog;
 use mainstay_core::entry::{Body, Entry};
 use mainstay_core::finding::Finding;
 use mainstay_core::id::Incident;
+use mainstay_core::policy::Rung;
 use mainstay_core::verdict::{Action, Decision, FaultDomain, Outcome, Verdict};
 use mainstay_proto::v1::EventFilter;
 use serde_json::json;
@@ -238,6 +239,15 @@ fn render(run_dir: &Path, story: &Story, markdown: bool) -> String {
             format!("{bullet}all ranks were started again as attempt {}: {why}", attempt.0)
         }
         Some((Action::Stop { exit }, why)) => format!("{bullet}the job was ended with status {exit}: {why}"),
+        Some((Action::HandBack { exit }, why)) => {
+            format!("{bullet}the job was handed back to the scheduler with status {exit}: {why}")
+        }
+        Some((Action::Wait, why)) => format!("{bullet}nothing yet: {why}"),
+        Some((action, why)) => {
+            let attempt = action.attempt().map_or(String::new(), |attempt| format!(" as {attempt}"));
+            let done = action.rung().map_or("waiting", Rung::words);
+            format!("{bullet}{done}{attempt}: {why}")
+        }
         None => format!("{bullet}nothing was decided yet"),
     });
     if let Some(outcome) = outcome {
@@ -283,7 +293,7 @@ fn advice(verdict: &Verdict) -> &'static str {
 mod tests {
     use super::*;
     use mainstay_core::id::{Attempt, Rank};
-    use mainstay_core::time::Mono;
+    use mainstay_core::time::{Mono, Span};
     use mainstay_core::verdict::{Cause, DecidedBy};
 
     fn told(domain: FaultDomain, class: Option<&str>) -> Story {
@@ -307,6 +317,7 @@ mod tests {
         let decision = Decision {
             incident: Incident(2),
             action: Action::Stop { exit: 1 },
+            after: Span::default(),
             why: "it came again".into(),
             by: DecidedBy::Launcher,
         };

@@ -1,7 +1,8 @@
 //! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
 
 use mainstay_core::entry::{Body, Fact};
-use mainstay_core::verdict::{Action, FaultDomain};
+use mainstay_core::policy::Rung;
+use mainstay_core::verdict::FaultDomain;
 
 /// The line for an entry, for those that a person wants to see.
 pub fn line(body: &Body) -> Option<String> {
@@ -11,10 +12,13 @@ pub fn line(body: &Body) -> Option<String> {
             let sure = verdict.confidence * 100.0;
             Some(format!("{} ({}, {sure:.0} % sure)", verdict.headline, verdict.domain))
         }
-        Body::Decision(decision) => Some(match decision.action {
-            Action::RestartInJob { .. } => format!("restarting all ranks: {}", decision.why),
-            Action::Stop { exit } => format!("stopping with exit status {exit}: {}", decision.why),
-        }),
+        Body::Decision(decision) => {
+            let done = decision.action.rung().map_or("waiting", Rung::words);
+            let exit =
+                decision.action.exit().map_or(String::new(), |exit| format!(" with exit status {exit}"));
+            let later = if decision.after.0 > 0 { format!(" in {}", decision.after) } else { String::new() };
+            Some(format!("{done}{exit}{later}: {}", decision.why))
+        }
         Body::Outcome(outcome) => Some(format!(
             "back at step {} after {}; {} step(s) done again",
             outcome.step, outcome.to_first_step, outcome.steps_lost

@@ -8,7 +8,9 @@ use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
+use mainstay_core::health::Component;
 use mainstay_core::judged::Judged;
+use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;
@@ -94,8 +96,14 @@ pub struct Launcher {
     /// The way to the agent, while there is one.
     agent: Option<mpsc::Sender<LinkOrder>>,
     ruling_until: Option<tokio::time::Instant>,
+    /// When the job wants to look again.
+    look_at: Option<tokio::time::Instant>,
+    /// Processes of the attempt before that did not die of SIGKILL.
+    undying: Vec<Pid>,
     evidence: Option<Evidence>,
     looks: u32,
+    /// What was last seen here without an agent that may explain slow ranks.
+    surroundings: Surroundings,
     exit: Option<i32>,
 }
 
@@ -144,8 +152,11 @@ impl Launcher {
             port: None,
             agent: None,
             ruling_until: None,
+            look_at: None,
+            undying: Vec::new(),
             evidence: None,
             looks: 0,
+            surroundings: Surroundings::default(),
             exit: None,
         };
         launcher.record(began, out);
@@ -163,7 +174,7 @@ impl Launcher {
                 return self.end(exit, outside).await;
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
-            let ruling_until = self.ruling_until;
+            let (ruling_until, look_at) = (self.ruling_until, self.look_at);
             // In the order in which they matter when several are ready.
             tokio::select! {
                 biased;
@@ -172,6 +183,10 @@ impl Launcher {
                 Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
+                () = until(look_at) => {
+                    self.look_at = None;
+                    self.step(clock::mono(), Input::LookAgain);
+                }
                 () = until(force_at) => self.force(),
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
@@ -201,6 +216,7 @@ impl Launcher {
                 Order::StopRanks { .. } => {}
                 Order::TakeEvidence(attempt) => self.take_evidence(attempt),
                 Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
+                Order::LookAgain { at } => self.look_at = Some(from_now(at)),
                 Order::Finish { exit } => self.exit = Some(exit),
             }
         }
@@ -360,9 +376,10 @@ impl Launcher {
         let guardian = self.guardian.as_ref().map(Guardian::pid);
         let warm = &self.warm;
         let spared = || warm.processes().into_iter().chain(guardian).collect();
-        let orphans_killed = sweep(self.cgroup.as_ref(), spared, patience).await;
+        let swept = sweep(self.cgroup.as_ref(), spared, patience).await;
+        self.undying = swept.undying;
         self.terminal.flush(LAST_WORDS_WITHIN);
-        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed });
+        self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed: swept.killed });
     }
 
     fn asked_to_stop(&mut self, signal: i32) {
@@ -392,11 +409,27 @@ impl Launcher {
     }
 
     fn consult(&mut self, verdict: Verdict, proposal: Decision) {
+        let held = self.held();
+        self.step(clock::mono(), Input::Held(held));
         if self.send(LinkOrder::Proposal(Box::new((verdict, proposal)))) {
             self.ruling_until = Some(tokio::time::Instant::now() + RULING_WITHIN);
         } else {
             self.rule(None);
         }
+    }
+
+    /// What the next ranks need and somebody else holds, as far as it can be seen without an agent.
+    fn held(&mut self) -> Vec<String> {
+        self.undying.retain(|pid| processes::is_alive(*pid));
+        let mut held: Vec<String> = self.undying.iter().map(|pid| undying(*pid)).collect();
+        if let Some(port) = self.settings.master_port {
+            // Ours of the attempt before goes first; the next attempt takes it again.
+            self.port = None;
+            if let Err(error) = HeldPort::take(port) {
+                held.push(format!("port {port} for the ranks' store (MASTER_PORT) cannot be taken: {error}"));
+            }
+        }
+        held
     }
 
     fn rule(&mut self, ruling: Option<Ruling>) {
@@ -422,6 +455,7 @@ impl Launcher {
                 }
             }
             LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
+            LinkEvent::Surroundings(known) => self.step(clock::mono(), Input::Surroundings(known)),
         }
     }
 
@@ -430,6 +464,15 @@ impl Launcher {
             self.fact(fact);
         }
         self.board.show_host(clock::now(), judged.components);
+        if self.agent.is_none() {
+            // The agent knows more than this: what it tells is not to be replaced by it.
+            let components: Vec<Component> = self.board.view().components.values().cloned().collect();
+            let known = Surroundings::of(&[], &components, &[]);
+            if !known.is_as(&self.surroundings) {
+                self.surroundings = known.clone();
+                self.step(clock::mono(), Input::Surroundings(known));
+            }
+        }
     }
 
     fn regular_look(&mut self) {
@@ -521,7 +564,10 @@ impl Launcher {
 
     fn sample(&mut self) {
         let beats: Vec<(Rank, BeatView)> =
-            self.pages.iter().filter_map(|(rank, page)| Some((*rank, page.beat()?))).collect();
+            self.pages
+                .iter()
+                .filter_map(|(rank, page)| Some((*rank, BeatView { pace: self.job.pace(*rank), ..page.beat()? })))
+                .collect();
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }
@@ -597,6 +643,13 @@ impl Launcher {
 fn compile_signatures() {
     let compile = || Catalog::built_in().is_ok();
     let _ = std::thread::Builder::new().name("signatures".to_owned()).spawn(compile);
+}
+
+/// A process that did not die of SIGKILL, for a person: what it waits in, and whether it holds a device.
+fn undying(pid: Pid) -> String {
+    let devices = processes::open_files(pid, "/dev/nvidia");
+    let holds = if devices.is_empty() { String::new() } else { format!(" and holds {}", devices.join(", ")) };
+    format!("process {} of the attempt before does not die; it is {}{holds}", pid.0, processes::waits_in(pid))
 }
 
 fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {

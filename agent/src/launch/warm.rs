@@ -37,6 +37,8 @@ pub struct Warm {
     program: Option<PythonProgram>,
     directory: PathBuf,
     template: Option<Template>,
+    /// Whether the template imports what the ranks told, and not what could be read from their program.
+    learned: bool,
     without: Vec<String>,
     tries: u32,
     /// When the current attempt began.
@@ -51,7 +53,17 @@ impl Warm {
         let program =
             if settings.enabled { PythonProgram::of(command, search.as_deref()).ok() } else { None };
         let (without, began) = (Vec::new(), Instant::now());
-        Warm { settings, program, directory, template: None, without, tries: 0, began, prepared: false }
+        Warm {
+            settings,
+            program,
+            directory,
+            template: None,
+            learned: false,
+            without,
+            tries: 0,
+            began,
+            prepared: false,
+        }
     }
 
     /// Where the first rank is to write which modules it holds, if anybody wants to know.
@@ -79,6 +91,11 @@ impl Warm {
 
     /// Starts a template when it is time, and has it fork standbys.
     pub fn look_after(&mut self, crew: &Crew) -> Option<Fact> {
+        let learned = self.modules_file().filter(|file| file.exists());
+        if learned.is_some() && !self.learned {
+            // Lazy imports, which no program names, cost a restart most: a template without them is replaced.
+            self.end();
+        }
         if let Some(template) = &mut self.template {
             if template.is_warm() && !self.prepared && self.began.elapsed() >= PREPARE_AFTER {
                 self.prepared = true;
@@ -87,11 +104,11 @@ impl Warm {
             return None;
         }
         let program = self.program.clone()?;
-        let learned = self.modules_file().filter(|file| file.exists());
         if learned.is_none() && self.settings.imports.is_empty() && self.began.elapsed() < TOLD_WITHIN {
             return None;
         }
         self.tries += 1;
+        self.learned = learned.is_some();
         let plan = TemplatePlan {
             program,
             imports: self.imports(learned.as_deref()),

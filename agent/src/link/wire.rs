@@ -3,6 +3,8 @@
 use mainstay_core::entry::Entry;
 use mainstay_core::id::{Attempt, Incident, Rank};
 use mainstay_core::job::Ruling;
+use mainstay_core::running::Pace;
+use mainstay_core::surroundings::Surroundings;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Decision, Verdict};
@@ -51,6 +53,9 @@ pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)]) -> v1::BeatSample
         monotonic_ns: beat.at.0,
         loss: beat.loss,
         median_step_ns: beat.median_step.map(|median| median.0),
+        self_time_ns: beat.pace.self_time.map(|own| own.0),
+        against_peers: beat.pace.against_peers,
+        wait_share: beat.pace.wait_share,
     });
     v1::BeatSample { attempt: attempt.0, beats: beats.collect() }
 }
@@ -64,6 +69,11 @@ pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
             at: Mono(beat.monotonic_ns),
             loss: beat.loss,
             median_step: beat.median_step_ns.map(Span),
+            pace: Pace {
+                self_time: beat.self_time_ns.map(Span),
+                against_peers: beat.against_peers,
+                wait_share: beat.wait_share,
+            },
         };
         (Rank(beat.rank), view)
     });
@@ -92,6 +102,22 @@ pub fn proposal_in(proposal: &v1::Proposal) -> Result<(Verdict, Decision), WireE
     Ok((verdict, decision))
 }
 
+/// What surrounds a job's ranks, to be sent.
+///
+/// # Errors
+/// It has no form in JSON.
+pub fn surroundings_out(known: &Surroundings) -> Result<v1::Surroundings, WireError> {
+    Ok(v1::Surroundings { known: serde_json::to_string(known).map_err(form("what surrounds the ranks"))? })
+}
+
+/// What surrounds a job's ranks, that came.
+///
+/// # Errors
+/// It is not of this version.
+pub fn surroundings_in(told: &v1::Surroundings) -> Result<Surroundings, WireError> {
+    serde_json::from_str(&told.known).map_err(form("what surrounds the ranks"))
+}
+
 /// A ruling to be sent.
 ///
 /// # Errors
@@ -108,6 +134,7 @@ pub fn ruling_out(
         decision,
         kernel_lines: testimony.kernel_lines.clone(),
         sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
+        held: testimony.held.clone(),
     })
 }
 
@@ -123,6 +150,6 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: decision.map(|decision| (decision.action, decision.why)),
-        testimony: Testimony { kernel_lines: ruling.kernel_lines.clone(), sick },
+        testimony: Testimony { kernel_lines: ruling.kernel_lines.clone(), sick, held: ruling.held.clone() },
     })
 }

@@ -75,6 +75,17 @@ pub fn is_alive(pid: Pid) -> bool {
     stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
 }
 
+/// The files that a process has open whose path begins with `prefix`, each once. None for one that is not ours to look at.
+pub fn open_files(pid: Pid, prefix: &str) -> Vec<String> {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", pid.0)).into_iter().flatten().flatten();
+    let paths = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+    let mut files: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+    files.retain(|path| path.starts_with(prefix));
+    files.sort_unstable();
+    files.dedup();
+    files
+}
+
 /// What the kernel has a process wait in, for a person: state and wait channel.
 pub fn waits_in(pid: Pid) -> String {
     let state = stat(pid).map_or('?', |stat| stat.state);

@@ -125,7 +125,16 @@ fn bracketed(text: &str) -> Option<(usize, Option<u32>)> {
     let digits = body.bytes().filter(u8::is_ascii_digit).count();
     let is_time = digits * 2 >= body.len() && body.contains([':', '.', '-']);
     let is_level = matches!(lower.as_str(), "error" | "warning" | "warn" | "info" | "critical" | "fatal");
-    (is_time || is_level || month(body)).then_some((len, None))
+    (is_time || is_level || month(body) || is_place_in_source(body)).then_some((len, None))
+}
+
+/// `core.py:303`, `socket.cpp:860` of a logger that names the line of the source.
+fn is_place_in_source(body: &str) -> bool {
+    let Some((file, line)) = body.rsplit_once(':') else { return false };
+    let known = [".py", ".cc", ".cpp", ".cu", ".c", ".rs", ".go"];
+    !line.is_empty()
+        && line.bytes().all(|byte| byte.is_ascii_digit())
+        && known.iter().any(|end| file.ends_with(end))
 }
 
 /// `(RayTrainWorker pid=123, ip=10.0.0.1)`.
@@ -157,7 +166,10 @@ fn stamped(text: &str) -> Option<(usize, Option<u32>)> {
     let stamp = &text[..len];
     let separators = stamp.bytes().filter(|byte| matches!(byte, b':' | b'-' | b'/')).count();
     let next = text[len..].bytes().next();
-    (separators >= 2 && len >= 8 && matches!(next, Some(b' ' | b']') | None)).then_some((len, None))
+    // `02-27 20:37:29`: a day without its year, before a time.
+    let is_day = separators == 1 && len == 5 && text.as_bytes().get(len + 3) == Some(&b':');
+    ((separators >= 2 && len >= 8 || is_day) && matches!(next, Some(b' ' | b']') | None))
+        .then_some((len, None))
 }
 
 /// `E0628 09:54:15.885613 1234 file.cc:12]`.
@@ -282,6 +294,7 @@ mod tests {
         assert_eq!(read("E0926 17:26:32.075402  157988 agent.cc:332] boom"), (None, "boom"));
         assert_eq!(read("Jun 10 03:09:55 host kernel: NVRM: x"), (None, "NVRM: x"));
         assert_eq!(read("2026-06-10 03:09:55,123 ERROR: boom"), (None, "boom"));
+        assert_eq!(read("ERROR 02-27 20:37:29 [core.py:303] boom"), (None, "boom"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Pure: text comes in, an [`Attribution`] comes out. `docs/reference/attribution.md` tells how the judgement is made.
 //!
 //! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`traceback`], [`scan`] (one pass
-//! over the text), [`exit`], [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against labelled cases.
+//! over the text), [`exit`], `structure`, [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against labelled cases.
 
 pub mod catalog;
 pub mod class;
@@ -15,6 +15,7 @@ pub mod root;
 pub mod scan;
 pub mod score;
 mod signature;
+mod structure;
 pub mod traceback;
 pub mod vote;
 
@@ -119,7 +120,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
         confidence: domain_probability(&posterior, class.domain()),
         restart,
         determinism,
-        root: root::root(evidence, &for_it, &consequences),
+        root: root::root(evidence, &for_it, &consequences, structure::laggard(catalog, evidence)),
         posterior,
         evidence: for_it,
         against,

@@ -27,10 +27,20 @@ pub struct Root {
     pub victims: BTreeSet<u32>,
 }
 
-/// Finds the root in the evidence for the class (heaviest first) and in what only followed.
-pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote]) -> Root {
+/// Finds the root in the evidence for the class (heaviest first) and in what only followed. With nothing but
+/// consequences the laggard, for whom the others waited, is the one to look at.
+pub fn root(
+    evidence: &Evidence,
+    for_it: &[Vote],
+    consequences: &[Vote],
+    laggard: Option<(u32, usize, Spot)>,
+) -> Root {
     let grounds = if for_it.is_empty() { consequences } else { for_it };
-    let lines = root_lines(evidence, grounds);
+    let laggard = laggard.filter(|_| for_it.is_empty());
+    let lines = match &laggard {
+        Some((_, place, spot)) => vec![(*place, spot.clone())],
+        None => root_lines(evidence, grounds),
+    };
     let ranks: BTreeSet<u32> = for_it
         .first()
         .map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank).collect())
@@ -44,7 +54,9 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote]) -> Root
         .min_by_key(|exit| exit.order)
         .and_then(|exit| exit.rank);
     let by_reporter = for_it.first().is_some_and(|vote| vote.reporter);
-    let rank = if for_it.is_empty() || is_common || by_reporter {
+    let rank = if let Some((rank, ..)) = laggard {
+        Some(rank)
+    } else if for_it.is_empty() || is_common || by_reporter {
         None
     } else {
         lines.iter().find_map(|(_, spot)| spot.rank).or(first_dead)

@@ -230,13 +230,22 @@ impl<'c> Scan<'c> {
         if worthwhile {
             let number = self.findings.lines + 1;
             let line = lines::clean(raw);
-            let known = self.signatures_of(&line, number, &words, false);
+            let known =
+                !self.is_program_text(&line, number) && self.signatures_of(&line, number, &words, false);
             if words.first().is_some_and(|word| *word < STRUCTURE.len()) {
                 self.structure_of(&line, number, known);
             }
         }
         words.clear();
         self.words = words;
+    }
+
+    /// Whether the line is what a traceback quotes of the program below a frame: no message of the run.
+    fn is_program_text(&self, line: &str, number: u64) -> bool {
+        let prefix = lines::prefix(line);
+        let rank = prefix.rank.or(self.findings.rank);
+        let below = self.frames.get(&rank).is_some_and(|(at, _)| at + 1 == number);
+        below && line[prefix.len..].starts_with(|first: char| !first.is_ascii_uppercase())
     }
 
     fn seen(&self, signature: usize) -> u64 {
@@ -329,6 +338,13 @@ impl<'c> Scan<'c> {
         for (at, pair) in lines.windows(2).enumerate() {
             let (first, second) = (pair[0].trim_end(), pair[1].trim());
             if first.is_empty() || second.is_empty() || first.len() + second.len() > 2 * LINE_WINDOW {
+                continue;
+            }
+            // A frame and the program's text below it are not one message.
+            let before = at.checked_sub(1).and_then(|before| lines.get(before));
+            if traceback::frame(first).is_some()
+                || before.is_some_and(|line| traceback::frame(line).is_some())
+            {
                 continue;
             }
             for glue in [" ", ""] {

@@ -57,6 +57,9 @@ pub struct Label {
     /// Lines of the log, from 1, any of which is the root.
     #[serde(default)]
     pub root_lines: Option<Vec<u64>>,
+    /// The rank where it began, where one is to blame.
+    #[serde(default)]
+    pub culprit_rank: Option<u32>,
 }
 
 /// The answer to one case.

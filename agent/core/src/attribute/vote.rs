@@ -6,6 +6,7 @@ use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
 use super::class::{Class, Restart};
 use super::scan::{Exception, Findings, Kind, Sighting, Spot};
+use super::structure;
 use crate::verdict::FaultDomain;
 
 /// What an exception tells whose type no rule knows.
@@ -19,7 +20,7 @@ const OWN_FRAMES: f64 = 0.6;
 /// What stands in a warning or a note counts so much.
 const MILD: f64 = 0.5;
 /// Beside evidence of this weight hints are left out.
-const BETTER_THAN_HINTS: f64 = 2.0;
+const BETTER_THAN_HINTS: f64 = 1.5;
 
 /// One piece of evidence.
 #[derive(Clone, Debug)]
@@ -74,6 +75,8 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     }
     votes.extend(of_exits(evidence));
     votes.extend(of_repeated_xids(catalog, evidence));
+    votes.extend(structure::votes(catalog, evidence));
+    structure::demote_stopped_ranks(catalog, evidence, &mut votes);
     votes.extend(evidence.observations.iter().map(|observation| Vote {
         family: observation.family.clone(),
         id: observation.family.clone(),

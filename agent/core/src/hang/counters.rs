@@ -119,6 +119,15 @@ impl Counters {
         &self.entries[room.start as usize..room.start as usize + usize::from(room.used)]
     }
 
+    /// The memory that they take, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        // A node of the tree of names has room for eleven and is on average two thirds full.
+        self.rooms.capacity() * size_of::<Room>()
+            + self.entries.capacity() * size_of::<Entry>()
+            + self.names.capacity() * size_of::<u64>()
+            + self.rows.len() * 2 * size_of::<(u64, u32)>()
+    }
+
     pub(crate) fn communicators(&self) -> usize {
         self.names.len()
     }

@@ -3,7 +3,7 @@
 
 use crate::hang::activity::{Activity, ProcessState};
 use crate::hang::finding::HangKind;
-use crate::hang::wait_for::{End, Presence, locate as walk};
+use crate::hang::wait_for::{End, Located, Presence, locate as walk};
 use crate::hang::watch::Watch;
 
 /// Ranks that hold up the job, with the reasons.
@@ -41,7 +41,8 @@ impl Watch {
         if self.counters.is_empty() {
             return None;
         }
-        let located = walk(&self.counters, |rank| self.presence(rank), self.ranks.len());
+        let located =
+            walk(&self.counters, |rank| self.presence(rank), |rank| self.host(rank), self.ranks.len());
         let (first, votes) = *located.ends.first()?;
         let waiting = located.waiting;
         let told =
@@ -58,15 +59,7 @@ impl Watch {
                 let told = told(&self.listed(&roots));
                 Suspects::of(kind, roots, 0.97, told)
             }
-            End::Silent(_) => {
-                let silent: Vec<u32> = located
-                    .ends
-                    .iter()
-                    .filter_map(|(end, _)| if let End::Silent(rank) = end { Some(*rank) } else { None })
-                    .collect();
-                let told = told(&format!("{}, of which nothing is heard", self.listed(&silent)));
-                Suspects::of(HangKind::SilentHost, silent, 0.8, told)
-            }
+            End::Silent(_) => self.silent(&located),
             End::Mismatch(rank) => Suspects::of(
                 HangKind::Mismatch,
                 vec![rank],
@@ -91,6 +84,40 @@ impl Watch {
         })
     }
 
+    /// The host of which nothing is heard and for which most wait; of ranks that never registered all.
+    fn silent(&self, located: &Located) -> Suspects {
+        let mut hosts: std::collections::BTreeMap<u32, (u32, Vec<(u32, u32)>)> =
+            std::collections::BTreeMap::new();
+        for (end, votes) in &located.ends {
+            let End::Silent(rank) = end else { continue };
+            let (sum, named) = hosts.entry(self.host(*rank as usize)).or_default();
+            *sum = sum.saturating_add(*votes);
+            named.push((*rank, *votes));
+        }
+        let never = |rank: &u32| !self.ranks[*rank as usize].sight.registered;
+        let (mut votes, mut named) = hosts.values().max_by_key(|(sum, _)| *sum).cloned().unwrap_or_default();
+        let mut kind = HangKind::SilentHost;
+        if named.first().is_some_and(|(rank, _)| never(rank)) {
+            let all = hosts.values().flat_map(|(_, named)| named).copied();
+            named = all.filter(|(rank, _)| never(rank)).collect();
+            votes = named.iter().map(|(_, votes)| *votes).sum();
+            kind = HangKind::NeverRegistered;
+        }
+        let most = named.iter().map(|(_, votes)| *votes).max().unwrap_or(0);
+        let mut silent: Vec<u32> = named
+            .iter()
+            .filter(|(_, votes)| votes.saturating_mul(ROOT_SHARE) >= most)
+            .map(|(rank, _)| *rank)
+            .collect();
+        silent.sort_unstable();
+        let told = format!(
+            "by collective counters {votes} of {} waiting ranks wait for {}, of which nothing is heard",
+            located.waiting,
+            self.listed(&silent)
+        );
+        Suspects::of(kind, silent, 0.8, told)
+    }
+
     /// Whether a rank's counters can be taken at their word.
     fn presence(&self, rank: usize) -> Presence {
         let state = &self.ranks[rank];
@@ -98,7 +125,7 @@ impl Watch {
             return Presence::Elsewhere;
         }
         if state.heard < self.moved || !state.sight.registered {
-            return Presence::Silent;
+            return Presence::Silent(state.heard);
         }
         if self.state(rank) == ProcessState::Uninterruptible || self.phases.is_data(state.sight.phase) {
             return Presence::Elsewhere;

@@ -5,16 +5,22 @@
 //! operation that all members have entered and none leaves (the network), or goes round in a circle (orders of
 //! collectives that do not fit). Every blocked rank is followed; paths that are known are not walked again, so the
 //! work is proportional to the number of counters.
+//!
+//! A walk that ends at silence may end too early: the silent rank may itself wait for somebody. It does if one of its
+//! communicators has a member that reports, has not entered and waits elsewhere; then the walk goes on from that member.
+
+use std::collections::BTreeMap;
 
 use crate::hang::counters::Counters;
+use crate::time::Mono;
 
 /// What the judge knows of a rank besides its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// What it told is of now.
     Reports,
-    /// What it told is from before the others stood still.
-    Silent,
+    /// What it told is from before the others stood still, and from when.
+    Silent(Mono),
     /// It is away from all communicators whatever its counters say: stopped, ended, or in a section of its own.
     Elsewhere,
 }
@@ -54,7 +60,12 @@ struct Row {
     most: u64,
     /// A member that is elsewhere though it may have entered.
     away: u32,
-    silent: u32,
+    /// Silent members, with what they had entered: the one that was heard last, for it fell silent with the job, and
+    /// the one that had entered least.
+    last_heard: (Mono, u64, u32),
+    least_heard: (u64, u32),
+    /// A member that reports and waits for nothing here.
+    idle: u32,
     signature: u64,
     /// Members at the most with another signature than `signature`, and one of them.
     others: u32,
@@ -70,7 +81,9 @@ const EMPTY: Row = Row {
     late: NOBODY,
     most: 0,
     away: NOBODY,
-    silent: NOBODY,
+    last_heard: (Mono(0), u64::MAX, NOBODY),
+    least_heard: (u64::MAX, NOBODY),
+    idle: NOBODY,
     signature: 0,
     others: 0,
     other: NOBODY,
@@ -85,8 +98,13 @@ enum Next {
     Ends(End),
 }
 
-/// Walks from every rank that waits.
-pub(crate) fn locate(counters: &Counters, presence: impl Fn(usize) -> Presence, ranks: usize) -> Located {
+/// Walks from every rank that waits. `host` tells which ranks fall silent together.
+pub(crate) fn locate(
+    counters: &Counters,
+    presence: impl Fn(usize) -> Presence,
+    host: impl Fn(usize) -> u32,
+    ranks: usize,
+) -> Located {
     let rows = rows(counters, &presence, ranks);
     let mut ends: Vec<Option<End>> = vec![None; ranks];
     let mut on_path = vec![0_u32; ranks];
@@ -126,6 +144,7 @@ pub(crate) fn locate(counters: &Counters, presence: impl Fn(usize) -> Presence, 
             ends[*rank as usize] = Some(end);
         }
     }
+    beyond_silence(counters, &rows, &host, &mut ends, &waiting);
     located.waiting = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
     located.ends = tally(&ends, &waiting);
     located
@@ -138,9 +157,16 @@ fn rows(counters: &Counters, presence: &impl Fn(usize) -> Presence, ranks: usize
         let number = u32::try_from(rank).unwrap_or(NOBODY);
         for entry in counters.entries_of(rank) {
             let Some(row) = rows.get_mut(entry.row as usize) else { continue };
-            if presence == Presence::Silent {
-                row.silent = row.silent.min(number);
+            if let Presence::Silent(since) = presence {
+                let entered = entry.count.entered;
+                row.least_heard = row.least_heard.min((entered, number));
+                if row.last_heard.2 == NOBODY || since > row.last_heard.0 {
+                    row.last_heard = (since, entered, number);
+                }
                 continue;
+            }
+            if !entry.is_open() {
+                row.idle = row.idle.min(number);
             }
             if presence == Presence::Elsewhere {
                 row.away = row.away.min(number);
@@ -169,7 +195,7 @@ fn rows(counters: &Counters, presence: &impl Fn(usize) -> Presence, ranks: usize
 fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence, rank: usize) -> Next {
     let number = u32::try_from(rank).unwrap_or(NOBODY);
     match presence(rank) {
-        Presence::Silent => return Next::Ends(End::Silent(number)),
+        Presence::Silent(_) => return Next::Ends(End::Silent(number)),
         Presence::Elsewhere => return Next::Ends(End::Root(number)),
         Presence::Reports => {}
     }
@@ -183,8 +209,11 @@ fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence
         if row.away != NOBODY {
             return Next::To(row.away);
         }
-        let found = if row.silent != NOBODY {
-            End::Silent(row.silent)
+        // Who told of having entered before it fell silent is not waited for.
+        let found = if row.last_heard.1 < wanted {
+            End::Silent(row.last_heard.2)
+        } else if row.least_heard.0 < wanted {
+            End::Silent(row.least_heard.1)
         } else if row.others > 0 && row.least == row.most {
             // The few are taken to be wrong.
             End::Mismatch(if row.others <= row.agreeing { row.other } else { row.one })
@@ -195,6 +224,56 @@ fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence
         best = if matches!(best, End::Root(_)) { found } else { best.min(found) };
     }
     Next::Ends(best)
+}
+
+/// Leads on the walks that end at silent hosts whose ranks are themselves waiting for somebody.
+fn beyond_silence(
+    counters: &Counters,
+    rows: &[Row],
+    host: &impl Fn(usize) -> u32,
+    ends: &mut [Option<End>],
+    waiting: &[usize],
+) {
+    let mut silent: Vec<u32> = waiting
+        .iter()
+        .filter_map(|rank| if let Some(End::Silent(rank)) = ends[*rank] { Some(rank) } else { None })
+        .collect();
+    silent.sort_unstable();
+    silent.dedup();
+    let mut leads: BTreeMap<u32, End> = BTreeMap::new();
+    for rank in silent {
+        let own = host(rank as usize);
+        let idle = counters.entries_of(rank as usize).iter().map(|entry| rows[entry.row as usize].idle);
+        let on =
+            idle.filter(|idle| *idle != NOBODY).map(|idle| ends[idle as usize].unwrap_or(End::Root(idle)));
+        // Who waits for this very host does not explain why it would wait; nor does an operation that all have entered,
+        // which may only stand in line behind another.
+        let elsewhere = |end: &End| match end {
+            End::Root(_) => true,
+            End::Silent(rank) => host(*rank as usize) != own,
+            End::Mismatch(_) | End::Cycle(_) | End::Network(_) => false,
+        };
+        if let Some(end) = on.filter(elsewhere).min_by_key(|end| kind_order(*end)) {
+            leads.entry(own).or_insert(end);
+        }
+    }
+    if leads.is_empty() {
+        return;
+    }
+    let follow = |mut end: End| {
+        for _ in 0..=leads.len() {
+            let End::Silent(rank) = end else { return Some(end) };
+            let Some(on) = leads.get(&host(rank as usize)) else { return Some(end) };
+            end = *on;
+        }
+        // Silent hosts that explain each other explain nothing.
+        None
+    };
+    for rank in waiting {
+        if let Some(end) = ends[*rank].and_then(follow) {
+            ends[*rank] = Some(end);
+        }
+    }
 }
 
 /// Counts for each end the ranks that wait for it, itself not counted.
@@ -242,7 +321,7 @@ mod tests {
         for (rank, counts) in ranks.iter().enumerate() {
             counters.set(rank, counts);
         }
-        locate(&counters, presence, ranks.len())
+        locate(&counters, presence, |rank| rank as u32, ranks.len())
     }
 
     #[test]
@@ -263,11 +342,32 @@ mod tests {
 
     #[test]
     fn a_silent_member_is_named_only_when_nobody_known_is_late() {
-        let silent = |rank| if rank == 2 { Presence::Silent } else { Presence::Reports };
+        let silent = |rank| if rank == 2 { Presence::Silent(Mono(1)) } else { Presence::Reports };
         let ranks: [&[Count]; 3] = [&[count(7, 5, 4)], &[count(7, 5, 4)], &[count(7, 4, 4)]];
         assert_eq!(located(&ranks, silent).ends, [(End::Silent(2), 2)]);
         let ranks: [&[Count]; 3] = [&[count(7, 5, 4)], &[count(7, 4, 4)], &[count(7, 4, 4)]];
         assert_eq!(located(&ranks, silent).ends, [(End::Root(1), 1)]);
+    }
+
+    #[test]
+    fn a_silent_rank_that_waits_itself_is_passed_over() {
+        // 0 waits for 1, of which nothing is heard; 1 can only wait for 2, which has not entered and waits for 3.
+        let ranks: [&[Count]; 4] = [
+            &[count(1, 5, 4)],
+            &[count(1, 4, 4), count(2, 4, 4)],
+            &[count(2, 4, 4), count(3, 9, 8)],
+            &[count(3, 8, 8)],
+        ];
+        let silent =
+            |rank| if rank == 1 || rank == 3 { Presence::Silent(Mono(1)) } else { Presence::Reports };
+        assert_eq!(located(&ranks, silent).ends, [(End::Silent(3), 2)]);
+    }
+
+    #[test]
+    fn who_entered_before_it_fell_silent_is_not_waited_for() {
+        let silent = |rank| if rank > 0 { Presence::Silent(Mono(1)) } else { Presence::Reports };
+        let ranks: [&[Count]; 3] = [&[count(7, 5, 4)], &[count(7, 5, 4)], &[count(7, 4, 4)]];
+        assert_eq!(located(&ranks, silent).ends, [(End::Silent(2), 1)]);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub struct Watch {
     pub(crate) phases: Phases,
     pub(crate) ranks: Vec<RankState>,
     pub(crate) counters: Counters,
+    /// The host of each rank; empty if all are on one, or it is not known.
+    hosts: Vec<u32>,
     probes: Vec<Probes>,
     probed: bool,
     probed_at: Mono,
@@ -51,6 +53,7 @@ impl Watch {
             phases: Phases::new(limits),
             ranks: Vec::new(),
             counters: Counters::default(),
+            hosts: Vec::new(),
             probes: Vec::new(),
             probed: false,
             probed_at: Mono::default(),
@@ -75,6 +78,17 @@ impl Watch {
         self.probed = false;
         (self.began, self.looked, self.moved, self.completed) = (now, now, now, now);
         self.restart_clock(now);
+    }
+
+    /// Tells on which host each rank is: those that fall silent together are then judged together.
+    pub fn set_hosts(&mut self, hosts: Vec<u32>) {
+        self.hosts = hosts;
+    }
+
+    /// The memory that it holds, in bytes, without what the phases learned.
+    pub fn bytes(&self) -> usize {
+        let rank = size_of::<RankState>() + size_of::<Probes>() + size_of::<u32>();
+        size_of::<Self>() + self.ranks.capacity() * rank + self.counters.bytes()
     }
 
     /// The phases, to name sections and to learn from steps.
@@ -414,6 +428,11 @@ impl Watch {
         let hang =
             self.finding(now, HangKind::Livelock, culprits, since, PhaseId::STEP, confidence, evidence);
         Outlook::Hang(Box::new(hang))
+    }
+
+    /// A rank's host; each its own where nothing is known, so that nothing is judged together.
+    pub(crate) fn host(&self, rank: usize) -> u32 {
+        self.hosts.get(rank).copied().unwrap_or_else(|| u32::try_from(rank).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn lives(&self, rank: usize) -> bool {

@@ -8,20 +8,30 @@ use crate::entry::{Body, ExitStatus, Fact};
 use crate::id::{Incident, Rank};
 use crate::judge::{RankEnd, hung, judge};
 use crate::ledger::Spending;
-use crate::policy::{self, Case, PastFailure};
+use crate::policy::{self, Case, Choice, Host, PastFailure, Rung};
 use crate::testimony::Testimony;
-use crate::time::Mono;
+use crate::time::{Mono, Span};
 use crate::verdict::{Action, DecidedBy, Decision, Verdict};
 
 use super::{IncidentTimes, Job, Order, Output, Phase, Ruling, StopWhy};
 
+/// A host that is not ready is asked for again after a quarter of the time that was waited, within these.
+const SOONEST: Span = Span::millis(20);
+const LATEST: Span = Span::seconds(2);
+
 /// A failure that is judged and not decided on yet.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
-    pub(super) verdict: Verdict,
-    proposal: Decision,
+    verdict: Verdict,
+    judged_at: Mono,
     /// The verdict before anybody's words were heard, and how the ranks ended: for judging it anew.
     heard: Option<(Verdict, BTreeMap<Rank, RankEnd>)>,
+    /// What the host said last.
+    testimony: Testimony,
+    /// For what it is waited, as it was told.
+    waits: Option<String>,
+    /// When it is to be asked again; none while an answer is awaited.
+    look_at: Option<Mono>,
 }
 
 impl Job {
@@ -69,15 +79,7 @@ impl Job {
 
     /// Records the verdict, makes the proposal and asks the agent for its word.
     pub(super) fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
-        let lived = verdict.fault_at.since(self.attempt_began);
-        let case = Case { verdict: &verdict, past: &self.past, exit, lived, now: at };
-        let (action, why) = policy::decide(self.budget, case);
-        let proposal = Decision { incident: verdict.incident, action, why, by: DecidedBy::Launcher };
         out.push(Output::Record(Body::Verdict(verdict.clone())));
-        out.push(Output::Order(Order::Consult {
-            verdict: Box::new(verdict.clone()),
-            proposal: proposal.clone(),
-        }));
         self.incidents.push(IncidentTimes {
             incident: verdict.incident,
             headline: verdict.headline.clone(),
@@ -93,29 +95,64 @@ impl Job {
             first_step: None,
         });
         self.phase = Phase::Judging { exit };
-        self.pending = Some(Pending { verdict, proposal, heard: None });
+        let pending = Pending {
+            verdict,
+            judged_at: at,
+            heard: None,
+            testimony: Testimony::default(),
+            waits: None,
+            look_at: None,
+        };
+        self.consult(at, exit, &pending, out);
+        self.pending = Some(pending);
+    }
+
+    fn consult(&self, at: Mono, exit: i32, pending: &Pending, out: &mut Vec<Output>) {
+        let proposal = self.decide(at, exit, pending, &Testimony::default());
+        out.push(Output::Order(Order::Consult { verdict: Box::new(pending.verdict.clone()), proposal }));
+    }
+
+    /// What the policy makes of it.
+    fn decide(&self, at: Mono, exit: i32, pending: &Pending, testimony: &Testimony) -> Decision {
+        let verdict = &pending.verdict;
+        let choice = policy::decide(
+            &self.settings,
+            Case {
+                verdict,
+                past: &self.past,
+                exit,
+                lived: verdict.fault_at.since(self.attempt_began),
+                reached: self.ledger.reached(),
+                host: Host {
+                    sick: &testimony.sick,
+                    held: &testimony.held,
+                    waited: at.since(pending.judged_at),
+                    last_step: self.last_step,
+                },
+                spares: 0,
+                now: at,
+            },
+        );
+        let Choice { action, after, why } = choice;
+        Decision { incident: verdict.incident, action, after, why, by: DecidedBy::Launcher }
     }
 
     /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
-    pub(super) fn hear(
-        &self,
-        at: Mono,
-        exit: i32,
-        pending: &mut Pending,
-        testimony: &Testimony,
-        out: &mut Vec<Output>,
-    ) {
-        let (Some((first, ends)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) else { return };
-        let mut verdict = first.clone();
-        blame::complete(&mut verdict, catalog, ends, testimony);
-        if verdict == pending.verdict {
+    fn hear(pending: &mut Pending, testimony: &Testimony, out: &mut Vec<Output>) {
+        if *testimony == pending.testimony {
             return;
         }
-        let lived = verdict.fault_at.since(self.attempt_began);
-        let case = Case { verdict: &verdict, past: &self.past, exit, lived, now: at };
-        (pending.proposal.action, pending.proposal.why) = policy::decide(self.budget, case);
-        out.push(Output::Record(Body::Verdict(verdict.clone())));
-        pending.verdict = verdict;
+        pending.testimony = testimony.clone();
+        let incident = pending.verdict.incident;
+        if let (Some((first, ends)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
+            let mut verdict = first.clone();
+            blame::complete(&mut verdict, catalog, ends, testimony);
+            if verdict != pending.verdict {
+                out.push(Output::Record(Body::Verdict(verdict.clone())));
+                pending.verdict = verdict;
+            }
+        }
+        out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony: testimony.clone() })));
     }
 
     pub(super) fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
@@ -127,46 +164,98 @@ impl Job {
             return;
         }
         let Some(mut pending) = self.pending.take() else { return };
-        if let Some(testimony) =
-            ruling.as_ref().map(|ruling| &ruling.testimony).filter(|told| !told.is_empty())
-        {
-            let (incident, testimony) = (pending.verdict.incident, testimony.clone());
-            self.hear(at, exit, &mut pending, &testimony, out);
-            out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony })));
+        let by = if ruling.is_some() { DecidedBy::Agent } else { DecidedBy::Launcher };
+        let (instead, mut testimony) =
+            ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.testimony));
+        testimony.held.extend(self.held.iter().cloned());
+        Self::hear(&mut pending, &testimony, out);
+        let mut decision = Decision { by, ..self.decide(at, exit, &pending, &testimony) };
+        if let Some((action, why)) = instead {
+            decision = Decision { action, why, after: Span::default(), ..decision };
         }
-        let Pending { verdict, proposal: mut decision, .. } = pending;
-        if let Some(ruling) = ruling {
-            decision.by = DecidedBy::Agent;
-            if let Some((action, why)) = ruling.instead {
-                decision.action = action;
-                decision.why = why;
-            }
+        match decision.action {
+            Action::Wait => self.wait_for_the_host(at, pending, decision, out),
+            _ => self.carry_out(at, exit, pending.verdict, decision, out),
         }
+    }
+
+    /// Asks again after a while; what is waited for is told once, and again when it is something else.
+    fn wait_for_the_host(
+        &mut self,
+        at: Mono,
+        mut pending: Pending,
+        decision: Decision,
+        out: &mut Vec<Output>,
+    ) {
+        if pending.waits.as_ref() != Some(&decision.why) {
+            pending.waits = Some(decision.why.clone());
+            out.push(Output::Record(Body::Decision(decision)));
+        }
+        // A GPU's memory is free within a second as a rule; who waits long need not ask often.
+        let waited = at.since(pending.judged_at);
+        let look_at = at.after(Span((waited.0 / 4).clamp(SOONEST.0, LATEST.0)));
+        pending.look_at = Some(look_at);
+        out.push(Output::Order(Order::LookAgain { at: look_at }));
+        self.pending = Some(pending);
+    }
+
+    fn carry_out(
+        &mut self,
+        at: Mono,
+        exit: i32,
+        verdict: Verdict,
+        decision: Decision,
+        out: &mut Vec<Output>,
+    ) {
         out.push(Output::Record(Body::Decision(decision.clone())));
         self.with_incident(|incident| {
             incident.decided_at = Some(at);
             incident.decision = decision.why.clone();
         });
-        match decision.action {
-            Action::RestartInJob { .. } => {
-                let lived = verdict.fault_at.since(self.attempt_began);
-                self.past.push(PastFailure {
-                    decided_at: at,
-                    cause: verdict.cause,
-                    step: verdict.step,
-                    lived,
-                });
-                self.attempt = self.attempt.next();
-                self.out_of_memory_kills = 0;
-                self.phase = Phase::Starting;
-                self.ledger.enter(at, Spending::Starting);
-                out.push(Output::Order(Order::StartRanks(self.attempt)));
-            }
-            Action::Stop { exit: wanted } => {
-                let exit = if wanted == 0 { exit.max(1) } else { wanted };
-                self.finish(at, exit, format!("{}; {}", verdict.headline, decision.why), out);
-            }
+        if let Some(wanted) = decision.action.exit() {
+            let exit = if wanted == 0 { exit.max(1) } else { wanted };
+            return self.finish(at, exit, format!("{}; {}", verdict.headline, decision.why), out);
         }
+        self.past.push(PastFailure {
+            decided_at: at,
+            lived: verdict.fault_at.since(self.attempt_began),
+            cause: verdict.cause,
+            step: verdict.step,
+            rung: decision.action.rung().unwrap_or(Rung::All),
+            reached: self.ledger.reached(),
+            heartbeats: verdict.heartbeats,
+            back_after: None,
+        });
+        if decision.after == Span::default() {
+            return self.restart(at, out);
+        }
+        let until = at.after(decision.after);
+        self.phase = Phase::HeldBack { until };
+        out.push(Output::Order(Order::LookAgain { at: until }));
+    }
+
+    /// The time has come to ask for the host again, or for a restart that was held back.
+    pub(super) fn look_again(&mut self, at: Mono, out: &mut Vec<Output>) {
+        match self.phase {
+            Phase::HeldBack { until } if at >= until => self.restart(at, out),
+            Phase::HeldBack { until } => out.push(Output::Order(Order::LookAgain { at: until })),
+            Phase::Judging { exit } => {
+                let Some(mut pending) = self.pending.take() else { return };
+                if pending.look_at.take().is_some() {
+                    self.consult(at, exit, &pending, out);
+                }
+                self.pending = Some(pending);
+            }
+            Phase::Starting | Phase::Running | Phase::Stopping(_) | Phase::Ended => {}
+        }
+    }
+
+    fn restart(&mut self, at: Mono, out: &mut Vec<Output>) {
+        self.attempt = self.attempt.next();
+        self.out_of_memory_kills = 0;
+        self.phase = Phase::Starting;
+        self.ledger.enter(at, Spending::Starting);
+        out.push(Output::Order(Order::StartRanks(self.attempt)));
     }
 
     pub(super) fn next_incident(&self) -> Incident {

@@ -32,6 +32,7 @@ impl Job {
         let Some(newest) = done.last() else { return };
         state.first.get_or_insert(done[0]);
         state.newest = Some(*newest);
+        self.last_step = self.last_step.max(Some(newest.end));
         // One rank's steps are the job's, and the same rank's for the whole attempt: else some would count twice.
         if *self.lead.get_or_insert(rank) == rank {
             if matches!(self.ledger.state(), Spending::Starting | Spending::Initialising) {
@@ -80,6 +81,10 @@ impl Job {
         incident.first_step_at = Some(at);
         incident.first_step = Some(step);
         let reached_before = incident.reached_before.unwrap_or(0);
+        let took = at.since(incident.fault_at);
+        if let Some(past) = self.past.last_mut() {
+            past.back_after.get_or_insert(took);
+        }
         out.push(Output::Record(Body::Outcome(Outcome {
             incident: incident.incident,
             attempt,

@@ -4,6 +4,7 @@ use crate::entry::{Body, Fact, StepDone};
 use crate::id::{Attempt, Incident, Rank};
 use crate::surroundings::Surroundings;
 use crate::testimony::Testimony;
+use crate::time::Mono;
 use crate::verdict::{Action, Decision, Verdict};
 
 /// What the launcher tells the job.
@@ -24,6 +25,10 @@ pub enum Input {
     Surroundings(Surroundings),
     /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.
     Ruling(Option<Ruling>),
+    /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.
+    Held(Vec<String>),
+    /// The time of an [`Order::LookAgain`] has come.
+    LookAgain,
 }
 
 /// The agent's word on a proposed decision.
@@ -66,6 +71,11 @@ pub enum Order {
         verdict: Box<Verdict>,
         /// What would be done without an agent.
         proposal: Decision,
+    },
+    /// Come back at that time; answered by [`Input::LookAgain`].
+    LookAgain {
+        /// When.
+        at: Mono,
     },
     /// The job is over.
     Finish {

@@ -335,7 +335,17 @@ def _library_places():
     places.update(getattr(site, "getsitepackages", list)())
     user = getattr(site, "getusersitepackages", lambda: None)()
     places.update([user] if user else [])
+    places.update(path for path in sys.path if _is_installed_into(path))
     return tuple(os.path.realpath(place) + os.sep for place in places if place)
+
+
+def _is_installed_into(path):
+    """Environments laid over others by a .pth file, and folders of `pip install --target`, are libraries too. What is
+    installed to be edited is none: its folder is on the path, its record lies in the environment."""
+    try:
+        return bool(path) and any(name.endswith(".dist-info") for name in os.listdir(path))
+    except OSError:
+        return False
 
 
 def _is_library(origin, places):

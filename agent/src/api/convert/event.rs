@@ -84,10 +84,7 @@ fn type_of(body: &Body) -> &'static str {
         },
         Body::Health(_) => "health_changed",
         Body::Verdict(_) => "failure_judged",
-        Body::Decision(decision) => match decision.action {
-            Action::RestartInJob { .. } => "restart_in_job",
-            Action::Stop { .. } => "stop",
-        },
+        Body::Decision(decision) => decision.action.word(),
         Body::Outcome(_) => "training_resumed",
         Body::Finding(finding) => finding.what.word(),
     }
@@ -103,8 +100,8 @@ fn severity(body: &Body) -> Severity {
         },
         Body::Verdict(_) => Severity::Error,
         Body::Decision(decision) => match decision.action {
-            Action::RestartInJob { .. } => Severity::Warning,
-            Action::Stop { .. } => Severity::Error,
+            Action::HandBack { .. } | Action::Stop { .. } => Severity::Error,
+            _ => Severity::Warning,
         },
         Body::Outcome(_) => Severity::Info,
         Body::Finding(finding) if finding.over => Severity::Info,
@@ -194,10 +191,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
         },
         Body::Health(_) => None,
         Body::Verdict(verdict) => Some(verdict.attempt),
-        Body::Decision(decision) => match decision.action {
-            Action::RestartInJob { attempt } => Some(attempt),
-            Action::Stop { .. } => None,
-        },
+        Body::Decision(decision) => decision.action.attempt(),
         Body::Outcome(outcome) => Some(outcome.attempt),
         Body::Finding(finding) => Some(finding.attempt),
     }

@@ -207,6 +207,9 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
         loss: beat.and_then(|beat| beat.loss),
         refusal: rank.refusal.clone(),
         median_step: beat.and_then(|beat| beat.median_step).map(duration),
+        self_time: beat.and_then(|beat| beat.pace.self_time).map(duration),
+        against_peers: beat.and_then(|beat| beat.pace.against_peers),
+        wait_share: beat.and_then(|beat| beat.pace.wait_share),
     }
 }
 
@@ -269,10 +272,18 @@ fn domain(domain: FaultDomain) -> v1::FaultDomain {
 }
 
 fn decision(decision: &Decision) -> v1::Decision {
-    let (action, attempt, exit_status) = match decision.action {
-        Action::RestartInJob { attempt } => (v1::DecidedAction::RestartInJob, Some(attempt.0), None),
-        Action::Stop { exit } => (v1::DecidedAction::Stop, None, Some(exit)),
+    let action = match decision.action {
+        Action::RestartInProcess { .. } => v1::DecidedAction::RestartInProcess,
+        Action::RespawnRanks { .. } => v1::DecidedAction::RespawnRanks,
+        Action::RespawnHost { .. } => v1::DecidedAction::RespawnHost,
+        Action::RestartInJob { .. } => v1::DecidedAction::RestartInJob,
+        Action::ReplaceHost { .. } => v1::DecidedAction::ReplaceHost,
+        Action::Shrink { .. } => v1::DecidedAction::Shrink,
+        Action::HandBack { .. } => v1::DecidedAction::HandBack,
+        Action::Stop { .. } => v1::DecidedAction::Stop,
+        Action::Wait => v1::DecidedAction::Wait,
     };
+    let (attempt, exit_status) = (decision.action.attempt().map(|attempt| attempt.0), decision.action.exit());
     let by = match decision.by {
         DecidedBy::Launcher => v1::DecidedBy::Launcher,
         DecidedBy::Agent => v1::DecidedBy::Agent,

@@ -140,14 +140,19 @@ fn decision(decision: &Decision) -> String {
         DecidedBy::Launcher => "launcher",
         DecidedBy::Agent => "agent",
     };
-    match decision.action {
-        Action::RestartInJob { attempt } => {
-            format!("restart all ranks as {attempt}: {} (decided by the {by})", decision.why)
-        }
-        Action::Stop { exit } => {
-            format!("stop the job with exit status {exit}: {} (decided by the {by})", decision.why)
-        }
-    }
+    let done = match decision.action {
+        Action::RestartInProcess { attempt } => format!("begin {attempt} in the same processes"),
+        Action::RespawnRanks { attempt } => format!("start the lost ranks anew as {attempt}"),
+        Action::RespawnHost { attempt } => format!("start this host's ranks anew as {attempt}"),
+        Action::RestartInJob { attempt } => format!("restart all ranks as {attempt}"),
+        Action::ReplaceHost { attempt } => format!("go on with a spare host as {attempt}"),
+        Action::Shrink { attempt } => format!("go on with fewer ranks as {attempt}"),
+        Action::HandBack { exit } => format!("hand the job back to the scheduler with exit status {exit}"),
+        Action::Stop { exit } => format!("stop the job with exit status {exit}"),
+        Action::Wait => "wait before a restart".to_owned(),
+    };
+    let later = if decision.after.0 > 0 { format!(" in {}", decision.after) } else { String::new() };
+    format!("{done}{later}: {} (decided by the {by})", decision.why)
 }
 
 fn outcome(outcome: &Outcome) -> String {

@@ -1,0 +1,137 @@
+//! Which rung to take: by what each of them cost and how often it helped in this job, for causes of the same kind.
+//!
+//! A rung that fails costs its own time and then that of the next one, so the value of rung `r` is
+//! `cost(r) + (1 - helps(r)) * value(next)`, and the cheapest is taken (`docs/reference/policy.md`).
+
+use crate::policy::history::{CauseKind, PastFailure};
+use crate::policy::{Rung, Rungs};
+use crate::time::Span;
+
+/// What is thought of a rung before it was taken: so many of so many times it helps, and takes so long, in seconds.
+struct Prior {
+    helped: f64,
+    of: f64,
+    seconds: f64,
+}
+
+fn prior(rung: Rung) -> Prior {
+    let (helped, of, seconds) = match rung {
+        Rung::InProcess => (3.0, 4.0, 0.3),
+        Rung::Ranks => (3.5, 4.0, 1.0),
+        Rung::Host => (3.6, 4.0, 3.0),
+        Rung::All => (3.8, 4.0, 5.0),
+        Rung::Replace => (3.9, 4.0, 60.0),
+        Rung::Shrink => (3.9, 4.0, 120.0),
+        Rung::HandBack | Rung::Stop => (4.0, 4.0, 600.0),
+    };
+    Prior { helped, of, seconds }
+}
+
+/// A rung that failed so often in a row for causes of a kind is not taken again for it, until it helped.
+const FAILURES_IN_A_ROW: usize = 2;
+
+/// The mildest rung that can help against the cause at all.
+fn mildest(kind: CauseKind) -> Rung {
+    match kind {
+        // The process is there and its rank ended by itself what it was at.
+        CauseKind::Exception => Rung::InProcess,
+        CauseKind::ExitCode | CauseKind::Signal | CauseKind::OutOfMemory | CauseKind::Hang => Rung::Ranks,
+        CauseKind::Start => Rung::All,
+    }
+}
+
+/// The rung to take among those there are that keep the job on its host; none if there is none left. Rungs up to
+/// `beyond` have just failed in this same recovery.
+pub fn cheapest(kind: CauseKind, rungs: Rungs, beyond: Option<Rung>, past: &[PastFailure]) -> Option<Rung> {
+    let open = |rung: &Rung| {
+        rung.stays()
+            && *rung >= mildest(kind)
+            && beyond.is_none_or(|failed| *rung > failed || failed >= Rung::All)
+    };
+    let all: Vec<Rung> = rungs.iter().filter(open).collect();
+    // The heaviest stays in any case: budgets end it, not this.
+    let heaviest = *all.last()?;
+    let mut best = (heaviest, value(kind, heaviest, past, prior(Rung::HandBack).seconds));
+    for rung in all.into_iter().rev().skip(1) {
+        if failed_in_a_row(kind, rung, past) >= FAILURES_IN_A_ROW {
+            continue;
+        }
+        let value = value(kind, rung, past, best.1);
+        if value < best.1 {
+            best = (rung, value);
+        }
+    }
+    Some(best.0)
+}
+
+/// What taking the rung is expected to cost, in seconds, where the next one costs `next`.
+fn value(kind: CauseKind, rung: Rung, past: &[PastFailure], next: f64) -> f64 {
+    let Prior { helped, of, seconds } = prior(rung);
+    let tried = || past.iter().filter(|past| past.rung == rung && CauseKind::of(&past.cause) == kind);
+    let backs: Vec<Span> = tried().filter_map(|past| past.back_after).collect();
+    let (successes, tries) = (backs.len() as f64, tried().count() as f64);
+    let helps = (helped + successes) / (of + tries);
+    // The newest count most: what a restart costs changes with the state to be loaded.
+    let costs = backs.iter().fold(seconds, |cost, back| cost * 0.7 + back.as_seconds() * 0.3);
+    costs + (1.0 - helps) * next
+}
+
+fn failed_in_a_row(kind: CauseKind, rung: Rung, past: &[PastFailure]) -> usize {
+    let tried = past.iter().rev().filter(|past| past.rung == rung && CauseKind::of(&past.cause) == kind);
+    tried.take_while(|past| past.back_after.is_none()).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Mono;
+    use crate::verdict::Cause;
+
+    const ALL: Rungs = Rungs::ONE_HOST.with(Rung::InProcess).with(Rung::Ranks);
+
+    fn tried(rung: Rung, back_after: Option<Span>) -> PastFailure {
+        PastFailure {
+            decided_at: Mono(0),
+            cause: Cause::Exception { exception: "E".into(), fingerprint: "f".into() },
+            step: None,
+            lived: Span::seconds(60),
+            rung,
+            reached: Some(1),
+            heartbeats: true,
+            back_after,
+        }
+    }
+
+    #[test]
+    fn the_mildest_rung_that_fits_the_cause_is_taken_first() {
+        let of = |kind| cheapest(kind, ALL, None, &[]);
+        assert_eq!(of(CauseKind::Exception), Some(Rung::InProcess));
+        assert_eq!(of(CauseKind::Signal), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Signal, Rungs::ONE_HOST, None, &[]), Some(Rung::All));
+    }
+
+    #[test]
+    fn a_rung_that_fails_is_left_and_one_that_helped_is_kept() {
+        let fails: Vec<PastFailure> = (0..2).map(|_| tried(Rung::InProcess, None)).collect();
+        assert_eq!(cheapest(CauseKind::Exception, ALL, None, &fails), Some(Rung::Ranks));
+        // Another cause has nothing to do with it.
+        assert_eq!(cheapest(CauseKind::Hang, ALL, None, &fails), Some(Rung::Ranks));
+        let helps: Vec<PastFailure> =
+            (0..9).map(|_| tried(Rung::InProcess, Some(Span::millis(90)))).collect();
+        assert_eq!(cheapest(CauseKind::Exception, ALL, None, &helps), Some(Rung::InProcess));
+    }
+
+    #[test]
+    fn a_rung_that_costs_more_than_the_next_is_not_worth_it() {
+        let slow: Vec<PastFailure> =
+            (0..20).map(|_| tried(Rung::InProcess, Some(Span::seconds(40)))).collect();
+        assert_eq!(cheapest(CauseKind::Exception, ALL, None, &slow), Some(Rung::Ranks));
+    }
+
+    #[test]
+    fn what_failed_in_this_recovery_is_not_tried_again_in_it() {
+        assert_eq!(cheapest(CauseKind::Exception, ALL, Some(Rung::InProcess), &[]), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Exception, ALL, Some(Rung::Ranks), &[]), Some(Rung::All));
+        assert_eq!(cheapest(CauseKind::Exception, ALL, Some(Rung::All), &[]), Some(Rung::InProcess));
+    }
+}

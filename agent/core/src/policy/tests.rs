@@ -1,0 +1,210 @@
+//! The built-in policy, case by case.
+
+use super::*;
+use crate::health::{Component, HealthState, RecommendedAction};
+use crate::id::Incident;
+use crate::judge::start_failed;
+
+fn verdict(cause: Cause, step: Option<u64>) -> Verdict {
+    Verdict { cause, step, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
+}
+
+fn exception(fingerprint: &str) -> Cause {
+    Cause::Exception { exception: "E".into(), fingerprint: fingerprint.into() }
+}
+
+fn case<'a>(verdict: &'a Verdict, past: &'a [PastFailure]) -> Case<'a> {
+    Case {
+        verdict,
+        past,
+        exit: 1,
+        lived: Span::seconds(60),
+        reached: verdict.step,
+        host: Host::default(),
+        spares: 0,
+        now: Mono(100_000_000_000),
+    }
+}
+
+fn action(budget: Budget, verdict: &Verdict, past: &[PastFailure]) -> Action {
+    decide(&budget.into(), case(verdict, past)).action
+}
+
+fn failed(cause: Cause, step: Option<u64>, lived: Span) -> PastFailure {
+    PastFailure {
+        decided_at: Mono(1),
+        cause,
+        step,
+        lived,
+        rung: Rung::All,
+        reached: step,
+        heartbeats: false,
+        back_after: None,
+    }
+}
+
+const THREE: Budget = Budget { max_restarts: 3, window: None };
+const RESTART: Action = Action::RestartInJob { attempt: Attempt(1) };
+
+#[test]
+fn the_same_exception_at_the_same_step_stops_the_job_and_at_another_step_does_not() {
+    let past = [failed(exception("a"), Some(5), Span::seconds(60))];
+    assert_eq!(action(THREE, &verdict(exception("a"), Some(5)), &past), Action::Stop { exit: 1 });
+    assert_eq!(action(THREE, &verdict(exception("a"), Some(6)), &past), RESTART);
+    assert_eq!(action(THREE, &verdict(exception("b"), Some(5)), &past), RESTART);
+}
+
+#[test]
+fn a_program_that_fails_by_itself_at_once_is_stopped_and_one_that_has_trained_is_not() {
+    let plain = Verdict {
+        domain: FaultDomain::User,
+        deterministic: true,
+        confidence: 0.99,
+        heartbeats: true,
+        ..verdict(exception("a"), None)
+    };
+    assert_eq!(action(THREE, &plain, &[]), Action::Stop { exit: 1 });
+    let trained = Verdict { step: Some(3), ..plain.clone() };
+    let silent = Verdict { heartbeats: false, ..plain.clone() };
+    let doubtful = Verdict { confidence: 0.9, ..plain.clone() };
+    let transient = Verdict { deterministic: false, ..plain.clone() };
+    let hardware = Verdict { domain: FaultDomain::Hardware, ..plain };
+    for verdict in [trained, silent, doubtful, transient, hardware] {
+        assert_eq!(action(THREE, &verdict, &[]), RESTART);
+    }
+}
+
+#[test]
+fn without_heartbeats_only_attempts_that_lived_about_as_long_count_as_repetition() {
+    let past = |lived| [failed(exception("a"), None, Span::seconds(lived))];
+    let silent = Verdict { heartbeats: false, ..verdict(exception("a"), None) };
+    assert_eq!(action(THREE, &silent, &past(50)), Action::Stop { exit: 1 });
+    assert_eq!(action(THREE, &silent, &past(86_400)), RESTART);
+    let beating = Verdict { heartbeats: true, ..silent };
+    assert_eq!(action(THREE, &beating, &past(86_400)), Action::Stop { exit: 1 });
+}
+
+#[test]
+fn a_kill_at_the_same_step_is_no_repetition() {
+    let kill = Cause::Signal { signal: 9 };
+    let past = [failed(kill.clone(), Some(5), Span::seconds(60))];
+    assert_eq!(action(THREE, &verdict(kill, Some(5)), &past), RESTART);
+}
+
+#[test]
+fn the_budget_counts_only_what_lies_in_the_window() {
+    let kill = Cause::Signal { signal: 9 };
+    let past = [1, 99].map(|second| PastFailure {
+        decided_at: Mono(second * 1_000_000_000),
+        ..failed(kill.clone(), None, Span::seconds(60))
+    });
+    let budget = |window| Budget { max_restarts: 2, window };
+    assert_eq!(action(budget(None), &verdict(kill.clone(), None), &past), Action::Stop { exit: 1 });
+    assert_eq!(action(budget(Some(Span::seconds(10))), &verdict(kill, None), &past), RESTART);
+}
+
+/// A failure of a rank that beats, after which the job stood at `reached`.
+fn beating(cause: Cause, reached: u64) -> PastFailure {
+    PastFailure {
+        heartbeats: true,
+        back_after: Some(Span::seconds(1)),
+        ..failed(cause, Some(reached), Span::seconds(60))
+    }
+}
+
+#[test]
+fn three_restarts_in_a_row_may_bring_nothing_and_progress_begins_the_count_anew() {
+    let many = Settings::from(Budget { max_restarts: 100, window: None });
+    let kill = Cause::Signal { signal: 9 };
+    let now = Verdict { heartbeats: true, ..verdict(kill.clone(), Some(7)) };
+    let past = |reached: &[u64]| -> Vec<PastFailure> {
+        reached.iter().map(|step| beating(kill.clone(), *step)).collect()
+    };
+    let of = |reached: &[u64]| decide(&many, case(&now, &past(reached)));
+    assert_eq!(of(&[5, 6]).after, Span::default());
+    let waits: Vec<Span> = [&[7][..], &[7, 7]].iter().map(|reached| of(reached).after).collect();
+    assert!(waits[0] > Span::default() && waits[1] > waits[0], "{waits:?}");
+    assert_eq!(of(&[7, 7, 7]).action, Action::Stop { exit: 1 });
+    assert_eq!(of(&[7, 7, 7]).why, "3 restart(s) in a row brought no new step, whatever their causes");
+    assert!(of(&[7, 7, 7, 3, 6]).action.attempt().is_some());
+    // What does not tell of steps is not counted.
+    let silent = Verdict { heartbeats: false, step: None, ..now.clone() };
+    assert_eq!(decide(&many, case(&silent, &past(&[7, 7, 7]))).after, Span::default());
+}
+
+#[test]
+fn what_is_likely_the_users_fault_is_confirmed_by_one_restart() {
+    let many = Settings::from(Budget { max_restarts: 100, window: None });
+    let likely = Verdict {
+        heartbeats: true,
+        domain: FaultDomain::User,
+        confidence: 0.8,
+        ..verdict(exception("a"), Some(7))
+    };
+    assert!(decide(&many, case(&likely, &[])).action.attempt().is_some());
+    let past = [beating(exception("b"), 7)];
+    assert_eq!(decide(&many, case(&likely, &past)).action, Action::Stop { exit: 1 });
+    let advanced = [beating(exception("b"), 6)];
+    assert!(decide(&many, case(&likely, &advanced)).action.attempt().is_some());
+}
+
+#[test]
+fn a_budget_for_a_cause_ends_that_cause_alone() {
+    let mut settings = Settings::from(Budget { max_restarts: 100, window: None });
+    settings.by_cause.insert(CauseKind::Hang, Budget { max_restarts: 1, window: None });
+    let hang = Cause::Hang { hang: HangKind::Network, place: "x".into() };
+    let past = [failed(hang.clone(), None, Span::seconds(9))];
+    assert_eq!(decide(&settings, case(&verdict(hang, None), &past)).action, Action::Stop { exit: 1 });
+    let kill = verdict(Cause::Signal { signal: 9 }, None);
+    assert_eq!(decide(&settings, case(&kill, &past)).action, RESTART);
+}
+
+#[test]
+fn a_host_that_is_not_fit_is_left_by_the_best_way_there_is() {
+    let sick = [Component {
+        name: "gpu.0000:3b:00".into(),
+        state: HealthState::Unhealthy,
+        reason: "it fell off the bus".into(),
+        action: RecommendedAction::RebootNode,
+        ..Component::default()
+    }];
+    let kill = verdict(Cause::Signal { signal: 9 }, None);
+    let host = Host { sick: &sick, ..Host::default() };
+    let of = |rungs, spares| {
+        let settings = Settings { rungs, ..Settings::from(THREE) };
+        decide(&settings, Case { host, spares, ..case(&kill, &[]) }).action
+    };
+    let attempt = Attempt(1);
+    assert_eq!(of(Rungs::ONE_HOST, 1), Action::HandBack { exit: HAND_BACK_EXIT });
+    let more = Rungs::ONE_HOST.with(Rung::Replace).with(Rung::Shrink);
+    assert_eq!(of(more, 1), Action::ReplaceHost { attempt });
+    assert_eq!(of(more, 0), Action::Shrink { attempt });
+    let unwatched = Settings { ready_within: None, ..Settings::from(THREE) };
+    assert_eq!(decide(&unwatched, Case { host, ..case(&kill, &[]) }).action, RESTART);
+}
+
+#[test]
+fn what_is_held_is_waited_for_and_not_for_ever() {
+    let kill = verdict(Cause::Signal { signal: 9 }, None);
+    let held = ["gpu.0000:3b:00: in use by process 7".to_owned()];
+    let of = |waited| {
+        let host = Host { held: &held, waited, ..Host::default() };
+        decide(&THREE.into(), Case { host, ..case(&kill, &[]) })
+    };
+    assert_eq!(of(Span::seconds(59)).action, Action::Wait);
+    assert!(of(Span::seconds(59)).why.contains("in use by process 7"));
+    assert_eq!(of(Span::seconds(60)).action, Action::HandBack { exit: HAND_BACK_EXIT });
+}
+
+#[test]
+fn a_host_that_is_surely_at_fault_is_handed_back_when_the_budget_is_used_up() {
+    let past = [failed(Cause::Signal { signal: 9 }, None, Span::seconds(9))];
+    let one = Settings::from(Budget { max_restarts: 1, window: None });
+    let of = |domain, confidence| {
+        let now = Verdict { domain, confidence, ..verdict(Cause::Signal { signal: 9 }, None) };
+        decide(&one, case(&now, &past)).action
+    };
+    assert_eq!(of(FaultDomain::Hardware, 0.95), Action::HandBack { exit: HAND_BACK_EXIT });
+    assert_eq!(of(FaultDomain::Hardware, 0.5), Action::Stop { exit: 1 });
+    assert_eq!(of(FaultDomain::Unknown, 0.95), Action::Stop { exit: 1 });
+}

@@ -1,0 +1,344 @@
+//! Jobs that stop in the middle of a step, and whom the judge of hangs names.
+//!
+//! Ranks run a pipeline of micro-batches with tensor-parallel collectives inside a stage, transfers between stages and
+//! one reduction over all replicas. Each runs some operations ahead of its device, as launches do. When one rank stops
+//! to launch, the others come to rest wherever that leaves them: that is computed, not assumed.
+
+use mainstay_core::hang::{Count, Hang, HangKind, Limits, Outlook, PhaseId, Sight, Watch};
+use mainstay_core::id::Rank;
+use mainstay_core::time::{Mono, Span};
+
+use crate::mesh::{Mesh, PER_HOST};
+use crate::random::Random;
+
+/// Micro-batches of a step.
+const MICRO_BATCHES: usize = 4;
+/// Collectives of a stage in one direction of one micro-batch.
+const IN_STAGE: usize = 2;
+/// A rank launches at most so many operations that its device has not begun.
+const MOST_AHEAD: usize = 3;
+/// Reports come so often.
+const LOOK: Span = Span::millis(500);
+/// The judge is given so long.
+const PATIENCE: Span = Span::seconds(90);
+/// Steps before the trouble.
+const STEPS: u64 = 1000;
+
+/// What gets lost on the way to the judge.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    /// Share of reports.
+    pub reports: f32,
+    /// Share of hosts of which nothing is heard from the hang on.
+    pub silent_hosts: f32,
+}
+
+impl Loss {
+    /// 5 % of all reports, and one host in a hundred.
+    pub const USUAL: Loss = Loss { reports: 0.05, silent_hosts: 0.01 };
+}
+
+/// What stops the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// A rank launches nothing any more, and is heard of.
+    Rank(usize),
+    /// The same on a host of which nothing is heard any more.
+    SilentHost(usize),
+    /// An operation between a stage's ranks never ends, though all have launched it.
+    Link(usize),
+}
+
+/// An operation, by who takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Op {
+    /// With the ranks of the same layer.
+    Tensor,
+    /// With the stage before.
+    Before,
+    /// With the stage after.
+    After,
+    /// With the same place of all replicas.
+    Data,
+}
+
+const OPS: [Op; 4] = [Op::Tensor, Op::Before, Op::After, Op::Data];
+
+/// What the ranks of each stage do in a step.
+fn programs(mesh: Mesh) -> Vec<Vec<Op>> {
+    let program = |stage: usize| {
+        let (first, last) = (stage == 0, stage + 1 == mesh.pipeline);
+        let mut ops = Vec::new();
+        for _ in 0..MICRO_BATCHES {
+            ops.extend((!first).then_some(Op::Before));
+            ops.extend([Op::Tensor; IN_STAGE]);
+            ops.extend((!last).then_some(Op::After));
+        }
+        for _ in 0..MICRO_BATCHES {
+            ops.extend((!last).then_some(Op::After));
+            ops.extend([Op::Tensor; IN_STAGE]);
+            ops.extend((!first).then_some(Op::Before));
+        }
+        ops.push(Op::Data);
+        ops
+    };
+    (0..mesh.pipeline).map(program).collect()
+}
+
+/// A job at rest.
+struct Stuck {
+    mesh: Mesh,
+    programs: Vec<Vec<Op>>,
+    /// Operations that each rank's device has done, and those that it was given.
+    done: Vec<usize>,
+    launched: Vec<usize>,
+}
+
+impl Stuck {
+    /// Lets the job run until nothing moves.
+    fn new(mesh: Mesh, trouble: Trouble, random: &mut Random) -> Stuck {
+        let programs = programs(mesh);
+        let ranks = mesh.ranks();
+        let ahead: Vec<usize> = (0..ranks).map(|_| 1 + random.below(MOST_AHEAD)).collect();
+        let stage = match trouble {
+            Trouble::Rank(rank) | Trouble::SilentHost(rank) | Trouble::Link(rank) => mesh.stage(rank),
+        };
+        let at = random.below(programs[stage].len());
+        let mut stuck = Stuck { mesh, programs, done: vec![0; ranks], launched: vec![0; ranks] };
+        let mut arrived = vec![0_u16; 4 * ranks];
+        let mut ready: Vec<usize> = (0..ranks).collect();
+        while let Some(rank) = ready.pop() {
+            let done = stuck.done[rank];
+            stuck.launched[rank] = done + ahead[rank];
+            match trouble {
+                Trouble::Rank(culprit) | Trouble::SilentHost(culprit) if rank == culprit => {
+                    stuck.launched[rank] = stuck.launched[rank].min(at);
+                    if done >= at {
+                        continue;
+                    }
+                }
+                Trouble::Link(member) => {
+                    let op = stuck.op(rank, done);
+                    let here = stuck.op(member, at);
+                    if done == at && op == here && stuck.comm(rank, op) == stuck.comm(member, here) {
+                        continue;
+                    }
+                }
+                Trouble::Rank(_) | Trouble::SilentHost(_) => {}
+            }
+            let op = stuck.op(rank, done);
+            let comm = stuck.comm(rank, op);
+            arrived[comm] += 1;
+            if usize::from(arrived[comm]) == stuck.size(op) {
+                arrived[comm] = 0;
+                for member in stuck.members(rank, op) {
+                    stuck.done[member] += 1;
+                    ready.push(member);
+                }
+            }
+        }
+        stuck
+    }
+
+    fn op(&self, rank: usize, index: usize) -> Op {
+        let program = &self.programs[self.mesh.stage(rank)];
+        program[index % program.len()]
+    }
+
+    fn members(&self, rank: usize, op: Op) -> Vec<usize> {
+        let Mesh { tensor, data, .. } = self.mesh;
+        let stage = tensor * data;
+        match op {
+            Op::Tensor => (0..tensor).map(|t| rank - rank % tensor + t).collect(),
+            Op::Before => vec![rank - stage, rank],
+            Op::After => vec![rank, rank + stage],
+            Op::Data => {
+                let first = rank - rank % stage + rank % tensor;
+                (0..data).map(|d| first + d * tensor).collect()
+            }
+        }
+    }
+
+    fn size(&self, op: Op) -> usize {
+        match op {
+            Op::Tensor => self.mesh.tensor,
+            Op::Before | Op::After => 2,
+            Op::Data => self.mesh.data,
+        }
+    }
+
+    /// A communicator's number: its first member and what it is for.
+    fn comm(&self, rank: usize, op: Op) -> usize {
+        let stage = self.mesh.tensor * self.mesh.data;
+        match op {
+            Op::Tensor => 4 * (rank - rank % self.mesh.tensor),
+            Op::Before => 4 * (rank - stage) + 2,
+            Op::After => 4 * rank + 2,
+            Op::Data => 4 * (rank - rank % stage + rank % self.mesh.tensor) + 3,
+        }
+    }
+
+    /// What a rank's counters show when it has done and launched so many operations of this step.
+    fn counts(&self, rank: usize, done: usize, launched: usize) -> Vec<Count> {
+        let program = &self.programs[self.mesh.stage(rank)];
+        let of = |op: Op| {
+            let among = |ops: &[Op]| ops.iter().filter(|each| **each == op).count();
+            let a_step = among(program);
+            let before = |index: usize| {
+                let steps = STEPS as usize + index / program.len();
+                (steps * a_step + among(&program[..index % program.len()])) as u64
+            };
+            let comm = self.comm(rank, op) as u64 + 1;
+            Count { comm, entered: before(launched), completed: before(done), signature: 0 }
+        };
+        OPS.into_iter().filter(|op| program.contains(op)).map(of).collect()
+    }
+}
+
+/// How the judge did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// Exactly the rank that was at fault was named, or none where no rank was.
+    pub rank: bool,
+    /// All that were named are on its host.
+    pub host: bool,
+    /// From the first report of the job at rest to the verdict.
+    pub took: Span,
+    /// What was said; none if nothing was within a minute and a half.
+    pub hang: Option<Hang>,
+}
+
+/// A job at rest, with the judge that is told of it look by look.
+pub struct Case {
+    mesh: Mesh,
+    trouble: Trouble,
+    loss: Loss,
+    stuck: Stuck,
+    silent: Vec<bool>,
+    random: Random,
+    watch: Watch,
+    now: Mono,
+    /// The counters of all ranks at rest.
+    counts: Vec<Vec<Count>>,
+}
+
+impl Case {
+    /// A job that has trained for a while and has just come to rest.
+    pub fn new(mesh: Mesh, trouble: Trouble, loss: Loss, seed: u64) -> Case {
+        let mut random = Random::new(seed);
+        let stuck = Stuck::new(mesh, trouble, &mut random);
+        let hosts = mesh.ranks().div_ceil(PER_HOST);
+        let mut silent: Vec<bool> = (0..hosts).map(|_| random.happens(loss.silent_hosts)).collect();
+        match trouble {
+            Trouble::Rank(rank) => silent[mesh.host(rank)] = false,
+            Trouble::SilentHost(rank) => silent[mesh.host(rank)] = true,
+            Trouble::Link(_) => {}
+        }
+        let now = Mono(Span::seconds(1000).0);
+        let mut watch = Watch::new(Limits::default(), Rank(0), mesh.ranks(), now);
+        watch.set_hosts((0..mesh.ranks()).map(|rank| mesh.host(rank) as u32).collect());
+        let at_rest = |rank: usize| stuck.counts(rank, stuck.done[rank], stuck.launched[rank]);
+        let counts = (0..mesh.ranks()).map(at_rest).collect();
+        let mut case = Case { mesh, trouble, loss, stuck, silent, random, watch, now, counts };
+        case.train();
+        case
+    }
+
+    /// The steps before, with heavy-tailed times, and a last report of everybody from somewhere in the step.
+    fn train(&mut self) {
+        for step in 0..STEPS {
+            let (normal, _) = self.random.normals();
+            let outlier = if self.random.happens(0.01) { 1.0 + self.random.unit() } else { 1.0 };
+            let took = f64::from((normal * 0.1).exp() * outlier);
+            self.watch.phases().learn(PhaseId::STEP, step, Span((took * 1e9) as u64));
+        }
+        let culprit = match self.trouble {
+            Trouble::SilentHost(rank) => Some(self.mesh.host(rank)),
+            Trouble::Rank(_) | Trouble::Link(_) => None,
+        };
+        // Of the silent hosts only the culprit's fell silent with the job, the others at some time before.
+        let before = self.now;
+        self.now = before.after(Span::seconds(60));
+        for rank in 0..self.mesh.ranks() {
+            let host = self.mesh.host(rank);
+            let told = if self.silent[host] && culprit != Some(host) { before } else { self.now };
+            let done = self.random.below(self.stuck.done[rank] + 1);
+            let launched = (done + 1).min(self.stuck.launched[rank]).max(done);
+            let counts = self.stuck.counts(rank, done, launched);
+            self.watch.counts(rank, told, &counts);
+            self.watch.sight(rank, told, &sight(1));
+        }
+        self.watch.look(self.now);
+        self.now = self.now.after(LOOK);
+    }
+
+    /// One look: those reports that arrive, and what the judge makes of them.
+    pub fn tick(&mut self) -> Outlook {
+        for rank in 0..self.mesh.ranks() {
+            if self.silent[self.mesh.host(rank)] || self.random.happens(self.loss.reports) {
+                continue;
+            }
+            self.watch.counts(rank, self.now, &self.counts[rank]);
+            self.watch.sight(rank, self.now, &sight(2));
+        }
+        self.watch.look(self.now)
+    }
+
+    /// A look at which every report arrives and is the same as before, as most of a large job's are.
+    pub fn look(&mut self) -> Outlook {
+        self.now = self.now.after(LOOK);
+        let sight = sight(2);
+        for (rank, counts) in self.counts.iter().enumerate() {
+            self.watch.sight(rank, self.now, &sight);
+            self.watch.counts(rank, self.now, counts);
+        }
+        self.watch.look(self.now)
+    }
+
+    /// The memory of the judge, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.watch.bytes()
+    }
+
+    /// Looks until there is a verdict.
+    pub fn run(mut self) -> Score {
+        let began = self.now;
+        while self.now.since(began) <= PATIENCE {
+            if let Outlook::Hang(hang) = self.tick() {
+                let took = self.now.since(began);
+                return self.score(*hang, took);
+            }
+            self.now = self.now.after(LOOK);
+        }
+        Score { rank: false, host: false, took: PATIENCE, hang: None }
+    }
+
+    fn score(&self, hang: Hang, took: Span) -> Score {
+        let hosts = |rank: usize| {
+            let on_it = |named: &Rank| self.mesh.host(named.0 as usize) == self.mesh.host(rank);
+            !hang.culprits.is_empty() && hang.culprits.iter().all(on_it)
+        };
+        let (rank, host) = match self.trouble {
+            Trouble::Rank(rank) | Trouble::SilentHost(rank) => {
+                (hang.culprits == [Rank(rank as u32)], hosts(rank))
+            }
+            Trouble::Link(_) => {
+                let right = hang.kind == HangKind::Network && hang.culprits.is_empty();
+                (right, right)
+            }
+        };
+        Score { rank, host, took, hang: Some(hang) }
+    }
+}
+
+fn sight(beats: u64) -> Sight {
+    let (step, since) = (Some(STEPS), Mono(Span::seconds(1000).0));
+    let beat_at = since.after(Span::millis(beats));
+    let phase = PhaseId::STEP;
+    Sight { registered: true, claim: 1, beats, beat_at, step, since, phase, ..Sight::default() }
+}
+
+/// Judges one hang.
+pub fn run(mesh: Mesh, trouble: Trouble, loss: Loss, seed: u64) -> Score {
+    Case::new(mesh, trouble, loss, seed).run()
+}

@@ -1,0 +1,55 @@
+//! Whom the judge of hangs names in simulated jobs. The figures of large ones are measured by `cargo xtask bench judge`.
+
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
+
+use mainstay_sim::hang::{Loss, Trouble, run};
+use mainstay_sim::mesh::Mesh;
+use mainstay_sim::random::Random;
+
+const MESHES: [Mesh; 3] = [
+    Mesh { tensor: 8, pipeline: 4, data: 32 },
+    Mesh { tensor: 8, pipeline: 1, data: 16 },
+    Mesh { tensor: 4, pipeline: 8, data: 16 },
+];
+
+#[test]
+fn the_rank_that_stops_is_named_through_lost_reports_and_silent_hosts() {
+    let mut random = Random::new(1);
+    for mesh in MESHES {
+        for trial in 0..12 {
+            let rank = random.below(mesh.ranks());
+            let score = run(mesh, Trouble::Rank(rank), Loss::USUAL, trial);
+            assert!(score.rank, "{mesh:?}, trial {trial}, rank {rank}: {score:?}");
+        }
+    }
+}
+
+#[test]
+fn a_silent_host_on_which_a_rank_stopped_is_named() {
+    let mut random = Random::new(2);
+    let (mut right, mut all) = (0, 0);
+    for trial in 0..24 {
+        let mesh = MESHES[0];
+        let rank = random.below(mesh.ranks());
+        let score = run(mesh, Trouble::SilentHost(rank), Loss::USUAL, trial);
+        let told = score.hang.as_ref().map(|hang| (hang.kind, &hang.culprits));
+        if !score.host {
+            eprintln!("trial {trial}, rank {rank}: {told:?}");
+        }
+        all += 1;
+        right += u32::from(score.host);
+    }
+    assert!(right * 100 >= all * 95, "{right} of {all}");
+}
+
+#[test]
+fn an_operation_that_all_have_entered_names_no_rank() {
+    let loss = Loss { reports: 0.05, silent_hosts: 0.0 };
+    let mut random = Random::new(3);
+    for trial in 0..8 {
+        let mesh = MESHES[0];
+        let member = random.below(mesh.ranks());
+        let score = run(mesh, Trouble::Link(member), loss, trial);
+        assert!(score.rank, "trial {trial}, {member}: {score:?}");
+    }
+}
