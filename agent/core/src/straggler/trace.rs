@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::again;
 use super::judge::{Judge, Limits, Row};
+use super::learn;
 use super::link::Links;
 use super::peers::{Peers, Role};
 use super::say::{Names, Standing};
@@ -108,6 +109,8 @@ pub struct Trace {
     kinds: BTreeMap<String, SectionKind>,
     waits_named: bool,
     work_named: bool,
+    /// Whether stages are not of the trace, but learned from it.
+    learned: bool,
 }
 
 impl Trace {
@@ -167,13 +170,14 @@ impl Trace {
     pub fn judge(&mut self, limits: Limits, hints: &[Hint]) -> Report {
         let ranks: Vec<u32> = self.about.keys().copied().collect();
         let again = again::keep_the_last(&mut self.steps);
+        self.learn_stages();
         let (peers, names) = self.peers();
         let mut judge = Judge::new(peers, limits);
         let mut report = Report {
             ranks: ranks.len(),
             steps: self.steps.len(),
             self_time: self.self_time(),
-            notes: self.notes(again),
+            notes: Vec::new(),
             findings: Vec::new(),
         };
         let (mut self_times, mut waits, mut changes) = (Vec::new(), Vec::new(), Vec::new());
@@ -205,6 +209,7 @@ impl Trace {
             took_by_step.get(&step).copied().unwrap_or(f32::NAN)
         });
         report.findings.extend(links);
+        report.notes = self.notes(again);
         report
     }
 
@@ -215,6 +220,25 @@ impl Trace {
         }
         links.name_hosts(|rank| self.about.get(&rank)?.host.clone());
         links
+    }
+
+    /// Where nobody says which ranks do the same work, the first steps may tell. Whole steps tell nothing of it.
+    fn learn_stages(&mut self) {
+        let is_given = |about: &About| about.stage.is_some() || about.role.is_some();
+        if self.about.values().any(is_given) || !(self.work_named || self.waits_named) {
+            return;
+        }
+        let (work, waits) = (self.work_named, self.waits_named);
+        let mut rows = Vec::new();
+        for of_ranks in self.steps.values_mut().take(learn::LONGEST) {
+            let own = |rank: &u32| of_ranks.get_mut(rank)?.measure(work, waits).own;
+            rows.push(self.about.keys().map(own).map(|own| own.unwrap_or(f32::NAN)).collect());
+        }
+        let Some(stages) = learn::stages(&rows) else { return };
+        for (about, stage) in self.about.values_mut().zip(stages) {
+            about.stage = Some(stage);
+        }
+        self.learned = true;
     }
 
     /// What the reader should know of the trace beside what was found in it.
@@ -235,6 +259,9 @@ impl Trace {
         let rare = seen.iter().filter(|(_, of)| **of * 5 < steps * 3).count();
         if rare > 0 {
             notes.push(format!("{rare} of {ranks} rank(s) told of less than 60 % of the steps and are judged by few"));
+        }
+        if self.learned {
+            notes.push("stages are not told: ranks are compared with those whose first steps look alike".to_owned());
         }
         if !self.work_named && !self.waits_named {
             notes.push(
@@ -324,4 +351,74 @@ fn union(spans: &mut [(f64, f64)]) -> f64 {
         until = until.max(*to);
     }
     covered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::FindingKind;
+
+    /// Ranks that work for `work` seconds and wait until 0.3 s have passed; they begin at `start`.
+    fn push(trace: &mut Trace, rank: u32, step: u64, start: f64, work: f64) {
+        let span = |section: &str, start: f64, duration: f64| TraceSpan {
+            rank,
+            step,
+            section: section.to_owned(),
+            start: Some(start),
+            duration,
+            communicator: (section == "allreduce").then(|| format!("group {}", rank / 2)),
+            ..TraceSpan::default()
+        };
+        trace.push(span("forward", start, work));
+        trace.push(span("allreduce", start + work, 0.3 - work));
+    }
+
+    fn wobble(rank: u32, step: u64) -> f64 {
+        ((u64::from(rank) * 7 + step * 13) % 11) as f64 * 1e-4
+    }
+
+    #[test]
+    fn steps_that_were_done_again_after_a_restart_slow_nobody() {
+        let mut trace = Trace::default();
+        for rank in 0..8 {
+            // After step 29 all begin again at step 20, but for ranks 6 and 7, which had not come that far.
+            let first: Vec<u64> = (0..if rank < 6 { 30 } else { 20 }).collect();
+            let all = first.iter().map(|step| (*step, 0.0)).chain((20..50).map(|step| (step, 60.0)));
+            all.for_each(|(step, later)| push(&mut trace, rank, step, step as f64 * 0.3 + later, 0.1 + wobble(rank, step)));
+        }
+        let report = trace.judge(Limits::default(), &[]);
+        assert_eq!(report.findings, []);
+        assert!(report.notes.iter().any(|note| note.contains("done again")), "{:?}", report.notes);
+    }
+
+    #[test]
+    fn clocks_that_do_not_agree_make_no_slow_link() {
+        let mut trace = Trace::default();
+        for (step, rank) in (0..40).flat_map(|step| (0..8).map(move |rank| (step, rank))) {
+            // Each host's clock is seconds away from the others'.
+            let start = step as f64 * 0.3 + f64::from(rank) * 1.7;
+            push(&mut trace, rank, step, start, 0.1 + wobble(rank, step));
+        }
+        assert_eq!(trace.judge(Limits::default(), &[]).findings, []);
+    }
+
+    #[test]
+    fn a_trace_that_is_too_short_or_of_one_rank_says_so() {
+        let mut trace = Trace::default();
+        (0..4).for_each(|step| push(&mut trace, 0, step, step as f64, 0.1));
+        let report = trace.judge(Limits::default(), &[]);
+        assert!(report.findings.is_empty() && report.notes.len() == 2, "{report:?}");
+    }
+
+    #[test]
+    fn stages_that_no_column_tells_are_learned() {
+        let mut trace = Trace::default();
+        for (step, rank) in (0..40).flat_map(|step| (0..8).map(move |rank| (step, rank))) {
+            let work = if rank < 4 { 0.1 } else { 0.14 };
+            push(&mut trace, rank, step, step as f64 * 0.3, work + wobble(rank, step));
+        }
+        let report = trace.judge(Limits::default(), &[]);
+        let kinds: Vec<FindingKind> = report.findings.iter().map(|finding| finding.what).collect();
+        assert_eq!(kinds, [FindingKind::StageImbalance], "{report:?}");
+    }
 }
