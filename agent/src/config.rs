@@ -18,6 +18,7 @@ use mainstay_core::device::{DeviceLimits, ExpectedGpus};
 use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::host::{HostLimits, SystemLimits};
 use mainstay_core::nccl_ras::NcclLimits;
+use mainstay_core::parse::log::LogLimits;
 use mainstay_core::preflight::deep::DeepLimits;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
@@ -148,14 +149,19 @@ settings! {
     }
 }
 
-/// Services that GPUs and their networks need.
-const DEFAULT_UNITS: [&str; 6] = [
+/// Services that GPUs and their networks need, and those by which work comes to the host.
+const DEFAULT_UNITS: [&str; 11] = [
     "nvidia-fabricmanager.service",
     "nvidia-persistenced.service",
     "nvidia-imex.service",
     "nvidia-dcgm.service",
     "openibd.service",
     "opensm.service",
+    "containerd.service",
+    "crio.service",
+    "docker.service",
+    "kubelet.service",
+    "slurmd.service",
 ];
 
 settings! {
@@ -164,7 +170,10 @@ settings! {
         /// The kernel log: /dev/kmsg, or a file or pipe in its place; "journald": systemd's journal. Empty: it is not read.
         path: PathBuf = PathBuf::from("/dev/kmsg"),
     }
-    sections {}
+    sections {
+        /// What a storm of lines may cost.
+        limits: LogLimits,
+    }
 }
 
 settings! {
@@ -212,7 +221,7 @@ settings! {
         interval: Period = Period::seconds(10),
         /// How long an answer of libtpu may take.
         deadline: Period = Period::seconds(2),
-        /// Where libtpu writes its stall summaries (tpu_stall_summary_*.pb).
+        /// Where libtpu writes its stall summaries (tpu_stall_summary_*.pb) and its driver's logs (tpu_driver.*.log.*).
         log_dir: PathBuf = PathBuf::from("/tmp/tpu_logs"),
     }
     sections {
@@ -548,6 +557,57 @@ impl Config {
         must(self.fabric.interval >= Period::seconds(1), "fabric.interval", "it must be at least 1s");
         if let Err(problem) = self.fabric.expected() {
             must(false, "fabric.expected_ports", &problem);
+        }
+        // Nothing can be seen less than once.
+        for (key, number) in [
+            ("host.limits.worsen_after", u64::from(self.host.limits.worsen_after)),
+            ("host.limits.recover_after", u64::from(self.host.limits.recover_after)),
+            ("host.system.limits.corrected_errors", self.host.system.limits.corrected_errors),
+            (
+                "host.system.limits.processes.stuck_looks",
+                self.host.system.limits.processes.stuck_looks.into(),
+            ),
+            ("host.system.limits.boot.boots", self.host.system.limits.boot.boots),
+            ("host.system.limits.mounts.recover_after", self.host.system.limits.mounts.recover_after.into()),
+            (
+                "host.system.limits.services.failed_looks",
+                self.host.system.limits.services.failed_looks.into(),
+            ),
+            ("host.system.limits.services.restarts", self.host.system.limits.services.restarts),
+            ("kernel_log.limits.burst", self.kernel_log.limits.burst.into()),
+            ("fabric.limits.flaps", self.fabric.limits.flaps),
+            ("fabric.limits.learn_after", self.fabric.limits.learn_after.into()),
+            ("fabric.limits.missing_after", self.fabric.limits.missing_after.into()),
+            ("fabric.limits.slow_after", self.fabric.limits.slow_after.into()),
+        ] {
+            must(number >= 1, key, "it must be at least 1");
+        }
+        must(
+            (1..=10).contains(&self.host.system.limits.speed.hot_minutes),
+            "host.system.limits.speed.hot_minutes",
+            "it must be from 1 to 10",
+        );
+        for (key, milder, worse, wrong) in [
+            (
+                "host.system.limits.tables.unhealthy",
+                self.host.system.limits.tables.degraded,
+                self.host.system.limits.tables.unhealthy,
+                "it must be from host.system.limits.tables.degraded to 100",
+            ),
+            (
+                "host.limits.memory.unhealthy_pressure",
+                self.host.limits.memory.degraded_pressure,
+                self.host.limits.memory.unhealthy_pressure,
+                "it must be from host.limits.memory.degraded_pressure to 100",
+            ),
+            (
+                "host.limits.disk.degraded_free",
+                self.host.limits.disk.unhealthy_free,
+                self.host.limits.disk.degraded_free,
+                "it must be from host.limits.disk.unhealthy_free to 100",
+            ),
+        ] {
+            must(milder <= worse, key, wrong);
         }
         let load = self.host.limits.cpu.load_per_cpu;
         must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");

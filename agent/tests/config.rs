@@ -114,6 +114,18 @@ fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
         "[host.limits.cpu]\nload_per_cpu = nan\n",
         "/agent.toml:2: host.limits.cpu.load_per_cpu: it must be above 0",
     );
+    check(
+        "[host.system.limits.speed]\nhot_minutes = 11\n",
+        "/agent.toml:2: host.system.limits.speed.hot_minutes: it must be from 1 to 10",
+    );
+    check(
+        "[kernel_log.limits]\nburst = 0\n",
+        "/agent.toml:2: kernel_log.limits.burst: it must be at least 1",
+    );
+    check(
+        "[host.system.limits.tables]\nunhealthy = 50\n",
+        "/agent.toml:2: host.system.limits.tables.unhealthy: it must be from host.system.limits.tables.degraded to 100",
+    );
     assert!(load("a = \n", &[], &[]).unwrap_err().starts_with("/agent.toml:1: this is not TOML: "));
 }
 

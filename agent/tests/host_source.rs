@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use mainstay_agent::source::host::{HostSource, Probed, Roots, identify, standard_paths};
-use mainstay_core::host::{Disk, GroupUsage, HostSample, Memory, Pressure, Reading, Space};
+use mainstay_core::host::{Disk, GroupEvents, GroupUsage, HostSample, Memory, Pressure, Reading, Space};
 use mainstay_core::id::Pid;
 use mainstay_core::time::{Mono, Span};
 
@@ -118,6 +118,12 @@ fn limits_of_both_versions_of_control_groups_are_found() {
         ("sys/fs/cgroup/system/memory.max", "10000\n"),
         ("sys/fs/cgroup/system/memory.current", "9000\n"),
         ("sys/fs/cgroup/system/memory.stat", "anon 1\ninactive_file 4000\n"),
+        (
+            "sys/fs/cgroup/system/memory.events",
+            "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n",
+        ),
+        ("sys/fs/cgroup/memory/job/memory.failcnt", "7\n"),
+        ("sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
         ("proc/41/cgroup", "5:cpu:/\n4:memory:/job\n0::/\n"),
         ("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "20000\n"),
         ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "15000\n"),
@@ -135,6 +141,11 @@ fn limits_of_both_versions_of_control_groups_are_found() {
         [Some(&GroupUsage { limit: 10000, used: 5000 }), Some(&GroupUsage { limit: 20000, used: 10000 })]
     );
     assert!(groups[0].source.ends_with("fs/cgroup/system"));
+    let events: Vec<Option<GroupEvents>> = groups.iter().map(|group| group.events).collect();
+    assert_eq!(
+        events,
+        [Some(GroupEvents { kills: 2, at_limit: 12 }), Some(GroupEvents { kills: 1, at_limit: 7 })]
+    );
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_agent::source::host::{Roots, SystemPlan, SystemSource};
-use mainstay_core::host::{MemoryModule, MountState, Reading, SystemSample, Usage};
+use mainstay_core::host::{Capped, MemoryModule, MountState, Reading, SystemSample, Usage};
 use mainstay_core::id::Pid;
 use mainstay_core::time::{Mono, Span};
 use support::Agent;
@@ -192,6 +192,9 @@ fn memory_modules_heat_and_modules_come_from_the_tree() {
         tree.write(&format!("{path}/topology/physical_package_id"), &format!("{}\n", cpu / 2));
         tree.write(&format!("{path}/thermal_throttle/package_throttle_count"), "9\n");
         tree.write(&format!("{path}/cpufreq/scaling_governor"), "powersave\n");
+        tree.write(&format!("{path}/cpufreq/cpuinfo_max_freq"), "4000000\n");
+        let allowed = if cpu == 3 { "1000000\n" } else { "4000000\n" };
+        tree.write(&format!("{path}/cpufreq/scaling_max_freq"), allowed);
     }
     tree.write(
         "proc/driver/nvidia/version",
@@ -207,9 +210,44 @@ fn memory_modules_heat_and_modules_come_from_the_tree() {
     assert_eq!(sample.memory, [module("mc0 CPU0_DIMM_A1", 17, 1), module("mc1", 4, 0)]);
     assert_eq!(sample.throttled, [("CPU package 0".into(), 9), ("CPU package 1".into(), 9)].into());
     assert_eq!(sample.governors, [("powersave".into(), 4)].into());
+    assert_eq!(sample.capped, Some(Capped { cpus: 4, least: 25.0, at_least: 1 }));
     let Some(Reading::Value(modules)) = sample.modules else { panic!("no modules") };
     assert_eq!((modules.loaded, modules.lacking), (vec!["nvidia".to_owned()], vec!["lustre".to_owned()]));
     assert_eq!((modules.gpus, modules.rdma, modules.dma_buf), (1, false, true));
+}
+
+/// The configuration space of a switch's port that leads down, with this ACS control register.
+fn port(control: u8) -> Vec<u8> {
+    let mut config = vec![0; 4096];
+    for (at, byte) in [(0x34, 0x40), (0x40, 0x10), (0x42, 0x62), (0x100, 0x0d), (0x106, control)] {
+        config[at] = byte;
+    }
+    config
+}
+
+#[test]
+fn switches_above_gpus_are_read_and_those_of_guests_are_not() {
+    for (driver, length, expected) in [
+        ("nvidia", 4096, Some((2, vec!["0000:3a:00.0".to_owned()]))),
+        ("nvidia", 64, None),
+        ("vfio-pci", 4096, None),
+    ] {
+        let tree = Tree::new();
+        let bus = tree.path("sys/bus/pci");
+        for (number, control) in [(0x3a, 0x1d), (0x3b, 0x01)] {
+            let port_path = format!("sys/devices/pci0000:38/0000:38:01.0/0000:{number:02x}:00.0");
+            let gpu = format!("0000:{:02x}:00.0", number + 0x10);
+            tree.write(&format!("{port_path}/{gpu}/vendor"), "0x10de\n");
+            fs::write(tree.path(&format!("{port_path}/config")), &port(control)[..length]).unwrap();
+            fs::create_dir_all(bus.join("devices")).unwrap();
+            fs::create_dir_all(bus.join("drivers").join(driver)).unwrap();
+            let device = tree.path(&format!("{port_path}/{gpu}"));
+            std::os::unix::fs::symlink(bus.join("drivers").join(driver), device.join("driver")).unwrap();
+            std::os::unix::fs::symlink(&device, bus.join("devices").join(&gpu)).unwrap();
+        }
+        let read = tree.sample().switch_ports.map(|ports| (ports.read, ports.redirecting));
+        assert_eq!(read, expected, "{driver}, {length} bytes");
+    }
 }
 
 #[test]

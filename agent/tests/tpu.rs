@@ -121,7 +121,8 @@ fn a_host_without_tpus_is_not_asked_anything() {
     host.device("0000:00:05.0", "0x1ae0", "0x0042");
     host.device("0000:00:06.0", "0x1ae0", "0x001f");
     host.device("0000:00:07.0", "0x10de", "0x2330");
-    let nothing = TpuSample { chips: Ok(Vec::new()), services: Vec::new(), stalls: Vec::new() };
+    let nothing =
+        TpuSample { chips: Ok(Vec::new()), services: Vec::new(), stalls: Vec::new(), driver: Vec::new() };
     assert_eq!(host.source(&[]).sample(), nothing);
     fs::remove_dir_all(host.path("sys")).unwrap();
     assert_eq!(host.source(&[]).sample(), nothing);
@@ -220,6 +221,48 @@ fn the_texts_of_a_program_are_asked_for_only_when_it_stands_still() {
     libtpu.change(|script| script.cores = Some([(0, core(0, 44)), (1, core(1, 44))].into()));
     assert_eq!(hlo(&source.sample()), "");
     assert_eq!(libtpu.script.lock().unwrap().texts_asked, 2);
+}
+
+#[test]
+fn only_the_metrics_that_libtpu_lists_are_asked_for() {
+    let libtpu = Libtpu::start(script());
+    libtpu.change(|script| script.metrics.retain(|name, _| name.contains("dutycycle")));
+    let mut source = Host::new().source(&[&libtpu.endpoint()]);
+    let sample = source.sample();
+    assert_eq!((told(&sample).supported, told(&sample).duty_cycle.len()), (Some(1), 2));
+    let asked = libtpu.script.lock().unwrap().metrics_asked.clone();
+    assert_eq!(asked, ["tpu.runtime.tensorcore.dutycycle.percent"]);
+}
+
+#[test]
+fn the_drivers_logs_are_read_on_from_where_they_were_left() {
+    let host = Host::new();
+    host.vfio_chip("0000:00:04.0", "0x0062", 0);
+    let name = |weight: &str, pid: u32| {
+        host.path("logs").join(format!("tpu_driver.t1v-n-0.root.log.{weight}.20261121-030405.{pid}"))
+    };
+    let line = |text: &str| format!("E1121 03:04:05.123456    1234 tpu_driver.cc:42] {text}\n");
+    fs::write(name("ERROR", 7), line("TPU initialization failed: of a job before")).unwrap();
+    symlink("/dev/zero", name("INFO", 6)).unwrap();
+    let mut source = host.source(&[]);
+    let mut said = || source.sample().driver.into_iter().map(|report| report.message).collect::<Vec<_>>();
+    assert_eq!(said(), [""; 0], "what was there before is old news");
+    let append = |path: &Path, text: &str| {
+        fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap()
+            .write_all(text.as_bytes())
+            .unwrap();
+    };
+    append(&name("ERROR", 7), &line("Core halted unexpectedly"));
+    append(&name("WARNING", 8), &line("nothing of this"));
+    append(&name("WARNING", 8), "E1121 03:04:05.123456    1234 tpu_driver.cc:42] HANG_");
+    assert_eq!(said(), ["Core halted unexpectedly"]);
+    append(&name("WARNING", 8), "DETECTED\n");
+    assert_eq!(said(), ["HANG_DETECTED"]);
+    assert_eq!(said(), [""; 0]);
 }
 
 #[test]

@@ -36,6 +36,16 @@ const FILES: [&str; 7] = [
     "mlx5_0/1@400",
 ];
 const VALUES: [&str; 5] = ["5s", "500ms", "64MiB", "4096B", "99.5"];
+const ERROR_FILES: [&str; 2] = [
+    r#"{"message": {"message": "ValueError: bad: 3", "extraInfo": {"py_callstack": "Trace", "timestamp": "17"}}}"#,
+    r#"{"message": "KeyError: 'x'", "timestamp": 3}"#,
+];
+const LIMITS: [&str; 4] = [
+    "worsen_after = 0\n[oom]\nwindow = \"1d\"\n",
+    "corrected_errors = 0\n[speed]\nhot_minutes = 0\n",
+    "burst = 0\nevery = \"1ms\"\n",
+    "flaps = 0\ntogether = \"10m\"\n",
+];
 const SECRETS: [&str; 5] = [
     "401 for hf_AbCdEfGhIjKlMnOpQrSt at",
     "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG",
@@ -65,6 +75,8 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("attribution", logs.chain(signatures.map(|signature| signature.example.clone())))?;
     seed("mask", SECRETS)?;
     seed("settings", VALUES)?;
+    seed("error_file", ERROR_FILES)?;
+    seed("limits", LIMITS)?;
     seed("stacks", [STACKS])?;
     seed("straggler_trace", [TRACE])?;
     seed("prometheus", [EXPORTER])?;

@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use mainstay_core::device::{DeviceJudge, DeviceLimits};
 use mainstay_core::entry::Body;
 use mainstay_core::host_log::HostLogJudge;
-use mainstay_core::parse::journal::{JournalEntry, of_dmesg};
+use mainstay_core::parse::journal::{JournalEntry, of_container, of_dmesg};
 use mainstay_core::parse::kmsg::{Record, plain};
 use mainstay_core::parse::log::LogReader;
 use mainstay_core::time::Mono;
@@ -25,7 +25,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(line.contains(Record::parse(line).message));
         let shown = plain(line);
         assert_eq!(plain(&shown), shown);
-        let _ = (JournalEntry::parse(line), of_dmesg(line));
+        let _ = (JournalEntry::parse(line), of_dmesg(line), of_container(line));
         let facts = [reader.line(now, line, 3), reader.read(now, &Record::parse(line), 4)];
         for (at, fact) in facts.into_iter().flatten() {
             assert!(at <= now);

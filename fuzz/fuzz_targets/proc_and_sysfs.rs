@@ -7,6 +7,8 @@ use mainstay_core::parse::{proc, sysfs};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {
+    let _ = mainstay_core::parse::pci_config::port(bytes);
+    let _ = mainstay_core::tpu::read_driver_line(&text(bytes));
     let text = text(bytes);
     if let Some(stat) = proc::process_stat(&text) {
         assert!(text.contains(&stat.name));

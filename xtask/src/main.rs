@@ -7,6 +7,7 @@ mod command;
 mod demo;
 mod fingerprint;
 mod frameworks;
+mod fuzz;
 mod journal;
 mod lint;
 mod nvrx;

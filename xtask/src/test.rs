@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use crate::check::{self, Checks, Verdict};
 use crate::command;
 use crate::frameworks;
+use crate::fuzz;
 use crate::lint::{self, cargo};
 use crate::nvrx;
 use crate::places;
@@ -63,6 +64,7 @@ pub fn run(args: &Args) -> ExitCode {
             // The scenarios' crate is left to its own step; its floors need nothing but the sources.
             cargo_test(&["--workspace", "--exclude", "mainstay-tests"], None)
         });
+        checks.run("fuzz targets, each seed once", fuzz::seeds);
         checks.run("floors (cargo test)", || {
             cargo_test(&["--package", "mainstay-tests", "--test", "floors"], None)
         });

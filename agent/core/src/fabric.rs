@@ -29,9 +29,6 @@ use crate::time::{Mono, Span, Stamp};
 /// The component of the network as a whole: whether all expected links are there.
 pub const WHOLE: &str = "fabric";
 
-/// Links that go down within this time of each other have one cause.
-const TOGETHER: Span = Span::seconds(30);
-
 /// A point in time on this boot's monotonic clock; before its beginning for what earlier boots saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Moment(i128);
@@ -373,7 +370,11 @@ impl FabricJudge {
             let times: Vec<Mono> = out.iter().filter_map(|name| self.went_down.get(name).copied()).collect();
             let first = times.iter().min().copied().unwrap_or(at);
             let last = times.iter().max().copied().unwrap_or(at);
-            if gone.is_empty() && lost.len() > 1 && lost.len() == count && last.since(first) <= TOGETHER {
+            if gone.is_empty()
+                && lost.len() > 1
+                && lost.len() == count
+                && last.since(first) <= self.limits.together.0
+            {
                 reason = format!(
                     "all {count} expected links went down together: the switch or its power rather than this host"
                 );

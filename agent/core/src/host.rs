@@ -6,6 +6,7 @@
 
 mod disk;
 mod findings;
+mod groups;
 mod latch;
 mod limits;
 mod sample;
@@ -14,14 +15,17 @@ mod system;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use limits::{CpuLimits, DiskLimits, HostLimits, MemoryLimits, OomLimits};
-pub use sample::{CpuTimes, Disk, GroupUsage, HostSample, Memory, MemoryGroup, Pressure, Reading, Space};
+pub use sample::{
+    CpuTimes, Disk, GroupEvents, GroupUsage, HostSample, Memory, MemoryGroup, Pressure, Reading, Space,
+};
 pub use system::{
-    Blocked, BootLimits, ClockLimits, ClockReading, MemoryModule, Modules, MountLimits, MountReading,
-    MountState, ProcessLimits, ProcessScan, Service, ServiceLimits, Services, SystemJudge, SystemLimits,
-    SystemSample, TableLimits, Tables, Usage,
+    Blocked, BootLimits, Capped, ClockLimits, ClockReading, MemoryModule, Modules, MountLimits, MountReading,
+    MountState, ProcessLimits, ProcessScan, Service, ServiceLimits, Services, SpeedLimits, SwitchPorts,
+    SystemJudge, SystemLimits, SystemSample, TableLimits, Tables, Usage,
 };
 
 use findings::Findings;
+use groups::GroupWatch;
 use latch::{Latch, Level, Patience, Presence};
 
 use crate::entry::Fact;
@@ -41,6 +45,7 @@ pub struct HostJudge {
     cpu_times: Option<CpuTimes>,
     shown: BTreeMap<String, Shown>,
     oom: OomWatch,
+    groups: GroupWatch,
 }
 
 /// What is remembered from sample to sample, by the name of a check.
@@ -97,6 +102,7 @@ impl HostJudge {
             cpu_times: None,
             shown: BTreeMap::new(),
             oom: OomWatch::default(),
+            groups: GroupWatch::default(),
         }
     }
 
@@ -113,6 +119,7 @@ impl HostJudge {
         let mut facts = Vec::new();
         let oom = judge_oom(&self.limits.oom, at, sample, &mut self.oom, &mut checks, &mut facts);
         self.memory.forget_groups(&sample.groups);
+        facts.extend(self.groups.step(at, &sample.groups, self.limits.oom.window.0));
         let findings = [cpu, memory, disk, oom];
         let components = COMPONENTS
             .into_iter()

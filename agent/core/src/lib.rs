@@ -41,6 +41,7 @@ pub mod kernel;
 pub mod last_words;
 pub mod layout;
 pub mod ledger;
+pub mod lemon;
 pub mod mask;
 pub mod nccl_ras;
 pub mod numbers;

@@ -17,11 +17,30 @@ pub struct Testimony {
     /// What is held that the next ranks need, a sentence each: a GPU's memory, a port, a process that does not die.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<String>,
+    /// Devices that the lines speak of and that have failed before, with their records.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_before: Vec<FailedBefore>,
+}
+
+/// What is on record of a device from before the fault.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FailedBefore {
+    /// The device, as its component is called: `gpu.0000:3b:00`.
+    pub component: String,
+    /// Independent faults of the hardware, the present one left out.
+    pub incidents: u32,
+    /// The time in which they happened, hours.
+    pub hours: f64,
+    /// How likely it fails more than five times as often as its like, from 0 to 1.
+    pub suspicion: f64,
 }
 
 impl Testimony {
     /// Whether there is nothing to say.
     pub fn is_empty(&self) -> bool {
-        self.kernel_lines.is_empty() && self.sick.is_empty() && self.held.is_empty()
+        self.kernel_lines.is_empty()
+            && self.sick.is_empty()
+            && self.held.is_empty()
+            && self.failed_before.is_empty()
     }
 }

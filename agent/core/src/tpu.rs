@@ -7,12 +7,14 @@
 //!   always a moment behind.
 //! - A chip that was on the bus in this boot and is not any more is missing, across restarts of the agent.
 
+mod driver;
 pub mod outlier;
 mod sample;
 mod words;
 
 use std::collections::BTreeMap;
 
+pub use driver::{DriverReport, Trouble, read as read_driver_line};
 pub use outlier::{Differs, Outlier, outliers};
 pub use sample::{Answer, Chip, CoreState, Holder, Holders, Runtime, Service, Stall, TpuSample, chip_kind};
 pub use words::{STALL, metric};
@@ -31,12 +33,17 @@ settings! {
     pub struct TpuLimits {
         /// How long no core must have moved before one that is not where the others are counts as what holds them up.
         still_for: Period = Period::seconds(60),
+        /// How long what the driver's log says of this host is held against tpu.runtime.
+        driver_trouble: Period = Period::seconds(600),
     }
     sections {}
 }
 
 /// How sure it is that a core that stands apart is what the others wait for.
 const INFERRED: f64 = 0.8;
+
+/// Lines of the driver that are remembered: a log full of different ones is one incident.
+const DRIVER_REPORTS: usize = 16;
 
 /// The event by which a chip is remembered over restarts.
 const FOUND: &str = "chip_found";
@@ -54,6 +61,8 @@ pub struct TpuJudge {
     /// Whether it has been told that it does not any more.
     silence_told: bool,
     cores: Cores,
+    /// What the driver's log said, and when.
+    driver: BTreeMap<DriverReport, Mono>,
     shown: BTreeMap<String, (HealthState, Mono)>,
 }
 
@@ -82,6 +91,7 @@ impl TpuJudge {
             answered: false,
             silence_told: false,
             cores: Cores::default(),
+            driver: BTreeMap::new(),
             shown: BTreeMap::new(),
         }
     }
@@ -109,7 +119,9 @@ impl TpuJudge {
         }
         let stuck = self.follow_cores(now, sample, &mut facts);
         facts.extend(sample.stalls.iter().map(words::stall_event));
+        self.follow_driver(now, &sample.driver, &mut facts);
         let mut components = vec![self.runtime(now, sample, chips, &mut facts)];
+        self.hold_against(&mut components[0]);
         components.extend(self.chips(now, sample, chips, &stuck));
         for component in &mut components {
             let before = self.shown.get(&component.name).filter(|(state, _)| *state == component.state);
@@ -170,6 +182,35 @@ impl TpuJudge {
             facts.push(words::runtime_event("runtime_silent", Weight::Warning, runtime.reason.clone()));
         }
         runtime
+    }
+
+    /// The driver writes the same line into the file of each weight, and over and over: it is told once in a while.
+    fn follow_driver(&mut self, now: Mono, reports: &[DriverReport], facts: &mut Vec<Fact>) {
+        let window = self.limits.driver_trouble.0;
+        self.driver.retain(|_, at| now.since(*at) < window);
+        for report in reports.iter().take(DRIVER_REPORTS) {
+            if !self.driver.contains_key(report) && self.driver.len() < DRIVER_REPORTS {
+                facts.push(words::driver_event(report));
+                self.driver.insert(report.clone(), now);
+            }
+        }
+    }
+
+    fn hold_against(&self, runtime: &mut Component) {
+        let Some((report, _)) = self.driver.iter().find(|(report, _)| report.trouble.is_of_this_host())
+        else {
+            return;
+        };
+        runtime.evidence.push(Evidence {
+            source: "the log of libtpu's driver".to_owned(),
+            reading: report.message.clone(),
+            ..Evidence::default()
+        });
+        if runtime.state < HealthState::Degraded {
+            runtime.state = HealthState::Degraded;
+            runtime.action = RecommendedAction::RestartProcess;
+            runtime.reason = format!("libtpu's driver: {}; {}", report.message, runtime.reason);
+        }
     }
 
     fn chips(&self, now: Mono, sample: &TpuSample, chips: &[Chip], stuck: &[Outlier]) -> Vec<Component> {

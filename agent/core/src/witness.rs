@@ -1,14 +1,16 @@
 //! What a host says when a job on it has failed: what it remembers of its kernel's words, which of its components are
 //! sick, and what that speaks for.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::attribute::Observation;
+use crate::attribute::catalog::{Catalog, Role};
 use crate::attribute::class::Class;
 use crate::entry::Fact;
 use crate::health::{Component, HealthState};
 use crate::id::Pid;
-use crate::testimony::Testimony;
+use crate::lemon::{GPU_PER_HOUR, Record};
+use crate::testimony::{FailedBefore, Testimony};
 use crate::time::{Mono, Span};
 
 /// How long before a fault what happened to the host may have to do with it.
@@ -24,8 +26,27 @@ const LINES: usize = 256;
 const FELL_SICK: f64 = 3.0;
 const WAS_SICK: f64 = 1.0;
 
-/// What the sick components speak for, beside the kernel's lines.
+/// What a device that surely fails more often than its like speaks with; less where that is less sure.
+const LEMON: f64 = 3.0;
+
+/// What the sick components and the records of devices speak for, beside the kernel's lines.
 pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
+    let records = testimony.failed_before.iter().map(|before| Observation {
+        family: "history".to_owned(),
+        text: format!(
+            "{} had {} faults of its own in {:.0} h before this one: {:.0} % likely to fail more than five times as often as its like",
+            before.component,
+            before.incidents,
+            before.hours,
+            before.suspicion * 100.0
+        ),
+        class: Class::HardwareGpu,
+        weight: LEMON * before.suspicion,
+    });
+    sick(testimony, fault_at).chain(records)
+}
+
+fn sick(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
     testimony.sick.iter().filter_map(move |component| {
         let (class, family) = speaks_for(&component.name)?;
         let weight = if around(fault_at, component.since) { FELL_SICK } else { WAS_SICK };
@@ -52,11 +73,16 @@ fn around(fault_at: Mono, at: Mono) -> bool {
     at.after(BEFORE) >= fault_at && at <= fault_at.after(AFTER)
 }
 
-/// The kernel's lines that may be asked for.
+/// The kernel's lines that may be asked for, and what is on record of each device since the first of them.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
     lines: VecDeque<(Mono, Option<Pid>, String)>,
+    /// For each GPU its faults of the hardware; the last of them apart, since it may be the one that is asked about.
+    records: BTreeMap<String, Vec<Mono>>,
 }
+
+/// Faults of one GPU that are remembered; more than enough to know what it is.
+const FAULTS: usize = 64;
 
 impl Witness {
     /// Takes in one fact; those that are no lines of the kernel say nothing here.
@@ -71,6 +97,35 @@ impl Witness {
             self.lines.pop_front();
         }
         self.lines.push_back((at, pid, line.clone()));
+        if let Fact::Xid(xid) = fact
+            && is_of_the_hardware(xid.code)
+        {
+            let faults = self.records.entry(format!("gpu.{}", xid.gpu)).or_default();
+            if faults.len() < FAULTS {
+                faults.push(at);
+            }
+        }
+    }
+
+    /// The records of the GPUs that had a fault around this one, as they were before it. The exposure is the time since
+    /// the host was started, in which every fault of it is remembered.
+    fn failed_before(&self, fault_at: Mono) -> Vec<FailedBefore> {
+        let begins = Mono(fault_at.0.saturating_sub(BEFORE.0));
+        let hours = begins.0 as f64 / Span::seconds(3600).0 as f64;
+        let told = self.records.iter().filter_map(|(component, faults)| {
+            faults.iter().find(|at| around(fault_at, **at))?;
+            let mut record = Record::default();
+            faults.iter().filter(|at| **at < begins).for_each(|at| {
+                record.add(*at, 1);
+            });
+            (record.incidents > 0).then(|| FailedBefore {
+                component: component.clone(),
+                incidents: record.incidents,
+                hours,
+                suspicion: record.suspicion(hours, GPU_PER_HOUR),
+            })
+        });
+        told.collect()
     }
 
     /// What is to be said of a fault at `fault_at`. Lines about processes of which `others` says that they are another
@@ -88,8 +143,15 @@ impl Witness {
             kernel_lines: near.map(|(_, _, line)| line.clone()).collect(),
             sick: sick.cloned().collect(),
             held: Vec::new(),
+            failed_before: self.failed_before(fault_at),
         }
     }
+}
+
+/// Whether the catalogue takes the XID for a fault of the device, not of a program.
+fn is_of_the_hardware(code: u32) -> bool {
+    let signature = Catalog::built_in().ok().and_then(|catalog| catalog.named(&format!("xid.{code}")));
+    signature.is_some_and(|of| of.class == Class::HardwareGpu && of.role == Role::Primary)
 }
 
 #[cfg(test)]
@@ -146,6 +208,25 @@ mod tests {
             observed[0].weight
         };
         assert!(weight(seconds(990)) > weight(seconds(10)));
+    }
+
+    fn xid(code: u32) -> Fact {
+        let gpu = crate::pci::PciAddress::parse("0000:3b:00").expect("an address");
+        Fact::Xid(crate::kernel::Xid { gpu, code, ..crate::kernel::Xid::default() })
+    }
+
+    #[test]
+    fn a_gpu_that_failed_again_and_again_is_a_lemon_and_its_programs_faults_do_not_count() {
+        let told = |code: u32, times: u64| {
+            let mut witness = Witness::default();
+            (1..=times).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(code)));
+            let told = witness.testify(seconds(times * 36_000 + 5), |_| false, &[]);
+            observations(&told, seconds(times * 36_000 + 5)).map(|of| of.weight).fold(0.0, f64::max)
+        };
+        assert!(told(79, 8) > 2.5, "{}", told(79, 8));
+        assert!(told(79, 2) < told(79, 8));
+        assert!(told(79, 1).abs() < f64::EPSILON, "the first fault has no record before it");
+        assert!(told(31, 8).abs() < f64::EPSILON, "a program's own fault is not the device's");
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use mainstay_core::entry::Fact;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::host::{
-    CpuTimes, Disk, GroupUsage, HostJudge, HostLimits, HostSample, Memory, MemoryGroup, Pressure, Reading,
-    Space, changes,
+    CpuTimes, Disk, GroupEvents, GroupUsage, HostJudge, HostLimits, HostSample, Memory, MemoryGroup,
+    Pressure, Reading, Space, changes,
 };
 use mainstay_core::time::{Mono, Span};
 use proptest::prelude::*;
@@ -144,6 +144,7 @@ fn a_control_group_at_its_limit_is_degraded() {
     let group = |used| MemoryGroup {
         source: "/sys/fs/cgroup/job".to_owned(),
         usage: Reading::Value(GroupUsage { limit: 10 * GIB, used }),
+        events: None,
     };
     let mut host = Host::new();
     let full = HostSample { groups: vec![group(10 * GIB - 1)], ..calm() };
@@ -155,6 +156,46 @@ fn a_control_group_at_its_limit_is_degraded() {
         component.reason
     );
     assert_eq!(host.states("host.memory", &calm(), 1), [Healthy], "a group that is gone is forgotten");
+}
+
+#[test]
+fn what_happens_in_a_control_group_is_told_and_condemns_nothing() {
+    let mut host = Host::new();
+    let mut seen = |seconds: u64, kills, at_limit| -> Vec<(String, String)> {
+        let group = MemoryGroup {
+            source: "/sys/fs/cgroup/job".to_owned(),
+            usage: Reading::Value(GroupUsage { limit: 10 * GIB, used: GIB }),
+            events: Some(GroupEvents { kills, at_limit }),
+        };
+        let sample = HostSample { groups: vec![group], ..calm() };
+        let judged = host.judge.step(Mono(1).after(Span::seconds(seconds)), &sample);
+        assert!(
+            judged.components.iter().all(|component| component.state == Healthy),
+            "{:?}",
+            judged.components
+        );
+        let told = judged.facts.into_iter().map(|fact| match fact {
+            Fact::Observed(observation) => (observation.event, observation.detail),
+            other => ("another".to_owned(), format!("{other:?}")),
+        });
+        told.collect()
+    };
+    assert_eq!(seen(0, 3, 500), [], "what was before the start is none of ours");
+    assert_eq!(seen(5, 3, 500), []);
+    let killed = seen(10, 4, 502);
+    assert_eq!(
+        killed.iter().map(|(event, _)| event.as_str()).collect::<Vec<_>>(),
+        ["group_kill", "group_at_limit"]
+    );
+    assert!(
+        killed[0].1.contains("killed 1 process of the control group /sys/fs/cgroup/job"),
+        "{}",
+        killed[0].1
+    );
+    assert!(killed[1].1.contains("came to its limit of 10.0 GiB, 2 times"), "{}", killed[1].1);
+    // The page cache of a job brings it there again and again.
+    assert_eq!(seen(15, 4, 900), []);
+    assert!(seen(700, 4, 901)[0].1.contains("399 times"));
 }
 
 #[test]

@@ -4,8 +4,8 @@
 use mainstay_core::entry::Fact;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::host::{
-    Blocked, ClockReading, HostLimits, MemoryModule, Modules, MountReading, MountState, ProcessScan, Reading,
-    Service, Services, SystemJudge, SystemLimits, SystemSample, Tables, Usage,
+    Blocked, Capped, ClockReading, HostLimits, MemoryModule, Modules, MountReading, MountState, ProcessScan,
+    Reading, Service, Services, SwitchPorts, SystemJudge, SystemLimits, SystemSample, Tables, Usage,
 };
 use mainstay_core::id::{BootId, Pid};
 use mainstay_core::observation::Observation;
@@ -418,6 +418,7 @@ fn a_way_between_gpu_and_network_card_is_needed_where_there_are_both() {
         (Modules { rdma: false, ..modules.clone() }, None),
         (Modules { gpus: 0, ..modules.clone() }, None),
         (Modules { loaded: vec![], ..modules.clone() }, None),
+        (Modules { gpus: 0, without_verbs: names(&["mlx5_3"]), ..modules.clone() }, Some(Degraded)),
         (Modules { rdma: false, lacking: names(&["lustre"]), ..modules }, Some(Degraded)),
     ];
     for (modules, state) in cases {
@@ -462,4 +463,43 @@ fn heat_counts_by_the_minutes_in_which_it_slowed_a_cpu_down() {
     host.look_after(600);
     let reason = host.expect("host.cpu_speed", Healthy, Nothing);
     assert!(reason.contains("governor performance on 128 CPUs"), "{reason}");
+}
+
+#[test]
+fn cpus_that_may_not_run_as_fast_as_they_can_are_degraded() {
+    let mut host = Host::new();
+    host.sample.governors = [("powersave".to_owned(), 128)].into();
+    host.sample.capped = Some(Capped { cpus: 128, least: 72.0, at_least: 4 });
+    host.expect("host.cpu_speed", Healthy, Nothing);
+    host.sample.capped = Some(Capped { cpus: 128, least: 38.0, at_least: 64 });
+    let reason = host.expect("host.cpu_speed", Degraded, ContactSupport);
+    assert!(reason.contains("64 of 128 CPUs may run at 38 %"), "{reason}");
+    host.sample.capped = None;
+    host.expect("host.cpu_speed", Healthy, Nothing);
+}
+
+#[test]
+fn a_governor_counts_only_where_the_operator_wants_another() {
+    let mut host = Host::new();
+    let mut limits = SystemLimits::default();
+    limits.speed.governor = "performance".to_owned();
+    host.judge = SystemJudge::new(limits, &HostLimits::default());
+    host.sample.governors = [("performance".to_owned(), 128)].into();
+    host.expect("host.cpu_speed", Healthy, Nothing);
+    host.sample.governors = [("performance".to_owned(), 120), ("powersave".to_owned(), 8)].into();
+    host.expect("host.cpu_speed", Degraded, Nothing);
+}
+
+#[test]
+fn switches_that_send_traffic_by_way_of_the_cpu_are_degraded_unless_they_may() {
+    let mut host = Host::new();
+    assert_eq!(host.find("host.pcie_switches"), None, "a host without such switches");
+    host.sample.switch_ports = Some(SwitchPorts { read: 8, redirecting: vec![] });
+    host.expect("host.pcie_switches", Healthy, Nothing);
+    host.sample.switch_ports = Some(SwitchPorts { read: 8, redirecting: vec!["0000:3a:01.0".to_owned()] });
+    let reason = host.expect("host.pcie_switches", Degraded, Nothing);
+    assert!(reason.contains("1 of 8 ports") && reason.contains("ACS"), "{reason}");
+    let limits = SystemLimits { redirecting_switches: false, ..SystemLimits::default() };
+    host.judge = SystemJudge::new(limits, &HostLimits::default());
+    host.expect("host.pcie_switches", Healthy, Nothing);
 }

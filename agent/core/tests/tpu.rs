@@ -8,8 +8,8 @@ use mainstay_core::judged::Judged;
 use mainstay_core::pci::PciAddress;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::tpu::{
-    Answer, Chip, CoreState, Differs, Holder, Holders, Runtime, Service, TpuJudge, TpuLimits, TpuSample,
-    chip_kind, outliers,
+    Answer, Chip, CoreState, Differs, DriverReport, Holder, Holders, Runtime, Service, TpuJudge, TpuLimits,
+    TpuSample, chip_kind, outliers, read_driver_line,
 };
 use proptest::prelude::*;
 
@@ -76,10 +76,15 @@ fn events(judged: &Judged) -> Vec<&str> {
 
 #[test]
 fn a_host_without_tpus_shows_nothing() {
-    let nothing = TpuSample { chips: Ok(Vec::new()), services: Vec::new(), stalls: Vec::new() };
+    let nothing =
+        TpuSample { chips: Ok(Vec::new()), services: Vec::new(), stalls: Vec::new(), driver: Vec::new() };
     assert_eq!(judge().step(at(0), &nothing), Judged::default());
-    let unreadable =
-        TpuSample { chips: Err("reading /sys: denied".into()), services: Vec::new(), stalls: Vec::new() };
+    let unreadable = TpuSample {
+        chips: Err("reading /sys: denied".into()),
+        services: Vec::new(),
+        stalls: Vec::new(),
+        driver: Vec::new(),
+    };
     assert_eq!(judge().step(at(0), &unreadable), Judged::default());
 }
 
@@ -99,6 +104,7 @@ fn chips_that_nobody_holds_are_idle_whatever_the_port_does() {
         let sample = TpuSample {
             chips: Ok(vec![chip(0, free())]),
             stalls: Vec::new(),
+            driver: Vec::new(),
             services: service(answer.clone()),
         };
         for seconds in [0, 600] {
@@ -117,6 +123,7 @@ fn a_service_that_does_not_answer_while_chips_are_held_is_unknown_since_when() {
         let sample = TpuSample {
             chips: Ok(vec![chip(0, held())]),
             stalls: Vec::new(),
+            driver: Vec::new(),
             services: service(answer.clone()),
         };
         judge.step(at(0), &sample);
@@ -138,6 +145,7 @@ fn who_may_not_be_looked_into_may_hold_a_chip() {
     let sample = TpuSample {
         chips: Ok(vec![chip(0, hidden())]),
         stalls: Vec::new(),
+        driver: Vec::new(),
         services: service(Answer::Refused),
     };
     let judged = judge().step(at(0), &sample);
@@ -150,6 +158,7 @@ fn who_may_not_be_looked_into_may_hold_a_chip() {
     let sample = TpuSample {
         chips: Ok(vec![chip(0, hidden())]),
         stalls: Vec::new(),
+        driver: Vec::new(),
         services: service(told(&[core(0, 1)])),
     };
     let judged = judge().step(at(0), &sample);
@@ -163,6 +172,7 @@ fn a_service_that_falls_silent_is_told_once_and_so_is_its_return() {
     let sample = |answer| TpuSample {
         chips: Ok(vec![chip(0, held())]),
         stalls: Vec::new(),
+        driver: Vec::new(),
         services: service(answer),
     };
     assert_eq!(events(&judge.step(at(0), &sample(Answer::Refused))), ["chip_found"]);
@@ -174,6 +184,7 @@ fn a_service_that_falls_silent_is_told_once_and_so_is_its_return() {
     let idle = TpuSample {
         chips: Ok(vec![chip(0, free())]),
         stalls: Vec::new(),
+        driver: Vec::new(),
         services: service(Answer::Refused),
     };
     assert_eq!(events(&judge.step(at(50), &idle)), [""; 0]);
@@ -191,7 +202,8 @@ fn what_libtpu_tells_is_dealt_out_to_the_chips() {
         ..Runtime::default()
     };
     let chips = Ok(vec![chip(0, held()), chip(1, held())]);
-    let sample = TpuSample { chips, stalls: Vec::new(), services: service(Answer::Told(runtime)) };
+    let sample =
+        TpuSample { chips, stalls: Vec::new(), driver: Vec::new(), services: service(Answer::Told(runtime)) };
     let judged = judge().step(at(0), &sample);
     let reason = |name| find(&judged, name).reason.as_str();
     assert!(
@@ -220,9 +232,15 @@ fn a_chip_that_leaves_the_bus_is_missing_also_after_a_restart() {
         chips: Ok(vec![chip(0, free()), chip(1, free())]),
         services: Vec::new(),
         stalls: Vec::new(),
+        driver: Vec::new(),
     };
     let found = first.step(at(0), &both);
-    let one = TpuSample { chips: Ok(vec![chip(0, free())]), services: Vec::new(), stalls: Vec::new() };
+    let one = TpuSample {
+        chips: Ok(vec![chip(0, free())]),
+        services: Vec::new(),
+        stalls: Vec::new(),
+        driver: Vec::new(),
+    };
     let mut second = judge();
     for fact in &found.facts {
         let Fact::Observed(observation) = fact else { panic!() };
@@ -234,7 +252,12 @@ fn a_chip_that_leaves_the_bus_is_missing_also_after_a_restart() {
         assert_eq!((missing.state, missing.action), (HealthState::Unhealthy, RecommendedAction::RebootNode));
         assert_eq!(find(&judged, "tpu.0").state, HealthState::Healthy);
         assert_eq!(events(&judged), [""; 0]);
-        let unreadable = TpuSample { chips: Err("denied".into()), services: Vec::new(), stalls: Vec::new() };
+        let unreadable = TpuSample {
+            chips: Err("denied".into()),
+            services: Vec::new(),
+            stalls: Vec::new(),
+            driver: Vec::new(),
+        };
         assert_eq!(find(&judge.step(at(20), &unreadable), "tpu.1").state, HealthState::Unknown);
         assert_eq!(find(&judge.step(at(30), &both), "tpu.1").state, HealthState::Healthy);
     }
@@ -247,6 +270,7 @@ fn the_core_that_is_behind_is_named_once_nothing_moves() {
     let sample = |cores: &[CoreState]| TpuSample {
         chips: chips(),
         stalls: Vec::new(),
+        driver: Vec::new(),
         services: service(told(cores)),
     };
     let cores: Vec<CoreState> =
@@ -270,6 +294,38 @@ fn the_core_that_is_behind_is_named_once_nothing_moves() {
     assert_eq!(find(&judge.step(at(80), &sample(&moved)), "tpu.2").state, HealthState::Healthy);
 }
 
+fn driver_says(line: &str) -> Vec<DriverReport> {
+    let line = format!("E1121 03:04:05.123456    1234 tpu_driver.cc:42] {line}");
+    vec![read_driver_line(&line).unwrap_or_else(|| panic!("{line}"))]
+}
+
+#[test]
+fn what_the_driver_logs_of_this_host_is_held_against_it_for_a_while() {
+    let mut judge = judge();
+    let sample = |driver| TpuSample {
+        chips: Ok(vec![chip(0, held())]),
+        services: service(told(&[core(0, 42)])),
+        stalls: Vec::new(),
+        driver,
+    };
+    let of_another = driver_says("Session master detected TPU session error from worker 10.0.0.7:8471");
+    let judged = judge.step(at(0), &sample(of_another));
+    assert!(events(&judged).contains(&"driver_log"));
+    assert_eq!(
+        find(&judged, "tpu.runtime").state,
+        HealthState::Healthy,
+        "another host's fault is not this one's"
+    );
+    let busy = || driver_says("open(/dev/vfio/0): Device or resource busy");
+    let judged = judge.step(at(10), &sample([busy(), busy()].concat()));
+    assert_eq!(events(&judged), ["driver_log"], "each line stands in several files");
+    let runtime = find(&judged, "tpu.runtime");
+    assert_eq!((runtime.state, runtime.action), (HealthState::Degraded, RecommendedAction::RestartProcess));
+    assert!(runtime.reason.starts_with("libtpu's driver: open(/dev/vfio/0)"), "{}", runtime.reason);
+    assert_eq!(find(&judge.step(at(300), &sample(Vec::new())), "tpu.runtime").state, HealthState::Degraded);
+    assert_eq!(find(&judge.step(at(610), &sample(Vec::new())), "tpu.runtime").state, HealthState::Healthy);
+}
+
 #[test]
 fn a_job_that_stands_still_as_a_whole_has_no_outlier() {
     let mut judge = judge();
@@ -277,6 +333,7 @@ fn a_job_that_stands_still_as_a_whole_has_no_outlier() {
     let sample = TpuSample {
         chips: Ok((0..4).map(|n| chip(n, held())).collect()),
         stalls: Vec::new(),
+        driver: Vec::new(),
         services: service(told(&cores)),
     };
     judge.step(at(0), &sample);
@@ -290,7 +347,12 @@ fn an_error_of_a_core_makes_its_chip_unknown() {
     let mut broken = core(1, 42);
     broken.error = Some("could not read the sequencer".into());
     let chips = Ok(vec![chip(0, held()), chip(1, held())]);
-    let sample = TpuSample { chips, stalls: Vec::new(), services: service(told(&[core(0, 42), broken])) };
+    let sample = TpuSample {
+        chips,
+        stalls: Vec::new(),
+        driver: Vec::new(),
+        services: service(told(&[core(0, 42), broken])),
+    };
     let judged = judge().step(at(0), &sample);
     assert_eq!(find(&judged, "tpu.1").state, HealthState::Unknown);
     assert!(find(&judged, "tpu.1").reason.contains("could not read the sequencer"));

@@ -40,8 +40,8 @@ use crate::node::{DEVICES, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::device::ProbePlan;
 use crate::source::journald::JOURNALD;
-use crate::store::cursor::CursorFile;
 use crate::store::journal::Journal;
+use crate::store::kept::Kept;
 
 /// Inputs that may wait for the node.
 pub(super) const QUEUE: usize = 4096;
@@ -199,14 +199,15 @@ pub(super) fn watch_hardware(
         DeviceJudge::new(catalog, config.gpu.limits.clone()).expecting(config.gpu.expected.clone());
     remember_earlier_boots(&mut devices, &recalled.earlier);
     recalled.observed.iter().for_each(|(_, _, observation)| devices.recall(observation));
-    let file = CursorFile::open(&config.state_dir.join("kernel-log.cursor"));
-    let cursor = recalled.cursor(file.kept().cloned());
+    let file = Kept::open(&config.state_dir.join("kernel-log.cursor"));
+    let cursor = recalled.cursor(file.value().cloned());
     let hardware = Hardware::new(devices, host_log, file, &recalled.kernel);
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));
     }
-    let following = kernel_log::follow(path, clock::boot_id(), cursor, inputs.clone(), roster.clone())
-        .context("starting the thread that reads the kernel log")?;
+    let following =
+        kernel_log::follow(&config.kernel_log, clock::boot_id(), cursor, inputs.clone(), roster.clone())
+            .context("starting the thread that reads the kernel log")?;
     Ok((hardware, Some(following)))
 }
 

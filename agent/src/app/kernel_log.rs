@@ -7,11 +7,13 @@ use std::time::Duration;
 use mainstay_core::host_log::LogState;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::LogCursor;
+use mainstay_core::parse::log::LogLimits;
 use mainstay_core::time::Span;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
 use crate::board::Roster;
+use crate::config::KernelLogConfig;
 use crate::node::{Input, LogReport};
 use crate::os::clock;
 use crate::source::journald::JOURNALCTL;
@@ -26,6 +28,14 @@ const AGAIN_AFTER: Duration = Duration::from_secs(10);
 /// How long it is waited for at most, so that what was held back of a storm is told after it.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// How often it says at most how far it read, where that is all there is to say: the node looks at all of the hardware
+/// with each report.
+const CURSOR_EVERY: Duration = Duration::from_secs(1);
+
+/// In a storm, how long the next lines are left to gather: to be woken for each of them would cost more than to read them.
+/// Far less than the kernel's buffer holds.
+const GATHERING: Duration = Duration::from_millis(2);
+
 /// How often it says at least that it still reads.
 pub const LONGEST_SILENCE: Span = Span::seconds(10);
 
@@ -35,12 +45,12 @@ pub struct Following {
     _stop: PipeWriter,
 }
 
-/// Reads the log at `path` on from `cursor` and tells the node.
+/// Reads the configured log on from `cursor` and tells the node.
 ///
 /// # Errors
 /// The kernel gives no more threads or descriptors.
 pub fn follow(
-    path: &Path,
+    config: &KernelLogConfig,
     boot: BootId,
     cursor: Option<LogCursor>,
     inputs: mpsc::Sender<Input>,
@@ -48,7 +58,8 @@ pub fn follow(
 ) -> std::io::Result<Following> {
     let (stop, stop_writer) = std::io::pipe()?;
     roster.begins(ROOM, clock::mono());
-    let follower = Follower { path: path.to_owned(), boot, cursor, inputs, abreast: false, stop };
+    let KernelLogConfig { path, limits } = config.clone();
+    let follower = Follower { path, limits, boot, cursor, inputs, abreast: false, stop };
     std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
     Ok(Following { _stop: stop_writer })
 }
@@ -58,6 +69,7 @@ struct Gone;
 
 struct Follower {
     path: PathBuf,
+    limits: LogLimits,
     boot: BootId,
     cursor: Option<LogCursor>,
     inputs: mpsc::Sender<Input>,
@@ -87,13 +99,14 @@ impl Follower {
 
     fn read_while_it_can(&mut self) -> Result<(), Trouble> {
         let mut log =
-            Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?;
+            Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?
+                .limited(self.limits.clone());
         let (mut told, mut told_at) = (None, clock::mono());
         while !self.stopped(Duration::ZERO) {
             let batch = log.read(clock::mono())?;
             let more = batch.more;
-            // Lines that are no facts move the cursor too; that can wait until there is nothing to read.
-            let silent = clock::mono().since(told_at) >= LONGEST_SILENCE;
+            let since_told = clock::mono().since(told_at);
+            let silent = since_told >= LONGEST_SILENCE;
             let Some(state) = log.state() else {
                 if silent && let Some(doubt) = log.doubt() {
                     told_at = clock::mono();
@@ -103,7 +116,10 @@ impl Follower {
                 log.wait(&self.stop, LONGEST_WAIT)?;
                 continue;
             };
-            if !batch.facts.is_empty() || (!more && (silent || told.as_ref() != Some(log.cursor()))) {
+            // Lines that are no facts move the cursor too; that can wait until there is nothing to read, and a while.
+            let moved = told.as_ref() != Some(log.cursor());
+            let due = told.is_none() || Duration::from_nanos(since_told.0) >= CURSOR_EVERY;
+            if !batch.facts.is_empty() || (!more && (silent || (moved && due))) {
                 told_at = clock::mono();
                 told = Some(log.cursor().clone());
                 self.cursor.clone_from(&told);
@@ -111,7 +127,12 @@ impl Follower {
             }
             if !more {
                 self.is_abreast()?;
-                log.wait(&self.stop, LONGEST_WAIT)?;
+                let to_tell = told.as_ref() != Some(log.cursor());
+                let began = clock::mono();
+                log.wait(&self.stop, if to_tell { CURSOR_EVERY } else { LONGEST_WAIT })?;
+                if Duration::from_nanos(clock::mono().since(began).0) < GATHERING {
+                    self.stopped(GATHERING);
+                }
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use mainstay_core::cloud::CloudJudge;
 use mainstay_core::dcgm::{DcgmJudge, ExporterJudge};
 use mainstay_core::fabric::{FabricJudge, Learned};
 use mainstay_core::host::{HostJudge, SystemJudge};
-use mainstay_core::id::BootId;
+use mainstay_core::id::{BootId, Pid};
 use mainstay_core::judged::Judged;
 use mainstay_core::nccl_ras::{Asked, NcclJudge};
 use mainstay_core::observation::Observation;
@@ -60,7 +60,7 @@ pub fn start(
 ) -> anyhow::Result<Vec<Watching>> {
     let roster = board.roster();
     let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
-    rooms.host()?;
+    rooms.host(board)?;
     rooms.system()?;
     rooms.tpu()?;
     rooms.cloud()?;
@@ -71,14 +71,26 @@ pub fn start(
     Ok(rooms.watching)
 }
 
+/// The processes of the jobs that run here.
+fn ranks(board: &BoardReader) -> Vec<Pid> {
+    let view = board.view();
+    let open = view.jobs.values().filter(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost));
+    open.flat_map(|job| job.ranks.values().map(|rank| rank.pid)).collect()
+}
+
 impl Rooms<'_> {
     /// CPU, memory, disks.
-    fn host(&mut self) -> anyhow::Result<()> {
+    fn host(&mut self, board: &BoardReader) -> anyhow::Result<()> {
         let mut named: Vec<&Path> = vec![&self.config.state_dir];
         named.extend(self.config.host.watch_paths.iter().map(|path| path.as_path()));
         let mut source = HostSource::new(self.config.host_roots(), standard_paths(&named));
         let mut judge = HostJudge::new(self.config.host.limits.clone());
-        self.watch("host", self.config.host.interval, move |at| judge.step(at, &source.sample(at)))
+        let board = board.clone();
+        self.watch("host", self.config.host.interval, move |at| {
+            // Their control groups may be smaller than the host, and other ones than ours.
+            source.watch_processes(ranks(&board));
+            judge.step(at, &source.sample(at))
+        })
     }
 
     /// Processes, clocks, network mounts, services and the like.

@@ -129,12 +129,14 @@ pub fn ruling_out(
 ) -> Result<v1::Ruling, WireError> {
     let decision = instead.map(serde_json::to_string).transpose().map_err(form("a decision"))?;
     let sick = testimony.sick.iter().map(serde_json::to_string);
+    let records = testimony.failed_before.iter().map(serde_json::to_string);
     Ok(v1::Ruling {
         incident: incident.0,
         decision,
         kernel_lines: testimony.kernel_lines.clone(),
         sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
         held: testimony.held.clone(),
+        failed_before: records.collect::<Result<_, _>>().map_err(form("a device's record"))?,
     })
 }
 
@@ -147,9 +149,16 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
         ruling.decision.as_deref().map(serde_json::from_str).transpose().map_err(form("a decision"))?;
     let sick = ruling.sick_components.iter().map(|component| serde_json::from_str(component));
     let sick = sick.collect::<Result<_, _>>().map_err(form("a component"))?;
+    let records = ruling.failed_before.iter().map(|record| serde_json::from_str(record));
+    let failed_before = records.collect::<Result<_, _>>().map_err(form("a device's record"))?;
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: decision.map(|decision| (decision.action, decision.why)),
-        testimony: Testimony { kernel_lines: ruling.kernel_lines.clone(), sick, held: ruling.held.clone() },
+        testimony: Testimony {
+            kernel_lines: ruling.kernel_lines.clone(),
+            sick,
+            held: ruling.held.clone(),
+            failed_before,
+        },
     })
 }

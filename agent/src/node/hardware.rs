@@ -12,7 +12,7 @@ use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Mono;
 use mainstay_core::witness::Witness;
 
-use crate::store::cursor::CursorFile;
+use crate::store::kept::Kept;
 
 /// What was read of the kernel log.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Hardware {
     devices: DeviceJudge,
     host_log: HostLogJudge,
     witness: Witness,
-    file: CursorFile,
+    file: Kept<LogCursor>,
     cursor: Option<LogCursor>,
     /// Whether the kernel log is read at present.
     log_is_read: bool,
@@ -42,7 +42,7 @@ impl Hardware {
     pub fn new(
         devices: DeviceJudge,
         host_log: HostLogJudge,
-        file: CursorFile,
+        file: Kept<LogCursor>,
         recalled: &[(Mono, Fact)],
     ) -> Hardware {
         let mut hardware = Hardware {

@@ -5,8 +5,8 @@ use std::io::Read;
 use std::path::Path;
 
 use mainstay_core::entry::Note;
+use mainstay_core::parse::error_file;
 use mainstay_core::time::Mono;
-use serde_json::Value;
 
 /// No error file is as long as this.
 const LONGEST: u64 = 1 << 20;
@@ -15,43 +15,5 @@ const LONGEST: u64 = 1 << 20;
 pub fn read(path: &Path, at: Mono) -> Option<Note> {
     let mut text = String::new();
     std::fs::File::open(path).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
-    parse(&text, at)
-}
-
-/// Both forms: `{"message": {"message": …, "extraInfo": {"py_callstack": …}}}` and `{"message": "…"}`.
-fn parse(text: &str, at: Mono) -> Option<Note> {
-    let file: Value = serde_json::from_str(text).ok()?;
-    let message = &file["message"];
-    let line = message.as_str().or_else(|| message["message"].as_str())?;
-    let traceback = message["extraInfo"]["py_callstack"].as_str().unwrap_or_default();
-    let (exception, text) = line.split_once(": ").unwrap_or((line, ""));
-    Some(Note {
-        exception: exception.to_owned(),
-        message: text.to_owned(),
-        traceback: traceback.to_owned(),
-        step: None,
-        at,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn both_forms_are_read() {
-        let new = r#"{"message": {"message": "ValueError: bad: 3", "extraInfo": {"py_callstack": "Trace", "timestamp": "17"}}}"#;
-        let note = parse(new, Mono(5)).expect("a note");
-        assert_eq!((note.exception.as_str(), note.message.as_str()), ("ValueError", "bad: 3"));
-        assert_eq!((note.traceback.as_str(), note.at), ("Trace", Mono(5)));
-        let old = parse(r#"{"message": "KeyError: 'x'", "timestamp": 3}"#, Mono(5)).expect("a note");
-        assert_eq!(old.exception, "KeyError");
-    }
-
-    #[test]
-    fn anything_else_is_nothing() {
-        for text in ["", "{", "[]", "{}", "{\"message\": 3}", "{\"message\": {\"extraInfo\": 1}}", "\u{0}"] {
-            assert_eq!(parse(text, Mono(0)), None, "{text}");
-        }
-    }
+    error_file::parse(&text, at)
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::{LogCursor, journal_position};
 use mainstay_core::parse::journal::JournalEntry;
-use mainstay_core::parse::log::LogReader;
+use mainstay_core::parse::log::{LogLimits, LogReader};
 use mainstay_core::time::Mono;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -113,6 +113,11 @@ impl Journald {
         Ok(journald)
     }
 
+    /// Sets other limits on storms than the default ones.
+    pub fn limit(&mut self, limits: LogLimits) {
+        self.reader = LogReader::new(limits);
+    }
+
     /// How far it was read.
     pub fn cursor(&self) -> &LogCursor {
         &self.cursor
@@ -173,7 +178,7 @@ impl Journald {
     fn lines(&mut self, now: Mono, length: usize, batch: &mut Batch) {
         let buffer = std::mem::take(&mut self.buffer);
         let mut rest = &buffer[..length];
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = memchr::memchr(b'\n', rest) {
             let mut line = std::mem::take(&mut self.unfinished);
             line.extend_from_slice(&rest[..end]);
             rest = &rest[end + 1..];

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mainstay_core::host_log::LogState;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::LogCursor;
+use mainstay_core::parse::log::LogLimits;
 use mainstay_core::time::Mono;
 
 use super::journald::{JOURNALD, Journald, JournaldError};
@@ -66,6 +67,17 @@ impl Source {
         match Journald::start(journalctl, boot, cursor) {
             Ok(journald) => Ok(Source::Journald(journald, Some(error.to_string()))),
             Err(journal) => Err(SourceError::Both { log: error.to_string(), journal }),
+        }
+    }
+
+    /// The source with other limits on storms than the default ones.
+    pub fn limited(self, limits: LogLimits) -> Source {
+        match self {
+            Source::Log(log) => Source::Log(log.limited(limits)),
+            Source::Journald(mut journald, why) => {
+                journald.limit(limits);
+                Source::Journald(journald, why)
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use mainstay_core::entry::Fact;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::LogCursor;
 use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
+use mainstay_core::parse::log::{LogLimits, LogReader};
 use mainstay_core::time::Mono;
 use nix::libc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -134,6 +134,11 @@ impl KernelLog {
         })
     }
 
+    /// The log with other limits on storms than the default ones.
+    pub fn limited(self, limits: LogLimits) -> KernelLog {
+        KernelLog { reader: LogReader::new(limits), ..self }
+    }
+
     /// How far it was read.
     pub fn cursor(&self) -> &LogCursor {
         &self.cursor
@@ -225,7 +230,7 @@ impl KernelLog {
 
     fn lines(&mut self, now: Mono, bytes: &[u8], facts: &mut Vec<(Mono, Fact)>) {
         let mut rest = bytes;
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+        while let Some(end) = memchr::memchr(b'\n', rest) {
             let (line, after) = rest.split_at(end);
             rest = &after[1..];
             if self.unfinished.is_empty() {

@@ -5,6 +5,7 @@
 //! is never asked: polling the agent behind it races with resets of the device.
 
 mod chips;
+mod driver;
 mod holders;
 mod service;
 mod stalls;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use mainstay_core::tpu::{Answer, CoreState, Service, TpuSample};
 
+use driver::DriverLogs;
 use service::Question;
 use stalls::Stalls;
 
@@ -35,7 +37,7 @@ pub struct TpuPlan {
     pub endpoints: Vec<String>,
     /// How long an answer may take.
     pub deadline: Duration,
-    /// Where libtpu writes its stall summaries.
+    /// Where libtpu writes its stall summaries and its driver's logs.
     pub log_dir: PathBuf,
 }
 
@@ -46,13 +48,15 @@ pub struct TpuSource {
     /// Where the cores stood at the last look, to ask for costly texts only when they did not move.
     stood: BTreeMap<String, Vec<CoreState>>,
     stalls: Stalls,
+    driver: DriverLogs,
 }
 
 impl TpuSource {
     /// A source that has not looked yet; stall summaries of the names in `told` are old news.
     pub fn new(plan: TpuPlan, told: BTreeSet<String>) -> TpuSource {
         let stalls = Stalls::new(plan.log_dir.clone(), told);
-        TpuSource { plan, stood: BTreeMap::new(), stalls }
+        let driver = DriverLogs::new(plan.log_dir.clone());
+        TpuSource { plan, stood: BTreeMap::new(), stalls, driver }
     }
 
     /// Looks once. Returns within the deadline, whatever the services do.
@@ -68,7 +72,8 @@ impl TpuSource {
         let endpoints = self.endpoints(held, &ports);
         let there = chips.as_ref().is_ok_and(|chips| !chips.is_empty());
         let stalls = if there { self.stalls.newer() } else { Vec::new() };
-        TpuSample { chips, services: self.ask(&endpoints), stalls }
+        let driver = if there { self.driver.newer() } else { Vec::new() };
+        TpuSample { chips, services: self.ask(&endpoints), stalls, driver }
     }
 
     fn endpoints(&self, held: bool, ports: &BTreeSet<u16>) -> Vec<String> {

@@ -1,5 +1,5 @@
-//! A small value that the agent keeps in a file of its state directory, and that an operator may make it forget by
-//! deleting the file.
+//! A small value that the agent keeps in a file of its state directory over restarts: how far the kernel log was read, what
+//! was learned of the network. An operator may make it forget by deleting the file.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -66,7 +66,24 @@ impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
 
 #[cfg(test)]
 mod tests {
+    use mainstay_core::id::BootId;
+    use mainstay_core::kernel::LogCursor;
+
     use super::*;
+
+    #[test]
+    fn a_cursor_of_an_earlier_version_is_understood() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kernel-log.cursor");
+        let kmsg = LogCursor { boot: BootId("b".into()), log: "kmsg".into(), next: 7, journal: None };
+        let journal = LogCursor { log: "journald".into(), journal: Some("s=1;i=2".into()), ..kmsg.clone() };
+        for cursor in [&kmsg, &journal] {
+            Kept::open(&path).keep(cursor).unwrap();
+            assert_eq!(Kept::open(&path).value(), Some(cursor));
+        }
+        fs::write(&path, r#"{"boot":"b","log":"kmsg","next":7}"#).unwrap();
+        assert_eq!(Kept::open(&path).value(), Some(&kmsg));
+    }
 
     #[test]
     fn what_is_kept_is_there_after_a_restart_until_it_is_deleted() {

@@ -1,5 +1,4 @@
 //! Floor 2. What is kept on disk.
 
-pub mod cursor;
 pub mod journal;
 pub mod kept;

@@ -33,6 +33,8 @@ pub struct Script {
     pub hangs: bool,
     /// It has none of the methods.
     pub empty: bool,
+    /// The metrics that were asked for.
+    pub metrics_asked: Vec<String>,
     /// How often the costly texts were asked for.
     pub texts_asked: usize,
 }
@@ -120,6 +122,7 @@ impl RuntimeMetricService for Served {
     ) -> Result<Response<MetricResponse>, Status> {
         let script = self.script().await?;
         let name = request.into_inner().metric_name;
+        self.0.lock().unwrap().metrics_asked.push(name.clone());
         let values = script.metrics.get(&name).ok_or_else(|| Status::not_found(name.clone()))?;
         let metric = |(core, value): (&i64, &gauge::Value)| Metric {
             attribute: Some(Attribute {

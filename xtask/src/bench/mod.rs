@@ -1,6 +1,7 @@
 //! `cargo xtask bench NAME`: measures, and never judges. What cannot be measured here is left out and says why.
 
 mod agent;
+mod attribute;
 mod build;
 mod detect;
 mod figure;
@@ -60,6 +61,8 @@ enum Name {
     Goodput,
     /// The judges on simulated jobs of up to 131,072 ranks.
     Judge,
+    /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
+    Attribute,
     /// A cold release build, and the size of the program.
     Build,
 }
@@ -68,8 +71,10 @@ enum Name {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
-    let needs_ranks =
-        args.names.iter().any(|name| !matches!(name, Name::Build | Name::Judge | Name::KernelLog));
+    let needs_ranks = args
+        .names
+        .iter()
+        .any(|name| !matches!(name, Name::Build | Name::Judge | Name::KernelLog | Name::Attribute));
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.contains(&Name::KernelLog) {
         building::release(&story)?;
@@ -77,6 +82,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for name in &args.names {
         match (name, &bed) {
             (Name::Build, _) => build::measure(&story, &mut report),
+            (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
             (Name::Agent, Some(bed)) => agent::measure(&story, bed, &mut report),

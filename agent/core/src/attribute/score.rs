@@ -1,7 +1,7 @@
 //! Holds the judgement against labelled cases: one JSON object a line, of the schema that
 //! `docs/reference/attribution.md` tells. Pure: cases come in parsed, numbers come out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,13 +14,16 @@ use crate::verdict::FaultDomain;
 
 /// Bins of the reliability table.
 const BINS: usize = 5;
+/// Least confidences of the table of thresholds.
+const THRESHOLDS: [f64; 7] = [0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
 
 /// A failure with what people found to be its cause. Fields that scoring does not need are ignored.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Case {
     /// Its name.
     pub id: String,
-    /// The log as it was found.
+    /// The log as it was found; empty where only exits or the kernel tell.
+    #[serde(default)]
     pub log: String,
     /// The same with line wraps undone, where that was needed.
     #[serde(default)]
@@ -43,6 +46,9 @@ pub struct Case {
     /// `verbatim` or `author_abridged`.
     #[serde(default)]
     pub log_fidelity: Option<String>,
+    /// Cases of one group come from one source: what was learned from one of them was learned from all.
+    #[serde(default)]
+    pub group: Option<String>,
 }
 
 /// The right answer.
@@ -101,7 +107,51 @@ pub fn evidence(catalog: &Catalog, case: &Case) -> Evidence {
 
 /// Judges a case.
 pub fn answer(catalog: &Catalog, case: &Case) -> Answer {
-    let judged = attribute(catalog, &evidence(catalog, case));
+    answer_from(catalog, case, &evidence(catalog, case))
+}
+
+/// Judges each case as if its source had never been seen: a signature counts only if a case of another source, or a
+/// text from elsewhere, matches it too. Signatures are written by hand; one that nothing but this source bears out
+/// may have been written after it.
+pub fn without_memory(catalog: &Catalog, cases: &[Case], elsewhere: &[&str]) -> Vec<Answer> {
+    let source = |case: &Case| case.group.clone().unwrap_or_else(|| case.id.clone());
+    let seen: Vec<Evidence> = cases.iter().map(|case| evidence(catalog, case)).collect();
+    let mut known: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+    for (case, evidence) in cases.iter().zip(&seen) {
+        for signature in matched(evidence) {
+            known.entry(signature).or_default().insert(source(case));
+        }
+    }
+    let borne_out: BTreeSet<usize> = elsewhere
+        .iter()
+        .flat_map(|text| Scan::of_text(catalog, "elsewhere", None, Kind::Log, text.as_bytes()).sightings)
+        .map(|sighting| sighting.signature)
+        .collect();
+    let judged = cases.iter().zip(seen).map(|(case, mut evidence)| {
+        let own = source(case);
+        let is_memory = |signature: usize| {
+            !borne_out.contains(&signature)
+                && known.get(&signature).is_some_and(|of| of.iter().all(|source| *source == own))
+        };
+        for findings in &mut evidence.findings {
+            findings.sightings.retain(|sighting| !is_memory(sighting.signature));
+            for exception in &mut findings.exceptions {
+                let line = exception.spot.line;
+                exception.known =
+                    findings.sightings.iter().any(|of| of.spots.iter().any(|spot| spot.line == line));
+            }
+        }
+        answer_from(catalog, case, &evidence)
+    });
+    judged.collect()
+}
+
+fn matched(evidence: &Evidence) -> impl Iterator<Item = usize> + '_ {
+    evidence.findings.iter().flat_map(|findings| findings.sightings.iter().map(|of| of.signature))
+}
+
+fn answer_from(catalog: &Catalog, case: &Case, evidence: &Evidence) -> Answer {
+    let judged = attribute(catalog, evidence);
     let root_lines = root_lines(case, &judged);
     Answer {
         id: case.id.clone(),
@@ -210,6 +260,14 @@ pub struct Share {
     pub root_first: u32,
     /// Of those: one of the root lines told is one of them.
     pub root_any: u32,
+    /// Cases whose label tells a rank.
+    pub with_rank: u32,
+    /// Of those: that rank is told.
+    pub rank: u32,
+    /// Cases whose label tells root lines or a rank.
+    pub with_place: u32,
+    /// Of those: the first root line or the rank is right.
+    pub place: u32,
 }
 
 /// How far confidence can be trusted.
@@ -219,6 +277,19 @@ pub struct Calibration {
     pub brier: f64,
     /// By confidence, lowest first.
     pub bins: Vec<Bin>,
+    /// What it would mean to name no domain below a confidence.
+    pub thresholds: Vec<Threshold>,
+}
+
+/// What it would mean to abstain below a confidence.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Threshold {
+    /// The least confidence with which a domain would be named.
+    pub at: f64,
+    /// Cases in which one would be.
+    pub named: u32,
+    /// Of those with the right one.
+    pub right: u32,
 }
 
 /// Answers of like confidence.
@@ -249,6 +320,15 @@ impl Share {
             self.root_first += u32::from(answer.root_lines.first().is_some_and(|line| root.contains(line)));
             self.root_any += u32::from(answer.root_lines.iter().any(|line| root.contains(line)));
         }
+        let line = label
+            .root_lines
+            .as_ref()
+            .map(|root| answer.root_lines.first().is_some_and(|at| root.contains(at)));
+        let rank = label.culprit_rank.map(|rank| answer.root_rank == Some(rank));
+        self.with_rank += u32::from(rank.is_some());
+        self.rank += u32::from(rank == Some(true));
+        self.with_place += u32::from(line.is_some() || rank.is_some());
+        self.place += u32::from(line == Some(true) || rank == Some(true));
     }
 }
 
@@ -256,6 +336,8 @@ impl Share {
 pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
     let mut summary = Summary::default();
     let mut bins = vec![Bin::default(); BINS];
+    let mut thresholds: Vec<Threshold> =
+        THRESHOLDS.iter().map(|at| Threshold { at: *at, ..Threshold::default() }).collect();
     for (case, answer) in cases.iter().zip(answers) {
         let Some(label) = &case.label else { continue };
         summary.all.add(answer, label);
@@ -272,6 +354,11 @@ pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
         let right = answer.fault_domain == label.fault_domain;
         let hit = f64::from(u8::from(right));
         summary.calibration.brier += (answer.confidence - hit).powi(2);
+        let named = answer.fault_domain != FaultDomain::Unknown;
+        for threshold in thresholds.iter_mut().filter(|of| named && answer.confidence >= of.at) {
+            threshold.named += 1;
+            threshold.right += u32::from(right);
+        }
         let bin = &mut bins[((answer.confidence * BINS as f64) as usize).min(BINS - 1)];
         bin.cases += 1;
         bin.confidence += answer.confidence;
@@ -290,6 +377,7 @@ pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
     }
     summary.calibration.brier /= f64::from(summary.all.cases.max(1));
     summary.calibration.bins = bins;
+    summary.calibration.thresholds = thresholds;
     summary
 }
 

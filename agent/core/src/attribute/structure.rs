@@ -16,6 +16,9 @@ const DISAGREE_PERHAPS: f64 = 2.2;
 /// Log-odds of a fault that a program's kernel causes, shown in the frames of a library of kernels.
 const LIBRARY_KERNEL: f64 = 1.4;
 
+/// Log-odds of one library that asks another for what that one does not have: versions that do not fit together.
+const BETWEEN_LIBRARIES: f64 = 2.4;
+
 /// Libraries that bring GPU kernels of their own.
 const KERNEL_LIBRARIES: [&str; 14] = [
     "/vllm/",
@@ -44,6 +47,10 @@ const KERNEL_FAULTS: [&str; 5] = [
 /// Signatures that read "killed by SIGKILL" in a launcher's table.
 const KILLED: [&str; 3] = ["exit.minus9", "torch.sigkill", "exit.minus15"];
 
+/// Causes that are consequences where the same source tells of one of these.
+const FOLLOWS: [(&str, &[&str]); 1] =
+    [("nccl.internal_error", &["nccl.closed_by_peer", "nccl.remote_error"])];
+
 /// A collective in which a rank waited when its watchdog barked.
 #[derive(Clone, Debug, PartialEq)]
 struct Waiting {
@@ -59,7 +66,8 @@ struct Waiting {
 /// Votes from several lines together.
 pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     let waiting = waiting(catalog, evidence);
-    disagreement(&waiting).into_iter().chain(library_kernel(catalog, evidence)).collect()
+    let kernel = library_kernel(catalog, evidence);
+    disagreement(&waiting).into_iter().chain(kernel).chain(between_libraries(evidence)).collect()
 }
 
 /// The rank that all others wait for: the only one that is behind in a group, or that has nothing under way while
@@ -218,6 +226,36 @@ fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     None
 }
 
+/// An attribute, an argument or a name that is not there, asked for by an installed library: had the program asked, the
+/// innermost frame would be its own.
+fn between_libraries(evidence: &Evidence) -> Option<Vote> {
+    const ASKS: [&str; 5] = [
+        "has no attribute",
+        "unexpected keyword argument",
+        "cannot import name",
+        "missing 1 required positional argument",
+        "is not supported by the V",
+    ];
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        for exception in &findings.exceptions {
+            let Some(frame) = &exception.frame else { continue };
+            let installed = frame.path.contains("site-packages/") || frame.path.contains("dist-packages/");
+            let text = &exception.spot.text;
+            let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
+            if installed && asks {
+                return Some(vote(
+                    "frame.between_libraries",
+                    format!("an installed library asks another for what it does not have ({})", frame.path),
+                    (Class::SoftwarePlatform, BETWEEN_LIBRARIES),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+        }
+    }
+    None
+}
+
 /// In a launcher's table with another first failure, ranks that were killed were stopped by the launcher: they tell
 /// nothing of the cause.
 pub fn demote_stopped_ranks(catalog: &Catalog, evidence: &Evidence, votes: &mut [Vote]) {
@@ -229,6 +267,21 @@ pub fn demote_stopped_ranks(catalog: &Catalog, evidence: &Evidence, votes: &mut 
         vote.class = Class::Unknown;
         vote.weight = vote.weight.min(0.8);
         vote.also.clear();
+    }
+}
+
+/// A library's "internal error" whose last error is a lost connection tells of a peer that went away.
+pub fn demote_followers(votes: &mut [Vote]) {
+    for (cause, signs) in FOLLOWS {
+        if !votes.iter().any(|vote| signs.contains(&vote.id.as_str())) {
+            continue;
+        }
+        for vote in votes.iter_mut().filter(|vote| vote.id == cause) {
+            vote.role = Role::Secondary;
+            vote.class = Class::Unknown;
+            vote.weight = vote.weight.min(1.0);
+            vote.also.clear();
+        }
     }
 }
 
@@ -364,5 +417,18 @@ mod tests {
         let library = judged(&raised("/usr/lib/python3.12/site-packages/vllm/model_executor/mla.py"));
         assert_eq!(library.class, Class::SoftwarePlatform);
         assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn libraries_that_do_not_fit_together_are_the_platforms() {
+        let raised = |path: &str, on: &str| {
+            format!(
+                "  File \"{path}\", line 9, in forward\n    return x.y\nAttributeError: '{on}' object has no attribute 'y'\n"
+            )
+        };
+        let installed = "/v/lib/python3.12/site-packages/vllm/llm.py";
+        assert_eq!(judged(&raised(installed, "LLMEngine")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised(installed, "NoneType")).domain, crate::verdict::FaultDomain::User);
+        assert_eq!(judged(&raised("/home/a/train.py", "Model")).class, Class::UserCode);
     }
 }

@@ -77,6 +77,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     votes.extend(of_repeated_xids(catalog, evidence));
     votes.extend(structure::votes(catalog, evidence));
     structure::demote_stopped_ranks(catalog, evidence, &mut votes);
+    structure::demote_followers(&mut votes);
     votes.extend(evidence.observations.iter().map(|observation| Vote {
         family: observation.family.clone(),
         id: observation.family.clone(),

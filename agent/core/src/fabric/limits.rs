@@ -23,6 +23,8 @@ settings! {
         slow_after: u32 = 3,
         /// How long after boot links may still be on their way up.
         boot_grace: Period = Period::seconds(300),
+        /// Links that all went down within this time point at the switch rather than at the host.
+        together: Period = Period::seconds(30),
     }
     sections {
         /// Errors that a working link may have before it is degraded. Errors alone never make a link unhealthy.

@@ -98,6 +98,17 @@ pub struct MemoryGroup {
     pub source: String,
     /// Limit and use, in bytes.
     pub usage: Reading<GroupUsage>,
+    /// What happened in it for lack of memory, where the kernel tells.
+    pub events: Option<GroupEvents>,
+}
+
+/// What the kernel counted of a control group since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupEvents {
+    /// Processes that it killed for lack of memory (`oom_kill`).
+    pub kills: u64,
+    /// How often the group came to its limit and had to give memory back (`max`; `memory.failcnt` in version 1).
+    pub at_limit: u64,
 }
 
 /// Limit and use of a control group's memory in bytes.

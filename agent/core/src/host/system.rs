@@ -15,11 +15,12 @@ mod services;
 use std::collections::BTreeMap;
 
 pub use limits::{
-    BootLimits, ClockLimits, MountLimits, ProcessLimits, ServiceLimits, SystemLimits, TableLimits,
+    BootLimits, ClockLimits, MountLimits, ProcessLimits, ServiceLimits, SpeedLimits, SystemLimits,
+    TableLimits,
 };
 pub use sample::{
-    Blocked, ClockReading, MemoryModule, Modules, MountReading, MountState, ProcessScan, Service, Services,
-    SystemSample, Tables, Usage,
+    Blocked, Capped, ClockReading, MemoryModule, Modules, MountReading, MountState, ProcessScan, Service,
+    Services, SwitchPorts, SystemSample, Tables, Usage,
 };
 
 use clock::ClockWatch;
@@ -116,7 +117,10 @@ impl SystemJudge {
         found.extend(hardware::judge_modules(sample).map(|it| ("host.modules", it)));
         let errors = self.hardware.judge_memory(self.limits.corrected_errors, at, sample);
         found.extend(errors.map(|it| ("host.memory_errors", it)));
-        found.extend(self.hardware.judge_speed(at, sample).map(|it| ("host.cpu_speed", it)));
+        let speed = self.hardware.judge_speed(&self.limits.speed, at, sample);
+        found.extend(speed.map(|it| ("host.cpu_speed", it)));
+        let switches = hardware::judge_switches(self.limits.redirecting_switches, sample);
+        found.extend(switches.map(|it| ("host.pcie_switches", it)));
         let shown = &mut self.shown;
         let components: Vec<Component> =
             found.into_iter().map(|(name, findings)| show(shown, name, at, findings)).collect();

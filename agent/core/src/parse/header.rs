@@ -21,11 +21,15 @@ pub(super) fn take_apart(line: &str) -> Record<'_> {
         let (at, message) = times(rfc5424(syslog).unwrap_or(""));
         return record(at.0, message);
     }
+    if let Some((by_kernel, message)) = of_talos(rest) {
+        return record(None, if by_kernel { message } else { "" });
+    }
     let ((at, stamped), rest) = times(decoded_facility(rest));
     let (again, message) = match of_kernel(rest) {
         Some(message) => times(message),
-        // What a daemon stamped and the kernel did not write is somebody else's. Only the driver begins so.
-        None if stamped && !rest.starts_with("NVRM: ") => ((None, false), ""),
+        // What a daemon stamped and the kernel did not write is somebody else's. Only the kernel adds its own clock, and
+        // only the driver begins so.
+        None if stamped && at.is_none() && !rest.starts_with("NVRM: ") => ((None, false), ""),
         None => ((None, false), rest),
     };
     record(at.or(again.0), repeated(message))
@@ -63,11 +67,31 @@ fn times(line: &str) -> ((Option<Mono>, bool), &str) {
             (at, rest) = (at.or(time), after);
         } else if let Some((after, by_daemon)) = date(rest) {
             (stamped, rest) = (stamped || by_daemon, after);
+        } else if let Some(after) = of_stream(rest).filter(|_| stamped) {
+            // What a container wrote is what its program read: it begins anew.
+            (stamped, rest) = (false, decoded_facility(after));
         } else {
             break;
         }
     }
     ((at, stamped), rest)
+}
+
+/// `10.0.0.7: kern: warning: [2026-11-21T03:04:05.123Z]: …`, as `talosctl dmesg` writes; without the host on the host
+/// itself. Returns whether the kernel wrote it, and what.
+fn of_talos(line: &str) -> Option<(bool, &str)> {
+    let (head, rest) = line.split_once(": [")?;
+    let (time, message) = rest.split_once("]: ")?;
+    let mut words = head.rsplit(':').map(str::trim);
+    let (level, facility) = (words.next()?, words.next()?);
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase());
+    (is_iso_date(time) && is_word(level) && is_word(facility)).then_some((facility == "kern", message))
+}
+
+/// `stderr F …`: a line of a container, as its runtime keeps it.
+fn of_stream(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("stdout ").or_else(|| line.strip_prefix("stderr "))?;
+    rest.strip_prefix("F ").or_else(|| rest.strip_prefix("P "))
 }
 
 /// `[   12.345678]`, `[12.345678 <    0.000012>]`, `[  +0.000012]`, `[Nov21 03:04]`, `[Tue Nov 21 03:04:05 2026]`,
@@ -227,12 +251,25 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_containers_and_of_hosts_without_a_daemon_are_read() {
+        let at = Some(12_345_678_000);
+        check("10.0.0.7: kern: warning: [2026-11-21T03:04:05.123456789Z]: ", None);
+        check("fd00::7: kern:     err: [2026-11-21T03:04:05.123456789Z]: ", None);
+        check("kern:  notice: [2026-11-21T03:04:05.123456789Z]: ", None);
+        check("2026-11-21T03:04:05.123456789Z stderr F ", None);
+        check("2026-11-21T03:04:05.123456789Z stdout F [   12.345678] ", at);
+        check("Nov 21 03:04:05 [   12.345678] ", at);
+    }
+
+    #[test]
     fn another_program_does_not_speak_for_the_kernel() {
         for prefix in [
             "Nov 21 03:04:05 gpu-17 python3[4711]: ",
             "Nov 21 03:04:05 gpu-17 dockerd[12]: level=error msg=kernel: ",
             "2026-11-21T03:04:05.123456+00:00 gpu-17 train: kernel: ",
             "Sat 2026-11-21 03:04:05 UTC gpu-17 slurmd[77]: ",
+            "10.0.0.7: user: warning: [2026-11-21T03:04:05.123456789Z]: ",
+            "2026-11-21T03:04:05Z stdout F Nov 21 03:04:05 gpu-17 python3[4711]: ",
             "<3>1 2026-11-21T03:04:05.123Z gpu-17 python 12 - - ",
         ] {
             let line = format!("{prefix}{MESSAGE}");

@@ -8,6 +8,8 @@ mod network;
 mod storage;
 mod system;
 
+pub(super) use system::group_of_kill;
+
 use crate::id::Pid;
 use crate::kernel::{KernelClass, KernelReport, LogPlace};
 

@@ -73,6 +73,21 @@ pub fn of_dmesg(line: &str) -> Option<String> {
     serde_json::from_str(value).ok()
 }
 
+/// What a line of JSON keeps that is no entry of the journal: a container's output as Docker writes it, or a line of the
+/// kernel as Talos sends it.
+pub fn of_container(line: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Line {
+        log: Option<String>,
+        stream: Option<String>,
+        msg: Option<String>,
+        facility: Option<String>,
+    }
+    let line: Line = line.trim_start().starts_with('{').then(|| serde_json::from_str(line).ok())??;
+    let of_docker = line.log.filter(|_| line.stream.is_some()).map(|log| log.trim_end().to_owned());
+    of_docker.or(line.msg.filter(|_| line.facility.as_deref() == Some("kern")))
+}
+
 fn text(value: Option<Value>) -> Option<String> {
     match value? {
         Value::String(text) => Some(text),
@@ -131,11 +146,21 @@ mod tests {
         assert_eq!(of_dmesg("         \"pri\": 6,"), None);
     }
 
+    #[test]
+    fn what_containers_and_talos_write_is_taken_out() {
+        let docker = r#"{"log":"[    5.1] NVRM: Xid\n","stream":"stderr","time":"2026-11-21T03:04:05Z"}"#;
+        assert_eq!(of_container(docker), Some("[    5.1] NVRM: Xid".into()));
+        let talos = r#"{"clock":5,"facility":"kern","msg":"NVRM: Xid","priority":"err","seq":7}"#;
+        assert_eq!(of_container(talos), Some("NVRM: Xid".into()));
+        assert_eq!(of_container(&talos.replace("kern", "user")), None);
+        assert_eq!(of_container(r#"{"log":"NVRM: Xid"}"#), None);
+    }
+
     proptest! {
         #[test]
         fn no_text_makes_it_fail(head in "(\\{\"MESSAGE\":|\"msg\":)?", tail in any::<String>()) {
             let line = format!("{head}{tail}");
-            let _ = (JournalEntry::parse(&line), of_dmesg(&line));
+            let _ = (JournalEntry::parse(&line), of_dmesg(&line), of_container(&line));
         }
     }
 }

@@ -39,7 +39,9 @@ fn is_key(text: &str) -> bool {
 
 fn from_kmsg(line: &str) -> Option<Record<'_>> {
     let (prefix, message) = line.split_once(';')?;
-    let mut fields = prefix.split(',');
+    let mut fields = prefix.split(',').peekable();
+    // netconsole may put the kernel's release first.
+    fields.next_if(|first| first.contains('.'));
     let priority: u32 = fields.next()?.parse().ok()?;
     let sequence: u64 = fields.next()?.parse().ok()?;
     let micros: u64 = fields.next()?.parse().ok()?;
@@ -93,6 +95,8 @@ mod tests {
         assert_eq!(record.message, "NVRM: Xid (PCI:0000:01:00): 79, off");
         // Facility and priority share a number; a user's line is facility 1.
         assert_eq!(Record::parse("12,7,9,-;hello").priority, Some(4));
+        let over_the_network = Record::parse("6.8.0-45-generic,4,1339,5140900123,-,ncfrag=0/9;hello");
+        assert_eq!((over_the_network.sequence, over_the_network.message), (Some(1339), "hello"));
     }
 
     #[test]

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::bucket::{Bucket, Rate};
 use super::journal::{self, JournalEntry};
 use super::kmsg::{Record, plain};
-use super::{host, nvidia};
+use super::{host, nvidia, sieve};
 use crate::entry::Fact;
 use crate::id::Pid;
 use crate::kernel::{KernelClass, KernelReport, LogPlace, Sxid, Xid};
 use crate::pci::PciAddress;
+use crate::settings;
+use crate::settings::Period;
 use crate::time::{Mono, Span};
 
 /// Kinds of lines that are counted apart, so that a storm of one does not hide another. Lines of one code that say
@@ -46,8 +48,16 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// The first lines of each kind, and then one now and then.
-const RATE: Rate = Rate { burst: 20, every: Span::seconds(10) };
+settings! {
+    /// What a storm of lines may cost.
+    pub struct LogLimits {
+        /// Lines of each kind that are looked at at once; the others are counted. At least 1.
+        burst: u32 = 20,
+        /// The time after which one more line of that kind is looked at.
+        every: Period = Period::seconds(10),
+    }
+    sections {}
+}
 
 /// Kinds that are remembered: far more than one host has GPUs times codes in a bad hour.
 const KINDS: usize = 1024;
@@ -67,30 +77,43 @@ const NEW_LINE: &str = "\\x0a";
 /// Reads a log on.
 #[derive(Clone, Debug, Default)]
 pub struct LogReader {
+    limits: LogLimits,
     buckets: BTreeMap<Kind, Bucket>,
     subjects: BTreeMap<KernelClass, BTreeSet<String>>,
     /// The process of the last kill: older and newer kernels tell it in two lines.
     last_kill: Option<Pid>,
+    /// The control group of which older kernels say, in a line of its own, that a process of it is to be killed.
+    group_of_kill: Option<String>,
     /// The GPU that a line named whose trouble stands in the lines behind it.
     preface: Option<String>,
     told: Mono,
 }
 
 impl LogReader {
+    /// A reader that has read nothing yet.
+    pub fn new(limits: LogLimits) -> LogReader {
+        LogReader { limits, ..LogReader::default() }
+    }
+
     /// Takes in one line of text, read at `now`, with the position behind it: of a kernel log that `dmesg`, syslog or
     /// `journalctl` wrote, in any of their forms.
     pub fn line(&mut self, now: Mono, line: &str, position: u64) -> Option<(Mono, Fact)> {
-        if Record::is_continuation(line) {
+        let wrapped = sieve::is_wrapped(line);
+        if (!wrapped && self.is_left_out(line)) || Record::is_continuation(line) {
             return None;
         }
         let line = plain(line);
         if let Some(entry) = JournalEntry::parse(&line) {
             return if entry.by_kernel { self.entry(now, &entry, position) } else { None };
         }
+        if let Some(message) = journal::of_container(&line) {
+            return self.read(now, &Record::parse(&plain(&message)), position);
+        }
         if let Some(message) = journal::of_dmesg(&line) {
             return self.read(now, &bare(&message, None), position);
         }
-        self.read(now, &Record::parse(&line), position)
+        let record = Record::parse(&line);
+        if wrapped { self.read(now, &record, position) } else { self.take_in(now, &record, position) }
     }
 
     /// Takes in one entry of the journal, read at `now`.
@@ -101,6 +124,23 @@ impl LogReader {
     /// Takes in one record, read at `now`, with the position behind it. Returns what it says, if that is a fact, and
     /// when it was written.
     pub fn read(&mut self, now: Mono, record: &Record<'_>, position: u64) -> Option<(Mono, Fact)> {
+        if self.is_left_out(record.message) { None } else { self.take_in(now, record, position) }
+    }
+
+    /// Whether nothing is to be found in the line.
+    fn is_left_out(&self, line: &str) -> bool {
+        if sieve::may_say_something(line) {
+            return false;
+        }
+        // In tests and under fuzzing it is proven; what is shipped relies on it.
+        debug_assert!(
+            self.clone().take_in(Mono(0), &Record::parse(line), 0).is_none(),
+            "a word is missing in the sieve: {line:?}"
+        );
+        true
+    }
+
+    fn take_in(&mut self, now: Mono, record: &Record<'_>, position: u64) -> Option<(Mono, Fact)> {
         // A clock of another boot, or of another host, must not put it into the future.
         let at = record.at.map_or(now, |at| at.min(now));
         let of_line = |message: &str| LogPlace { position, line: shortened(message) };
@@ -115,24 +155,40 @@ impl LogReader {
 
     fn fact(&mut self, now: Mono, message: &str, place: &dyn Fn(&str) -> LogPlace) -> Option<Fact> {
         if let Some(mut xid) = nvidia::xid(message) {
-            xid.place = place(message);
-            return self.passes(Kind::of_xid(&xid), None, now).then_some(Fact::Xid(xid));
+            let passes = self.passes(Kind::of_xid(&xid), None, now);
+            return passes.then(|| {
+                xid.place = place(message);
+                Fact::Xid(xid)
+            });
         }
         if let Some(mut sxid) = nvidia::sxid(message) {
-            sxid.place = place(message);
-            return self.passes(Kind::of_sxid(&sxid), None, now).then_some(Fact::Sxid(sxid));
+            let passes = self.passes(Kind::of_sxid(&sxid), None, now);
+            return passes.then(|| {
+                sxid.place = place(message);
+                Fact::Sxid(sxid)
+            });
+        }
+        if let Some(group) = host::group_of_kill(message) {
+            self.group_of_kill = Some(shortened(group));
+            return None;
         }
         let mut report = self.of_driver(message).or_else(|| host::report(message))?;
         if report.class == KernelClass::OutOfMemory {
+            let group = self.group_of_kill.take();
+            if message.starts_with("Memory cgroup") {
+                report.cgroup = report.cgroup.or(group);
+            }
             let again = report.pid.is_some() && report.pid == self.last_kill;
             self.last_kill = if again { None } else { report.pid };
             if again {
                 return None;
             }
         }
-        report.place = place(message);
-        let kind = Kind::Host(report.class);
-        self.passes(kind, report.subject.as_deref(), now).then_some(Fact::KernelReport(report))
+        let passes = self.passes(Kind::Host(report.class), report.subject.as_deref(), now);
+        passes.then(|| {
+            report.place = place(message);
+            Fact::KernelReport(report)
+        })
     }
 
     /// What the driver says beside its XIDs; some of it takes three lines, of which only the first names the GPU.
@@ -164,6 +220,7 @@ impl LogReader {
     }
 
     fn passes(&mut self, kind: Kind, subject: Option<&str>, now: Mono) -> bool {
+        let rate = Rate { burst: self.limits.burst.max(1), every: self.limits.every.0 };
         if let (Kind::Host(class), Some(subject)) = (&kind, subject) {
             let known = self.subjects.entry(*class).or_default();
             if known.len() < SUBJECTS && !known.contains(subject) {
@@ -172,13 +229,13 @@ impl LogReader {
             }
         }
         if let Some(bucket) = self.buckets.get_mut(&kind) {
-            return bucket.pass(RATE, now);
+            return bucket.pass(rate, now);
         }
         // A log that makes up kinds is no reason to grow without end, nor to lose a real one.
         if self.buckets.len() >= KINDS {
             self.buckets.pop_first();
         }
-        self.buckets.entry(kind).or_insert_with(|| Bucket::new(RATE, now)).pass(RATE, now)
+        self.buckets.entry(kind).or_insert_with(|| Bucket::new(rate, now)).pass(rate, now)
     }
 }
 

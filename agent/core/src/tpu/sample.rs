@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::driver::DriverReport;
 use crate::id::Pid;
 use crate::pci::PciAddress;
 
@@ -14,6 +15,8 @@ pub struct TpuSample {
     pub services: Vec<Service>,
     /// Stall summaries that libtpu has written since the last look.
     pub stalls: Vec<Stall>,
+    /// What the driver has written into its logs since the last look that matters.
+    pub driver: Vec<DriverReport>,
 }
 
 /// A file in which libtpu wrote down where its cores stood when it found that they stall.
@@ -123,6 +126,8 @@ pub struct Runtime {
     pub idle_seconds: BTreeMap<i64, f64>,
     /// Share of the memory's bandwidth that is in use, in percent.
     pub hbm_bandwidth: BTreeMap<i64, f64>,
+    /// How many metrics it has; none from a libtpu that does not list them.
+    pub supported: Option<usize>,
     /// Where the cores stand; none if this libtpu does not tell.
     pub cores: Option<Vec<CoreState>>,
 }

@@ -1,5 +1,6 @@
 //! What is said of TPUs, and which reading belongs to which chip.
 
+use super::driver::DriverReport;
 use super::outlier::{Outlier, outliers};
 use super::sample::{Answer, Chip, CoreState, Holder, Holders, Runtime, Service, Stall};
 use crate::entry::Fact;
@@ -19,6 +20,9 @@ impl Answer {
 
     fn words(&self) -> String {
         match self {
+            Answer::Told(Runtime { supported: Some(metrics), .. }) => {
+                format!("it answers; {metrics} metrics")
+            }
             Answer::Told(_) => "it answers".to_owned(),
             Answer::Refused => "nothing listens there".to_owned(),
             Answer::Silent => "no answer within the deadline".to_owned(),
@@ -230,6 +234,17 @@ pub(super) fn outlier_event(outlier: &Outlier, still: Span) -> Fact {
         weight: Weight::Error,
         detail,
         values,
+    })
+}
+
+/// The driver wrote down what is wrong.
+pub(super) fn driver_event(report: &DriverReport) -> Fact {
+    Fact::Observed(Observation {
+        component: "tpu.runtime".to_owned(),
+        event: "driver_log".to_owned(),
+        weight: Weight::Error,
+        detail: format!("libtpu's driver: {}", report.message),
+        values: [("trouble".to_owned(), report.trouble.name().to_owned())].into(),
     })
 }
 

@@ -93,8 +93,8 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
     }
     let _ = writeln!(
         out,
-        "\n{:<18}{:>6} {:>8} {:>8} {:>8} {:>8} {:>10}",
-        "", "cases", "domain", "class", "restart", "named", "root line"
+        "\n{:<18}{:>6} {:>8} {:>8} {:>8} {:>8} {:>10} {:>13}",
+        "", "cases", "domain", "class", "restart", "named", "root line", "line or rank"
     );
     share(&mut out, "all", &summary.all);
     share(&mut out, "headline", &summary.headline);
@@ -121,6 +121,15 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
             bin.right * 100.0
         );
     }
+    let _ = writeln!(out, "named only from a confidence on:");
+    for threshold in summary.calibration.thresholds.iter().filter(|of| of.named > 0) {
+        let share = 100.0 * f64::from(threshold.right) / f64::from(threshold.named);
+        let _ = writeln!(
+            out,
+            "  {:.2}: {:>3} named, {share:>3.0} % of them right",
+            threshold.at, threshold.named
+        );
+    }
     let _ = writeln!(
         out,
         "user's failures called hardware: {}; told not to restart where a restart was right: {}",
@@ -132,7 +141,13 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
 fn share(out: &mut String, name: &str, of: &Share) {
     let _ = writeln!(
         out,
-        "{name:<18}{:>6} {:>8} {:>8} {:>8} {:>8} {:>7}/{}",
-        of.cases, of.domain, of.class, of.restart, of.committed, of.root_first, of.with_root
+        "{name:<18}{:>6} {:>8} {:>8} {:>8} {:>8} {:>10} {:>13}",
+        of.cases,
+        of.domain,
+        of.class,
+        of.restart,
+        of.committed,
+        format!("{}/{}", of.root_first, of.with_root),
+        format!("{}/{}", of.place, of.with_place)
     );
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::host::{GroupUsage, MemoryGroup, Reading};
+use mainstay_core::host::{GroupEvents, GroupUsage, MemoryGroup, Reading};
 use mainstay_core::id::Pid;
 
 use super::proc::read;
@@ -13,14 +13,26 @@ struct Files {
     limit: &'static str,
     usage: &'static str,
     droppable: &'static str,
+    /// Where kills are counted, and by which word.
+    kills: (&'static str, &'static str),
+    /// Where it is counted how often the limit was reached, and by which word; the whole file is the number without one.
+    at_limit: (&'static str, &'static str),
 }
 
 const VERSION_1: Files = Files {
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
     droppable: "total_inactive_file ",
+    kills: ("memory.oom_control", "oom_kill "),
+    at_limit: ("memory.failcnt", ""),
 };
-const VERSION_2: Files = Files { limit: "memory.max", usage: "memory.current", droppable: "inactive_file " };
+const VERSION_2: Files = Files {
+    limit: "memory.max",
+    usage: "memory.current",
+    droppable: "inactive_file ",
+    kills: ("memory.events", "oom_kill "),
+    at_limit: ("memory.events", "max "),
+};
 
 /// The groups that limit us or these processes below what the host has. No limit, no group.
 pub(super) fn groups(
@@ -44,7 +56,7 @@ pub(super) fn groups(
             Ok(used) => Reading::Value(GroupUsage { limit, used }),
             Err(why) => Reading::NotAvailable(why),
         };
-        groups.push(MemoryGroup { source: dir.display().to_string(), usage });
+        groups.push(MemoryGroup { source: dir.display().to_string(), usage, events: events(&dir, &files) });
     }
     groups
 }
@@ -77,6 +89,15 @@ fn tightest(mount: &Path, path: &Path, files: &Files) -> Option<(PathBuf, u64)> 
             Some((dir, limit))
         })
         .min_by_key(|(_, limit)| *limit)
+}
+
+/// What happened in the group; none where the kernel does not tell (before 4.13, or the root).
+fn events(dir: &Path, files: &Files) -> Option<GroupEvents> {
+    let count = |(file, word): (&str, &str)| -> Option<u64> {
+        let text = read(&dir.join(file)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix(word))?.trim().parse().ok()
+    };
+    Some(GroupEvents { kills: count(files.kills)?, at_limit: count(files.at_limit)? })
 }
 
 /// Bytes in use, without page cache that the kernel would drop first.

@@ -97,6 +97,8 @@ impl SystemSource {
             memory: self.hardware.memory.clone(),
             throttled: self.hardware.throttled(),
             governors: self.hardware.governors.clone(),
+            capped: self.hardware.capped,
+            switch_ports: self.hardware.switch_ports.clone(),
         }
     }
 }

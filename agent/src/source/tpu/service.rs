@@ -1,6 +1,6 @@
 //! libtpu's metrics service, and how its words become ours.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::io;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use mainstay_proto::libtpu::tpu::monitoring::runtime::attr_value::Attr;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::metric::Measure;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::runtime_metric_service_client::RuntimeMetricServiceClient;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::{
-    GetTpuRuntimeStatusRequest, Metric, MetricRequest, counter, gauge,
+    GetTpuRuntimeStatusRequest, ListSupportedMetricsRequest, Metric, MetricRequest, counter, gauge,
 };
 use mainstay_proto::libtpu::tpu_telemetry::CurrentCoreStateSummary;
 use tonic::transport::{Channel, Endpoint};
@@ -57,7 +57,12 @@ async fn talk(question: &Question) -> Result<Runtime, Answer> {
     })?;
     let mut client = RuntimeMetricServiceClient::new(channel);
     let cores = cores(&mut client, &question.before).await?;
-    let mut metrics = Metrics { client, own: question.own, known: false };
+    let supported = supported(&mut client).await?;
+    let known = supported.is_some();
+    let count = supported.as_ref().map(BTreeSet::len).filter(|count| *count > 0);
+    // A list that knows nothing of what every version has is no list of what can be asked for.
+    let supported = supported.filter(|names| names.contains(HBM_USED) || names.contains(DUTY_CYCLE));
+    let mut metrics = Metrics { client, own: question.own, known, supported };
     let whole = |value: f64| if value >= 0.0 { value as u64 } else { 0 };
     let bytes =
         |values: BTreeMap<i64, f64>| values.into_iter().map(|(of, value)| (of, whole(value))).collect();
@@ -67,6 +72,7 @@ async fn talk(question: &Question) -> Result<Runtime, Answer> {
         duty_cycle: metrics.get(DUTY_CYCLE).await?,
         idle_seconds: metrics.get(IDLE).await?,
         hbm_bandwidth: metrics.get(BANDWIDTH).await?,
+        supported: count,
         cores,
     };
     if runtime.cores.is_none() && !metrics.known {
@@ -89,6 +95,18 @@ async fn cores(client: &mut Client, before: &[CoreState]) -> Result<Option<Vec<C
     status(client, true).await
 }
 
+/// The metrics that it has; none from a libtpu that does not list them.
+async fn supported(client: &mut Client) -> Result<Option<BTreeSet<String>>, Answer> {
+    match client.list_supported_metrics(ListSupportedMetricsRequest::default()).await {
+        Ok(answer) => {
+            let metrics = answer.into_inner().supported_metric.into_iter().take(MOST_CORES);
+            Ok(Some(metrics.map(|metric| metric.metric_name).collect()))
+        }
+        Err(status) if status.code() == Code::Unimplemented => Ok(None),
+        Err(status) => Err(improper(&status)),
+    }
+}
+
 async fn status(client: &mut Client, include_hlo_info: bool) -> Result<Option<Vec<CoreState>>, Answer> {
     match client.get_tpu_runtime_status(GetTpuRuntimeStatusRequest { include_hlo_info }).await {
         Ok(answer) => Ok(Some(core_states(answer.into_inner().core_states))),
@@ -102,11 +120,16 @@ struct Metrics {
     own: bool,
     /// Whether the service itself is there, whatever metrics it has.
     known: bool,
+    /// The metrics that it lists: no others are asked for.
+    supported: Option<BTreeSet<String>>,
 }
 
 impl Metrics {
     /// A metric by core or chip; nothing if this libtpu does not have it.
     async fn get(&mut self, name: &str) -> Result<BTreeMap<i64, f64>, Answer> {
+        if self.supported.as_ref().is_some_and(|supported| !supported.contains(name)) {
+            return Ok(BTreeMap::new());
+        }
         let request = MetricRequest { metric_name: name.to_owned(), skip_node_aggregation: self.own };
         let metrics = match self.client.get_runtime_metric(request).await {
             Ok(answer) => answer.into_inner().metric.unwrap_or_default().metrics,

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::sample::SystemSample;
+use super::SpeedLimits;
+use super::sample::{Capped, SystemSample};
 use crate::counter::Counter;
 use crate::health::{HealthState, RecommendedAction};
 use crate::host::Reading;
@@ -12,8 +13,8 @@ use crate::time::{Mono, Span};
 const HOUR: Span = Span::seconds(3600);
 const MINUTE: u64 = 60_000_000_000;
 
-/// Minutes of the last ten in which CPUs were throttled before they are degraded.
-const HOT_MINUTES: usize = 6;
+/// What throttling is counted in: the last so many minutes.
+const OF_MINUTES: u64 = 10;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct HardwareWatch {
@@ -66,8 +67,13 @@ impl HardwareWatch {
     }
 
     /// CPUs that are too hot, by the minutes in which they were.
-    pub(super) fn judge_speed(&mut self, at: Mono, sample: &SystemSample) -> Option<Findings> {
-        if sample.throttled.is_empty() && sample.governors.is_empty() {
+    pub(super) fn judge_speed(
+        &mut self,
+        limits: &SpeedLimits,
+        at: Mono,
+        sample: &SystemSample,
+    ) -> Option<Findings> {
+        if sample.throttled.is_empty() && sample.governors.is_empty() && sample.capped.is_none() {
             return None;
         }
         let mut findings = Findings::default();
@@ -78,15 +84,19 @@ impl HardwareWatch {
             if grown > 0 && hot.back() != Some(&now) {
                 hot.push_back(now);
             }
-            while hot.front().is_some_and(|minute| now.saturating_sub(*minute) >= 10) {
+            while hot.front().is_some_and(|minute| now.saturating_sub(*minute) >= OF_MINUTES) {
                 hot.pop_front();
             }
             let minutes = hot.len();
             if minutes > 0 {
                 let told = format!("{count} times since boot, in {minutes} of the last 10 min");
-                findings.evidence(&format!("{package} throttled"), told, Some(format!("{HOT_MINUTES} min")));
+                findings.evidence(
+                    &format!("{package} throttled"),
+                    told,
+                    Some(format!("{} min", limits.hot_minutes)),
+                );
             }
-            if minutes >= HOT_MINUTES {
+            if minutes as u64 >= limits.hot_minutes.max(1) {
                 findings.problem(
                     HealthState::Degraded,
                     format!("{package} was slowed down for heat in {minutes} of the last 10 min"),
@@ -95,6 +105,7 @@ impl HardwareWatch {
             }
         }
         findings.summary("no CPU was slowed down for heat lately".to_owned());
+        judge_capped(limits, sample, &mut findings);
         if !sample.governors.is_empty() {
             let told: Vec<String> = sample
                 .governors
@@ -105,6 +116,59 @@ impl HardwareWatch {
         }
         Some(findings)
     }
+}
+
+/// CPUs that may not run as fast as they can, or not by the governor that the operator wants.
+fn judge_capped(limits: &SpeedLimits, sample: &SystemSample, findings: &mut Findings) {
+    if let Some(Capped { cpus, least, at_least }) = sample.capped {
+        let limit = limits.least_share.0;
+        findings.evidence(
+            "cpufreq",
+            format!("{at_least} of {cpus} CPUs may run at {least:.0} % of their best"),
+            Some(format!("{limit} %")),
+        );
+        if least < limit {
+            findings.problem(
+                HealthState::Degraded,
+                format!("{at_least} of {cpus} CPUs may run at {least:.0} % of their highest frequency only (limit {limit} %)"),
+                RecommendedAction::ContactSupport,
+            );
+        }
+    }
+    let others: Vec<&str> =
+        sample.governors.keys().map(String::as_str).filter(|governor| *governor != limits.governor).collect();
+    if !limits.governor.is_empty() && !others.is_empty() {
+        findings.problem(
+            HealthState::Degraded,
+            format!("CPUs run by the governor {}, not by {}", others.join(", "), limits.governor),
+            RecommendedAction::None,
+        );
+    }
+}
+
+/// Switches that send what their devices send each other up to the CPU and down again.
+pub(super) fn judge_switches(wanted: bool, sample: &SystemSample) -> Option<Findings> {
+    let ports = sample.switch_ports.as_ref()?;
+    let mut findings = Findings::default();
+    let first: Vec<&str> = ports.redirecting.iter().take(4).map(String::as_str).collect();
+    if let [_, ..] = first.as_slice() {
+        let told =
+            format!("{} of {} ports redirect: {}", ports.redirecting.len(), ports.read, first.join(", "));
+        findings.evidence("access control services of PCIe switches", told, None);
+        let reason = format!(
+            "{} of {} ports of PCIe switches above GPUs redirect (ACS): GPUs and network cards of one switch reach each \
+             other by way of the CPU",
+            ports.redirecting.len(),
+            ports.read
+        );
+        if wanted {
+            findings.problem(HealthState::Degraded, reason, RecommendedAction::None);
+        } else {
+            findings.note(reason);
+        }
+    }
+    findings.summary(format!("{} ports of PCIe switches lead to GPUs", ports.read));
+    Some(findings)
 }
 
 /// Modules by which GPUs and network cards reach each other's memory.
@@ -120,7 +184,7 @@ pub(super) fn judge_modules(sample: &SystemSample) -> Option<Findings> {
     };
     let loaded: BTreeSet<&str> = modules.loaded.iter().map(String::as_str).collect();
     let needed = modules.gpus > 0 && modules.rdma && loaded.contains("nvidia");
-    if !needed && modules.lacking.is_empty() {
+    if !needed && modules.lacking.is_empty() && modules.without_verbs.is_empty() {
         return None;
     }
     findings.evidence("/proc/modules", modules.loaded.join(", "), None);
@@ -128,6 +192,16 @@ pub(super) fn judge_modules(sample: &SystemSample) -> Option<Findings> {
         findings.problem(
             HealthState::Degraded,
             format!("the kernel module {name} is not loaded, though host.system.modules names it"),
+            RecommendedAction::RebootNode,
+        );
+    }
+    if let Some(first) = modules.without_verbs.first() {
+        findings.problem(
+            HealthState::Degraded,
+            format!(
+                "{} RDMA devices have no verbs device, {first} for one: no program can use them (ib_uverbs)",
+                modules.without_verbs.len()
+            ),
             RecommendedAction::RebootNode,
         );
     }

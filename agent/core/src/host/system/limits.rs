@@ -8,6 +8,9 @@ settings! {
     pub struct SystemLimits {
         /// Memory errors that were corrected on one module within an hour from which host.memory_errors is degraded.
         corrected_errors: u64 = 1000,
+        /// Whether host.pcie_switches is degraded where switches send traffic between GPUs and network cards by way of the
+        /// CPU (ACS). Hosts of virtual machines need it so.
+        redirecting_switches: bool = true,
     }
     sections {
         /// The component host.processes.
@@ -22,6 +25,8 @@ settings! {
         mounts: MountLimits,
         /// The component host.services.
         services: ServiceLimits,
+        /// The component host.cpu_speed.
+        speed: SpeedLimits,
     }
 }
 
@@ -87,6 +92,19 @@ settings! {
         deadline: Period = Period::seconds(20),
         /// Answers in a row after which it is believed again.
         recover_after: u32 = 2,
+    }
+    sections {}
+}
+
+settings! {
+    /// When CPUs are too slow.
+    pub struct SpeedLimits {
+        /// Minutes of the last ten in which a CPU package was throttled for heat from which host.cpu_speed is degraded.
+        hot_minutes: u64 = 6,
+        /// Share of its highest frequency that each CPU must be allowed to run at.
+        least_share: Percent = Percent(50.0),
+        /// The frequency governor that all CPUs must have, like "performance". Empty: any.
+        governor: String = String::new(),
     }
     sections {}
 }

@@ -32,6 +32,30 @@ pub struct SystemSample {
     pub throttled: BTreeMap<String, u64>,
     /// CPUs by their frequency governor.
     pub governors: BTreeMap<String, u32>,
+    /// CPUs that may not run as fast as they can, where the kernel sets their frequency.
+    pub capped: Option<Capped>,
+    /// Ports of PCIe switches above GPUs, where there are any and they can be read.
+    pub switch_ports: Option<SwitchPorts>,
+}
+
+/// How fast the CPUs may run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Capped {
+    /// CPUs whose frequency is known.
+    pub cpus: u32,
+    /// The least share of its highest frequency that one of them may run at, in percent.
+    pub least: f64,
+    /// How many may run at no more than that.
+    pub at_least: u32,
+}
+
+/// Ports of PCIe switches that lead to GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SwitchPorts {
+    /// How many were read.
+    pub read: u32,
+    /// Those that send traffic between the devices of a switch up to the root, by address.
+    pub redirecting: Vec<String>,
 }
 
 /// How full a table is.
@@ -161,6 +185,8 @@ pub struct Modules {
     pub lacking: Vec<String>,
     /// There is InfiniBand or RoCE.
     pub rdma: bool,
+    /// RDMA devices that programs cannot open, since they have no verbs device.
+    pub without_verbs: Vec<String>,
     /// GPUs of NVIDIA on the PCI bus.
     pub gpus: u32,
     /// The driver and the kernel can share GPU memory with cards by themselves (DMA-BUF).

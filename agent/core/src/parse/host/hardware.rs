@@ -2,10 +2,11 @@
 
 use super::{about, between, contains_any, of_device, starts_with_any, word_after};
 use crate::kernel::{KernelClass, KernelReport};
+use crate::pci::PciAddress;
 
 use KernelClass::{
-    AerCorrected, AerNonFatal, AerUncorrected, CpuThrottled, CriticalTemperature, MachineCheck,
-    MachineCheckCorrected, PcieSlotDown, PcieSlotUp,
+    AerCorrected, AerNonFatal, AerUncorrected, CpuThrottled, CriticalTemperature, GpuOffBus, MachineCheck,
+    MachineCheckCorrected, NetworkCard, NvmeLost, PcieSlotDown, PcieSlotUp,
 };
 
 pub(super) fn report(message: &str) -> Option<KernelReport> {
@@ -17,7 +18,10 @@ pub(super) fn report(message: &str) -> Option<KernelReport> {
 /// PCIe's error reporting and hot plugging: `pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: …`,
 /// `nvidia 0000:01:00.0: PCIe Bus Error: severity=Corrected, …`, `pcieport …: pciehp: Slot(3): Link Down`.
 fn pcie(message: &str) -> Option<KernelReport> {
-    let (_, reporter, text) = of_device(message)?;
+    let (driver, reporter, text) = of_device(message)?;
+    if is_gone(text) {
+        return Some(gone(driver, reporter));
+    }
     if let Some(slot) = text.strip_prefix("pciehp: Slot(") {
         let (_, what) = slot.split_once("): ")?;
         let class = match what {
@@ -47,6 +51,25 @@ fn pcie(message: &str) -> Option<KernelReport> {
     let behind =
         behind.and_then(|(_, device)| device.split_whitespace().next()).filter(|word| word.contains(':'));
     Some(about(class, behind.or(Some(reporter))))
+}
+
+/// `nvidia 0000:3b:00.0: Unable to change power state from D3cold to D0, device inaccessible`,
+/// `vfio-pci 0000:3b:00.0: not ready 65535ms after bus reset; giving up`: all that is read of the device is ones.
+fn is_gone(text: &str) -> bool {
+    let asleep = contains_any(text, &["nable to change power state from", "can't change power state from"])
+        && contains_any(text, &["device inaccessible", "config space inaccessible"]);
+    asleep || (text.starts_with("not ready ") && text.ends_with("; giving up"))
+}
+
+fn gone(driver: &str, device: &str) -> KernelReport {
+    let class = match driver {
+        "nvidia" => GpuOffBus,
+        "nvme" => NvmeLost,
+        "mlx5_core" | "mlx4_core" | "bnxt_en" | "ice" => NetworkCard,
+        _ => AerUncorrected,
+    };
+    let gpu = PciAddress::parse(device).filter(|_| class == GpuOffBus).map(|gpu| gpu.to_string());
+    about(class, Some(gpu.as_deref().unwrap_or(device)))
 }
 
 /// `CPU3: Package temperature above threshold, cpu clock throttled (total events = 7)`.
@@ -107,13 +130,19 @@ fn machine_check(message: &str) -> Option<KernelReport> {
         return Some(about(MachineCheckCorrected, None));
     }
     // What was found by looking and not by an exception was corrected, or is left of the boot before.
-    if what.starts_with("CPU ") && what.contains(": Machine Check: 0 Bank ") {
+    let polled = contains_any(what, &[": Machine Check: 0 Bank ", ": Machine Check Exception: 0 Bank "]);
+    if what.starts_with("CPU ") && polled {
         return Some(about(MachineCheckCorrected, between(what, "CPU ", ":")));
     }
     let uncorrected = what.contains("Machine Check Exception")
         || starts_with_any(
             what,
-            &["Uncorrected", "Deferred error", "Machine check: Processor context corrupt"],
+            &[
+                "Uncorrected",
+                "System Fatal error",
+                "Deferred error",
+                "Machine check: Processor context corrupt",
+            ],
         );
     uncorrected.then(|| about(MachineCheck, between(what, "CPU ", ":")))
 }

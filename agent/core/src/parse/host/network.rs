@@ -26,7 +26,6 @@ fn mellanox(text: &str) -> Option<KernelClass> {
         "health compromised",
         "unrecoverable",
         "Will cause a leak of a command resource",
-        "assert_var[0]",
         "Fatal error",
         "fatal sensor",
         "firmware internal error",
@@ -37,6 +36,7 @@ fn mellanox(text: &str) -> Option<KernelClass> {
         "health recovery flow aborted",
         "recovery failed",
         "mlx5_init_one failed",
+        "mlx5_load_one failed",
         "probe_one failed",
         "pci_err_detected",
     ];

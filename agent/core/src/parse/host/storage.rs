@@ -1,6 +1,6 @@
 //! Disks and file systems, near and over the network.
 
-use super::{about, between, contains_any, starts_with_any};
+use super::{about, between, contains_any, of_device, starts_with_any};
 use crate::kernel::{KernelClass, KernelReport};
 
 use KernelClass::{
@@ -8,8 +8,8 @@ use KernelClass::{
 };
 
 pub(super) fn report(message: &str) -> Option<KernelReport> {
-    const READERS: [fn(&str) -> Option<KernelReport>; 6] =
-        [nvme, ext4, xfs, other_file_systems, disk, server];
+    const READERS: [fn(&str) -> Option<KernelReport>; 7] =
+        [nvme, ext4, xfs, other_file_systems, disk, controller, server];
     READERS.iter().find_map(|reader| reader(message))
 }
 
@@ -43,6 +43,18 @@ fn ext4(message: &str) -> Option<KernelReport> {
     if let Some(journal) = journal {
         return Some(about(FileSystemError, Some(journal.trim_end_matches('.').rsplit_once('-')?.0)));
     }
+    if let Some(journal) = between(message, "JBD2: Error ", ".") {
+        let (_, journal) = journal.split_once("journal superblock for ")?;
+        return Some(about(FileSystemError, Some(journal.rsplit_once('-')?.0)));
+    }
+    if let Some((device, what)) = message.strip_prefix("EXT4-fs (").and_then(|rest| rest.split_once("): ")) {
+        if what.starts_with("This should not happen") {
+            return Some(about(FileSystemError, Some(device)));
+        }
+        if what.starts_with("I/O error while writing superblock") {
+            return Some(about(DiskError, Some(device)));
+        }
+    }
     let of_a_file_system = starts_with_any(message, &["EXT", "FAT-fs", "F2FS-fs", "JFS", "NILFS"]);
     let protected = || message.to_ascii_lowercase().contains("remounting filesystem read-only");
     (of_a_file_system && protected()).then(|| about(RemountedReadOnly, between(message, "(", ")")))
@@ -52,10 +64,19 @@ fn xfs(message: &str) -> Option<KernelReport> {
     let (device, what) = message.strip_prefix("XFS (")?.split_once("): ")?;
     let what = what.to_ascii_lowercase();
     // A file system that XFS shut down can no more be written than one that EXT4 made read-only.
-    if contains_any(&what, &["shut down", "shutting down"]) {
+    if contains_any(&what, &["shut down", "shutting down", "xfs_log_force: error"]) {
         return Some(about(RemountedReadOnly, Some(device)));
     }
-    const DAMAGED: [&str; 4] = ["corrupt", "log i/o error", "metadata i/o error", "writeback error"];
+    const DAMAGED: [&str; 8] = [
+        "corrupt",
+        "log i/o error",
+        "metadata i/o error",
+        "writeback error",
+        "crc error detected",
+        "internal error ",
+        "log mount failed",
+        "log mount/recovery failed",
+    ];
     contains_any(&what, &DAMAGED).then(|| about(FileSystemError, Some(device)))
 }
 
@@ -85,8 +106,14 @@ fn disk(message: &str) -> Option<KernelReport> {
     }
     const BEGINNINGS: [&str; 4] = ["blk_update_request: ", "print_req_error: ", "end_request: ", "Buffer "];
     let text = BEGINNINGS.iter().find_map(|beginning| message.strip_prefix(beginning)).unwrap_or(message);
-    const ERRORS: [&str; 5] = [
+    if let Some(rest) = message.strip_prefix("sd ").filter(|rest| rest.contains("rejecting I/O to ")) {
+        let offline = contains_any(rest, &["to offline device", "to dead device"]);
+        let disk = between(rest, "[", "]").or_else(|| rest.split(": ").next());
+        return offline.then(|| about(DiskError, disk));
+    }
+    const ERRORS: [&str; 6] = [
         "I/O error",
+        "device offline error",
         "critical medium error",
         "protection error",
         "critical space allocation error",
@@ -103,6 +130,18 @@ fn disk(message: &str) -> Option<KernelReport> {
     // Asking an old disk to forget blocks is refused by many, and no data are lost.
     let only_asked = contains_any(rest, &["(DISCARD)", "(WRITE_ZEROES)"]);
     (!none_of_ours && !only_asked).then(|| about(DiskError, Some(device)))
+}
+
+/// A controller of many disks: `megaraid_sas 0000:65:00.0: 5013 (682172338s/0x0001/FATAL) - VD 01/1 is now OFFLINE`,
+/// `megaraid_sas 0000:65:00.0: FW in FAULT state!!`, `mpt3sas_cm0: fault_state(0x2622)!`.
+fn controller(message: &str) -> Option<KernelReport> {
+    if let Some((of, _)) = message.split_once(": fault_state(").filter(|(of, _)| of.starts_with("mpt")) {
+        return Some(about(DiskError, Some(of)));
+    }
+    let (_, device, text) = of_device(message).filter(|(driver, ..)| *driver == "megaraid_sas")?;
+    let failed = text.contains("FW in FAULT state")
+        || (text.contains(" - ") && contains_any(text, &["/CRIT)", "/FATAL)", "/DEAD)"]));
+    failed.then(|| about(DiskError, Some(device)))
 }
 
 /// `nfs: server filer1 not responding, still trying`, and its like of Lustre, CIFS and Ceph; and that it is back.
@@ -140,6 +179,8 @@ fn server(message: &str) -> Option<KernelReport> {
         return target.map(|target| about(NetworkStorage, Some(target)));
     }
     let rest = message.strip_prefix("ceph: ")?;
+    // Newer kernels say of which file system.
+    let rest = rest.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map_or(rest, |(_, rest)| rest);
     let (server, what) = rest.split_once(' ')?;
     let class = match what {
         "hung" => NetworkStorage,

@@ -38,6 +38,12 @@ fn out_of_memory(message: &str) -> Option<KernelReport> {
     Some(KernelReport { pid: pid(number), process, ..about(OutOfMemory, None) })
 }
 
+/// `Task in /job/rank0 killed as a result of limit of /job`, before the line of the kill, in kernels before 5.0.
+pub(in crate::parse) fn group_of_kill(message: &str) -> Option<&str> {
+    let (group, _) = message.strip_prefix("Task in ")?.split_once(" killed as a result of limit of ")?;
+    Some(group)
+}
+
 /// `INFO: task python:1 blocked for more than 120 seconds.` and
 /// `watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:1]`.
 fn stuck(message: &str) -> Option<KernelReport> {
@@ -79,7 +85,7 @@ fn stuck(message: &str) -> Option<KernelReport> {
 }
 
 fn kernel_bug(message: &str) -> Option<KernelReport> {
-    const BEGINNINGS: [&str; 20] = [
+    const BEGINNINGS: [&str; 21] = [
         "BUG: unable to handle ",
         "BUG: kernel NULL pointer dereference",
         "BUG: Bad page ",
@@ -99,6 +105,7 @@ fn kernel_bug(message: &str) -> Option<KernelReport> {
         "traps: PANIC: ",
         "PANIC: double fault",
         "list_del corruption",
+        "list_add corruption",
         "Kernel panic - not syncing",
     ];
     starts_with_any(message, &BEGINNINGS).then(|| about(KernelBug, None))

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::host::{MemoryModule, Modules, Reading};
+use mainstay_core::host::{Capped, MemoryModule, Modules, Reading, SwitchPorts};
+use mainstay_core::parse::pci_config;
 
 /// Modules that are looked for where there are GPUs.
 const OF_INTEREST: [&str; 4] = ["nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv"];
@@ -16,6 +17,8 @@ const NVIDIA: &str = "0x10de";
 pub(super) struct Hardware {
     pub(super) memory: Vec<MemoryModule>,
     pub(super) governors: BTreeMap<String, u32>,
+    pub(super) capped: Option<Capped>,
+    pub(super) switch_ports: Option<SwitchPorts>,
     packages: BTreeMap<String, PathBuf>,
 }
 
@@ -23,6 +26,8 @@ impl Hardware {
     pub(super) fn read(&mut self, sys: &Path) {
         self.memory = memory(&sys.join("devices/system/edac/mc"));
         (self.packages, self.governors) = cpus(&sys.join("devices/system/cpu"));
+        self.capped = capped(&sys.join("devices/system/cpu"));
+        self.switch_ports = switch_ports(&sys.join("bus/pci/devices"));
     }
 
     /// How often each package was throttled.
@@ -81,6 +86,60 @@ fn cpus(cpus: &Path) -> (BTreeMap<String, PathBuf>, BTreeMap<String, u32>) {
     (packages, governors)
 }
 
+/// How fast the CPUs may run, where the kernel sets their frequency.
+fn capped(cpus: &Path) -> Option<Capped> {
+    let mut shares: Vec<f64> = list(cpus)
+        .into_iter()
+        .filter_map(|cpu| {
+            let frequency = cpus.join(cpu).join("cpufreq");
+            let best = number(&frequency.join("cpuinfo_max_freq")).filter(|best| *best > 0)?;
+            Some(100.0 * number(&frequency.join("scaling_max_freq"))? as f64 / best as f64)
+        })
+        .collect();
+    shares.sort_by(f64::total_cmp);
+    let least = *shares.first()?;
+    let at_least = shares.iter().take_while(|share| **share <= least).count();
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    Some(Capped { cpus: count(shares.len()), least, at_least: count(at_least) })
+}
+
+/// The ports of PCIe switches above the GPUs that NVIDIA's driver has, where there are several devices to talk to each
+/// other. A machine that is handed to guests (vfio) needs its switches to redirect.
+fn switch_ports(devices: &Path) -> Option<SwitchPorts> {
+    let mut above = std::collections::BTreeSet::new();
+    for device in list(devices) {
+        let path = devices.join(device);
+        let driver = fs::read_link(path.join("driver")).ok();
+        let is_ours = driver.as_deref().and_then(Path::file_name).is_some_and(|driver| driver == "nvidia");
+        if !is_ours || text(&path.join("vendor")).as_deref() != Some(NVIDIA) {
+            continue;
+        }
+        // The way to the device leads through the directories of the ports above it.
+        let Ok(place) = fs::canonicalize(&path) else { continue };
+        above.extend(
+            place.ancestors().skip(1).filter(|port| port.join("config").is_file()).map(Path::to_owned),
+        );
+    }
+    let ports = above.into_iter().filter_map(|port| {
+        let read = pci_config::port(&fs::read(port.join("config")).ok()?)?;
+        let name = port.file_name()?.to_str()?.to_owned();
+        read.of_switch.then_some((name, read.redirects))
+    });
+    let ports: Vec<(String, bool)> = ports.collect();
+    let redirecting =
+        ports.iter().filter(|(_, redirects)| *redirects).map(|(name, _)| name.clone()).collect();
+    let read = u32::try_from(ports.len()).unwrap_or(u32::MAX);
+    (read > 0).then_some(SwitchPorts { read, redirecting })
+}
+
+/// RDMA devices for which the kernel made no verbs device.
+fn without_verbs(sys: &Path) -> Vec<String> {
+    let verbs = sys.join("class/infiniband_verbs");
+    let known: Vec<String> =
+        list(&verbs).into_iter().filter_map(|device| text(&verbs.join(device).join("ibdev"))).collect();
+    list(&sys.join("class/infiniband")).into_iter().filter(|device| !known.contains(device)).collect()
+}
+
 /// GPUs and NVSwitches of NVIDIA on the PCI bus.
 pub(super) fn nvidia_devices(sys: &Path) -> (u32, u32) {
     let bus = sys.join("bus/pci/devices");
@@ -115,6 +174,7 @@ pub(super) fn modules(proc: &Path, sys: &Path, wanted: &[String]) -> Option<Read
         loaded: OF_INTEREST.iter().filter(|name| is_loaded(name)).map(|name| (*name).to_owned()).collect(),
         lacking: wanted.iter().filter(|name| !is_loaded(name)).cloned().collect(),
         rdma: !list(&sys.join("class/infiniband")).is_empty(),
+        without_verbs: without_verbs(sys),
         gpus,
         dma_buf: driver.is_some_and(|version| version.contains("Open Kernel Module")),
     }))

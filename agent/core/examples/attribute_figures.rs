@@ -1,0 +1,132 @@
+//! Figures of attribution, one JSON object a line: `cargo run --release -p mainstay-core --example attribute_figures [CASES.jsonl]`.
+//! How fast a core reads logs, how long 8 ranks with 100 MB take from their files to a verdict and a report, how much memory
+//! grows by it, and how many domains of labelled cases are right when each source is judged as if it had never been seen.
+
+#![allow(clippy::disallowed_methods, reason = "an example measures and reads; the core does neither")]
+
+use std::time::Instant;
+
+use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::attribute::scan::{Kind, Scan};
+use mainstay_core::attribute::score::{self, Case};
+use mainstay_core::attribute::{Evidence, attribute, explain};
+
+/// Bytes of the made-up logs, all ranks together.
+const BYTES: usize = 104_857_600;
+/// Ranks among which they are divided.
+const RANKS: u32 = 8;
+/// What is fed to a scan at once, as the command line does it.
+const PIECE: usize = 1 << 20;
+/// Repetitions of each measurement.
+const ROUNDS: usize = 5;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    if std::env::args().any(|argument| argument == "--write-logs") {
+        let dir = std::env::args().next_back().ok_or("a directory")?;
+        return write_logs(std::path::Path::new(&dir));
+    }
+    let catalog = Catalog::built_in()?;
+    let logs: Vec<Vec<u8>> = (0..RANKS).map(|rank| log(rank, BYTES / RANKS as usize)).collect();
+    let megabytes = logs.iter().map(Vec::len).sum::<usize>() as f64 / 1e6;
+    let before = resident();
+    let (mut speeds, mut seconds, mut class) = (Vec::new(), Vec::new(), "");
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        let mut evidence = Evidence::default();
+        for (rank, log) in (0..).zip(&logs) {
+            let mut scan = Scan::new(catalog, "rank.log", Some(rank), Kind::Log);
+            log.chunks(PIECE).for_each(|piece| scan.feed(piece));
+            evidence.findings.push(scan.finish());
+        }
+        speeds.push(megabytes / begun.elapsed().as_secs_f64());
+        let judged = attribute(catalog, &evidence);
+        let report = explain::report(&evidence, &judged);
+        seconds.push(begun.elapsed().as_secs_f64());
+        class = report.class.name();
+    }
+    if class != "user_config" {
+        return Err(format!("the made-up failure was judged as {class}").into());
+    }
+    figure("attribute.mb_per_s", "MB/s", &speeds);
+    figure("attribute.verdict_8x100mb", "s", &seconds);
+    figure("attribute.memory_growth", "MiB", &[(resident() - before) / 1024.0]);
+    if let Some(file) = std::env::args().nth(1) {
+        cross_validated(catalog, &file)?;
+    }
+    Ok(())
+}
+
+/// Leave-one-source-out: a signature counts for a source only if another source, the lines of the field or the cases
+/// from issue threads bear it out.
+fn cross_validated(catalog: &Catalog, file: &str) -> Result<(), Box<dyn std::error::Error>> {
+    const ELSEWHERE: [&str; 8] = [
+        include_str!("../tests/field_lines.tsv"),
+        include_str!("../tests/cases/batch1.txt"),
+        include_str!("../tests/cases/batch2.txt"),
+        include_str!("../tests/cases/batch3.txt"),
+        include_str!("../tests/cases/batch4.txt"),
+        include_str!("../tests/cases/batch5.txt"),
+        include_str!("../tests/cases/batch6.txt"),
+        include_str!("../tests/cases/batch7.txt"),
+    ];
+    let text = std::fs::read_to_string(file)?;
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let cases: Vec<Case> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let share = |answers: &[score::Answer]| {
+        let all = score::summary(&cases, answers).all;
+        100.0 * f64::from(all.domain) / f64::from(all.cases.max(1))
+    };
+    figure("attribute.dev_domain_cv", "%", &[share(&score::without_memory(catalog, &cases, &ELSEWHERE))]);
+    let seen: Vec<score::Answer> = cases.iter().map(|case| score::answer(catalog, case)).collect();
+    figure("attribute.dev_domain_seen", "%", &[share(&seen)]);
+    Ok(())
+}
+
+fn figure(id: &str, unit: &str, samples: &[f64]) {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (value, min, max) = (sorted[sorted.len() / 2], sorted[0], sorted[sorted.len() - 1]);
+    println!(
+        "{}",
+        serde_json::json!({"id": id, "value": value, "unit": unit, "n": sorted.len(), "min": min, "max": max})
+    );
+}
+
+/// Resident memory of this process, KiB; 0 where the system does not tell.
+fn resident() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().nth(1)).and_then(|kib| kib.parse().ok()).unwrap_or(0.0)
+}
+
+/// What a rank prints in a long run, with the usual harmless noise, and at its end a failure on rank 3 that the others follow.
+fn log(rank: u32, bytes: usize) -> Vec<u8> {
+    let mut text = String::with_capacity(bytes + 1024);
+    let mut step = 0u64;
+    while text.len() < bytes {
+        step += 1;
+        text.push_str(&format!(
+            " iteration {step:8}/ 500000 | consumed samples: {:12} | elapsed time per iteration (ms): 5321.{} | learning rate: 1.000E-04 | global batch size: 1024 | lm loss: 2.{:06} | grad norm: 1.{:03} | number of skipped iterations: 0 |\n",
+            step * 1024, step % 10, step % 999_983, step % 997
+        ));
+        if step.is_multiple_of(20) {
+            text.push_str(&format!("[rank{rank}]:[W ProcessGroupNCCL.cpp:1538] Warning: using best-guess GPU for the barrier (function operator())\nnode-{rank}:1234:5678 [{rank}] NCCL INFO Channel 0{rank}/0 : 0[0] -> 1[1] via P2P/CUMEM/read\n"));
+        }
+    }
+    if rank == 3 {
+        text.push_str("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n");
+    } else {
+        text.push_str(&format!(
+            "[rank{rank}]: RuntimeError: NCCL communicator: Connection closed by remote peer\n"
+        ));
+    }
+    text.into_bytes()
+}
+
+/// The same logs as files, for a peer to read.
+fn write_logs(dir: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
+    for rank in 0..RANKS {
+        std::fs::write(dir.join(format!("rank{rank}.log")), log(rank, BYTES / RANKS as usize))?;
+    }
+    Ok(())
+}

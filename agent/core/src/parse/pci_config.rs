@@ -1,0 +1,107 @@
+//! A PCI device's configuration space, as sysfs gives it: what a port does with traffic between the devices below it.
+
+/// A port of PCI Express.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// It is a port of a switch that leads down to a device.
+    pub of_switch: bool,
+    /// It sends what devices below the same switch send each other up to the root, by access control services (ACS).
+    pub redirects: bool,
+}
+
+const EXPRESS: u8 = 0x10;
+const ACCESS_CONTROL: u32 = 0x000d;
+const DOWNSTREAM_PORT: u16 = 6;
+
+/// P2P Request Redirect and P2P Completion Redirect of the ACS Control Register.
+const REDIRECTS: u16 = 1 << 2 | 1 << 3;
+
+/// Reads the configuration space of a port; none if it is none, or was not read whole, as without privilege.
+pub fn port(config: &[u8]) -> Option<Port> {
+    let kind = word(config, capability(config, EXPRESS)? + 2)? >> 4 & 0xf;
+    let of_switch = kind == DOWNSTREAM_PORT;
+    // The extended part is given to root alone.
+    config.get(0x100)?;
+    let control = extended(config, ACCESS_CONTROL).and_then(|at| word(config, at + 6));
+    Some(Port { of_switch, redirects: control.is_some_and(|control| control & REDIRECTS != 0) })
+}
+
+/// Where a capability begins. The list is as long as the device says, and may be a circle.
+fn capability(config: &[u8], id: u8) -> Option<usize> {
+    let mut at = usize::from(*config.get(0x34)? & !3);
+    for _ in 0..48 {
+        if at < 0x40 {
+            return None;
+        }
+        if *config.get(at)? == id {
+            return Some(at);
+        }
+        at = usize::from(*config.get(at + 1)? & !3);
+    }
+    None
+}
+
+fn extended(config: &[u8], id: u32) -> Option<usize> {
+    let mut at = 0x100;
+    for _ in 0..480 {
+        let head = u32::from(word(config, at)?) | u32::from(word(config, at + 2)?) << 16;
+        if head & 0xffff == id {
+            return Some(at);
+        }
+        at = (head >> 20) as usize & !3;
+        if at < 0x100 {
+            return None;
+        }
+    }
+    None
+}
+
+fn word(config: &[u8], at: usize) -> Option<u16> {
+    let bytes = config.get(at..at + 2)?;
+    Some(u16::from_le_bytes([bytes[0], bytes[1]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A configuration space with these values at these places.
+    fn space(length: usize, bytes: &[(usize, u8)]) -> Vec<u8> {
+        let mut space = vec![0; length];
+        for (at, byte) in bytes {
+            space[*at] = *byte;
+        }
+        space
+    }
+
+    /// A port of this type whose ACS control register holds `control`.
+    fn with_acs(kind: u8, control: u8) -> Vec<u8> {
+        let express = [(0x34, 0x40), (0x40, 0x01), (0x41, 0x68), (0x68, 0x10), (0x6a, kind << 4 | 2)];
+        let extended =
+            [(0x100, 0x01), (0x102, 0x02), (0x103, 0x20), (0x200, 0x0d), (0x202, 0x01), (0x206, control)];
+        space(4096, &[&express[..], &extended[..]].concat())
+    }
+
+    #[test]
+    fn a_port_that_redirects_is_told_from_one_that_does_not() {
+        assert_eq!(port(&with_acs(6, 0x1d)), Some(Port { of_switch: true, redirects: true }));
+        assert_eq!(port(&with_acs(6, 0x01)), Some(Port { of_switch: true, redirects: false }));
+        assert_eq!(port(&with_acs(4, 0x1d)), Some(Port { of_switch: false, redirects: true }));
+    }
+
+    #[test]
+    fn what_is_no_port_or_was_not_read_whole_tells_nothing() {
+        assert_eq!(port(&with_acs(6, 0x1d)[..64]), None);
+        assert_eq!(port(&with_acs(6, 0x1d)[..256]), None);
+        assert_eq!(port(&space(4096, &[])), None);
+        assert_eq!(port(&space(4096, &[(0x34, 0x40), (0x41, 0x40)])), None, "a circle");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_fail(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            let _ = port(&bytes);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Which lines can say anything at all: one look over a line, before it is taken apart. A log storm is mostly lines that
+//! nobody wants, and they cost no more than this.
+
+use std::sync::LazyLock;
+
+use aho_corasick::{AhoCorasick, AhoCorasickKind};
+
+/// Words of which each line has one that any reader takes up. In debug builds each line that is left out is read all
+/// the same, so that a word which is missing here fails the reader's own test.
+const WORDS: &[&str] = &[
+    // The drivers of NVIDIA.
+    "nvrm: ",
+    "nvidia-nvswitch",
+    // The kernel and its processes.
+    "linux version ",
+    "oom-kill:",
+    "out of memory",
+    "task in ",
+    "info: task ",
+    "info: rcu",
+    "lockup on cpu",
+    "bug: ",
+    "kernel bug at ",
+    "oops",
+    "unable to handle kernel ",
+    "general protection fault",
+    "invalid opcode: ",
+    "divide error: ",
+    "double fault: ",
+    "stack segment: ",
+    "traps: panic: ",
+    "corruption",
+    "kernel panic",
+    "]: segfault at ",
+    "] trap ",
+    " unstable ",
+    // Disks and file systems.
+    "nvme",
+    "i/o error",
+    "critical medium error",
+    "protection error",
+    "allocation error",
+    "timeout error",
+    "disk failure on ",
+    "offline",
+    "rejecting i/o",
+    "megaraid_sas ",
+    "fault_state(",
+    "jbd2: error ",
+    "i/o failure",
+    "ext4-fs ",
+    "aborting journal",
+    "remounting filesystem read-only",
+    "xfs (",
+    "btrfs ",
+    "server ",
+    "cifs",
+    "lustre",
+    "ceph: ",
+    // PCIe, memory, heat.
+    "pciehp: slot(",
+    "dpc: ",
+    "aer: ",
+    "pcie bus error: ",
+    "inaccessible",
+    "; giving up",
+    "clock throttled",
+    "temperature reached",
+    "edac ",
+    "memory failure: ",
+    "mce: ",
+    "nmi: ",
+    "ras: ",
+    "[hardware error]: ",
+    // Network cards.
+    "netdev watchdog: ",
+    "health compromised",
+    "unrecoverable",
+    "leak of a command resource",
+    "fatal ",
+    "firmware internal error",
+    "bad device",
+    "not responding",
+    "device is gone",
+    "recovery ",
+    "init_one failed",
+    "load_one failed",
+    "probe_one failed",
+    "pci_err_detected",
+    "port module event[error]",
+    "high temperature",
+    "insufficient power",
+    "power budget exceeded",
+    "severity(",
+    "firmware health status",
+    "reset failed",
+    "abandoning msg",
+    "rebuild failed",
+    "unable to recover",
+    "critical error detected",
+    "watchdog timeout",
+    "reset attempt failed",
+    "wait for completion (polling) timeout",
+    "commands timed out",
+    "tx timeout detected",
+    "tx_timeout",
+    "transmit queue",
+];
+
+/// Whether the line can say anything; whatever it is wrapped in.
+pub(super) fn may_say_something(line: &str) -> bool {
+    static ANY: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| {
+        let builder = &mut AhoCorasick::builder();
+        builder.ascii_case_insensitive(true).kind(Some(AhoCorasickKind::DFA)).build(WORDS).ok()
+    });
+    // Without the automaton, which is too small to fail, everything is read.
+    ANY.as_ref().is_none_or(|any| any.is_match(line))
+}
+
+/// Whether a word of the line may stand there in pieces: with a terminal's colours between, or as JSON.
+pub(super) fn is_wrapped(line: &str) -> bool {
+    line.trim_start_matches(['\u{1e}', ' ']).starts_with(['{', 'd', '"'])
+        || line.bytes().any(|byte| byte < 0x20 && byte != b'\t' && byte != b'\r')
+}

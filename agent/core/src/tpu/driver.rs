@@ -1,0 +1,138 @@
+//! What libtpu's driver writes into its logs (`tpu_logs/tpu_driver.*`, in the form of glog) that says why a job fails.
+
+/// A line of the driver that says what is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DriverReport {
+    /// What it is about.
+    pub trouble: Trouble,
+    /// The line, without what stands before the message.
+    pub message: String,
+}
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trouble {
+    /// A core stopped by itself.
+    CoreHalted,
+    /// A chip is held by a process that is not gone, or its lock was left behind.
+    ChipBusy,
+    /// libtpu could not start.
+    NotStarted,
+    /// A host of the slice does not take part any more.
+    SessionLost,
+    /// The slice gave up, in libtpu's own word.
+    SliceFailed,
+    /// Slices do not move, as libtpu found itself.
+    Hang,
+}
+
+impl Trouble {
+    /// The word for it in the journal.
+    pub fn name(self) -> &'static str {
+        match self {
+            Trouble::CoreHalted => "core_halted",
+            Trouble::ChipBusy => "chip_busy",
+            Trouble::NotStarted => "not_started",
+            Trouble::SessionLost => "session_lost",
+            Trouble::SliceFailed => "slice_failed",
+            Trouble::Hang => "hang",
+        }
+    }
+
+    /// Whether it is about this host: of the others, another host may be the cause.
+    pub fn is_of_this_host(self) -> bool {
+        matches!(self, Trouble::CoreHalted | Trouble::ChipBusy | Trouble::NotStarted)
+    }
+}
+
+/// Longest message that is kept, in bytes.
+const LONGEST: usize = 300;
+
+/// Reads a line: `E1121 03:04:05.123456    1234 tpu.cc:42] Core halted unexpectedly`. Notes say what may be; only warnings
+/// and worse say what is.
+pub fn read(line: &str) -> Option<DriverReport> {
+    let (head, message) = line.split_once("] ")?;
+    let is_glog = head.len() >= 6
+        && head.starts_with(['W', 'E', 'F'])
+        && head.as_bytes()[1..5].iter().all(u8::is_ascii_digit);
+    if !is_glog {
+        return None;
+    }
+    let has = |words: &[&str]| words.iter().any(|word| message.contains(word));
+    let trouble = if has(&["Core halted unexpectedly", "Accelerator device halted prematurely"]) {
+        Trouble::CoreHalted
+    } else if has(&["Device or resource busy", "already in use by process", "open iommu group"]) {
+        Trouble::ChipBusy
+    } else if has(&["TPU initialization failed"]) {
+        Trouble::NotStarted
+    } else if has(&["TPU session error from worker"]) {
+        Trouble::SessionLost
+    } else if has(&["SLICE_FAILURE_"]) {
+        Trouble::SliceFailed
+    } else if has(&["HANG_DETECTED", "Megascale detects a hang"]) {
+        Trouble::Hang
+    } else {
+        return None;
+    };
+    let mut end = message.len().min(LONGEST);
+    while !message.is_char_boundary(end) {
+        end -= 1;
+    }
+    Some(DriverReport { trouble, message: message[..end].trim().to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn trouble(message: &str) -> Option<Trouble> {
+        read(&format!("E1121 03:04:05.123456    1234 tpu_driver.cc:42] {message}"))
+            .map(|report| report.trouble)
+    }
+
+    #[test]
+    fn what_ends_jobs_is_read() {
+        use Trouble::{ChipBusy, CoreHalted, Hang, NotStarted, SessionLost, SliceFailed};
+        assert_eq!(
+            trouble("Core halted unexpectedly: INTERNAL: Accelerator device halted"),
+            Some(CoreHalted)
+        );
+        assert_eq!(
+            trouble("open(/dev/vfio/3): Device or resource busy: Device or resource busy"),
+            Some(ChipBusy)
+        );
+        assert_eq!(trouble("The TPU is already in use by process with pid 4711."), Some(ChipBusy));
+        assert_eq!(trouble("TPU initialization failed: open(/dev/accel0): No such file"), Some(NotStarted));
+        assert_eq!(
+            trouble("Session master detected TPU session error from worker 10.0.0.7:8471"),
+            Some(SessionLost)
+        );
+        assert_eq!(trouble("Detected failure SLICE_FAILURE_CHIP_DRIVER_ERROR in session"), Some(SliceFailed));
+        assert_eq!(trouble("HANG_DETECTED: graph 7"), Some(Hang));
+    }
+
+    #[test]
+    fn notes_chatter_and_other_files_are_passed_over() {
+        for line in [
+            "I1121 03:04:05.123456    1234 tpu.cc:42] Core halted unexpectedly is what this would say",
+            "E1121 03:04:05.123456    1234 tpu.cc:42] Failed to fetch metadata key",
+            "W1121 03:04:05.123456    1234 tpu.cc:42] Deprecated flag --foo",
+            "Core halted unexpectedly",
+            "Exception] HANG_DETECTED",
+            "Log file created at: 2026/11/21 03:04:05",
+            "",
+        ] {
+            assert_eq!(read(line), None, "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_fail(text in any::<String>()) {
+            let long = format!("E1121 03:04:05.1 1 a.cc:1] HANG_DETECTED{text}");
+            prop_assert!(read(&long).is_none_or(|report| report.message.len() <= LONGEST));
+            let _ = read(&text);
+        }
+    }
+}

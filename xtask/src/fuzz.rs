@@ -1,0 +1,62 @@
+//! The fuzz targets as plain tests: all are built, and each runs once over the seeds from the catalogues and test data.
+//!
+//! They are a workspace of their own; here it is built without what makes them find new inputs, into the folder of the other
+//! builds. Fuzzing itself: docs/architecture.md, "Foreign input".
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::check::Verdict;
+use crate::command;
+use crate::lint::cargo;
+use crate::places;
+
+/// Builds all targets and runs each over its seeds. Each seed is a test.
+///
+/// # Errors
+/// The targets cannot be listed, or something cannot be run.
+pub fn seeds() -> Result<Verdict> {
+    if !command::exists("c++", "--version") {
+        return Ok(Verdict::skipped("libFuzzer is built by a C++ compiler, and there is no c++"));
+    }
+    let folder = places::root().join("fuzz");
+    let mut build = cargo(&["build", "--quiet", "--bins", "--examples", "--manifest-path"]);
+    // From the root, so that the flags for coverage in fuzz/.cargo are not read.
+    build.arg(folder.join("Cargo.toml")).arg("--target-dir").arg(places::target());
+    let (status, _) = command::run_watched(&mut build)?;
+    if !status.success() {
+        return Ok(Verdict::of(false));
+    }
+    let built = places::target().join("debug");
+    let (written, _) = command::run_watched(&mut Command::new(built.join("examples/seeds")))?;
+    if !written.success() {
+        return Ok(Verdict::of(false));
+    }
+    let (mut passed, mut failed) = (0, 0);
+    for target in files(&folder.join("fuzz_targets"))? {
+        let name = target.file_stem().context("a target has no name")?.to_owned();
+        let seeds = files(&folder.join("corpus").join(&name))?;
+        let mut run = Command::new(built.join(&name));
+        let artifacts = places::target().join("tmp");
+        fs::create_dir_all(&artifacts).with_context(|| format!("creating {}", artifacts.display()))?;
+        run.arg(format!("-artifact_prefix={}/", artifacts.display())).args(&seeds);
+        let output = run.output().with_context(|| format!("running {}", name.display()))?;
+        if output.status.success() {
+            passed += seeds.len();
+        } else {
+            println!("{}: {}", name.display(), String::from_utf8_lossy(&output.stderr));
+            failed += 1;
+        }
+    }
+    Ok(Verdict::counted(failed == 0, passed, failed))
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let listed = fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))?;
+    let mut files: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    Ok(files)
+}
