@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, StartedRank};
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
+use mainstay_core::finding::Finding;
 use mainstay_core::health::Component;
 use mainstay_core::judged::Judged;
 use mainstay_core::surroundings::Surroundings;
@@ -17,6 +18,7 @@ use mainstay_core::view::BeatView;
 use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 
+use crate::act::doubt;
 use crate::act::guardian::Guardian;
 use crate::act::output::{self, Stream, Terminal};
 use crate::act::page_files;
@@ -601,12 +603,22 @@ impl Launcher {
                     if let Some(line) = notice::line(&body) {
                         self.terminal.say(line);
                     }
+                    if let Body::Finding(finding) = &body {
+                        self.mark_checkpoints(finding);
+                    }
                     entries.push(self.board.record(stamp, Some(&self.id), None, body));
                 }
                 Output::Order(order) => self.orders.push_back(order),
             }
         }
         entries
+    }
+
+    /// Says beside the checkpoints which of them are doubtful.
+    fn mark_checkpoints(&self, finding: &Finding) {
+        if let Err(error) = doubt::mark(&self.crew.checkpoint_dir, &self.id, finding) {
+            tracing::warn!(directory = %self.crew.checkpoint_dir.display(), %error, "cannot mark checkpoints as doubtful");
+        }
     }
 
     /// Sends to the agent; whether there is one that takes it. A full queue ends the link; what was missed is
