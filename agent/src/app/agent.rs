@@ -36,7 +36,7 @@ use crate::app::nvrx;
 use crate::app::rooms;
 use crate::board::{Board, Roster};
 use crate::config::Config;
-use crate::node::{DEVICES, Hardware, Input, KERNEL_LOG, Node};
+use crate::node::{DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::device::ProbePlan;
 use crate::source::journald::JOURNALD;
@@ -75,7 +75,11 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         board.roster().expect(DEVICES, clock::mono(), Span(every));
     }
 
-    let node = Node::new(board, recalled.origins, hardware, inputs);
+    let look = GpuLook {
+        nudge: probing.as_ref().map(Probing::nudge).transpose()?,
+        memory_held: config.preflight.gpu_memory_held,
+    };
+    let node = Node::new(board, recalled.origins, hardware, look, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
     notify(&[NotifyState::Ready, NotifyState::Status("watching the host")]);

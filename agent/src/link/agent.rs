@@ -57,6 +57,11 @@ pub enum LinkEvent {
     Ruling(Ruling),
     /// What it knows of the host that may explain why ranks are slow.
     Surroundings(Surroundings),
+    /// The machine is to be taken away.
+    Leave {
+        /// What was announced.
+        reason: String,
+    },
 }
 
 /// What is reported to the agent.
@@ -216,6 +221,9 @@ async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> an
         }
         Some(AgentMessage::Surroundings(told)) => {
             let _ = events.send(LinkEvent::Surroundings(wire::surroundings_in(&told)?)).await;
+        }
+        Some(AgentMessage::Leave(leave)) => {
+            let _ = events.send(LinkEvent::Leave { reason: leave.reason }).await;
         }
         // A later agent may say more than we understand.
         Some(AgentMessage::Welcome(_)) | None => {}

@@ -178,6 +178,11 @@ impl PageReader {
         }
     }
 
+    /// Whether the rank looks for requests to save.
+    pub fn listens_for_saves(&self) -> bool {
+        self.mapped.page().is_ok_and(|page| page.listens_for_saves())
+    }
+
     fn median_step(&self) -> Option<Span> {
         let mut recent = self.recent;
         let known = recent.get_mut(..self.seen.min(RECENT)).filter(|known| !known.is_empty())?;
