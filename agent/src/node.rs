@@ -7,13 +7,14 @@ mod hardware;
 use std::collections::BTreeMap;
 
 use mainstay_core::attention::Word;
-use mainstay_core::device::{DeviceReport, GpuEvent};
+use mainstay_core::device::{DeviceReport, GpuEvent, Opinion};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Stamp};
@@ -85,6 +86,8 @@ pub enum Input {
         /// What came of it.
         report: DeviceReport,
     },
+    /// What another one who watches GPUs says of them, all of it.
+    SecondOpinions(BTreeMap<PciAddress, Vec<Opinion>>),
     /// The GPUs' driver told something unasked.
     GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
@@ -191,7 +194,16 @@ impl Node {
     ) -> Node {
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
-            (job.clone(), Launcher { pid: view.spec.launcher, uid: view.spec.uid, have_seq, session: None, surroundings: Surroundings::default() })
+            (
+                job.clone(),
+                Launcher {
+                    pid: view.spec.launcher,
+                    uid: view.spec.uid,
+                    have_seq,
+                    session: None,
+                    surroundings: Surroundings::default(),
+                },
+            )
         });
         Node {
             launchers: launchers.collect(),
@@ -283,6 +295,11 @@ impl Node {
             }
             Input::Devices { began, report } => self.devices(began, report),
             Input::RulingDue(session, incident) => self.rule_in_any_case(&session, incident),
+            Input::SecondOpinions(opinions) => {
+                self.hardware.second_opinions(opinions);
+                self.show(clock::now(), Vec::new());
+                self.board.publish();
+            }
             Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
             Input::Operator { uid, component, word, answer } => {
@@ -349,8 +366,16 @@ impl Node {
         let number = self.sessions;
         let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
         let session = Some((number, orders));
-        self.launchers
-            .insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session, surroundings: Surroundings::default() });
+        self.launchers.insert(
+            hello.job.clone(),
+            Launcher {
+                pid: hello.pid,
+                uid: hello.uid,
+                have_seq,
+                session,
+                surroundings: Surroundings::default(),
+            },
+        );
         self.watch(hello.job.clone(), hello.pid);
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }

@@ -90,7 +90,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
         [vec![], vec![8, 0, 8, 1, 0, 0, 0, 1, 0, 1, 0], vec![64, 0, 255, 1, 2, 3, 4, 5, 6, 7, 8]],
     )?;
     seed("journal_lines", journal(&lines)?)?;
-    let gpus = ProbeAnswer::Gpus { driver: Some("580.95".to_owned()), gpus: vec![GpuReading::default()] };
+    let gpus = ProbeAnswer::Gpus { driver: Some("580.95".to_owned()), gpus: vec![GpuReading::default()], bound: Vec::new() };
     let answers = [serde_json::to_vec(&gpus)?, serde_json::to_vec(&ProbeLine::Answer(gpus))?];
     seed("probe_answers", answers.into_iter().chain([serde_json::to_vec(&ProbeRequest::default())?]))?;
     let incident =

@@ -54,6 +54,7 @@ pub mod preflight;
 pub mod replay;
 pub mod running;
 pub mod settings;
+pub mod story;
 pub mod straggler;
 pub mod surroundings;
 pub mod testimony;

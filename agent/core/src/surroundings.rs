@@ -76,7 +76,10 @@ fn of_component(component: &Component) -> Option<Hint> {
         ("gpu", _) => Some(component.name.clone()),
         // `nvlink.0000:3b:00/4` is a link of the GPU there.
         ("nvlink", address) => Some(format!("gpu.{}", address.split('/').next().unwrap_or(address))),
-        ("host", "cpu" | "cpu_speed" | "memory" | "memory_errors" | "pcie" | "oom" | "storage" | "mounts")
+        (
+            "host",
+            "cpu" | "cpu_speed" | "memory" | "memory_errors" | "pcie" | "oom" | "storage" | "mounts",
+        )
         | ("fabric" | "net", _) => None,
         _ => return None,
     };
@@ -89,8 +92,7 @@ fn of_component(component: &Component) -> Option<Hint> {
             format!("{}: {}{limit}", of.source, of.reading)
         })
         .collect();
-    let rests_on =
-        if readings.is_empty() { String::new() } else { format!(" ({})", readings.join("; ")) };
+    let rests_on = if readings.is_empty() { String::new() } else { format!(" ({})", readings.join("; ")) };
     let fact = format!("{}: {}{rests_on}", component.name, component.reason);
     Some(Hint { host: None, device, about: component.name.clone(), fact })
 }
@@ -100,7 +102,12 @@ fn processes(reading: &GpuReading) -> impl Iterator<Item = (Pid, Option<u64>)> +
 }
 
 fn hint(device: &str, about: &str, fact: String) -> Hint {
-    Hint { host: None, device: Some(device.to_owned()), about: about.to_owned(), fact: format!("{device}: {fact}") }
+    Hint {
+        host: None,
+        device: Some(device.to_owned()),
+        about: about.to_owned(),
+        fact: format!("{device}: {fact}"),
+    }
 }
 
 fn another_process(name: &str, reading: &GpuReading, ranks: &[(Rank, Pid)]) -> Option<Hint> {
@@ -113,7 +120,9 @@ fn another_process(name: &str, reading: &GpuReading, ranks: &[(Rank, Pid)]) -> O
         .collect();
     let (first, more) = (others.first()?, others.len() - 1);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let fact = format!("another process computes on it (NVML compute processes: {first}{more}, limit: the rank alone)");
+    let fact = format!(
+        "another process computes on it (NVML compute processes: {first}{more}, limit: the rank alone)"
+    );
     Some(hint(name, "another process", fact))
 }
 
@@ -135,8 +144,9 @@ fn low_clocks(name: &str, reading: &GpuReading, all: &[(String, &GpuView, &GpuRe
     let others = all.iter().filter(|(other, _, reading)| other != name && at_work(reading));
     let usual = middle(others.filter_map(|(_, _, reading)| Some(reading.clocks.value()?.sm)).collect())?;
     (f64::from(own) < LOW * f64::from(usual)).then(|| {
-        let fact =
-            format!("its clocks are held down (NVML: SM {own} MHz, the host's other GPUs at work {usual} MHz)");
+        let fact = format!(
+            "its clocks are held down (NVML: SM {own} MHz, the host's other GPUs at work {usual} MHz)"
+        );
         hint(name, "clocks", fact)
     })
 }
@@ -255,7 +265,8 @@ mod tests {
             }],
             ..Component::default()
         };
-        let full = Component { name: "host.disk".into(), state: HealthState::Unhealthy, ..Component::default() };
+        let full =
+            Component { name: "host.disk".into(), state: HealthState::Unhealthy, ..Component::default() };
         let told = Surroundings::of(&[], &[stolen, full], &[]);
         let [hint] = &told.hints[..] else { panic!("{told:?}") };
         assert_eq!(hint.device, None);

@@ -65,7 +65,12 @@ fn on_gpu_5(about: &str) -> Surroundings {
         devices: [(Rank(4), "gpu.4".to_owned()), (Rank(5), "gpu.5".to_owned())].into(),
         hints: vec![
             Hint { device, about: about.into(), fact: format!("{about} of gpu.5"), ..Hint::default() },
-            Hint { device: Some("gpu.4".into()), about: about.into(), fact: "of another".into(), ..Hint::default() },
+            Hint {
+                device: Some("gpu.4".into()),
+                about: about.into(),
+                fact: "of another".into(),
+                ..Hint::default()
+            },
         ],
     }
 }
@@ -109,7 +114,11 @@ fn stages_that_nobody_gave_are_learned_and_a_slow_rank_in_one_is_still_found() {
             }
         })
     });
-    assert!(run.found.iter().any(|found| found.what == FindingKind::SlowRank && found.ranks == [Rank(6)]), "{:?}", run.found);
+    assert!(
+        run.found.iter().any(|found| found.what == FindingKind::SlowRank && found.ranks == [Rank(6)]),
+        "{:?}",
+        run.found
+    );
 }
 
 #[test]

@@ -16,7 +16,8 @@ fn judged(name: &str) -> Option<Report> {
     let path = PathBuf::from(std::env::var_os("MAINSTAY_TRACES")?).join(name);
     let text = std::fs::read_to_string(path).ok()?;
     let mut lines = text.lines();
-    let columns = Columns::of(lines.next()?.split(',').map(|name| name.trim_matches('"'))).expect("the columns are known");
+    let columns = Columns::of(lines.next()?.split(',').map(|name| name.trim_matches('"')))
+        .expect("the columns are known");
     let mut trace = Trace::default();
     for line in lines {
         let fields: Vec<&str> = line.split(',').map(|field| field.trim_matches('"')).collect();

@@ -83,7 +83,10 @@ mod tests {
         mark(&home, &job, &finding(FindingKind::SilentCorruption, false)).unwrap();
         mark(&home, &job, &finding(FindingKind::ReplicasDiffer, false)).unwrap();
         let told: Value = serde_json::from_slice(&fs::read(home.join(FILE)).unwrap()).unwrap();
-        assert_eq!((&told[0]["after"], &told[0]["sure"], &told[1]["sure"]), (&json!(120), &json!(true), &json!(false)));
+        assert_eq!(
+            (&told[0]["after"], &told[0]["sure"], &told[1]["sure"]),
+            (&json!(120), &json!(true), &json!(false))
+        );
         assert_eq!(fs::read_dir(&home).unwrap().count(), 1, "nothing is left beside it");
     }
 }

@@ -135,7 +135,8 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
         let behind = rank.step.zip(usual).is_some_and(|(step, usual)| step + 2 < usual);
         let absent = !matches!(rank.phase(), RankPhase::Connected);
         let excess = rank.against_peers.filter(|ratio| *ratio >= SLOW).unwrap_or(0.0);
-        let told = f64::from(u8::from(is_suspect(job, rank))) * 4.0 + f64::from(u8::from(is_slow(job, rank))) * 3.0;
+        let told =
+            f64::from(u8::from(is_suspect(job, rank))) * 4.0 + f64::from(u8::from(is_slow(job, rank))) * 3.0;
         told + f64::from(u8::from(absent)) * 2.0 + f64::from(u8::from(behind)) * 2.0 + excess
     };
     let mut out: Vec<(f64, usize)> =
@@ -153,13 +154,15 @@ fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
 fn groups(ranks: &[&Rank]) -> Vec<String> {
     let mut by_place: BTreeMap<(String, String), Vec<&Rank>> = BTreeMap::new();
     for rank in ranks {
-        let section = rank.sections.last().map_or_else(|| "between sections".to_owned(), |section| clean(section));
+        let section =
+            rank.sections.last().map_or_else(|| "between sections".to_owned(), |section| clean(section));
         by_place.entry((phase(rank), section)).or_default().push(rank);
     }
     let mut groups: Vec<((String, String), Vec<&Rank>)> = by_place.into_iter().collect();
     groups.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
     let more = groups.len().saturating_sub(SHOWN);
-    let mut lines: Vec<String> = groups.iter().take(SHOWN).map(|(place, ranks)| group(place, ranks)).collect();
+    let mut lines: Vec<String> =
+        groups.iter().take(SHOWN).map(|(place, ranks)| group(place, ranks)).collect();
     if more > 0 {
         lines.push(format!("and {more} more groups; --all shows each rank"));
     }
@@ -168,7 +171,8 @@ fn groups(ranks: &[&Rank]) -> Vec<String> {
 
 fn group((phase, section): &(String, String), ranks: &[&Rank]) -> String {
     let range = |values: Vec<f64>, written: fn(f64) -> String| {
-        let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
+        let (low, high) =
+            values.iter().fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
         if values.is_empty() {
             None
         } else if written(low) == written(high) {
@@ -182,9 +186,11 @@ fn group((phase, section): &(String, String), ranks: &[&Rank]) -> String {
     let steps = ranks.iter().filter_map(|rank| rank.step).map(|step| step as f64).collect();
     let own = ranks.iter().filter_map(|rank| rank.self_time.as_ref()).map(seconds).collect();
     let waits = ranks.iter().filter_map(|rank| rank.wait_share).collect();
-    let ages = ranks.iter().filter_map(|rank| rank.heartbeat_age.as_ref()).map(seconds).fold(None, |most: Option<f64>, age| {
-        Some(most.map_or(age, |most| most.max(age)))
-    });
+    let ages = ranks
+        .iter()
+        .filter_map(|rank| rank.heartbeat_age.as_ref())
+        .map(seconds)
+        .fold(None, |most: Option<f64>, age| Some(most.map_or(age, |most| most.max(age))));
     for (name, range) in [
         ("step", range(steps, |step| format!("{step:.0}"))),
         ("self", range(own, |own| format!("{own:.3} s"))),
@@ -208,7 +214,9 @@ fn ranges(ranks: &[u32]) -> String {
         }
     }
     let more = parts.len().saturating_sub(6);
-    let part = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    let part = |(first, last): &(u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
     let shown: Vec<String> = parts.iter().take(6).map(part).collect();
     if more > 0 { format!("{}, ...", shown.join(", ")) } else { shown.join(", ") }
 }
@@ -314,9 +322,16 @@ mod tests {
         let shown = table(&many(512), Paint::plain(), false);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines.len(), 6, "{shown}");
-        assert!(lines[2].contains(" 77 ") && lines[2].contains("+31.0 %") && lines[2].contains("25 %"), "{shown}");
+        assert!(
+            lines[2].contains(" 77 ") && lines[2].contains("+31.0 %") && lines[2].contains("25 %"),
+            "{shown}"
+        );
         assert!(lines[3].contains(" 300 ") && lines[3].contains(" 640 "), "{shown}");
-        assert!(lines[4].starts_with(" 255 rank(s) (") && lines[4].contains("forward; step 812; self 0.120 s; wait 25 %"), "{shown}");
+        assert!(
+            lines[4].starts_with(" 255 rank(s) (")
+                && lines[4].contains("forward; step 812; self 0.120 s; wait 25 %"),
+            "{shown}"
+        );
         assert_eq!(table(&many(512), Paint::plain(), true).lines().count(), 514);
     }
 

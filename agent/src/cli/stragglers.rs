@@ -59,7 +59,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn hint(text: &str) -> Hint {
-    let (host, fact) = text.split_once(": ").map_or((None, text), |(host, fact)| (Some(host.to_owned()), fact));
+    let (host, fact) =
+        text.split_once(": ").map_or((None, text), |(host, fact)| (Some(host.to_owned()), fact));
     Hint { host, device: None, about: fact.to_owned(), fact: fact.to_owned() }
 }
 
@@ -159,7 +160,10 @@ mod tests {
                    "args": {"step": step}})
             .to_string()
         });
-        let chrome = format!("{{\"traceEvents\": [{{\"ph\": \"M\", \"name\": \"process_name\"}}, {}]}}", events.join(", "));
+        let chrome = format!(
+            "{{\"traceEvents\": [{{\"ph\": \"M\", \"name\": \"process_name\"}}, {}]}}",
+            events.join(", ")
+        );
         assert_eq!(cause(&judged(std::iter::once(chrome))), "slow_rank");
         assert_eq!(cause(&csv), "slow_rank");
         assert_eq!(csv.findings[0].ranks[0].0, 5);

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, StartedRank};
-use mainstay_core::id::{Attempt, JobId, Pid, Rank};
-use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
 use mainstay_core::finding::Finding;
 use mainstay_core::health::Component;
+use mainstay_core::id::{Attempt, JobId, Pid, Rank};
+use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
 use mainstay_core::judged::Judged;
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::{Mono, Span};
@@ -596,11 +596,11 @@ impl Launcher {
     }
 
     fn sample(&mut self) {
-        let beats: Vec<(Rank, BeatView)> =
-            self.pages
-                .iter()
-                .filter_map(|(rank, page)| Some((*rank, BeatView { pace: self.job.pace(*rank), ..page.beat()? })))
-                .collect();
+        let beats: Vec<(Rank, BeatView)> = self
+            .pages
+            .iter()
+            .filter_map(|(rank, page)| Some((*rank, BeatView { pace: self.job.pace(*rank), ..page.beat()? })))
+            .collect();
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }

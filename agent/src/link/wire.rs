@@ -162,3 +162,36 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
         },
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use mainstay_core::finding::Hint;
+
+    use super::*;
+
+    #[test]
+    fn the_pace_of_ranks_arrives_as_it_was_sent() {
+        let pace =
+            Pace { self_time: Some(Span::millis(80)), against_peers: Some(1.25), wait_share: Some(0.2) };
+        let beats = [
+            (Rank(3), BeatView { step: Some(7), pace, ..BeatView::default() }),
+            (Rank(4), BeatView::default()),
+        ];
+        let (attempt, arrived) = beats_in(beats_out(Attempt(2), &beats));
+        assert_eq!((attempt, arrived.as_slice()), (Attempt(2), beats.as_slice()));
+    }
+
+    #[test]
+    fn what_surrounds_ranks_arrives_as_it_was_sent_and_anything_else_is_refused() {
+        let hint = Hint {
+            device: Some("gpu.0000:3b:00".into()),
+            about: "clocks".into(),
+            fact: "held down".into(),
+            ..Hint::default()
+        };
+        let known = Surroundings { devices: [(Rank(0), "gpu.0000:3b:00".into())].into(), hints: vec![hint] };
+        let told = surroundings_out(&known).unwrap();
+        assert_eq!(surroundings_in(&told).unwrap(), known);
+        assert!(surroundings_in(&v1::Surroundings { known: "[1]".into() }).is_err());
+    }
+}

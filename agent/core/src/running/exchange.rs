@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use crate::straggler::{Names, median, spread_around_median};
 use crate::finding::{Finding, FindingKind};
 use crate::id::Attempt;
+use crate::straggler::{Names, median, spread_around_median};
 use crate::verdict::FaultDomain;
 
 /// Steps by which the present is told.
@@ -48,7 +48,8 @@ impl Exchange {
         (number, attempt, names): (u64, Attempt, &Names),
     ) -> Option<Finding> {
         // Who is missing may have come last.
-        let least = waits.iter().copied().reduce(f32::min).filter(|_| waits.iter().all(|wait| *wait > 0.0))?;
+        let least =
+            waits.iter().copied().reduce(f32::min).filter(|_| waits.iter().all(|wait| *wait > 0.0))?;
         let work = median(&mut own.iter().copied().filter(|own| *own > 0.0).collect::<Vec<_>>());
         if !work.is_finite() || took.is_nan() {
             return None;
@@ -161,7 +162,10 @@ mod tests {
         let found = told(|step| (0.1, if (80..150).contains(&step) { 0.04 } else { 0.02 }));
         let [began, over] = &found[..] else { panic!("{found:?}") };
         assert_eq!((began.what, began.since_step, began.over), (FindingKind::SlowLink, 80, false));
-        assert!(began.step <= 95 && began.cost_percent.is_some_and(|cost| (12.0..18.0).contains(&cost)), "{began:?}");
+        assert!(
+            began.step <= 95 && began.cost_percent.is_some_and(|cost| (12.0..18.0).contains(&cost)),
+            "{began:?}"
+        );
         assert!(over.over && over.finding == began.finding, "{over:?}");
     }
 

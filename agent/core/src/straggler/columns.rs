@@ -47,7 +47,8 @@ const STEP: &[&str] = &[
     "batch",
     "time",
 ];
-const SECTION: &[&str] = &["section", "optype", "op_type", "op", "operation", "name", "phase", "event", "kind"];
+const SECTION: &[&str] =
+    &["section", "optype", "op_type", "op", "operation", "name", "phase", "event", "kind"];
 const STAGE: &[&str] = &["stage", "pp_rank", "pipeline_stage", "pp_stage", "pipeline_rank", "pp"];
 const ROLE: &[&str] = &["role"];
 const HOST: &[&str] = &["host", "hostname", "host_name", "node", "node_name", "node_id", "host_id"];
@@ -351,7 +352,9 @@ mod tests {
         let no_end = Columns::of(["rank", "step", "start_ns"]).unwrap_err().to_string();
         assert!(no_end.contains("end_ns"), "{no_end}");
         let columns = Columns::of(["rank", "step", "duration"]).unwrap();
-        for fields in [["x", "1", "2"], ["1", "-1", "2"], ["1", "1", "long"], ["1", "1", "-2"], ["1", "", "2"]] {
+        for fields in
+            [["x", "1", "2"], ["1", "-1", "2"], ["1", "1", "long"], ["1", "1", "-2"], ["1", "", "2"]]
+        {
             assert!(columns.spans(&fields).is_err(), "{fields:?}");
         }
         assert!(columns.spans(&["1"]).is_err());
@@ -372,14 +375,19 @@ mod tests {
     #[test]
     fn time_is_the_step_only_where_nothing_else_is() {
         let columns = Columns::of(["rank", "step", "time"]).unwrap();
-        assert_eq!((one(&columns, &["0", "4", "2.5"]).step, one(&columns, &["0", "4", "2.5"]).duration), (4, 2.5));
+        assert_eq!(
+            (one(&columns, &["0", "4", "2.5"]).step, one(&columns, &["0", "4", "2.5"]).duration),
+            (4, 2.5)
+        );
     }
 
     #[test]
     fn a_table_with_a_column_for_each_section_is_read() {
-        let columns = Columns::of(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_time_ms"]).unwrap();
+        let columns =
+            Columns::of(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_time_ms"]).unwrap();
         let spans = columns.spans(&["0", "1", "100", "", "150"]).unwrap();
-        let told: Vec<(&str, f64)> = spans.iter().map(|span| (span.section.as_str(), span.duration)).collect();
+        let told: Vec<(&str, f64)> =
+            spans.iter().map(|span| (span.section.as_str(), span.duration)).collect();
         assert_eq!(told, [("", 0.15), ("forward", 0.1)]);
     }
 }

@@ -29,10 +29,12 @@ pub fn stages(rows: &[Vec<f32>]) -> Option<Vec<u32>> {
         return None;
     }
     let sizes = (2..=ranks / 2).filter(|stages| ranks.is_multiple_of(*stages));
-    sizes.flat_map(|stages| [Order::Blocks, Order::Turns].map(|order| (stages, order))).find_map(|(stages, order)| {
-        let of: Vec<u32> = (0..ranks).map(|rank| order.stage(rank, ranks, stages) as u32).collect();
-        fits(&levels, &of, stages).then_some(of)
-    })
+    sizes.flat_map(|stages| [Order::Blocks, Order::Turns].map(|order| (stages, order))).find_map(
+        |(stages, order)| {
+            let of: Vec<u32> = (0..ranks).map(|rank| order.stage(rank, ranks, stages) as u32).collect();
+            fits(&levels, &of, stages).then_some(of)
+        },
+    )
 }
 
 /// How stages lie among ranks.
@@ -72,7 +74,8 @@ fn fits(levels: &[f32], of: &[u32], stages: usize) -> bool {
         let last = if members.len() >= 4 { members.len() - 2 } else { members.len() - 1 };
         within = within.max(members[last] - members[0]);
     }
-    let (low, high) = middles.iter().fold((f32::MAX, f32::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
+    let (low, high) =
+        middles.iter().fold((f32::MAX, f32::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
     high - low > APART.ln() && (high - low) > within * TIGHTER
 }
 
@@ -82,13 +85,21 @@ mod tests {
 
     fn rows(work: &[f32]) -> Vec<Vec<f32>> {
         let wobble = |step: usize, rank: usize| 1.0 + ((step * 31 + rank * 17) % 11) as f32 / 11.0 * 0.02;
-        (0..12).map(|step| work.iter().enumerate().map(|(rank, own)| own * wobble(step, rank)).collect()).collect()
+        (0..12)
+            .map(|step| work.iter().enumerate().map(|(rank, own)| own * wobble(step, rank)).collect())
+            .collect()
     }
 
     #[test]
     fn stages_of_different_work_are_learned() {
-        assert_eq!(stages(&rows(&[1.0, 1.0, 1.0, 1.0, 1.3, 1.3, 1.3, 1.3])), Some(vec![0, 0, 0, 0, 1, 1, 1, 1]));
-        assert_eq!(stages(&rows(&[1.0, 1.0, 1.3, 1.3, 1.0, 1.0, 1.1, 1.1])), Some(vec![0, 0, 1, 1, 2, 2, 3, 3]));
+        assert_eq!(
+            stages(&rows(&[1.0, 1.0, 1.0, 1.0, 1.3, 1.3, 1.3, 1.3])),
+            Some(vec![0, 0, 0, 0, 1, 1, 1, 1])
+        );
+        assert_eq!(
+            stages(&rows(&[1.0, 1.0, 1.3, 1.3, 1.0, 1.0, 1.1, 1.1])),
+            Some(vec![0, 0, 1, 1, 2, 2, 3, 3])
+        );
         assert_eq!(stages(&rows(&[1.0, 1.3, 1.0, 1.3, 1.0, 1.3])), Some(vec![0, 1, 0, 1, 0, 1]));
     }
 

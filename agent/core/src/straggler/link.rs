@@ -45,8 +45,7 @@ impl Links {
     /// Takes in one collective: how many seconds each member was in it.
     pub fn push(&mut self, step: Step, communicator: &str, kind: &str, members: &BTreeMap<u32, f64>) {
         let lower = kind.to_ascii_lowercase();
-        let one_way =
-            lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| ONE_WAY.contains(&word));
+        let one_way = lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| ONE_WAY.contains(&word));
         let moving = members.values().copied().fold(f64::MAX, f64::min);
         let longest = members.values().copied().fold(f64::MIN, f64::max);
         if members.len() < 2 || moving <= 0.0 || one_way {
@@ -94,7 +93,8 @@ impl Links {
                 .map(|name| seen.get(name).map_or(f32::NAN, |(_, moving)| *moving))
                 .collect();
             changes.clear();
-            judge.step(Row { step: step.1, self_times: &moving, waits: &[], took: took(*step) }, &mut changes);
+            judge
+                .step(Row { step: step.1, self_times: &moving, waits: &[], took: took(*step) }, &mut changes);
             for change in &changes {
                 if let Change::Found(found) = change
                     && let Slow::Rank(index) = found.slow

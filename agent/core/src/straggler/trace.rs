@@ -252,16 +252,22 @@ impl Trace {
             notes.push(format!("{steps} step(s) are too few to judge: it takes at least {FEWEST_STEPS}"));
         }
         if again > 0 {
-            notes.push(format!("{again} step(s) of ranks were done again after a restart: the last time counts"));
+            notes.push(format!(
+                "{again} step(s) of ranks were done again after a restart: the last time counts"
+            ));
         }
         let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
         self.steps.values().flat_map(BTreeMap::keys).for_each(|rank| *seen.entry(*rank).or_default() += 1);
         let rare = seen.iter().filter(|(_, of)| **of * 5 < steps * 3).count();
         if rare > 0 {
-            notes.push(format!("{rare} of {ranks} rank(s) told of less than 60 % of the steps and are judged by few"));
+            notes.push(format!(
+                "{rare} of {ranks} rank(s) told of less than 60 % of the steps and are judged by few"
+            ));
         }
         if self.learned {
-            notes.push("stages are not told: ranks are compared with those whose first steps look alike".to_owned());
+            notes.push(
+                "stages are not told: ranks are compared with those whose first steps look alike".to_owned(),
+            );
         }
         if !self.work_named && !self.waits_named {
             notes.push(
@@ -384,7 +390,9 @@ mod tests {
             // After step 29 all begin again at step 20, but for ranks 6 and 7, which had not come that far.
             let first: Vec<u64> = (0..if rank < 6 { 30 } else { 20 }).collect();
             let all = first.iter().map(|step| (*step, 0.0)).chain((20..50).map(|step| (step, 60.0)));
-            all.for_each(|(step, later)| push(&mut trace, rank, step, step as f64 * 0.3 + later, 0.1 + wobble(rank, step)));
+            all.for_each(|(step, later)| {
+                push(&mut trace, rank, step, step as f64 * 0.3 + later, 0.1 + wobble(rank, step))
+            });
         }
         let report = trace.judge(Limits::default(), &[]);
         assert_eq!(report.findings, []);

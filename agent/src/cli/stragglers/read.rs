@@ -76,7 +76,10 @@ fn is_document(beginning: &[u8]) -> bool {
     let head = first_line.trim_start_matches('{').trim_start();
     text.starts_with('[')
         || first_line == "{"
-        || (first_line.starts_with('{') && ROWS.iter().any(|rows| head.starts_with(&format!("\"{rows}\": [")) || head.starts_with(&format!("\"{rows}\":["))))
+        || (first_line.starts_with('{')
+            && ROWS.iter().any(|rows| {
+                head.starts_with(&format!("\"{rows}\": [")) || head.starts_with(&format!("\"{rows}\":["))
+            }))
 }
 
 #[derive(Default)]
@@ -221,7 +224,8 @@ mod tests {
     fn other_separators_and_quotes_are_understood() {
         for separator in [",", "\t", ";", "|"] {
             let line = |fields: [&str; 4]| fields.join(separator) + "\n";
-            let text = line(["\"Rank\"", "Step", "Section", "Duration (ms)"]) + &line(["0", "1", "\"a, \"\"b\"\"\"", "3"]);
+            let text = line(["\"Rank\"", "Step", "Section", "Duration (ms)"])
+                + &line(["0", "1", "\"a, \"\"b\"\"\"", "3"]);
             assert!(!all_of(text.as_bytes()).unwrap().is_empty(), "{separator:?}");
         }
         assert_eq!(fields("a,\"b,\"\"c\"\"\",", ',').unwrap(), ["a", "b,\"c\"", ""]);
