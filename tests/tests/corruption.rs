@@ -59,7 +59,8 @@ fn run(replicas: u32, stage: &Stage) -> (Job, Finding, u64) {
         _ => None,
     });
     stage.mark("found");
-    let begins = job.mark("begins.1.0").parse().expect("a step");
+    let begins = job.mark("begins.1.0");
+    let begins = begins.parse().unwrap_or_else(|_| panic!("no step: {begins:?}"));
     (job, found, begins)
 }
 
@@ -70,7 +71,11 @@ fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skip
     }
     let stage = Stage::new();
     let (job, found, begins) = run(3, &stage);
-    assert_eq!((found.what, found.ranks.as_slice()), (FindingKind::SilentCorruption, [Rank(2)].as_slice()), "{found:?}");
+    assert_eq!(
+        (found.what, found.ranks.as_slice()),
+        (FindingKind::SilentCorruption, [Rank(2)].as_slice()),
+        "{found:?}"
+    );
     assert_eq!((found.since_step, found.last_agreed_step), (11, Some(9)), "{found:?}");
     assert_eq!(begins, 10, "the step that was saved after the replicas last agreed");
     let end = job.end();
