@@ -1,26 +1,31 @@
 //! Floor 3. The shell of the agent: the one task that owns what the agent knows. Launchers' entries, samples and
 //! proposals and the host's reports come in; the board is what goes out.
 
+mod gpus;
 mod hardware;
 
 use std::collections::BTreeMap;
 
 use mainstay_core::attention::Word;
-use mainstay_core::device::{DeviceReport, GpuEvent};
+use mainstay_core::device::{DeviceReport, GpuEvent, Opinion};
 use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::health::Component;
+use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::testimony::Testimony;
-use mainstay_core::time::Stamp;
-use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::time::{Mono, Stamp};
+use mainstay_core::verdict::{Cause, Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+pub use gpus::GpuLook;
 pub use hardware::{Hardware, LogReport};
+
+use gpus::Gpus;
 
 use crate::board::Board;
 use crate::os::pidfd::PidFd;
@@ -34,6 +39,9 @@ pub const DEVICES: &str = "GPUs";
 
 /// The kernel log on the roster of rooms.
 pub const KERNEL_LOG: &str = "kernel log";
+
+/// What the cloud announces for this machine.
+const CLOUD: &str = "host.cloud";
 
 /// What the node is told.
 #[derive(Debug)]
@@ -53,6 +61,8 @@ pub enum Input {
     Beats(Session, Attempt, Vec<(Rank, BeatView)>),
     /// A verdict, and what the launcher would do about it.
     Proposal(Session, Box<(Verdict, Decision)>),
+    /// A proposal has waited for the GPUs to be read as long as it may.
+    RulingDue(Session, Incident),
     /// A launcher's connection ended.
     Detached(Session),
     /// A launcher's process ended.
@@ -69,7 +79,14 @@ pub enum Input {
         components: Vec<String>,
     },
     /// The GPUs' driver was asked.
-    Devices(DeviceReport),
+    Devices {
+        /// When they began to be read.
+        began: Mono,
+        /// What came of it.
+        report: DeviceReport,
+    },
+    /// What another one who watches GPUs says of them, all of it.
+    SecondOpinions(BTreeMap<PciAddress, Vec<Opinion>>),
     /// The GPUs' driver told something unasked.
     GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
@@ -131,6 +148,8 @@ pub struct Attached {
 pub enum ToLauncher {
     /// The word on a proposal, none if it is agreed to; and what the host has to say of the failure.
     Ruling(Incident, Option<Decision>, Testimony),
+    /// The machine is to be taken away; what was announced.
+    Leave(String),
 }
 
 /// A job's launcher, as far as it matters here.
@@ -139,6 +158,8 @@ struct Launcher {
     pid: Pid,
     uid: u32,
     have_seq: u64,
+    /// What the GPUs did when ranks of the job were last found to hang.
+    gpus_in_hang: Vec<String>,
     /// The current connection.
     session: Option<(u64, mpsc::Sender<ToLauncher>)>,
 }
@@ -150,6 +171,11 @@ pub struct Node {
     launchers: BTreeMap<JobId, Launcher>,
     sessions: u64,
     hardware: Hardware,
+    gpus: Gpus,
+    /// Whether launchers were told that the machine is to be taken away.
+    leaving: bool,
+    /// Proposals that wait for the GPUs to be read.
+    waiting: Vec<(Session, Verdict)>,
     /// For what is watched beside the loop.
     own_inputs: mpsc::Sender<Input>,
 }
@@ -160,13 +186,32 @@ impl Node {
         board: Board,
         origins: BTreeMap<JobId, u64>,
         hardware: Hardware,
+        look: GpuLook,
         own_inputs: mpsc::Sender<Input>,
     ) -> Node {
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
-            (job.clone(), Launcher { pid: view.spec.launcher, uid: view.spec.uid, have_seq, session: None })
+            (
+                job.clone(),
+                Launcher {
+                    pid: view.spec.launcher,
+                    uid: view.spec.uid,
+                    have_seq,
+                    gpus_in_hang: Vec::new(),
+                    session: None,
+                },
+            )
         });
-        Node { launchers: launchers.collect(), board, sessions: 0, hardware, own_inputs }
+        Node {
+            launchers: launchers.collect(),
+            board,
+            sessions: 0,
+            hardware,
+            gpus: Gpus::new(look),
+            leaving: false,
+            waiting: Vec::new(),
+            own_inputs,
+        }
     }
 
     /// Runs until told to stop and until nobody can tell anything any more.
@@ -228,7 +273,7 @@ impl Node {
                     self.board.publish();
                 }
             }
-            Input::Proposal(session, proposal) => self.rule(&session, &proposal.0),
+            Input::Proposal(session, proposal) => self.proposed(session, proposal.0),
             Input::Detached(session) => {
                 if self.is_current(&session)
                     && let Some(launcher) = self.launchers.get_mut(&session.job)
@@ -245,7 +290,13 @@ impl Node {
                     self.board.publish();
                 }
             }
-            Input::Devices(report) => self.devices(report),
+            Input::Devices { began, report } => self.devices(began, report),
+            Input::RulingDue(session, incident) => self.rule_in_any_case(&session, incident),
+            Input::SecondOpinions(opinions) => {
+                self.hardware.second_opinions(opinions);
+                self.show(clock::now(), Vec::new());
+                self.board.publish();
+            }
             Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
             Input::Operator { uid, component, word, answer } => {
@@ -294,8 +345,10 @@ impl Node {
         let number = self.sessions;
         let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
         let session = Some((number, orders));
-        self.launchers
-            .insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session });
+        self.launchers.insert(
+            hello.job.clone(),
+            Launcher { pid: hello.pid, uid: hello.uid, have_seq, gpus_in_hang: Vec::new(), session },
+        );
         self.watch(hello.job.clone(), hello.pid);
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }
@@ -309,6 +362,12 @@ impl Node {
             return;
         }
         launcher.have_seq = entry.seq;
+        if let Body::Fact(Fact::RanksHung { .. }) = &entry.body {
+            // Now, while they hang: when the verdict is asked about, they have been stopped.
+            let now = clock::mono();
+            let gpus = self.board.view().gpus.iter();
+            launcher.gpus_in_hang = gpus.filter_map(|gpu| gpu.doing(now)).collect();
+        }
         let body = match entry.body {
             // Whose job it is, the kernel has said; a launcher cannot speak for another user or process.
             Body::Fact(Fact::JobStarted(mut spec)) => {
@@ -319,19 +378,60 @@ impl Node {
             Body::Health(_) => return,
             body => body,
         };
+        match &body {
+            Body::Fact(Fact::AttemptStarted { .. }) => self.gpus.begun(&session.job),
+            Body::Fact(Fact::AttemptEnded { .. }) => self.gpus.emptied(&session.job, clock::mono()),
+            Body::Fact(Fact::JobEnded { .. }) => self.gpus.over(&session.job),
+            _ => {}
+        }
         self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
     }
 
-    /// The agent agrees with what the launcher proposes, and testifies: kernel log and components are its to read.
-    fn rule(&self, session: &Session, verdict: &Verdict) {
+    /// Rules at once if the job's GPUs have been read since its ranks were gone, else when they are.
+    fn proposed(&mut self, session: Session, verdict: Verdict) {
+        if let Some(held) = self.gpus.held(&session.job) {
+            return self.rule(&session, &verdict, held);
+        }
+        let (inputs, due) = (self.own_inputs.clone(), Input::RulingDue(session.clone(), verdict.incident));
+        tokio::spawn(async move {
+            tokio::time::sleep(gpus::ANSWER_WITHIN).await;
+            let _ = inputs.send(due).await;
+        });
+        self.waiting.push((session, verdict));
+    }
+
+    fn rule_on_what_waits(&mut self) {
+        for (session, verdict) in std::mem::take(&mut self.waiting) {
+            match self.gpus.held(&session.job) {
+                Some(held) => self.rule(&session, &verdict, held),
+                None => self.waiting.push((session, verdict)),
+            }
+        }
+    }
+
+    fn rule_in_any_case(&mut self, session: &Session, incident: Incident) {
+        let is_it = |(of, verdict): &(Session, Verdict)| of == session && verdict.incident == incident;
+        if let Some(place) = self.waiting.iter().position(is_it) {
+            let (session, verdict) = self.waiting.swap_remove(place);
+            let unread = "the driver has not told yet whether the GPUs are free".to_owned();
+            self.rule(&session, &verdict, vec![unread]);
+        }
+    }
+
+    /// The agent agrees with what the launcher proposes, and testifies: kernel log, components and GPUs are its to read.
+    fn rule(&self, session: &Session, verdict: &Verdict, held: Vec<String>) {
         let orders = self.launchers.get(&session.job).and_then(|launcher| launcher.session.as_ref());
         if let Some((_, orders)) = orders.filter(|(number, _)| *number == session.number) {
             let others = |pid: Pid| {
                 let jobs = self.board.view().jobs.iter().filter(|(job, _)| **job != session.job);
                 jobs.flat_map(|(_, view)| view.ranks.values()).any(|rank| rank.pid == pid)
             };
-            let components: Vec<Component> = self.board.view().components.values().cloned().collect();
+            let components: Vec<Component> = self.board.view().counting().cloned().collect();
             let testimony = self.hardware.testify(verdict.fault_at, others, &components);
+            let mut testimony = Testimony { held, ..testimony };
+            if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
+                testimony.gpus.clone_from(&launcher.gpus_in_hang);
+            }
             let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None, testimony));
         }
     }
@@ -339,6 +439,7 @@ impl Node {
     fn launcher_ended(&mut self, job: &JobId, pid: Pid) {
         let is_its = self.launchers.get(job).is_some_and(|launcher| launcher.pid == pid);
         if is_its && self.is_open(job) {
+            self.gpus.over(job);
             self.record(Some(job), Fact::LauncherLost { pid });
         }
     }
@@ -347,9 +448,24 @@ impl Node {
         for fact in judged.facts {
             self.record(None, fact);
         }
+        self.tell_launchers_to_leave(&judged.components);
         // With each look, what time has done to the hardware is shown too.
         let now = clock::now();
         self.show(now, judged.components);
+    }
+
+    /// Tells every launcher, once, when the cloud takes the machine away.
+    fn tell_launchers_to_leave(&mut self, components: &[Component]) {
+        let Some(cloud) = components.iter().find(|component| component.name == CLOUD) else { return };
+        let leaves = cloud.state == HealthState::Unhealthy && cloud.action >= RecommendedAction::ReplaceNode;
+        if !leaves {
+            self.leaving = false;
+        } else if !std::mem::replace(&mut self.leaving, true) {
+            let sessions = self.launchers.values().filter_map(|launcher| launcher.session.as_ref());
+            for (_, orders) in sessions {
+                let _ = orders.try_send(ToLauncher::Leave(cloud.reason.clone()));
+            }
+        }
     }
 
     /// Shows what was sensed, and the hardware as it stands.
@@ -376,8 +492,10 @@ impl Node {
         self.board.hide(names);
     }
 
-    fn devices(&mut self, report: DeviceReport) {
+    fn devices(&mut self, began: Mono, report: DeviceReport) {
         let now = clock::now();
+        self.gpus.read(began, &report, self.board.view().jobs.values());
+        self.rule_on_what_waits();
         for fact in self.hardware.devices_are(now.mono, report) {
             self.record(None, fact);
         }

@@ -242,3 +242,56 @@ fn on_other_machines_nothing_is_asked_and_nothing_shown() {
         assert!(!agent.status().contains("host.cloud"));
     }
 }
+
+/// A job below the agent, whose rank ends well when it is told to.
+fn job(machine: &TempDir, options: &[&str]) -> std::process::Child {
+    let script = machine.path().join("rank.sh");
+    fs::write(&script, "#!/bin/sh\ntrap 'exit 0' TERM\necho up\nwhile :; do sleep 0.02; done\n").unwrap();
+    std::process::Command::new(env!("CARGO_BIN_EXE_mainstay"))
+        .args(["run", "--no-python", "--socket"])
+        .arg(machine.path().join("agent.sock"))
+        .arg("--log-dir")
+        .arg(machine.path().join("logs"))
+        .arg("--runtime-dir")
+        .arg(machine.path().join("runtime"))
+        .args(options)
+        .args(["/bin/sh".as_ref(), script.as_os_str()])
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_job_leaves_a_machine_that_is_taken_away_with_the_status_for_its_scheduler() {
+    let machine = machine("Google Compute Engine");
+    let metadata = Metadata::start();
+    let agent = start(&machine, &metadata, "auto");
+    let mut job = job(&machine, &["--hand-back-exit", "99"]);
+    let mut said = String::new();
+    BufReader::new(job.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    agent.wait_for("MASTER_PORT");
+    metadata.set("instance/preempted", "TRUE");
+    let ended = job.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(99), "{said}");
+    assert!(said.contains("the machine is taken away (preempted)"), "{said}");
+}
+
+#[test]
+fn a_job_that_is_to_stay_does_not_end_by_a_notice() {
+    let machine = machine("Google Compute Engine");
+    let metadata = Metadata::start();
+    let agent = start(&machine, &metadata, "auto");
+    let mut job = job(&machine, &["--stay-on-notice"]);
+    let mut said = String::new();
+    BufReader::new(job.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    agent.wait_for("MASTER_PORT");
+    metadata.set("instance/preempted", "TRUE");
+    agent.wait_for("the machine is taken away (preempted)");
+    // It ends of what it is told next, not of the notice.
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(job.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(job.wait().unwrap().code(), Some(143));
+}

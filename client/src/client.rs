@@ -184,6 +184,35 @@ impl Client {
         }
     }
 
+    /// Whether this rank is to save now and end. It becomes true after the same step on all ranks, so that they save the
+    /// same; whoever asks is waited for when the job is to end.
+    #[must_use]
+    pub fn save_requested(&self) -> bool {
+        let Some(attached) = self.ours() else { return false };
+        attached.writer.listen_for_saves();
+        let page = attached.writer.page();
+        let Some(request) = page.save_request() else { return false };
+        match request.at_step {
+            None => true,
+            // Whoever completed no step has nothing that others would have to match.
+            Some(step) => page.beat().and_then(|beat| beat.step).is_none_or(|done| done >= step),
+        }
+    }
+
+    /// How long this rank has until it is made to end; none when nothing is asked.
+    #[must_use]
+    pub fn save_within(&self) -> Option<Duration> {
+        let request = self.ours()?.writer.page().save_request()?;
+        Some(Duration::from_nanos(request.by_ns.saturating_sub(now_ns())))
+    }
+
+    /// Says that [`save_requested`](Self::save_requested) will be asked after each step.
+    pub fn listen_for_saves(&self) {
+        if let Some(attached) = self.ours() {
+            attached.writer.listen_for_saves();
+        }
+    }
+
     /// Leaves a note on how this process ends, and wakes the launcher. The first note stands.
     pub fn exit_note(&self, note: &Note<'_>) {
         let Some(attached) = self.ours() else { return };

@@ -6,11 +6,13 @@
 
 pub mod deep;
 mod free;
+mod held;
 mod node_health;
 
 use serde::{Deserialize, Serialize};
 
 pub use free::{Freedom, free};
+pub use held::GpuUse;
 pub use node_health::{NodeHealth, node_health};
 
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};

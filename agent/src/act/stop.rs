@@ -23,6 +23,24 @@ pub struct Grace {
     pub done: Span,
 }
 
+/// Of the time that ranks have, so much is kept for those that did not save in time to end by a signal.
+const TO_END: Span = Span::seconds(5);
+
+impl Grace {
+    fn of(self, why: StopWhy) -> Span {
+        match why {
+            StopWhy::Requested => self.requested,
+            StopWhy::Fault => self.fault,
+            StopWhy::Done => self.done,
+        }
+    }
+
+    /// How long ranks may take to save and end by themselves, of the time that they have in all.
+    pub fn to_save(in_all: Span) -> Span {
+        in_all.minus(Span(in_all.0 / 5).min(TO_END))
+    }
+}
+
 /// A stop under way.
 #[derive(Debug)]
 pub struct Stop {
@@ -30,23 +48,41 @@ pub struct Stop {
     pub why: StopWhy,
     /// When force is used.
     pub force_at: Mono,
+    /// When ranks that were asked to save are told to end; none once they were.
+    pub tell_at: Option<Mono>,
+    /// What they are told to end with.
+    signal: i32,
     /// Signals sent so far, to tell our own doing from others'.
     sent: Vec<i32>,
 }
 
 impl Stop {
-    /// Asks all living ranks to end: `signal` if the launcher was told to stop by one, else SIGTERM.
-    pub fn begin(now: Mono, why: StopWhy, grace: Grace, signal: i32, ranks: &[RankProcess]) -> Stop {
-        let grace = match why {
-            StopWhy::Requested => grace.requested,
-            StopWhy::Fault => grace.fault,
-            StopWhy::Done => grace.done,
-        };
-        let mut stop = Stop { why, force_at: now.after(grace), sent: Vec::new() };
-        stop.send(if why == StopWhy::Requested { signal } else { SIGTERM }, ranks);
-        // A rank that was stopped would only take the signal when it goes on.
-        stop.send(SIGCONT, ranks);
+    /// Asks all living ranks to end: `signal` if the launcher was told to stop by one, else SIGTERM. Ranks that are
+    /// `saving` are told later, and have ended by themselves until then if all goes well.
+    pub fn begin(
+        now: Mono,
+        why: StopWhy,
+        grace: Grace,
+        signal: i32,
+        saving: bool,
+        ranks: &[RankProcess],
+    ) -> Stop {
+        let grace = grace.of(why);
+        let signal = if why == StopWhy::Requested { signal } else { SIGTERM };
+        let tell_at = saving.then(|| now.after(Grace::to_save(grace)));
+        let mut stop = Stop { why, force_at: now.after(grace), tell_at, signal, sent: Vec::new() };
+        if !saving {
+            stop.tell(ranks);
+        }
         stop
+    }
+
+    /// Tells the ranks to end.
+    pub fn tell(&mut self, ranks: &[RankProcess]) {
+        self.tell_at = None;
+        self.send(self.signal, ranks);
+        // A rank that was stopped would only take the signal when it goes on.
+        self.send(SIGCONT, ranks);
     }
 
     /// Uses force on what still lives.

@@ -7,7 +7,7 @@ use mainstay_core::id::{JobId, Pid};
 use mainstay_proto::v1::from_agent::Message as AgentMessage;
 use mainstay_proto::v1::from_launcher::Message as LauncherMessage;
 use mainstay_proto::v1::launcher_service_server::LauncherService;
-use mainstay_proto::v1::{FromAgent, FromLauncher, Welcome};
+use mainstay_proto::v1::{FromAgent, FromLauncher, Leave, Welcome};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::transport::server::UdsConnectInfo;
@@ -142,7 +142,12 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
 }
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
-    let ToLauncher::Ruling(incident, instead, testimony) = order;
+    let (incident, instead, testimony) = match order {
+        ToLauncher::Ruling(incident, instead, testimony) => (incident, instead, testimony),
+        ToLauncher::Leave(reason) => {
+            return Ok(FromAgent { message: Some(AgentMessage::Leave(Leave { reason: reason.clone() })) });
+        }
+    };
     let ruling = wire::ruling_out(*incident, instead.as_ref(), testimony)
         .map_err(|error| Status::internal(error.to_string()))?;
     Ok(FromAgent { message: Some(AgentMessage::Ruling(ruling)) })

@@ -1,6 +1,6 @@
 //! The GPUs' sensing on a thread of its own: the driver may take as long as it likes.
 
-use std::io::{PipeReader, PipeWriter};
+use std::io::{PipeReader, PipeWriter, Read};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,17 @@ const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 /// Sensing under way; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Probing {
-    _stop: PipeWriter,
+    stop: PipeWriter,
+}
+
+impl Probing {
+    /// A way to have the driver asked at once: by a byte into it. Sensing ends when this is dropped too.
+    ///
+    /// # Errors
+    /// The kernel gives no more descriptors.
+    pub fn nudge(&self) -> std::io::Result<PipeWriter> {
+        self.stop.try_clone()
+    }
 }
 
 /// Asks the driver now and every `interval`, passes on what it tells unasked, and tells the node.
@@ -40,7 +50,7 @@ pub fn probe(
         while look(&mut source, &stop, interval, &inputs, &roster).is_some() {}
     };
     std::thread::Builder::new().name("devices".to_owned()).spawn(ask)?;
-    Ok(Probing { _stop: stop_writer })
+    Ok(Probing { stop: stop_writer })
 }
 
 /// One sample, and the wait for the next. None when it is over.
@@ -55,7 +65,7 @@ fn look(
     let (at, began) = (clock::mono(), Instant::now());
     roster.begins(ROOM, at);
     let report = source.sample(at);
-    tell(Input::Devices(report))?;
+    tell(Input::Devices { began: at, report })?;
     tell(Input::Looked { room: ROOM.to_owned(), components: Vec::new() })?;
     // A driver that takes its time is left alone for half the interval at least.
     let took = began.elapsed();
@@ -63,7 +73,8 @@ fn look(
     loop {
         match source.wait(stop.as_fd(), next.saturating_duration_since(Instant::now())) {
             Waited::Over => return Some(()),
-            Waited::Stopped => return None,
+            // A byte asks for a look at once; the other end gone is the end.
+            Waited::Stopped => return matches!((&*stop).read(&mut [0; 16]), Ok(1..)).then_some(()),
             Waited::Told(events) => {
                 tell(Input::GpuEvents(events))?;
                 // What the event did to the counters is not left until the next look.

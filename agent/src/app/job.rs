@@ -161,7 +161,7 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         local_world_size: settings.local_world_size,
         role: settings.role.clone(),
         master_addr: settings.master_addr.clone(),
-        max_restarts: settings.budget.max_restarts,
+        max_restarts: settings.policy.budget.max_restarts,
         run_dir: places.run_dir.clone(),
         checkpoint_dir,
         page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),

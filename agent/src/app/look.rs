@@ -13,10 +13,10 @@ use tonic::service::Routes;
 
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::agent::{QUEUE, Recalled, start_probing, watch_hardware};
-use crate::app::{about, rooms};
+use crate::app::{about, device, rooms};
 use crate::board::Board;
 use crate::config::Config;
-use crate::node::Node;
+use crate::node::{GpuLook, Node};
 use crate::os::clock;
 use crate::store::journal::{Journal, JournalReader};
 
@@ -43,7 +43,11 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let rooms = rooms::start(&own, &recalled.observed, &inputs, &reader)?;
     let (hardware, following) = watch_hardware(&own, &recalled, &inputs, &roster)?;
     let probing = start_probing(&own, &recalled, &inputs, &roster)?;
-    let node = Node::new(board, recalled.origins, hardware, inputs);
+    let look = GpuLook {
+        nudge: probing.as_ref().map(device::Probing::nudge).transpose()?,
+        memory_held: own.preflight.gpu_memory_held,
+    };
+    let node = Node::new(board, recalled.origins, hardware, look, inputs);
     let node = tokio::spawn(node.run(node_inputs, || {}, stop.clone()));
     stop_with_standard_input(stop.clone())?;
     writeln!(std::io::stdout(), "{READY}").context("telling that the checks can be asked for")?;

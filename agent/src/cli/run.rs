@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use mainstay_core::hang::Limits;
-use mainstay_core::policy::Budget;
+use mainstay_core::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 use mainstay_core::time::Span;
 
 use crate::act::stop::Grace;
@@ -15,6 +15,9 @@ use crate::launch::hang::{HangSettings, Mode};
 use crate::launch::{Settings, Shown, WarmSettings, places};
 use crate::os::clock;
 
+/// The usual status for that, as the command line takes it.
+const HAND_BACK: u8 = HAND_BACK_EXIT as u8;
+
 const EXAMPLES: &str = "\
 Examples:
   mainstay run --nproc-per-node 8 train.py --config c.yaml
@@ -23,7 +26,7 @@ Examples:
   mainstay run --nproc-per-node 8 --max-restarts 5 --checkpoint-dir /nvme/ckpt train.py
 
 What follows the script's name belongs to the script. Exit status: 0 when all ranks end with 0; else that of the
-rank that failed first, a signal as 128 + its number; 64 for a command line that is not understood, 70 when the job
+rank that failed first, a signal as 128 + its number; 75 when another host may do (--hand-back-exit); 64 for a command line that is not understood, 70 when the job
 could not be begun. See docs/reference/cli.md.";
 
 /// Run a training job: start its ranks, watch them, restart them when that helps
@@ -42,6 +45,29 @@ pub struct Args {
     /// The window in which restarts are counted, such as 1h; without it they count for the whole job
     #[arg(long, env = "MAINSTAY_RESTART_WINDOW", value_name = "DURATION", value_parser = duration)]
     restart_window: Option<Span>,
+    /// Restarts allowed for one kind of cause, beside --max-restarts: exception, exit_code, signal, out_of_memory or hang,
+    /// such as hang=2 or signal=10/1h. May be given more than once
+    #[arg(
+        long,
+        env = "MAINSTAY_RESTART_BUDGET",
+        value_name = "CAUSE=N[/WINDOW],…",
+        value_delimiter = ',',
+        value_parser = cause_budget
+    )]
+    restart_budget: Vec<(CauseKind, Budget)>,
+    /// How long a restart waits for a host that is not ready (GPUs still held, a port taken, a mount that does not answer),
+    /// before the job is handed back to the scheduler; off restarts without looking
+    #[arg(
+        long,
+        env = "MAINSTAY_READY_WITHIN",
+        default_value = "60s",
+        value_name = "DURATION|off",
+        value_parser = ready_within
+    )]
+    ready_within: ReadyWithin,
+    /// Exit status that asks the scheduler to start the job again elsewhere
+    #[arg(long, env = "MAINSTAY_HAND_BACK_EXIT", default_value_t = HAND_BACK, value_name = "STATUS", value_parser = clap::value_parser!(u8).range(1..))]
+    hand_back_exit: u8,
     /// Name of the run; made up from time and process if not given
     #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", value_name = "ID")]
     rdzv_id: Option<String>,
@@ -115,6 +141,12 @@ pub struct Args {
         value_parser = duration
     )]
     shutdown_timeout: Span,
+    /// A signal that ranks get when they are to save, beside what `mainstay.save_requested()` tells them: SIGUSR1, SIGUSR2
+    #[arg(long, env = "MAINSTAY_SAVE_SIGNAL", value_name = "SIGNAL", value_parser = save_signal)]
+    save_signal: Option<i32>,
+    /// Do not end the job when the agent hears that the cloud takes the machine away
+    #[arg(long, env = "MAINSTAY_STAY_ON_NOTICE")]
+    stay_on_notice: bool,
     /// How long the other ranks may take to end after one has failed
     #[arg(long, env = "MAINSTAY_FAULT_TIMEOUT", default_value = "3s", value_name = "DURATION", value_parser = duration)]
     fault_timeout: Span,
@@ -201,8 +233,15 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         role: args.role,
         master_addr: args.master_addr.or(endpoint_addr).unwrap_or_else(|| "127.0.0.1".to_owned()),
         master_port: args.master_port.or(endpoint_port).filter(|port| *port != 0),
-        budget: Budget { max_restarts: args.max_restarts, window: args.restart_window },
+        policy: mainstay_core::policy::Settings {
+            by_cause: args.restart_budget.into_iter().collect(),
+            ready_within: args.ready_within.0,
+            hand_back_exit: i32::from(args.hand_back_exit),
+            ..Budget { max_restarts: args.max_restarts, window: args.restart_window }.into()
+        },
         grace: Grace { requested: args.shutdown_timeout, fault: args.fault_timeout, done: Span::seconds(5) },
+        save_signal: args.save_signal,
+        leave_on_notice: !args.stay_on_notice,
         hang: HangSettings { mode: args.hang, limits: limits(&args.hang_limit) },
         checkpoint_dir: args.checkpoint_dir,
         warm: WarmSettings { enabled: !args.no_warm, imports: args.warm_imports },
@@ -292,6 +331,38 @@ fn duration(text: &str) -> Result<Span, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| format!("{text:?} is no duration: write 30s, 2m or 1h"))?;
     u64::try_from(parsed.as_nanos()).map(Span).map_err(|_| format!("{text:?}: a duration cannot be negative"))
+}
+
+/// How long a host is waited for; none to not look.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ReadyWithin(Option<Span>);
+
+fn ready_within(text: &str) -> Result<ReadyWithin, String> {
+    if text == "off" { Ok(ReadyWithin(None)) } else { duration(text).map(|span| ReadyWithin(Some(span))) }
+}
+
+/// `hang=2`, `signal=10/1h`.
+fn cause_budget(text: &str) -> Result<(CauseKind, Budget), String> {
+    let (cause, budget) =
+        text.split_once('=').ok_or_else(|| format!("{text:?}: write CAUSE=N or CAUSE=N/WINDOW"))?;
+    let kind = CauseKind::parse(cause).ok_or_else(|| {
+        let known: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.word()).collect();
+        format!("{cause:?} is no cause; write one of {}", known.join(", "))
+    })?;
+    let (max, window) = match budget.split_once('/') {
+        Some((max, window)) => (max, Some(duration(window)?)),
+        None => (budget, None),
+    };
+    let max_restarts = max.parse().map_err(|_| format!("{max:?} is no number of restarts"))?;
+    Ok((kind, Budget { max_restarts, window }))
+}
+
+fn save_signal(text: &str) -> Result<i32, String> {
+    match text.strip_prefix("SIG").unwrap_or(text) {
+        "USR1" => Ok(nix::libc::SIGUSR1),
+        "USR2" => Ok(nix::libc::SIGUSR2),
+        _ => Err(format!("{text:?}: write SIGUSR1 or SIGUSR2")),
+    }
 }
 
 fn hang_mode(text: &str) -> Result<Mode, String> {
@@ -398,6 +469,18 @@ mod tests {
         assert_eq!(hang.mode, Mode::Auto);
         assert!(plan_of(&["--hang-limit", "step", "/bin/sh"]).is_err());
         assert!(plan_of(&["--hang", "maybe", "/bin/sh"]).is_err());
+    }
+
+    #[test]
+    fn budgets_of_causes_and_patience_with_the_host() {
+        let line = ["--restart-budget", "hang=2,signal=10/1h", "--ready-within", "off", "/bin/sh"];
+        let policy = plan_of(&line).expect("a plan").settings.policy;
+        let signal = Budget { max_restarts: 10, window: Some(Span::seconds(3600)) };
+        assert_eq!(policy.by_cause[&CauseKind::Signal], signal);
+        assert_eq!(policy.by_cause[&CauseKind::Hang], Budget { max_restarts: 2, window: None });
+        assert_eq!((policy.ready_within, policy.hand_back_exit), (None, 75));
+        assert!(plan_of(&["--restart-budget", "tuesday=2", "/bin/sh"]).is_err());
+        assert!(plan_of(&["--hand-back-exit", "0", "/bin/sh"]).is_err());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 pub mod hang;
 mod notice;
 pub mod places;
+mod save;
 mod shell;
 mod warm;
 
@@ -11,8 +12,6 @@ pub use shell::{Launcher, Outside};
 pub use warm::{Warm, WarmSettings};
 
 use std::path::PathBuf;
-
-use mainstay_core::policy::Budget;
 
 use crate::act::stop::Grace;
 use crate::launch::hang::HangSettings;
@@ -32,8 +31,8 @@ pub struct Settings {
     pub master_addr: String,
     /// `MASTER_PORT`; none for a free one for each attempt.
     pub master_port: Option<u16>,
-    /// How often ranks may be restarted.
-    pub budget: Budget,
+    /// What may be done about failures.
+    pub policy: mainstay_core::policy::Settings,
     /// How long stops may take.
     pub grace: Grace,
     /// Where checkpoints go; none for a directory of the run's own.
@@ -42,6 +41,10 @@ pub struct Settings {
     pub hang: HangSettings,
     /// Whose output is shown on the terminal.
     pub shown: Shown,
+    /// The signal that tells ranks to save, beside their page; none to send none.
+    pub save_signal: Option<i32>,
+    /// Whether the job ends when the machine is to be taken away.
+    pub leave_on_notice: bool,
     /// How ranks are started again.
     pub warm: WarmSettings,
 }

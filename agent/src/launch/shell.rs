@@ -20,10 +20,10 @@ use crate::act::output::{self, Stream, Terminal};
 use crate::act::page_files;
 use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, RankProcess};
-use crate::act::stop::{Stop, reap_orphans, sweep};
+use crate::act::stop::{Grace, Stop, reap_orphans, sweep};
 use crate::board::Board;
 use crate::launch::hang::{Evidence, Judge};
-use crate::launch::{Settings, Warm, notice};
+use crate::launch::{Settings, Warm, notice, save};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
@@ -44,6 +44,9 @@ const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
 
 /// How long an agent may think about a proposal before the launcher decides alone.
 const RULING_WITHIN: Duration = Duration::from_millis(250);
+
+/// So many of a rank's last steps go into the evidence.
+const LAST_STEPS: usize = 16;
 
 /// The channels to what runs beside the loop.
 #[derive(Debug)]
@@ -116,7 +119,9 @@ impl Launcher {
     ) -> Launcher {
         let mut out = Vec::new();
         let began = clock::mono();
-        let job = Job::begin(began, job_spec(&settings, &crew), settings.budget, &mut out);
+        let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());
+        let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
+        let job = Job::begin(began, job_spec(&settings, &crew), policy, &mut out);
         let watcher = crew.page_dir.as_ref().and_then(|directory| {
             let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
             watcher
@@ -169,6 +174,7 @@ impl Launcher {
                 return self.end(exit, outside).await;
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
+            let tell_at = self.stop.as_ref().and_then(|stop| stop.tell_at).map(from_now);
             let (ruling_until, look_at) = (self.ruling_until, self.look_at);
             // In the order in which they matter when several are ready.
             tokio::select! {
@@ -182,6 +188,7 @@ impl Launcher {
                     self.look_at = None;
                     self.step(clock::mono(), Input::LookAgain);
                 }
+                () = until(tell_at) => self.tell_to_end(),
                 () = until(force_at) => self.force(),
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
@@ -205,7 +212,17 @@ impl Launcher {
                     }
                     let (now, grace) = (clock::mono(), self.settings.grace);
                     let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
-                    self.stop = Some(Stop::begin(now, why, grace, signal, &self.ranks));
+                    let saving = why == StopWhy::Requested
+                        && save::ask(
+                            &self.ranks,
+                            &self.pages,
+                            now,
+                            now.after(Grace::to_save(grace.requested)),
+                        );
+                    if saving && let Some(signal) = self.settings.save_signal {
+                        self.ranks.iter().for_each(|rank| save::signal(rank, signal));
+                    }
+                    self.stop = Some(Stop::begin(now, why, grace, signal, saving, &self.ranks));
                     self.end_attempt_if_over().await;
                 }
                 Order::StopRanks { .. } => {}
@@ -392,6 +409,22 @@ impl Launcher {
         self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }
 
+    /// Ranks that were asked to save and did not end by themselves.
+    fn tell_to_end(&mut self) {
+        if let Some(stop) = &mut self.stop {
+            stop.tell(&self.ranks);
+        }
+    }
+
+    /// The machine is to be taken away, or so: ranks save and end, and the scheduler starts the job elsewhere.
+    fn asked_to_leave(&mut self, reason: String) {
+        if self.asked_by.is_none() && self.settings.leave_on_notice {
+            self.asked_by = Some(nix::libc::SIGTERM);
+            let exit = self.settings.policy.hand_back_exit;
+            self.fact(Fact::StopRequested { by: reason, exit });
+        }
+    }
+
     fn force(&mut self) {
         if let Some(stop) = &mut self.stop {
             stop.force(&self.ranks);
@@ -450,6 +483,7 @@ impl Launcher {
                 }
             }
             LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
+            LinkEvent::Leave { reason } => self.asked_to_leave(reason),
         }
     }
 
@@ -532,6 +566,10 @@ impl Launcher {
                     stacks: Some(rank.files.stacks.clone()),
                     step: beat.step,
                     sections: beat.sections,
+                    last_steps: self
+                        .pages
+                        .get(&rank.rank)
+                        .map_or_else(Vec::new, |page| page.last_steps(LAST_STEPS)),
                 }
             })
             .collect()
@@ -641,7 +679,7 @@ fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         world_size: settings.local_world_size,
         local_world_size: settings.local_world_size,
         first_rank: Rank(0),
-        max_restarts: settings.budget.max_restarts,
+        max_restarts: settings.policy.budget.max_restarts,
         launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
         uid: nix::unistd::getuid().as_raw(),
         run_dir: text(&crew.run_dir),

@@ -54,6 +54,11 @@ pub enum LinkEvent {
     },
     /// Its word on a proposal.
     Ruling(Ruling),
+    /// The machine is to be taken away.
+    Leave {
+        /// What was announced.
+        reason: String,
+    },
 }
 
 /// What is reported to the agent.
@@ -210,6 +215,9 @@ async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> an
     match message.message {
         Some(AgentMessage::Ruling(ruling)) => {
             let _ = events.send(LinkEvent::Ruling(wire::ruling_in(&ruling)?)).await;
+        }
+        Some(AgentMessage::Leave(leave)) => {
+            let _ = events.send(LinkEvent::Leave { reason: leave.reason }).await;
         }
         // A later agent may say more than we understand.
         Some(AgentMessage::Welcome(_)) | None => {}

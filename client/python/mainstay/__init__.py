@@ -14,11 +14,12 @@ nothing and cost next to nothing. None of them ever raises or blocks: a wrong ar
 from __future__ import annotations
 
 from . import _hooks
-from ._native import __version__, active, beat, pause, resume, section, step
+from ._native import __version__, active, beat, on_save_request, pause, resume, save_requested, save_within, section, step
 from ._section import expect_long
 
 __all__ = [
-    "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "pause", "report_digest", "resume", "section", "status", "step",
+    "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "on_save_request", "pause", "report_digest", "resume",
+    "save_requested", "save_within", "section", "status", "step",
 ]  # fmt: skip
 
 _hooks.start()

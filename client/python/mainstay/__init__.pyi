@@ -2,6 +2,8 @@ from typing import Any, Callable, Optional, SupportsIndex, TypedDict, TypeVar
 
 from . import checkpoint as checkpoint
 from ._native import active as active, beat as beat, pause as pause, resume as resume
+from ._native import on_save_request as on_save_request
+from ._native import save_requested as save_requested, save_within as save_within
 from ._native import section as section, step as step
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -14,7 +16,8 @@ class expect_long:
 
 __version__: str
 __all__ = [
-    "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "pause", "report_digest", "resume", "section", "status", "step",
+    "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "on_save_request", "pause", "report_digest", "resume",
+    "save_requested", "save_within", "section", "status", "step",
 ]
 
 class _Status(TypedDict):

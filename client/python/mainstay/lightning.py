@@ -6,6 +6,7 @@ Lightning finds the callback by itself through the package's entry points. Where
 from __future__ import annotations
 
 import functools
+import os
 import sys
 
 from . import _native, section, step, torch
@@ -48,8 +49,16 @@ def _made_for(base):
             if number != self._newest:
                 self._newest = number
                 step(number, loss=_loss(outputs))
+                self._save_if_asked(trainer)
             else:
                 _native.beat()
+
+        def _save_if_asked(self, trainer):
+            # True after the same step on all ranks: saving and stopping are things that they do together.
+            if not trainer.should_stop and _native.save_requested():
+                directory = os.environ.get("MAINSTAY_CHECKPOINT_DIR") or trainer.default_root_dir
+                trainer.save_checkpoint(os.path.join(directory, "mainstay-save.ckpt"))
+                trainer.should_stop = True
 
         def on_validation_start(self, trainer, pl_module):
             if not self._leads:

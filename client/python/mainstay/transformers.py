@@ -32,6 +32,10 @@ class MainstayCallback(_transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **named):
         step(state.global_step, loss=self._loss)
         self._loss = None
+        # True after the same step on all ranks.
+        if _native.save_requested():
+            control.should_save = control.should_training_stop = True
+        return control
 
     def on_substep_end(self, args, state, control, **named):
         _native.beat()

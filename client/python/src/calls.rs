@@ -16,6 +16,7 @@ use crate::arguments::{self, Call, spells};
 use crate::awaited;
 use crate::counters;
 use crate::rank;
+use crate::saving;
 use crate::section::{self, Section};
 use crate::warn::{self, Mistake};
 
@@ -135,6 +136,9 @@ fn step(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult
     }
     if awaited::any() {
         awaited::step(py);
+    }
+    if saving::any() {
+        saving::step(py)?;
     }
     Ok(py.None())
 }

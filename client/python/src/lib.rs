@@ -14,6 +14,7 @@ mod checksum;
 mod counters;
 mod digest;
 mod rank;
+mod saving;
 mod section;
 mod testing;
 mod warn;
@@ -26,6 +27,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     calls::add_to(module)?;
     section::add_to(module)?;
     rank::add_to(module)?;
+    saving::add_to(module)?;
     awaited::add_to(module)?;
     checksum::add_to(module)?;
     counters::add_to(module)?;

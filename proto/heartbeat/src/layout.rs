@@ -8,7 +8,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 /// The layout's major version: a client or reader of another major must not touch anything but the identity zone.
 pub const MAJOR: u16 = 1;
 /// The layout's minor version: later minors only give meaning to words that were reserved (and zero) before.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 2;
 /// The size of a page file, fixed within a major version.
 pub const PAGE_BYTES: usize = 128 * 1024;
 pub(crate) const PAGE_WORDS: usize = PAGE_BYTES / WORD;
@@ -74,6 +74,8 @@ pub(crate) const SKIPPED: usize = 768;
 pub(crate) const UNMATCHED_LEAVES: usize = 776;
 pub(crate) const NAMES_REFUSED: usize = 784;
 pub(crate) const COLLECTIVES_REFUSED: usize = 792;
+/// Since minor 2.
+pub(crate) const SAVE_LISTENS: usize = 800;
 
 // The writer's own zone, 1024..2048. Readers have no business here.
 pub(crate) const LOCK: usize = 1024;
@@ -166,6 +168,11 @@ pub(crate) mod collective {
     pub(crate) const SIGNATURE: usize = 24;
 }
 
+// The launcher's request, since minor 2. The only words of a claimed page that the launcher writes.
+pub(crate) const SAVE_REQUEST: usize = 2688;
+pub(crate) const SAVE_AT_STEP: usize = 2696;
+pub(crate) const SAVE_BY_NS: usize = 2704;
+
 // Section names.
 pub(crate) const NAMES: usize = 4096;
 /// How many section names a page knows, `other` (id 0) included.
@@ -243,6 +250,7 @@ pub const FIELDS: &[(&str, usize, usize)] = &[
     ("unmatched_leaves", UNMATCHED_LEAVES, WORD),
     ("names_refused", NAMES_REFUSED, WORD),
     ("collectives_refused", COLLECTIVES_REFUSED, WORD),
+    ("save_listens", SAVE_LISTENS, WORD),
     ("lock", LOCK, WORD),
     ("published", PUBLISHED, WORD),
     ("step_start_ns", STEP_START_NS, WORD),
@@ -253,6 +261,9 @@ pub const FIELDS: &[(&str, usize, usize)] = &[
     ("slots", SLOTS, SLOT_COUNT * SLOT_BYTES),
     ("ring_head", RING_HEAD, WORD),
     ("collective_count", COLLECTIVE_COUNT, WORD),
+    ("save_request", SAVE_REQUEST, WORD),
+    ("save_at_step", SAVE_AT_STEP, WORD),
+    ("save_by_ns", SAVE_BY_NS, WORD),
     ("collectives", COLLECTIVES, COLLECTIVE_ENTRIES * COLLECTIVE_BYTES),
     ("names", NAMES, NAME_ENTRIES * NAME_ENTRY_BYTES),
     ("ring", RING, RING_RECORDS * RECORD_BYTES),

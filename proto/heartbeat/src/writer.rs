@@ -14,6 +14,7 @@ use crate::layout::*;
 use crate::note::{self, Note};
 use crate::page::{Page, check};
 use crate::record::record_at;
+use crate::save;
 use crate::section::{self, SectionId};
 use crate::words::{PageWords, Words};
 
@@ -156,6 +157,11 @@ impl<'m> Writer<'m> {
         section::find(self.words, name)
     }
 
+    /// Says that this rank looks for requests to save. Takes no lock.
+    pub fn listen_for_saves(&self) {
+        save::listen(self.words);
+    }
+
     /// Leaves an exit note, unless this claim has left one; says whether it did. Takes no lock.
     pub fn exit_note(&self, now_ns: u64, note: &Note<'_>) -> bool {
         note::write(self.words, now_ns, note)
@@ -185,6 +191,10 @@ impl Writing<'_> {
         words.store_padded(LANGUAGE, LANGUAGE_BYTES, who.language);
         for counter in [SKIPPED, UNMATCHED_LEAVES, NAMES_REFUSED, COLLECTIVES_REFUSED, COLLECTIVE_COUNT] {
             words.store(counter, 0);
+        }
+        // A page of an older minor has no such word: there it is a reserved one, which is zero.
+        if words.load(SAVE_LISTENS) != 0 {
+            words.store(SAVE_LISTENS, 0);
         }
         words.store(NOTE_STATE, note_state::NONE);
         for field in (0..SLOT_BYTES).step_by(WORD) {

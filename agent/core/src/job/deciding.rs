@@ -23,7 +23,8 @@ const LATEST: Span = Span::seconds(2);
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
     verdict: Verdict,
-    judged_at: Mono,
+    /// When the host was first found not to be ready.
+    waits_since: Option<Mono>,
     /// The verdict before anybody's words were heard, and how the ranks ended: for judging it anew.
     heard: Option<(Verdict, BTreeMap<Rank, RankEnd>)>,
     /// What the host said last.
@@ -97,7 +98,7 @@ impl Job {
         self.phase = Phase::Judging { exit };
         let pending = Pending {
             verdict,
-            judged_at: at,
+            waits_since: None,
             heard: None,
             testimony: Testimony::default(),
             waits: None,
@@ -126,7 +127,7 @@ impl Job {
                 host: Host {
                     sick: &testimony.sick,
                     held: &testimony.held,
-                    waited: at.since(pending.judged_at),
+                    waited: pending.waits_since.map_or(Span::default(), |since| at.since(since)),
                     last_step: self.last_step,
                 },
                 spares: 0,
@@ -151,6 +152,13 @@ impl Job {
                 out.push(Output::Record(Body::Verdict(verdict.clone())));
                 pending.verdict = verdict;
             }
+        }
+        // A hang is not judged by words; what the GPUs did in it stands beside the stacks and blames nobody.
+        let told = &mut pending.verdict.evidence;
+        let gpus: Vec<String> = testimony.gpus.iter().filter(|gpu| !told.contains(gpu)).cloned().collect();
+        if pending.heard.is_none() && !gpus.is_empty() {
+            told.extend(gpus);
+            out.push(Output::Record(Body::Verdict(pending.verdict.clone())));
         }
         out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony: testimony.clone() })));
     }
@@ -192,7 +200,7 @@ impl Job {
             out.push(Output::Record(Body::Decision(decision)));
         }
         // A GPU's memory is free within a second as a rule; who waits long need not ask often.
-        let waited = at.since(pending.judged_at);
+        let waited = at.since(*pending.waits_since.get_or_insert(at));
         let look_at = at.after(Span((waited.0 / 4).clamp(SOONEST.0, LATEST.0)));
         pending.look_at = Some(look_at);
         out.push(Output::Order(Order::LookAgain { at: look_at }));

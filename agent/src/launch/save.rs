@@ -1,0 +1,62 @@
+//! "Save now": what is asked of ranks that are to end soon, and understand it.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+
+use mainstay_core::id::Rank;
+use mainstay_core::time::{Mono, Span};
+use mainstay_heartbeat::SaveRequest;
+
+use crate::act::ranks::RankProcess;
+use crate::source::pages::PageReader;
+
+/// No rank completes so much between our look at the steps and its own look at the request.
+const MEANWHILE: Span = Span::millis(200);
+
+/// Asks all living ranks to save by `by`, after the same step. Whether any of them looks for it.
+pub(super) fn ask(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>, now: Mono, by: Mono) -> bool {
+    let living = || ranks.iter().filter(|rank| rank.exit.is_none());
+    if !living().any(|rank| pages.get(&rank.rank).is_some_and(PageReader::listens_for_saves)) {
+        return false;
+    }
+    let beats = living().filter_map(|rank| pages.get(&rank.rank)?.beat());
+    let at_step = beats.filter_map(|beat| Some(beat.step?.saturating_add(ahead(beat.median_step)))).max();
+    let request = SaveRequest { at_step, by_ns: by.0 };
+    for rank in living() {
+        let Some((path, file)) = &rank.page else { continue };
+        if let Err(error) = request.write(|at, bytes| file.write_all_at(bytes, at)) {
+            tracing::warn!(path = %path.display(), %error, "cannot ask a rank to save");
+        }
+    }
+    let at = at_step.map_or(String::new(), |step| format!(" after step {step}"));
+    tracing::info!(within = %by.since(now), "the ranks are asked to save{at}");
+    true
+}
+
+/// How many steps further the ranks save: the fewest that none of them has completed before it looks.
+fn ahead(median: Option<Span>) -> u64 {
+    // Without a median there was one step at most, and its length is not known.
+    median.map_or(2, |step| MEANWHILE.0.div_ceil(step.0.max(1)).max(1))
+}
+
+/// Sends the signal that the user named for it.
+pub(super) fn signal(rank: &RankProcess, signal: i32) {
+    if rank.exit.is_none()
+        && let Err(error) = rank.pidfd.signal(signal)
+    {
+        tracing::error!(rank = rank.rank.0, signal, %error, "could not signal a rank");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_steps_are_named_further_ahead_than_slow_ones() {
+        assert_eq!(ahead(None), 2);
+        assert_eq!(ahead(Some(Span::seconds(30))), 1);
+        assert_eq!(ahead(Some(Span::millis(10))), 20);
+        assert_eq!(ahead(Some(Span(0))), MEANWHILE.0);
+    }
+}

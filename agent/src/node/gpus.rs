@@ -1,0 +1,118 @@
+//! Whether a job's GPUs are free for its next ranks: from a reading that was made after the last ones were gone.
+//!
+//! A healthy host pays next to nothing: the driver is asked at the moment in which no process of the attempt is left, while
+//! the launcher judges, and a job that was on no GPU is not asked for. Whoever waits for the driver is told so in time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{PipeWriter, Write};
+use std::time::Duration;
+
+use mainstay_core::device::{DeviceReport, GpuReading, ProbeAnswer};
+use mainstay_core::id::{JobId, Pid};
+use mainstay_core::preflight::GpuUse;
+use mainstay_core::settings::Bytes;
+use mainstay_core::time::Mono;
+use mainstay_core::view::{JobPhase, JobView};
+
+/// The driver is waited for so long; the launcher waits a quarter of a second for the ruling.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(150);
+
+/// How the node has the GPUs read at once, and what counts as free.
+#[derive(Debug)]
+pub struct GpuLook {
+    /// A byte into it has them read now.
+    pub nudge: Option<PipeWriter>,
+    /// What the driver itself may hold of a GPU's memory.
+    pub memory_held: Bytes,
+}
+
+/// What is known of the GPUs for the sake of restarts.
+#[derive(Debug)]
+pub(super) struct Gpus {
+    look: GpuLook,
+    /// Whether a look was asked for and has not come yet.
+    nudged: bool,
+    used: GpuUse,
+    /// When the newest reading was begun.
+    read_at: Mono,
+    newest: Vec<GpuReading>,
+    /// Since when no process of the job's attempt is left.
+    empty_since: BTreeMap<JobId, Mono>,
+}
+
+impl Gpus {
+    pub(super) fn new(look: GpuLook) -> Gpus {
+        Gpus {
+            look,
+            nudged: false,
+            used: GpuUse::default(),
+            read_at: Mono::default(),
+            newest: Vec::new(),
+            empty_since: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in a reading that was begun at `began`.
+    pub(super) fn read<'a>(
+        &mut self,
+        began: Mono,
+        report: &DeviceReport,
+        jobs: impl Iterator<Item = &'a JobView>,
+    ) {
+        self.nudged = false;
+        let DeviceReport::Answered(ProbeAnswer::Gpus { gpus, .. }) = report else { return };
+        self.read_at = began;
+        self.newest.clone_from(gpus);
+        // What is held after a fault is not what the job worked on.
+        let at_work = jobs.filter(|job| matches!(job.phase, JobPhase::Starting | JobPhase::Running));
+        for job in at_work.filter(|job| !self.empty_since.contains_key(&job.id)) {
+            let ours: BTreeSet<Pid> = job.ranks.values().map(|rank| rank.pid).collect();
+            self.used.see(&job.id, &ours, gpus);
+        }
+    }
+
+    /// The job's next attempt has begun.
+    pub(super) fn begun(&mut self, job: &JobId) {
+        self.empty_since.remove(job);
+    }
+
+    /// No process of the job's attempt is left.
+    pub(super) fn emptied(&mut self, job: &JobId, now: Mono) {
+        if self.used.is_known(job) {
+            self.empty_since.insert(job.clone(), now);
+            self.nudge();
+        }
+    }
+
+    /// The job is over.
+    pub(super) fn over(&mut self, job: &JobId) {
+        self.used.forget(job);
+        self.empty_since.remove(job);
+    }
+
+    /// What is held of the job's GPUs; none while that is not read yet, and is about to be.
+    pub(super) fn held(&mut self, job: &JobId) -> Option<Vec<String>> {
+        let Some(since) = self.empty_since.get(job) else { return Some(Vec::new()) };
+        if self.look.nudge.is_none() {
+            return Some(Vec::new());
+        }
+        if self.read_at < *since {
+            self.nudge();
+            return None;
+        }
+        let held = self.used.held(job, &self.newest, self.look.memory_held);
+        if !held.is_empty() {
+            // It will be asked for again soon.
+            self.nudge();
+        }
+        Some(held)
+    }
+
+    /// Has the GPUs read now. One nudge at a time: a driver that hangs must not fill the pipe.
+    fn nudge(&mut self) {
+        if let Some(nudge) = self.look.nudge.as_mut().filter(|_| !self.nudged) {
+            // Without a reader nobody reads GPUs any more, and nothing is held.
+            self.nudged = nudge.write_all(b"!").is_ok();
+        }
+    }
+}

@@ -1,0 +1,67 @@
+"""Save now: what a rank learns of a request, and when."""
+
+from __future__ import annotations
+
+import os
+import time
+
+# docs/reference/heartbeat-page.md
+LISTENS, REQUEST, AT_STEP, BY_NS = 800, 2688, 2696, 2704
+
+
+def ask(page, at_step, seconds=30):
+    with open(page.path, "r+b") as file:
+        words = (AT_STEP, at_step), (BY_NS, time.monotonic_ns() + int(seconds * 1e9)), (REQUEST, 1)
+        for offset, value in words:
+            os.pwrite(file.fileno(), value.to_bytes(8, "little"), offset)
+
+
+def listens(page) -> bool:
+    return page.path.read_bytes()[LISTENS] == 1
+
+
+def test_nothing_is_asked_and_the_rank_says_that_it_listens(page, python):
+    python("import mainstay; assert not mainstay.save_requested() and mainstay.save_within() is None", page=page)
+    assert listens(page)
+
+
+def test_a_rank_that_never_asks_does_not_listen(page, python):
+    python("import mainstay; mainstay.step(1)", page=page)
+    assert not listens(page)
+
+
+def test_a_request_is_true_after_the_step_that_it_names(page, python):
+    ask(page, at_step=5 + 1)
+    done = python(
+        """
+        import mainstay
+        for step in range(8):
+            mainstay.step(step)
+            print(mainstay.save_requested(), end=" ")
+        assert 0 < mainstay.save_within() <= 30
+        """,
+        page=page,
+    )
+    assert done.stdout.split() == ["False"] * 5 + ["True"] * 3
+
+
+def test_a_function_is_called_once_and_what_it_raises_is_dropped(page, python):
+    ask(page, at_step=1 + 1)
+    done = python(
+        """
+        import mainstay
+        def save():
+            print("saved")
+            raise ValueError("no space")
+        mainstay.on_save_request(save)
+        for step in range(4):
+            mainstay.step(step)
+        print("goes on")
+        """,
+        page=page,
+    )
+    assert done.stdout.split("\n")[:2] == ["saved", "goes on"]
+
+
+def test_without_a_page_nothing_is_ever_asked(python):
+    python("import mainstay; mainstay.on_save_request(print); assert not mainstay.save_requested()")

@@ -1,0 +1,65 @@
+//! "Save now": the one thing that a launcher asks of its ranks, because they are to end soon. The rank looks; nothing is
+//! sent to it.
+
+use std::io;
+
+use crate::layout::*;
+use crate::page::Page;
+use crate::words::Words;
+
+/// Since this minor the page can hold a request.
+const SINCE_MINOR: u64 = 2;
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SaveRequest {
+    /// The step after which all ranks save, so that they save the same; none for as soon as they look.
+    pub at_step: Option<u64>,
+    /// When they are made to end, `CLOCK_MONOTONIC` in ns.
+    pub by_ns: u64,
+}
+
+impl SaveRequest {
+    /// Writes the request into a page's file with `put`, which takes an offset and bytes: what it says first, then that
+    /// there is one.
+    ///
+    /// # Errors
+    /// What `put` returns.
+    pub fn write(&self, mut put: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        // One more than the step, so that 0 is none.
+        let step = self.at_step.map_or(0, |step| step.saturating_add(1));
+        put(SAVE_AT_STEP as u64, &step.to_le_bytes())?;
+        put(SAVE_BY_NS as u64, &self.by_ns.to_le_bytes())?;
+        put(SAVE_REQUEST as u64, &1_u64.to_le_bytes())
+    }
+}
+
+impl Page<'_> {
+    /// What is asked of the rank, if anything is.
+    #[inline]
+    #[must_use]
+    pub fn save_request(&self) -> Option<SaveRequest> {
+        if self.words.load_acquire(SAVE_REQUEST) == 0 || !knows_saves(self.words) {
+            return None;
+        }
+        let step = self.words.load(SAVE_AT_STEP);
+        Some(SaveRequest { at_step: step.checked_sub(1), by_ns: self.words.load(SAVE_BY_NS) })
+    }
+
+    /// Whether the rank looks for requests: else it is not waited for.
+    #[must_use]
+    pub fn listens_for_saves(&self) -> bool {
+        self.words.load(SAVE_LISTENS) != 0
+    }
+}
+
+/// Says that this rank looks for requests. Takes no lock: it is only ever set.
+pub(crate) fn listen(words: Words<'_>) {
+    if words.load(SAVE_LISTENS) == 0 && knows_saves(words) {
+        words.store(SAVE_LISTENS, 1);
+    }
+}
+
+fn knows_saves(words: Words<'_>) -> bool {
+    words.load(MINOR_AT) >= SINCE_MINOR
+}
