@@ -18,7 +18,7 @@ use mainstay_core::pci::PciAddress;
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Stamp};
-use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::verdict::{Cause, Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -161,6 +161,8 @@ struct Launcher {
     pid: Pid,
     uid: u32,
     have_seq: u64,
+    /// What the GPUs did when ranks of the job were last found to hang.
+    gpus_in_hang: Vec<String>,
     /// The current connection.
     session: Option<(u64, mpsc::Sender<ToLauncher>)>,
     /// What surrounds its ranks, as it was last told over this connection.
@@ -200,6 +202,7 @@ impl Node {
                     pid: view.spec.launcher,
                     uid: view.spec.uid,
                     have_seq,
+                    gpus_in_hang: Vec::new(),
                     session: None,
                     surroundings: Surroundings::default(),
                 },
@@ -372,6 +375,7 @@ impl Node {
                 pid: hello.pid,
                 uid: hello.uid,
                 have_seq,
+                gpus_in_hang: Vec::new(),
                 session,
                 surroundings: Surroundings::default(),
             },
@@ -389,6 +393,12 @@ impl Node {
             return;
         }
         launcher.have_seq = entry.seq;
+        if let Body::Fact(Fact::RanksHung { .. }) = &entry.body {
+            // Now, while they hang: when the verdict is asked about, they have been stopped.
+            let now = clock::mono();
+            let gpus = self.board.view().gpus.iter();
+            launcher.gpus_in_hang = gpus.filter_map(|gpu| gpu.doing(now)).collect();
+        }
         let body = match entry.body {
             // Whose job it is, the kernel has said; a launcher cannot speak for another user or process.
             Body::Fact(Fact::JobStarted(mut spec)) => {
@@ -449,7 +459,10 @@ impl Node {
             };
             let components: Vec<Component> = self.board.view().counting().cloned().collect();
             let testimony = self.hardware.testify(verdict.fault_at, others, &components);
-            let testimony = Testimony { held, ..testimony };
+            let mut testimony = Testimony { held, ..testimony };
+            if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
+                testimony.gpus.clone_from(&launcher.gpus_in_hang);
+            }
             let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None, testimony));
         }
     }

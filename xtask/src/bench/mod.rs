@@ -7,6 +7,7 @@ mod detect;
 mod figure;
 mod goodput;
 mod gpus;
+mod hang;
 mod heartbeat;
 mod judge;
 mod kernel_log;
@@ -56,6 +57,8 @@ enum Name {
     Gpus,
     /// From the death of a rank to the fact in the journal.
     Detect,
+    /// From the SIGSTOP of a rank to the verdict that it hangs, beside NVRx. Part of detect.
+    Hang,
     /// From a counter of NVML to the verdict in the API's stream. Part of detect.
     Counters,
     /// From an XID in the kernel log to the verdict in the API's stream, and what a storm of lines costs. Part of detect.
@@ -109,8 +112,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Counters, _) => gpus::detect(&story, polls(args), &mut report),
             (Name::Detect, Some(bed)) => {
                 detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report);
+                hang::measure(&story, bed, args.samples.unwrap_or(30).min(30), &mut report);
                 kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report);
                 gpus::detect(&story, polls(args), &mut report);
+            }
+            (Name::Hang, Some(bed)) => {
+                hang::measure(&story, bed, args.samples.unwrap_or(30), &mut report);
             }
             (Name::KernelLog, _) => kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report),
             (Name::Restart, Some(bed)) => {
@@ -133,10 +140,12 @@ fn prepare(story: &Story, args: &Args) -> Result<Bed> {
     building::release(story)?;
     let venv = venv::ensure(story)?;
     wheel::install(story, &venv)?;
-    let wants_peers = args
-        .names
-        .iter()
-        .any(|name| matches!(name, Name::Heartbeat | Name::Agent | Name::Restart | Name::Goodput));
+    let wants_peers = args.names.iter().any(|name| {
+        matches!(
+            name,
+            Name::Heartbeat | Name::Agent | Name::Detect | Name::Hang | Name::Restart | Name::Goodput
+        )
+    });
     let peers = if args.no_peers || !wants_peers { None } else { peers::ensure(story) };
     Ok(Bed { venv, peers, torchrun: !args.no_peers })
 }

@@ -12,7 +12,7 @@ use super::readings::{POWER_BRAKE, Readings};
 use super::watch::Problem;
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::pci::PciAddress;
-use crate::time::Mono;
+use crate::time::{Mono, Span};
 
 /// How sure it is that a GPU is ill on which programs fail and on no other: chance plays with few programs.
 const ALONE: f64 = 0.6;
@@ -64,6 +64,26 @@ pub struct GpuView {
     pub power_limit: Option<u32>,
     /// When it was last read with success.
     pub read_at: Option<Mono>,
+}
+
+/// For so long a reading tells what a GPU is at.
+const DOING_KNOWN: Span = Span::seconds(60);
+
+impl GpuView {
+    /// What it does, in a sentence; none if it was not read for so long that it may do something else by now.
+    pub fn doing(&self, now: Mono) -> Option<String> {
+        let (reading, read_at) = (self.reading.as_ref()?, self.read_at?);
+        let age = now.since(read_at);
+        if age > DOING_KNOWN {
+            return None;
+        }
+        let mut words: Vec<String> = Vec::new();
+        words.extend(reading.utilization.value().map(|percent| format!("{percent} % busy")));
+        let clocks = reading.clocks.value();
+        words.extend(clocks.map(|clocks| format!("clocks {} and {} MHz (memory)", clocks.sm, clocks.memory)));
+        words.extend(reading.power.value().map(|milliwatts| format!("{} W", milliwatts / 1000)));
+        (!words.is_empty()).then(|| format!("GPU {}: {}, {age} before", self.address, words.join(", ")))
+    }
 }
 
 impl Gpu {
