@@ -29,7 +29,7 @@ use crate::id::{Attempt, Rank};
 use crate::judge::{RankEnd, start_failed};
 use crate::ledger::{Ledger, Spending};
 use crate::policy::{PastFailure, Rung, Settings};
-use crate::running::Watch;
+use crate::running::{Pace, Watch};
 use crate::time::Mono;
 
 use deciding::{Afterwards, Pending};
@@ -145,6 +145,10 @@ impl Job {
                 self.steps(at, rank, &done, out)
             }
             Input::Steps { .. } => {}
+            Input::Surroundings(known) => {
+                let again = self.watch.set_surroundings(known);
+                out.extend(again.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
+            }
             Input::Ruling(ruling) => self.ruling(at, ruling, out),
             Input::Held(held) => self.held = held,
             Input::LookAgain => self.look_again(at, out),
@@ -323,6 +327,11 @@ impl Job {
         {
             change(incident);
         }
+    }
+
+    /// How a rank's last steps went beside its peers'.
+    pub fn pace(&self, rank: Rank) -> Pace {
+        self.watch.pace(rank)
     }
 
     /// What the job runs.
