@@ -48,6 +48,8 @@ pub struct Settings {
     pub ready_within: Option<Span>,
     /// The status that asks the scheduler to start the job again elsewhere.
     pub hand_back_exit: i32,
+    /// Whether it is only said what would be done: the job then ends at its first failure.
+    pub dry_run: bool,
     /// The job's own number, by which its waits differ from those of other jobs.
     pub seed: u64,
 }
@@ -63,6 +65,7 @@ impl From<Budget> for Settings {
             rungs: Rungs::ONE_HOST,
             ready_within: Some(Span::seconds(60)),
             hand_back_exit: HAND_BACK_EXIT,
+            dry_run: false,
             seed: 0,
         }
     }
@@ -102,7 +105,13 @@ pub struct Choice {
 
 /// Decides; and says why in plain words.
 pub fn decide(settings: &Settings, case: Case<'_>) -> Choice {
-    stop(case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case))
+    let choice =
+        stop(case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case));
+    if !settings.dry_run || matches!(choice.action, Action::Stop { .. }) {
+        return choice;
+    }
+    let would = choice.action.rung().map_or("waiting", Rung::words);
+    at_once(Action::Stop { exit: case.exit }, format!("dry run; it would be {would}: {}", choice.why))
 }
 
 /// What only a person can mend.

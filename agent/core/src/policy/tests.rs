@@ -208,3 +208,12 @@ fn a_host_that_is_surely_at_fault_is_handed_back_when_the_budget_is_used_up() {
     assert_eq!(of(FaultDomain::Hardware, 0.5), Action::Stop { exit: 1 });
     assert_eq!(of(FaultDomain::Unknown, 0.95), Action::Stop { exit: 1 });
 }
+
+#[test]
+fn a_dry_run_only_says_what_would_be_done() {
+    let dry = Settings { dry_run: true, ..Settings::from(THREE) };
+    let kill = verdict(Cause::Signal { signal: 9 }, None);
+    let choice = decide(&dry, case(&kill, &[]));
+    assert_eq!(choice.action, Action::Stop { exit: 1 });
+    assert_eq!(choice.why, "dry run; it would be restarting all ranks: restart 1 of 3 in the job");
+}
