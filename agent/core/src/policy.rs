@@ -138,16 +138,20 @@ fn stop(case: Case<'_>) -> Option<Choice> {
     stop(format!("the same {what} came again{at}: a restart would only fail again"))
 }
 
-/// How many restarts in a row may bring nothing: one to confirm what is likely the user's to mend, one where the same
-/// would come again, three of any kind. After NVRx's restart agent.
-fn patience(verdict: &Verdict) -> (u32, &'static str) {
-    match verdict.domain {
-        FaultDomain::User if verdict.confidence >= LIKELY => (1, "and it is likely the program's own fault"),
-        FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => {
-            (1, "and the same would come again")
-        }
-        _ => (3, "whatever their causes"),
-    }
+/// Restarts in a row that may bring nothing, whatever their causes. After NVRx's restart agent, as [`confirmed`].
+const PATIENCE: u32 = 3;
+
+/// Whether one restart without a new step has confirmed the failure: it came again, and it is likely the user's to mend,
+/// or one that would come again. Another failure in the same place has its own restart, within [`PATIENCE`].
+fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
+    let verdict = case.verdict;
+    let why = match verdict.domain {
+        FaultDomain::User if verdict.confidence >= LIKELY => "it is likely the program's own fault",
+        FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => "it would come again",
+        _ => return None,
+    };
+    let mut in_a_row = case.past.iter().rev().take(idle as usize);
+    in_a_row.any(|past| past.cause == verdict.cause).then_some(why)
 }
 
 /// What is not restarted any more, though it may pass.
@@ -155,9 +159,11 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let (action, words) = ending(settings, case);
     let end = |why: String| Some(at_once(action, format!("{why}{words}")));
     let idle = idle(case);
-    let (allowed, why) = patience(case.verdict);
-    if idle >= allowed {
-        return end(format!("{idle} restart(s) in a row brought no new step, {why}"));
+    if let Some(why) = confirmed(case, idle) {
+        return end(format!("the same came again and a restart brought no new step: {why}"));
+    }
+    if idle >= PATIENCE {
+        return end(format!("{idle} restart(s) in a row brought no new step, whatever their causes"));
     }
     let used = in_window(settings.budget, case, |_| true);
     let within =

@@ -142,9 +142,12 @@ fn what_is_likely_the_users_fault_is_confirmed_by_one_restart() {
         ..verdict(exception("a"), Some(7))
     };
     assert!(decide(&many, case(&likely, &[])).action.attempt().is_some());
-    let past = [beating(exception("b"), 7)];
+    // The culprit stood at another step, or the same exception at the same one would stop the job anyway.
+    let past = [PastFailure { step: Some(6), ..beating(exception("a"), 7) }];
     assert_eq!(decide(&many, case(&likely, &past)).action, Action::Stop { exit: 1 });
-    let advanced = [beating(exception("b"), 6)];
+    let another = [beating(exception("b"), 7)];
+    assert!(decide(&many, case(&likely, &another)).action.attempt().is_some());
+    let advanced = [PastFailure { step: Some(5), ..beating(exception("a"), 6) }];
     assert!(decide(&many, case(&likely, &advanced)).action.attempt().is_some());
 }
 
