@@ -7,16 +7,17 @@ mod hardware;
 use std::collections::BTreeMap;
 
 use mainstay_core::attention::Word;
-use mainstay_core::device::{DeviceReport, GpuEvent};
+use mainstay_core::device::{DeviceReport, GpuEvent, Opinion};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::host_log;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Stamp};
-use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::verdict::{Cause, Decision, Verdict};
 use mainstay_core::view::{BeatView, JobPhase};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -84,6 +85,8 @@ pub enum Input {
         /// What came of it.
         report: DeviceReport,
     },
+    /// What another one who watches GPUs says of them, all of it.
+    SecondOpinions(BTreeMap<PciAddress, Vec<Opinion>>),
     /// The GPUs' driver told something unasked.
     GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
@@ -155,6 +158,8 @@ struct Launcher {
     pid: Pid,
     uid: u32,
     have_seq: u64,
+    /// What the GPUs did when ranks of the job were last found to hang.
+    gpus_in_hang: Vec<String>,
     /// The current connection.
     session: Option<(u64, mpsc::Sender<ToLauncher>)>,
 }
@@ -186,7 +191,16 @@ impl Node {
     ) -> Node {
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
-            (job.clone(), Launcher { pid: view.spec.launcher, uid: view.spec.uid, have_seq, session: None })
+            (
+                job.clone(),
+                Launcher {
+                    pid: view.spec.launcher,
+                    uid: view.spec.uid,
+                    have_seq,
+                    gpus_in_hang: Vec::new(),
+                    session: None,
+                },
+            )
         });
         Node {
             launchers: launchers.collect(),
@@ -278,6 +292,11 @@ impl Node {
             }
             Input::Devices { began, report } => self.devices(began, report),
             Input::RulingDue(session, incident) => self.rule_in_any_case(&session, incident),
+            Input::SecondOpinions(opinions) => {
+                self.hardware.second_opinions(opinions);
+                self.show(clock::now(), Vec::new());
+                self.board.publish();
+            }
             Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
             Input::Operator { uid, component, word, answer } => {
@@ -326,8 +345,10 @@ impl Node {
         let number = self.sessions;
         let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
         let session = Some((number, orders));
-        self.launchers
-            .insert(hello.job.clone(), Launcher { pid: hello.pid, uid: hello.uid, have_seq, session });
+        self.launchers.insert(
+            hello.job.clone(),
+            Launcher { pid: hello.pid, uid: hello.uid, have_seq, gpus_in_hang: Vec::new(), session },
+        );
         self.watch(hello.job.clone(), hello.pid);
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }
@@ -341,6 +362,12 @@ impl Node {
             return;
         }
         launcher.have_seq = entry.seq;
+        if let Body::Fact(Fact::RanksHung { .. }) = &entry.body {
+            // Now, while they hang: when the verdict is asked about, they have been stopped.
+            let now = clock::mono();
+            let gpus = self.board.view().gpus.iter();
+            launcher.gpus_in_hang = gpus.filter_map(|gpu| gpu.doing(now)).collect();
+        }
         let body = match entry.body {
             // Whose job it is, the kernel has said; a launcher cannot speak for another user or process.
             Body::Fact(Fact::JobStarted(mut spec)) => {
@@ -401,7 +428,10 @@ impl Node {
             };
             let components: Vec<Component> = self.board.view().counting().cloned().collect();
             let testimony = self.hardware.testify(verdict.fault_at, others, &components);
-            let testimony = Testimony { held, ..testimony };
+            let mut testimony = Testimony { held, ..testimony };
+            if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
+                testimony.gpus.clone_from(&launcher.gpus_in_hang);
+            }
             let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None, testimony));
         }
     }

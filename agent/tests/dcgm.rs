@@ -1,14 +1,18 @@
 //! DCGM by way of the real probe and a library of our own in place of NVIDIA's.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
+mod support;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::time::Duration;
 
 use mainstay_agent::source::dcgm::{DcgmPlan, DcgmSource, scrape};
-use mainstay_core::dcgm::{DcgmReport, ExporterReport};
+use mainstay_core::dcgm::{DcgmReport, ExporterReport, Violation};
 use serde_json::{Value, json};
+use support::Agent;
 use tempfile::TempDir;
 
 /// A host engine that does as it is told.
@@ -61,6 +65,32 @@ fn incidents_come_through_with_their_gpu_after_a_first_check_that_says_nothing()
     let found = &next.incidents[0];
     assert_eq!((found.gpu, found.system, found.health, found.code), (Some(3), 16, 20, 4));
     assert_eq!(found.message, "Detected 1 volatile double-bit ECC error");
+}
+
+#[test]
+fn gpus_are_placed_and_violated_policies_told_once() {
+    let places = json!({"0": "00000000:01:00.0", "3": "00000000:C1:00.0"});
+    let mut engine = Engine::saying(&json!({"gpus": [0, 3], "addresses": places}));
+    let DcgmReport::Health(first) = engine.source.sample() else { panic!("no health") };
+    let told: Vec<String> = first.addresses.values().map(ToString::to_string).collect();
+    assert_eq!(told, ["0000:01:00", "0000:c1:00"]);
+    assert_eq!(first.violations, []);
+    let violated = json!({"gpus": [0, 3], "addresses": places, "violations": [[0x40, 3, 31], [0x8, 0, 95]]});
+    engine.says(&violated);
+    let DcgmReport::Health(next) = engine.source.sample() else { panic!("no health") };
+    let of = |condition, gpu, value| Violation { condition, gpu: Some(gpu), value };
+    assert_eq!(next.violations, [of(0x40, 3, 31), of(0x8, 0, 95)]);
+    let DcgmReport::Health(last) = engine.source.sample() else { panic!("no health") };
+    assert_eq!(last.violations, []);
+}
+
+#[test]
+fn an_engine_that_tells_no_places_and_has_no_policies_is_asked_all_the_same() {
+    let codes = json!({"dcgmEntitiesGetLatestValues": -6, "dcgmPolicyRegister_v2": -6});
+    let mut engine = Engine::saying(&json!({"gpus": [0], "codes": codes, "incidents": [ecc(0)]}));
+    engine.source.sample();
+    let DcgmReport::Health(health) = engine.source.sample() else { panic!("no health") };
+    assert_eq!((health.addresses.len(), health.incidents.len()), (0, 1));
 }
 
 #[test]
@@ -145,4 +175,38 @@ fn an_exporters_page_is_read_and_what_is_none_is_told() {
     ] {
         assert!(matches!(scrape(&url, deadline), ExporterReport::Failed(_)), "{url}");
     }
+}
+
+#[test]
+fn what_dcgm_says_of_a_gpu_stands_on_the_component_that_nvml_has_of_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
+    let built = std::env::current_exe().unwrap();
+    for library in [fake_dcgm::LIBRARY, fake_devices::LIBRARY] {
+        fs::copy(built.with_file_name(library), place(library)).unwrap();
+    }
+    let gpus = json!([{"uuid": "GPU-0", "pci": "00000000:01:00.0"}]);
+    fs::write(place(fake_devices::SCRIPT), json!({"driver": "570.86.15", "gpus": gpus}).to_string()).unwrap();
+    // One that NVML reads to be well, and one that nothing of ours looks at.
+    let unknown = json!({"gpu": 0, "system": 16, "health": 10, "code": 9999, "message": "something new"});
+    let script = json!({"gpus": [0], "addresses": {"0": "00000000:01:00.0"}, "incidents": [ecc(0), unknown]});
+    fs::write(place(fake_dcgm::SCRIPT), script.to_string()).unwrap();
+    fs::write(place("kmsg"), "").unwrap();
+    let (nvml, dcgm, log) = (place(fake_devices::LIBRARY), place(fake_dcgm::LIBRARY), place("kmsg"));
+    let settings: [(&str, &Path); 6] = [
+        ("GPU_LIBRARY", &nvml),
+        ("GPU_INTERVAL", "1s".as_ref()),
+        ("DCGM_LIBRARY", &dcgm),
+        ("DCGM_MODE", "on".as_ref()),
+        ("DCGM_INTERVAL", "1s".as_ref()),
+        ("KERNEL_LOG_PATH", &log),
+    ];
+    let agent = Agent::start(directory.path(), &settings);
+    agent.wait_for("gpu.0000:01:00 went from HEALTHY to DEGRADED");
+    let status = agent.status();
+    assert!(status.contains("DCGM 9999: something new") && !status.contains("dcgm.gpu0"), "{status}");
+    let explained = agent.ask(&["explain", "gpu.0000:01:00"]);
+    assert!(explained.contains("DCGM error 4: Detected 1 volatile"), "{explained}");
+    assert!(explained.contains("70 % sure"), "{explained}");
+    assert!(!explained.lines().any(|line| line.starts_with("What was seen") && line.contains("DCGM 4")));
 }

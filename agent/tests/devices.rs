@@ -127,6 +127,7 @@ fn plan(library: Option<PathBuf>, deadline: Duration) -> ProbePlan {
         program: env!("CARGO_BIN_EXE_mainstay").into(),
         library,
         sys: "/nowhere".into(),
+        proc: "/nowhere".into(),
         deadline,
         details_every: Span::default(),
         known: Vec::new(),
@@ -583,4 +584,159 @@ fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
     assert_eq!(xids, 1, "{events}");
     let gpus = agent.ask(&["gpus"]);
     assert!(gpus.contains("0000:01:00  UNHEALTHY") && gpus.contains("XID 79"), "{gpus}");
+}
+
+#[test]
+fn calls_that_hang_for_one_gpu_take_no_other_along() {
+    let mut host = Host::with_deadline(3, Duration::from_secs(5));
+    host.gpus();
+    host.set("/gpus/1/hang", json!(["nvmlDeviceGetTemperature"]));
+    let since = host.now.after(Span::seconds(10));
+    assert_eq!(host.look().0, DeviceReport::Silent { since, reading: Some(1) });
+    // The others are read while it hangs, and when it is tried again, too.
+    for wait in [10, 60, 10] {
+        host.now = host.now.after(Span::seconds(wait));
+        let gpus = loop {
+            match host.look().0 {
+                DeviceReport::Answered(ProbeAnswer::Gpus { gpus, .. }) => break gpus,
+                // Whoever hung is not gone at once.
+                DeviceReport::Silent { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(gpus[1].trouble, Some(GpuTrouble::Hangs(since)));
+        assert_eq!((gpus[0].trouble.as_ref(), gpus[2].trouble.as_ref()), (None, None));
+        host.expect(FIRST, Healthy, Nothing);
+        host.expect("gpu.driver", Healthy, Nothing);
+    }
+    host.expect(SECOND, Unhealthy, RebootNode);
+    host.set("/gpus/1/hang", json!([]));
+    host.now = host.now.after(Span::seconds(60));
+    host.look_for_a_while();
+    host.expect(SECOND, Healthy, Nothing);
+}
+
+#[test]
+fn a_gpu_that_hangs_from_the_start_hides_no_other() {
+    for function in ["nvmlDeviceRegisterEvents", "nvmlDeviceGetUUID"] {
+        let mut host = Host::with_deadline(2, Duration::from_secs(5));
+        host.set("/gpus/0/hang", json!([function]));
+        assert!(matches!(host.look().0, DeviceReport::Silent { reading: Some(0), .. }));
+        while matches!(host.look().0, DeviceReport::Silent { .. }) {}
+        host.expect(SECOND, Healthy, Nothing);
+        let nameless = if function == "nvmlDeviceGetUUID" { Unknown } else { Healthy };
+        // It is told apart from one whose events alone cannot be had, once it was tried again.
+        (0..7).for_each(|_| drop(host.look()));
+        host.expect("gpu.driver", nameless, Nothing);
+    }
+}
+
+#[test]
+fn peers_that_are_not_reached_any_more_are_missed() {
+    let mut host = Host::with_gpus(3);
+    host.look_for_a_while();
+    host.expect(FIRST, Healthy, Nothing);
+    host.set("/gpus/0/peers_lost", json!([1, 2]));
+    host.gpus();
+    let reason = host.expect(FIRST, Unhealthy, RebootNode);
+    assert!(reason.contains("0000:02:00, 0000:03:00 over NVLink any more"), "{reason}");
+    host.expect(SECOND, Healthy, Nothing);
+    // Where the driver does not tell, nothing is made of it.
+    host.set("/gpus/0/peers_lost", json!([]));
+    host.look_for_a_while();
+    host.set("/gpus/0/codes", json!({"nvmlDeviceGetP2PStatus": 3}));
+    host.look_for_a_while();
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn why_a_gpu_has_no_handle_is_its_own_state() {
+    for (code, state, action) in [
+        (8, Unhealthy, RecommendedAction::ContactSupport),
+        (11, Unhealthy, RebootNode),
+        (15, Unhealthy, RebootNode),
+        (16, Unhealthy, ResetDevice),
+        (999, Unknown, Nothing),
+        (4, Unknown, Nothing),
+        (10, Unknown, Nothing),
+    ] {
+        let mut host = Host::with_gpus(2);
+        host.gpus();
+        host.set("/gpus/0/codes", json!({"nvmlDeviceGetHandleByIndex_v2": code}));
+        host.gpus();
+        host.expect(FIRST, state, action);
+        host.expect(SECOND, Healthy, Nothing);
+        host.expect("gpu.driver", Healthy, Nothing);
+    }
+}
+
+#[test]
+fn numbers_that_stand_for_none_are_none() {
+    let mut host = Host::with_gpus(1);
+    let all_bits = i64::from(u32::MAX);
+    host.set(
+        "/gpus/0/values",
+        json!({"memory_temperature": all_bits, "recovery_action": all_bits, "temperature": all_bits}),
+    );
+    let gpus = host.gpus();
+    let gpu = &gpus[0];
+    assert_eq!((&gpu.memory_temperature, &gpu.temperature), (&Read::NotOffered, &Read::NotOffered));
+    assert_eq!(gpu.recovery_action, Read::NotOffered);
+    host.expect(FIRST, Healthy, Nothing);
+    host.set("/gpus/0/values", json!({"memory_temperature": 0}));
+    assert_eq!(host.gpus()[0].memory_temperature, Read::NotOffered);
+}
+
+#[test]
+fn a_library_without_the_functions_of_old_is_asked_by_the_newer_ones() {
+    let mut host = Host::with_gpus(1);
+    let codes = json!({"nvmlDeviceGetTemperature": 3, "nvmlDeviceGetCurrentClocksEventReasons": 3, "nvmlDeviceGetPciInfo_v3": 3});
+    host.set("/gpus/0/codes", codes);
+    let gpus = host.gpus();
+    assert_eq!((&gpus[0].temperature, &gpus[0].clock_reasons), (&Read::Value(41), &Read::Value(1)));
+    assert_eq!(gpus[0].identity.as_ref().unwrap().address.to_string(), "0000:01:00");
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_library_that_tells_nothing_but_names_does_not_make_healthy() {
+    let mut host = Host::with_gpus(2);
+    host.gpus();
+    let silent = [
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetTemperatureV",
+        "nvmlDeviceGetTotalEccErrors",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+    ];
+    let codes: serde_json::Map<String, Value> =
+        silent.iter().map(|function| ((*function).to_owned(), json!(3))).collect();
+    host.set("/gpus/0/codes", Value::Object(codes));
+    host.gpus();
+    host.expect(FIRST, Unknown, Nothing);
+    host.expect(SECOND, Healthy, Nothing);
+}
+
+#[test]
+fn a_gpu_that_only_the_kernel_still_holds_is_missed_and_one_that_is_excluded_is_not() {
+    let mut host = Host::with_gpus(2);
+    let proc = host.directory.path().join("proc");
+    let held = |name: &str, information: &str| {
+        let directory = proc.join("driver/nvidia/gpus").join(name);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("information"), information).unwrap();
+    };
+    held("0000:01:00.0", "Model: \t NVIDIA H100\nGPU Excluded:\t No\n");
+    held("0000:02:00.0", "Model: \t NVIDIA H100\nGPU Excluded:\t No\n");
+    held("0000:03:00.0", "Model: \t NVIDIA H100\nGPU Excluded:\t Yes\n");
+    let library = host.directory.path().join(fake_devices::LIBRARY);
+    host.source =
+        DeviceSource::new(ProbePlan { proc: proc.clone(), ..plan(Some(library), Duration::from_secs(60)) });
+    host.gpus();
+    host.expect("gpu.driver", Healthy, Nothing);
+    held("0000:04:00.0", "Model: \t NVIDIA H100\nGPU Excluded:\t No\n");
+    host.gpus();
+    let reason = host.expect("gpu.driver", Unhealthy, RebootNode);
+    assert!(reason.ends_with("holds GPU 0000:04:00 too"), "{reason}");
 }

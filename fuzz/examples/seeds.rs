@@ -17,6 +17,10 @@ use mainstay_core::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
 
 const FIELD_LINES: &str = include_str!("../../agent/core/tests/field_lines.tsv");
+const FLIGHT_RECORDS: [&[u8]; 2] = [
+    include_bytes!("../../agent/core/tests/flight_records/absent_0.pickle"),
+    include_bytes!("../../agent/core/tests/flight_records/mismatch_1.pickle"),
+];
 const NVRX_MESSAGES: &str = include_str!("../../agent/core/tests/nvrx_messages.txt");
 const NCCL_TESTS: &str = include_str!("../../agent/core/tests/nccl_ras.rs");
 
@@ -83,6 +87,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("proc_and_sysfs", FILES)?;
     seed("nccl_ras", reports())?;
     seed("nvrx_pickle", NVRX_MESSAGES.lines().filter_map(|line| bytes_of(line.rsplit(' ').next()?)))?;
+    seed("flight_record", FLIGHT_RECORDS)?;
     seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
     // A word that says that the page is claimed, and a record of the ring.
     seed(
@@ -90,7 +95,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
         [vec![], vec![8, 0, 8, 1, 0, 0, 0, 1, 0, 1, 0], vec![64, 0, 255, 1, 2, 3, 4, 5, 6, 7, 8]],
     )?;
     seed("journal_lines", journal(&lines)?)?;
-    let gpus = ProbeAnswer::Gpus { driver: Some("580.95".to_owned()), gpus: vec![GpuReading::default()] };
+    let gpus = ProbeAnswer::Gpus { driver: Some("580.95".to_owned()), gpus: vec![GpuReading::default()], bound: Vec::new() };
     let answers = [serde_json::to_vec(&gpus)?, serde_json::to_vec(&ProbeLine::Answer(gpus))?];
     seed("probe_answers", answers.into_iter().chain([serde_json::to_vec(&ProbeRequest::default())?]))?;
     let incident =

@@ -27,7 +27,7 @@ const TORCHRUN: [&str; 18] = [
 ];
 
 /// What Mainstay sets beside that.
-const OURS: [&str; 8] = [
+const OURS: [&str; 10] = [
     "MAINSTAY_ATTEMPT",
     "MAINSTAY_CHECKPOINT_DIR",
     "MAINSTAY_JOB_ID",
@@ -35,6 +35,8 @@ const OURS: [&str; 8] = [
     "MAINSTAY_STACKS",
     "FT_RANK_MONITOR_IPC_SOCKET",
     "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
     "PYTHONUNBUFFERED",
 ];
 

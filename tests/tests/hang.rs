@@ -60,24 +60,28 @@ fn repeats() -> u32 {
 
 /// Runs a job with this hang, as often as asked for, and looks at each verdict.
 fn hangs(how: &str, culprit: &str, options: &str, kind: HangKind) {
+    hangs_among(RANKS, how, culprit, options, kind);
+}
+
+fn hangs_among(ranks: u32, how: &str, culprit: &str, options: &str, kind: HangKind) {
     if !has_client() {
         return;
     }
     for _ in 0..repeats() {
         let stage = Stage::new();
         let script = format!("{how}\n{LOCKSTEP}");
-        let job = stage.python(&script).ranks(RANKS).options(options).variable("CULPRIT", culprit).start();
+        let job = stage.python(&script).ranks(ranks).options(options).variable("CULPRIT", culprit).start();
         let end = job.end();
         end.assert_status(0);
-        assert_verdict(&end, culprit.parse().ok().map(Rank), kind);
+        assert_verdict(&end, ranks, culprit.parse().ok().map(Rank), kind);
     }
 }
 
-fn assert_verdict(end: &End, culprit: Option<Rank>, kind: HangKind) {
+fn assert_verdict(end: &End, ranks: u32, culprit: Option<Rank>, kind: HangKind) {
     let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
     assert_eq!(verdict.culprit, culprit, "{end}");
     assert!(matches!(verdict.cause, Cause::Hang { hang, .. } if hang == kind), "{kind:?}\n{end}");
-    let expected = RANKS as usize - usize::from(culprit.is_some());
+    let expected = ranks as usize - usize::from(culprit.is_some());
     assert_eq!(verdict.victims.len(), expected, "{end}");
     let outcomes = story::outcomes(&end.story);
     assert_eq!(outcomes.len(), 1, "it trains again\n{end}");
@@ -137,6 +141,25 @@ fn the_stacks_of_all_ranks_are_written_down_and_tell_the_culprit() {
 #[test]
 fn a_read_from_a_pipe_that_nobody_writes() {
     hangs("def hang(): os.read(os.pipe()[0], 1)", &CULPRIT.to_string(), "", HangKind::UserCode);
+}
+
+#[test]
+fn a_fifo_that_nobody_opens_for_writing() {
+    let how = "def hang():\n    os.mkfifo(f'{MARKS}/fifo')\n    open(f'{MARKS}/fifo')";
+    hangs(how, &CULPRIT.to_string(), "", HangKind::UserCode);
+}
+
+/// As in a deadlock that all run into together: nothing tells them apart, not even their stacks.
+#[test]
+fn all_ranks_frozen() {
+    let how = "def hang():\n    lock = threading.Lock()\n    lock.acquire()\n    lock.acquire()";
+    hangs(how, "all", "", HangKind::AllStill);
+}
+
+#[test]
+fn one_of_sixteen_and_one_of_thirty_two() {
+    hangs_among(16, "def hang(): os.kill(os.getpid(), signal.SIGSTOP)", "11", "", HangKind::Stopped);
+    hangs_among(32, "def hang(): queue.Queue().get()", "23", "", HangKind::UserCode);
 }
 
 #[test]
@@ -237,6 +260,47 @@ dist.destroy_process_group()
     }
 }
 
+/// With neither sections nor the client's own counters, only torch's flight recorders know: each writes its record when its
+/// pipe is written to. NCCL's listener is played by a thread, because gloo has none; the records are gloo's own.
+#[test]
+fn the_flight_recorders_tell_who_never_entered() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import select, threading, torch, torch.distributed as dist
+import mainstay
+from torch._C import _distributed_c10d as native
+pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{RANK}.pipe"
+os.mkfifo(pipe)
+end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+def listen():
+    while not select.select([end], [], [])[0] or not os.read(end, 1):
+        time.sleep(0.05)
+    record = native._dump_fr_trace(True, False, False)
+    with open(f"{os.environ['TORCH_NCCL_DEBUG_INFO_TEMP_FILE']}{RANK}", "wb") as file:
+        file.write(record)
+threading.Thread(target=listen, daemon=True).start()
+dist.init_process_group("gloo")
+def wait_for_all():
+    # In one function, so that the stacks do not tell the ranks apart.
+    if step == 60 and RANK == 2:
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(1))
+for step in range(80):
+    wait_for_all()
+    mainstay.step(step)
+"#;
+    let plan = stage.python(script).ranks(4).options("--max-restarts 0 --hang-limit passing=3s");
+    let end = plan.variable("MAINSTAY_TORCH", "0").start().end();
+    end.assert_status(1);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
+    let told = "by PyTorch's flight recorders 3 of 3 waiting ranks wait for rank 2";
+    assert!(verdict.evidence.iter().any(|line| line == told), "{end}");
+}
+
 /// What healthy jobs do that looks like a hang to a clock.
 #[test]
 fn a_healthy_job_with_long_phases_is_not_judged() {
@@ -254,6 +318,29 @@ def hang():
 "#;
     let script = format!("time.sleep(3)\n{how}\n{LOCKSTEP}");
     let end = stage.python(&script).ranks(RANKS).variable("CULPRIT", "2").start().end();
+    end.assert_status(0);
+    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
+}
+
+/// A first step that compiles, and a pause in the middle: both are announced, and neither is judged.
+#[test]
+fn what_was_announced_is_not_judged() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let how = r#"
+def before_import():
+    import mainstay
+    with mainstay.expect_long("compile"): time.sleep(5)
+def hang():
+    mainstay.pause()
+    time.sleep(5)
+    mainstay.resume()
+"#;
+    let script = format!("{how}\n{LOCKSTEP}");
+    let plan = stage.python(&script).ranks(RANKS).variable("CULPRIT", "2");
+    let end = plan.options("--hang-limit first_step=2s").start().end();
     end.assert_status(0);
     assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
 }

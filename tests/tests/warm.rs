@@ -55,7 +55,8 @@ def seen():
     yield "threads", threading.current_thread() is threading.main_thread(), threading.active_count()
     yield "files", sorted(os.readlink(f"/proc/self/fd/{n}").replace(f"attempt_{ATTEMPT}", "") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}"))
     yield "limits", resource.getrlimit(resource.RLIMIT_NOFILE), sorted(os.sched_getaffinity(0)), os.nice(0)
-    known = ("MASTER_PORT", "MAINSTAY_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MAINSTAY_PAGE", "MAINSTAY_STACKS")
+    known = ("MASTER_PORT", "MAINSTAY_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MAINSTAY_PAGE", "MAINSTAY_STACKS",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     yield "environment", sorted((k, v) for k, v in os.environ.items() if k not in known)
     yield "cgroup", open("/proc/self/cgroup").read()
     yield "buffering", sys.stdout.line_buffering, sys.stdout.write_through, sys.stdout.encoding

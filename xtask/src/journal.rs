@@ -84,6 +84,11 @@ impl Entry {
         if unasked { i32::try_from(self.body["pid"].as_i64()?).ok() } else { None }
     }
 
+    /// Whether ranks were found to hang.
+    pub fn ranks_hung(&self) -> bool {
+        self.is_fact("ranks_hung")
+    }
+
     /// Whether a restart was decided.
     pub fn decides_restart(&self) -> bool {
         self.is("decision") && self.body["action"]["type"] == "restart_in_job"

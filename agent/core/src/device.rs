@@ -10,6 +10,7 @@
 
 mod checks;
 mod driver;
+mod fabric;
 mod faults;
 mod gpu;
 mod history;
@@ -17,10 +18,13 @@ mod limits;
 mod links;
 mod log;
 mod operator;
+mod opinion;
+mod peers;
 mod programs;
 mod reading;
 mod readings;
 mod recall;
+mod siblings;
 mod told;
 mod watch;
 
@@ -28,10 +32,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use gpu::GpuView;
 pub use limits::{DeviceLimits, ExpectedGpus};
+pub use opinion::Opinion;
 pub use reading::{
     Clocks, DeviceReport, DriverTrouble, EccCount, EccPlace, FabricInfo, GpuDetails, GpuEvent, GpuIdentity,
-    GpuProcess, GpuReading, GpuTrouble, LinkErrors, LinkReading, PcieLink, ProbeAnswer, ProbeLine,
-    ProbeRequest, Read, RemappedRows, SlowdownTimes, SramErrors,
+    GpuProcess, GpuReading, GpuTrouble, LinkErrors, LinkReading, PcieLink, PeerAccess, ProbeAnswer,
+    ProbeLine, ProbeRequest, Read, RemappedRows, SlowdownTimes, SramErrors,
 };
 pub use recall::learned_gpus;
 
@@ -39,8 +44,9 @@ use driver::Driver;
 use faults::Faults;
 use gpu::{Around, Gpu, Known};
 use readings::{POWER_BRAKE, Rules};
+use siblings::Sibling;
 use told::Told;
-use watch::Change;
+use watch::{Change, Patience};
 
 use crate::catalog::Catalog;
 use crate::entry::Fact;
@@ -128,6 +134,7 @@ impl DeviceJudge {
             DeviceReport::Answered(answer) => {
                 self.driver.answered(at);
                 if let ProbeAnswer::Gpus { gpus, .. } = answer {
+                    self.driver.most = self.driver.most.max(gpus.len());
                     facts.extend(self.readings(at, gpus));
                 }
             }
@@ -155,14 +162,96 @@ impl DeviceJudge {
             }
             facts.extend(changes.into_iter().map(|(check, change)| noted(identity.address, check, change)));
             gpu.good = if reading.trouble.is_none() { gpu.good.saturating_add(1) } else { 0 };
-            let links = gpu.readings.links.learned().clone();
-            let now = Known { index: reading.index, identity: identity.clone(), links };
+            if gpu.good >= self.limits.worsen_after {
+                gpu.readings.learn_peers();
+            }
+            let (links, peers) = (gpu.readings.links.learned().clone(), gpu.readings.peers.clone());
+            let now = Known { index: reading.index, identity: identity.clone(), links, peers };
             if gpu.good >= self.limits.worsen_after && gpu.known.as_ref() != Some(&now) {
                 facts.push(recall::learned(&now));
                 gpu.known = Some(now);
             }
         }
+        facts.extend(self.compare_siblings(at));
+        if readings.iter().any(|reading| reading.details.is_some()) {
+            facts.extend(self.judge_peers(at));
+        }
         facts
+    }
+
+    /// Holds the GPUs of one model against each other.
+    fn compare_siblings(&mut self, at: Mono) -> Vec<Fact> {
+        let patience =
+            Patience { worsen_after: self.limits.sibling_readings, recover_after: self.limits.recover_after };
+        let here = self.gpus.values().filter(|gpu| !gpu.missing);
+        let read: Vec<Sibling<'_>> = here
+            .filter_map(|gpu| {
+                let reading = gpu.readings.last.as_ref()?;
+                Some(Sibling { reading, details: gpu.readings.details.as_ref() })
+            })
+            .collect();
+        let compared: Vec<(PciAddress, siblings::Compared)> = read
+            .iter()
+            .enumerate()
+            .filter_map(|(place, of)| {
+                let address = of.reading.identity.as_ref()?.address;
+                Some((address, siblings::compare(&read, place, &self.limits)))
+            })
+            .collect();
+        let mut facts = Vec::new();
+        for (address, looks) in compared {
+            for (check, look) in looks {
+                facts.extend(self.step(at, address, check, look, patience));
+            }
+        }
+        facts
+    }
+
+    /// Whether GPUs still reach each other over NVLink as they did.
+    fn judge_peers(&mut self, at: Mono) -> Vec<Fact> {
+        let reach = self.gpus.iter().map(|(address, gpu)| {
+            let readings = &gpu.readings;
+            let last = readings.last.as_ref();
+            let excused = gpu.missing
+                || last.is_none_or(|last| last.trouble.is_some() || last.mig.value() == Some(&true))
+                || readings.links.holds("nvlink_down")
+                || readings.holds("fabric");
+            (*address, peers::Reach { learned: readings.peers.clone(), now: readings.reach(), excused })
+        });
+        let looks = peers::judge(&reach.collect());
+        let patience = Patience { worsen_after: 1, recover_after: 1 };
+        let mut facts = Vec::new();
+        for (address, look) in looks {
+            facts.extend(self.step(at, address, peers::CHECK, look, patience));
+        }
+        facts
+    }
+
+    /// What a check of one GPU beside others came to.
+    fn step(
+        &mut self,
+        at: Mono,
+        address: PciAddress,
+        check: &'static str,
+        look: watch::Look,
+        patience: Patience,
+    ) -> Option<Fact> {
+        let gpu = self.gpus.get_mut(&address)?;
+        let (check, change) = gpu.readings.compared(check, look, patience)?;
+        if matches!(change, Change::Began(_)) {
+            gpu.fault_at = Some(at);
+        }
+        Some(noted(address, check, change))
+    }
+
+    /// Takes in what another one (DCGM) says of GPUs: all that it says now.
+    pub fn second_opinions(&mut self, opinions: BTreeMap<PciAddress, Vec<Opinion>>) {
+        for gpu in self.gpus.values_mut() {
+            gpu.opinions = None;
+        }
+        for (address, said) in opinions {
+            self.gpus.entry(address).or_default().opinions = Some(said);
+        }
     }
 
     /// Notes which GPUs the driver does not count any more.
@@ -237,7 +326,10 @@ impl DeviceJudge {
         for (address, gpu) in &mut self.gpus {
             gpu.faults.forget_passed(now, self.limits.passing.0);
             // A GPU of which this boot knows nothing may be there no more.
-            let unseen = gpu.readings.last.is_none() && gpu.known.is_none() && gpu.programs.is_empty();
+            let unseen = gpu.readings.last.is_none()
+                && gpu.known.is_none()
+                && gpu.opinions.is_none()
+                && gpu.programs.is_empty();
             if !gpu.is_of_interest(driver_asked) || (gpu.faults.are_of_another_boot() && unseen) {
                 continue;
             }

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::finding::Finding;
-use crate::hang::{Hang, PlaceGroup};
+use crate::hang::{Hang, PlaceGroup, Waits};
 use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::kernel::{KernelReport, Sxid, Xid};
@@ -223,6 +223,9 @@ pub enum Fact {
         /// The ranks by where they stand, the fewest first.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         groups: Vec<PlaceGroup>,
+        /// Whom the ranks wait for by counters that were asked for then.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        waits: Vec<Waits>,
         /// Other findings, one sentence each.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         summary: Vec<String>,

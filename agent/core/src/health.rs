@@ -124,6 +124,26 @@ pub struct Evidence {
     pub before: Option<String>,
 }
 
+impl Evidence {
+    /// A reading with its source.
+    pub fn new(source: impl Into<String>, reading: impl ToString) -> Evidence {
+        Evidence { source: source.into(), reading: reading.to_string(), ..Evidence::default() }
+    }
+
+    /// With the limit it was held against; an empty one is none.
+    #[must_use]
+    pub fn limit(self, limit: impl ToString) -> Evidence {
+        Evidence { limit: Some(limit.to_string()).filter(|limit| !limit.is_empty()), ..self }
+    }
+
+    /// With what was read before, where that is known and was something else.
+    #[must_use]
+    pub fn before(self, before: Option<impl ToString>) -> Evidence {
+        let before = before.map(|before| before.to_string()).filter(|before| *before != self.reading);
+        Evidence { before: before.or(self.before), ..self }
+    }
+}
+
 /// A component went from one state to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HealthChange {

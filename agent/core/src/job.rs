@@ -215,10 +215,14 @@ impl Job {
             Fact::HangPassed { attempt, .. } if attempt == self.attempt && self.phase == Phase::Running => {
                 self.hang = None;
             }
-            Fact::EvidenceTaken { attempt, file, groups, summary, .. } if attempt == self.attempt => {
+            Fact::EvidenceTaken { attempt, file, groups, waits, summary, .. } if attempt == self.attempt => {
                 if let Some((hang, found)) = &mut self.hang {
+                    for waits in &waits {
+                        hang.weigh(waits);
+                    }
                     hang.refine(&groups);
-                    *found = groups.iter().map(PlaceGroup::to_string).collect();
+                    *found = waits.into_iter().map(|waits| waits.told).collect();
+                    found.extend(groups.iter().map(PlaceGroup::to_string));
                     found.extend(summary);
                     found.extend(file.map(|file| format!("what all ranks were at: {file}")));
                     let since = hang.since;

@@ -9,7 +9,7 @@
 //! side); `settings`; `counter`; `host`, `fabric` (the judges of the host and of its network), `cloud`,
 //! `tpu`, `nccl_ras` (those of announcements, of TPUs and of NCCL's word on a job); `parse` (the kernel log), `catalog` (what its lines mean), `device`
 //! and `host_log` (the judges of GPUs and of what the
-//! kernel reports of the host); `attribute` (whose fault, from logs); `last_words`, `fingerprint`, `judge`, `witness`,
+//! kernel reports of the host); `attribute` (whose fault, from logs); `pickle` (what Python programs send); `last_words`, `fingerprint`, `judge`, `witness`,
 //! `blame`, `policy`, `ledger`; `job`, which joins them; `replay` and `mask`, for journals of others.
 //!
 //! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow), `numbers` (losses,
@@ -49,11 +49,13 @@ pub mod nvrx;
 pub mod observation;
 pub mod parse;
 pub mod pci;
+pub mod pickle;
 pub mod policy;
 pub mod preflight;
 pub mod replay;
 pub mod running;
 pub mod settings;
+pub mod story;
 pub mod straggler;
 pub mod testimony;
 pub mod time;

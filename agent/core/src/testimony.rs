@@ -17,6 +17,9 @@ pub struct Testimony {
     /// What is held that the next ranks need, a sentence each: a GPU's memory, a port, a process that does not die.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<String>,
+    /// What the GPUs do while the ranks hang, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<String>,
     /// Devices that the lines speak of and that have failed before, with their records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_before: Vec<FailedBefore>,
@@ -42,5 +45,6 @@ impl Testimony {
             && self.sick.is_empty()
             && self.held.is_empty()
             && self.failed_before.is_empty()
+            && self.gpus.is_empty()
     }
 }

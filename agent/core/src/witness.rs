@@ -144,6 +144,7 @@ impl Witness {
             sick: sick.cloned().collect(),
             held: Vec::new(),
             failed_before: self.failed_before(fault_at),
+            gpus: Vec::new(),
         }
     }
 }

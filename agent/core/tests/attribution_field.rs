@@ -145,4 +145,20 @@ fn failures_from_issue_threads_are_judged_well() {
         summary.all.cases
     );
     assert_eq!(summary.false_hardware, 0, "a user's failure was called the hardware's");
+    for class in Class::ALL.into_iter().filter(|_| only.is_none()) {
+        let right = summary.per_class.get(class.name()).map_or(0, |share| share.class);
+        assert!(right > 0, "{} is never the answer where it is right", class.name());
+    }
+}
+
+#[test]
+fn a_case_may_lack_everything_but_its_name() {
+    let catalog = Catalog::built_in().expect("a sound catalogue");
+    let case: Case =
+        serde_json::from_str(r#"{"id": "bare", "source_url": null, "label": null}"#).expect("a case");
+    let answer = score::answer(catalog, &case);
+    assert_eq!((answer.fault_domain, answer.right), (FaultDomain::Unknown, None));
+    let noisy = r#"{"id": "noisy", "log": "a\r\n\u001b[31m[rank3]: torch.OutOfMemoryError: CUDA out of memory.\u001b[0m\r\nb"}"#;
+    let answer = score::answer(catalog, &serde_json::from_str(noisy).expect("a case"));
+    assert_eq!((answer.class, answer.root_lines, answer.root_rank), (Class::UserConfig, vec![2], Some(3)));
 }

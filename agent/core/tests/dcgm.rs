@@ -1,15 +1,17 @@
 //! DCGM as a second opinion: what it makes of a GPU, and what it must not.
-#![allow(clippy::expect_used, reason = "a panic is how a test reports")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeSet;
 
 use mainstay_core::dcgm::{
     DcgmCatalog, DcgmFile, DcgmHealth, DcgmJudge, DcgmReport, ExporterJudge, ExporterReport, Incident,
+    Violation,
 };
 use mainstay_core::entry::Fact;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Weight;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::time::Mono;
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
@@ -25,7 +27,7 @@ fn incident(gpu: Option<u32>, health: u32, code: u32) -> Incident {
 }
 
 fn health(incidents: Vec<Incident>) -> DcgmReport {
-    DcgmReport::Health(DcgmHealth { gpus: vec![0, 1], incidents, first: false })
+    DcgmReport::Health(DcgmHealth { gpus: vec![0, 1], incidents, ..DcgmHealth::default() })
 }
 
 fn judged(incidents: Vec<Incident>) -> Judged {
@@ -108,6 +110,46 @@ fn every_entry_of_the_catalogue_says_what_it_is() {
     let names: BTreeSet<&str> = file.dcgm.iter().map(|entry| entry.name.as_str()).collect();
     assert_eq!(names.len(), file.dcgm.len(), "no two have the same name");
     assert!(file.dcgm.iter().all(|entry| !entry.meaning.is_empty() && !entry.source.is_empty()));
+}
+
+fn placed(incidents: Vec<Incident>) -> DcgmHealth {
+    let addresses = [(0, "0000:01:00"), (1, "0000:02:00")];
+    let addresses = addresses.map(|(gpu, place)| (gpu, PciAddress::parse(place).expect("an address")));
+    DcgmHealth { gpus: vec![0, 1], incidents, addresses: addresses.into(), ..DcgmHealth::default() }
+}
+
+#[test]
+fn gpus_whose_place_is_known_have_an_opinion_and_no_component_of_dcgms_own() {
+    let mut judge = DcgmJudge::new(catalog(), false);
+    let all = judge.step(Mono(1), &DcgmReport::Health(placed(vec![incident(Some(1), 20, 4)])));
+    let names: Vec<&str> = all.components.iter().map(|component| component.name.as_str()).collect();
+    assert_eq!(names, ["dcgm"]);
+    assert!(matches!(&all.facts[0], Fact::Observed(seen) if seen.component == "gpu.0000:02:00"));
+    let of = |judge: &DcgmJudge, place: &str| {
+        judge.opinions().get(&PciAddress::parse(place).expect("an address")).cloned()
+    };
+    assert_eq!(of(&judge, "0000:01:00"), Some(Vec::new()));
+    let said = of(&judge, "0000:02:00").expect("an opinion").remove(0);
+    assert_eq!((said.state, said.action), (Unhealthy, RecommendedAction::ResetDevice));
+    assert!(said.checks.contains("ecc_uncorrected"), "{said:?}");
+    // An engine that does not answer has no opinion.
+    judge.step(Mono(2), &DcgmReport::Silent);
+    assert!(judge.opinions().is_empty());
+    // Nor has its first check.
+    judge.step(Mono(3), &DcgmReport::Health(DcgmHealth { first: true, ..placed(Vec::new()) }));
+    assert!(judge.opinions().is_empty());
+}
+
+#[test]
+fn a_policy_that_was_violated_is_an_event_and_no_fault() {
+    let mut judge = DcgmJudge::new(catalog(), false);
+    let violations = vec![Violation { condition: 0x40, gpu: Some(0), value: 31 }];
+    let all = judge.step(Mono(1), &DcgmReport::Health(DcgmHealth { violations, ..placed(Vec::new()) }));
+    let [Fact::Observed(seen)] = all.facts.as_slice() else { panic!("{:?}", all.facts) };
+    assert_eq!((seen.event.as_str(), seen.component.as_str()), ("dcgm_policy_violated", "gpu.0000:01:00"));
+    assert_eq!(seen.detail, "a policy of DCGM was violated: XID 31");
+    assert!(judge.opinions().values().all(Vec::is_empty));
+    assert!(all.components.iter().all(|component| component.state == Healthy));
 }
 
 mod exporter {

@@ -1,168 +1,24 @@
 //! The judge of GPUs over what the driver tells: sentences, each with the opposite case that must stay silent.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::catalog::Catalog;
+mod support;
+
 use mainstay_core::device::{
-    DeviceJudge, DeviceLimits, DeviceReport, EccCount, EccPlace, ExpectedGpus, FabricInfo, GpuDetails,
-    GpuEvent, GpuIdentity, GpuReading, GpuTrouble, LinkErrors, LinkReading, PcieLink, ProbeAnswer, Read,
-    RemappedRows, SlowdownTimes, SramErrors,
+    DeviceLimits, DeviceReport, EccCount, EccPlace, ExpectedGpus, FabricInfo, GpuEvent, GpuReading,
+    GpuTrouble, PcieLink, Read, RemappedRows, SlowdownTimes, SramErrors,
 };
 use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::health::{HealthState, RecommendedAction};
 use mainstay_core::observation::Observation;
 use mainstay_core::parse::kmsg::Record;
 use mainstay_core::parse::log::LogReader;
 use mainstay_core::pci::PciAddress;
 use mainstay_core::settings::Percent;
 use mainstay_core::time::{Mono, Span};
+use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice};
-
-const FIRST: &str = "gpu.0000:01:00";
-const SECOND: &str = "gpu.0000:02:00";
-const LINK: &str = "nvlink.0000:01:00/3";
-
-fn catalog() -> Catalog {
-    Catalog::new(
-        toml::from_str(include_str!("../../catalog/hardware/xid.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/hardware/sxid.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/hardware/kernel.toml")).unwrap(),
-        toml::from_str(include_str!("../../catalog/hardware/nvlink.toml")).unwrap(),
-    )
-    .unwrap()
-}
-
-/// A GPU that is well and works.
-fn gpu(index: u32) -> GpuReading {
-    let bus = u8::try_from(index + 1).unwrap();
-    let address = PciAddress { domain: 0, bus, device: 0 };
-    let name = "NVIDIA H100 80GB HBM3".to_owned();
-    let link = PcieLink { generation: 5, width: 16 };
-    GpuReading {
-        index,
-        identity: Some(GpuIdentity { address, uuid: format!("GPU-{index}"), name, serial: Some("1".into()) }),
-        ecc_volatile: Read::Value(0),
-        ecc_aggregate: Read::Value(3),
-        ecc_corrected: Read::Value(1000),
-        remapped: Read::Value(RemappedRows { corrected: 1, uncorrected: 2, pending: false, failed: false }),
-        pages_pending: Read::NotOffered,
-        unrepairable: Read::Value(false),
-        recovery_action: Read::Value(0),
-        temperature: Read::Value(60),
-        memory_temperature: Read::Value(70),
-        margin: Read::Value(0),
-        power: Read::Value(650_000),
-        // The power cap: the normal course of things under load.
-        clock_reasons: Read::Value(4),
-        slowdown: Read::Value(SlowdownTimes { thermal: 5_000_000_000, brake: 0 }),
-        pcie: Read::Value(link),
-        pcie_max: Read::Value(link),
-        pcie_replays: Read::Value(7),
-        nvlinks: (0..18).map(|link| LinkReading { link, up: Read::Value(true) }).collect(),
-        fabric: Read::Value(FabricInfo { state: 3, status: 0, health_mask: 0xaa | 0x100, health_summary: 1 }),
-        mig: Read::Value(false),
-        utilization: Read::Value(99),
-        memory: Read::Value((70 << 30, 80 << 30)),
-        details: Some(Box::new(GpuDetails {
-            hottest: Read::Value(87),
-            memory_hottest: Read::Value(95),
-            slowdown_margin: Read::Value(-2),
-            persistence: Read::Value(true),
-            inforom_valid: Read::Value(true),
-            vbios: Read::Value("96.00".into()),
-            sram: Read::Value(SramErrors { uncorrected_lifetime: 1, ..SramErrors::default() }),
-            links: (0..18)
-                .map(|link| LinkErrors {
-                    link,
-                    replays: Some(40),
-                    recoveries: Some(2),
-                    crc: Some(1),
-                    effective_ber: Some(1e-15),
-                    recovery_failed: Some(1),
-                    recovered: Some(3),
-                    ..LinkErrors::default()
-                })
-                .collect(),
-            ..GpuDetails::default()
-        })),
-        ..GpuReading::default()
-    }
-}
-
-struct Host {
-    judge: DeviceJudge,
-    gpus: Vec<GpuReading>,
-    facts: Vec<Fact>,
-    now: Mono,
-}
-
-impl Host {
-    fn new() -> Host {
-        Host::with(DeviceLimits::default(), ExpectedGpus::default())
-    }
-
-    fn with(limits: DeviceLimits, expected: ExpectedGpus) -> Host {
-        Host {
-            judge: DeviceJudge::new(catalog(), limits).expecting(expected),
-            gpus: (0..8).map(gpu).collect(),
-            facts: Vec::new(),
-            now: Mono(100_000_000_000_000),
-        }
-    }
-
-    fn look(&mut self) {
-        self.look_after(10);
-    }
-
-    fn look_after(&mut self, seconds: u64) {
-        self.now = self.now.after(Span::seconds(seconds));
-        let answer = ProbeAnswer::Gpus { driver: Some("570.1".into()), gpus: self.gpus.clone() };
-        self.facts.extend(self.judge.report(self.now, DeviceReport::Answered(answer)));
-    }
-
-    fn looks(&mut self, count: u32) {
-        (0..count).for_each(|_| self.look());
-    }
-
-    /// The first GPU, to change it.
-    fn first(&mut self) -> &mut GpuReading {
-        &mut self.gpus[0]
-    }
-
-    fn details(&mut self) -> &mut GpuDetails {
-        self.gpus[0].details.as_mut().unwrap()
-    }
-
-    fn find(&mut self, name: &str) -> Option<Component> {
-        self.judge.components(self.now).into_iter().find(|component| component.name == name)
-    }
-
-    fn expect(&mut self, name: &str, state: HealthState, action: RecommendedAction) -> String {
-        let component = self.find(name).unwrap_or_else(|| panic!("no {name}"));
-        assert_eq!((component.state, component.action), (state, action), "{name}: {}", component.reason);
-        component.reason
-    }
-
-    /// All components that are not healthy.
-    fn ill(&mut self) -> Vec<String> {
-        let all = self.judge.components(self.now);
-        all.into_iter()
-            .filter(|of| of.state != Healthy)
-            .map(|of| format!("{}: {}", of.name, of.reason))
-            .collect()
-    }
-
-    fn events(&self) -> Vec<&str> {
-        self.facts
-            .iter()
-            .map(|fact| match fact {
-                Fact::Observed(observation) => observation.event.as_str(),
-                _ => "other",
-            })
-            .collect()
-    }
-}
 
 /// What one change of the first GPU leads to after so many looks, that it is silent one look before, and that it is
 /// over when it is taken back.
@@ -303,9 +159,11 @@ fn what_the_driver_says_it_needs_counts() {
 fn heat_counts_when_it_stays() {
     check(3, Degraded, ContactSupport, |gpu| gpu.temperature = Read::Value(90));
     check(3, Degraded, ContactSupport, |gpu| gpu.memory_temperature = Read::Value(99));
-    silent(|gpu| gpu.temperature = Read::Value(87));
+    // Held against its siblings elsewhere.
+    let alone = DeviceLimits { sibling_heat: 100, ..DeviceLimits::default() };
+    silent_with(alone.clone(), |gpu| gpu.temperature = Read::Value(87));
     // Without a limit of its own nothing is too hot.
-    silent(|gpu| {
+    silent_with(alone, |gpu| {
         gpu.temperature = Read::Value(99);
         gpu.details.as_mut().unwrap().hottest = Read::NotOffered;
     });

@@ -2,14 +2,14 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
-use mainstay_core::hang::{Hang, HangKind, PlaceGroup};
+use mainstay_core::hang::{Hang, HangKind, PlaceGroup, Waits};
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, Incident, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy};
 use mainstay_core::policy::{Budget, HAND_BACK_EXIT};
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Span};
-use mainstay_core::verdict::{Action, Cause, DecidedBy};
+use mainstay_core::verdict::{Action, Cause, DecidedBy, Verdict};
 use proptest::prelude::*;
 
 /// A job of two ranks with its outputs.
@@ -450,6 +450,11 @@ proptest! {
 impl Run {
     /// Rank 1 hangs after step 5, its evidence is taken, all are stopped, the agent is absent.
     fn hang_and_decide(&mut self, attempt: u32, kind: HangKind) {
+        self.hang_with(attempt, kind, 0.9, Vec::new());
+        self.tell(Input::Ruling(None));
+    }
+
+    fn hang_with(&mut self, attempt: u32, kind: HangKind, confidence: f64, waits: Vec<Waits>) {
         let hang = Hang {
             kind,
             culprits: vec![Rank(1)],
@@ -459,7 +464,7 @@ impl Run {
             phase: "forward".into(),
             limit: Span(1),
             step: Some(5),
-            confidence: 0.9,
+            confidence,
             evidence: Vec::new(),
         };
         let attempt_of = Attempt(attempt);
@@ -469,6 +474,7 @@ impl Run {
             attempt: attempt_of,
             file: Some("hang.json".into()),
             groups: vec![PlaceGroup { ranks: vec![Rank(1)], place: "read".into() }],
+            waits,
             summary: Vec::new(),
             took: Span(1),
         });
@@ -476,8 +482,44 @@ impl Run {
             self.exit(attempt, rank, ExitStatus::Signal(15), true);
         }
         self.ended(attempt);
-        self.tell(Input::Ruling(None));
     }
+
+    fn last_verdict(&self) -> &Verdict {
+        let verdicts = self.out.iter().filter_map(|output| match output {
+            Output::Record(Body::Verdict(verdict)) => Some(verdict),
+            _ => None,
+        });
+        verdicts.last().expect("a verdict")
+    }
+}
+
+#[test]
+fn who_never_entered_is_named_by_the_recorders_where_the_verdict_is_not_sure() {
+    let waits =
+        Waits { kind: Some(HangKind::UserCode), culprits: vec![Rank(0)], told: "all wait for rank 0".into() };
+    for (confidence, culprit) in [(0.3, Rank(0)), (0.97, Rank(1))] {
+        let mut run = Run::begin(9);
+        run.start(0);
+        run.steps(0, 1..=5);
+        run.hang_with(0, HangKind::AllStill, confidence, vec![waits.clone()]);
+        let verdict = run.last_verdict();
+        assert_eq!(verdict.culprit, Some(culprit));
+        assert_eq!(verdict.victims, [Rank(1 - culprit.0)]);
+        assert!(verdict.evidence.contains(&"all wait for rank 0".to_owned()), "{:?}", verdict.evidence);
+    }
+}
+
+#[test]
+fn what_the_gpus_did_in_a_hang_stands_in_its_verdict_once() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=5);
+    run.hang_with(0, HangKind::Stopped, 0.97, Vec::new());
+    let gpus = vec!["GPU 0000:3b:00: 0 % busy, 2.00 s before".to_owned()];
+    run.testify(1, Testimony { gpus: gpus.clone(), ..Testimony::default() });
+    let told = run.last_verdict().evidence.iter().filter(|line| gpus.contains(line)).count();
+    assert_eq!(told, 1);
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
 }
 
 #[test]
@@ -527,6 +569,7 @@ fn a_hang_that_passes_while_its_evidence_is_taken_stops_nobody() {
         attempt: Attempt(0),
         file: None,
         groups: Vec::new(),
+        waits: Vec::new(),
         summary: Vec::new(),
         took: Span(1),
     });

@@ -1,13 +1,16 @@
 //! What NCCL's RAS service writes, in all its forms, and what is made of it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
+use std::collections::BTreeMap;
+
 use mainstay_core::entry::Fact;
-use mainstay_core::hang::Count;
+use mainstay_core::hang::{Count, waits};
 use mainstay_core::health::{HealthState, RecommendedAction};
+use mainstay_core::id::Rank;
 use mainstay_core::judged::Judged;
 use mainstay_core::nccl_ras::{
-    Asked, CommRank, Missing, NcclJudge, NcclLimits, Process, RankError, RasReport, State, TextError, Wire,
-    parse_text,
+    Asked, CommRank, Communicator, Group, Missing, NcclJudge, NcclLimits, Operation, Process, RankError,
+    RasReport, State, TextError, Wire, parse_text,
 };
 use mainstay_core::time::{Mono, Span};
 use proptest::prelude::*;
@@ -389,4 +392,40 @@ proptest! {
             prop_assert_eq!(behind[0].rank.as_ref().unwrap().rank, expected);
         }
     }
+}
+
+/// In a text the few are named and the many are only counted.
+#[test]
+fn whom_all_wait_for_is_found_in_a_report_that_names_only_the_few() {
+    let process = |pid| Some(Process { host: "10.0.0.2".into(), pid });
+    let few = CommRank { rank: 2, process: process(102), gpu: None };
+    let groups = vec![
+        Group { of: 41, ranks: 3, named: Vec::new() },
+        Group { of: 40, ranks: 1, named: vec![few.clone()] },
+    ];
+    let communicator = Communicator {
+        hash: "00000000000000ab".into(),
+        size: Some(4),
+        operations: vec![Operation { name: "AllReduce".into(), groups }],
+        ..Communicator::default()
+    };
+    let report = RasReport { communicators: vec![communicator.clone()], ..RasReport::default() };
+    let ranks: BTreeMap<i32, Rank> = (0..4).map(|rank| (100 + rank, Rank(rank as u32))).collect();
+    let told = waits("NCCL's RAS service", &report.counted(&ranks)).expect("an answer");
+    assert_eq!(told.culprits, [Rank(2)]);
+    assert_eq!(told.told, "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2");
+
+    // One that did not answer is waited for, and of what kind that is nobody knows.
+    let groups = vec![Group { of: 41, ranks: 3, named: Vec::new() }];
+    let operations = vec![Operation { name: "AllReduce".into(), groups }];
+    let missing = vec![(few, Missing::Unresponsive)];
+    let silent = Communicator { operations, missing, missing_count: 1, ..communicator };
+    let report = RasReport { communicators: vec![silent], ..RasReport::default() };
+    let told = waits("NCCL's RAS service", &report.counted(&ranks)).map(|told| (told.kind, told.culprits));
+    assert!(told.is_none_or(|told| told == (None, vec![Rank(2)])), "nobody else is named");
+    assert!(report.lines().iter().any(|line| line.contains("nothing told of rank 2")));
+
+    // While all have launched the same, nobody waits.
+    let healthy = RasReport { communicators: Vec::new(), in_order: 1, ..RasReport::default() };
+    assert_eq!(waits("it", &healthy.counted(&ranks)), None);
 }

@@ -71,6 +71,7 @@ impl RankEnvironment<'_> {
         if let Some(page) = self.page {
             variables.push(("MAINSTAY_PAGE", page.display().to_string()));
         }
+        self.flight_recorder(&inherited, &mut variables);
         if let Some(socket) = self.monitor {
             variables.push(("FT_RANK_MONITOR_IPC_SOCKET", socket.display().to_string()));
         }
@@ -79,6 +80,20 @@ impl RankEnvironment<'_> {
         }
         variables.extend(tunables(self.local_world_size, inherited));
         variables
+    }
+
+    /// With these, ranks that use NCCL write their flight record when somebody writes into their pipe, and go on. The pipe
+    /// lies beside the page, where nobody copies or reads whole directories.
+    fn flight_recorder(&self, inherited: impl Fn(&str) -> bool, variables: &mut Vec<(&'static str, String)>) {
+        let Some(page) = self.page else { return };
+        if !inherited("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") {
+            let stem = page.with_file_name("flight-").display().to_string();
+            variables.push(("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", stem));
+        }
+        if !inherited("TORCH_NCCL_DEBUG_INFO_TEMP_FILE") && !inherited("TORCH_FR_DUMP_TEMP_FILE") {
+            let stem = self.stacks_file.with_file_name("flight-record-").display().to_string();
+            variables.push(("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", stem));
+        }
     }
 }
 

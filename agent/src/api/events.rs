@@ -1,9 +1,13 @@
-//! `mainstay.v1.EventService`: the journal as a list and as a stream that resumes by cursor.
+//! `mainstay.v1.EventService`: the journal as a list and as a stream that resumes by cursor, and the story of a failure.
 
+use mainstay_core::entry::Body;
+use mainstay_core::id::Incident;
+use mainstay_core::story;
 use mainstay_proto::v1::event_service_server::EventService;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    Event, EventFilter, Gap, ListEventsRequest, ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
+    Event, EventFilter, ExplainIncidentRequest, ExplainIncidentResponse, Gap, ListEventsRequest,
+    ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use prost::Message;
 use tokio_util::sync::CancellationToken;
@@ -71,6 +75,30 @@ impl EventService for Events {
         Ok(Response::new(answer))
     }
 
+    async fn explain_incident(
+        &self,
+        request: Request<ExplainIncidentRequest>,
+    ) -> Result<Response<ExplainIncidentResponse>, Status> {
+        let ExplainIncidentRequest { job, incident } = request.into_inner();
+        let bodies = of_failures(&self.0.board, &job).await?;
+        let Some(story) = story::story(bodies.iter(), incident.map(Incident)) else {
+            let which = incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
+            return Err(Status::not_found(format!("the journal has {which} of job {job:?}")));
+        };
+        let findings = story::findings(bodies.iter());
+        let words =
+            |markdown| story::render(&story, None, markdown) + &story::render_findings(&findings, markdown);
+        let json = serde_json::json!({
+            "verdict": story.verdict, "decision": story.decision, "outcome": story.outcome, "findings": findings
+        });
+        Ok(Response::new(ExplainIncidentResponse {
+            incident: story.verdict.incident.0,
+            text: words(false),
+            markdown: words(true),
+            json: json.to_string(),
+        }))
+    }
+
     type WatchEventsStream = Answers<WatchEventsResponse>;
 
     async fn watch_events(
@@ -84,6 +112,23 @@ impl EventService for Events {
         let filter = request.filter.unwrap_or_default();
         let stop = self.0.stop.clone();
         Ok(Response::new(answer_to_the_end(move |caller| watch(board, cursor, filter, stop, caller))))
+    }
+}
+
+/// What the journal has of a job's failures: a few entries of each, whatever else is in it.
+async fn of_failures(board: &BoardReader, job: &str) -> Result<Vec<Body>, Status> {
+    let (mut bodies, mut cursor) = (Vec::new(), 0);
+    loop {
+        let read = read(board, cursor, CHUNK).await?;
+        let Some(last) = read.entries.last() else { return Ok(bodies) };
+        cursor = last.seq;
+        bodies.extend(read.entries.into_iter().filter_map(|entry| {
+            let tells = matches!(
+                entry.body,
+                Body::Verdict(_) | Body::Decision(_) | Body::Outcome(_) | Body::Finding(_)
+            );
+            (tells && entry.job.as_ref().is_some_and(|of| of.0 == job)).then_some(entry.body)
+        }));
     }
 }
 

@@ -38,6 +38,7 @@ pub use convert::event::event;
 pub use convert::preflight::{check_of, group, requirement, wire_span};
 pub use events::passes;
 pub use listen::{ListenError, UnixSocket, tcp};
+pub use preflight::DeepChecks;
 
 use crate::board::BoardReader;
 use pace::Pace;
@@ -83,6 +84,8 @@ pub struct Listeners {
     pub grpc: Option<TcpListener>,
     /// HTTP alone, for Prometheus and for probes.
     pub http: Option<TcpListener>,
+    /// Active probes for callers on the Unix socket; none are run without.
+    pub deep: Option<DeepChecks>,
 }
 
 /// Why the API cannot be served.
@@ -108,6 +111,8 @@ struct ReadSide {
     about: Arc<About>,
     clock: Clock,
     pace: Pace,
+    /// Active probes; none for callers who may not have them run.
+    deep: Option<DeepChecks>,
     /// Cancelled once nothing writes to the board any more.
     board_gone: CancellationToken,
     stop: CancellationToken,
@@ -131,13 +136,14 @@ pub async fn serve(
         about: Arc::new(about),
         clock,
         pace: Pace::default(),
+        deep: None,
         board_gone: CancellationToken::new(),
         stop: stop.clone(),
     };
     let mut servers = JoinSet::new();
 
     if let Some(socket) = listeners.unix {
-        let routes = routes(&read, local)?;
+        let routes = routes(&ReadSide { deep: listeners.deep, ..read.clone() }, local)?;
         let stop = stop.clone();
         servers.spawn(async move {
             let served = grpc(routes, socket.incoming(stop.clone()), stop).await;

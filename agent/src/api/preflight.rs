@@ -1,18 +1,24 @@
 //! `RunPreflight`: the checks before a start, from what the rooms that watch the host saw. Nothing is read here; it is
-//! only waited for rooms that have not looked yet.
+//! only waited for rooms that have not looked yet. Active probes, where they are asked for, run in processes of their own
+//! after that, one request at a time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_core::device::GpuReading;
+use mainstay_core::health::HealthState;
 use mainstay_core::preflight::{Check, CheckVerdict, Group, Requirement, conclude, overall, summary};
 use mainstay_core::time::{Mono, Span};
 use mainstay_proto::v1::run_preflight_response::Item;
 use mainstay_proto::v1::{PreflightSummary, RunPreflightRequest, RunPreflightResponse};
+use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 use tonic::Status;
 
 use super::convert::preflight as convert;
-use super::stream::{Caller, End};
+use super::stream::{Caller, End, Left};
 use super::{Mode, ReadSide};
 use crate::board::{BoardReader, Looking};
+use crate::source::active::{Deep, Gpus};
 
 /// How long a check of what is watched may take.
 const USUAL_DEADLINE: Span = Span::seconds(10);
@@ -22,11 +28,29 @@ const LONGEST_DEADLINE: Span = Span::seconds(600);
 /// A look that has not returned for so long is one that hangs, and what it saw before counts no more.
 const HANGS_AFTER: Span = Span::seconds(60);
 
+/// How long an active probe may take.
+const USUAL_PROBE: Span = Span::seconds(30);
+
+/// The component that says whether GPUs can be read.
+const DRIVER: &str = "gpu.driver";
+
+/// Active probes, for those who may ask for them. They load the host: one request at a time.
+#[derive(Clone, Debug)]
+pub struct DeepChecks(Arc<Mutex<Deep>>);
+
+impl DeepChecks {
+    /// These.
+    pub fn new(deep: Deep) -> DeepChecks {
+        DeepChecks(Arc::new(Mutex::new(deep)))
+    }
+}
+
 /// What was asked for.
 pub(super) struct Wanted {
     groups: Vec<Group>,
     required: Vec<Requirement>,
     deadline: Span,
+    deep: Option<OwnedMutexGuard<Deep>>,
 }
 
 impl Wanted {
@@ -40,8 +64,20 @@ impl Wanted {
                 "a launcher does not watch the host: ask the agent, or run `mainstay check`",
             ));
         }
+        let mut deep = None;
         if request.deep {
-            return Err(Status::unimplemented("active probes are run by `mainstay check --deep`"));
+            let of = read.deep.as_ref().ok_or_else(|| {
+                Status::permission_denied(
+                    "active probes load the host: they are for callers on the agent's Unix socket",
+                )
+            })?;
+            let mut guard = of.0.clone().try_lock_owned().map_err(|_| {
+                Status::resource_exhausted("active probes are under way here: try again when they are done")
+            })?;
+            let each = request.deadline.as_ref().map_or(USUAL_PROBE, convert::span);
+            let each = each.0.clamp(SHORTEST_DEADLINE.0, LONGEST_DEADLINE.0);
+            guard.plan.deadline = Duration::from_nanos(each);
+            deep = Some(guard);
         }
         let mut groups: Vec<Group> = request.groups().filter_map(convert::group_of).collect();
         if groups.is_empty() {
@@ -57,6 +93,7 @@ impl Wanted {
             groups,
             required: required.collect::<Result<_, Status>>()?,
             deadline: Span(deadline.0.clamp(SHORTEST_DEADLINE.0, LONGEST_DEADLINE.0)),
+            deep,
         })
     }
 }
@@ -71,19 +108,64 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
     let now = (read.clock)().mono;
     let (checks, silent) = watched(&read.board, now, wanted.deadline);
     let silent: Vec<Group> = silent.iter().map(|room| Group::of(room)).collect();
-    let checks = conclude(checks, &wanted.groups, &wanted.required, &silent);
+    let mut checks = conclude(checks, &wanted.groups, &wanted.required, &silent);
+    for check in &checks {
+        if let Err(left) = tell(&caller, check).await {
+            return left.into();
+        }
+    }
+    if let Some(deep) = wanted.deep {
+        match probe(&read, deep, wanted.groups, &caller).await {
+            Ok(probed) => checks.extend(probed),
+            Err(left) => return left.into(),
+        }
+    }
     let took = (read.clock)().mono.since(began);
     let last = Item::Summary(PreflightSummary {
         verdict: convert::verdict(overall(&checks)).into(),
         summary: summary(&checks, took),
         took: Some(convert::wire_span(took)),
     });
-    for item in checks.iter().map(|check| Item::Check(convert::check(check))).chain([last]) {
-        if let Err(left) = caller.send(RunPreflightResponse { item: Some(item) }).await {
-            return left.into();
-        }
+    match caller.send(RunPreflightResponse { item: Some(last) }).await {
+        Ok(()) | Err(Left) => End::Left,
     }
-    End::Left
+}
+
+async fn tell(caller: &Caller<RunPreflightResponse>, check: &Check) -> Result<(), Left> {
+    caller.send(RunPreflightResponse { item: Some(Item::Check(convert::check(check))) }).await
+}
+
+/// Runs the active probes on a thread that may block, and tells of each as it ends. When the caller is gone the one
+/// under way is the last.
+async fn probe(
+    read: &ReadSide,
+    deep: OwnedMutexGuard<Deep>,
+    groups: Vec<Group>,
+    caller: &Caller<RunPreflightResponse>,
+) -> Result<Vec<Check>, Left> {
+    let (done, mut told) = mpsc::channel(1);
+    let gpus = gpus(&read.board);
+    tokio::task::spawn_blocking(move || {
+        deep.run(&groups, || gpus, |check| done.blocking_send(check).is_ok());
+    });
+    let mut checks = Vec::new();
+    while let Some(check) = told.recv().await {
+        tell(caller, &check).await?;
+        checks.push(check);
+    }
+    Ok(checks)
+}
+
+/// The GPUs as the agent last read them: no second process asks a driver that may hang.
+fn gpus(board: &BoardReader) -> Gpus {
+    let view = board.view();
+    let readings: Vec<GpuReading> = view.gpus.iter().filter_map(|gpu| gpu.reading.clone()).collect();
+    let driver = view.components.get(DRIVER);
+    match driver.filter(|driver| driver.state == HealthState::Unknown) {
+        Some(driver) => Gpus::Unknown(driver.reason.clone()),
+        None if readings.is_empty() => Gpus::None,
+        None => Gpus::Read(readings),
+    }
 }
 
 /// Waits until every room has looked. False if nobody looks any more.

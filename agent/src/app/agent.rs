@@ -27,7 +27,7 @@ use tonic::service::Routes;
 use crate::act::page_files::private_directory;
 use crate::api::attach::{Allowed, Launchers};
 use crate::api::operator::Operators;
-use crate::api::{self, Listeners, Mode, UnixSocket};
+use crate::api::{self, DeepChecks, Listeners, Mode, UnixSocket};
 use crate::app::about;
 use crate::app::catalog;
 use crate::app::device::{self, Probing};
@@ -38,6 +38,7 @@ use crate::board::{Board, Roster};
 use crate::config::Config;
 use crate::node::{DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
+use crate::source::active::{ActivePlan, Deep};
 use crate::source::device::ProbePlan;
 use crate::source::journald::JOURNALD;
 use crate::store::journal::Journal;
@@ -232,6 +233,26 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
         unix: Some(UnixSocket::bind(&config.socket, 0o660)?),
         grpc: tcp(config.listen, "listen").await?,
         http: tcp(config.http, "http").await?,
+        deep: Some(active_probes(config)),
+    })
+}
+
+/// What `RunPreflight` tries when it is asked to.
+fn active_probes(config: &Config) -> DeepChecks {
+    DeepChecks::new(Deep {
+        plan: ActivePlan {
+            program: "/proc/self/exe".into(),
+            // Each request has its own.
+            deadline: Duration::from_secs(30),
+            limits: config.preflight.deep.clone(),
+            cuda: None,
+        },
+        probes: true,
+        paths: config.preflight.paths.clone(),
+        peers: Vec::new(),
+        exclusive: false,
+        force: false,
+        memory_held: config.preflight.gpu_memory_held,
     })
 }
 
@@ -262,6 +283,7 @@ pub(super) fn start_probing(
         program: "/proc/self/exe".into(),
         library: named.then(|| config.gpu.library.clone()),
         sys: config.host.sys_root.clone(),
+        proc: config.host.proc_root.clone(),
         deadline: Duration::from_nanos(config.gpu.deadline.0.0),
         details_every: config.gpu.details_interval.0,
         known: learned_gpus(of_this_boot),

@@ -213,7 +213,13 @@ impl Rooms<'_> {
             sys: self.config.host.sys_root.clone(),
             deadline: Duration::from_nanos(deadline.0.0),
         });
-        self.watch("dcgm", *interval, move |at| judge.step(at, &source.sample()))
+        let inputs = self.inputs.clone();
+        self.watch("dcgm", *interval, move |at| {
+            let judged = judge.step(at, &source.sample());
+            // Without the node nobody shows anything.
+            let _ = inputs.blocking_send(Input::SecondOpinions(judge.opinions().clone()));
+            judged
+        })
     }
 
     /// The same for those who have only its exporter.

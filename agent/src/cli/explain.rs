@@ -3,17 +3,14 @@
 
 mod host;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use mainstay_core::catalog::Catalog;
 use mainstay_core::entry::{Body, Entry};
-use mainstay_core::finding::Finding;
 use mainstay_core::id::Incident;
-use mainstay_core::policy::Rung;
-use mainstay_core::verdict::{Action, Decision, FaultDomain, Outcome, Verdict};
+use mainstay_core::story::{self, Story};
 use mainstay_proto::v1::EventFilter;
 use serde_json::json;
 
@@ -57,13 +54,6 @@ pub(super) struct Args {
     /// The agent's configuration file, which may name catalogues
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-}
-
-/// What the journal tells of one failure.
-struct Story {
-    verdict: Verdict,
-    decision: Option<Decision>,
-    outcome: Option<Outcome>,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -112,13 +102,13 @@ fn catalog(args: &Args) -> anyhow::Result<Catalog> {
 fn of_run(args: &Args) -> anyhow::Result<ExitCode> {
     let run_dir = find_run(args.what.as_deref())?;
     let entries = read(&run_dir)?;
-    let findings = findings(&entries);
-    let Some(story) = story(&entries, args.incident.map(Incident)) else {
+    let findings = story::findings(bodies(&entries));
+    let Some(story) = story::story(bodies(&entries), args.incident.map(Incident)) else {
         if args.incident.is_none() && !findings.is_empty() {
             let text = if args.json {
                 format!("{}\n", json!({ "run": run_dir, "findings": findings }))
             } else {
-                format!("no failure\n{}", render_findings(&findings, args.markdown))
+                format!("no failure\n{}", story::render_findings(&findings, args.markdown))
             };
             output::print(&text)?;
             return Ok(ExitCode::SUCCESS);
@@ -137,34 +127,11 @@ fn of_run(args: &Args) -> anyhow::Result<ExitCode> {
             })
         )
     } else {
-        render(&run_dir, &story, args.markdown) + &render_findings(&findings, args.markdown)
+        let logs = run_dir.join(format!("attempt_{}", story.verdict.attempt.0)).display().to_string();
+        story::render(&story, Some(&logs), args.markdown) + &story::render_findings(&findings, args.markdown)
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// What was wrong with the job although nothing failed, each as it was last told.
-fn findings(entries: &[Entry]) -> BTreeMap<u64, Finding> {
-    let told = entries.iter().filter_map(|entry| match &entry.body {
-        Body::Finding(finding) => Some((finding.finding, finding.clone())),
-        _ => None,
-    });
-    told.collect()
-}
-
-fn render_findings(findings: &BTreeMap<u64, Finding>, markdown: bool) -> String {
-    let (title, bullet) = if markdown { ("## ", "- ") } else { ("", "  ") };
-    let mut lines = Vec::new();
-    for finding in findings.values() {
-        lines.push(String::new());
-        lines.push(format!("{title}Finding {}: {}", finding.finding, finding.headline));
-        lines.push(format!("{bullet}{}, {:.0} % sure", finding.domain, finding.confidence * 100.0));
-        lines.extend(
-            finding.evidence.iter().map(|evidence| format!("{bullet}{}", evidence.replace('\n', " "))),
-        );
-    }
-    lines.push(String::new());
-    lines.join("\n")
 }
 
 pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {
@@ -193,156 +160,6 @@ pub(super) fn read(run_dir: &Path) -> anyhow::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-fn story(entries: &[Entry], wanted: Option<Incident>) -> Option<Story> {
-    let mut verdicts = entries.iter().filter_map(|entry| match &entry.body {
-        Body::Verdict(verdict) => Some(verdict),
-        _ => None,
-    });
-    let verdict = verdicts.rfind(|verdict| wanted.is_none_or(|wanted| verdict.incident == wanted))?.clone();
-    let of_it =
-        || entries.iter().map(|entry| &entry.body).filter(|body| body.incident() == Some(verdict.incident));
-    let decision = of_it().find_map(|body| match body {
-        Body::Decision(decision) => Some(decision.clone()),
-        _ => None,
-    });
-    let outcome = of_it().find_map(|body| match body {
-        Body::Outcome(outcome) => Some(outcome.clone()),
-        _ => None,
-    });
-    Some(Story { verdict, decision, outcome })
-}
-
-fn render(run_dir: &Path, story: &Story, markdown: bool) -> String {
-    let Story { verdict, decision, outcome } = story;
-    let (title, bullet) = if markdown { ("## ", "- ") } else { ("", "  ") };
-    let mut lines = vec![format!("{title}{}", verdict.headline), String::new()];
-    let sure = verdict.confidence * 100.0;
-    lines.push(match (&verdict.class, verdict.domain) {
-        (Some(class), domain) => format!("Whose fault: {domain} ({class}), {sure:.0} % sure."),
-        (None, FaultDomain::Unknown) => {
-            format!("Whose fault: it cannot be told from what was seen; {sure:.0} % sure of where it began.")
-        }
-        (None, domain) => format!("Whose fault: {domain}, {sure:.0} % sure."),
-    });
-    let delay = verdict.detected_at.since(verdict.fault_at);
-    lines.push(format!(
-        "Failure {} of the run, in attempt {}; known {delay} after it happened.",
-        verdict.incident.0, verdict.attempt.0
-    ));
-    lines.push(String::new());
-    lines.push("What that rests on:".to_owned());
-    lines.extend(verdict.evidence.iter().map(|evidence| format!("{bullet}{}", evidence.replace('\n', " "))));
-    lines.push(String::new());
-    lines.push("What was done:".to_owned());
-    lines.push(match decision.as_ref().map(|decision| (decision.action, &decision.why)) {
-        Some((Action::RestartInJob { attempt }, why)) => {
-            format!("{bullet}all ranks were started again as attempt {}: {why}", attempt.0)
-        }
-        Some((Action::Stop { exit }, why)) => format!("{bullet}the job was ended with status {exit}: {why}"),
-        Some((Action::HandBack { exit }, why)) => {
-            format!("{bullet}the job was handed back to the scheduler with status {exit}: {why}")
-        }
-        Some((Action::Wait, why)) => format!("{bullet}nothing yet: {why}"),
-        Some((action, why)) => {
-            let attempt = action.attempt().map_or(String::new(), |attempt| format!(" as {attempt}"));
-            let done = action.rung().map_or("waiting", Rung::words);
-            format!("{bullet}{done}{attempt}: {why}")
-        }
-        None => format!("{bullet}nothing was decided yet"),
-    });
-    if let Some(outcome) = outcome {
-        lines.push(format!(
-            "{bullet}back at step {} after {}; {} step(s) done again",
-            outcome.step, outcome.to_first_step, outcome.steps_lost
-        ));
-    }
-    lines.push(String::new());
-    lines.push("What to do:".to_owned());
-    lines.push(format!("{bullet}{}", advice(verdict)));
-    let logs = run_dir.join(format!("attempt_{}", verdict.attempt.0));
-    lines.push(format!("{bullet}the output of all ranks is in {}", logs.display()));
-    lines.push(String::new());
-    lines.join("\n")
-}
-
-/// The next step of the person who reads it.
-fn advice(verdict: &Verdict) -> &'static str {
-    match (verdict.domain, verdict.deterministic) {
-        (FaultDomain::User, true) => {
-            "mend the program or its configuration; it would fail again the same way"
-        }
-        (FaultDomain::User, false) => "look at the program; it may pass when it is run again",
-        (FaultDomain::Hardware, _) => {
-            "take this host out of the job and have it checked before it comes back"
-        }
-        (FaultDomain::Infrastructure, true) => "mend what the job runs on; it would fail again the same way",
-        (FaultDomain::Infrastructure, false) => {
-            "run it again; if it comes back, look at network, storage and host"
-        }
-        (FaultDomain::Platform, true) => "look at versions and settings of the software below the program",
-        (FaultDomain::Platform, false) => {
-            "run it again; if it comes back, look at the software below the program"
-        }
-        (FaultDomain::Unknown, _) => {
-            "read the last lines of the rank that began it, and the kernel's log of that time"
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use mainstay_core::id::{Attempt, Rank};
-    use mainstay_core::time::{Mono, Span};
-    use mainstay_core::verdict::{Cause, DecidedBy};
-
-    fn told(domain: FaultDomain, class: Option<&str>) -> Story {
-        let verdict = Verdict {
-            incident: Incident(2),
-            attempt: Attempt(1),
-            headline: "rank 3 raised ValueError: bad".into(),
-            cause: Cause::ExitCode { code: 1 },
-            domain,
-            class: class.map(str::to_owned),
-            deterministic: true,
-            confidence: 0.8,
-            culprit: Some(Rank(3)),
-            victims: vec![Rank(0)],
-            step: Some(4),
-            heartbeats: true,
-            fault_at: Mono(0),
-            detected_at: Mono(2_000_000),
-            evidence: vec!["exit note of rank 3".into()],
-        };
-        let decision = Decision {
-            incident: Incident(2),
-            action: Action::Stop { exit: 1 },
-            after: Span::default(),
-            why: "it came again".into(),
-            by: DecidedBy::Launcher,
-        };
-        Story { verdict, decision: Some(decision), outcome: None }
-    }
-
-    #[test]
-    fn a_failure_is_explained_with_its_evidence_and_what_to_do() {
-        let text = render(Path::new("/runs/x"), &told(FaultDomain::User, Some("user_code")), false);
-        for part in [
-            "rank 3 raised ValueError: bad",
-            "Whose fault: the training program's fault (user_code), 80 % sure.",
-            "known 2 ms after it happened",
-            "  exit note of rank 3",
-            "the job was ended with status 1: it came again",
-            "mend the program",
-            "/runs/x/attempt_1",
-        ] {
-            assert!(text.contains(part), "{part} in\n{text}");
-        }
-    }
-
-    #[test]
-    fn what_is_not_known_is_not_said() {
-        let text = render(Path::new("/runs/x"), &told(FaultDomain::Unknown, None), true);
-        assert!(text.starts_with("## rank 3") && text.contains("cannot be told"), "{text}");
-    }
+fn bodies(entries: &[Entry]) -> impl DoubleEndedIterator<Item = &Body> + Clone {
+    entries.iter().map(|entry| &entry.body)
 }

@@ -66,6 +66,7 @@ fn subjects(job: &Job) -> Vec<Subject> {
                 stacks: Some(attempt.join(rank.local_rank.to_string()).join("stacks.txt")),
                 step: rank.step,
                 sections: rank.sections.clone(),
+                last_steps: Vec::new(),
             })
         })
         .collect()

@@ -197,11 +197,12 @@ impl Evidence {
                 let mut summary = taken.findings;
                 let file = written.map_err(|error| summary.push(error)).ok();
                 let file = file.map(|()| self.file.display().to_string());
-                Fact::EvidenceTaken { attempt, file, groups: taken.groups, summary, took }
+                Fact::EvidenceTaken { attempt, file, groups: taken.groups, waits: taken.waits, summary, took }
             }
             Ok(Err(_)) | Err(_) => {
                 let summary = vec![format!("what the ranks were at could not be read within {took}")];
-                Fact::EvidenceTaken { attempt, file: None, groups: Vec::new(), summary, took }
+                let (groups, waits) = (Vec::new(), Vec::new());
+                Fact::EvidenceTaken { attempt, file: None, groups, waits, summary, took }
             }
         }
     }

@@ -46,6 +46,9 @@ const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
 /// How long an agent may think about a proposal before the launcher decides alone.
 const RULING_WITHIN: Duration = Duration::from_millis(250);
 
+/// So many of a rank's last steps go into the evidence.
+const LAST_STEPS: usize = 16;
+
 /// The channels to what runs beside the loop.
 #[derive(Debug)]
 pub struct Outside {
@@ -604,6 +607,10 @@ impl Launcher {
                     stacks: Some(rank.files.stacks.clone()),
                     step: beat.step,
                     sections: beat.sections,
+                    last_steps: self
+                        .pages
+                        .get(&rank.rank)
+                        .map_or_else(Vec::new, |page| page.last_steps(LAST_STEPS)),
                 }
             })
             .collect()

@@ -111,6 +111,7 @@ pub fn ruling_out(
         sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
         held: testimony.held.clone(),
         failed_before: records.collect::<Result<_, _>>().map_err(form("a device's record"))?,
+        gpus: testimony.gpus.clone(),
     })
 }
 
@@ -133,6 +134,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
             sick,
             held: ruling.held.clone(),
             failed_before,
+            gpus: ruling.gpus.clone(),
         },
     })
 }

@@ -1,13 +1,16 @@
 //! What the node knows of the hardware: the judges of devices and of the kernel's reports, and how far its log was
 //! read.
 
+use std::collections::BTreeMap;
+
 use mainstay_core::attention::ACKNOWLEDGED;
-use mainstay_core::device::{DeviceJudge, DeviceReport, GpuEvent, GpuView};
+use mainstay_core::device::{DeviceJudge, DeviceReport, GpuEvent, GpuView, Opinion};
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
 use mainstay_core::host_log::{HostLogJudge, LogState};
 use mainstay_core::id::Pid;
 use mainstay_core::kernel::LogCursor;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Mono;
 use mainstay_core::witness::Witness;
@@ -71,6 +74,11 @@ impl Hardware {
     /// Takes in what came of asking the GPUs' driver.
     pub(super) fn devices_are(&mut self, now: Mono, report: DeviceReport) -> Vec<Fact> {
         self.devices.report(now, report)
+    }
+
+    /// Takes in what another one who watches GPUs says of them.
+    pub(super) fn second_opinions(&mut self, opinions: BTreeMap<PciAddress, Vec<Opinion>>) {
+        self.devices.second_opinions(opinions);
     }
 
     /// Takes in that an operator knows of what is held against the component.

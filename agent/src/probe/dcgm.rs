@@ -1,11 +1,15 @@
 //! DCGM behind a pipe: each line on standard input is a request, each answer is one line of JSON. The library is loaded
 //! when the first request comes; the connection to the host engine is made anew after each failure.
 
-use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_double, c_int, c_longlong, c_uint};
+mod policy;
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_double, c_int, c_longlong, c_uint, c_ushort};
 use std::io::{self, BufRead, Write};
 
 use libloading::{Library, Symbol};
 use mainstay_core::dcgm::{DcgmHealth, DcgmReport, Incident};
+use mainstay_core::pci::PciAddress;
 
 /// What is to be asked.
 #[derive(Clone, Debug)]
@@ -106,6 +110,31 @@ struct ResponseHead {
     count: c_uint,
 }
 
+/// A kind of entity and its number.
+#[repr(C)]
+struct EntityPair {
+    group: c_uint,
+    entity: c_uint,
+}
+
+/// A value of a field, as text.
+#[repr(C)]
+struct FieldValue {
+    version: c_uint,
+    group: c_uint,
+    entity: c_uint,
+    field: c_ushort,
+    kind: c_ushort,
+    status: c_int,
+    unused: c_uint,
+    at: c_longlong,
+    text: [u8; 4096],
+}
+
+/// DCGM_FI_DEV_PCI_BUSID, read of the driver and not from DCGM's memory (DCGM_FV_FLAG_LIVE_DATA).
+const PCI_BUSID: c_ushort = 57;
+const LIVE: c_uint = 1;
+
 /// Responses by version: room for so many incidents.
 const RESPONSES: [(c_uint, usize); 2] = [(5, 1024), (4, 64)];
 
@@ -115,6 +144,8 @@ struct Connection {
     /// Which version of the response it speaks; the first that it takes.
     response: Option<(c_uint, usize)>,
     first: bool,
+    /// Where its GPUs sit.
+    addresses: BTreeMap<u32, PciAddress>,
 }
 
 /// Calls a function of the library and makes an error of its code.
@@ -160,8 +191,10 @@ impl Connection {
             Some(address) => connect(&library, address).map_err(DcgmReport::Absent)?,
             None => embed(&library).map_err(DcgmReport::Failed)?,
         };
-        let connection = Connection { library, handle, response: None, first: true };
+        let addresses = BTreeMap::new();
+        let connection = Connection { library, handle, response: None, first: true, addresses };
         connection.watch().map_err(DcgmReport::Failed)?;
+        connection.listen();
         Ok(connection)
     }
 
@@ -180,7 +213,59 @@ impl Connection {
     fn check(&mut self) -> Result<DcgmHealth, String> {
         let gpus = self.gpus()?;
         let incidents = self.incidents()?;
-        Ok(DcgmHealth { gpus, incidents, first: std::mem::replace(&mut self.first, false) })
+        if gpus.iter().any(|gpu| !self.addresses.contains_key(gpu)) {
+            // A library that does not tell them is asked again next time; its GPUs have its own numbers meanwhile.
+            self.addresses = self.addresses_of(&gpus).unwrap_or_default();
+        }
+        let (first, addresses) = (std::mem::replace(&mut self.first, false), self.addresses.clone());
+        Ok(DcgmHealth { gpus, incidents, first, addresses, violations: policy::take() })
+    }
+
+    /// Wants to hear of policies that are violated. They are the operator's: none is set here, and without any there is
+    /// nothing to hear. Power at the cap is no violation to speak of.
+    fn listen(&self) {
+        let heard = call!(
+            &self.library,
+            "dcgmPolicyRegister_v2",
+            (Handle, usize, c_uint, policy::Callback, u64),
+            (self.handle, ALL_GPUS, policy::CONDITIONS, policy::note, 0)
+        );
+        // Boards of some kinds have no policies.
+        drop(heard);
+    }
+
+    fn addresses_of(&self, gpus: &[u32]) -> Result<BTreeMap<u32, PciAddress>, String> {
+        let mut entities: Vec<EntityPair> =
+            gpus.iter().map(|gpu| EntityPair { group: OF_GPU, entity: *gpu }).collect();
+        let mut fields = [PCI_BUSID];
+        let mut values: Vec<FieldValue> = gpus
+            .iter()
+            .map(|gpu| FieldValue {
+                version: version(size_of::<FieldValue>(), 2),
+                group: OF_GPU,
+                entity: *gpu,
+                field: PCI_BUSID,
+                kind: 0,
+                // Until it is written it is not told.
+                status: -1,
+                unused: 0,
+                at: 0,
+                text: [0; 4096],
+            })
+            .collect();
+        let count = entities.len() as c_uint;
+        call!(
+            &self.library,
+            "dcgmEntitiesGetLatestValues",
+            (Handle, *mut EntityPair, c_uint, *mut c_ushort, c_uint, c_uint, *mut FieldValue),
+            (self.handle, entities.as_mut_ptr(), count, fields.as_mut_ptr(), 1, LIVE, values.as_mut_ptr())
+        )?;
+        let told = values.iter().filter(|value| value.status == 0);
+        let placed = told.filter_map(|value| {
+            let text = CStr::from_bytes_until_nul(&value.text).ok()?.to_str().ok()?;
+            Some((value.entity, PciAddress::parse(text)?))
+        });
+        Ok(placed.collect())
     }
 
     fn gpus(&self) -> Result<Vec<u32>, String> {
@@ -308,5 +393,6 @@ mod tests {
         assert_eq!((size_of::<HealthSet>(), size_of::<ConnectV2>(), size_of::<EmbeddedV1>()), (40, 16, 72));
         assert_eq!(std::mem::offset_of!(RawIncident, code), 8 + 1024);
         assert_eq!(std::mem::offset_of!(RawIncident, entity_group), 1036);
+        assert_eq!((size_of::<FieldValue>(), std::mem::offset_of!(FieldValue, text)), (4128, 32));
     }
 }

@@ -36,8 +36,8 @@ pub fn serve(
     let mut probe = Probe { path, library: None, known: BTreeMap::new(), lines };
     for request in requests.lines() {
         let request: ProbeRequest = serde_json::from_str(&request?)?;
-        probe.known.extend(request.known);
-        let answer = probe.sample(request.details)?;
+        probe.known.extend(request.known.iter().cloned());
+        let answer = probe.sample(&request)?;
         probe.lines.write(&ProbeLine::Answer(answer))?;
     }
     Ok(())
@@ -95,35 +95,43 @@ struct Probe {
 }
 
 impl Probe {
-    fn sample(&mut self, details: bool) -> io::Result<ProbeAnswer> {
-        let library = match &self.library {
-            Some(library) => library.clone(),
+    fn sample(&mut self, request: &ProbeRequest) -> io::Result<ProbeAnswer> {
+        let (library, is_new) = match &self.library {
+            Some(library) => (library.clone(), false),
             None => match Library::load(&self.path) {
-                Ok(library) => {
-                    let library = Arc::new(library);
-                    events::pass_on(&library, &self.lines);
-                    self.library.insert(library).clone()
-                }
+                Ok(library) => (self.library.insert(Arc::new(library)).clone(), true),
                 Err(error) => return Ok(trouble(&error)),
             },
         };
-        match calls::count(library.nvml()) {
-            Ok(count) => self.read(&library, count, details),
-            Err(error) => Ok(trouble(&error)),
+        let count = match calls::count(library.nvml()) {
+            Ok(count) => count,
+            Err(error) => return Ok(trouble(&error)),
+        };
+        self.lines.write(&ProbeLine::Counted(count))?;
+        if is_new {
+            let left_out = [request.skip.as_slice(), &request.last].concat();
+            events::pass_on(&library, &self.lines, &left_out)?;
         }
+        self.read(&library, count, request)
     }
 
-    fn read(&mut self, library: &Library, count: u32, details: bool) -> io::Result<ProbeAnswer> {
-        let mut gpus = Vec::new();
-        for index in 0..count {
+    /// Reads one GPU after the other and tells of each at once: what hangs for one takes no other along.
+    fn read(&mut self, library: &Library, count: u32, request: &ProbeRequest) -> io::Result<ProbeAnswer> {
+        let readable = |index: &u32| !request.skip.contains(index);
+        let doubtful = |index: &u32| request.last.contains(index);
+        let mut order: Vec<u32> = (0..count).filter(readable).collect();
+        order.sort_by_key(|index| (doubtful(index), *index));
+        let peers: Vec<u32> = order.iter().copied().filter(|index| !doubtful(index)).collect();
+        for index in order {
             self.lines.write(&ProbeLine::Reading(index))?;
-            let reading = gpu::read(library, index, self.known.get(&index), details);
+            let wanted = gpu::Wanted { details: request.details, peers: &peers };
+            let reading = gpu::read(library, index, &self.known, wanted);
             if let Some(identity) = &reading.identity {
                 self.known.insert(index, identity.clone());
             }
-            gpus.push(reading);
+            self.lines.write(&ProbeLine::Gpu(Box::new(reading)))?;
         }
-        Ok(ProbeAnswer::Gpus { driver: library.driver.clone(), gpus })
+        Ok(ProbeAnswer::Gpus { driver: library.driver.clone(), gpus: Vec::new(), bound: Vec::new() })
     }
 }
 

@@ -1,11 +1,14 @@
 //! Active probes, each in a child process that is left behind when it does not answer in time.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use mainstay_core::preflight::Check;
+use mainstay_core::device::GpuReading;
 use mainstay_core::preflight::deep::{DeepLimits, Probe, Probed, judge};
+use mainstay_core::preflight::{Check, CheckVerdict, Freedom, Group, free};
+use mainstay_core::settings::Bytes;
 use mainstay_core::time::Span;
 
 use super::asked::{Asked, Unanswered};
@@ -23,10 +26,132 @@ pub struct ActivePlan {
     pub cuda: Option<PathBuf>,
 }
 
+/// What is tried because someone asked for it.
+#[derive(Clone, Debug)]
+pub struct Deep {
+    /// How each probe is started.
+    pub plan: ActivePlan,
+    /// Whether memory, CPUs, loopback, storage and GPUs are probed.
+    pub probes: bool,
+    /// Directories to write to and read back.
+    pub paths: Vec<PathBuf>,
+    /// Hosts that echo, to measure the way to them.
+    pub peers: Vec<String>,
+    /// Whether every GPU must be free.
+    pub exclusive: bool,
+    /// Whether GPUs that are in use are probed too.
+    pub force: bool,
+    /// GPU memory in use from which a GPU that nobody works on is not free.
+    pub memory_held: Bytes,
+}
+
+/// The GPUs of the host, as far as they can be told.
+#[derive(Clone, Debug)]
+pub enum Gpus {
+    /// There are none.
+    None,
+    /// They have not answered in time.
+    Silent,
+    /// They cannot be told; why.
+    Unknown(String),
+    /// They were read.
+    Read(Vec<GpuReading>),
+}
+
+impl Deep {
+    /// Tries all that is of these groups, one after the other: at once they would measure each other. `gpus` is asked for
+    /// when they are needed. Ends early where `tell` says that nobody listens any more.
+    pub fn run(&self, groups: &[Group], gpus: impl FnOnce() -> Gpus, mut tell: impl FnMut(Check) -> bool) {
+        let wanted = |group: &Group| groups.contains(group);
+        if self.probes && self.paths.is_empty() && wanted(&Group::Storage) {
+            let why = "no directory is named (--path, or preflight.paths)";
+            if !tell(Check::new("deep.storage", Group::Storage, CheckVerdict::Skipped, why)) {
+                return;
+            }
+        }
+        for of in self.of_the_host().iter().filter(|of| wanted(&of.group())) {
+            if !tell(probe(&self.plan, of)) {
+                return;
+            }
+        }
+        if wanted(&Group::Gpu) && (self.probes || self.exclusive) {
+            self.of_gpus(gpus(), &mut tell);
+        }
+    }
+
+    fn of_the_host(&self) -> Vec<Probe> {
+        let mut probes = Vec::new();
+        if self.probes {
+            probes.extend([Probe::Memory, Probe::Cpu, Probe::Loopback]);
+            probes.extend(self.paths.iter().map(|path| Probe::Storage(path.display().to_string())));
+        }
+        probes.extend(self.peers.iter().map(|peer| Probe::Peer(peer.clone())));
+        probes
+    }
+
+    fn of_gpus(&self, gpus: Gpus, tell: &mut impl FnMut(Check) -> bool) {
+        let name = if self.probes { "deep.gpu" } else { "free.gpu" };
+        let told = |verdict, why: &str| Check::new(name, Group::Gpu, verdict, why);
+        let readings = match gpus {
+            Gpus::Read(readings) => readings,
+            Gpus::None => {
+                tell(told(CheckVerdict::Skipped, "this host has no GPUs of NVIDIA"));
+                return;
+            }
+            Gpus::Silent => {
+                tell(Check::unanswered(name, Group::Gpu, span(self.plan.deadline)));
+                return;
+            }
+            Gpus::Unknown(why) => {
+                tell(told(CheckVerdict::Unknown, &format!("the driver cannot be asked: {why}")));
+                return;
+            }
+        };
+        for gpu in &readings {
+            if !self.of_one_gpu(gpu, tell) {
+                return;
+            }
+        }
+    }
+
+    fn of_one_gpu(&self, gpu: &GpuReading, tell: &mut impl FnMut(Check) -> bool) -> bool {
+        let Some(identity) = &gpu.identity else { return true };
+        let (freedom, evidence) = free(gpu, &BTreeSet::new(), self.memory_held);
+        if self.exclusive {
+            let (verdict, why) = match &freedom {
+                Freedom::Free => (CheckVerdict::Pass, "nobody holds it".to_owned()),
+                Freedom::Held(why) => (CheckVerdict::Fail, why.clone()),
+                Freedom::Unknown(why) => (CheckVerdict::Unknown, why.clone()),
+            };
+            let check = Check::new(&format!("free.{}", identity.address), Group::Gpu, verdict, why);
+            if !tell(Check { evidence, ..check }) {
+                return false;
+            }
+        }
+        if !self.probes {
+            return true;
+        }
+        let of = Probe::Gpu(format!("{}.0", identity.address));
+        tell(match freedom {
+            Freedom::Held(why) if !self.force => {
+                let why = format!("not touched, since it is {why} (--force probes it all the same)");
+                Check::new(&of.name(), Group::Gpu, CheckVerdict::Skipped, why)
+            }
+            Freedom::Unknown(why) if !self.force => {
+                Check::new(&of.name(), Group::Gpu, CheckVerdict::Unknown, format!("not touched: {why}"))
+            }
+            Freedom::Free | Freedom::Held(_) | Freedom::Unknown(_) => probe(&self.plan, &of),
+        })
+    }
+}
+
+fn span(duration: Duration) -> Span {
+    Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
 /// Probes, and judges what came of it. Returns within the deadline.
 pub fn probe(plan: &ActivePlan, probe: &Probe) -> Check {
     let began = Instant::now();
-    let span = |duration: Duration| Span(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
     let deadline = span(plan.deadline);
     let probed = match ask(plan, probe) {
         Ok(probed) => probed,

@@ -1,6 +1,7 @@
 //! GPUs, by way of a probe in a child process that can be abandoned.
 //!
-//! The probe is asked with a deadline for each GPU. One that does not answer is killed; while it is not gone (a
+//! The probe is asked with a deadline for each GPU. A GPU for which a call does not return is left out and tried again
+//! from time to time, after the others, so that these are read meanwhile. A probe that does not answer is killed; while it is not gone (a
 //! process inside a driver that hangs survives even SIGKILL) no other is started, and the driver counts as silent
 //! since the first call that did not return. Between two samples the probe passes on what the driver tells unasked.
 
@@ -13,7 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use mainstay_core::device::{DeviceReport, GpuEvent, GpuIdentity, ProbeAnswer, ProbeLine, ProbeRequest};
+use mainstay_core::device::{
+    DeviceReport, GpuEvent, GpuIdentity, GpuReading, GpuTrouble, ProbeAnswer, ProbeLine, ProbeRequest,
+};
+use mainstay_core::pci::PciAddress;
 use mainstay_core::time::{Mono, Span};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -23,6 +27,9 @@ use pipe::{Broken, Probe, timespec};
 /// How often a probe is begun anew while a GPU is in trouble or missing: a library that was begun before a GPU was
 /// reset, or came back, does not see it as it is.
 const RENEW_EVERY: Span = Span::seconds(60);
+
+/// After so long a GPU for which a call has hung is tried again for the first time.
+const FIRST_RETRY: Span = Span::seconds(10);
 
 /// How long a probe that was killed may take to be gone.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
@@ -36,6 +43,8 @@ pub struct ProbePlan {
     pub library: Option<PathBuf>,
     /// Where sysfs is.
     pub sys: PathBuf,
+    /// Where procfs is.
+    pub proc: PathBuf,
     /// How long the driver may take for one GPU.
     pub deadline: Duration,
     /// Time from one reading of what is read seldom to the next.
@@ -55,8 +64,33 @@ pub struct DeviceSource {
     known: BTreeMap<u32, GpuIdentity>,
     /// The most GPUs that were counted.
     most: usize,
+    /// GPUs that were counted last.
+    counted: usize,
     details_at: Option<Mono>,
     events: Vec<GpuEvent>,
+    /// GPUs for which a call has not returned, by their place in the driver's list.
+    hung: BTreeMap<u32, Hung>,
+    /// The driver's version, as it was last told.
+    driver: Option<String>,
+}
+
+/// A GPU for which a call has not returned.
+#[derive(Clone, Copy, Debug)]
+struct Hung {
+    since: Mono,
+    /// When it was last tried.
+    tried: Mono,
+    /// How often it was.
+    tries: u32,
+}
+
+impl Hung {
+    /// Whether it is time to try it again: soon at first, then ever more seldom, for each try takes a deadline and a new
+    /// probe.
+    fn is_due(&self, now: Mono) -> bool {
+        let wait = Span(FIRST_RETRY.0 << self.tries.saturating_sub(1).min(8));
+        now.since(self.tried) >= wait.min(RENEW_EVERY)
+    }
 }
 
 /// What a wait came to.
@@ -81,8 +115,11 @@ impl DeviceSource {
             silent: None,
             known,
             most: 0,
+            counted: 0,
             details_at: None,
             events: Vec::new(),
+            hung: BTreeMap::new(),
+            driver: None,
         }
     }
 
@@ -107,8 +144,9 @@ impl DeviceSource {
             }
         };
         let asked = probe.map_err(|error| format!("starting {}: {error}", self.plan.program.display()));
+        let (last, skip) = self.doubtful(now);
         match asked {
-            Ok(probe) => self.ask(probe, &ProbeRequest { details, known }, now),
+            Ok(probe) => self.ask(probe, &ProbeRequest { details, known, skip, last }, now),
             Err(why) => DeviceReport::Broken(why),
         }
     }
@@ -149,8 +187,22 @@ impl DeviceSource {
         }
     }
 
+    /// GPUs for which calls have hung: those that are tried again now, and those that are left out. Where calls hang
+    /// for all of them it is the driver that hangs, and all are tried.
+    fn doubtful(&mut self, now: Mono) -> (Vec<u32>, Vec<u32>) {
+        if self.hung.len() >= self.counted {
+            self.hung.clear();
+        }
+        let places = |of: bool| {
+            let some = self.hung.iter().filter(|(_, hung)| hung.is_due(now) == of);
+            some.map(|(index, _)| *index).collect()
+        };
+        (places(true), places(false))
+    }
+
     fn ask(&mut self, mut probe: Probe, request: &ProbeRequest, now: Mono) -> DeviceReport {
         let mut reading = None;
+        let mut gpus: Vec<GpuReading> = Vec::new();
         let mut until = Instant::now() + self.plan.deadline;
         let mut sent = probe.send(request);
         let broken = loop {
@@ -164,9 +216,11 @@ impl DeviceSource {
                     // It may be past killing; it is looked after at the next samples.
                     let mut child = probe.into_child();
                     let _ = child.kill();
-                    self.abandoned = Some(child);
+                    if !ended(&mut child, GONE_WITHIN) {
+                        self.abandoned = Some(child);
+                    }
                     self.details_at = None;
-                    return self.is_silent(now, reading);
+                    return self.hangs(now, reading, gpus);
                 }
                 Err(Broken(why)) => break why,
             }
@@ -182,7 +236,13 @@ impl DeviceSource {
                         until = Instant::now() + self.plan.deadline;
                     }
                     ProbeLine::Event(event) => self.events.push(event),
+                    ProbeLine::Counted(count) => self.counted = count as usize,
+                    ProbeLine::Gpu(gpu) => {
+                        self.hung.remove(&gpu.index);
+                        gpus.push(*gpu);
+                    }
                     ProbeLine::Answer(answer) => {
+                        let answer = self.whole(answer, gpus);
                         self.silent = None;
                         if request.details {
                             self.details_at = Some(now);
@@ -196,6 +256,37 @@ impl DeviceSource {
         self.put_away(probe);
         self.silent = None;
         DeviceReport::Broken(broken)
+    }
+
+    /// A call for the GPU at `reading` has not returned. What was read of the others before stands, if they are all.
+    fn hangs(&mut self, now: Mono, reading: Option<u32>, gpus: Vec<GpuReading>) -> DeviceReport {
+        let Some(index) = reading else { return self.is_silent(now, None) };
+        let since = self.silent.map_or(now, |(since, _)| since);
+        let hung = self.hung.entry(index).or_insert(Hung { since, tried: now, tries: 0 });
+        (hung.tried, hung.tries) = (now, hung.tries.saturating_add(1));
+        let all = gpus.len() + self.hung.len() >= self.counted;
+        if gpus.is_empty() || !all {
+            return self.is_silent(now, reading);
+        }
+        let answer = ProbeAnswer::Gpus { driver: self.driver.clone(), gpus: Vec::new(), bound: Vec::new() };
+        self.silent = None;
+        DeviceReport::Answered(self.whole(answer, gpus))
+    }
+
+    /// The answer with what was read of each GPU, and what is known of those that were left out.
+    fn whole(&mut self, answer: ProbeAnswer, mut gpus: Vec<GpuReading>) -> ProbeAnswer {
+        let ProbeAnswer::Gpus { driver, .. } = answer else { return answer };
+        self.driver.clone_from(&driver);
+        for (index, hung) in &self.hung {
+            gpus.push(GpuReading {
+                index: *index,
+                identity: self.known.get(index).cloned(),
+                trouble: Some(GpuTrouble::Hangs(hung.since)),
+                ..GpuReading::default()
+            });
+        }
+        gpus.sort_by_key(|gpu| gpu.index);
+        ProbeAnswer::Gpus { driver, gpus, bound: bound(&self.plan.proc) }
     }
 
     /// Keeps the probe for the next sample, unless it should begin anew.
@@ -219,7 +310,7 @@ impl DeviceSource {
     fn take_lines(&mut self, lines: Vec<ProbeLine>) {
         self.events.extend(lines.into_iter().filter_map(|line| match line {
             ProbeLine::Event(event) => Some(event),
-            ProbeLine::Reading(_) | ProbeLine::Answer(_) => None,
+            _ => None,
         }));
     }
 
@@ -264,6 +355,18 @@ pub(super) fn has_nvidia_device(sys: &Path) -> bool {
         let read = |name: &str| std::fs::read_to_string(device.path().join(name)).unwrap_or_default();
         read("vendor").trim() == "0x10de" && read("class").starts_with("0x03")
     })
+}
+
+/// The GPUs that the kernel's part of the driver holds, those left aside that an operator excluded.
+fn bound(proc: &Path) -> Vec<PciAddress> {
+    let Ok(directory) = std::fs::read_dir(proc.join("driver/nvidia/gpus")) else { return Vec::new() };
+    let in_use = |path: &Path| {
+        let told = std::fs::read_to_string(path.join("information")).unwrap_or_default();
+        let excluded = |line: &str| line.starts_with("GPU Excluded:") && line.trim_end().ends_with("Yes");
+        !told.lines().any(excluded)
+    };
+    let held = directory.flatten().filter(|gpu| in_use(&gpu.path()));
+    held.filter_map(|gpu| PciAddress::parse(gpu.file_name().to_str()?)).collect()
 }
 
 impl From<io::Error> for Broken {

@@ -1,6 +1,7 @@
 //! What the ranks of a job are at, written down before they are stopped or when somebody asks: stacks, threads, what
 //! the kernel has them wait in. In a thread of its own, and with a deadline: what does not answer in time is left out.
 
+mod collectives;
 mod native;
 mod python;
 
@@ -8,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mainstay_core::hang::{PlaceGroup, fold};
+use mainstay_core::hang::{PlaceGroup, Waits, fold};
 use mainstay_core::id::{Pid, Rank};
 use serde_json::{Value, json};
 
@@ -25,6 +26,8 @@ pub struct Subject {
     pub step: Option<u64>,
     /// Its open sections, outermost first.
     pub sections: Vec<String>,
+    /// Its last steps, the newest last: number and what each took in nanoseconds.
+    pub last_steps: Vec<(u64, u64)>,
 }
 
 /// What was found.
@@ -32,6 +35,8 @@ pub struct Subject {
 pub struct Taken {
     /// The ranks by where they stand, the fewest first.
     pub groups: Vec<PlaceGroup>,
+    /// Whom the ranks wait for, by NCCL's RAS service and by PyTorch's flight recorders.
+    pub waits: Vec<Waits>,
     /// Other findings, one sentence each.
     pub findings: Vec<String>,
     /// Everything, for the file.
@@ -40,7 +45,8 @@ pub struct Taken {
 
 /// Takes the evidence. Returns by `deadline`, unless the kernel holds up a read of `/proc`.
 pub fn take(subjects: &[Subject], deadline: Instant) -> Taken {
-    let recorder = python::ask_flight_recorders(subjects);
+    let ras = collectives::ask_ras(subjects, deadline);
+    let recorder = collectives::ask_flight_recorders(subjects);
     let stacks = python::stacks(subjects, deadline);
     let mut places = Vec::new();
     let mut ranks = Vec::new();
@@ -54,16 +60,21 @@ pub fn take(subjects: &[Subject], deadline: Instant) -> Taken {
             "pid": subject.pid.0,
             "step": subject.step,
             "sections": subject.sections,
+            "last_steps_ns": subject.last_steps,
             "python_by": stack.as_ref().map(|stack| stack.by),
             "python": stack.as_ref().map(|stack| stack.text.as_str()),
             "native": native.as_ref().map(native::Native::as_json),
         }));
     }
-    let findings = python::flight_records(&recorder, deadline);
+    let mut collectives = collectives::flight_records(&recorder, subjects, deadline);
+    collectives.take_in(ras.finish(subjects, deadline));
     let groups = fold(places);
     let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
-    let whole = json!({ "groups": told, "findings": findings, "ranks": ranks });
-    Taken { groups, findings, whole }
+    let collectives::Told { waits, findings, ras } = collectives;
+    let waited: Vec<&str> = waits.iter().map(|waits| waits.told.as_str()).collect();
+    let whole =
+        json!({ "groups": told, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });
+    Taken { groups, waits, findings, whole }
 }
 
 /// Writes it beside the logs of the attempt, whole or not at all.

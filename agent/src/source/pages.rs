@@ -177,6 +177,15 @@ impl PageReader {
         }
     }
 
+    /// The last steps that are remembered, the newest last, at most `most`: number and nanoseconds.
+    pub fn last_steps(&self, most: usize) -> Vec<(u64, u64)> {
+        let Ok(page) = self.mapped.page() else { return Vec::new() };
+        let mut records = Vec::new();
+        page.records_since(self.told.records.saturating_sub(most as u64), &mut records);
+        let took = |record: &StepRecord| record.end_mono_ns.saturating_sub(record.start_mono_ns);
+        records.iter().rev().take(most).rev().map(|record| (record.step, took(record))).collect()
+    }
+
     /// Whether the rank looks for requests to save.
     pub fn listens_for_saves(&self) -> bool {
         self.mapped.page().is_ok_and(|page| page.listens_for_saves())

@@ -3,11 +3,14 @@
 use mainstay_agent::store::journal::Limits;
 use mainstay_core::entry::{Body, ExitStatus, Fact};
 use mainstay_core::health::HealthState;
-use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_core::id::{Attempt, Incident, Pid, Rank};
+use mainstay_core::time::Mono;
+use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    Event, EventFilter, EventKind, ListEventsRequest, Severity, WatchEventsRequest, WatchEventsResponse,
+    Event, EventFilter, EventKind, ExplainIncidentRequest, ListEventsRequest, Severity, WatchEventsRequest,
+    WatchEventsResponse,
 };
 use tonic::service::Routes;
 use tonic::{Code, Streaming};
@@ -243,5 +246,53 @@ async fn many_watchers_each_see_every_event() {
     for seen in watchers.join_all().await {
         assert_eq!(seen, (1..=50).collect::<Vec<u64>>());
     }
+    server.stop().await;
+}
+
+fn verdict(incident: u64, headline: &str) -> Body {
+    Body::Verdict(Verdict {
+        incident: Incident(incident),
+        attempt: Attempt(0),
+        headline: headline.into(),
+        cause: Cause::ExitCode { code: 1 },
+        domain: FaultDomain::User,
+        class: Some("user_code".into()),
+        deterministic: true,
+        confidence: 0.9,
+        culprit: Some(Rank(3)),
+        victims: Vec::new(),
+        step: Some(4),
+        heartbeats: true,
+        fault_at: Mono(1),
+        detected_at: Mono(2),
+        evidence: vec!["exit note of rank 3".into()],
+    })
+}
+
+#[tokio::test]
+async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.record(20, Some("demo"), verdict(1, "rank 3 raised ValueError: first"));
+    server.record(21, Some("other"), verdict(1, "of another job"));
+    server.record(22, Some("demo"), verdict(2, "rank 3 raised ValueError: last"));
+    let mut client = EventServiceClient::new(server.unix().await);
+    let mut ask = async |job: &str, incident| {
+        client.explain_incident(ExplainIncidentRequest { job: job.into(), incident }).await
+    };
+    let last = ask("demo", None).await.unwrap().into_inner();
+    assert_eq!(last.incident, 2);
+    assert!(
+        last.text.contains("ValueError: last") && last.text.contains("exit note of rank 3"),
+        "{}",
+        last.text
+    );
+    assert!(last.markdown.starts_with("## "), "{}", last.markdown);
+    let json: serde_json::Value = serde_json::from_str(&last.json).unwrap();
+    assert_eq!(json["verdict"]["class"], "user_code");
+    let first = ask("demo", Some(1)).await.unwrap().into_inner();
+    assert!(first.text.contains("ValueError: first"), "{}", first.text);
+    assert_eq!(ask("demo", Some(9)).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(ask("nobody", None).await.unwrap_err().code(), Code::NotFound);
     server.stop().await;
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper_util::rt::TokioIo;
-use mainstay_agent::api::{self, About, ListenError, Listeners, Mode, ServeError, UnixSocket};
+use mainstay_agent::api::{self, About, DeepChecks, ListenError, Listeners, Mode, ServeError, UnixSocket};
 use mainstay_agent::board::Board;
 use mainstay_agent::store::journal::{Journal, JournalError, Limits};
 use mainstay_core::entry::{Body, Fact, JobSpec, StartedRank};
@@ -44,7 +44,16 @@ impl Server {
         Server::start_with(dir, Limits::default(), Routes::default()).await
     }
 
+    /// With active probes for callers on the Unix socket.
+    pub async fn with_probes(dir: &Path, probes: DeepChecks) -> Server {
+        Server::start_whole(dir, Limits::default(), Routes::default(), Some(probes)).await
+    }
+
     pub async fn start_with(dir: &Path, limits: Limits, local: Routes) -> Server {
+        Server::start_whole(dir, limits, local, None).await
+    }
+
+    async fn start_whole(dir: &Path, limits: Limits, local: Routes, deep: Option<DeepChecks>) -> Server {
         let open = || Journal::open(&dir.join("journal"), limits, BootId("boot".into()));
         let journal = once_free(open, |error| matches!(error, JournalError::Locked { .. }));
         let board = Board::open(journal).unwrap();
@@ -56,6 +65,7 @@ impl Server {
             )),
             grpc: Some(api::tcp("127.0.0.1:0").await.unwrap()),
             http: Some(api::tcp("127.0.0.1:0").await.unwrap()),
+            deep,
         };
         let grpc = listeners.grpc.as_ref().unwrap().local_addr().unwrap();
         let http = listeners.http.as_ref().unwrap().local_addr().unwrap();

@@ -17,7 +17,8 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde::Deserialize;
 
@@ -43,12 +44,17 @@ struct Script {
     /// The newest version of the response that it knows.
     newest_response: u32,
     incidents: Vec<Incident>,
+    /// Where GPUs sit.
+    addresses: BTreeMap<u32, String>,
+    /// Policies that are violated: condition, GPU, value. Those that are added are told at the next check.
+    violations: Vec<(u32, u32, u32)>,
 }
 
 impl Default for Script {
     fn default() -> Script {
         let (gpus, codes, hang, incidents) = (Vec::new(), BTreeMap::new(), Vec::new(), Vec::new());
-        Script { gpus, codes, hang, newest_response: 5, incidents }
+        let (addresses, violations) = (BTreeMap::new(), Vec::new());
+        Script { gpus, codes, hang, newest_response: 5, incidents, addresses, violations }
     }
 }
 
@@ -164,6 +170,7 @@ pub extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_uint) -> 
             0x0401_050c => 64,
             _ => return Err(MISMATCH),
         };
+        tell_violations(&script);
         let found = if CHECKED.swap(true, Ordering::Relaxed) { script.incidents } else { Vec::new() };
         let count = found.len().min(room);
         let write = |index: usize, value: c_uint| {
@@ -185,6 +192,67 @@ pub extern "C" fn dcgmHealthCheck(_: usize, _: usize, response: *mut c_uint) -> 
             // DCGM_FE_GPU, or DCGM_FE_SWITCH.
             write(begin + 3 + 256, if incident.gpu.is_some() { 1 } else { 3 })?;
             write(begin + 4 + 256, incident.gpu.unwrap_or(0))?;
+        }
+        Ok(())
+    }))
+}
+
+type Callback = extern "C" fn(*const [u32; 8], u64) -> c_int;
+
+static LISTENER: Mutex<Option<Callback>> = Mutex::new(None);
+static VIOLATIONS_TOLD: AtomicUsize = AtomicUsize::new(0);
+
+fn tell_violations(script: &Script) {
+    let listener = LISTENER.lock().map_or(None, |listener| *listener);
+    let Some(listener) = listener else { return };
+    let told = VIOLATIONS_TOLD.swap(script.violations.len(), Ordering::Relaxed);
+    for (condition, gpu, value) in script.violations.iter().skip(told) {
+        // Version 2: version, condition, a time in two words, two numbers, the GPU.
+        let response = [0x0200_0020, *condition, 0, 0, *value, *value, *gpu, 0];
+        listener(&raw const response, 0);
+    }
+}
+
+/// DCGM's `dcgmPolicyRegister_v2`.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmPolicyRegister_v2(_: usize, _: usize, _: c_uint, listener: Callback, _: u64) -> c_int {
+    done(script("dcgmPolicyRegister_v2").map(|_| {
+        if let Ok(mut place) = LISTENER.lock() {
+            *place = Some(listener);
+        }
+    }))
+}
+
+/// DCGM's `dcgmEntitiesGetLatestValues`: of GPUs, where they sit (57), as text.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmEntitiesGetLatestValues(
+    _: usize,
+    entities: *const [c_uint; 2],
+    count: c_uint,
+    fields: *const u16,
+    field_count: c_uint,
+    _: c_uint,
+    values: *mut u8,
+) -> c_int {
+    const VALUE: usize = 4128;
+    done(script("dcgmEntitiesGetLatestValues").and_then(|script| {
+        // SAFETY: DCGM's contract: the lists are as long as the caller says.
+        if field_count != 1 || unsafe { fields.read() } != 57 {
+            return Err(BAD);
+        }
+        for place in 0..count as usize {
+            // SAFETY: as above.
+            let [_, gpu] = unsafe { entities.add(place).read() };
+            // SAFETY: as above; each value has 4128 bytes.
+            let value = unsafe { values.add(place * VALUE) };
+            let Some(address) = script.addresses.get(&gpu) else { continue };
+            // SAFETY: entity, status and text are at these places of the value, and the text has room for 4096.
+            unsafe {
+                value.add(8).cast::<u32>().write_unaligned(gpu);
+                value.add(16).cast::<i32>().write_unaligned(0);
+                value.add(32).copy_from_nonoverlapping(address.as_ptr(), address.len().min(255));
+                value.add(32 + address.len().min(255)).write(0);
+            }
         }
         Ok(())
     }))

@@ -479,3 +479,38 @@ pub extern "C" fn nvmlDeviceGetPciInfo_v2(device: Handle, place: *mut PciInfo) -
     let gpu = Script::gpu("nvmlDeviceGetPciInfo_v2", device);
     done(gpu.and_then(|gpu| put(place, PciInfo::of(&gpu.pci))))
 }
+
+/// NVML's `nvmlDeviceGetP2PStatus`: over NVLink (2) the GPUs whose places are not among those that it lost.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetP2PStatus(
+    device: Handle,
+    other: Handle,
+    kind: c_uint,
+    place: *mut c_uint,
+) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetP2PStatus", device);
+    done(gpu.and_then(|gpu| {
+        let lost = other.checked_sub(1).is_none_or(|other| gpu.peers_lost.contains(&other));
+        if kind == 2 { put(place, if lost { 5 } else { 0 }) } else { put(place, 0) }
+    }))
+}
+
+/// NVML's `nvmlTemperature_v1_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Temperature {
+    version: c_uint,
+    sensor: c_uint,
+    degrees: c_int,
+}
+
+/// NVML's `nvmlDeviceGetTemperatureV`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetTemperatureV(device: Handle, place: *mut Temperature) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetTemperatureV", device);
+    done(gpu.and_then(|gpu| {
+        let version = right_version::<Temperature>(place.cast(), 1)?;
+        let degrees = gpu.value("temperature", 41)? as c_int;
+        put(place, Temperature { version, sensor: 0, degrees })
+    }))
+}

@@ -39,6 +39,8 @@ pub(crate) struct Gpu {
     /// Processes with their memory.
     pub(crate) processes: Vec<(u32, u64)>,
     pub(crate) vbios: Option<String>,
+    /// Places of GPUs that it does not reach over NVLink.
+    pub(crate) peers_lost: Vec<usize>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -40,6 +40,17 @@ impl Figure {
         Self::at(id, unit, samples, 0.99)
     }
 
+    /// The value that 95 of 100 samples do not exceed.
+    pub fn p95(id: &str, unit: &str, samples: &[f64]) -> Option<Self> {
+        Self::at(id, unit, samples, 0.95)
+    }
+
+    /// The value that this share of samples does not exceed; none without samples.
+    pub fn quantile_of(samples: &[f64], share: f64) -> Option<f64> {
+        let sorted = sorted(samples);
+        (!sorted.is_empty()).then(|| quantile(&sorted, share))
+    }
+
     fn at(id: &str, unit: &str, samples: &[f64], share: f64) -> Option<Self> {
         let sorted = sorted(samples);
         let (min, max) = (*sorted.first()?, *sorted.last()?);
@@ -58,8 +69,12 @@ impl Figure {
 
     /// The same figure beside a peer's samples.
     pub fn beside(&self, peer: &str, samples: &[f64]) -> Self {
-        let sorted = sorted(samples);
-        let value = (!sorted.is_empty()).then(|| quantile(&sorted, 0.5));
+        self.beside_at(peer, samples, 0.5)
+    }
+
+    /// The same figure beside that value of a peer's samples which this share does not exceed.
+    pub fn beside_at(&self, peer: &str, samples: &[f64], share: f64) -> Self {
+        let value = Self::quantile_of(samples, share);
         let ratio = value.filter(|value| *value > 0.0).map(|value| self.value / value);
         Self { peer: Some(peer.into()), peer_value: value, ratio, ..self.clone() }
     }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ pub fn measure(story: &Story, xids: usize, report: &mut Report) {
 }
 
 /// An agent over a pipe in place of the kernel log, and its events as they come.
-struct Bed {
+pub(super) struct Bed {
     agent: Running,
     events: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -56,13 +56,31 @@ impl Drop for Bed {
 }
 
 impl Bed {
+    /// The agent's process.
+    pub(super) fn pid(&self) -> i32 {
+        self.agent.pid()
+    }
+
+    /// Follows the events no longer.
+    pub(super) fn stop_listening(&mut self) {
+        // It may have ended by itself.
+        let _ = self.events.kill();
+        let _ = self.events.wait();
+    }
+
     fn new(name: &str) -> Result<Bed> {
+        Bed::with(name, &[("MAINSTAY_AGENT_GPU_ENABLED", Path::new("false"))])
+    }
+
+    /// With these variables for the agent.
+    pub(super) fn with(name: &str, environment: &[(&str, &Path)]) -> Result<Bed> {
         let folder = fresh(name)?;
         let (socket, pipe) = (folder.join("agent.sock"), folder.join("kmsg"));
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).context("making a pipe")?;
         let mut command = Command::new(places::release_mainstay());
         command.arg("agent").arg("--socket").arg(&socket).arg("--state-dir").arg(folder.join("state"));
-        command.env("MAINSTAY_AGENT_KERNEL_LOG_PATH", &pipe).env("MAINSTAY_AGENT_GPU_ENABLED", "false");
+        command.env("MAINSTAY_AGENT_KERNEL_LOG_PATH", &pipe);
+        command.envs(environment.iter().copied());
         let mut agent = Running::start(command, &folder.join("agent.log"))?;
         agent.wait_for("socket", LIMIT, || socket.exists().then_some(()))?;
         let mut events = Command::new(places::release_mainstay())
@@ -77,7 +95,7 @@ impl Bed {
     }
 
     /// Waits for the event that has all these words, and tells when it was here.
-    fn wait_for(&mut self, words: &[&str]) -> Result<u64> {
+    pub(super) fn wait_for(&mut self, words: &[&str]) -> Result<u64> {
         let mut line = String::new();
         loop {
             line.clear();

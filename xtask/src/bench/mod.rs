@@ -6,6 +6,8 @@ mod build;
 mod detect;
 mod figure;
 mod goodput;
+mod gpus;
+mod hang;
 mod heartbeat;
 mod judge;
 mod kernel_log;
@@ -51,8 +53,14 @@ enum Name {
     Heartbeat,
     /// Memory and CPU of the agent with 8 beating ranks.
     Agent,
+    /// Memory and CPU of the agent with 8 GPUs, 144 NVLinks and 8 cards, of which a library plays. Part of agent.
+    Gpus,
     /// From the death of a rank to the fact in the journal.
     Detect,
+    /// From the SIGSTOP of a rank to the verdict that it hangs, beside NVRx. Part of detect.
+    Hang,
+    /// From a counter of NVML to the verdict in the API's stream. Part of detect.
+    Counters,
     /// From an XID in the kernel log to the verdict in the API's stream, and what a storm of lines costs. Part of detect.
     KernelLog,
     /// From a fault to the first Python line and to the first step of the new ranks; then what Goodput measures.
@@ -67,16 +75,27 @@ enum Name {
     Build,
 }
 
+impl Name {
+    /// Whether it needs the program and no ranks.
+    fn is_of_the_agent_alone(self) -> bool {
+        matches!(self, Name::KernelLog | Name::Gpus | Name::Counters)
+    }
+}
+
+/// Errors in counters: each takes up to a poll of ten seconds.
+fn polls(args: &Args) -> usize {
+    args.samples.unwrap_or(20).clamp(1, 20)
+}
+
 /// Measures everything that was named.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
-    let needs_ranks = args
-        .names
-        .iter()
-        .any(|name| !matches!(name, Name::Build | Name::Judge | Name::KernelLog | Name::Attribute));
+    let needs_ranks = args.names.iter().any(|name| {
+        !matches!(name, Name::Build | Name::Judge | Name::Attribute) && !name.is_of_the_agent_alone()
+    });
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
-    if bed.is_none() && args.names.contains(&Name::KernelLog) {
+    if bed.is_none() && args.names.iter().any(|name| name.is_of_the_agent_alone()) {
         building::release(&story)?;
     }
     for name in &args.names {
@@ -85,10 +104,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
-            (Name::Agent, Some(bed)) => agent::measure(&story, bed, &mut report),
+            (Name::Agent, Some(bed)) => {
+                agent::measure(&story, bed, &mut report);
+                gpus::weigh(&story, &mut report);
+            }
+            (Name::Gpus, _) => gpus::weigh(&story, &mut report),
+            (Name::Counters, _) => gpus::detect(&story, polls(args), &mut report),
             (Name::Detect, Some(bed)) => {
                 detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report);
+                hang::measure(&story, bed, args.samples.unwrap_or(30).min(30), &mut report);
                 kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report);
+                gpus::detect(&story, polls(args), &mut report);
+            }
+            (Name::Hang, Some(bed)) => {
+                hang::measure(&story, bed, args.samples.unwrap_or(30), &mut report);
             }
             (Name::KernelLog, _) => kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report),
             (Name::Restart, Some(bed)) => {
@@ -111,10 +140,12 @@ fn prepare(story: &Story, args: &Args) -> Result<Bed> {
     building::release(story)?;
     let venv = venv::ensure(story)?;
     wheel::install(story, &venv)?;
-    let wants_peers = args
-        .names
-        .iter()
-        .any(|name| matches!(name, Name::Heartbeat | Name::Agent | Name::Restart | Name::Goodput));
+    let wants_peers = args.names.iter().any(|name| {
+        matches!(
+            name,
+            Name::Heartbeat | Name::Agent | Name::Detect | Name::Hang | Name::Restart | Name::Goodput
+        )
+    });
     let peers = if args.no_peers || !wants_peers { None } else { peers::ensure(story) };
     Ok(Bed { venv, peers, torchrun: !args.no_peers })
 }

@@ -28,6 +28,9 @@ pub struct DcgmMeaning {
     pub state: HealthState,
     /// What is needed.
     pub action: RecommendedAction,
+    /// Checks of ours that look at the same thing by NVML.
+    #[serde(default)]
+    pub checks: BTreeSet<String>,
     /// Where that is from.
     pub source: String,
     /// Who sees it otherwise.

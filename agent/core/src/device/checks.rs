@@ -1,7 +1,8 @@
 //! The checks of one GPU's readings: what each reading says of each of them. Whether it counts is patience's to tell.
 
+use super::fabric::fabric;
 use super::faults;
-use super::reading::{EccPlace, FabricInfo, GpuDetails, GpuReading, GpuTrouble, PcieLink, Read};
+use super::reading::{EccPlace, GpuDetails, GpuReading, GpuTrouble, PcieLink, Read};
 use super::readings::{POWER_BRAKE, Readings, Rules};
 use super::watch::{Look, Problem};
 use crate::health::{HealthState, RecommendedAction};
@@ -16,7 +17,7 @@ pub(super) const TROUBLE: &str = "gpu_trouble";
 type Checked = Vec<(&'static str, Look)>;
 
 /// What a reading says, where it was read and where there is such a thing.
-fn look<T>(read: &Read<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> Look {
+pub(super) fn look<T>(read: &Read<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> Look {
     match read {
         Read::Value(value) => Look::of(judge(value)),
         Read::NotOffered => Look::Well,
@@ -24,33 +25,58 @@ fn look<T>(read: &Read<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> Look {
     }
 }
 
-pub(super) fn trouble(reading: &GpuReading) -> Look {
+/// What is wrong with a GPU as a whole. The driver's own words count at once; that it cannot open the GPU, or that a
+/// call does not return, is first of all that nothing is known.
+pub(super) fn trouble(at: Mono, reading: &GpuReading, rules: Rules<'_>, refused: u32) -> Look {
     let Some(trouble) = &reading.trouble else { return Look::Well };
     let (state, action) = match trouble {
-        GpuTrouble::Lost => (Unhealthy, RebootNode),
+        GpuTrouble::Lost | GpuTrouble::NoInterrupts => (Unhealthy, RebootNode),
         GpuTrouble::ResetRequired => (Unhealthy, ResetDevice),
-        GpuTrouble::NoPermission | GpuTrouble::Other(_) => (Unknown, RecommendedAction::None),
+        GpuTrouble::NoPower => (Unhealthy, ContactSupport),
+        GpuTrouble::Unopened(_) if refused >= rules.limits.worsen_after => (Unhealthy, RebootNode),
+        GpuTrouble::Hangs(since) if at.since(*since) >= rules.limits.hung_after.0 => (Unhealthy, RebootNode),
+        GpuTrouble::Unopened(_) | GpuTrouble::Hangs(_) | GpuTrouble::NoPermission | GpuTrouble::Other(_) => {
+            (Unknown, RecommendedAction::None)
+        }
     };
-    Look::Ill(Problem::new(state, trouble.words(), action))
+    let words = match trouble {
+        GpuTrouble::Hangs(since) => format!("{} since {}", trouble.words(), at.since(*since)),
+        _ => trouble.words(),
+    };
+    Look::Ill(Problem::new(state, words.clone(), action).by("NVML", words, "").was(Some("answers")))
+}
+
+fn yes_or_no(yes: bool) -> &'static str {
+    if yes { "yes" } else { "no" }
 }
 
 /// What the driver says in so many words: it counts at the first reading.
 pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
     let limits = rules.limits;
+    let last = of.last.clone().unwrap_or_default();
+    let rows_before = last.remapped.value().copied();
     let mut checked = vec![
-        ("ecc_uncorrected", uncorrected(reading)),
+        ("ecc_uncorrected", uncorrected(reading, &last)),
         (
             "row_remap_failed",
             look(&reading.remapped, |rows| {
                 let words = "a bad row of memory could not be replaced: no spare one is left";
-                rows.failed.then(|| Problem::new(Unhealthy, words, ReplaceNode))
+                rows.failed.then(|| {
+                    Problem::new(Unhealthy, words, ReplaceNode)
+                        .by("NVML row remapping failed", "yes", "no")
+                        .was(rows_before.map(|before| yes_or_no(before.failed)))
+                })
             }),
         ),
         (
             "row_remap_pending",
             look(&reading.remapped, |rows| {
                 let words = "a bad row of memory is replaced at the next reset";
-                rows.pending.then(|| Problem::new(Degraded, words, ResetDevice))
+                rows.pending.then(|| {
+                    Problem::new(Degraded, words, ResetDevice)
+                        .by("NVML row remapping pending", "yes", "no")
+                        .was(rows_before.map(|before| yes_or_no(before.pending)))
+                })
             }),
         ),
         (
@@ -60,7 +86,9 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
                 let words =
                     format!("{count} rows of memory were replaced after errors that could not be corrected");
                 (count >= limit).then(|| {
-                    Problem::new(Degraded, words, ContactSupport).by("NVML remapped rows", count, limit)
+                    Problem::new(Degraded, words, ContactSupport)
+                        .by("NVML rows remapped after uncorrectable errors", count, limit)
+                        .was(rows_before.map(|before| before.uncorrected))
                 })
             }),
         ),
@@ -68,13 +96,21 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
             "page_retirement_pending",
             look(&reading.pages_pending, |pending| {
                 let words = "bad pages of memory are taken out of use at the next reset";
-                pending.then(|| Problem::new(Degraded, words, ResetDevice))
+                pending.then(|| {
+                    Problem::new(Degraded, words, ResetDevice)
+                        .by("NVML page retirement pending", "yes", "no")
+                        .was(last.pages_pending.value().map(|before| yes_or_no(*before)))
+                })
             }),
         ),
         (
             "memory_unrepairable",
             look(&reading.unrepairable, |damaged| {
-                damaged.then(|| Problem::new(Unhealthy, "its memory is damaged beyond repair", ReplaceNode))
+                damaged.then(|| {
+                    Problem::new(Unhealthy, "its memory is damaged beyond repair", ReplaceNode)
+                        .by("NVML unrepairable memory", "yes", "no")
+                        .was(last.unrepairable.value().map(|before| yes_or_no(*before)))
+                })
             }),
         ),
         (
@@ -83,7 +119,8 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
                 let number = u32::try_from(*number).ok().filter(|number| *number > 0)?;
                 let (state, action, what) = faults::recovery(number);
                 let words = format!("the driver says that it needs {what}");
-                Some(Problem::new(state, words, action).by("NVML recovery action", number, 0))
+                let problem = Problem::new(state, words, action).by("NVML recovery action", number, 0);
+                Some(problem.was(last.recovery_action.value()))
             }),
         ),
     ];
@@ -101,7 +138,8 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
     checked.push(("slowed_down", slowed(of.slow.count(), "heat or power", reading, rules)));
     checked.push((POWER_BRAKE, slowed(of.brake.count(), "the power supply's brake", reading, rules)));
     if let Some(details) = &reading.details {
-        checked.extend(from_details(details, rules));
+        let before = of.details_before.clone().unwrap_or_default();
+        checked.extend(from_details(details, &before, rules));
     }
     checked.push(("ecc_corrected", corrected(of, at, reading, rules)));
     checked.push(("pcie_replays", replays(of, at, reading, rules)));
@@ -111,41 +149,44 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
 /// What is beyond a limit: it counts when it stays so.
 pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
     let details = of.details.as_ref();
-    let hot = |what: &str, now: &Read<u32>, hottest: Option<&Read<u32>>| {
+    let last = of.last.clone().unwrap_or_default();
+    let hot = |what: &str, now: &Read<u32>, before: &Read<u32>, hottest: Option<&Read<u32>>| {
+        let before = before.value().map(|degrees| format!("{degrees} °C"));
         let limit = hottest.and_then(|limit| limit.value().copied());
         look(now, |degrees| {
             let limit = limit.filter(|limit| degrees > limit)?;
             let words = format!("{what} at {degrees} °C, above the {limit} °C that it may have");
             let limit = format!("{limit} °C");
-            Some(Problem::new(Degraded, words, ContactSupport).by(
-                &format!("NVML {what}"),
-                format!("{degrees} °C"),
-                limit,
-            ))
+            let problem = Problem::new(Degraded, words, ContactSupport);
+            Some(problem.by(&format!("NVML {what}"), format!("{degrees} °C"), limit).was(before))
         })
     };
+    let hottest = details.map(|of| &of.hottest);
+    let memory_hottest = details.map(|of| &of.memory_hottest);
     vec![
-        ("too_hot", hot("temperature", &reading.temperature, details.map(|of| &of.hottest))),
+        ("too_hot", hot("temperature", &reading.temperature, &last.temperature, hottest)),
         (
             "memory_too_hot",
-            hot("memory temperature", &reading.memory_temperature, details.map(|of| &of.memory_hottest)),
+            hot("memory temperature", &reading.memory_temperature, &last.memory_temperature, memory_hottest),
         ),
         ("no_margin", margin(details, reading, rules)),
-        ("pcie_link", pcie(reading, rules)),
-        ("fabric", fabric(at, reading, rules)),
+        ("pcie_link", pcie(reading, &last, rules)),
+        ("fabric", fabric(at, reading, &last, rules)),
     ]
 }
 
-fn uncorrected(reading: &GpuReading) -> Look {
+fn uncorrected(reading: &GpuReading, last: &GpuReading) -> Look {
     let total = look(&reading.ecc_volatile, |errors| {
-        (*errors > 0).then(|| memory_errors(*errors).by("NVML uncorrected ECC errors, volatile", errors, 0))
+        let problem = || memory_errors(*errors).by("NVML uncorrected ECC errors, volatile", errors, 0);
+        (*errors > 0).then(|| problem().was(last.ecc_volatile.value()))
     });
     // Some drivers count by place only.
     match (&reading.ecc_volatile, &reading.details) {
         (Read::NotOffered, Some(details)) => {
             let of_now = details.ecc.iter().filter(|of| !of.corrected && !of.lifetime);
             let errors: u64 = of_now.map(|of| of.count).sum();
-            Look::of((errors > 0).then(|| memory_errors(errors)))
+            let source = "NVML uncorrected ECC errors by place, volatile";
+            Look::of((errors > 0).then(|| memory_errors(errors).by(source, errors, 0)))
         }
         (Read::NotOffered, None) => Look::Unread,
         _ => total,
@@ -167,8 +208,11 @@ fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Loo
     let limit_words = format!("{limit} of 10 minutes");
     let problem =
         || Problem::new(Degraded, words, ContactSupport).by("NVML clock event reasons", reading, limit_words);
-    Look::of((minutes >= limit).then(problem))
+    Look::of((minutes >= limit).then(|| problem().sure(SAMPLED)))
 }
+
+/// How sure a judgement is that rests on samples, or on a limit that is a matter of experience.
+pub(super) const SAMPLED: f64 = 0.9;
 
 /// Corrected errors by their rate: a GPU may have many over its life.
 fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Look {
@@ -179,7 +223,7 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
     let ill = grown.by >= limit && grown.goes_on();
     let words = format!("{} memory errors were corrected within {}", grown.by, grown.within);
     Look::of(ill.then(|| {
-        Problem::new(Degraded, words, RecommendedAction::None).gained(
+        Problem::new(Degraded, words, RecommendedAction::None).sure(SAMPLED).gained(
             "NVML corrected ECC errors, volatile",
             &grown,
             format!("{limit} in an hour"),
@@ -204,7 +248,7 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
     let ill = grown.per_minute() > limit && grown.goes_on();
     let words = format!("{:.0} PCIe packets a minute had to be sent again", grown.per_minute());
     Look::of(ill.then(|| {
-        Problem::new(Degraded, words, ContactSupport).gained(
+        Problem::new(Degraded, words, ContactSupport).sure(SAMPLED).gained(
             "NVML PCIe replays",
             &grown,
             format!("{limit:.0} a minute"),
@@ -213,7 +257,7 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
 }
 
 /// The link is held against its best only while it has work: at rest it rests.
-fn pcie(reading: &GpuReading, rules: Rules<'_>) -> Look {
+fn pcie(reading: &GpuReading, last: &GpuReading, rules: Rules<'_>) -> Look {
     let (Some(now), Some(best)) = (reading.pcie.value(), reading.pcie_max.value()) else {
         return unread(&reading.pcie);
     };
@@ -227,11 +271,10 @@ fn pcie(reading: &GpuReading, rules: Rules<'_>) -> Look {
         now.generation > 0 && now.generation < best.generation || now.width > 0 && now.width < best.width;
     let link = |link: &PcieLink| format!("generation {} with {} lanes", link.generation, link.width);
     let words = format!("under load its PCIe link has {} of {}", link(now), link(best));
-    Look::of(
-        slow.then(|| {
-            Problem::new(Degraded, words, ContactSupport).by("NVML PCIe link", link(now), link(best))
-        }),
-    )
+    Look::of(slow.then(|| {
+        let problem = Problem::new(Degraded, words, ContactSupport);
+        problem.by("NVML PCIe link", link(now), link(best)).was(last.pcie.value().map(link))
+    }))
 }
 
 fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) -> Look {
@@ -242,97 +285,51 @@ fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) 
     look(&reading.margin, |margin| {
         let least = least.filter(|least| margin < least)?;
         let words = format!("{margin} degrees of margin are left; at {least} clocks are held down");
-        let problem = Problem::new(Degraded, words, ContactSupport);
+        let problem = Problem::new(Degraded, words, ContactSupport).sure(SAMPLED);
         Some(problem.by("NVML temperature margin", margin, least))
     })
 }
 
-/// Health of the fabric by the driver's bits: the place of two bits in which 1 is bad, the word, how bad.
-const FABRIC_MASK: [(u32, &str, HealthState); 4] = [
-    (0, "its bandwidth is degraded", Degraded),
-    (2, "routes are being recovered", Degraded),
-    (4, "its routes are not healthy", Unhealthy),
-    (6, "access timed out and is being recovered", Degraded),
-];
-
-/// Four bits of the mask from here tell of a wrong configuration: 1 is none, more is one.
-const FABRIC_CONFIGURATION: u32 = 8;
-
-fn fabric(at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Look {
-    look(&reading.fabric, |info| match info.state {
-        // Right after the boot this takes its time; a GPU alone has no fabric to be part of.
-        1 | 2 if at.0 < rules.limits.fabric_grace.0.0 || rules.gpus < 2 => None,
-        1 | 2 => {
-            let stage = if info.state == 1 { "has not begun" } else { "does not come to an end" };
-            let words = format!("its registration with the fabric {stage} (is the fabric manager running?)");
-            Some(Problem::new(Degraded, words, RebootNode).by("NVML fabric state", info.state, 3))
-        }
-        3 => fabric_health(info),
-        _ => None,
-    })
-}
-
-fn fabric_health(info: &FabricInfo) -> Option<Problem> {
-    let mut worst: Option<HealthState> = None;
-    let mut words = Vec::new();
-    let mut bad = |state, what: String| {
-        worst = worst.max(Some(state));
-        words.push(what);
-    };
-    if info.status != 0 {
-        bad(Unhealthy, format!("its registration with the fabric failed (code {})", info.status));
-    }
-    match info.health_summary {
-        2 => bad(Unhealthy, "the fabric is not healthy".to_owned()),
-        3 => bad(Degraded, "the fabric has limited capacity".to_owned()),
-        _ => {}
-    }
-    for (shift, what, state) in FABRIC_MASK {
-        if (info.health_mask >> shift) & 0b11 == 1 {
-            bad(state, what.to_owned());
-        }
-    }
-    if (info.health_mask >> FABRIC_CONFIGURATION) & 0xf > 1 {
-        bad(Unhealthy, "the fabric is configured wrongly".to_owned());
-    }
-    let action = if worst? == Unhealthy { ResetDevice } else { RecommendedAction::None };
-    let reading =
-        format!("status {}, health {:#x}, summary {}", info.status, info.health_mask, info.health_summary);
-    Some(Problem::new(worst?, words.join(", "), action).by("NVML fabric", reading, ""))
-}
-
 /// What is read seldom, and counts at once.
-fn from_details(details: &GpuDetails, rules: Rules<'_>) -> Checked {
+fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> Checked {
     let (limits, expected) = (rules.limits, rules.expected);
+    let sram_before = before.sram.value().copied();
     let sram = look(&details.sram, |sram| {
         let words = "the memory on the chip has had so many errors that the board should be replaced";
         sram.threshold_exceeded.then(|| {
-            Problem::new(Unhealthy, words, ReplaceNode).by(
+            let problem = Problem::new(Unhealthy, words, ReplaceNode).by(
                 "NVML SRAM ECC errors, lifetime",
                 sram.uncorrected_lifetime,
                 "threshold of the driver",
-            )
+            );
+            problem.was(sram_before.map(|before| before.uncorrected_lifetime))
         })
     });
     let on_chip = look(&details.sram, |sram| {
-        let by_place =
-            details.ecc.iter().filter(|of| of.place == EccPlace::Sram && !of.corrected && !of.lifetime);
-        let errors = by_place.map(|of| of.count).max().unwrap_or(0).max(sram.uncorrected);
+        let errors = on_the_chip(details, sram.uncorrected);
+        let earlier = sram_before.map(|sram| on_the_chip(before, sram.uncorrected));
         let words =
             format!("{errors} errors of the memory on the chip could not be corrected since its last reset");
         (errors > 0)
             .then(|| Problem::new(Unhealthy, words, ResetDevice).by("NVML SRAM ECC errors", errors, 0))
+            .map(|problem| problem.was(earlier))
     });
     let pages = look(&details.pages_retired, |(often, once)| {
         let count = often.saturating_add(*once);
         let words = format!("{count} pages of memory were taken out of use");
         (count >= limits.pages_retired).then(|| {
-            Problem::new(Degraded, words, ReplaceNode).by("NVML retired pages", count, limits.pages_retired)
+            Problem::new(Degraded, words, ReplaceNode)
+                .by("NVML retired pages", count, limits.pages_retired)
+                .was(before.pages_retired.value().map(|(often, once)| often.saturating_add(*once)))
         })
     });
     let inforom = look(&details.inforom_valid, |valid| {
         let words = "the board's memory of its own configuration (InfoROM) is damaged";
-        (!valid).then(|| Problem::new(Degraded, words, ContactSupport))
+        (!valid).then(|| {
+            Problem::new(Degraded, words, ContactSupport)
+                .by("NVML InfoROM", "damaged", "intact")
+                .was(before.inforom_valid.value().map(|valid| if *valid { "intact" } else { "damaged" }))
+        })
     });
     let vbios = look(&details.vbios, |version| {
         let wanted = &expected.vbios;
@@ -342,7 +339,9 @@ fn from_details(details: &GpuDetails, rules: Rules<'_>) -> Checked {
     });
     let persistence = look(&details.persistence, |on| {
         let words = "persistence mode is off (nvidia-smi -pm 1)";
-        (expected.persistence && !on).then(|| Problem::new(Degraded, words, RecommendedAction::None))
+        (expected.persistence && !on).then(|| {
+            Problem::new(Degraded, words, RecommendedAction::None).by("NVML persistence mode", "off", "on")
+        })
     });
     vec![
         ("sram_threshold", sram),
@@ -352,4 +351,11 @@ fn from_details(details: &GpuDetails, rules: Rules<'_>) -> Checked {
         ("vbios", vbios),
         ("persistence", persistence),
     ]
+}
+
+/// Uncorrected errors of the memory on the chip since the last reset, by whichever counter tells of more.
+fn on_the_chip(details: &GpuDetails, by_status: u64) -> u64 {
+    let by_place =
+        details.ecc.iter().filter(|of| of.place == EccPlace::Sram && !of.corrected && !of.lifetime);
+    by_place.map(|of| of.count).max().unwrap_or(0).max(by_status)
 }

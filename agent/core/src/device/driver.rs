@@ -4,6 +4,7 @@ use super::Shown;
 use super::limits::{DeviceLimits, ExpectedGpus};
 use super::reading::{DeviceReport, DriverTrouble, GpuReading, GpuTrouble, ProbeAnswer};
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
+use crate::pci::PciAddress;
 use crate::time::{Mono, Span};
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
@@ -15,6 +16,8 @@ pub(super) struct Driver {
     pub(super) read_at: Option<Mono>,
     /// Time between the last two answers.
     gap: Span,
+    /// The most GPUs that it counted.
+    pub(super) most: usize,
     shown: Shown,
 }
 
@@ -60,16 +63,13 @@ impl Driver {
                 let words = format!("no GPU on the PCI bus; {} are expected", expected.gpus);
                 (Unhealthy, words, RecommendedAction::RebootNode)
             }
-            DeviceReport::Answered(ProbeAnswer::Gpus { driver, gpus }) => {
+            DeviceReport::Answered(ProbeAnswer::Gpus { driver, gpus, bound }) => {
                 let limit = Some(expected.gpus).filter(|count| *count > 0).map(|count| count.to_string());
                 let reading = gpus.len().to_string();
-                evidence.push(Evidence {
-                    source: "NVML device count".to_owned(),
-                    reading,
-                    limit,
-                    ..Evidence::default()
-                });
-                answered(driver.as_deref(), gpus, expected)
+                let most = Some(self.most).filter(|most| *most > gpus.len());
+                let limit = limit.unwrap_or_default();
+                evidence.push(Evidence::new("NVML device count", reading).limit(limit).before(most));
+                answered(driver.as_deref(), gpus, bound, expected)
             }
             DeviceReport::Silent { since, reading } => {
                 let silent = now.since(*since);
@@ -100,7 +100,12 @@ impl Driver {
     }
 }
 
-fn answered(driver: Option<&str>, gpus: &[GpuReading], expected: &ExpectedGpus) -> Said {
+fn answered(
+    driver: Option<&str>,
+    gpus: &[GpuReading],
+    bound: &[PciAddress],
+    expected: &ExpectedGpus,
+) -> Said {
     let version = driver.unwrap_or("of unknown version");
     let mut said = (Healthy, format!("driver {version}, {} GPUs", gpus.len()), RecommendedAction::None);
     let mut add = |state: HealthState, words: String, action: RecommendedAction| {
@@ -111,9 +116,30 @@ fn answered(driver: Option<&str>, gpus: &[GpuReading], expected: &ExpectedGpus) 
         let words = format!("GPU {} of its list: {why}", gpu.index);
         match &gpu.trouble {
             // In a container that has only some of the GPUs this is the normal course of things.
-            Some(GpuTrouble::NoPermission) => add(Unknown, words, RecommendedAction::None),
-            _ => add(Unhealthy, words, RecommendedAction::RebootNode),
+            Some(GpuTrouble::NoPermission | GpuTrouble::Other(_) | GpuTrouble::Hangs(_)) | None => {
+                add(Unknown, words, RecommendedAction::None);
+            }
+            Some(GpuTrouble::ResetRequired) => add(Unhealthy, words, RecommendedAction::ResetDevice),
+            Some(GpuTrouble::NoPower) => add(Unhealthy, words, RecommendedAction::ContactSupport),
+            Some(GpuTrouble::Lost | GpuTrouble::NoInterrupts | GpuTrouble::Unopened(_)) => {
+                add(Unhealthy, words, RecommendedAction::RebootNode);
+            }
         }
+    }
+    let counted = |address: &&PciAddress| {
+        gpus.iter().any(|gpu| gpu.identity.as_ref().is_some_and(|of| of.address == **address))
+    };
+    // Two lists that have nothing in common are not of the same host.
+    let same_host = bound.iter().any(|address| counted(&address));
+    let uncounted: Vec<String> =
+        bound.iter().filter(|of| same_host && !counted(of)).map(PciAddress::to_string).collect();
+    let nameless = gpus.iter().any(|gpu| gpu.identity.is_none());
+    if !uncounted.is_empty() && !nameless {
+        let words = format!("the kernel's part of it holds GPU {} too", uncounted.join(", "));
+        add(Unhealthy, words, RecommendedAction::RebootNode);
+    }
+    if gpus.is_empty() && expected.gpus == 0 {
+        add(Unknown, "it counts none, and there should be some".to_owned(), RecommendedAction::None);
     }
     if gpus.len() < expected.gpus as usize {
         add(Unhealthy, format!("{} are expected", expected.gpus), RecommendedAction::RebootNode);

@@ -17,6 +17,8 @@ pub(super) struct Came {
     pub(super) state: HealthState,
     pub(super) action: RecommendedAction,
     pub(super) line: String,
+    /// How sure that is: less where only a number is known, or not even what it means.
+    pub(super) confidence: f64,
 }
 
 /// A fault that comes again so long after it first came was not mended by the reset that it needs.
@@ -197,6 +199,13 @@ impl Faults {
             (state, action) = (state.max(of_one), action.max(needed));
         }
         (state, action)
+    }
+
+    /// How sure it is that the device is in this state.
+    pub(super) fn confidence(&self, state: HealthState) -> Option<f64> {
+        let held = self.held.values().map(|fault| (fault.came.state, fault.came.confidence));
+        let said = self.driver.iter().map(|says| (says.means().0, 1.0));
+        held.chain(said).filter(|(of_one, _)| *of_one == state).map(|(_, sure)| sure).reduce(f64::max)
     }
 
     /// Heaviest first.

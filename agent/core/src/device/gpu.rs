@@ -1,15 +1,21 @@
 //! One GPU: what the kernel log and the driver tell of it, as one component.
 
+use std::collections::BTreeSet;
+
 use super::Shown;
 use super::faults::Faults;
 use super::limits::DeviceLimits;
+use super::opinion::{Opinion, Own};
 use super::programs::Programs;
 use super::reading::{GpuIdentity, GpuReading};
 use super::readings::{POWER_BRAKE, Readings};
 use super::watch::Problem;
-use crate::health::{Component, HealthState, RecommendedAction};
+use crate::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::pci::PciAddress;
-use crate::time::Mono;
+use crate::time::{Mono, Span};
+
+/// How sure it is that a GPU is ill on which programs fail and on no other: chance plays with few programs.
+const ALONE: f64 = 0.6;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gpu {
@@ -24,6 +30,8 @@ pub(super) struct Gpu {
     pub(super) missing: bool,
     /// When its readings last went wrong anew.
     pub(super) fault_at: Option<Mono>,
+    /// What another one who watches it says.
+    pub(super) opinions: Option<Vec<Opinion>>,
     pub(super) shown: Shown,
 }
 
@@ -32,7 +40,9 @@ pub(super) struct Gpu {
 pub(super) struct Known {
     pub(super) index: u32,
     pub(super) identity: GpuIdentity,
-    pub(super) links: std::collections::BTreeSet<u32>,
+    pub(super) links: BTreeSet<u32>,
+    /// Other GPUs that it reaches over NVLink.
+    pub(super) peers: BTreeSet<PciAddress>,
 }
 
 /// A GPU as it is shown: its last reading, and what is made of it.
@@ -56,6 +66,26 @@ pub struct GpuView {
     pub read_at: Option<Mono>,
 }
 
+/// For so long a reading tells what a GPU is at.
+const DOING_KNOWN: Span = Span::seconds(60);
+
+impl GpuView {
+    /// What it does, in a sentence; none if it was not read for so long that it may do something else by now.
+    pub fn doing(&self, now: Mono) -> Option<String> {
+        let (reading, read_at) = (self.reading.as_ref()?, self.read_at?);
+        let age = now.since(read_at);
+        if age > DOING_KNOWN {
+            return None;
+        }
+        let mut words: Vec<String> = Vec::new();
+        words.extend(reading.utilization.value().map(|percent| format!("{percent} % busy")));
+        let clocks = reading.clocks.value();
+        words.extend(clocks.map(|clocks| format!("clocks {} and {} MHz (memory)", clocks.sm, clocks.memory)));
+        words.extend(reading.power.value().map(|milliwatts| format!("{} W", milliwatts / 1000)));
+        (!words.is_empty()).then(|| format!("GPU {}: {}, {age} before", self.address, words.join(", ")))
+    }
+}
+
 impl Gpu {
     /// What was told of this place is of another board now.
     pub(super) fn is_replaced_by(&self, identity: &GpuIdentity) -> bool {
@@ -69,7 +99,11 @@ impl Gpu {
     /// Whether there is anything to say of it; what is only remembered of another boot is silent until the driver
     /// is asked.
     pub(super) fn is_of_interest(&self, driver_asked: bool) -> bool {
-        driver_asked || self.known.is_none() || self.readings.last.is_some() || !self.faults.is_empty()
+        driver_asked
+            || self.known.is_none()
+            || self.readings.last.is_some()
+            || self.opinions.is_some()
+            || !self.faults.is_empty()
     }
 
     pub(super) fn component(
@@ -82,10 +116,13 @@ impl Gpu {
         let mut reasons = self.faults.reasons();
         let mut evidence = self.faults.evidence();
         let (mut state, mut action) = self.faults.weight();
+        let mut sure: Vec<(HealthState, f64)> = Vec::new();
+        sure.extend(self.faults.confidence(state).map(|confidence| (state, confidence)));
         let names = self.programs.names();
         if around.alone && names.len() >= limits.programs as usize {
             state = state.max(HealthState::Degraded);
             action = action.max(RecommendedAction::ContactSupport);
+            sure.push((HealthState::Degraded, ALONE));
             reasons.push(format!(
                 "{} different programs failed on this GPU and on no other of the host: {}",
                 names.len(),
@@ -93,13 +130,17 @@ impl Gpu {
             ));
         }
         let mut problems = self.problems(around);
+        let (counted, said) = self.opinion(state, &problems, around);
+        problems.extend(counted);
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.state));
         for problem in problems {
+            sure.push((problem.state, problem.confidence));
             state = state.max(problem.state);
             action = action.max(problem.action);
             reasons.push(problem.reason);
             evidence.extend(problem.evidence);
         }
+        evidence.extend(said);
         evidence.extend(self.readings.evidence());
         evidence.extend(self.programs.evidence());
         if reasons.is_empty() {
@@ -107,9 +148,11 @@ impl Gpu {
             let words = [read, self.programs.summary()].into_iter().flatten().collect::<Vec<_>>().join("; ");
             reasons.push(if words.is_empty() { "no fault in the kernel log".to_owned() } else { words });
         }
+        let weighty = sure.into_iter().filter(|(of, _)| *of == state).map(|(_, confidence)| confidence);
         Component {
             name: format!("gpu.{address}"),
             state,
+            confidence: weighty.reduce(f64::max).unwrap_or(1.0),
             reason: reasons.join("; "),
             action,
             evidence,
@@ -120,11 +163,28 @@ impl Gpu {
         }
     }
 
+    /// What another one says that counts, and all that it says, as evidence.
+    fn opinion(
+        &self,
+        by_log: HealthState,
+        problems: &[Problem],
+        around: Around<'_>,
+    ) -> (Vec<Problem>, Vec<Evidence>) {
+        let opinions = self.opinions.as_deref().unwrap_or_default();
+        // That we cannot read it ourselves is no reason to leave out what another one says.
+        let own_state = problems.iter().map(|problem| problem.state).fold(by_log, HealthState::max);
+        let read = around.unreadable.is_none() && !self.missing;
+        let own = |check: &str| if read { self.readings.own(check) } else { Own::Unread };
+        let counted = opinions.iter().filter_map(|opinion| opinion.counts(own_state, own)).collect();
+        (counted, opinions.iter().map(|opinion| opinion.evidence.clone()).collect())
+    }
+
     /// What the readings tell; what was found before and cannot be read now still stands.
     fn problems(&self, around: Around<'_>) -> Vec<Problem> {
         if self.missing {
             let told = "the driver counted it before and does not any more";
-            return vec![Problem::new(HealthState::Unhealthy, told, RecommendedAction::RebootNode)];
+            let problem = Problem::new(HealthState::Unhealthy, told, RecommendedAction::RebootNode);
+            return vec![problem.by("NVML device list", "missing", "there").was(Some("there"))];
         }
         let unknown = |why: String| Problem::new(HealthState::Unknown, why, RecommendedAction::None);
         let own = self.readings.problems().filter(|(check, _)| !(around.rack && *check == POWER_BRAKE));

@@ -45,6 +45,12 @@ settings! {
         nvlink_recoveries_per_minute: u32 = 5,
         /// Share of bits on an NVLink that may be wrong after correction.
         nvlink_error_rate: f64 = 1e-12,
+        /// How far below that of its working siblings (the same model on this host) the clock of a working GPU may be.
+        sibling_clock: Percent = Percent(25.0),
+        /// How many degrees hotter than its working siblings a working GPU may be, in degrees Celsius.
+        sibling_heat: u32 = 20,
+        /// Readings in a row by which a GPU must be unlike its siblings before it is degraded.
+        sibling_readings: u32 = 30,
         /// How long after the boot a GPU may take to be taken up into the fabric.
         fabric_grace: Period = Period::seconds(300),
     }

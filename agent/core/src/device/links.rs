@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Shown;
+use super::checks::SAMPLED;
 use super::limits::DeviceLimits;
 use super::reading::{GpuReading, LinkErrors, Read};
 use super::readings::Rules;
 use super::watch::{Change, Growth, Look, Problem, Watch};
-use crate::health::{Component, HealthState, RecommendedAction};
+use crate::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::pci::PciAddress;
 use crate::time::{Mono, Span};
 
-use HealthState::{Degraded, Healthy, Unhealthy};
+use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, ResetDevice};
 
 /// The window in which errors are counted.
@@ -81,7 +82,9 @@ impl Links {
             self.expected = self.up.len();
         }
         let listed = reading.nvlinks.iter().map(|of| of.link);
-        let all: BTreeSet<u32> = listed.chain(self.learned.iter().copied()).collect();
+        // Where it is known how many there should be, one that is not even listed is missed too.
+        let counted = 0..u32::try_from(wanted).unwrap_or(0);
+        let all: BTreeSet<u32> = listed.chain(self.learned.iter().copied()).chain(counted).collect();
         let mut changes = Vec::new();
         for link in all {
             let told = reading.nvlinks.iter().find(|of| of.link == link);
@@ -90,6 +93,16 @@ impl Links {
                 _ if split => Look::Absent,
                 Some(Read::Value(true)) => Look::Well,
                 Some(Read::Failed(_)) => Look::Unread,
+                // It is not said that it is down: nothing is said of it any more.
+                Some(Read::NotOffered) | None if wanted == 0 => Look::of(should.then(|| {
+                    let words =
+                        format!("NVLink {link} was up before, and the driver says nothing of it any more");
+                    Problem::new(Unknown, words, RecommendedAction::None).by(
+                        "NVML NVLink state",
+                        "not told",
+                        "up",
+                    )
+                })),
                 Some(Read::Value(false) | Read::NotOffered) | None => Look::of(should.then(|| {
                     let why = if wanted > 0 {
                         format!(": {wanted} should be up")
@@ -97,7 +110,9 @@ impl Links {
                         " that was up before".to_owned()
                     };
                     let words = format!("NVLink {link} down{why}");
-                    Problem::new(Unhealthy, words, ResetDevice).by("NVML NVLink state", "down", "up")
+                    let problem = Problem::new(Unhealthy, words, ResetDevice);
+                    let before = self.learned.contains(&link).then_some("up");
+                    problem.by("NVML NVLink state", "down", "up").was(before)
                 })),
             };
             let of = self.links.entry(link).or_default();
@@ -133,10 +148,11 @@ impl Links {
             .collect();
         let worst =
             held.iter().map(|(_, problem)| problem).max_by_key(|problem| (problem.state, problem.action))?;
+        let is_down = |of: &Problem| of.state == Unhealthy;
         let down: Vec<String> = self
             .links
             .iter()
-            .filter(|(_, link)| link.down.held().is_some())
+            .filter(|(_, link)| link.down.held().is_some_and(is_down))
             .map(|(number, _)| number.to_string())
             .collect();
         let mut words = Vec::new();
@@ -147,11 +163,36 @@ impl Links {
         words.extend(
             held.iter()
                 .filter(|(number, problem)| {
-                    self.links.get(number).is_some_and(|link| link.down.held() != Some(*problem))
+                    let down = |link: &Link| link.down.held().is_some_and(|of| of == *problem && is_down(of));
+                    self.links.get(number).is_some_and(|link| !down(link))
                 })
                 .map(|(_, problem)| problem.reason.clone()),
         );
-        Some(Problem::new(worst.state, words.join("; "), worst.action))
+        let weighty = held.iter().map(|(_, problem)| problem).filter(|problem| problem.state == worst.state);
+        let sure = weighty.map(|problem| problem.confidence).fold(0.0, f64::max);
+        let mut whole = Problem::new(worst.state, words.join("; "), worst.action).sure(sure);
+        // As much as a person reads; each link has a component with all of its own.
+        const SHOWN: usize = 4;
+        let evidence = held.iter().flat_map(|(number, problem)| {
+            problem
+                .evidence
+                .iter()
+                .map(move |of| Evidence { source: format!("{} (link {number})", of.source), ..of.clone() })
+        });
+        whole.evidence = evidence.take(SHOWN).collect();
+        Some(whole)
+    }
+
+    /// Whether that check holds something against one of the links.
+    pub(super) fn holds(&self, check: &str) -> bool {
+        let held = |link: &Link| match check {
+            "nvlink_down" => link.down.held().is_some(),
+            "nvlink_errors" => {
+                link.errors.held().is_some() || link.failed.held().is_some() || link.rate.held().is_some()
+            }
+            _ => false,
+        };
+        self.links.values().any(held)
     }
 
     pub(super) fn summary(&self) -> Option<String> {
@@ -169,6 +210,8 @@ impl Links {
             }
             let state = problems.iter().map(|problem| problem.state).max().unwrap_or(Healthy);
             let action = problems.iter().map(|problem| problem.action).max().unwrap_or_default();
+            let weighty = problems.iter().filter(|problem| problem.state == state);
+            let confidence = weighty.map(|problem| problem.confidence).reduce(f64::max).unwrap_or(1.0);
             let mut reasons: Vec<String> = problems.iter().map(|problem| problem.reason.clone()).collect();
             if reasons.is_empty() {
                 reasons.push("up, and well again".to_owned());
@@ -184,6 +227,7 @@ impl Links {
                 evidence: problems.into_iter().flat_map(|problem| problem.evidence).collect(),
                 read_at,
                 since: link.shown.get_or_insert_default().since(state, now),
+                confidence,
                 ..Component::default()
             });
         }
@@ -253,7 +297,7 @@ impl Link {
             .find(|(grown, limit, _)| grown.goes_on() && grown.per_minute() >= f64::from(*limit));
         Look::of(ill.map(|(grown, limit, what)| {
             let words = format!("NVLink {}: {:.0} {what} a minute", told.link, grown.per_minute());
-            Problem::new(Degraded, words, ResetDevice).gained(
+            Problem::new(Degraded, words, ResetDevice).sure(SAMPLED).gained(
                 &format!("NVML NVLink {what}"),
                 &grown,
                 format!("{limit} a minute"),

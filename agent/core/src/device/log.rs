@@ -37,6 +37,9 @@ impl DeviceJudge {
             let gpu = self.gpus.entry(xid.gpu).or_default();
             let mut came =
                 Came { state, action, ..Came::known(at, "XID", xid.code, meaning, &xid.place.line) };
+            if told_by_number_alone(xid) {
+                came.confidence = UNSURE;
+            }
             if let Some(line) = &xid.link_registers {
                 let decoded = RegisterMeaning::of(self.catalog.register_rules(), line);
                 let times = gpu.faults.on_link(line.link, at);
@@ -73,7 +76,7 @@ impl DeviceJudge {
         {
             return (decoded.state, decoded.action);
         }
-        if xid.by_event && (144..=150).contains(&xid.code) {
+        if told_by_number_alone(xid) {
             // How bad it is stands in the line, which nobody read.
             return (HealthState::Degraded, RecommendedAction::ContactSupport);
         }
@@ -139,6 +142,7 @@ impl DeviceJudge {
                     state: meaning.state,
                     action: meaning.action,
                     line: report.place.line.clone(),
+                    confidence: 1.0,
                 };
                 let gpu = self.gpus.entry(address).or_default();
                 gpu.faults.came(came, &no_codes(), self.limits.echo_window.0);
@@ -154,6 +158,14 @@ impl DeviceJudge {
             _ => {}
         }
     }
+}
+
+/// How sure it is that a device is ill by a code whose weight nobody told.
+const UNSURE: f64 = 0.5;
+
+/// An XID of NVLink whose weight stands in its line, which nobody read.
+fn told_by_number_alone(xid: &Xid) -> bool {
+    xid.by_event && (144..=150).contains(&xid.code)
 }
 
 fn no_codes() -> BTreeSet<u32> {
@@ -173,6 +185,7 @@ impl Switch {
             reason: reasons.join("; "),
             action,
             evidence: self.faults.evidence(),
+            confidence: self.faults.confidence(state).unwrap_or(1.0),
             read_at: Some(now),
             since: self.shown.since(state, now),
             ..Component::default()
@@ -190,6 +203,7 @@ impl Came {
             state: meaning.state,
             action: meaning.action,
             line: line.to_owned(),
+            confidence: 1.0,
         }
     }
 
@@ -202,6 +216,7 @@ impl Came {
             state: HealthState::Degraded,
             action: RecommendedAction::ContactSupport,
             line: line.to_owned(),
+            confidence: UNSURE,
         }
     }
 }

@@ -54,6 +54,9 @@ pub enum ProbeAnswer {
         driver: Option<String>,
         /// One for each GPU that the driver counts.
         gpus: Vec<GpuReading>,
+        /// GPUs that the kernel's part of the driver holds, as far as that is to be seen.
+        #[serde(default)]
+        bound: Vec<PciAddress>,
     },
     /// No GPU could be read.
     Trouble {
@@ -74,6 +77,14 @@ pub enum GpuTrouble {
     ResetRequired,
     /// We may not look at it.
     NoPermission,
+    /// Its power cables are not connected as they should be.
+    NoPower,
+    /// Its interrupts do not arrive.
+    NoInterrupts,
+    /// The driver knows it and cannot open it, in the driver's words.
+    Unopened(String),
+    /// A call for it has not returned; since when.
+    Hangs(crate::time::Mono),
     /// Anything else, in the driver's words.
     Other(String),
 }
@@ -85,6 +96,10 @@ impl GpuTrouble {
             GpuTrouble::Lost => "the driver lost it".to_owned(),
             GpuTrouble::ResetRequired => "it has to be reset before it can be used".to_owned(),
             GpuTrouble::NoPermission => "the agent may not look at it".to_owned(),
+            GpuTrouble::NoPower => "its power cables are not connected as they should be".to_owned(),
+            GpuTrouble::NoInterrupts => "its interrupts do not reach the driver".to_owned(),
+            GpuTrouble::Unopened(what) => format!("the driver cannot open it: {what}"),
+            GpuTrouble::Hangs(_) => "a call of the driver for it does not return".to_owned(),
             GpuTrouble::Other(what) => what.clone(),
         }
     }
@@ -266,6 +281,17 @@ pub struct GpuDetails {
     pub inforom_valid: Read<bool>,
     /// What went over the NVLinks wrongly.
     pub links: Vec<LinkErrors>,
+    /// Which other GPUs it reaches over NVLink.
+    pub peers: Vec<PeerAccess>,
+}
+
+/// Whether a GPU reaches another one over NVLink (peer to peer).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerAccess {
+    /// The other one.
+    pub peer: PciAddress,
+    /// By NVML's numbers: 0 it does, 4 it was switched off, 6 not known, others it does not.
+    pub status: u32,
 }
 
 /// ECC errors in one place.
@@ -352,7 +378,11 @@ impl GpuEvent {
 pub enum ProbeLine {
     /// It begins to read the GPU at this place of the driver's list.
     Reading(u32),
-    /// The answer to a request.
+    /// So many GPUs the driver counts.
+    Counted(u32),
+    /// What it read of one GPU.
+    Gpu(Box<GpuReading>),
+    /// The answer to a request. Its GPUs were told one by one before.
     Answer(ProbeAnswer),
     /// Something happened.
     Event(GpuEvent),
@@ -367,6 +397,10 @@ pub struct ProbeRequest {
     /// Who sat where in the driver's list when it was last known: a lost GPU does not tell. Not sent again to the
     /// same probe.
     pub known: Vec<(u32, GpuIdentity)>,
+    /// Places of GPUs for which calls have hung: they are left out.
+    pub skip: Vec<u32>,
+    /// Places of GPUs for which calls have hung, and which are tried again, after all others.
+    pub last: Vec<u32>,
 }
 
 /// What came of asking the probe.

@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::checks;
 use super::limits::{DeviceLimits, ExpectedGpus};
 use super::links::Links;
-use super::reading::{GpuDetails, GpuReading, Read, SlowdownTimes};
+use super::opinion::Own;
+use super::peers;
+use super::reading::{GpuDetails, GpuReading, GpuTrouble, Read, SlowdownTimes};
 use super::watch::{Change, Growth, Look, Patience, Problem, Watch};
 use crate::health::Evidence;
+use crate::pci::PciAddress;
 use crate::time::{Mono, Span};
 
 /// The driver's bits: held down by hardware; by heat; by the brake of the power supply. The others (idle, power cap,
@@ -60,6 +63,12 @@ impl Minutes {
 pub(super) struct Readings {
     pub(super) last: Option<GpuReading>,
     pub(super) details: Option<GpuDetails>,
+    /// What was read seldom the time before.
+    pub(super) details_before: Option<GpuDetails>,
+    /// Readings in a row at which the driver could not open it.
+    refused: u32,
+    /// Other GPUs that it reaches over NVLink when it is well.
+    pub(super) peers: BTreeSet<PciAddress>,
     /// When it was last read without trouble.
     pub(super) read_at: Option<Mono>,
     pub(super) links: Links,
@@ -83,14 +92,17 @@ impl Readings {
         rules: Rules<'_>,
     ) -> Vec<(String, Change)> {
         let mut changes = Vec::new();
+        let refused = matches!(reading.trouble, Some(GpuTrouble::Unopened(_)));
+        self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
         if reading.trouble.is_some() {
             // What else such a GPU says is not to be believed.
-            self.step(checks::TROUBLE, checks::trouble(reading), rules.at_once(), &mut changes);
+            let look = checks::trouble(at, reading, rules, self.refused);
+            self.step(checks::TROUBLE, look, rules.at_once(), &mut changes);
         } else {
             self.step(checks::TROUBLE, Look::Well, rules.at_once(), &mut changes);
             self.read_at = Some(at);
             if let Some(details) = &reading.details {
-                self.details = Some(GpuDetails::clone(details));
+                self.details_before = self.details.replace(GpuDetails::clone(details));
             }
             self.slowed(at, reading);
             for (name, look) in checks::at_once(self, at, reading, rules) {
@@ -106,6 +118,30 @@ impl Readings {
         kept.details = None;
         self.last = Some(kept);
         changes
+    }
+
+    /// Takes in what is said of the GPU beside others.
+    pub(super) fn compared(
+        &mut self,
+        name: &'static str,
+        look: Look,
+        patience: Patience,
+    ) -> Option<(String, Change)> {
+        let mut changes = Vec::new();
+        self.step(name, look, patience, &mut changes);
+        changes.pop()
+    }
+
+    /// Whom it reaches over NVLink, by the last reading of it.
+    pub(super) fn reach(&self) -> BTreeMap<PciAddress, u32> {
+        let peers = self.details.iter().flat_map(|details| &details.peers);
+        peers.map(|access| (access.peer, access.status)).collect()
+    }
+
+    /// Whom it reaches now it should reach: it is well.
+    pub(super) fn learn_peers(&mut self) {
+        let reached = peers::reached(&self.reach());
+        self.peers.extend(reached);
     }
 
     fn step(
@@ -161,16 +197,54 @@ impl Readings {
             }
         }
         let Some(last) = self.last.as_ref().filter(|last| last.trouble.is_none()) else { return Vec::new() };
-        let needed = [
-            ("the count of uncorrected ECC errors", failed(&last.ecc_volatile)),
-            ("the remapping of rows", failed(&last.remapped)),
-            ("the temperature", failed(&last.temperature)),
-            ("the state of its NVLinks", last.nvlinks.iter().find_map(|link| failed(&link.up))),
-        ];
-        needed
+        let mut needed = vec![("the temperature", failed(&last.temperature))];
+        // A GPU that is split answers much with errors by design.
+        if last.mig.value() != Some(&true) {
+            needed.extend([
+                ("the count of uncorrected ECC errors", failed(&last.ecc_volatile)),
+                ("the remapping of rows", failed(&last.remapped)),
+                ("the state of its NVLinks", last.nvlinks.iter().find_map(|link| failed(&link.up))),
+            ]);
+        }
+        let mut unread: Vec<String> = needed
             .into_iter()
             .filter_map(|(what, why)| Some(format!("{what} cannot be read: {}", why?)))
-            .collect()
+            .collect();
+        let tells = last.temperature.value().is_some()
+            || last.ecc_volatile.value().is_some()
+            || last.memory.value().is_some()
+            || last.clock_reasons.value().is_some();
+        if !tells && unread.is_empty() {
+            unread.push("the driver tells nothing of how it is".to_owned());
+        }
+        unread
+    }
+
+    /// What our own check of that name has to say.
+    pub(super) fn own(&self, check: &str) -> Own {
+        if self.holds(check) || self.links.holds(check) {
+            return Own::Held;
+        }
+        let Some(last) = self.last.as_ref().filter(|last| last.trouble.is_none()) else { return Own::Unread };
+        let details = self.details.as_ref();
+        let read = match check {
+            "gpu_trouble" => true,
+            "ecc_uncorrected" => last.ecc_volatile.value().is_some(),
+            "ecc_corrected" => last.ecc_corrected.value().is_some(),
+            "row_remap_failed" | "row_remap_pending" | "rows_remapped" => last.remapped.value().is_some(),
+            "page_retirement_pending" => last.pages_pending.value().is_some(),
+            "pages_retired" => details.is_some_and(|of| of.pages_retired.value().is_some()),
+            "sram_threshold" | "sram_uncorrected" => details.is_some_and(|of| of.sram.value().is_some()),
+            "inforom" => details.is_some_and(|of| of.inforom_valid.value().is_some()),
+            "recovery_action" => last.recovery_action.value().is_some(),
+            "slowed_down" | "power_brake" => last.slowdown.value().is_some(),
+            "pcie_replays" => last.pcie_replays.value().is_some(),
+            "nvlink_down" => !last.nvlinks.is_empty(),
+            "nvlink_errors" => details.is_some_and(|of| of.links.iter().any(|link| link.replays.is_some())),
+            "fabric" => last.fabric.value().is_some(),
+            _ => false,
+        };
+        if read { Own::Well } else { Own::Unread }
     }
 
     /// The readings that a person looks for first, with their limits.
@@ -206,6 +280,9 @@ impl Readings {
         if let Some(processes) = last.processes.value().filter(|processes| !processes.is_empty()) {
             let pids: Vec<String> = processes.iter().map(|process| process.pid.0.to_string()).collect();
             evidence("processes", pids.join(", "), None);
+        }
+        if let Some(gsp) = details.and_then(|of| of.gsp.value()) {
+            evidence("GSP firmware", if *gsp { "on" } else { "off" }.to_owned(), None);
         }
         if details.and_then(|of| of.persistence.value()) == Some(&false) {
             let words = "off: the driver is unloaded while nobody uses a GPU (nvidia-smi -pm 1)";

@@ -13,7 +13,7 @@ use crate::pci::PciAddress;
 const LEARNED: &str = "gpu_learned";
 
 pub(super) fn learned(of: &Known) -> Fact {
-    let Known { index, identity, links } = of;
+    let Known { index, identity, links, peers } = of;
     let mut words = format!("{} {}", identity.name, identity.uuid);
     if !links.is_empty() {
         words.push_str(&format!(", {} NVLinks up", links.len()));
@@ -25,6 +25,7 @@ pub(super) fn learned(of: &Known) -> Fact {
         value("name", identity.name.clone()),
         value("serial", identity.serial.clone().unwrap_or_default()),
         value("nvlinks", ranges(links)),
+        value("peers", peers.iter().map(PciAddress::to_string).collect::<Vec<_>>().join(",")),
     ];
     observed(identity.address, LEARNED, Weight::Info, words, values)
 }
@@ -37,7 +38,10 @@ fn known(observation: &Observation) -> Option<Known> {
     let value = |name: &str| observation.values.get(name).cloned();
     let serial = value("serial").filter(|serial| !serial.is_empty());
     let identity = GpuIdentity { address, uuid: value("uuid")?, name: value("name")?, serial };
-    Some(Known { index: value("index")?.parse().ok()?, identity, links: numbers(&value("nvlinks")?)? })
+    // Older journals do not tell of peers.
+    let peers = value("peers").unwrap_or_default();
+    let peers = peers.split(',').filter_map(PciAddress::parse).collect();
+    Some(Known { index: value("index")?.parse().ok()?, identity, links: numbers(&value("nvlinks")?)?, peers })
 }
 
 /// Reads what `ranges` writes.
@@ -77,6 +81,7 @@ impl DeviceJudge {
         });
         let gpu: &mut Gpu = self.gpus.entry(address).or_default();
         gpu.readings.links.recall(known.links.clone());
+        gpu.readings.peers.clone_from(&known.peers);
         gpu.known = Some(known);
     }
 }

@@ -13,18 +13,40 @@ pub(super) struct Problem {
     pub(super) reason: String,
     pub(super) action: RecommendedAction,
     pub(super) evidence: Vec<Evidence>,
+    /// How sure, from 0 to 1: 1 where hardware or driver say it themselves.
+    pub(super) confidence: f64,
 }
 
 impl Problem {
     pub(super) fn new(state: HealthState, reason: impl Into<String>, action: RecommendedAction) -> Problem {
-        Problem { state, reason: reason.into(), action, evidence: Vec::new() }
+        Problem { state, reason: reason.into(), action, evidence: Vec::new(), confidence: 1.0 }
+    }
+
+    /// Inferred, and not said by hardware or driver.
+    pub(super) fn sure(self, confidence: f64) -> Problem {
+        Problem { confidence, ..self }
     }
 
     /// With the reading that it rests on.
     pub(super) fn by(mut self, source: &str, reading: impl ToString, limit: impl ToString) -> Problem {
-        let limit = Some(limit.to_string()).filter(|limit| !limit.is_empty());
-        let (source, reading) = (source.to_owned(), reading.to_string());
-        self.evidence.push(Evidence { source, reading, limit, ..Evidence::default() });
+        self.evidence.push(Evidence::new(source, reading).limit(limit));
+        self
+    }
+
+    /// With what the last of its evidence was at the reading before.
+    pub(super) fn was(mut self, before: Option<impl ToString>) -> Problem {
+        if let Some(last) = self.evidence.pop() {
+            self.evidence.push(last.before(before));
+        }
+        self
+    }
+
+    /// Keeps what was read before it began: at later readings of the same problem nothing has changed any more.
+    fn keeps_what_was_before(mut self, earlier: &Problem) -> Problem {
+        for of in self.evidence.iter_mut().filter(|of| of.before.is_none()) {
+            let same = earlier.evidence.iter().find(|old| old.source == of.source);
+            of.before = same.and_then(|old| old.before.clone()).filter(|before| *before != of.reading);
+        }
         self
     }
 
@@ -79,6 +101,8 @@ pub(super) struct Watch {
     ill: u32,
     well: u32,
     held: Option<Problem>,
+    /// What was last wrong, held or not yet.
+    last: Option<Problem>,
 }
 
 impl Watch {
@@ -96,7 +120,11 @@ impl Watch {
             Look::Well => {
                 self.ill = 0;
                 self.well = self.well.saturating_add(1);
-                match self.held.take_if(|_| self.well >= patience.recover_after) {
+                let over = self.held.take_if(|_| self.well >= patience.recover_after);
+                if self.held.is_none() {
+                    self.last = None;
+                }
+                match over {
                     Some(over) => Change::Ended(over),
                     None => Change::None,
                 }
@@ -104,6 +132,11 @@ impl Watch {
             Look::Ill(problem) => {
                 self.well = 0;
                 self.ill = self.ill.saturating_add(1);
+                let problem = match &self.last {
+                    Some(earlier) => problem.keeps_what_was_before(earlier),
+                    None => problem,
+                };
+                self.last = Some(problem.clone());
                 if self.held.is_none() && self.ill < patience.worsen_after {
                     return Change::None;
                 }
@@ -129,8 +162,8 @@ pub(super) struct Grown {
     /// From this to this.
     pub(super) from: u64,
     pub(super) to: u64,
-    /// Readings at which it had grown: a single jump is a matter of the past.
-    pub(super) readings: u32,
+    /// The most that it grew by from one reading to the next: a single jump is a matter of the past.
+    pub(super) jump: u64,
     pub(super) within: Span,
 }
 
@@ -140,9 +173,10 @@ impl Grown {
         self.by as f64 / (self.within.as_seconds() / 60.0).max(1.0)
     }
 
-    /// Whether it goes on, and is not a single jump.
+    /// Whether it goes on, and is not a single jump over what is usual.
     pub(super) fn goes_on(&self) -> bool {
-        self.readings >= 2
+        let beside = self.by.saturating_sub(self.jump);
+        beside > 0 && beside >= self.jump / 4
     }
 }
 
@@ -158,14 +192,8 @@ impl Growth {
         }
         let Some((since, from)) = self.points.front().copied() else { return Grown::default() };
         let pairs = self.points.iter().zip(self.points.iter().skip(1));
-        let readings = pairs.filter(|(before, after)| after.1 > before.1).count();
-        Grown {
-            by: count - from,
-            from,
-            to: count,
-            readings: u32::try_from(readings).unwrap_or(u32::MAX),
-            within: at.since(since),
-        }
+        let jump = pairs.map(|(before, after)| after.1.saturating_sub(before.1)).max().unwrap_or(0);
+        Grown { by: count - from, from, to: count, jump, within: at.since(since) }
     }
 }
 
@@ -213,7 +241,9 @@ mod tests {
         let jump = growth.step(Mono(30_000_000_000), 900, minute);
         assert_eq!((jump.by, jump.goes_on(), jump.per_minute()), (400, false, 400.0));
         let more = growth.step(Mono(60_000_000_000), 901, minute);
-        assert_eq!((more.by, more.goes_on()), (401, true));
+        assert_eq!((more.by, more.goes_on()), (401, false), "a jump over what is usual");
+        let again = growth.clone().step(Mono(75_000_000_000), 1101, minute);
+        assert_eq!((again.by, again.goes_on()), (601, true));
         assert_eq!(growth.step(Mono(120_000_000_000), 901, minute).by, 0);
         assert_eq!(growth.step(Mono(130_000_000_000), 3, minute).by, 0, "it began anew");
     }

@@ -25,7 +25,7 @@ impl Suspects {
 }
 
 /// Of ranks that count as roots: whoever has at least this share of the votes of the first.
-const ROOT_SHARE: u32 = 10;
+pub(crate) const ROOT_SHARE: u32 = 10;
 
 impl Watch {
     pub(crate) fn locate(&self) -> Suspects {

@@ -2,11 +2,13 @@
 //!
 //! In reading order: `sketch` (how long something usually takes), `phase` (what a rank can be at, and the limits),
 //! `activity` (what its processes do), `rank`, `counters` (collective counters in flat vectors), `wait_for` (who holds
-//! up whom), `finding` (what is said), `stacks` (ranks by where they stand), `locate` (from one snapshot), `watch` (the judge, which joins them).
+//! up whom), `finding` (what is said), `stacks` (ranks by where they stand), `locate` (from one snapshot),
+//! `watch` (the judge, which joins them); then what is asked for once all stands still: `flight` (PyTorch's recorder), `witness`.
 
 mod activity;
 mod counters;
 mod finding;
+pub mod flight;
 mod locate;
 mod phase;
 mod rank;
@@ -14,6 +16,7 @@ mod sketch;
 mod stacks;
 mod wait_for;
 mod watch;
+mod witness;
 
 pub use activity::{Activity, Probe, ProcessState};
 pub use counters::Count;
@@ -23,3 +26,4 @@ pub use rank::Sight;
 pub use sketch::Sketch;
 pub use stacks::{PlaceGroup, fold, innermost_of_faulthandler, innermost_of_py_spy};
 pub use watch::Watch;
+pub use witness::{Counted, Waits, waits};

@@ -154,6 +154,13 @@ impl Job {
                 pending.verdict = verdict;
             }
         }
+        // A hang is not judged by words; what the GPUs did in it stands beside the stacks and blames nobody.
+        let told = &mut pending.verdict.evidence;
+        let gpus: Vec<String> = testimony.gpus.iter().filter(|gpu| !told.contains(gpu)).cloned().collect();
+        if pending.heard.is_none() && !gpus.is_empty() {
+            told.extend(gpus);
+            out.push(Output::Record(Body::Verdict(pending.verdict.clone())));
+        }
         out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony: testimony.clone() })));
     }
 

@@ -1,8 +1,9 @@
 //! What NCCL's RAS service tells of a job, whichever version of it: texts of 2.24 to 2.28, JSON of later ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::hang::Count;
+use crate::hang::{Count, Counted};
+use crate::id::Rank;
 
 /// One report. It is of one job: that of the process that happened to answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,6 +80,96 @@ impl RasReport {
             }
         }
         counts
+    }
+}
+
+impl RasReport {
+    /// What the service counted of ranks, by their processes' numbers on this host; ranks it does not know of, or that did not
+    /// answer it, are silent.
+    pub fn counted(&self, ranks: &BTreeMap<i32, Rank>) -> Counted {
+        let mut counted = Counted::default();
+        let all: BTreeSet<Rank> = ranks.values().copied().collect();
+        counted.counts.extend(all.iter().map(|rank| (*rank, Vec::new())));
+        let rank_of =
+            |of: &CommRank| of.process.as_ref().and_then(|process| ranks.get(&process.pid)).copied();
+        for communicator in &self.communicators {
+            let Ok(comm) = u64::from_str_radix(&communicator.hash, 16) else { continue };
+            counted.names.insert(comm, format!("communicator {}", communicator.hash));
+            let missing = communicator.missing.iter().filter(|(_, why)| *why != Missing::NotMember);
+            let missing: BTreeSet<Rank> = missing.filter_map(|(rank, _)| rank_of(rank)).collect();
+            // A text does not name the many. They are the rest, where all ranks are members and ours are all there are.
+            let is_of_all = communicator.size.is_some_and(|size| size as usize == all.len());
+            let mut launched: BTreeMap<Rank, u64> = BTreeMap::new();
+            let mut least = 0_u64;
+            for operation in &communicator.operations {
+                least =
+                    least.saturating_add(operation.groups.iter().map(|group| group.of).min().unwrap_or(0));
+                let mut rest: BTreeSet<Rank> = if is_of_all { &all - &missing } else { BTreeSet::new() };
+                for rank in operation.groups.iter().flat_map(|group| &group.named) {
+                    rank_of(rank).map(|rank| rest.remove(&rank));
+                }
+                for group in &operation.groups {
+                    let named: Vec<Rank> = group.named.iter().filter_map(rank_of).collect();
+                    let of_group = if group.named.is_empty() {
+                        std::mem::take(&mut rest)
+                    } else {
+                        named.into_iter().collect()
+                    };
+                    for rank in of_group {
+                        let sum = launched.entry(rank).or_default();
+                        *sum = sum.saturating_add(group.of);
+                    }
+                }
+            }
+            let none = missing.iter().map(|rank| (*rank, 0));
+            for (rank, entered) in launched.into_iter().chain(none) {
+                let count = Count { comm, entered, completed: least.min(entered), signature: 0 };
+                counted.counts.entry(rank).or_default().push(count);
+            }
+            counted.silent.extend(missing);
+        }
+        let unknown = counted.counts.iter().filter(|(_, counts)| counts.is_empty()).map(|(rank, _)| *rank);
+        let unknown: Vec<Rank> = unknown.collect();
+        counted.silent.extend(unknown);
+        counted
+    }
+
+    /// The whole report, a line for each thing: for the file of evidence.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("NCCL {}, {} communicators in order", self.version, self.in_order)];
+        for (what, processes) in [("dead", &self.dead), ("not answering", &self.missing)] {
+            if processes.count > 0 {
+                let named: Vec<String> = processes
+                    .named
+                    .iter()
+                    .map(|process| format!("{} on {}", process.pid, process.host))
+                    .collect();
+                lines.push(format!("{} processes {what}: {}", processes.count, named.join(", ")));
+            }
+        }
+        for communicator in &self.communicators {
+            let hash = &communicator.hash;
+            for operation in &communicator.operations {
+                for group in &operation.groups {
+                    let named: Vec<String> = group.named.iter().map(CommRank::to_string).collect();
+                    let (name, count, ranks) = (&operation.name, group.of, group.ranks);
+                    lines.push(format!(
+                        "{hash} {name}: {count} launched by {ranks} ranks: {}",
+                        named.join(", ")
+                    ));
+                }
+            }
+            for group in &communicator.states {
+                lines.push(format!("{hash}: {} ranks {:?}", group.ranks, group.of));
+            }
+            for (rank, why) in &communicator.missing {
+                lines.push(format!("{hash}: nothing told of {rank}: {why:?}"));
+            }
+            for error in &communicator.errors {
+                lines.push(format!("{hash}: {} ranks reported {}", error.ranks, error.of.what));
+            }
+        }
+        lines
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a rank-monitor client says, and what is answered.
 
-use super::pickle::{Class, MODULE, Node, Pickle, PickleError};
+use crate::pickle::{Class, MODULE, Node, Pickle, PickleError};
 
 /// The longest section name that is kept; the page has room for no more.
 const NAME_BYTES: usize = 56;

@@ -10,7 +10,7 @@
 //! ```
 
 pub mod message;
-pub mod pickle;
+pub use crate::pickle;
 
 use message::{Change, Message, MessageError};
 

@@ -6,6 +6,8 @@
     reason = "each test uses a part; a panic is how it reports"
 )]
 
+pub mod gpus;
+
 use mainstay_core::catalog::Catalog;
 use mainstay_core::device::{DeviceJudge, DeviceLimits};
 use mainstay_core::health::{Component, HealthState, RecommendedAction};

@@ -197,6 +197,16 @@ impl Handle {
         nvml_try(unsafe { call(self.0) })
     }
 
+    /// How it reaches another GPU over NVLink, by NVML's numbers.
+    pub(super) fn reaches(self, nvml: &Nvml, other: Handle) -> Answer<u32> {
+        const OVER_NVLINK: c_uint = 2;
+        let call = found(&nvml.lib().nvmlDeviceGetP2PStatus)?;
+        let mut status = 0;
+        // SAFETY: both handles are of this library; the pointer is to a variable of the type that the function writes.
+        nvml_try(unsafe { call(self.0, other.0, OVER_NVLINK, &mut status) })?;
+        Ok(status)
+    }
+
     /// Several fields in one call; each has its own code.
     pub(super) fn fields(self, nvml: &Nvml, fields: &mut [nvmlFieldValue_t]) -> Answer<()> {
         let call = found(&nvml.lib().nvmlDeviceGetFieldValues)?;

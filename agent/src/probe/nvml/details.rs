@@ -1,6 +1,6 @@
 //! What is read of one GPU seldom.
 
-use mainstay_core::device::{EccCount, EccPlace, GpuDetails, SramErrors};
+use mainstay_core::device::{EccCount, EccPlace, GpuDetails, PeerAccess, SramErrors};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlEccSramErrorStatus_v1_t;
 
@@ -13,7 +13,13 @@ use super::links;
 /// Places of memory by NVML's numbers.
 const PLACES: [(EccPlace, u32); 2] = [(EccPlace::Dram, 2), (EccPlace::Sram, 7)];
 
-pub(super) fn read(library: &Library, gpu: Handle, of_links: &[u32], notes: &mut Notes) -> GpuDetails {
+pub(super) fn read(
+    library: &Library,
+    gpu: Handle,
+    of_links: &[u32],
+    peers: Vec<PeerAccess>,
+    notes: &mut Notes,
+) -> GpuDetails {
     let nvml = library.nvml();
     let lib = nvml.lib();
     let retired = || Ok((gpu.pages_retired(nvml, 0)?, gpu.pages_retired(nvml, 1)?));
@@ -39,6 +45,7 @@ pub(super) fn read(library: &Library, gpu: Handle, of_links: &[u32], notes: &mut
         vbios: notes.take(gpu.text(&lib.nvmlDeviceGetVbiosVersion)),
         inforom_valid: notes.take(inforom(library, gpu)),
         links: links::errors(nvml, gpu, of_links),
+        peers,
     }
 }
 

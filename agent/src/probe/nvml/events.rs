@@ -1,5 +1,6 @@
 //! What the driver tells unasked, on a thread of its own: a call that waits must not hold up the readings.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,27 +24,36 @@ const NO_INSTANCE: u32 = u32::MAX;
 
 /// Begins to pass on what the driver tells. Where it tells nothing (virtual GPUs, old libraries) nothing is lost: the
 /// kernel log tells of XIDs too.
-pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines) {
-    let Some((set, addresses)) = register(library) else { return };
+///
+/// # Errors
+/// The pipe broke.
+pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, left_out: &[u32]) -> io::Result<()> {
+    let Some((set, addresses)) = register(library, lines, left_out)? else { return Ok(()) };
     let (library, lines) = (library.clone(), lines.clone());
     // Without the thread there are no events, as above.
     let _ = std::thread::Builder::new()
         .name("events".to_owned())
         .spawn(move || wait_for_ever(&library, &set, addresses, &lines));
+    Ok(())
 }
 
-fn register(library: &Library) -> Option<(EventSet, Vec<(Handle, PciAddress)>)> {
+/// A set of events with the GPUs that are in it.
+type Registered = (EventSet, Vec<(Handle, PciAddress)>);
+
+fn register(library: &Library, lines: &Lines, left_out: &[u32]) -> io::Result<Option<Registered>> {
     let nvml = library.nvml();
-    let set = EventSet::new(nvml).ok()?;
+    let (Ok(set), Ok(count)) = (EventSet::new(nvml), count(nvml)) else { return Ok(None) };
     let mut addresses = Vec::new();
-    for index in 0..count(nvml).ok()? {
+    for index in (0..count).filter(|index| !left_out.contains(index)) {
+        // A call that hangs here is of this GPU.
+        lines.write(&ProbeLine::Reading(index))?;
         let Ok(gpu) = by_index(nvml, index) else { continue };
         let taken = KINDS.iter().any(|kinds| set.register(nvml, gpu, *kinds).is_ok());
         if let (true, Ok(address)) = (taken, gpu::address(nvml, gpu)) {
             addresses.push((gpu, address));
         }
     }
-    (!addresses.is_empty()).then_some((set, addresses))
+    Ok((!addresses.is_empty()).then_some((set, addresses)))
 }
 
 fn wait_for_ever(library: &Library, set: &EventSet, addresses: Vec<(Handle, PciAddress)>, lines: &Lines) {

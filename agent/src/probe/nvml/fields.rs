@@ -45,12 +45,19 @@ pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answe
         .collect();
     // As many as one call takes everywhere.
     const AT_ONCE: usize = 64;
+    let mut read = Vec::new();
     for some in fields.chunks_mut(AT_ONCE) {
-        if let Err(error) = gpu.fields(nvml, some) {
-            return wanted.iter().map(|_| Err(again(&error))).collect();
+        match gpu.fields(nvml, some) {
+            Ok(()) => read.extend(some.iter().map(number)),
+            // Some libraries refuse them all for one that they do not know.
+            Err(NvmlError::InvalidArg) if some.len() > 1 => read.extend(some.chunks_mut(1).map(|one| {
+                gpu.fields(nvml, one)?;
+                one.first().map_or(Err(NvmlError::NotSupported), number)
+            })),
+            Err(error) => read.extend(some.iter().map(|_| Err(again(&error)))),
         }
     }
-    fields.iter().map(number).collect()
+    read
 }
 
 fn number(field: &nvmlFieldValue_t) -> Answer<i64> {

@@ -1,8 +1,10 @@
 //! One GPU, read.
 
+use std::collections::BTreeMap;
+
 use mainstay_core::device::{
-    Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, PcieLink, Read, RemappedRows,
-    SlowdownTimes,
+    Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, PcieLink, PeerAccess, Read,
+    RemappedRows, SlowdownTimes,
 };
 use mainstay_core::id::Pid;
 use mainstay_core::pci::PciAddress;
@@ -10,7 +12,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
     nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t,
-    nvmlMemory_t, nvmlPciInfo_t, nvmlUtilization_t, nvmlViolationTime_t,
+    nvmlMemory_t, nvmlPciInfo_t, nvmlTemperature_v1_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
 use super::calls::{Answer, Handle, by_index, text_of, version};
@@ -65,36 +67,56 @@ fn is_not_offered(error: &NvmlError) -> bool {
     )
 }
 
-/// Reads the GPU at a place of the driver's list; `known` is who was there before.
+/// What is to be read of a GPU.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    /// What is read seldom too.
+    pub(super) details: bool,
+    /// Places of the GPUs that may be asked of whom they reach.
+    pub(super) peers: &'a [u32],
+}
+
+/// Reads the GPU at a place of the driver's list; `known` is who was there before, at each place.
 pub(super) fn read(
     library: &Library,
     index: u32,
-    known: Option<&GpuIdentity>,
-    with_details: bool,
+    known: &BTreeMap<u32, GpuIdentity>,
+    wanted: Wanted<'_>,
 ) -> GpuReading {
     let nvml = library.nvml();
-    let mut reading = GpuReading { index, identity: known.cloned(), ..GpuReading::default() };
-    let gpu = match by_index(nvml, index).and_then(|gpu| Ok((gpu, identity(nvml, gpu, known)?))) {
-        Ok((gpu, identity)) => {
-            reading.identity = Some(identity);
-            gpu
-        }
-        Err(error) => {
-            reading.trouble = Some(trouble(&error));
-            return reading;
-        }
+    let before = known.get(&index);
+    let mut reading = GpuReading { index, identity: before.cloned(), ..GpuReading::default() };
+    let gpu = match by_index(nvml, index) {
+        Ok(gpu) => gpu,
+        Err(error) => return GpuReading { trouble: Some(unopened(&error)), ..reading },
     };
+    match identity(nvml, gpu, before) {
+        Ok(identity) => reading.identity = Some(identity),
+        Err(error) => return GpuReading { trouble: Some(trouble(&error)), ..reading },
+    }
     let mut notes = Notes::default();
     memory(library, gpu, &mut reading, &mut notes);
     heat_and_power(library, gpu, &mut reading, &mut notes);
     wires(nvml, gpu, &mut reading, &mut notes);
     work(nvml, gpu, &mut reading, &mut notes);
-    if with_details && notes.fatal.is_none() {
+    if wanted.details && notes.fatal.is_none() {
         let links: Vec<u32> = reading.nvlinks.iter().map(|of| of.link).collect();
-        reading.details = Some(Box::new(details::read(library, gpu, &links, &mut notes)));
+        // Without NVLinks there is nobody to be reached over them.
+        let others: Vec<u32> = wanted.peers.iter().copied().filter(|peer| *peer != index).collect();
+        let peers = if links.is_empty() { Vec::new() } else { peers(nvml, gpu, &others) };
+        reading.details = Some(Box::new(details::read(library, gpu, &links, peers, &mut notes)));
     }
     reading.trouble = notes.fatal;
     reading
+}
+
+/// Which of the others it reaches over NVLink; those of which it is not told are left out.
+fn peers(nvml: &Nvml, gpu: Handle, others: &[u32]) -> Vec<PeerAccess> {
+    let access = |index: &u32| {
+        let other = by_index(nvml, *index).ok()?;
+        Some(PeerAccess { peer: address(nvml, other).ok()?, status: gpu.reaches(nvml, other).ok()? })
+    };
+    others.iter().filter_map(access).collect()
 }
 
 /// Where a GPU sits, by the newest variant of the function that the library has.
@@ -109,7 +131,7 @@ pub(super) fn address(nvml: &Nvml, gpu: Handle) -> Answer<PciAddress> {
         pciSubSystemId: 0,
         busId: [0; 32],
     };
-    let missing = |error: &NvmlError| matches!(error, NvmlError::FunctionNotFound);
+    let missing = is_not_offered;
     let mut info = gpu.get(&lib.nvmlDeviceGetPciInfo_v3, empty());
     if info.as_ref().is_err_and(missing) {
         info = gpu.get(&lib.nvmlDeviceGetPciInfo_v2, empty());
@@ -163,7 +185,7 @@ fn memory(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut 
 fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
     let nvml = library.nvml();
     let lib = nvml.lib();
-    reading.temperature = notes.take(gpu.get_at(&lib.nvmlDeviceGetTemperature, 0, 0));
+    reading.temperature = notes.take(temperature(nvml, gpu));
     let margin = nvmlMarginTemperature_v1_t {
         version: version::<nvmlMarginTemperature_v1_t>(1),
         marginTemperature: 0,
@@ -172,7 +194,7 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
     reading.margin = notes.take(margin.map(|of| of.marginTemperature));
     reading.power = notes.take(gpu.get(&lib.nvmlDeviceGetPowerUsage, 0));
     let mut reasons = gpu.get(&lib.nvmlDeviceGetCurrentClocksEventReasons, 0);
-    if matches!(reasons, Err(NvmlError::FunctionNotFound)) {
+    if reasons.as_ref().is_err_and(is_not_offered) {
         reasons = gpu.get(&lib.nvmlDeviceGetCurrentClocksThrottleReasons, 0);
     }
     reading.clock_reasons = notes.take(reasons);
@@ -184,11 +206,16 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
     let wanted = [RECOVERY_ACTION, MEMORY_TEMPERATURE, thermal, brake].map(|field| (field, WHOLE));
     let mut values = fields::read(nvml, gpu, &wanted).into_iter();
     let mut next = || values.next().unwrap_or(Err(NvmlError::NotSupported));
-    reading.recovery_action = notes.take(next().map(as_count));
+    // Numbers without a meaning (all bits set) stand for none.
+    let action = next().map(as_count).and_then(|number| match number {
+        0..=0xff => Ok(number),
+        _ => Err(NvmlError::NotSupported),
+    });
+    reading.recovery_action = notes.take(action);
     // Boards without a sensor there tell 0.
     let memory = next().map(as_count).and_then(|degrees| match u32::try_from(degrees) {
-        Ok(degrees @ 1..) => Ok(degrees),
-        Ok(0) | Err(_) => Err(NvmlError::NotSupported),
+        Ok(degrees @ 1..=HOTTEST) => Ok(degrees),
+        Ok(_) | Err(_) => Err(NvmlError::NotSupported),
     });
     reading.memory_temperature = notes.take(memory);
     let times =
@@ -203,6 +230,25 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
         }
     });
     reading.slowdown = notes.take(times);
+}
+
+/// What no sensor tells, in degrees Celsius: beyond it stands a number for none.
+const HOTTEST: u32 = 250;
+
+/// By the function of old, and where that is gone by the newer one.
+fn temperature(nvml: &Nvml, gpu: Handle) -> Answer<u32> {
+    let lib = nvml.lib();
+    let mut degrees = gpu.get_at(&lib.nvmlDeviceGetTemperature, 0, 0);
+    if degrees.as_ref().is_err_and(is_not_offered) {
+        let empty = nvmlTemperature_v1_t {
+            version: version::<nvmlTemperature_v1_t>(1),
+            sensorType: 0,
+            temperature: 0,
+        };
+        let newer = gpu.get(&lib.nvmlDeviceGetTemperatureV, empty);
+        degrees = newer.map(|of| u32::try_from(of.temperature).unwrap_or(0));
+    }
+    degrees.and_then(|degrees| if degrees <= HOTTEST { Ok(degrees) } else { Err(NvmlError::NotSupported) })
 }
 
 fn as_count(value: i64) -> u64 {
@@ -252,6 +298,7 @@ fn fabric(nvml: &Nvml, gpu: Handle) -> Answer<FabricInfo> {
                 });
             }
             Err(NvmlError::GpuLost) => return Err(NvmlError::GpuLost),
+            Err(NvmlError::ResetRequired) => return Err(NvmlError::ResetRequired),
             Err(_) => {}
         }
     }
@@ -274,6 +321,16 @@ fn work(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
         all.into_iter().filter_map(process).collect()
     });
     reading.processes = notes.take(processes);
+}
+
+/// Why a GPU that the driver counts has no handle.
+fn unopened(error: &NvmlError) -> GpuTrouble {
+    match error {
+        NvmlError::InsufficientPower => GpuTrouble::NoPower,
+        NvmlError::IrqIssue => GpuTrouble::NoInterrupts,
+        NvmlError::Unknown => GpuTrouble::Unopened(error.to_string()),
+        error => trouble(error),
+    }
 }
 
 fn trouble(error: &NvmlError) -> GpuTrouble {

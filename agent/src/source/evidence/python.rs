@@ -1,17 +1,14 @@
 //! Python stacks of ranks: by py-spy where it is installed, else by asking the ranks' own faulthandler, which the
-//! client has registered; and NCCL's flight recorder, where ranks have one.
+//! client has registered.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use mainstay_core::hang::{innermost_of_faulthandler, innermost_of_py_spy};
-use mainstay_core::id::{Pid, Rank};
-use nix::libc;
+use mainstay_core::id::Pid;
 use nix::sys::signal::Signal;
 
 use super::{Subject, left};
@@ -23,7 +20,7 @@ const STACK_SIGNAL: Signal = Signal::SIGSTKFLT;
 /// A rank that has not begun to write by then will not.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(700);
 /// How often is looked whether stacks are written.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// No dump is longer.
 const LONGEST: u64 = 1 << 20;
 
@@ -155,55 +152,4 @@ fn finish(mut child: Child, deadline: Instant) -> Option<String> {
     let _ = child.wait();
     let text = reader.join().ok()?.ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
-}
-
-/// A dump that was asked for, with when.
-pub(super) struct Recorder {
-    asked: SystemTime,
-    dumps: BTreeMap<Rank, PathBuf>,
-}
-
-/// Asks the flight recorders of those ranks that listen on a pipe (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`).
-pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
-    let mut recorder = Recorder { asked: SystemTime::now(), dumps: BTreeMap::new() };
-    for subject in subjects {
-        let environment = fs::read(format!("/proc/{}/environ", subject.pid.0)).unwrap_or_default();
-        let variable = |name: &str| {
-            let mut lines = environment.split(|byte| *byte == 0);
-            let value = lines.find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-            String::from_utf8(value.to_vec()).ok()
-        };
-        let Some(stem) = variable("TORCH_NCCL_DEBUG_INFO_PIPE_FILE") else { continue };
-        let pipe = format!("{stem}{}.pipe", subject.rank.0);
-        if !fs::metadata(&pipe).is_ok_and(|metadata| metadata.file_type().is_fifo()) {
-            continue;
-        }
-        // Without a reader at the other end it fails instead of waiting.
-        let pipe = File::options().write(true).custom_flags(libc::O_NONBLOCK).open(pipe);
-        if pipe.and_then(|mut pipe| pipe.write_all(b"1")).is_err() {
-            continue;
-        }
-        let given =
-            variable("TORCH_FR_DUMP_TEMP_FILE").or_else(|| variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE"));
-        let prefix = given.unwrap_or_else(|| {
-            let home = variable("HOME").unwrap_or_default();
-            let cache = variable("XDG_CACHE_HOME").unwrap_or_else(|| format!("{home}/.cache"));
-            format!("{cache}/torch/comm_lib_trace_rank_")
-        });
-        recorder.dumps.insert(subject.rank, PathBuf::from(format!("{prefix}{}", subject.rank.0)));
-    }
-    recorder
-}
-
-/// Waits for the dumps and tells where they lie.
-pub(super) fn flight_records(recorder: &Recorder, deadline: Instant) -> Vec<String> {
-    let is_there = |path: &PathBuf| {
-        let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
-        modified.is_ok_and(|modified| modified >= recorder.asked)
-    };
-    while !recorder.dumps.values().all(is_there) && left(deadline) > LOOK_EVERY {
-        std::thread::sleep(LOOK_EVERY);
-    }
-    let written = recorder.dumps.iter().filter(|(_, path)| is_there(path));
-    written.map(|(rank, path)| format!("NCCL flight record of {rank}: {}", path.display())).collect()
 }

@@ -1,4 +1,5 @@
-//! A reader of the few pickles that NVRx's rank-monitor client sends: an allow-list of opcodes and classes.
+//! A reader of the few pickles that others send us: NVRx's rank-monitor client, PyTorch's flight recorder. An allow-list
+//! of opcodes and classes.
 //!
 //! Unpickling as Python does it runs whatever the sender likes. Nothing is run here: a class is one of an enumeration, an
 //! object is a class and the dict that was given to it, and everything else is refused. Nodes lie in one flat list and
@@ -135,14 +136,20 @@ impl Pickle {
         self.nodes.get(id).unwrap_or(&Node::None)
     }
 
+    /// What stands under a text in a dict; none if nothing does, or it is no dict.
+    #[must_use]
+    pub fn item(&self, of: &Node, name: &str) -> Option<&Node> {
+        let Node::Dict(items) = of else { return None };
+        let named = |key: Id| matches!(self.node(key), Node::Text(text) if text == name);
+        // As in a dict, what was set last stands.
+        items.iter().rev().find(|(key, _)| named(*key)).map(|(_, value)| self.node(*value))
+    }
+
     /// An attribute of an instance; none if it has none of that name.
     #[must_use]
     pub fn attribute(&self, of: &Node, name: &str) -> Option<&Node> {
         let Node::Object { state: Some(state), .. } = of else { return None };
-        let Node::Dict(items) = self.node(*state) else { return None };
-        let named = |key: Id| matches!(self.node(key), Node::Text(text) if text == name);
-        // As in a dict, what was set last stands.
-        items.iter().rev().find(|(key, _)| named(*key)).map(|(_, value)| self.node(*value))
+        self.item(self.node(*state), name)
     }
 }
 
@@ -249,6 +256,10 @@ impl Machine<'_> {
                 }
                 b'q' => {
                     let key = self.byte()?.into();
+                    self.remember(key, misfit)?;
+                }
+                b'r' => {
+                    let key = self.number(4)? as u32;
                     self.remember(key, misfit)?;
                 }
                 b'h' => {

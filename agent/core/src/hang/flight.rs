@@ -1,0 +1,227 @@
+//! What PyTorch's flight recorder of one rank holds: the collectives that it entered last, by process group.
+//!
+//! A dump is a pickle of dicts and lists. Of it only what tells how far the rank is in each group is kept; an operation
+//! counts as complete when the recorder has retired it or says so.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::hang::counters::Count;
+use crate::hang::witness::Counted;
+use crate::id::Rank;
+use crate::pickle::{Node, Pickle, PickleError};
+
+/// A dump of the 2000 operations that are kept by default has some two megabytes with stacks.
+pub const DUMP_BYTES: usize = 64 << 20;
+
+/// Why a dump cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlightError {
+    /// Nothing writes such a long one.
+    #[error("a dump of {0} bytes is refused: at most {DUMP_BYTES} are read")]
+    TooLong(usize),
+    /// It is no pickle, or one of something else than dicts and lists.
+    #[error(transparent)]
+    Pickle(#[from] PickleError),
+    /// It holds no list of operations.
+    #[error("it holds no list of operations")]
+    NoEntries,
+}
+
+/// How far a rank is in its process groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlightRecord {
+    /// By the group's name, which is the same on all its ranks.
+    pub groups: BTreeMap<String, Standing>,
+}
+
+/// How far a rank is in one process group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The number of the newest collective that it entered.
+    pub entered: u64,
+    /// The number of the last one before which all are complete.
+    pub completed: u64,
+    /// The newest: `all_reduce of [[8]] Float`.
+    pub operation: String,
+    /// What has to be equal on all ranks for the newest to be one and the same; 0 if that is not told.
+    pub signature: u64,
+    /// Whether it is the group of all ranks.
+    pub is_world: bool,
+    /// Its ranks, where the recorder knows them.
+    pub ranks: Vec<u32>,
+}
+
+impl FlightRecord {
+    /// Reads a dump.
+    ///
+    /// # Errors
+    /// [`FlightError`]: it is none.
+    pub fn read(bytes: &[u8]) -> Result<FlightRecord, FlightError> {
+        if bytes.len() > DUMP_BYTES {
+            return Err(FlightError::TooLong(bytes.len()));
+        }
+        let pickle = Pickle::read(bytes)?;
+        let root = pickle.root();
+        let Some(Node::Sequence(entries)) = pickle.item(root, "entries") else {
+            return Err(FlightError::NoEntries);
+        };
+        let mut record = FlightRecord::default();
+        let mut oldest_open: BTreeMap<String, u64> = BTreeMap::new();
+        for entry in entries.iter().map(|entry| Entry { pickle: &pickle, of: pickle.node(*entry) }) {
+            // Sends and receives have numbers of their own, which only two ranks share.
+            if entry.flag("is_p2p") {
+                continue;
+            }
+            let (Some((name, description)), Some(number)) =
+                (entry.group(), entry.number("collective_seq_id"))
+            else {
+                continue;
+            };
+            if !entry.flag("retired") && entry.text("state") != Some("completed") {
+                let oldest = oldest_open.entry(name.clone()).or_insert(number);
+                *oldest = number.min(*oldest);
+            }
+            let standing = record.groups.entry(name).or_default();
+            standing.is_world |= description == "default_pg";
+            if number >= standing.entered {
+                standing.entered = number;
+                (standing.operation, standing.signature) = entry.operation();
+            }
+        }
+        for (name, standing) in &mut record.groups {
+            let open = oldest_open.get(name).map(|oldest| oldest.saturating_sub(1));
+            standing.completed = open.unwrap_or(standing.entered);
+            standing.ranks = ranks_of(&pickle, name);
+        }
+        Ok(record)
+    }
+}
+
+/// The counters of all ranks by what their recorders hold; of those without a record nothing is known. A member of a group
+/// of which its own recorder has nothing has entered nothing there.
+pub fn counted(all: &[Rank], records: &BTreeMap<Rank, FlightRecord>) -> Counted {
+    let mut groups: BTreeMap<&str, (u64, BTreeSet<Rank>)> = BTreeMap::new();
+    for record in records.values() {
+        for (name, standing) in &record.groups {
+            let next = groups.len() as u64 + 1;
+            let (_, members) = groups.entry(name).or_insert((next, BTreeSet::new()));
+            if standing.is_world {
+                members.extend(all);
+            }
+            members.extend(standing.ranks.iter().map(|rank| Rank(*rank)));
+        }
+    }
+    let counts_of = |rank: &Rank| {
+        let of = |(name, (comm, members)): (&&str, &(u64, BTreeSet<Rank>))| {
+            let standing = records.get(rank).and_then(|record| record.groups.get(*name));
+            match standing {
+                Some(standing) => Some(Count {
+                    comm: *comm,
+                    entered: standing.entered,
+                    completed: standing.completed.min(standing.entered),
+                    signature: standing.signature,
+                }),
+                None => members.contains(rank).then_some(Count { comm: *comm, ..Count::default() }),
+            }
+        };
+        (*rank, groups.iter().filter_map(of).collect())
+    };
+    Counted {
+        counts: all.iter().map(counts_of).collect(),
+        silent: all.iter().copied().filter(|rank| !records.contains_key(rank)).collect(),
+        names: groups.iter().map(|(name, (comm, _))| (*comm, format!("process group {name}"))).collect(),
+    }
+}
+
+struct Entry<'a> {
+    pickle: &'a Pickle,
+    of: &'a Node,
+}
+
+impl<'a> Entry<'a> {
+    fn text(&self, name: &str) -> Option<&'a str> {
+        match self.pickle.item(self.of, name) {
+            Some(Node::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    fn flag(&self, name: &str) -> bool {
+        matches!(self.pickle.item(self.of, name), Some(Node::Bool(true)))
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        match self.pickle.item(self.of, name) {
+            Some(Node::Int(number)) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    /// Name and description of its process group.
+    fn group(&self) -> Option<(String, &'a str)> {
+        let Some(Node::Sequence(parts)) = self.pickle.item(self.of, "process_group") else { return None };
+        let mut texts = parts.iter().map(|part| match self.pickle.node(*part) {
+            Node::Text(text) => Some(text.as_str()),
+            _ => None,
+        });
+        let name = texts.next()??;
+        Some((name.to_owned(), texts.next().flatten().unwrap_or("")))
+    }
+
+    /// What it is, in words, and what of it has to be equal on all ranks as a number.
+    fn operation(&self) -> (String, u64) {
+        let whole = self.text("profiling_name").unwrap_or("");
+        let kind = whole.rsplit(':').next().unwrap_or(whole);
+        let sizes = self.pickle.item(self.of, "input_sizes").map_or(String::new(), |node| self.written(node));
+        let types =
+            self.pickle.item(self.of, "input_dtypes").map_or(String::new(), |node| self.written(node));
+        let words = format!("{kind} of {sizes} {types}");
+        // Of these the ranks give inputs of one size; with others (scatter, all_to_all) each may give its own.
+        let even =
+            ["all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base"];
+        let same = if even.contains(&kind) { words.as_str() } else { kind };
+        (words.clone(), if kind.is_empty() { 0 } else { hash(same).max(1) })
+    }
+
+    /// A list of numbers, texts and lists, shortened.
+    fn written(&self, node: &Node) -> String {
+        match node {
+            Node::Int(number) => number.to_string(),
+            Node::Text(text) => text.chars().take(40).collect(),
+            Node::Sequence(parts) => {
+                let shown = parts.iter().take(8).map(|part| match self.pickle.node(*part) {
+                    // Two levels are all there are; a list that holds itself ends here.
+                    Node::Sequence(inner) => {
+                        let numbers = inner.iter().take(8).map(|part| match self.pickle.node(*part) {
+                            Node::Int(number) => number.to_string(),
+                            _ => "?".to_owned(),
+                        });
+                        format!("[{}]", numbers.collect::<Vec<_>>().join(", "))
+                    }
+                    Node::Int(number) => number.to_string(),
+                    Node::Text(text) => text.chars().take(40).collect(),
+                    _ => "?".to_owned(),
+                });
+                shown.collect::<Vec<_>>().join(", ")
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+/// The ranks of a group, which the recorder writes down as a text: `[0, 1, 2]`.
+fn ranks_of(pickle: &Pickle, name: &str) -> Vec<u32> {
+    let configured = pickle.item(pickle.root(), "pg_config").and_then(|groups| pickle.item(groups, name));
+    match configured.and_then(|group| pickle.item(group, "ranks")) {
+        Some(Node::Text(text)) => {
+            text.trim_matches(['[', ']']).split(',').filter_map(|rank| rank.trim().parse().ok()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// FNV-1a.
+fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

@@ -1,0 +1,109 @@
+//! Collective counters that were asked for after everything had come to rest: of NCCL's RAS service, or of PyTorch's
+//! flight recorders. They find whom the ranks wait for where the ranks' own pages tell too little.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::hang::counters::{Count, Counters};
+use crate::hang::finding::{Hang, HangKind, listed};
+use crate::hang::locate::ROOT_SHARE;
+use crate::hang::wait_for::{End, Presence, locate};
+use crate::id::Rank;
+use crate::time::Mono;
+
+/// What a witness says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waits {
+    /// Of what kind it takes the hang to be; none if it knows only whom all wait for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<HangKind>,
+    /// Whom the others wait for; empty if it is no rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub culprits: Vec<Rank>,
+    /// In one sentence, with who says so.
+    pub told: String,
+}
+
+/// Below this a verdict gives way to a witness.
+const SURE: f64 = 0.9;
+
+/// What a witness counted.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// The counters of the ranks, zero in groups of which a silent rank is known to be a member.
+    pub counts: BTreeMap<Rank, Vec<Count>>,
+    /// Ranks of which the witness knows nothing of now.
+    pub silent: BTreeSet<Rank>,
+    /// What the communicators are called.
+    pub names: BTreeMap<u64, String>,
+}
+
+/// Whom the ranks wait for, by what `by` counted; none if that cannot be told.
+pub fn waits(by: &str, counted: &Counted) -> Option<Waits> {
+    let all: Vec<Rank> = counted.counts.keys().copied().collect();
+    let mut counters = Counters::of(all.len());
+    for (place, counts) in counted.counts.values().enumerate() {
+        counters.set(place, counts);
+    }
+    let presence = |place: usize| match counted.silent.contains(&all[place]) {
+        false => Presence::Reports,
+        true => Presence::Silent(Mono::default()),
+    };
+    let found = locate(&counters, presence, |place| u32::try_from(place).unwrap_or(u32::MAX), all.len());
+    let (first, votes) = *found.ends.first()?;
+    let rank = |place: u32| all.get(place as usize).copied().unwrap_or_default();
+    let (kind, culprits, what) = match first {
+        End::Root(_) | End::Silent(_) => {
+            let named = found.ends.iter().filter(|(_, share)| share.saturating_mul(ROOT_SHARE) >= votes);
+            let named = named.filter_map(|(end, _)| match (first, *end) {
+                (End::Root(_), End::Root(place)) | (End::Silent(_), End::Silent(place)) => Some(rank(place)),
+                _ => None,
+            });
+            let culprits: Vec<Rank> = named.collect();
+            let what = format!("{votes} of {} waiting ranks wait for {}", found.waiting, listed(&culprits));
+            (matches!(first, End::Root(_)).then_some(HangKind::UserCode), culprits, what)
+        }
+        End::Mismatch(place) => {
+            let what = format!("{} entered another operation than the others", rank(place));
+            (Some(HangKind::Mismatch), vec![rank(place)], what)
+        }
+        End::Cycle(_) => {
+            let circle: Vec<Rank> = found.circle.iter().map(|place| rank(*place)).collect();
+            let what = format!("{} wait for each other in a circle", listed(&circle));
+            (Some(HangKind::Mismatch), circle, what)
+        }
+        // Of whom nothing is known may be the one that has not entered.
+        End::Network(_) if !counted.silent.is_empty() => return None,
+        End::Network(row) => {
+            let name = counted.names.get(&counters.name(row)).map_or("a communicator", String::as_str);
+            let what = format!("all ranks of {name} have entered an operation and none has left it");
+            (Some(HangKind::Network), Vec::new(), what)
+        }
+    };
+    Some(Waits { kind, culprits, told: format!("by {by} {what}") })
+}
+
+impl Hang {
+    /// Takes in what a witness says: it names the culprits where the verdict is not sure of them.
+    pub fn weigh(&mut self, waits: &Waits) {
+        if self.confidence >= SURE || self.kind == HangKind::Livelock {
+            return;
+        }
+        // That all have entered does not clear a rank against which something else speaks: launches run ahead.
+        if waits.culprits.is_empty() && !self.culprits.is_empty() {
+            return;
+        }
+        let mut all: Vec<Rank> = self.culprits.drain(..).chain(self.victims.drain(..)).collect();
+        all.sort_unstable();
+        self.culprits.clone_from(&waits.culprits);
+        self.victims = all.into_iter().filter(|rank| !waits.culprits.contains(rank)).collect();
+        // What the pages tell of a rank (it waits for data, for a disk) is more than that it is waited for.
+        if let Some(kind) = waits.kind
+            && (kind != HangKind::UserCode || self.kind == HangKind::AllStill)
+        {
+            self.kind = kind;
+        }
+        self.confidence = if waits.culprits.is_empty() { 0.8 } else { SURE };
+    }
+}

@@ -1,0 +1,75 @@
+//! Policies of DCGM that were violated, as its library tells of them on a thread of its own.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::{Mutex, PoisonError};
+
+use mainstay_core::dcgm::Violation;
+
+/// What the library calls.
+pub(super) type Callback = extern "C" fn(*const Response, u64) -> c_int;
+
+/// Uncorrected memory errors, PCIe, retired pages, heat, NVLink, XIDs; not power.
+pub(super) const CONDITIONS: c_uint = 0x1 | 0x2 | 0x4 | 0x8 | 0x20 | 0x40;
+
+/// More than anyone reads between two checks.
+const MOST: usize = 256;
+
+/// `dcgmPolicyCallbackResponse_t`. What goes with the condition begins with a time; then come a number, or a kind and
+/// a number. The GPU is told from the second version on.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Response {
+    version: c_uint,
+    condition: c_uint,
+    at: i64,
+    first: c_uint,
+    second: c_uint,
+    gpu: c_uint,
+}
+
+/// The second version, with its size.
+const WITH_GPU: c_uint = 0x0200_0020;
+
+static NOTED: Mutex<Vec<Violation>> = Mutex::new(Vec::new());
+
+/// Notes a violation. Called by the library.
+pub(super) extern "C" fn note(response: *const Response, _: u64) -> c_int {
+    if response.is_null() {
+        return 0;
+    }
+    // SAFETY: the library gives a pointer to a response that lives as long as the call; all before its last word is in
+    // every version.
+    let (version, condition, first, second) = unsafe {
+        let version = (&raw const (*response).version).read();
+        let condition = (&raw const (*response).condition).read();
+        (version, condition, (&raw const (*response).first).read(), (&raw const (*response).second).read())
+    };
+    // SAFETY: this version has that word.
+    let gpu = (version == WITH_GPU).then(|| unsafe { (&raw const (*response).gpu).read() });
+    // Of memory errors and of links the number comes second; of retired pages there are two.
+    let value = match condition {
+        0x1 | 0x20 => second.into(),
+        0x4 => u64::from(first) + u64::from(second),
+        _ => first.into(),
+    };
+    let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if noted.len() < MOST {
+        noted.push(Violation { condition, gpu, value });
+    }
+    0
+}
+
+/// What was noted since the last time.
+pub(super) fn take() -> Vec<Violation> {
+    std::mem::take(&mut *NOTED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_is_laid_out_as_the_library_writes_it() {
+        assert_eq!((size_of::<Response>(), std::mem::offset_of!(Response, gpu)), (32, 24));
+    }
+}

@@ -1,0 +1,17 @@
+//! A dump of PyTorch's flight recorder: refused or understood, and what is understood is in order.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_core::hang::flight::{FlightRecord, counted};
+use mainstay_core::hang::waits;
+use mainstay_core::id::Rank;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(record) = FlightRecord::read(bytes) else { return };
+    for standing in record.groups.values() {
+        assert!(standing.completed <= standing.entered);
+    }
+    let all = [Rank(0), Rank(1)];
+    let told = waits("it", &counted(&all, &[(Rank(0), record)].into()));
+    assert!(told.is_none_or(|told| told.culprits.iter().all(|rank| all.contains(rank))));
+});
