@@ -15,6 +15,7 @@ use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
 use mainstay_core::pci::PciAddress;
+use mainstay_core::surroundings::Surroundings;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Stamp};
 use mainstay_core::verdict::{Cause, Decision, Verdict};
@@ -148,6 +149,8 @@ pub struct Attached {
 pub enum ToLauncher {
     /// The word on a proposal, none if it is agreed to; and what the host has to say of the failure.
     Ruling(Incident, Option<Decision>, Testimony),
+    /// What is known of the host that may explain why ranks are slow.
+    Surroundings(Surroundings),
     /// The machine is to be taken away; what was announced.
     Leave(String),
 }
@@ -162,6 +165,8 @@ struct Launcher {
     gpus_in_hang: Vec<String>,
     /// The current connection.
     session: Option<(u64, mpsc::Sender<ToLauncher>)>,
+    /// What surrounds its ranks, as it was last told over this connection.
+    surroundings: Surroundings,
 }
 
 /// The agent's own state.
@@ -199,6 +204,7 @@ impl Node {
                     have_seq,
                     gpus_in_hang: Vec::new(),
                     session: None,
+                    surroundings: Surroundings::default(),
                 },
             )
         });
@@ -227,7 +233,7 @@ impl Node {
                 () = stop.cancelled() => break,
                 Some(input) = inputs.recv() => self.step(input),
                 // The watchdog is fed from here: it guards the loop, not a timer.
-                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.sync(); alive(); }
+                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.tell_surroundings(); self.sync(); alive(); }
             }
         }
         self.record(None, Fact::AgentStopped);
@@ -319,6 +325,24 @@ impl Node {
         Ok(())
     }
 
+    /// Tells launchers what surrounds their ranks, where that has changed.
+    fn tell_surroundings(&mut self) {
+        let view = self.board.view();
+        let mut components = None;
+        for (job, launcher) in &mut self.launchers {
+            let (Some((_, orders)), Some(of)) = (&launcher.session, view.jobs.get(job)) else { continue };
+            let components: &Vec<Component> =
+                components.get_or_insert_with(|| view.components.values().cloned().collect());
+            let ranks: Vec<(Rank, Pid)> = of.ranks.values().map(|rank| (rank.rank, rank.pid)).collect();
+            let known = Surroundings::of(&ranks, components, &view.gpus);
+            if !known.is_as(&launcher.surroundings)
+                && orders.try_send(ToLauncher::Surroundings(known.clone())).is_ok()
+            {
+                launcher.surroundings = known;
+            }
+        }
+    }
+
     /// What time alone changes: silences run out, and what was read too long ago must not stand as healthy.
     fn look_at_the_clock(&mut self) {
         let now = clock::now();
@@ -347,7 +371,14 @@ impl Node {
         let session = Some((number, orders));
         self.launchers.insert(
             hello.job.clone(),
-            Launcher { pid: hello.pid, uid: hello.uid, have_seq, gpus_in_hang: Vec::new(), session },
+            Launcher {
+                pid: hello.pid,
+                uid: hello.uid,
+                have_seq,
+                gpus_in_hang: Vec::new(),
+                session,
+                surroundings: Surroundings::default(),
+            },
         );
         self.watch(hello.job.clone(), hello.pid);
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })

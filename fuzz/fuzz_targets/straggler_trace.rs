@@ -14,8 +14,8 @@ fuzz_target!(|bytes: &[u8]| {
     let Some(Ok(columns)) = lines.next().map(|header| Columns::of(header.split(','))) else { return };
     let mut trace = Trace::default();
     for line in lines.take(MOST) {
-        if let Ok(span) = columns.span(&line.split(',').collect::<Vec<_>>()) {
-            trace.push(span);
+        if let Ok(spans) = columns.spans(&line.split(',').collect::<Vec<_>>()) {
+            spans.into_iter().for_each(|span| trace.push(span));
         }
     }
     let report = trace.judge(Limits::default(), &[]);

@@ -23,7 +23,10 @@ pub fn seeds() -> Result<Verdict> {
         return Ok(Verdict::skipped("libFuzzer is built by a C++ compiler, and there is no c++"));
     }
     let folder = places::root().join("fuzz");
-    let mut build = cargo(&["build", "--quiet", "--bins", "--examples", "--manifest-path"]);
+    let mut build = cargo(&["build", "--quiet", "--bins", "--examples"]);
+    // Built as the rest is, dependencies are shared with it; a seed is read once, however slowly.
+    build.args(["--config", "profile.dev.opt-level=0", "--config", "profile.dev.package.\"*\".debug=false"]);
+    build.arg("--manifest-path");
     // From the root, so that the flags for coverage in fuzz/.cargo are not read.
     build.arg(folder.join("Cargo.toml")).arg("--target-dir").arg(places::target());
     let (status, _) = command::run_watched(&mut build)?;

@@ -101,12 +101,17 @@ pub struct Finding {
 
 /// Something that is known of a host or a device and may explain why it is slow: clocks held down, a narrow PCIe
 /// link, a storm of memory errors, processor time stolen, another process on the GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hint {
     /// The host; none for the only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// The device; none if it concerns the whole host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// What is known, in one line with its reading.
+    /// What it is about, in a word; a reading of the same that moved on is no news.
+    #[serde(default)]
+    pub about: String,
+    /// What is known, in one line with source, reading and limit.
     pub fact: String,
 }

@@ -26,7 +26,7 @@ use crate::id::{Attempt, Rank};
 use crate::judge::{RankEnd, start_failed};
 use crate::ledger::{Ledger, Spending};
 use crate::policy::{PastFailure, Settings};
-use crate::running::Watch;
+use crate::running::{Pace, Watch};
 use crate::time::Mono;
 
 use deciding::Pending;
@@ -131,6 +131,10 @@ impl Job {
                 self.steps(at, rank, &done, out)
             }
             Input::Steps { .. } => {}
+            Input::Surroundings(known) => {
+                let again = self.watch.set_surroundings(known);
+                out.extend(again.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
+            }
             Input::Ruling(ruling) => self.ruling(at, ruling, out),
             Input::Held(held) => self.held = held,
             Input::Restart => self.restart_ordered(at, out),
@@ -314,6 +318,11 @@ impl Job {
         {
             change(incident);
         }
+    }
+
+    /// How a rank's last steps went beside its peers'.
+    pub fn pace(&self, rank: Rank) -> Pace {
+        self.watch.pace(rank)
     }
 
     /// What the job runs.

@@ -57,6 +57,7 @@ pub mod running;
 pub mod settings;
 pub mod story;
 pub mod straggler;
+pub mod surroundings;
 pub mod testimony;
 pub mod time;
 pub mod tpu;

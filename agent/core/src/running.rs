@@ -4,14 +4,23 @@
 //! A step is judged when all ranks have completed it, or when others are so far ahead that its missing ranks are
 //! not waited for any longer.
 
+mod exchange;
+mod pace;
+
 use std::collections::BTreeMap;
 
+pub use pace::Pace;
+
+use exchange::Exchange;
+use pace::{LAST, Paces};
+
 use crate::entry::{JobSpec, StepDone};
-use crate::finding::{Finding, Hint};
+use crate::finding::Finding;
 use crate::id::{Attempt, Rank};
 use crate::layout::Layout;
 use crate::numbers::{self, Numbers, Sick};
-use crate::straggler::{self, Limits, Names, Peers, Role, Row, Standing};
+use crate::straggler::{self, Limits, Names, Peers, Role, Row, Standing, learn};
+use crate::surroundings::Surroundings;
 
 /// A step that most ranks have passed by so many is judged without those that are missing.
 const PASSED_BY: u64 = 8;
@@ -37,7 +46,7 @@ struct Told {
 pub struct Watch {
     spec_ranks: u32,
     layout: Layout,
-    hints: Vec<Hint>,
+    surroundings: Surroundings,
     told: u64,
     attempt: Attempt,
     now: Option<Present>,
@@ -50,6 +59,10 @@ struct Present {
     names: Names,
     stragglers: straggler::Judge,
     standing: Standing,
+    /// The first self times, while peers may still be learned from them.
+    learning: Option<(Vec<u64>, Vec<Vec<f32>>)>,
+    paces: Paces,
+    exchange: Exchange,
     numbers: numbers::Judge,
     sick: BTreeMap<(crate::finding::FindingKind, u32), Finding>,
     steps: BTreeMap<u64, Vec<Told>>,
@@ -64,7 +77,7 @@ impl Watch {
         Watch {
             spec_ranks: spec.world_size,
             layout: Layout::of_command(&spec.command),
-            hints: Vec::new(),
+            surroundings: Surroundings::default(),
             told: 0,
             attempt: Attempt(0),
             now: None,
@@ -79,22 +92,39 @@ impl Watch {
             Role { group: stage.unwrap_or(0), stage, host: None }
         };
         let peers = Peers::new(ranks.iter().map(role).collect());
-        self.now = Some(Present {
+        let given = ranks.iter().any(|rank| self.layout.stage(rank.0, self.spec_ranks).is_some());
+        let mut now = Present {
             names: Names { ranks: ranks.clone(), devices: Vec::new(), hosts: Vec::new() },
             stragglers: straggler::Judge::new(peers, Limits::default()),
             standing: Standing::default(),
+            learning: (!given).then(Default::default),
+            paces: Paces::of(ranks.len()),
+            exchange: Exchange::default(),
             numbers: numbers::Judge::default(),
             sick: BTreeMap::new(),
             steps: BTreeMap::new(),
             judged: None,
             newest: vec![None; ranks.len()],
             ranks,
-        });
+        };
+        now.name_devices(&self.surroundings);
+        self.now = Some(now);
     }
 
-    /// What is known of the host and its devices that may explain slowness; it replaces what was known before.
-    pub fn set_hints(&mut self, hints: Vec<Hint>) {
-        self.hints = hints;
+    /// What is known of the host and its devices that may explain slowness; it replaces what was known before. Findings that
+    /// stand and are explained by it are returned, to be told again.
+    pub fn set_surroundings(&mut self, surroundings: Surroundings) -> Vec<Finding> {
+        self.surroundings = surroundings;
+        let Some(present) = &mut self.now else { return Vec::new() };
+        present.name_devices(&self.surroundings);
+        present.standing.explain(&present.names, &self.surroundings.hints)
+    }
+
+    /// How the rank's last steps went.
+    pub fn pace(&self, rank: Rank) -> Pace {
+        let Some(present) = &self.now else { return Pace::default() };
+        let Ok(index) = present.ranks.binary_search(&rank) else { return Pace::default() };
+        present.paces.pace(index, present.stragglers.last_scores(index as u32, LAST))
     }
 
     /// Takes in steps that a rank completed; what they bring to light is returned.
@@ -105,7 +135,7 @@ impl Watch {
             let Ok(index) = present.ranks.binary_search(&rank) else { break };
             present.take(index, step);
             while let Some((step, row)) = present.next_row() {
-                present.judge(step, &row, self.attempt, &mut self.told, &self.hints, &mut found);
+                present.judge(step, &row, self.attempt, &mut self.told, &self.surroundings, &mut found);
             }
         }
         found
@@ -141,29 +171,22 @@ impl Present {
         self.steps.pop_first()
     }
 
+    fn name_devices(&mut self, surroundings: &Surroundings) {
+        let device = |rank: &Rank| surroundings.devices.get(rank).cloned();
+        self.names.devices = self.ranks.iter().map(device).collect();
+    }
+
     fn judge(
         &mut self,
         step: u64,
         row: &[Told],
         attempt: Attempt,
         told: &mut u64,
-        hints: &[Hint],
+        surroundings: &Surroundings,
         found: &mut Vec<Finding>,
     ) {
-        let mut changes = Vec::new();
         if let Some(self_times) = self_times(row) {
-            let waits: Vec<f32> =
-                row.iter().map(|told| if told.done { told.wait } else { f32::NAN }).collect();
-            let mut lengths: Vec<f32> = row.iter().filter(|told| told.done).map(|told| told.took).collect();
-            lengths.sort_unstable_by(f32::total_cmp);
-            let took = lengths.get(lengths.len() / 2).copied().unwrap_or(f32::NAN);
-            let waits = if waits.iter().any(|wait| *wait > 0.0) { waits.as_slice() } else { &[] };
-            self.stragglers.step(Row { step, self_times: &self_times, waits, took }, &mut changes);
-        }
-        for change in &changes {
-            let place = (self.stragglers.peers(), &self.names, hints);
-            let finding = self.standing.tell(change, *told + 1, attempt, place);
-            found.extend(finding.inspect(|finding| *told = (*told).max(finding.finding)));
+            self.pace_of(step, row, &self_times, attempt, told, surroundings, found);
         }
         let numbers: Vec<Numbers> = row.iter().map(|told| told.numbers).collect();
         let mut sick = Vec::new();
@@ -183,6 +206,59 @@ impl Present {
                 }
             };
             found.push(finding);
+        }
+    }
+
+    /// Who makes the job slow.
+    #[expect(clippy::too_many_arguments, reason = "a part of the judgement of one step")]
+    fn pace_of(
+        &mut self,
+        step: u64,
+        row: &[Told],
+        self_times: &[f32],
+        attempt: Attempt,
+        told: &mut u64,
+        surroundings: &Surroundings,
+        found: &mut Vec<Finding>,
+    ) {
+        let waits: Vec<f32> = row.iter().map(|told| if told.done { told.wait } else { f32::NAN }).collect();
+        let mut lengths: Vec<f32> = row.iter().filter(|told| told.done).map(|told| told.took).collect();
+        lengths.sort_unstable_by(f32::total_cmp);
+        let took = lengths.get(lengths.len() / 2).copied().unwrap_or(f32::NAN);
+        self.paces.push(self_times.iter().zip(row).map(|(own, told)| (*own, told.wait, told.took)));
+        self.learn_peers(step, self_times);
+        let named = if waits.iter().any(|wait| *wait > 0.0) { waits.as_slice() } else { &[] };
+        let mut changes = Vec::new();
+        self.stragglers.step(Row { step, self_times, waits: named, took }, &mut changes);
+        for change in &changes {
+            let place = (self.stragglers.peers(), &self.names, surroundings.hints.as_slice());
+            let finding = self.standing.tell(change, *told + 1, attempt, place);
+            found.extend(finding.inspect(|finding| *told = (*told).max(finding.finding)));
+        }
+        let link = self.exchange.step(step, &waits, self_times, took, (*told + 1, attempt, &self.names));
+        found.extend(link.inspect(|finding| *told = (*told).max(finding.finding)));
+    }
+
+    /// Looks whether the first steps tell that ranks have different work by design. From then on they are compared within
+    /// their stage; the steps so far are judged anew.
+    fn learn_peers(&mut self, step: u64, self_times: &[f32]) {
+        let Some((steps, rows)) = &mut self.learning else { return };
+        steps.push(step);
+        rows.push(self_times.to_vec());
+        let stages = if self.stragglers.is_quiet() { learn::stages(rows) } else { None };
+        if let Some(stages) = stages {
+            let role = |stage: &u32| Role { group: *stage, stage: Some(*stage), host: None };
+            let peers = Peers::new(stages.iter().map(role).collect());
+            self.stragglers = straggler::Judge::new(peers, Limits::default());
+            // The newest is judged by the caller.
+            let before = rows.len() - 1;
+            for (step, self_times) in steps.iter().zip(rows.iter()).take(before) {
+                let row = Row { step: *step, self_times, waits: &[], took: f32::NAN };
+                self.stragglers.step(row, &mut Vec::new());
+            }
+            self.learning = None;
+        } else if rows.len() >= learn::LONGEST || !self.stragglers.is_quiet() {
+            self.learning = None;
         }
     }
 

@@ -11,6 +11,7 @@ use crate::finding::Finding;
 use crate::hang::Hang;
 use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
+use crate::running::Pace;
 use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Decision, Verdict};
 
@@ -76,6 +77,8 @@ pub struct BeatView {
     pub loss: Option<f64>,
     /// What its steps took lately, in the middle.
     pub median_step: Option<Span>,
+    /// How its last steps went beside its peers'.
+    pub pace: Pace,
 }
 
 /// A job on this host.

@@ -3,7 +3,8 @@
 use mainstay_core::entry::{Body, JobSpec, Spent, StepDone};
 use mainstay_core::finding::{Finding, FindingKind, Hint};
 use mainstay_core::id::{Attempt, Rank};
-use mainstay_core::running::Watch;
+use mainstay_core::running::{Pace, Watch};
+use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::Mono;
 use mainstay_core::verdict::FaultDomain;
 
@@ -57,10 +58,92 @@ fn slower(done: &mut StepDone, ms: u64) {
     done.spent.wait_ns -= ms * MS;
 }
 
+/// Rank 5 computes on a GPU of which something is known.
+fn on_gpu_5(about: &str) -> Surroundings {
+    let device = Some("gpu.5".to_owned());
+    Surroundings {
+        devices: [(Rank(4), "gpu.4".to_owned()), (Rank(5), "gpu.5".to_owned())].into(),
+        hints: vec![
+            Hint { device, about: about.into(), fact: format!("{about} of gpu.5"), ..Hint::default() },
+            Hint {
+                device: Some("gpu.4".into()),
+                about: about.into(),
+                fact: "of another".into(),
+                ..Hint::default()
+            },
+        ],
+    }
+}
+
+#[test]
+fn what_is_learned_of_the_device_later_is_told_with_the_finding_once() {
+    let mut run = Run::of(8, "train.py");
+    (0..20).for_each(|_| {
+        run.step(|rank, done| {
+            if rank == 5 {
+                slower(done, 30)
+            }
+        })
+    });
+    assert_eq!((run.kinds(), run.found[0].device.as_deref()), (vec![(FindingKind::SlowRank, false)], None));
+    let told = run.watch.set_surroundings(on_gpu_5("clocks"));
+    let [again] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((again.finding, again.device.as_deref()), (1, Some("gpu.5")));
+    assert!(again.evidence.last().unwrap().ends_with("clocks of gpu.5"), "{again:?}");
+    assert!(again.confidence > run.found[0].confidence);
+    assert_eq!(run.watch.set_surroundings(on_gpu_5("clocks")), [], "the same is no news");
+    let more = run.watch.set_surroundings(on_gpu_5("pcie width"));
+    assert_eq!(more[0].evidence.len(), again.evidence.len() + 1, "{more:?}");
+}
+
+#[test]
+fn stages_that_nobody_gave_are_learned_and_a_slow_rank_in_one_is_still_found() {
+    let mut run = Run::of(8, "train.py --config stages.yaml");
+    (0..40).for_each(|_| {
+        run.step(|rank, done| {
+            if rank >= 4 {
+                slower(done, 40)
+            }
+        })
+    });
+    assert_eq!(run.kinds(), [(FindingKind::StageImbalance, false)]);
+    (0..12).for_each(|_| {
+        run.step(|rank, done| {
+            if rank >= 4 {
+                slower(done, if rank == 6 { 52 } else { 40 })
+            }
+        })
+    });
+    assert!(
+        run.found.iter().any(|found| found.what == FindingKind::SlowRank && found.ranks == [Rank(6)]),
+        "{:?}",
+        run.found
+    );
+}
+
+#[test]
+fn the_pace_of_each_rank_is_known() {
+    let mut run = Run::of(4, "train.py");
+    (0..20).for_each(|_| {
+        run.step(|rank, done| {
+            if rank == 2 {
+                slower(done, 50)
+            }
+        })
+    });
+    let pace = run.watch.pace(Rank(2));
+    assert!((1.45..1.55).contains(&pace.against_peers.unwrap()), "{pace:?}");
+    assert!((0.24..0.26).contains(&pace.wait_share.unwrap()), "{pace:?}");
+    assert_eq!(pace.self_time.unwrap().as_seconds().mul_add(100.0, 0.5) as u64, 15, "{pace:?}");
+    let other = run.watch.pace(Rank(0));
+    assert!((0.97..1.03).contains(&other.against_peers.unwrap()), "{other:?}");
+    assert_eq!(Run::of(4, "train.py").watch.pace(Rank(0)), Pace::default());
+}
+
 #[test]
 fn a_slow_rank_is_found_with_its_onset_and_its_end() {
     let mut run = Run::of(8, "train.py");
-    run.watch.set_hints(vec![Hint { host: None, device: None, fact: "clocks of GPU 5 at 60 %".into() }]);
+    run.watch.set_surroundings(on_gpu_5("clocks"));
     (0..40).for_each(|_| run.step(|_, _| ()));
     assert_eq!(run.kinds(), []);
     (0..10).for_each(|_| {
@@ -76,7 +159,8 @@ fn a_slow_rank_is_found_with_its_onset_and_its_end() {
     assert!((40..=42).contains(&found.since_step), "{}", found.since_step);
     let cost = found.cost_percent.unwrap();
     assert!((11.0..16.0).contains(&cost), "30 ms of 200 are 15 %, not {cost} %");
-    assert!(found.evidence.iter().any(|line| line.contains("clocks of GPU 5")), "{:?}", found.evidence);
+    assert!(found.evidence.iter().any(|line| line.ends_with("clocks of gpu.5")), "{:?}", found.evidence);
+    assert_eq!(found.device.as_deref(), Some("gpu.5"));
     (0..30).for_each(|_| run.step(|_, _| ()));
     assert_eq!(run.kinds(), [(FindingKind::SlowRank, false), (FindingKind::SlowRank, true)]);
     assert_eq!(run.found[1].finding, 1);

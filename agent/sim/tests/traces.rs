@@ -16,10 +16,12 @@ fn judged(name: &str) -> Option<Report> {
     let path = PathBuf::from(std::env::var_os("MAINSTAY_TRACES")?).join(name);
     let text = std::fs::read_to_string(path).ok()?;
     let mut lines = text.lines();
-    let columns = Columns::of(lines.next()?.split(',')).expect("the columns are known");
+    let columns = Columns::of(lines.next()?.split(',').map(|name| name.trim_matches('"')))
+        .expect("the columns are known");
     let mut trace = Trace::default();
     for line in lines {
-        trace.push(columns.span(&line.split(',').collect::<Vec<_>>()).expect("a span"));
+        let fields: Vec<&str> = line.split(',').map(|field| field.trim_matches('"')).collect();
+        columns.spans(&fields).expect("spans").into_iter().for_each(|span| trace.push(span));
     }
     let report = trace.judge(Limits::default(), &[]);
     println!("{name}: {} ranks, {} steps, {}", report.ranks, report.steps, report.self_time);

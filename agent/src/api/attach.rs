@@ -142,13 +142,12 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
 }
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
-    let (incident, instead, testimony) = match order {
-        ToLauncher::Ruling(incident, instead, testimony) => (incident, instead, testimony),
-        ToLauncher::Leave(reason) => {
-            return Ok(FromAgent { message: Some(AgentMessage::Leave(Leave { reason: reason.clone() })) });
+    let message = match order {
+        ToLauncher::Ruling(incident, instead, testimony) => {
+            wire::ruling_out(*incident, instead.as_ref(), testimony).map(AgentMessage::Ruling)
         }
+        ToLauncher::Surroundings(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
+        ToLauncher::Leave(reason) => Ok(AgentMessage::Leave(Leave { reason: reason.clone() })),
     };
-    let ruling = wire::ruling_out(*incident, instead.as_ref(), testimony)
-        .map_err(|error| Status::internal(error.to_string()))?;
-    Ok(FromAgent { message: Some(AgentMessage::Ruling(ruling)) })
+    Ok(FromAgent { message: Some(message.map_err(|error| Status::internal(error.to_string()))?) })
 }

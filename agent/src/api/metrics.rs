@@ -56,6 +56,9 @@ const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
+const RANK_SELF_TIME: &str = "mainstay_rank_self_time_seconds";
+const RANK_AGAINST_PEERS: &str = "mainstay_rank_self_time_ratio";
+const RANK_WAIT: &str = "mainstay_rank_wait_ratio";
 const JOURNAL_NEWEST: &str = "mainstay_journal_newest_cursor";
 const JOURNAL_OLDEST: &str = "mainstay_journal_oldest_cursor";
 const JOURNAL_WRITABLE: &str = "mainstay_journal_writable";
@@ -116,6 +119,21 @@ pub const METRICS: &[Metric] = &[
     gauge_of(JOB_FINDING_COST, &["job", "number", "what"], "The share of a step that it costs, from 0 to 1."),
     gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
+    gauge_of(
+        RANK_SELF_TIME,
+        &["job", "rank"],
+        "What a step takes the rank without waiting for others, in the middle of the last 16.",
+    ),
+    gauge_of(
+        RANK_AGAINST_PEERS,
+        &["job", "rank"],
+        "That relative to the median of the rank's peers: 1.1 is 10 % slower.",
+    ),
+    gauge_of(
+        RANK_WAIT,
+        &["job", "rank"],
+        "The share of a step in which the rank waits for others, from 0 to 1.",
+    ),
     gauge_of(JOURNAL_NEWEST, &[], "The cursor of the newest event."),
     gauge_of(JOURNAL_OLDEST, &[], "The cursor of the oldest event that is kept."),
     gauge_of(JOURNAL_WRITABLE, &[], "1 while the journal can be written, 0 while events are kept in memory."),
@@ -249,6 +267,16 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
         let number = rank.rank.0.to_string();
         if let Some(step) = beat.step {
             gauge!(RANK_STEP, "job" => id.clone(), "rank" => number.clone()).set(step as f64);
+        }
+        let pace = [
+            (RANK_SELF_TIME, beat.pace.self_time.map(|own| own.as_seconds())),
+            (RANK_AGAINST_PEERS, beat.pace.against_peers),
+            (RANK_WAIT, beat.pace.wait_share),
+        ];
+        for (name, value) in pace {
+            if let Some(value) = value {
+                gauge!(name, "job" => id.clone(), "rank" => number.clone()).set(value);
+            }
         }
         if beat.at.0 > 0 {
             gauge!(RANK_HEARTBEAT_AGE, "job" => id.clone(), "rank" => number)

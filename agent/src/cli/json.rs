@@ -117,6 +117,9 @@ fn rank(rank: &Rank) -> Value {
         "loss": rank.loss,
         "refusal": rank.refusal,
         "median_step": rank.median_step.as_ref().map(seconds),
+        "self_time": rank.self_time.as_ref().map(seconds),
+        "against_peers": rank.against_peers,
+        "wait_share": rank.wait_share,
     }))
 }
 

@@ -1,5 +1,6 @@
 //! `mainstay ranks`: the ranks of a job as a table, once or again and again.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,12 +17,21 @@ use super::{exit, json};
 /// How often the table is shown again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Show the ranks of a job: step, section, last heartbeat, what a step takes
+/// Beyond this many ranks, those of which there is nothing to say are shown in groups.
+const FEW: usize = 32;
+
+/// A rank whose own time exceeds its peers' by this share stands out.
+const SLOW: f64 = 1.05;
+
+/// Of ranks that stand out, so many are shown.
+const SHOWN: usize = 24;
+
+/// Show the ranks of a job: step, section, last heartbeat, own time in a step beside their peers', waiting
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay ranks                 the ranks of all jobs that run here
   mainstay ranks demo --watch    one job, again every second
-  mainstay ranks demo --json | jq '.jobs[0].ranks[] | select(.suspect)'
+  mainstay ranks demo --json | jq '.jobs[0].ranks[] | select(.against_peers > 1.05)'
 
 Exit status: 0 shown, 3 nothing answers or there is no such job, 64 the command line was not understood.")]
 pub(super) struct Args {
@@ -30,8 +40,11 @@ pub(super) struct Args {
     #[command(flatten)]
     ask: Ask,
     /// Show it again every second until interrupted
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, visible_alias = "follow", conflicts_with = "json")]
     watch: bool,
+    /// Show each rank, however many there are
+    #[arg(long)]
+    all: bool,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -57,7 +70,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             // From the top left, and nothing of the last table below it.
             let home = if args.watch { "\x1b[H\x1b[J" } else { "" };
             let paint = Paint::for_stdout();
-            let tables: Vec<String> = jobs.iter().map(|job| table(job, paint)).collect();
+            let tables: Vec<String> = jobs.iter().map(|job| table(job, paint, args.all)).collect();
             output::print(&format!("{home}{}", tables.join("\n")))?;
         }
         if !args.watch {
@@ -67,10 +80,19 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-const COLUMNS: [&str; 8] = ["RANK", "PID", "PHASE", "STEP", "SECTION", "HEARTBEAT", "MEDIAN STEP", ""];
+const COLUMNS: [&str; 10] =
+    ["RANK", "PID", "PHASE", "STEP", "SECTION", "AGE", "SELF", "VS PEERS", "WAIT", "MEDIAN STEP"];
 
-fn table(job: &Job, paint: Paint) -> String {
-    let rows: Vec<[String; 8]> = job.ranks.iter().map(|rank| cells(job, rank)).collect();
+/// Columns of words, which stand to the left; numbers stand to the right.
+const WORDS: [usize; 2] = [2, 4];
+
+fn table(job: &Job, paint: Paint, all: bool) -> String {
+    let (shown, grouped): (Vec<&Rank>, Vec<&Rank>) = if all || job.ranks.len() <= FEW {
+        (job.ranks.iter().collect(), Vec::new())
+    } else {
+        standing_out(job)
+    };
+    let rows: Vec<[String; 10]> = shown.iter().map(|rank| cells(rank)).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([COLUMNS[column].len()]).max().unwrap_or(0)
@@ -80,22 +102,133 @@ fn table(job: &Job, paint: Paint) -> String {
     if let Some(hang) = &job.hang {
         let _ = writeln!(text, "{}", paint.bad(&clean(&hang.headline)));
     }
-    let _ = writeln!(text, "{}", paint.dim(&line(&COLUMNS.map(str::to_owned), &widths)));
-    for (row, rank) in rows.iter().zip(&job.ranks) {
+    for finding in &job.findings {
+        let _ = writeln!(text, "{}", paint.warning(&clean(&finding.headline)));
+    }
+    if !rows.is_empty() {
+        let _ = writeln!(text, "{}", paint.dim(&line(&COLUMNS.map(str::to_owned), &widths)));
+    }
+    for (row, rank) in rows.iter().zip(&shown) {
         let told = line(row, &widths);
-        let _ = writeln!(text, "{}", if is_suspect(job, rank) { paint.bad(&told) } else { told });
+        let told = match remark(job, rank) {
+            Some(remark) => format!("{told}  {remark}"),
+            None => told,
+        };
+        let _ = match (is_suspect(job, rank), is_slow(job, rank)) {
+            (true, _) => writeln!(text, "{}", paint.bad(&told)),
+            (_, true) => writeln!(text, "{}", paint.warning(&told)),
+            _ => writeln!(text, "{told}"),
+        };
+    }
+    groups(&grouped).iter().for_each(|group| {
+        let _ = writeln!(text, " {group}");
+    });
+    text
+}
+
+/// The ranks that a person wants to see of many, and the others: who is suspected or slow, is behind, or does not beat.
+fn standing_out(job: &Job) -> (Vec<&Rank>, Vec<&Rank>) {
+    let mut steps: Vec<u64> = job.ranks.iter().filter_map(|rank| rank.step).collect();
+    steps.sort_unstable();
+    let usual = steps.get(steps.len() / 2).copied();
+    let weight = |rank: &Rank| {
+        let behind = rank.step.zip(usual).is_some_and(|(step, usual)| step + 2 < usual);
+        let absent = !matches!(rank.phase(), RankPhase::Connected);
+        let excess = rank.against_peers.filter(|ratio| *ratio >= SLOW).unwrap_or(0.0);
+        let told =
+            f64::from(u8::from(is_suspect(job, rank))) * 4.0 + f64::from(u8::from(is_slow(job, rank))) * 3.0;
+        told + f64::from(u8::from(absent)) * 2.0 + f64::from(u8::from(behind)) * 2.0 + excess
+    };
+    let mut out: Vec<(f64, usize)> =
+        job.ranks.iter().map(weight).zip(0..).filter(|(weight, _)| *weight > 0.0).collect();
+    out.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    out.truncate(SHOWN);
+    let mut places: Vec<usize> = out.into_iter().map(|(_, at)| at).collect();
+    places.sort_unstable();
+    let is_out = |at: &usize| places.binary_search(at).is_ok();
+    let of = |out: bool| job.ranks.iter().enumerate().filter(move |(at, _)| is_out(at) == out);
+    (of(true).map(|(_, rank)| rank).collect(), of(false).map(|(_, rank)| rank).collect())
+}
+
+/// One line for each phase and section that ranks are in, the most first.
+fn groups(ranks: &[&Rank]) -> Vec<String> {
+    let mut by_place: BTreeMap<(String, String), Vec<&Rank>> = BTreeMap::new();
+    for rank in ranks {
+        let section =
+            rank.sections.last().map_or_else(|| "between sections".to_owned(), |section| clean(section));
+        by_place.entry((phase(rank), section)).or_default().push(rank);
+    }
+    let mut groups: Vec<((String, String), Vec<&Rank>)> = by_place.into_iter().collect();
+    groups.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
+    let more = groups.len().saturating_sub(SHOWN);
+    let mut lines: Vec<String> =
+        groups.iter().take(SHOWN).map(|(place, ranks)| group(place, ranks)).collect();
+    if more > 0 {
+        lines.push(format!("and {more} more groups; --all shows each rank"));
+    }
+    lines
+}
+
+fn group((phase, section): &(String, String), ranks: &[&Rank]) -> String {
+    let range = |values: Vec<f64>, written: fn(f64) -> String| {
+        let (low, high) =
+            values.iter().fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
+        if values.is_empty() {
+            None
+        } else if written(low) == written(high) {
+            Some(written(low))
+        } else {
+            Some(format!("{}-{}", written(low), written(high)))
+        }
+    };
+    let numbers: Vec<u32> = ranks.iter().map(|rank| rank.rank).collect();
+    let mut text = format!("{} rank(s) ({}): {phase}, {section}", ranks.len(), ranges(&numbers));
+    let steps = ranks.iter().filter_map(|rank| rank.step).map(|step| step as f64).collect();
+    let own = ranks.iter().filter_map(|rank| rank.self_time.as_ref()).map(seconds).collect();
+    let waits = ranks.iter().filter_map(|rank| rank.wait_share).collect();
+    let ages = ranks
+        .iter()
+        .filter_map(|rank| rank.heartbeat_age.as_ref())
+        .map(seconds)
+        .fold(None, |most: Option<f64>, age| Some(most.map_or(age, |most| most.max(age))));
+    for (name, range) in [
+        ("step", range(steps, |step| format!("{step:.0}"))),
+        ("self", range(own, |own| format!("{own:.3} s"))),
+        ("wait", range(waits, |share| format!("{:.0} %", share * 100.0))),
+        ("age up to", ages.map(spoken)),
+    ] {
+        if let Some(range) = range {
+            let _ = write!(text, "; {name} {range}");
+        }
     }
     text
 }
 
-fn line(cells: &[String; 8], widths: &[usize]) -> String {
+/// `0-6, 8`; a few of many such.
+fn ranges(ranks: &[u32]) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for rank in ranks {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == *rank => *last = *rank,
+            _ => parts.push((*rank, *rank)),
+        }
+    }
+    let more = parts.len().saturating_sub(6);
+    let part = |(first, last): &(u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    let shown: Vec<String> = parts.iter().take(6).map(part).collect();
+    if more > 0 { format!("{}, ...", shown.join(", ")) } else { shown.join(", ") }
+}
+
+fn line(cells: &[String; 10], widths: &[usize]) -> String {
     let mut text = String::new();
     for (column, cell) in cells.iter().enumerate() {
         let width = widths[column];
-        let _ = match column {
-            // Words stand to the left, numbers to the right.
-            2 | 4 | 7 => write!(text, " {cell:<width$} "),
-            _ => write!(text, " {cell:>width$} "),
+        let _ = if WORDS.contains(&column) {
+            write!(text, " {cell:<width$} ")
+        } else {
+            write!(text, " {cell:>width$} ")
         };
     }
     text.trim_end().to_owned()
@@ -105,20 +238,38 @@ fn is_suspect(job: &Job, rank: &Rank) -> bool {
     job.hang.as_ref().is_some_and(|hang| hang.culprits.contains(&rank.rank))
 }
 
-fn cells(job: &Job, rank: &Rank) -> [String; 8] {
+/// Whether a finding that stands names the rank.
+fn is_slow(job: &Job, rank: &Rank) -> bool {
+    job.findings.iter().any(|finding| finding.ranks.contains(&rank.rank))
+}
+
+/// What stands behind the rank's line.
+fn remark(job: &Job, rank: &Rank) -> Option<String> {
+    if is_suspect(job, rank) && matches!(rank.phase(), RankPhase::Connected) {
+        return Some("suspect".to_owned());
+    }
+    let finding = job.findings.iter().find(|finding| finding.ranks.contains(&rank.rank))?;
+    Some(finding.what.replace('_', " "))
+}
+
+fn phase(rank: &Rank) -> String {
+    json::plain(rank.phase().as_str_name(), "RANK_PHASE").to_lowercase()
+}
+
+fn cells(rank: &Rank) -> [String; 10] {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let sections = rank.sections.iter().map(|section| clean(section)).collect::<Vec<_>>().join(" > ");
-    let phase = json::plain(rank.phase().as_str_name(), "RANK_PHASE").to_lowercase();
-    let beats = matches!(rank.phase(), RankPhase::Connected);
     [
         rank.rank.to_string(),
         rank.pid.to_string(),
-        phase,
+        phase(rank),
         or_dash(rank.step.map(|step| step.to_string())),
-        or_dash(Some(shortened(&sections, 40)).filter(|sections| !sections.is_empty())),
-        or_dash(rank.heartbeat_age.as_ref().map(|age| format!("{} ago", spoken(seconds(age))))),
+        or_dash(Some(shortened(&sections, 32)).filter(|sections| !sections.is_empty())),
+        or_dash(rank.heartbeat_age.as_ref().map(|age| spoken(seconds(age)))),
+        or_dash(rank.self_time.as_ref().map(|own| format!("{:.3} s", seconds(own)))),
+        or_dash(rank.against_peers.map(|ratio| format!("{:+.1} %", (ratio - 1.0) * 100.0))),
+        or_dash(rank.wait_share.map(|share| format!("{:.0} %", share * 100.0))),
         or_dash(rank.median_step.as_ref().map(|median| format!("{:.3} s", seconds(median)))),
-        if is_suspect(job, rank) && beats { "suspect".to_owned() } else { String::new() },
     ]
 }
 
@@ -141,10 +292,53 @@ mod tests {
         let hang = Hang { headline: "rank 1 hangs".into(), culprits: vec![1], ..Hang::default() };
         let job =
             Job { id: "demo".into(), ranks: vec![rank(0), rank(1)], hang: Some(hang), ..Job::default() };
-        let shown = table(&job, Paint::plain());
+        let shown = table(&job, Paint::plain(), false);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[1], "rank 1 hangs");
         assert!(lines[3].contains("forward > attention") && lines[3].ends_with("0.250 s"), "{shown}");
         assert!(lines[4].ends_with("suspect"), "{shown}");
+    }
+
+    fn many(ranks: u32) -> Job {
+        let rank = |rank| Rank {
+            rank,
+            phase: RankPhase::Connected.into(),
+            step: Some(812),
+            sections: vec![if rank % 2 == 0 { "forward".into() } else { "allreduce".into() }],
+            self_time: Some(prost_types::Duration { seconds: 0, nanos: 120_000_000 }),
+            against_peers: Some(if rank == 77 { 1.31 } else { 1.0 }),
+            wait_share: Some(0.25),
+            ..Rank::default()
+        };
+        let mut ranks: Vec<Rank> = (0..ranks).map(rank).collect();
+        if let Some(behind) = ranks.get_mut(300) {
+            behind.step = Some(640);
+        }
+        Job { id: "demo".into(), ranks, ..Job::default() }
+    }
+
+    #[test]
+    fn of_many_ranks_those_that_stand_out_are_shown_and_the_others_in_groups() {
+        let shown = table(&many(512), Paint::plain(), false);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines.len(), 6, "{shown}");
+        assert!(
+            lines[2].contains(" 77 ") && lines[2].contains("+31.0 %") && lines[2].contains("25 %"),
+            "{shown}"
+        );
+        assert!(lines[3].contains(" 300 ") && lines[3].contains(" 640 "), "{shown}");
+        assert!(
+            lines[4].starts_with(" 255 rank(s) (")
+                && lines[4].contains("forward; step 812; self 0.120 s; wait 25 %"),
+            "{shown}"
+        );
+        assert_eq!(table(&many(512), Paint::plain(), true).lines().count(), 514);
+    }
+
+    #[test]
+    fn of_few_each_is_shown_with_its_own_time_and_waiting() {
+        let shown = table(&many(8), Paint::plain(), false);
+        assert_eq!(shown.lines().count(), 10, "{shown}");
+        assert!(shown.lines().skip(2).all(|line| line.contains("0.120 s    +0.0 %   25 %")), "{shown}");
     }
 }

@@ -1,35 +1,34 @@
 //! `mainstay stragglers`: who makes a job slow, from a recorded trace, without an agent.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, stdin};
-use std::path::{Path, PathBuf};
+mod read;
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
 use mainstay_core::finding::{Finding, Hint};
-use mainstay_core::straggler::{Columns, Limits, Report, Trace};
+use mainstay_core::straggler::{Limits, Report};
 use serde_json::{Value, json};
 
 use super::{exit, output};
 
-/// A line that is longer is no line of a trace.
-const LONGEST_LINE: usize = 1 << 20;
-
 /// Find out who makes a job slow, from a recorded trace
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  mainstay stragglers --trace steps.csv             CSV with a header line: rank,step,section,start_ns,end_ns
-  mainstay stragglers --trace steps.jsonl --json    JSON lines with the same names
-  zcat steps.csv.gz | mainstay stragglers --trace -
+  mainstay stragglers steps.csv             CSV with a header line: rank,step,section,start_ns,end_ns
+  mainstay stragglers steps.jsonl --json    JSON lines with the same names, an array of them, or a Chrome trace
+  zcat steps.csv.gz | mainstay stragglers -
 
 The columns are described in docs/reference/stragglers.md.
 
 Exit status: 0 judged (whether or not something was found), 3 the trace cannot be read,
 64 the command line was not understood.")]
 pub(super) struct Args {
-    /// The trace: CSV with a header line, or JSON lines; - is standard input
-    #[arg(long, value_name = "FILE")]
-    trace: PathBuf,
+    /// The trace: CSV with a header line, or JSON; - is standard input
+    #[arg(value_name = "FILE", required_unless_present = "trace")]
+    file: Option<PathBuf>,
+    /// The same
+    #[arg(long, value_name = "FILE", conflicts_with = "file")]
+    trace: Option<PathBuf>,
     /// Tell a rank from this excess over its peers on, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 3.0)]
     rank_excess: f32,
@@ -45,7 +44,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let mut trace = read(&args.trace)?;
+    // The command line has one of the two.
+    let path = args.file.as_deref().or(args.trace.as_deref()).unwrap_or(std::path::Path::new("-"));
+    let mut trace = read::read(path)?;
     let limits = Limits {
         rank: args.rank_excess.max(0.1) / 100.0,
         imbalance: args.imbalance.max(0.1) / 100.0,
@@ -58,86 +59,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn hint(text: &str) -> Hint {
-    match text.split_once(": ") {
-        Some((host, fact)) => Hint { host: Some(host.to_owned()), device: None, fact: fact.to_owned() },
-        None => Hint { host: None, device: None, fact: text.to_owned() },
-    }
-}
-
-fn read(path: &Path) -> anyhow::Result<Trace> {
-    let mut input: Box<dyn BufRead> = if path.as_os_str() == "-" {
-        Box::new(BufReader::new(stdin()))
-    } else {
-        Box::new(BufReader::new(File::open(path).with_context(|| format!("opening {}", path.display()))?))
-    };
-    let mut reader = Reader::default();
-    let mut line = Vec::new();
-    for number in 1_u64.. {
-        line.clear();
-        if read_line(&mut input, &mut line).with_context(|| format!("reading {}", path.display()))? == 0 {
-            break;
-        }
-        let at = || format!("{}: line {number}", path.display());
-        if line.len() > LONGEST_LINE {
-            bail!("{}: longer than {LONGEST_LINE} bytes", at());
-        }
-        let text = std::str::from_utf8(&line).with_context(at)?;
-        reader.line(text.trim_end_matches(['\n', '\r'])).with_context(at)?;
-    }
-    if reader.trace.is_empty() {
-        bail!("{}: no line of a trace in it", path.display());
-    }
-    Ok(reader.trace)
-}
-
-/// One line, of which no more is kept than shows that it is too long.
-fn read_line(input: &mut dyn BufRead, line: &mut Vec<u8>) -> std::io::Result<usize> {
-    use std::io::Read;
-    input.take(LONGEST_LINE as u64 + 1).read_until(b'\n', line)
-}
-
-#[derive(Default)]
-struct Reader {
-    trace: Trace,
-    /// The columns of the header, or the names of the last object.
-    columns: Option<(Vec<String>, Columns)>,
-}
-
-impl Reader {
-    fn line(&mut self, line: &str) -> anyhow::Result<()> {
-        if line.trim().is_empty() {
-            return Ok(());
-        }
-        if line.trim_start().starts_with('{') {
-            return self.object(line);
-        }
-        let fields: Vec<&str> = line.split(',').map(|field| field.trim().trim_matches('"')).collect();
-        match &self.columns {
-            None => {
-                let names = fields.iter().map(|name| (*name).to_owned()).collect();
-                self.columns = Some((names, Columns::of(fields)?));
-            }
-            Some((_, columns)) => self.trace.push(columns.span(&fields)?),
-        }
-        Ok(())
-    }
-
-    fn object(&mut self, line: &str) -> anyhow::Result<()> {
-        let object: serde_json::Map<String, Value> = serde_json::from_str(line)?;
-        // What is null is not there.
-        let given = || object.iter().filter(|(_, value)| !value.is_null());
-        let names: Vec<String> = given().map(|(name, _)| name.clone()).collect();
-        let fields: Vec<String> = given()
-            .map(|(_, value)| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
-            .collect();
-        let columns = match self.columns.take() {
-            Some((of, columns)) if of == names => columns,
-            _ => Columns::of(names.iter().map(String::as_str))?,
-        };
-        self.trace.push(columns.span(&fields.iter().map(String::as_str).collect::<Vec<_>>())?);
-        self.columns = Some((names, columns));
-        Ok(())
-    }
+    let (host, fact) =
+        text.split_once(": ").map_or((None, text), |(host, fact)| (Some(host.to_owned()), fact));
+    Hint { host, device: None, about: fact.to_owned(), fact: fact.to_owned() }
 }
 
 fn as_json(report: &Report) -> String {
@@ -158,6 +82,7 @@ fn as_json(report: &Report) -> String {
             "ranks": report.ranks,
             "steps": report.steps,
             "self_time": report.self_time,
+            "notes": report.notes,
             "cause": cause(report),
             "findings": findings,
         })
@@ -174,6 +99,7 @@ fn cause(report: &Report) -> &'static str {
 fn as_text(report: &Report) -> String {
     let mut text =
         format!("{} ranks, {} steps; self time is {}\n", report.ranks, report.steps, report.self_time);
+    report.notes.iter().for_each(|note| text.push_str(&format!("note: {note}\n")));
     if report.findings.is_empty() {
         text.push_str("nobody is slow\n");
     }
@@ -192,9 +118,8 @@ mod tests {
     use super::*;
 
     fn judged(lines: impl Iterator<Item = String>) -> Report {
-        let mut reader = Reader::default();
-        lines.for_each(|line| reader.line(&line).unwrap());
-        reader.trace.judge(Limits::default(), &[])
+        let text = lines.collect::<Vec<_>>().join("\n");
+        read::all_of(text.as_bytes()).unwrap().judge(Limits::default(), &[])
     }
 
     /// Eight ranks that meet in each step; rank 5 takes 30 % longer for its own work.
@@ -227,7 +152,19 @@ mod tests {
             json!({"rank": rank, "step": step, "section": section, "start_ns": start, "end_ns": end, "host": null})
                 .to_string()
         });
-        assert_eq!(csv, judged(objects.into_iter()));
+        assert_eq!(csv, judged(objects.iter().cloned()));
+        let array = format!("[\n{}\n]", objects.join(",\n"));
+        assert_eq!(csv, judged(std::iter::once(array)));
+        let events = lines("one", |rank, step, section, start, end| {
+            json!({"name": section, "ph": "X", "pid": rank, "tid": 1, "ts": start / 1000, "dur": (end - start) / 1000,
+                   "args": {"step": step}})
+            .to_string()
+        });
+        let chrome = format!(
+            "{{\"traceEvents\": [{{\"ph\": \"M\", \"name\": \"process_name\"}}, {}]}}",
+            events.join(", ")
+        );
+        assert_eq!(cause(&judged(std::iter::once(chrome))), "slow_rank");
         assert_eq!(cause(&csv), "slow_rank");
         assert_eq!(csv.findings[0].ranks[0].0, 5);
         assert!(as_text(&csv).contains("rank 5 is 3"), "{}", as_text(&csv));
@@ -246,14 +183,5 @@ mod tests {
         let healthy = with_header(lines("", row));
         assert_eq!(cause(&healthy), "none");
         assert!(as_text(&healthy).contains("nobody is slow"));
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_said() {
-        let mut reader = Reader::default();
-        assert!(reader.line("rank,stepp,duration").unwrap_err().to_string().contains("which step"));
-        reader.line("rank,step,duration").unwrap();
-        assert!(reader.line("0,one,3").unwrap_err().to_string().contains("step"));
-        assert!(reader.line("{\"rank\": 1").is_err());
     }
 }

@@ -5,16 +5,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::entry::{Entry, ExitStatus, Fact, JobSpec, StartedRank};
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, StartedRank};
+use mainstay_core::finding::Finding;
+use mainstay_core::health::Component;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
 use mainstay_core::judged::Judged;
+use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;
 use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 
+use crate::act::doubt;
 use crate::act::guardian::Guardian;
 use crate::act::output::{self, Stream, Terminal};
 use crate::act::page_files;
@@ -106,6 +110,8 @@ pub struct Launcher {
     undying: Vec<Pid>,
     evidence: Option<Evidence>,
     looks: u32,
+    /// What was last seen here without an agent that may explain slow ranks.
+    surroundings: Surroundings,
     exit: Option<i32>,
 }
 
@@ -160,6 +166,7 @@ impl Launcher {
             undying: Vec::new(),
             evidence: None,
             looks: 0,
+            surroundings: Surroundings::default(),
             exit: None,
         };
         launcher.record(began, out);
@@ -524,6 +531,7 @@ impl Launcher {
                 }
             }
             LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
+            LinkEvent::Surroundings(known) => self.step(clock::mono(), Input::Surroundings(known)),
             LinkEvent::Leave { reason } => self.asked_to_leave(reason),
         }
     }
@@ -533,6 +541,15 @@ impl Launcher {
             self.fact(fact);
         }
         self.board.show_host(clock::now(), judged.components);
+        if self.agent.is_none() {
+            // The agent knows more than this: what it tells is not to be replaced by it.
+            let components: Vec<Component> = self.board.view().components.values().cloned().collect();
+            let known = Surroundings::of(&[], &components, &[]);
+            if !known.is_as(&self.surroundings) {
+                self.surroundings = known.clone();
+                self.step(clock::mono(), Input::Surroundings(known));
+            }
+        }
     }
 
     fn regular_look(&mut self) {
@@ -627,8 +644,11 @@ impl Launcher {
     }
 
     fn sample(&mut self) {
-        let beats: Vec<(Rank, BeatView)> =
-            self.pages.iter().filter_map(|(rank, page)| Some((*rank, page.beat()?))).collect();
+        let beats: Vec<(Rank, BeatView)> = self
+            .pages
+            .iter()
+            .filter_map(|(rank, page)| Some((*rank, BeatView { pace: self.job.pace(*rank), ..page.beat()? })))
+            .collect();
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }
@@ -662,12 +682,22 @@ impl Launcher {
                     if let Some(line) = notice::line(&body) {
                         self.terminal.say(line);
                     }
+                    if let Body::Finding(finding) = &body {
+                        self.mark_checkpoints(finding);
+                    }
                     entries.push(self.board.record(stamp, Some(&self.id), None, body));
                 }
                 Output::Order(order) => self.orders.push_back(order),
             }
         }
         entries
+    }
+
+    /// Says beside the checkpoints which of them are doubtful.
+    fn mark_checkpoints(&self, finding: &Finding) {
+        if let Err(error) = doubt::mark(&self.crew.checkpoint_dir, &self.id, finding) {
+            tracing::warn!(directory = %self.crew.checkpoint_dir.display(), %error, "cannot mark checkpoints as doubtful");
+        }
     }
 
     /// Sends to the agent; whether there is one that takes it. A full queue ends the link; what was missed is

@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use mainstay_core::entry::Entry;
 use mainstay_core::id::{Attempt, JobId, Rank};
 use mainstay_core::job::Ruling;
+use mainstay_core::surroundings::Surroundings;
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;
 use mainstay_proto::v1;
@@ -54,6 +55,8 @@ pub enum LinkEvent {
     },
     /// Its word on a proposal.
     Ruling(Ruling),
+    /// What it knows of the host that may explain why ranks are slow.
+    Surroundings(Surroundings),
     /// The machine is to be taken away.
     Leave {
         /// What was announced.
@@ -215,6 +218,9 @@ async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> an
     match message.message {
         Some(AgentMessage::Ruling(ruling)) => {
             let _ = events.send(LinkEvent::Ruling(wire::ruling_in(&ruling)?)).await;
+        }
+        Some(AgentMessage::Surroundings(told)) => {
+            let _ = events.send(LinkEvent::Surroundings(wire::surroundings_in(&told)?)).await;
         }
         Some(AgentMessage::Leave(leave)) => {
             let _ = events.send(LinkEvent::Leave { reason: leave.reason }).await;

@@ -3,6 +3,8 @@
 use mainstay_core::entry::Entry;
 use mainstay_core::id::{Attempt, Incident, Rank};
 use mainstay_core::job::Ruling;
+use mainstay_core::running::Pace;
+use mainstay_core::surroundings::Surroundings;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Decision, Verdict};
@@ -51,6 +53,9 @@ pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)]) -> v1::BeatSample
         monotonic_ns: beat.at.0,
         loss: beat.loss,
         median_step_ns: beat.median_step.map(|median| median.0),
+        self_time_ns: beat.pace.self_time.map(|own| own.0),
+        against_peers: beat.pace.against_peers,
+        wait_share: beat.pace.wait_share,
     });
     v1::BeatSample { attempt: attempt.0, beats: beats.collect() }
 }
@@ -64,6 +69,11 @@ pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
             at: Mono(beat.monotonic_ns),
             loss: beat.loss,
             median_step: beat.median_step_ns.map(Span),
+            pace: Pace {
+                self_time: beat.self_time_ns.map(Span),
+                against_peers: beat.against_peers,
+                wait_share: beat.wait_share,
+            },
         };
         (Rank(beat.rank), view)
     });
@@ -90,6 +100,22 @@ pub fn proposal_in(proposal: &v1::Proposal) -> Result<(Verdict, Decision), WireE
     let verdict = serde_json::from_str(&proposal.verdict).map_err(form("a verdict"))?;
     let decision = serde_json::from_str(&proposal.decision).map_err(form("a decision"))?;
     Ok((verdict, decision))
+}
+
+/// What surrounds a job's ranks, to be sent.
+///
+/// # Errors
+/// It has no form in JSON.
+pub fn surroundings_out(known: &Surroundings) -> Result<v1::Surroundings, WireError> {
+    Ok(v1::Surroundings { known: serde_json::to_string(known).map_err(form("what surrounds the ranks"))? })
+}
+
+/// What surrounds a job's ranks, that came.
+///
+/// # Errors
+/// It is not of this version.
+pub fn surroundings_in(told: &v1::Surroundings) -> Result<Surroundings, WireError> {
+    serde_json::from_str(&told.known).map_err(form("what surrounds the ranks"))
 }
 
 /// A ruling to be sent.
@@ -137,4 +163,37 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
             gpus: ruling.gpus.clone(),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_core::finding::Hint;
+
+    use super::*;
+
+    #[test]
+    fn the_pace_of_ranks_arrives_as_it_was_sent() {
+        let pace =
+            Pace { self_time: Some(Span::millis(80)), against_peers: Some(1.25), wait_share: Some(0.2) };
+        let beats = [
+            (Rank(3), BeatView { step: Some(7), pace, ..BeatView::default() }),
+            (Rank(4), BeatView::default()),
+        ];
+        let (attempt, arrived) = beats_in(beats_out(Attempt(2), &beats));
+        assert_eq!((attempt, arrived.as_slice()), (Attempt(2), beats.as_slice()));
+    }
+
+    #[test]
+    fn what_surrounds_ranks_arrives_as_it_was_sent_and_anything_else_is_refused() {
+        let hint = Hint {
+            device: Some("gpu.0000:3b:00".into()),
+            about: "clocks".into(),
+            fact: "held down".into(),
+            ..Hint::default()
+        };
+        let known = Surroundings { devices: [(Rank(0), "gpu.0000:3b:00".into())].into(), hints: vec![hint] };
+        let told = surroundings_out(&known).unwrap();
+        assert_eq!(surroundings_in(&told).unwrap(), known);
+        assert!(surroundings_in(&v1::Surroundings { known: "[1]".into() }).is_err());
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use mainstay_core::entry::{Note, Spent, StepDone};
 use mainstay_core::hang::{Class, Count, PhaseId, Phases, Sight};
+use mainstay_core::running::Pace;
 use mainstay_core::straggler::SectionKind;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::view::BeatView;
@@ -209,6 +210,7 @@ impl PageReader {
             at: Mono(beat.mono_ns),
             loss: beat.loss,
             median_step: self.median_step(),
+            pace: Pace::default(),
         })
     }
 }

@@ -21,6 +21,11 @@ fn beat(second: u64, step: u64) -> BeatView {
         at: Mono(second * SECOND),
         loss: Some(0.5),
         median_step: None,
+        pace: mainstay_core::running::Pace {
+            self_time: Some(mainstay_core::time::Span::millis(80)),
+            against_peers: Some(1.25),
+            wait_share: Some(0.2),
+        },
     }
 }
 
@@ -89,6 +94,8 @@ async fn jobs_tell_of_their_ranks() {
     );
     assert_eq!(rank.sections, ["train", "backward"]);
     assert_eq!(rank.heartbeat_age.unwrap().seconds, 2);
+    assert_eq!(rank.self_time.as_ref().unwrap().nanos, 80_000_000);
+    assert_eq!((rank.against_peers, rank.wait_share), (Some(1.25), Some(0.2)));
     assert_eq!(rank.refusal.as_deref(), Some("page too new"));
 
     let missing = client.get_job(GetJobRequest { id: "none".into() }).await.unwrap_err();

@@ -163,7 +163,12 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let job = JobId("de\"mo\n".into());
     for (second, step) in [(97, 8), (99, 12)] {
         for rank in [Rank(0), Rank(1)] {
-            let beat = BeatView { step: Some(step), at: Mono(second * SECOND), ..BeatView::default() };
+            let pace = mainstay_core::running::Pace {
+                self_time: Some(mainstay_core::time::Span::millis(80)),
+                against_peers: Some(1.25),
+                wait_share: Some(0.2),
+            };
+            let beat = BeatView { step: Some(step), at: Mono(second * SECOND), pace, ..BeatView::default() };
             server.board.sample(&job, Attempt(0), rank, beat);
         }
         server.at(second);
@@ -203,6 +208,9 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
     assert_eq!(page.value("mainstay_job_step", &[job]), Some(12.0));
     assert_eq!(page.value("mainstay_job_restarts_total", &[job]), Some(0.0));
     assert_eq!(page.value("mainstay_rank_heartbeat_age_seconds", &[job, ("rank", "1")]), Some(1.0));
+    assert_eq!(page.value("mainstay_rank_self_time_seconds", &[job, ("rank", "1")]), Some(0.08));
+    assert_eq!(page.value("mainstay_rank_self_time_ratio", &[job, ("rank", "1")]), Some(1.25));
+    assert_eq!(page.value("mainstay_rank_wait_ratio", &[job, ("rank", "1")]), Some(0.2));
     let finding = [job, ("what", "slow_rank"), ("number", "1")];
     assert_eq!(page.value("mainstay_job_finding", &finding), Some(1.0));
     assert_eq!(page.value("mainstay_job_finding_cost_ratio", &finding), Some(0.25));

@@ -165,6 +165,12 @@ def verify(directory: str, step: int, world_size: int) -> None:
         file.close()
 
 
+def made_in(directory: str, step: int, rank: int) -> Tuple[str, int]:
+    """Job and attempt in which `rank` sealed its shard of `step`. Raises what reading its manifest raises."""
+    manifest = _read_manifest(_shard_directory(step_directory(directory, step), rank), rank)
+    return manifest["job"], manifest["attempt"]
+
+
 def looks_whole(directory: str, step: int, world_size: int) -> bool:
     """Whether all manifests are there and agree and all files have their sizes; contents are not read."""
     try:
@@ -317,9 +323,9 @@ def _another_lives(pid: int) -> bool:
     return True
 
 
-def prune(directory: str, world_size: int, keep: int) -> None:
-    """Removes the steps older than the `keep` newest that look whole; nothing if fewer than `keep` do."""
-    whole = [step for step in steps(directory) if looks_whole(directory, step, world_size)]
+def prune(directory: str, world_size: int, keep: int, counts: Callable = lambda _step: True) -> None:
+    """Removes the steps older than the `keep` newest that look whole and count; nothing if fewer than `keep` do."""
+    whole = [step for step in steps(directory) if looks_whole(directory, step, world_size) and counts(step)]
     if len(whole) < keep:
         return
     for step in steps(directory):

@@ -27,7 +27,7 @@ import time
 import warnings
 from typing import Any, NamedTuple, Optional
 
-from . import _native, _seal
+from . import _doubt, _native, _seal
 
 __all__ = ["latest", "load", "save"]
 
@@ -62,7 +62,8 @@ def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
             facts, suffix, serialise = _serialisation(state)
             _seal.write(place.directory, identity, facts, suffix, serialise)
             if _seal.looks_whole(place.directory, number, place.world_size):
-                _quietly(_seal.prune, place.directory, place.world_size, keep)
+                # Doubtful steps must not push out the last one that is not.
+                _quietly(_seal.prune, place.directory, place.world_size, keep, lambda of: _doubtful(place, of) is None)
         return True
     except Exception as error:
         _warn(f"mainstay.checkpoint.save: step {step!r} was not saved{_where(directory)}: {_told(error)}; training "
@@ -74,10 +75,12 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
     """The newest step that is whole for every rank, or None. Reads all of it to be sure; does not raise."""
     try:
         place = _place(directory)
+        wanted = _doubt_policy()
         for step in _seal.steps(place.directory):
             try:
                 _seal.verify(place.directory, step, place.world_size)
-                return step
+                if _passes(place, step, wanted, "latest", 3):
+                    return step
             except _seal.Incomplete:
                 continue
             except _seal.Damaged as damage:
@@ -114,9 +117,13 @@ def _take(step: Optional[int], directory: Optional[str]):
         place = _place(directory)
         if step is not None:
             return _take_one(place, _step_number(step))
+        wanted = _doubt_policy()
         for candidate in _seal.steps(place.directory):
             try:
-                return _seal.take(place.directory, candidate, place.rank, place.world_size)
+                taken = _seal.take(place.directory, candidate, place.rank, place.world_size)
+                if _passes(place, candidate, wanted, "load", 4):
+                    return taken
+                taken[1].close()
             except _seal.Incomplete:
                 continue
             except _seal.Damaged as damage:
@@ -127,6 +134,28 @@ def _take(step: Optional[int], directory: Optional[str]):
     except OSError as error:
         _warn(f"mainstay.checkpoint.load: {_told(error)}; nothing is loaded. {_advice(error)}", depth=4)
     return None
+
+
+def _doubtful(place: _Place, step: int):
+    return _doubt.about(place.directory, step, place.rank)
+
+
+def _doubt_policy() -> str:
+    try:
+        return _doubt.policy()
+    except ValueError as error:
+        raise _Setting(str(error)) from None
+
+
+def _passes(place: _Place, step: int, wanted: str, call: str, depth: int) -> bool:
+    """Whether a whole step is offered although it may be doubtful; says so if it is."""
+    doubt = _doubtful(place, step)
+    if doubt is None:
+        return True
+    skipped = _doubt.skips(doubt, wanted)
+    then = "skipped" if skipped else f"offered all the same ({_doubt.POLICY}=skip would not)"
+    _warn(f"mainstay.checkpoint.{call}: step {step} is doubtful and {then}: {doubt.get('why', 'replicas differed')}", depth + 1)
+    return not skipped
 
 
 def _take_one(place: _Place, step: int):

@@ -372,3 +372,69 @@ def test_a_state_that_no_longer_unpickles_stops_rather_than_begins_anew(python, 
     )
     done = python("import mainstay; mainstay.checkpoint.load()", MAINSTAY_CHECKPOINT_DIR=directory, check=False)
     assert done.returncode == 1 and "AttributeError" in done.stderr and "Gone" in done.stderr
+
+
+def doubt(directory, after, attempt=0, sure=True, job="job-1"):
+    entry = {"job": job, "attempt": attempt, "after": after, "sure": sure, "why": "rank 2 differs from the majority"}
+    (directory / "doubtful.json").write_text(json.dumps([entry]))
+
+
+def save_steps(as_rank, steps, attempt=0):
+    as_rank(0, 1, attempt)
+    for step in steps:
+        assert checkpoint.save(step, {"step": step, "attempt": attempt})
+
+
+def test_doubtful_steps_are_offered_with_a_warning_unless_asked_otherwise(directory, as_rank, monkeypatch):
+    save_steps(as_rank, (10, 20))
+    doubt(directory, after=15)
+    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and offered all the same.*rank 2 differs"):
+        assert checkpoint.latest() == 20
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
+    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
+        assert checkpoint.latest() == 10
+    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
+        assert checkpoint.load()["step"] == 10
+
+
+def test_where_only_two_differ_only_the_strictest_policy_skips(directory, as_rank, monkeypatch):
+    save_steps(as_rank, (10, 20))
+    doubt(directory, after=15, sure=False)
+    for policy, offered in (("skip", 20), ("skip-all", 10)):
+        monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", policy)
+        with pytest.warns(RuntimeWarning, match="doubtful"):
+            assert checkpoint.latest() == offered
+
+
+def test_what_a_later_attempt_or_another_job_saved_is_not_doubtful(directory, as_rank, monkeypatch):
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
+    save_steps(as_rank, (10, 20))
+    doubt(directory, after=15)
+    save_steps(as_rank, (20,), attempt=1)
+    assert checkpoint.latest() == 20 and checkpoint.load()["attempt"] == 1
+    doubt(directory, after=15, attempt=1, job="another")
+    assert checkpoint.latest() == 20
+
+
+def test_doubtful_steps_push_out_no_trusted_one(directory, as_rank, monkeypatch):
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
+    save_steps(as_rank, (10, 20))
+    doubt(directory, after=20)
+    save_steps(as_rank, (30, 40, 50))
+    with pytest.warns(RuntimeWarning, match="step 50 is doubtful"):
+        assert checkpoint.latest() == 20
+
+
+@pytest.mark.parametrize("spoilt", ["", "{}", "[7]", "\x00", '[{"job": "job-1"}]'])
+def test_a_spoilt_mark_hides_no_step(directory, as_rank, monkeypatch, spoilt):
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
+    save_steps(as_rank, (10,))
+    (directory / "doubtful.json").write_text(spoilt)
+    assert checkpoint.latest() == 10
+
+
+def test_a_policy_that_is_none_is_said(directory, as_rank, monkeypatch):
+    save_steps(as_rank, (10,))
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "perhaps")
+    with pytest.warns(RuntimeWarning, match="is none of use, skip, skip-all"):
+        assert checkpoint.latest() is None

@@ -2,6 +2,7 @@
 
 use crate::entry::{Body, Fact, StepDone};
 use crate::id::{Attempt, Incident, Rank};
+use crate::surroundings::Surroundings;
 use crate::testimony::Testimony;
 use crate::time::Mono;
 use crate::verdict::{Action, Decision, Verdict};
@@ -20,6 +21,8 @@ pub enum Input {
         /// The steps, oldest first.
         done: Vec<StepDone>,
     },
+    /// What is known of the host and its devices that may explain why ranks are slow.
+    Surroundings(Surroundings),
     /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.
     Ruling(Option<Ruling>),
     /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.

@@ -28,18 +28,65 @@ pub enum TraceError {
     },
 }
 
-const RANK: &[&str] = &["rank", "global_rank", "worker"];
-const STEP: &[&str] = &["step", "iteration", "iter", "time"];
-const SECTION: &[&str] = &["section", "optype", "op", "name", "phase"];
-const STAGE: &[&str] = &["stage", "pp_rank", "pipeline_stage"];
+const RANK: &[&str] =
+    &["rank", "global_rank", "rank_id", "worker", "worker_id", "worker_rank", "process_id", "process_rank"];
+/// The last ones mean something else where there is another column for the step.
+const STEP: &[&str] = &[
+    "step",
+    "step_id",
+    "global_step",
+    "train_step",
+    "iteration",
+    "iter",
+    "iteration_id",
+    "it",
+    "minibatch",
+    "mini_batch",
+    "step_number",
+    "batch_idx",
+    "batch",
+    "time",
+];
+const SECTION: &[&str] =
+    &["section", "optype", "op_type", "op", "operation", "name", "phase", "event", "kind"];
+const STAGE: &[&str] = &["stage", "pp_rank", "pipeline_stage", "pp_stage", "pipeline_rank", "pp"];
 const ROLE: &[&str] = &["role"];
-const HOST: &[&str] = &["host", "hostname", "node"];
-const DEVICE: &[&str] = &["device"];
-const COMMUNICATOR: &[&str] = &["communicator", "comm", "process_group"];
-const SEQUENCE: &[&str] = &["sequence", "seq", "seq_id"];
-const START: &[&str] = &["start", "start_ts", "begin", "enter"];
-const END: &[&str] = &["end", "end_ts", "exit"];
-const DURATION: &[&str] = &["duration", "dur", "batch_time_norm", "batch_time"];
+const HOST: &[&str] = &["host", "hostname", "host_name", "node", "node_name", "node_id", "host_id"];
+const DEVICE: &[&str] = &["device", "gpu_uuid"];
+const ATTEMPT: &[&str] = &["attempt", "restart", "restart_count", "incarnation"];
+const COMMUNICATOR: &[&str] = &["communicator", "comm", "process_group", "group", "pg"];
+const SEQUENCE: &[&str] = &["sequence", "seq", "seq_id", "sequence_id"];
+const START: &[&str] = &[
+    "start",
+    "start_ts",
+    "start_time",
+    "start_timestamp",
+    "begin",
+    "begin_ts",
+    "begin_time",
+    "enter",
+    "entry",
+    "ts",
+    "timestamp",
+    "t_start",
+];
+const END: &[&str] = &["end", "end_ts", "end_time", "end_timestamp", "exit", "stop", "finish", "t_end"];
+const DURATION: &[&str] = &[
+    "duration",
+    "dur",
+    "batch_time_norm",
+    "batch_time",
+    "step_time",
+    "step_duration",
+    "iteration_time",
+    "iter_time",
+    "elapsed",
+    "elapsed_time",
+    "time_taken",
+    "took",
+    "latency",
+    "time",
+];
 
 /// A column with a time, and how many seconds one unit of it is.
 type TimeColumn = (usize, f64);
@@ -60,6 +107,9 @@ pub struct Columns {
     device: Option<usize>,
     communicator: Option<usize>,
     sequence: Option<usize>,
+    attempt: Option<usize>,
+    /// Of a table with a column for each section: those sections.
+    wide: Vec<(TimeColumn, String)>,
 }
 
 impl Columns {
@@ -68,7 +118,7 @@ impl Columns {
     /// # Errors
     /// Nothing says the rank, the step, or how long something took.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Columns, TraceError> {
-        let names: Vec<String> = names.into_iter().map(|name| name.trim().to_ascii_lowercase()).collect();
+        let names: Vec<String> = names.into_iter().map(plain).collect();
         let find =
             |wanted: &[&str]| wanted.iter().find_map(|wanted| names.iter().position(|name| name == wanted));
         let time = |wanted: &[&str]| {
@@ -77,71 +127,118 @@ impl Columns {
             })
         };
         let missing = |what, wanted: &[&str]| TraceError::Missing { what, names: wanted.join(", ") };
-        let columns = Columns {
+        let step = find(STEP).ok_or_else(|| missing("which step it is", STEP))?;
+        let mut columns = Columns {
             rank: find(RANK).ok_or_else(|| missing("which rank it is", RANK))?,
-            step: find(STEP).ok_or_else(|| missing("which step it is", STEP))?,
+            step,
             section: find(SECTION),
             start: time(START),
             end: time(END),
-            duration: time(DURATION),
+            duration: time(DURATION).filter(|(at, _)| *at != step),
             stage: find(STAGE),
             role: find(ROLE),
             host: find(HOST),
             device: find(DEVICE),
             communicator: find(COMMUNICATOR),
             sequence: find(SEQUENCE),
+            attempt: find(ATTEMPT),
+            wide: Vec::new(),
             names,
         };
-        if columns.duration.is_none() && (columns.start.is_none() || columns.end.is_none()) {
+        if columns.section.is_none() {
+            columns.wide = columns.sections_beside_each_other();
+        }
+        let timed = columns.duration.is_some() || (columns.start.is_some() && columns.end.is_some());
+        if !timed && columns.wide.is_empty() {
             return Err(TraceError::Missing {
                 what: "how long it took",
-                names: "duration_ns, or start_ns and end_ns (or _us, _ms, _s)".to_owned(),
+                names: "duration_ns, or start_ns and end_ns (or _us, _ms, _s), or a column for each section with its unit"
+                    .to_owned(),
             });
         }
         Ok(columns)
     }
 
-    /// Makes a span of a row's fields.
+    /// Columns like `forward_ms`, `wait_s` of a table that has one row for each rank and step.
+    fn sections_beside_each_other(&self) -> Vec<(TimeColumn, String)> {
+        let taken = [self.start, self.end, self.duration].map(|column| column.map(|(at, _)| at));
+        let is_free = |at: usize| at != self.rank && at != self.step && !taken.contains(&Some(at));
+        let free = self.names.iter().enumerate().filter(|(at, _)| is_free(*at));
+        free.filter_map(|(at, name)| {
+            let (section, seconds) = with_unit(name)?;
+            let section = section.trim_end_matches("_time").trim_end_matches("_duration");
+            Some(((at, seconds), section.to_owned()))
+        })
+        .collect()
+    }
+
+    /// Makes spans of a row's fields: one, or one for each section of a table with a column for each. What is empty or
+    /// not a number (`nan`) was not measured, and makes none.
     ///
     /// # Errors
     /// A field does not hold what its column promises.
-    pub fn span(&self, fields: &[&str]) -> Result<TraceSpan, TraceError> {
-        let text = |at: Option<usize>| {
-            at.and_then(|at| fields.get(at)).map(|field| field.trim()).filter(|field| !field.is_empty())
-        };
-        let bad = |at: usize, wanted| TraceError::Field {
-            column: self.names.get(at).cloned().unwrap_or_default(),
-            value: fields.get(at).copied().unwrap_or_default().to_owned(),
-            wanted,
-        };
-        let whole = |at: usize| {
-            let number = fields.get(at).and_then(|field| whole(field.trim()));
-            number.ok_or_else(|| bad(at, "a whole number"))
-        };
-        let optional_whole = |at: Option<usize>| match at.filter(|at| text(Some(*at)).is_some()) {
-            Some(at) => whole(at).map(Some),
-            None => Ok(None),
-        };
-        let seconds = |column: Option<TimeColumn>| match column.filter(|(at, _)| text(Some(*at)).is_some()) {
-            Some((at, unit)) => {
-                let number: Option<f64> = text(Some(at)).and_then(|field| field.parse().ok());
-                number.map(|number| Some(number * unit)).ok_or_else(|| bad(at, "a number"))
+    pub fn spans(&self, fields: &[&str]) -> Result<Vec<TraceSpan>, TraceError> {
+        if self.wide.is_empty() {
+            return Ok(self.measured(fields)?.into_iter().collect());
+        }
+        let of_row = self.measured(fields)?;
+        let row = of_row.clone().map_or_else(|| self.place(fields), Ok)?;
+        let mut spans: Vec<TraceSpan> = of_row.into_iter().collect();
+        for ((at, unit), section) in &self.wide {
+            if let Some(duration) = self.number(fields, *at)? {
+                let duration = self.not_negative(fields, *at, duration * unit)?;
+                spans.push(TraceSpan { section: section.clone(), start: None, duration, ..row.clone() });
             }
+        }
+        Ok(spans)
+    }
+
+    /// Makes a span of a row's fields; none if its time was not measured.
+    fn measured(&self, fields: &[&str]) -> Result<Option<TraceSpan>, TraceError> {
+        let seconds = |column: Option<TimeColumn>| match column {
+            Some((at, unit)) => Ok(self.number(fields, at)?.map(|number| number * unit)),
             None => Ok(None),
         };
         let start = seconds(self.start)?;
         let duration = match (seconds(self.duration)?, start, seconds(self.end)?) {
             (Some(duration), ..) => duration,
             (None, Some(start), Some(end)) => end - start,
-            _ => return Err(bad(self.duration.or(self.end).map_or(0, |(at, _)| at), "a time")),
+            _ => {
+                self.place(fields)?;
+                return Ok(None);
+            }
         };
-        let owned = |at| text(at).map(str::to_owned);
+        let at = self.duration.or(self.end).map_or(0, |(at, _)| at);
+        let duration = self.not_negative(fields, at, duration)?;
+        Ok(Some(TraceSpan { start, duration, ..self.place(fields)? }))
+    }
+
+    fn not_negative(&self, fields: &[&str], at: usize, seconds: f64) -> Result<f64, TraceError> {
+        // Rounding of what was written may leave a little below nothing.
+        if seconds < -1e-6 {
+            return Err(self.bad(fields, at, "a time that does not end before it begins"));
+        }
+        Ok(seconds.max(0.0))
+    }
+
+    /// Whose row it is.
+    fn place(&self, fields: &[&str]) -> Result<TraceSpan, TraceError> {
+        let whole = |at: usize| {
+            let number = fields.get(at).and_then(|field| whole(field.trim()));
+            number.ok_or_else(|| self.bad(fields, at, "a whole number"))
+        };
+        let optional_whole = |at: Option<usize>| match at.filter(|at| text(fields, Some(*at)).is_some()) {
+            Some(at) => whole(at).map(Some),
+            None => Ok(None),
+        };
+        let owned = |at| text(fields, at).map(str::to_owned);
         Ok(TraceSpan {
-            rank: u32::try_from(whole(self.rank)?).map_err(|_| bad(self.rank, "a rank"))?,
+            rank: u32::try_from(whole(self.rank)?).map_err(|_| self.bad(fields, self.rank, "a rank"))?,
             step: whole(self.step)?,
+            attempt: optional_whole(self.attempt)?.unwrap_or(0),
             section: owned(self.section).unwrap_or_default(),
-            start,
-            duration,
+            start: None,
+            duration: 0.0,
             stage: optional_whole(self.stage)?.and_then(|stage| u32::try_from(stage).ok()),
             role: owned(self.role),
             host: owned(self.host),
@@ -150,6 +247,38 @@ impl Columns {
             sequence: optional_whole(self.sequence)?,
         })
     }
+
+    /// The number in a field; none if it is empty, or says that it is none.
+    fn number(&self, fields: &[&str], at: usize) -> Result<Option<f64>, TraceError> {
+        let Some(field) = text(fields, Some(at)) else { return Ok(None) };
+        if NOT_MEASURED.contains(&field.to_ascii_lowercase().as_str()) {
+            return Ok(None);
+        }
+        let number: f64 = field.parse().map_err(|_| self.bad(fields, at, "a number"))?;
+        if number.is_finite() { Ok(Some(number)) } else { Err(self.bad(fields, at, "a number")) }
+    }
+
+    fn bad(&self, fields: &[&str], at: usize, wanted: &'static str) -> TraceError {
+        TraceError::Field {
+            column: self.names.get(at).cloned().unwrap_or_default(),
+            value: fields.get(at).copied().unwrap_or_default().to_owned(),
+            wanted,
+        }
+    }
+}
+
+/// What table tools write for what is not there.
+const NOT_MEASURED: &[&str] = &["nan", "na", "n/a", "null", "none", "-"];
+
+fn text<'a>(fields: &[&'a str], at: Option<usize>) -> Option<&'a str> {
+    at.and_then(|at| fields.get(at)).map(|field| field.trim()).filter(|field| !field.is_empty())
+}
+
+/// A column's name in small letters, with one `_` for all that is no letter or digit: `Start (us)` is `start_us`.
+fn plain(name: &str) -> String {
+    let name = name.trim().trim_start_matches('\u{feff}').to_ascii_lowercase();
+    let words = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("_")
 }
 
 /// A whole number, also where a table tool has written it as 7.0.
@@ -164,22 +293,43 @@ fn whole(field: &str) -> Option<u64> {
 /// seconds; only ratios matter for who is slow.
 fn unit(name: &str, wanted: &str) -> Option<f64> {
     match name.strip_prefix(wanted)? {
-        "" | "_s" => Some(1.0),
-        "_ms" => Some(1e-3),
-        "_us" => Some(1e-6),
-        "_ns" => Some(1e-9),
-        _ => None,
+        "" => Some(1.0),
+        rest => seconds_of(rest.strip_prefix('_')?),
     }
+}
+
+/// A name that ends with a unit, without it, and seconds per unit.
+fn with_unit(name: &str) -> Option<(&str, f64)> {
+    let (rest, unit) = name.rsplit_once('_')?;
+    if unit == "time" || unit == "duration" {
+        return Some((rest, 1.0));
+    }
+    Some((rest, seconds_of(unit)?))
+}
+
+fn seconds_of(unit: &str) -> Option<f64> {
+    Some(match unit {
+        "s" | "sec" | "secs" | "second" | "seconds" => 1.0,
+        "ms" | "msec" | "msecs" | "millis" | "millisecond" | "milliseconds" => 1e-3,
+        "us" | "usec" | "usecs" | "micros" | "microsecond" | "microseconds" => 1e-6,
+        "ns" | "nsec" | "nsecs" | "nanos" | "nanosecond" | "nanoseconds" => 1e-9,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn one(columns: &Columns, fields: &[&str]) -> TraceSpan {
+        let [span] = columns.spans(fields).unwrap().try_into().unwrap();
+        span
+    }
+
     #[test]
     fn the_documented_columns_are_read() {
         let columns = Columns::of("rank,step,section,start_ns,end_ns,stage,host".split(',')).unwrap();
-        let span = columns.span(&["3", "7", "forward", "1000000000", "3500000000", "1", "a"]).unwrap();
+        let span = one(&columns, &["3", "7", "forward", "1000000000", "3500000000", "1", "a"]);
         assert_eq!((span.rank, span.step, span.section.as_str()), (3, 7, "forward"));
         assert_eq!((span.start, span.duration), (Some(1.0), 2.5));
         assert_eq!((span.stage, span.host.as_deref()), (Some(1), Some("a")));
@@ -188,10 +338,10 @@ mod tests {
     #[test]
     fn other_traces_names_and_units_are_understood() {
         let columns = Columns::of(["", "Worker", "gpu", "time", "batch_time_norm"]).unwrap();
-        let span = columns.span(&["0", "6", "25", "1811.0", "745"]).unwrap();
+        let span = one(&columns, &["0", "6", "25", "1811.0", "745"]);
         assert_eq!((span.rank, span.step, span.start, span.duration), (6, 1811, None, 745.0));
         let columns = Columns::of(["rank", "step", "start_us", "duration_ms"]).unwrap();
-        let span = columns.span(&["0", "1", "5", "2"]).unwrap();
+        let span = one(&columns, &["0", "1", "5", "2"]);
         assert!((span.start.unwrap() - 5e-6).abs() < 1e-12 && (span.duration - 2e-3).abs() < 1e-12);
     }
 
@@ -202,9 +352,42 @@ mod tests {
         let no_end = Columns::of(["rank", "step", "start_ns"]).unwrap_err().to_string();
         assert!(no_end.contains("end_ns"), "{no_end}");
         let columns = Columns::of(["rank", "step", "duration"]).unwrap();
-        for fields in [["x", "1", "2"], ["1", "-1", "2"], ["1", "1", "long"], ["1", "1", ""]] {
-            assert!(columns.span(&fields).is_err(), "{fields:?}");
+        for fields in
+            [["x", "1", "2"], ["1", "-1", "2"], ["1", "1", "long"], ["1", "1", "-2"], ["1", "", "2"]]
+        {
+            assert!(columns.spans(&fields).is_err(), "{fields:?}");
         }
-        assert!(columns.span(&["1"]).is_err());
+        assert!(columns.spans(&["1"]).is_err());
+        for nothing in ["", "nan", "NULL"] {
+            assert_eq!(columns.spans(&["1", "1", nothing]).unwrap(), [], "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn units_may_be_written_in_many_ways() {
+        for name in ["Duration (us)", "duration_usec", "Duration[microseconds]", "DUR.US"] {
+            let columns = Columns::of(["Rank ID", "Global Step", name]).unwrap();
+            let span = one(&columns, &["0", "1", "2000"]);
+            assert!((span.duration - 2e-3).abs() < 1e-12, "{name}");
+        }
+    }
+
+    #[test]
+    fn time_is_the_step_only_where_nothing_else_is() {
+        let columns = Columns::of(["rank", "step", "time"]).unwrap();
+        assert_eq!(
+            (one(&columns, &["0", "4", "2.5"]).step, one(&columns, &["0", "4", "2.5"]).duration),
+            (4, 2.5)
+        );
+    }
+
+    #[test]
+    fn a_table_with_a_column_for_each_section_is_read() {
+        let columns =
+            Columns::of(["rank", "step", "forward_ms", "allreduce_wait_ms", "step_time_ms"]).unwrap();
+        let spans = columns.spans(&["0", "1", "100", "", "150"]).unwrap();
+        let told: Vec<(&str, f64)> =
+            spans.iter().map(|span| (span.section.as_str(), span.duration)).collect();
+        assert_eq!(told, [("", 0.15), ("forward", 0.1)]);
     }
 }

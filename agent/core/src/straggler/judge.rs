@@ -19,6 +19,9 @@ const IMBALANCE_EVERY: usize = 4;
 /// Steps that depend on each other count for less, down to a ninth.
 const MOST_DEPENDENT: f32 = 3.0;
 
+/// So many ranks are few.
+const FEW: usize = 4;
+
 /// From when on something is told.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
@@ -98,6 +101,13 @@ impl<T: Copy> Ring<T> {
         self.next = (self.next + 1) % ROWS;
     }
 
+    /// All but the newest so many, in no particular order.
+    fn older(&self, than: usize) -> Ring<T> {
+        let newest = |at: usize| (self.next + ROWS - 1 - at) % ROWS < than;
+        let kept = self.values.iter().enumerate().filter(|(at, _)| !newest(*at));
+        Ring { values: kept.map(|(_, value)| *value).collect(), next: 0 }
+    }
+
     /// In no particular order.
     pub(super) fn values(&self) -> &[T] {
         &self.values
@@ -125,7 +135,15 @@ impl Recent {
             typical(ring) * (1.0 - 1.2 / ((ranks * looks) as f32).sqrt()).max(0.0)
         };
         let known = self.dependence.iter().zip(HORIZONS).filter(|(_, of)| *of <= steps.max(HORIZONS[0]));
-        known.map(|(ring, _)| sure(ring)).fold(1.0, f32::max).min(MOST_DEPENDENT)
+        let of = |(ring, horizon): (&Ring<f32>, usize)| {
+            if ranks > FEW {
+                sure(ring)
+            } else {
+                // Among few, one that becomes slow moves the middle itself: what it does now must not speak for it.
+                sure(&ring.older(2 * horizon / IMBALANCE_EVERY))
+            }
+        };
+        known.map(of).fold(1.0, f32::max).min(MOST_DEPENDENT)
     }
 
     /// How a mean of the fewest scores that are summed moves, in units of what independent scores would: below 1 where ranks
@@ -335,6 +353,16 @@ impl Judge {
     /// The score of each rank in the last step: ln(self time / peers').
     pub fn scores(&self) -> &[f32] {
         &self.scores
+    }
+
+    /// The last so many scores of a rank that are known.
+    pub fn last_scores(&self, rank: u32, steps: usize) -> Vec<f32> {
+        self.history.last(rank, steps).map(|(_, score)| score).collect()
+    }
+
+    /// Whether nothing is slow at present.
+    pub fn is_quiet(&self) -> bool {
+        self.open.is_empty()
     }
 
     /// Bytes that are held for all ranks together.

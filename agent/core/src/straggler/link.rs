@@ -1,7 +1,8 @@
 //! A slow link or a slow rank? Both make a collective long.
 //!
-//! Where entry and exit of each rank are known, a collective falls apart in two: ranks arrive (the last entry minus the first), and data moves
-//! (the first exit minus the last entry). A late rank makes the arrival long and leaves the transfer alone; a slow link is the
+//! A collective falls apart in two: ranks arrive, and data moves. All leave together, so the rank that was in it for the shortest
+//! time came last, and its time is what the data took to move; how much longer the others were in it is how late it came.
+//! That needs no clocks that agree between hosts. A late rank makes the arrival long and leaves the transfer alone; a slow link is the
 //! other way round. So transfers are compared among communicators of the same kind, with the same judge that compares ranks.
 
 use std::collections::BTreeMap;
@@ -22,8 +23,14 @@ const LEAST: f32 = 0.15;
 pub struct Links {
     communicators: BTreeMap<String, Communicator>,
     /// By step and communicator: seconds of arriving and of moving.
-    steps: BTreeMap<u64, BTreeMap<String, (f32, f32)>>,
+    steps: BTreeMap<Step, BTreeMap<String, (f32, f32)>>,
 }
+
+/// A step: attempt and number.
+type Step = (u64, u64);
+
+/// Of a message from one rank to another the two ends do not leave together.
+const ONE_WAY: &[&str] = &["send", "recv", "receive", "sendrecv", "p2p"];
 
 #[derive(Clone, Debug, Default)]
 struct Communicator {
@@ -35,23 +42,26 @@ struct Communicator {
 }
 
 impl Links {
-    /// Takes in one collective: entry and exit of each member in seconds on clocks that agree.
-    pub fn push(&mut self, step: u64, communicator: &str, kind: &str, members: &BTreeMap<u32, (f64, f64)>) {
-        let first_in = members.values().map(|(enter, _)| *enter).fold(f64::MAX, f64::min);
-        let last_in = members.values().map(|(enter, _)| *enter).fold(f64::MIN, f64::max);
-        let first_out = members.values().map(|(_, exit)| *exit).fold(f64::MAX, f64::min);
-        let moving = first_out - last_in;
-        // Clocks that do not agree, or a collective that ranks leave before all have entered (a send).
-        if members.len() < 2 || moving <= 0.0 {
+    /// Takes in one collective: how many seconds each member was in it.
+    pub fn push(&mut self, step: Step, communicator: &str, kind: &str, members: &BTreeMap<u32, f64>) {
+        let lower = kind.to_ascii_lowercase();
+        let one_way = lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| ONE_WAY.contains(&word));
+        let moving = members.values().copied().fold(f64::MAX, f64::min);
+        let longest = members.values().copied().fold(f64::MIN, f64::max);
+        if members.len() < 2 || moving <= 0.0 || one_way {
             return;
         }
         let known = self.communicators.entry(communicator.to_owned()).or_default();
-        if known.members.is_empty() {
+        if known.members.len() < members.len() {
             known.members = members.keys().copied().collect();
             known.kind = format!("{kind} of {}", members.len());
         }
+        if members.len() < known.members.len() {
+            // Who is missing may have come last.
+            return;
+        }
         let of_step = self.steps.entry(step).or_default().entry(communicator.to_owned()).or_default();
-        of_step.0 += (last_in - first_in) as f32;
+        of_step.0 += (longest - moving) as f32;
         of_step.1 += moving as f32;
     }
 
@@ -65,7 +75,7 @@ impl Links {
     }
 
     /// Judges all steps; the findings are numbered from `next`. A step's length is asked of `took`, in seconds.
-    pub fn judge(&self, limits: Limits, next: u64, took: impl Fn(u64) -> f32) -> Vec<Finding> {
+    pub fn judge(&self, limits: Limits, next: u64, took: impl Fn(Step) -> f32) -> Vec<Finding> {
         let mut kinds: Vec<&str> = self.communicators.values().map(|known| known.kind.as_str()).collect();
         kinds.sort_unstable();
         kinds.dedup();
@@ -83,7 +93,8 @@ impl Links {
                 .map(|name| seen.get(name).map_or(f32::NAN, |(_, moving)| *moving))
                 .collect();
             changes.clear();
-            judge.step(Row { step: *step, self_times: &moving, waits: &[], took: took(*step) }, &mut changes);
+            judge
+                .step(Row { step: step.1, self_times: &moving, waits: &[], took: took(*step) }, &mut changes);
             for change in &changes {
                 if let Change::Found(found) = change
                     && let Slow::Rank(index) = found.slow
@@ -104,7 +115,7 @@ impl Links {
         let shared = if of.hosts.len() == 1 { of.hosts.first().cloned() } else { None };
         let mut evidence = vec![
             format!(
-                "from the last rank's entry to the first one's exit it takes {:.2} of what {} communicator(s) of its kind take, \
+                "once its last rank has come it takes {:.2} of what {} communicator(s) of its kind take, \
                  over {} steps",
                 found.ratio, found.peers, found.steps
             ),

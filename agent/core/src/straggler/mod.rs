@@ -13,11 +13,13 @@
 //!
 //! The second witness is waiting: who is slow waits least. `docs/reference/stragglers.md` has the rules with figures.
 
+mod again;
 mod change;
 mod columns;
 mod found;
 mod history;
 mod judge;
+pub mod learn;
 mod link;
 mod peers;
 mod ranks;
@@ -35,5 +37,6 @@ pub use judge::{Judge, Limits, Row};
 pub use link::Links;
 pub use peers::{Peers, Role};
 pub use say::{Names, Standing};
+pub use score::{median, spread_around_median};
 pub use section::SectionKind;
 pub use trace::{Report, Trace, TraceSpan};

@@ -14,8 +14,11 @@ const FEWEST: usize = 4;
 /// A rank that is the slowest in this share of steps or more is a rank to be named.
 const ONE_RANK: f32 = 0.5;
 
-/// In a typical step this share of ranks must be slow: single outliers among many are the tails of noise.
-const SLOW_RANKS: f32 = 0.015;
+/// In most steps this share of ranks must be slow: single outliers among many are the tails of noise.
+const SLOW_RANKS: f32 = 0.04;
+
+/// Most steps: hiccups that hit every second step are none of the work's.
+const MOST: f32 = 0.7;
 
 /// Of more ranks than this, every so many are looked at.
 const SAMPLE: usize = 4096;
@@ -29,8 +32,10 @@ pub(super) struct Seen {
     mean_excess: f32,
     /// In which share of steps the same rank was it.
     same: f32,
-    /// Which share of ranks were slow in a typical step.
+    /// Which share of ranks were slow in most steps.
     share: f32,
+    /// Excess of the slowest rank that most steps have.
+    most: f32,
     steps: usize,
 }
 
@@ -70,11 +75,16 @@ pub(super) fn look(judge: &Judge) -> Option<Seen> {
     let most = turns.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(0);
     let mut shares: Vec<f32> = rows.iter().map(|(_, _, slow, seen)| *slow as f32 / *seen as f32).collect();
     let mut highest: Vec<f32> = rows.iter().map(|(highest, ..)| *highest).collect();
+    shares.sort_unstable_by(f32::total_cmp);
+    highest.sort_unstable_by(f32::total_cmp);
+    // The value that all but the lowest steps have.
+    let in_most = ((1.0 - MOST) * rows.len() as f32) as usize;
     Some(Seen {
+        most: highest.get(in_most).copied()?,
         mean_excess: highest.iter().sum::<f32>() / highest.len() as f32,
         excess: median(&mut highest),
         same: most as f32 / rows.len() as f32,
-        share: median(&mut shares),
+        share: shares.get(in_most).copied()?,
         steps: rows.len(),
     })
 }
@@ -82,7 +92,7 @@ pub(super) fn look(judge: &Judge) -> Option<Seen> {
 impl Seen {
     /// Whether that is an uneven spread of work.
     pub(super) fn is_uneven(&self, imbalance: f32) -> bool {
-        self.excess > imbalance.ln_1p() && self.same < ONE_RANK && self.share >= SLOW_RANKS
+        self.most > imbalance.ln_1p() && self.same < ONE_RANK && self.share >= SLOW_RANKS
     }
 
     pub(super) fn found(&self, step: u64, judge: &Judge) -> Found {

@@ -35,7 +35,41 @@ impl Names {
 /// Findings that stand, by what is slow: each is told under its number, and again when it is over.
 #[derive(Clone, Debug, Default)]
 pub struct Standing {
-    by_place: BTreeMap<Slow, Finding>,
+    by_place: BTreeMap<Slow, Told>,
+}
+
+/// A finding as it was told.
+#[derive(Clone, Debug)]
+struct Told {
+    /// Without what may explain it.
+    bare: Finding,
+    /// What was quoted with it. A reason that is gone later was one all the same.
+    hints: Vec<Hint>,
+}
+
+impl Told {
+    fn finding(&self) -> Finding {
+        let mut finding = self.bare.clone();
+        for hint in &self.hints {
+            finding.confidence = (finding.confidence + 0.05).min(0.99);
+            finding.evidence.push(format!("it may explain it: {}", hint.fact));
+        }
+        finding
+    }
+
+    /// Quotes what explains it and was not quoted yet; whether there was any.
+    fn quote(&mut self, hints: &[Hint]) -> bool {
+        let known = |hints: &[Hint], new: &Hint| {
+            hints.iter().any(|old| (&old.device, &old.about) == (&new.device, &new.about))
+        };
+        let before = self.hints.len();
+        for hint in explaining(&self.bare, hints) {
+            if self.hints.len() < QUOTED && !known(&self.hints, hint) {
+                self.hints.push(hint.clone());
+            }
+        }
+        self.hints.len() > before
+    }
 }
 
 impl Standing {
@@ -49,36 +83,51 @@ impl Standing {
     ) -> Option<Finding> {
         match change {
             Change::Found(found) => {
-                let finding = say(number, attempt, found, peers, names, hints);
-                self.by_place.insert(found.slow, finding.clone());
+                let mut told = Told { bare: say(number, attempt, found, peers, names), hints: Vec::new() };
+                told.quote(hints);
+                let finding = told.finding();
+                self.by_place.insert(found.slow, told);
                 Some(finding)
             }
             Change::Over { slow, since, .. } => {
-                let before = self.by_place.remove(slow)?;
+                let before = self.by_place.remove(slow)?.finding();
                 let headline = format!("over since step {since}: {}", before.headline);
                 Some(Finding { over: true, step: *since, headline, ..before })
             }
         }
     }
+
+    /// The findings that are to be told again, because it is now known which device they are about, or what may
+    /// explain them.
+    pub fn explain(&mut self, names: &Names, hints: &[Hint]) -> Vec<Finding> {
+        let mut again = Vec::new();
+        for (slow, told) in &mut self.by_place {
+            let mut news = false;
+            if let Slow::Rank(rank) = slow
+                && told.bare.device.is_none()
+            {
+                told.bare.device = names.devices.get(*rank as usize).cloned().flatten();
+                news = told.bare.device.is_some();
+            }
+            if told.quote(hints) || news {
+                again.push(told.finding());
+            }
+        }
+        again
+    }
 }
 
 /// The finding with number `number`.
-fn say(
-    number: u64,
-    attempt: Attempt,
-    found: &Found,
-    peers: &Peers,
-    names: &Names,
-    hints: &[Hint],
-) -> Finding {
+fn say(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Names) -> Finding {
     let (ranks, host, device, stage) = place(found, peers, names);
-    let mut finding = Finding {
+    let is_hardware = matches!(found.slow, Slow::Rank(_) | Slow::Host(_));
+    Finding {
         finding: number,
         attempt,
         what: kind(found.slow),
         over: false,
         headline: headline(found, names),
-        domain: FaultDomain::User,
+        domain: if is_hardware { FaultDomain::Hardware } else { FaultDomain::User },
         confidence: (f64::from(found.confidence) * 100.0).round() / 100.0,
         ranks,
         device,
@@ -90,15 +139,7 @@ fn say(
         evidence: evidence(found),
         last_agreed_step: None,
         doubtful_steps: Vec::new(),
-    };
-    if matches!(found.slow, Slow::Rank(_) | Slow::Host(_)) {
-        finding.domain = FaultDomain::Hardware;
-        for hint in explaining(&finding, hints) {
-            finding.confidence = (finding.confidence + 0.05).min(0.99);
-            finding.evidence.push(format!("it may explain it: {}", hint.fact));
-        }
     }
-    finding
 }
 
 fn kind(slow: Slow) -> FindingKind {
@@ -190,12 +231,12 @@ fn evidence(found: &Found) -> Vec<String> {
     evidence
 }
 
-/// The hints that concern the place of the finding.
-fn explaining<'a>(finding: &Finding, hints: &'a [Hint]) -> Vec<&'a Hint> {
-    let concerns = |hint: &&Hint| {
+/// The hints that concern the place of the finding; what is no fault of a place has none.
+fn explaining<'a>(finding: &'a Finding, hints: &'a [Hint]) -> impl Iterator<Item = &'a Hint> {
+    let is_of_place = matches!(finding.what, FindingKind::SlowRank | FindingKind::SlowHost);
+    hints.iter().filter(move |hint| {
         let here = hint.host.is_none() || hint.host == finding.host;
         // What concerns one device explains no other, and not a whole host.
-        here && (hint.device.is_none() || hint.device == finding.device)
-    };
-    hints.iter().filter(concerns).take(QUOTED).collect()
+        is_of_place && here && (hint.device.is_none() || hint.device == finding.device)
+    })
 }

@@ -207,6 +207,9 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
         loss: beat.and_then(|beat| beat.loss),
         refusal: rank.refusal.clone(),
         median_step: beat.and_then(|beat| beat.median_step).map(duration),
+        self_time: beat.and_then(|beat| beat.pace.self_time).map(duration),
+        against_peers: beat.and_then(|beat| beat.pace.against_peers),
+        wait_share: beat.and_then(|beat| beat.pace.wait_share),
     }
 }
 

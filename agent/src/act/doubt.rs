@@ -1,0 +1,92 @@
+//! Says beside checkpoints which of them are doubtful: those after the last step at which replicas agreed. What is made of that is
+//! for the side that loads them (`mainstay.checkpoint`); nothing is removed.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use mainstay_core::finding::{Finding, FindingKind};
+use mainstay_core::id::JobId;
+use serde_json::{Value, json};
+
+/// The file's name in the directory of checkpoints.
+pub const FILE: &str = "doubtful.json";
+
+/// Findings that are remembered; the newest count.
+const KEPT: usize = 64;
+
+/// Marks what was saved after the finding's last agreed step, if it is one that makes checkpoints doubtful.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn mark(directory: &Path, job: &JobId, finding: &Finding) -> io::Result<()> {
+    if finding.over || !matches!(finding.what, FindingKind::SilentCorruption | FindingKind::ReplicasDiffer) {
+        return Ok(());
+    }
+    fs::create_dir_all(directory)?;
+    let path = directory.join(FILE);
+    let mut told: Vec<Value> = match fs::read(&path) {
+        // One that somebody has spoilt is begun anew.
+        Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
+        Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    told.push(json!({
+        "job": job.0,
+        "attempt": finding.attempt.0,
+        "after": finding.last_agreed_step,
+        "sure": finding.what == FindingKind::SilentCorruption,
+        "why": finding.headline,
+    }));
+    told.drain(..told.len().saturating_sub(KEPT));
+    let beside = directory.join(format!(".{FILE}.{}.tmp", std::process::id()));
+    fs::write(&beside, serde_json::to_vec_pretty(&told)?)?;
+    fs::rename(&beside, &path)
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_core::id::Attempt;
+    use mainstay_core::verdict::FaultDomain;
+
+    use super::*;
+
+    fn finding(what: FindingKind, over: bool) -> Finding {
+        Finding {
+            finding: 1,
+            attempt: Attempt(2),
+            what,
+            over,
+            headline: "rank 2 differs".into(),
+            domain: FaultDomain::Hardware,
+            confidence: 0.9,
+            ranks: Vec::new(),
+            device: None,
+            host: None,
+            stage: None,
+            since_step: 130,
+            step: 130,
+            cost_percent: None,
+            evidence: Vec::new(),
+            last_agreed_step: Some(120),
+            doubtful_steps: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn corruption_is_marked_beside_the_checkpoints_and_slowness_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (home, job) = (dir.path().join("steps"), JobId("demo".into()));
+        mark(&home, &job, &finding(FindingKind::SlowRank, false)).unwrap();
+        mark(&home, &job, &finding(FindingKind::SilentCorruption, true)).unwrap();
+        assert!(!home.exists());
+        mark(&home, &job, &finding(FindingKind::SilentCorruption, false)).unwrap();
+        mark(&home, &job, &finding(FindingKind::ReplicasDiffer, false)).unwrap();
+        let told: Value = serde_json::from_slice(&fs::read(home.join(FILE)).unwrap()).unwrap();
+        assert_eq!(
+            (&told[0]["after"], &told[0]["sure"], &told[1]["sure"]),
+            (&json!(120), &json!(true), &json!(false))
+        );
+        assert_eq!(fs::read_dir(&home).unwrap().count(), 1, "nothing is left beside it");
+    }
+}

@@ -1,0 +1,97 @@
+//! Silent corruption with PyTorch: replicas of a DDP run compare their parameters, the majority names the rank, and a restarted job goes on
+//! from before it where it is asked to.
+
+use mainstay_core::entry::Body;
+use mainstay_core::finding::{Finding, FindingKind};
+use mainstay_core::id::Rank;
+use mainstay_tests::{Job, Stage, has_torch};
+
+/// In step 11 of the first attempt a bit of the last rank's parameters flips. Digests are told after steps 1, 3, 5, ...; checkpoints are
+/// saved after steps 4, 9, 14, ... In step 30 a rank fails.
+const TRAINER: &str = r#"
+import torch, torch.distributed as dist
+import mainstay
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.set_num_threads(1)
+torch.manual_seed(17)
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(16, 8))
+optimiser = torch.optim.SGD(model.parameters(), lr=1e-2)
+begin, saved = 0, mainstay.checkpoint.load()
+if saved is not None:
+    model.load_state_dict(saved["model"])
+    begin = saved["step"] + 1
+mainstay.report_digest(model, every=2)
+mark(f"begins.{ATTEMPT}.{RANK}", str(begin))
+for step in range(begin, 40):
+    if ATTEMPT == 0 and step == 11 and RANK == dist.get_world_size() - 1:
+        with torch.no_grad():
+            model.module.weight.view(torch.int32)[0, 0] ^= 1 << 12
+    if ATTEMPT == 0 and step == 30:
+        wait_for("found")
+        if RANK == 0:
+            raise RuntimeError("something else")
+    inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * step + RANK))
+    optimiser.zero_grad()
+    model(inputs).square().mean().backward()
+    optimiser.step()
+    mainstay.step(step)
+    if step % 5 == 4:
+        assert mainstay.checkpoint.save(step, {"step": step, "model": model.state_dict()})
+dist.destroy_process_group()
+"#;
+
+/// Runs it, waits for what the replicas come to, and for where the restarted job begins.
+fn run(replicas: u32, stage: &Stage) -> (Job, Finding, u64) {
+    let job = stage
+        .python(TRAINER)
+        .ranks(replicas)
+        .variable("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
+        .variable("MAINSTAY_CHECKPOINT_KEEP", "20")
+        .start();
+    let found = job.wait_for("replicas that differ", |entry| match &entry.body {
+        Body::Finding(finding)
+            if matches!(finding.what, FindingKind::SilentCorruption | FindingKind::ReplicasDiffer) =>
+        {
+            Some(finding.clone())
+        }
+        _ => None,
+    });
+    stage.mark("found");
+    let begins = job.mark("begins.1.0");
+    let begins = begins.parse().unwrap_or_else(|_| panic!("no step: {begins:?}"));
+    (job, found, begins)
+}
+
+#[test]
+fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skipped() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let (job, found, begins) = run(3, &stage);
+    assert_eq!(
+        (found.what, found.ranks.as_slice()),
+        (FindingKind::SilentCorruption, [Rank(2)].as_slice()),
+        "{found:?}"
+    );
+    assert_eq!((found.since_step, found.last_agreed_step), (11, Some(9)), "{found:?}");
+    assert_eq!(begins, 10, "the step that was saved after the replicas last agreed");
+    let end = job.end();
+    end.assert_status(0);
+    end.assert_said("rank 2");
+}
+
+#[test]
+fn of_two_replicas_neither_is_believed_and_nothing_is_skipped() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let (job, found, begins) = run(2, &stage);
+    assert_eq!(found.what, FindingKind::ReplicasDiffer, "{found:?}");
+    assert!(found.confidence < 0.9, "{found:?}");
+    assert_eq!((found.last_agreed_step, begins), (Some(9), 30), "{found:?}");
+    job.end().assert_status(0);
+}
