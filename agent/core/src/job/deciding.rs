@@ -58,6 +58,7 @@ impl Job {
                     out.push(Output::Order(Order::StartRanks(self.attempt)));
                 }
             },
+            StopWhy::Ordered => self.restart(at, out),
             StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
             StopWhy::Fault => {
                 let ends: BTreeMap<Rank, RankEnd> = self
