@@ -137,6 +137,7 @@ impl Job {
             }
             Input::Ruling(ruling) => self.ruling(at, ruling, out),
             Input::Held(held) => self.held = held,
+            Input::Restart => self.restart_ordered(at, out),
             Input::LookAgain => self.look_again(at, out),
         }
     }
@@ -281,6 +282,14 @@ impl Job {
     fn stop(&mut self, why: StopWhy, out: &mut Vec<Output>) {
         self.phase = Phase::Stopping(why);
         out.push(Output::Order(Order::StopRanks { attempt: self.attempt, why }));
+    }
+
+    /// A person wants all ranks started anew: no failure, and charged to no budget.
+    fn restart_ordered(&mut self, at: Mono, out: &mut Vec<Output>) {
+        if self.phase == Phase::Running && self.hang.is_none() {
+            self.ledger.enter(at, Spending::Stopping);
+            self.stop(StopWhy::Ordered, out);
+        }
     }
 
     fn stop_requested(&mut self, at: Mono, exit: i32, out: &mut Vec<Output>) {

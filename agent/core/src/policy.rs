@@ -48,6 +48,8 @@ pub struct Settings {
     pub ready_within: Option<Span>,
     /// The status that asks the scheduler to start the job again elsewhere.
     pub hand_back_exit: i32,
+    /// Whether it is only said what would be done: the job then ends at its first failure.
+    pub dry_run: bool,
     /// The job's own number, by which its waits differ from those of other jobs.
     pub seed: u64,
 }
@@ -63,6 +65,7 @@ impl From<Budget> for Settings {
             rungs: Rungs::ONE_HOST,
             ready_within: Some(Span::seconds(60)),
             hand_back_exit: HAND_BACK_EXIT,
+            dry_run: false,
             seed: 0,
         }
     }
@@ -102,7 +105,13 @@ pub struct Choice {
 
 /// Decides; and says why in plain words.
 pub fn decide(settings: &Settings, case: Case<'_>) -> Choice {
-    stop(case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case))
+    let choice =
+        stop(case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case));
+    if !settings.dry_run || matches!(choice.action, Action::Stop { .. }) {
+        return choice;
+    }
+    let would = choice.action.rung().map_or("waiting", Rung::words);
+    at_once(Action::Stop { exit: case.exit }, format!("dry run; it would be {would}: {}", choice.why))
 }
 
 /// What only a person can mend.
@@ -129,16 +138,20 @@ fn stop(case: Case<'_>) -> Option<Choice> {
     stop(format!("the same {what} came again{at}: a restart would only fail again"))
 }
 
-/// How many restarts in a row may bring nothing: one to confirm what is likely the user's to mend, one where the same
-/// would come again, three of any kind. After NVRx's restart agent.
-fn patience(verdict: &Verdict) -> (u32, &'static str) {
-    match verdict.domain {
-        FaultDomain::User if verdict.confidence >= LIKELY => (1, "and it is likely the program's own fault"),
-        FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => {
-            (1, "and the same would come again")
-        }
-        _ => (3, "whatever their causes"),
-    }
+/// Restarts in a row that may bring nothing, whatever their causes. After NVRx's restart agent, as [`confirmed`].
+const PATIENCE: u32 = 3;
+
+/// Whether one restart without a new step has confirmed the failure: it came again, and it is likely the user's to mend,
+/// or one that would come again. Another failure in the same place has its own restart, within [`PATIENCE`].
+fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
+    let verdict = case.verdict;
+    let why = match verdict.domain {
+        FaultDomain::User if verdict.confidence >= LIKELY => "it is likely the program's own fault",
+        FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => "it would come again",
+        _ => return None,
+    };
+    let mut in_a_row = case.past.iter().rev().take(idle as usize);
+    in_a_row.any(|past| past.cause == verdict.cause).then_some(why)
 }
 
 /// What is not restarted any more, though it may pass.
@@ -146,9 +159,11 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let (action, words) = ending(settings, case);
     let end = |why: String| Some(at_once(action, format!("{why}{words}")));
     let idle = idle(case);
-    let (allowed, why) = patience(case.verdict);
-    if idle >= allowed {
-        return end(format!("{idle} restart(s) in a row brought no new step, {why}"));
+    if let Some(why) = confirmed(case, idle) {
+        return end(format!("the same came again and a restart brought no new step: {why}"));
+    }
+    if idle >= PATIENCE {
+        return end(format!("{idle} restart(s) in a row brought no new step, whatever their causes"));
     }
     let used = in_window(settings.budget, case, |_| true);
     let within =

@@ -29,7 +29,7 @@ const TO_END: Span = Span::seconds(5);
 impl Grace {
     fn of(self, why: StopWhy) -> Span {
         match why {
-            StopWhy::Requested => self.requested,
+            StopWhy::Requested | StopWhy::Ordered => self.requested,
             StopWhy::Fault => self.fault,
             StopWhy::Done => self.done,
         }

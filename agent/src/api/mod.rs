@@ -14,6 +14,7 @@ mod listen;
 pub mod metrics;
 pub mod nvrx;
 pub mod operator;
+pub mod orders;
 mod pace;
 mod preflight;
 mod stream;

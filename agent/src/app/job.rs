@@ -9,6 +9,7 @@ use mainstay_core::host::HostLimits;
 use mainstay_core::id::JobId;
 use mainstay_core::job::Summary;
 use mainstay_core::ledger::Spending;
+use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
 use nix::unistd::geteuid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -19,10 +20,12 @@ use tonic::service::Routes;
 use crate::act::guardian::Guardian;
 use crate::act::output::Terminal;
 use crate::act::ranks::Crew;
+use crate::api::orders::Orders;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::host::sense;
 use crate::app::{about, usual};
 use crate::board::Board;
+use crate::launch::order::Ordered;
 use crate::launch::places::{self, Places};
 use crate::launch::{Launcher, Outside, Settings, Warm};
 use crate::link;
@@ -89,7 +92,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     }
 
     let stop = CancellationToken::new();
-    let served = serve(&places, &board, &terminal, stop.clone());
+    let (order_sender, orders) = mpsc::channel(16);
+    let served = serve(&places, &board, &terminal, order_sender, stop.clone());
     let (link_sender, link_events) = mpsc::channel(64);
     let sockets = match plan.agent_socket {
         _ if !plan.look_for_agent => Vec::new(),
@@ -101,7 +105,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
-    let outside = Outside { link_events, agent_expected, host, signals };
+    let outside = Outside { link_events, agent_expected, host, signals, orders };
     let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal, warm);
     let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
@@ -127,6 +131,7 @@ fn serve(
     places: &Places,
     board: &Board,
     terminal: &Terminal,
+    orders: mpsc::Sender<Ordered>,
     stop: CancellationToken,
 ) -> Option<JoinHandle<()>> {
     let socket = places.runtime_dir.as_ref().ok()?.path.join("api.sock");
@@ -139,10 +144,11 @@ fn serve(
     };
     let listeners = Listeners { unix: Some(unix), ..Listeners::default() };
     let about = about(Mode::Launcher);
+    let routes = Routes::new(JobOrderServiceServer::new(Orders::new(orders)));
     let reader = board.reader();
     Some(tokio::spawn(async move {
         let clock = Arc::new(clock::now);
-        if let Err(error) = api::serve(listeners, reader, about, clock, Routes::default(), stop).await {
+        if let Err(error) = api::serve(listeners, reader, about, clock, routes, stop).await {
             tracing::warn!(%error, "the API of this job ended");
         }
     }))

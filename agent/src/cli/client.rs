@@ -8,13 +8,15 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
+use mainstay_proto::v1::job_order_service_client::JobOrderServiceClient;
 use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, EventFilter, GetNodeRequest, Job, ListDevicesRequest, ListDevicesResponse,
-    ListEventsRequest, ListEventsResponse, ListJobsRequest, Node, PreflightCheck, RunPreflightRequest,
-    RunPreflightResponse, Server, SilenceComponentRequest, UnsilenceComponentRequest, WatchEventsRequest,
+    AcknowledgeRequest, EventFilter, GetNodeRequest, InjectFaultRequest, InjectedFault, Job,
+    ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
+    PreflightCheck, RestartJobRequest, RunPreflightRequest, RunPreflightResponse, Server,
+    SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchEventsRequest,
     WatchEventsResponse,
 };
 use tokio::net::UnixStream;
@@ -175,6 +177,35 @@ impl Client {
         let mut operator = OperatorServiceClient::new(self.channel.clone());
         let said =
             async { operator.unsilence_component(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, said).await.map(|_| ())
+    }
+
+    /// Has all ranks of the job started anew.
+    pub(super) async fn restart_job(&self, reason: &str) -> Result<(), AskError> {
+        let request = RestartJobRequest { reason: reason.to_owned() };
+        let mut orders = JobOrderServiceClient::new(self.channel.clone());
+        let said = async { orders.restart_job(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, said).await.map(|_| ())
+    }
+
+    /// Ends the job.
+    pub(super) async fn stop_job(&self, reason: &str) -> Result<(), AskError> {
+        let request = StopJobRequest { reason: reason.to_owned() };
+        let mut orders = JobOrderServiceClient::new(self.channel.clone());
+        let said = async { orders.stop_job(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, said).await.map(|_| ())
+    }
+
+    /// Does something to a rank, for a drill.
+    pub(super) async fn inject_fault(
+        &self,
+        fault: InjectedFault,
+        rank: u32,
+        reason: &str,
+    ) -> Result<(), AskError> {
+        let request = InjectFaultRequest { fault: fault.into(), rank, reason: reason.to_owned() };
+        let mut orders = JobOrderServiceClient::new(self.channel.clone());
+        let said = async { orders.inject_fault(request).await.map_err(|status| self.failed(&status)) };
         within(&self.socket, said).await.map(|_| ())
     }
 

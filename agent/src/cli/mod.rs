@@ -12,6 +12,7 @@ mod explain;
 mod find;
 mod gpus;
 mod guardian;
+mod job;
 mod json;
 mod operator;
 mod output;
@@ -76,6 +77,8 @@ enum Command {
     Unsilence(operator::Unsilence),
     Bundle(bundle::Args),
     Replay(replay::Args),
+    Job(job::Job),
+    Inject(job::Inject),
     Stragglers(stragglers::Args),
     Check(Box<check::Args>),
     /// Print the version
@@ -127,6 +130,8 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Job(args) => job::job(args).await,
+        Command::Inject(args) => job::inject(args).await,
         Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
         Command::Ack(args) => operator::ack(args).await,

@@ -144,6 +144,12 @@ pub struct Args {
     /// A signal that ranks get when they are to save, beside what `mainstay.save_requested()` tells them: SIGUSR1, SIGUSR2
     #[arg(long, env = "MAINSTAY_SAVE_SIGNAL", value_name = "SIGNAL", value_parser = save_signal)]
     save_signal: Option<i32>,
+    /// Let `mainstay inject` do things to the ranks: for drills
+    #[arg(long, env = "MAINSTAY_ALLOW_INJECT")]
+    allow_inject: bool,
+    /// Do not restart: only say what would be done, and end as if nothing could be
+    #[arg(long, env = "MAINSTAY_DRY_RUN")]
+    dry_run: bool,
     /// Do not end the job when the agent hears that the cloud takes the machine away
     #[arg(long, env = "MAINSTAY_STAY_ON_NOTICE")]
     stay_on_notice: bool,
@@ -237,11 +243,13 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
             by_cause: args.restart_budget.into_iter().collect(),
             ready_within: args.ready_within.0,
             hand_back_exit: i32::from(args.hand_back_exit),
+            dry_run: args.dry_run,
             ..Budget { max_restarts: args.max_restarts, window: args.restart_window }.into()
         },
         grace: Grace { requested: args.shutdown_timeout, fault: args.fault_timeout, done: Span::seconds(5) },
         save_signal: args.save_signal,
         leave_on_notice: !args.stay_on_notice,
+        allow_inject: args.allow_inject,
         hang: HangSettings { mode: args.hang, limits: limits(&args.hang_limit) },
         checkpoint_dir: args.checkpoint_dir,
         warm: WarmSettings { enabled: !args.no_warm, imports: args.warm_imports },

@@ -3,6 +3,7 @@
 
 pub mod hang;
 mod notice;
+pub mod order;
 pub mod places;
 mod save;
 mod shell;
@@ -43,6 +44,8 @@ pub struct Settings {
     pub shown: Shown,
     /// The signal that tells ranks to save, beside their page; none to send none.
     pub save_signal: Option<i32>,
+    /// Whether faults may be injected into the ranks.
+    pub allow_inject: bool,
     /// Whether the job ends when the machine is to be taken away.
     pub leave_on_notice: bool,
     /// How ranks are started again.

@@ -27,6 +27,7 @@ use crate::act::ranks::{Crew, RankProcess};
 use crate::act::stop::{Grace, Stop, reap_orphans, sweep};
 use crate::board::Board;
 use crate::launch::hang::{Evidence, Judge};
+use crate::launch::order::{self, JobOrder, Ordered, Refused};
 use crate::launch::{Settings, Warm, notice, save};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
@@ -63,6 +64,8 @@ pub struct Outside {
     pub host: mpsc::Receiver<Judged>,
     /// Signals to the launcher.
     pub signals: mpsc::Receiver<i32>,
+    /// Orders of people.
+    pub orders: mpsc::Receiver<Ordered>,
 }
 
 /// A rank's process ended.
@@ -199,6 +202,7 @@ impl Launcher {
                 () = until(force_at) => self.force(),
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
+                Some(ordered) = outside.orders.recv() => self.ordered(ordered),
                 news = self.warm.news() => {
                     if let Some(fact) = self.warm.heard(news) {
                         self.fact(fact);
@@ -219,7 +223,7 @@ impl Launcher {
                     }
                     let (now, grace) = (clock::mono(), self.settings.grace);
                     let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
-                    let saving = why == StopWhy::Requested
+                    let saving = matches!(why, StopWhy::Requested | StopWhy::Ordered)
                         && save::ask(
                             &self.ranks,
                             &self.pages,
@@ -388,7 +392,7 @@ impl Launcher {
         }
         let patience = match stop.why {
             StopWhy::Fault => Span::default(),
-            StopWhy::Requested => Span::seconds(1),
+            StopWhy::Requested | StopWhy::Ordered => Span::seconds(1),
             StopWhy::Done => self.settings.grace.done,
         };
         self.stop = None;
@@ -421,6 +425,43 @@ impl Launcher {
         if let Some(stop) = &mut self.stop {
             stop.tell(&self.ranks);
         }
+    }
+
+    /// Carries out what a person orders. It goes into the journal before it is done.
+    fn ordered(&mut self, ordered: Ordered) {
+        let Ordered { uid, reason, order, answer } = ordered;
+        let runs = |rank: &RankProcess| rank.exit.is_none();
+        let refused = match order {
+            JobOrder::Inject(..) if !self.settings.allow_inject => Some(Refused::NotAllowed),
+            JobOrder::Inject(_, rank) if !self.ranks.iter().any(|of| of.rank == rank && runs(of)) => {
+                Some(Refused::NoSuchRank(rank))
+            }
+            JobOrder::Restart if self.stop.is_some() || !self.ranks.iter().any(runs) => {
+                Some(Refused::NotNow("no ranks run, or they are being stopped already"))
+            }
+            JobOrder::Stop if self.asked_by.is_some() => {
+                Some(Refused::NotNow("the job is being stopped already"))
+            }
+            JobOrder::Inject(..) | JobOrder::Restart | JobOrder::Stop => None,
+        };
+        if let Some(refused) = refused {
+            return drop(answer.send(Err(refused)));
+        }
+        self.fact(order::observed(uid, &reason, order));
+        match order {
+            JobOrder::Restart => self.step(clock::mono(), Input::Restart),
+            JobOrder::Stop => {
+                self.asked_by = Some(nix::libc::SIGTERM);
+                let (by, exit) = (format!("user {uid} ({reason})"), 128 + nix::libc::SIGTERM);
+                self.fact(Fact::StopRequested { by, exit });
+            }
+            JobOrder::Inject(fault, rank) => {
+                let process = self.ranks.iter().find(|process| process.rank == rank);
+                process.into_iter().for_each(|process| save::signal(process, fault.signal));
+            }
+        }
+        // Whoever ordered may have gone; it is done all the same.
+        let _ = answer.send(Ok(()));
     }
 
     /// The machine is to be taken away, or so: ranks save and end, and the scheduler starts the job elsewhere.

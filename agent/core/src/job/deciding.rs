@@ -42,6 +42,7 @@ impl Job {
             return self.finish(at, exit, "asked to stop".to_owned(), out);
         }
         match why {
+            StopWhy::Ordered => self.restart(at, out),
             StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
             StopWhy::Fault => {
                 let ends: BTreeMap<Rank, RankEnd> = self

@@ -27,6 +27,8 @@ pub enum Input {
     Ruling(Option<Ruling>),
     /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.
     Held(Vec<String>),
+    /// Somebody ordered all ranks to be started anew.
+    Restart,
     /// The time of an [`Order::LookAgain`] has come.
     LookAgain,
 }
@@ -91,6 +93,8 @@ pub enum StopWhy {
     Fault,
     /// The launcher was asked to stop: the ranks may want to save.
     Requested,
+    /// A person wants all ranks started anew.
+    Ordered,
     /// All ranks are done; what they left behind has to go.
     Done,
 }

@@ -142,9 +142,12 @@ fn what_is_likely_the_users_fault_is_confirmed_by_one_restart() {
         ..verdict(exception("a"), Some(7))
     };
     assert!(decide(&many, case(&likely, &[])).action.attempt().is_some());
-    let past = [beating(exception("b"), 7)];
+    // The culprit stood at another step, or the same exception at the same one would stop the job anyway.
+    let past = [PastFailure { step: Some(6), ..beating(exception("a"), 7) }];
     assert_eq!(decide(&many, case(&likely, &past)).action, Action::Stop { exit: 1 });
-    let advanced = [beating(exception("b"), 6)];
+    let another = [beating(exception("b"), 7)];
+    assert!(decide(&many, case(&likely, &another)).action.attempt().is_some());
+    let advanced = [PastFailure { step: Some(5), ..beating(exception("a"), 6) }];
     assert!(decide(&many, case(&likely, &advanced)).action.attempt().is_some());
 }
 
@@ -207,4 +210,13 @@ fn a_host_that_is_surely_at_fault_is_handed_back_when_the_budget_is_used_up() {
     assert_eq!(of(FaultDomain::Hardware, 0.95), Action::HandBack { exit: HAND_BACK_EXIT });
     assert_eq!(of(FaultDomain::Hardware, 0.5), Action::Stop { exit: 1 });
     assert_eq!(of(FaultDomain::Unknown, 0.95), Action::Stop { exit: 1 });
+}
+
+#[test]
+fn a_dry_run_only_says_what_would_be_done() {
+    let dry = Settings { dry_run: true, ..Settings::from(THREE) };
+    let kill = verdict(Cause::Signal { signal: 9 }, None);
+    let choice = decide(&dry, case(&kill, &[]));
+    assert_eq!(choice.action, Action::Stop { exit: 1 });
+    assert_eq!(choice.why, "dry run; it would be restarting all ranks: restart 1 of 3 in the job");
 }
