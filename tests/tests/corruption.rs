@@ -1,6 +1,8 @@
 //! Silent corruption with PyTorch: replicas of a DDP run compare their parameters, the majority names the rank, and a restarted job goes on
 //! from before it where it is asked to.
 
+#![allow(clippy::panic, reason = "in a test, a panic is the report")]
+
 use mainstay_core::entry::Body;
 use mainstay_core::finding::{Finding, FindingKind};
 use mainstay_core::id::Rank;

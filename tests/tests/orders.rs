@@ -1,5 +1,7 @@
 //! What people order for a job: who may, what is done, and what the journal keeps of it.
 
+#![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
+
 use std::process::{Command, Output};
 
 use mainstay_core::entry::Fact;

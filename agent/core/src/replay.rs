@@ -98,12 +98,11 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
     let recorded = |entry: &&&Entry| entry.body.incident() == Some(incident);
     let bodies = || rest.iter().filter(recorded).map(|entry| (&entry.body, entry.at.mono));
     // The last: before it, it may have been decided to wait.
-    let (decision, at) = bodies()
-        .filter_map(|(body, at)| match body {
-            Body::Decision(decision) => Some((decision.clone(), at)),
-            _ => None,
-        })
-        .last()?;
+    let mut decisions = bodies().filter_map(|(body, at)| match body {
+        Body::Decision(decision) => Some((decision.clone(), at)),
+        _ => None,
+    });
+    let (decision, at) = decisions.next_back()?;
     let mut verdicts = bodies().filter_map(|(body, _)| match body {
         Body::Verdict(verdict) => Some(verdict.clone()),
         _ => None,

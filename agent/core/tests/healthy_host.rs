@@ -137,9 +137,9 @@ fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mu
             tasks: usage(9_000 + dice.below(4_000), 4_194_304),
             group_tasks: Some(Usage { used: 3_000 + dice.below(4_000), limit: 16_384 }),
         },
-        scan: (look % 3 == 0).then_some(Reading::Value(scan)),
+        scan: look.is_multiple_of(3).then_some(Reading::Value(scan)),
         mounts: vec![mount],
-        services: (look % 6 == 0).then(|| {
+        services: look.is_multiple_of(6).then(|| {
             Reading::Value(Services {
                 units: vec![
                     unit("nvidia-fabricmanager.service", "active", 0),

@@ -489,11 +489,11 @@ impl Run {
     }
 
     fn last_verdict(&self) -> &Verdict {
-        let verdicts = self.out.iter().filter_map(|output| match output {
+        let mut verdicts = self.out.iter().filter_map(|output| match output {
             Output::Record(Body::Verdict(verdict)) => Some(verdict),
             _ => None,
         });
-        verdicts.last().expect("a verdict")
+        verdicts.next_back().expect("a verdict")
     }
 }
 
