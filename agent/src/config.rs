@@ -85,6 +85,8 @@ settings! {
         nvrx: NvrxConfig,
         /// Checks before a start, in docs/reference/cli.md: mainstay check.
         preflight: PreflightConfig,
+        /// Who is told of failures, decisions and ends of jobs: docs/reference/policy.md.
+        hooks: HooksConfig,
     }
 }
 
@@ -353,6 +355,26 @@ settings! {
     }
 }
 
+/// What hooks can be told of.
+const HOOKS_TELL: [&str; 3] = ["verdict", "decision", "job_ended"];
+
+settings! {
+    /// Commands and webhooks that are told of jobs.
+    pub struct HooksConfig {
+        /// Shell commands, run as the agent's user; each gets the journal's entry as JSON on standard input.
+        commands: Vec<String> = Vec::new(),
+        /// Addresses like "http://host:port/path" to which the entry is posted.
+        webhooks: Vec<String> = Vec::new(),
+        /// Of what they are told: "verdict", "decision", "job_ended".
+        on: Vec<String> = vec!["verdict".to_owned(), "decision".to_owned(), "job_ended".to_owned()],
+        /// How long one try may take; a command is killed then.
+        deadline: Period = Period::seconds(10),
+        /// How often it is tried: a second after the first time, then two, four and so on.
+        tries: u32 = 3,
+    }
+    sections {}
+}
+
 settings! {
     /// The doors for NVRx.
     pub struct NvrxConfig {
@@ -483,6 +505,18 @@ impl Config {
             "it must be at most half of journal.max_size",
         );
         must(self.journal.segment_size.0 >= 4096, "journal.segment_size", "it must be at least 4KiB");
+        must(
+            self.hooks.on.iter().all(|kind| HOOKS_TELL.contains(&kind.as_str())),
+            "hooks.on",
+            "it can have \"verdict\", \"decision\" and \"job_ended\"",
+        );
+        must(
+            self.hooks.webhooks.iter().all(|address| address.starts_with("http://")),
+            "hooks.webhooks",
+            "they must begin with http://; for others use a command with curl",
+        );
+        must((1..=20).contains(&self.hooks.tries), "hooks.tries", "it must be between 1 and 20");
+        must(self.hooks.deadline.0.0 > 0, "hooks.deadline", "it must be longer than nothing");
         must(
             absolute(&self.kernel_log.path) || self.kernel_log.path == Path::new(JOURNALD),
             "kernel_log.path",

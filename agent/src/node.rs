@@ -28,6 +28,7 @@ pub use hardware::{Hardware, LogReport};
 
 use gpus::Gpus;
 
+use crate::act::hook::Hooks;
 use crate::board::Board;
 use crate::os::pidfd::PidFd;
 use crate::os::{clock, processes};
@@ -177,6 +178,7 @@ pub struct Node {
     sessions: u64,
     hardware: Hardware,
     gpus: Gpus,
+    hooks: Hooks,
     /// Whether launchers were told that the machine is to be taken away.
     leaving: bool,
     /// Proposals that wait for the GPUs to be read.
@@ -192,6 +194,7 @@ impl Node {
         origins: BTreeMap<JobId, u64>,
         hardware: Hardware,
         look: GpuLook,
+        hooks: Hooks,
         own_inputs: mpsc::Sender<Input>,
     ) -> Node {
         let launchers = board.view().jobs.iter().map(|(job, view)| {
@@ -214,6 +217,7 @@ impl Node {
             sessions: 0,
             hardware,
             gpus: Gpus::new(look),
+            hooks,
             leaving: false,
             waiting: Vec::new(),
             own_inputs,
@@ -415,7 +419,8 @@ impl Node {
             Body::Fact(Fact::JobEnded { .. }) => self.gpus.over(&session.job),
             _ => {}
         }
-        self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
+        let recorded = self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
+        self.hooks.tell(&recorded);
     }
 
     /// Rules at once if the job's GPUs have been read since its ranks were gone, else when they are.

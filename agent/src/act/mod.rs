@@ -3,6 +3,7 @@
 pub mod doubt;
 pub mod environment;
 pub mod guardian;
+pub mod hook;
 pub mod output;
 pub mod page_files;
 pub mod port;

@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+use crate::act::hook::{HookPlan, Hooks};
 use crate::act::page_files::private_directory;
 use crate::api::attach::{Allowed, Launchers};
 use crate::api::operator::Operators;
@@ -80,7 +81,8 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         nudge: probing.as_ref().map(Probing::nudge).transpose()?,
         memory_held: config.preflight.gpu_memory_held,
     };
-    let node = Node::new(board, recalled.origins, hardware, look, inputs);
+    let hooks = Hooks::start(&hook_plan(&config)).context("starting the threads of the hooks")?;
+    let node = Node::new(board, recalled.origins, hardware, look, hooks, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
     notify(&[NotifyState::Ready, NotifyState::Status("watching the host")]);
@@ -292,6 +294,17 @@ pub(super) fn start_probing(
     let probing = device::probe(plan, interval, inputs.clone(), roster.clone())
         .context("starting the thread that asks the GPUs' driver")?;
     Ok(Some(probing))
+}
+
+fn hook_plan(config: &Config) -> HookPlan {
+    HookPlan {
+        commands: config.hooks.commands.clone(),
+        webhooks: config.hooks.webhooks.clone(),
+        on: config.hooks.on.clone(),
+        deadline: Duration::from_nanos(config.hooks.deadline.0.0),
+        tries: config.hooks.tries,
+        directory: config.state_dir.clone(),
+    }
 }
 
 fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
+use crate::act::hook::Hooks;
 use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::agent::{QUEUE, Recalled, start_probing, watch_hardware};
 use crate::app::{about, device, rooms};
@@ -47,7 +48,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
         nudge: probing.as_ref().map(device::Probing::nudge).transpose()?,
         memory_held: own.preflight.gpu_memory_held,
     };
-    let node = Node::new(board, recalled.origins, hardware, look, inputs);
+    let node = Node::new(board, recalled.origins, hardware, look, Hooks::default(), inputs);
     let node = tokio::spawn(node.run(node_inputs, || {}, stop.clone()));
     stop_with_standard_input(stop.clone())?;
     writeln!(std::io::stdout(), "{READY}").context("telling that the checks can be asked for")?;

@@ -1,0 +1,243 @@
+//! Hooks: commands and webhooks that are told of verdicts, decisions and ends of jobs. Each has a thread and a queue of its
+//! own, so that one that hangs holds up nobody; what could not be told after all tries is kept as a dead letter.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+use mainstay_core::entry::{Body, Entry, Fact};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+/// Entries that may wait for a hook.
+const QUEUE: usize = 256;
+
+/// The time before the second try; doubled before each further one.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// No more dead letters are kept than this many bytes of them.
+const MOST_DEAD_LETTERS: u64 = 16 << 20;
+
+/// What is told to whom.
+#[derive(Clone, Debug)]
+pub struct HookPlan {
+    /// Shell commands; the entry comes on standard input.
+    pub commands: Vec<String>,
+    /// `http://host:port/path`; the entry is posted.
+    pub webhooks: Vec<String>,
+    /// The kinds of entries: `verdict`, `decision`, `job_ended`.
+    pub on: Vec<String>,
+    /// How long one try may take.
+    pub deadline: Duration,
+    /// How often it is tried.
+    pub tries: u32,
+    /// The directory for dead letters, and for what hooks read.
+    pub directory: PathBuf,
+}
+
+/// The hooks of an agent.
+#[derive(Debug, Default)]
+pub struct Hooks {
+    on: Vec<String>,
+    dead: PathBuf,
+    queues: Vec<(String, SyncSender<Arc<Entry>>)>,
+}
+
+impl Hooks {
+    /// Starts a thread for each hook; none where there is none.
+    ///
+    /// # Errors
+    /// The kernel gives no more threads.
+    pub fn start(plan: &HookPlan) -> io::Result<Hooks> {
+        let commands = plan.commands.iter().map(|command| Hook::Command(command.clone()));
+        let webhooks = plan.webhooks.iter().map(|address| Hook::Webhook(address.clone()));
+        let dead = plan.directory.join("hooks-failed.jsonl");
+        let mut queues = Vec::new();
+        for (number, hook) in commands.chain(webhooks).enumerate() {
+            let (sender, receiver) = sync_channel(QUEUE);
+            let name = hook.name().to_owned();
+            let told = plan.directory.join(format!("hook-{number}.json"));
+            let teller =
+                Teller { hook, told, dead: dead.clone(), deadline: plan.deadline, tries: plan.tries };
+            std::thread::Builder::new().name("hook".to_owned()).spawn(move || teller.run(&receiver))?;
+            queues.push((name, sender));
+        }
+        Ok(Hooks { on: plan.on.clone(), dead, queues })
+    }
+
+    /// Tells the hooks of an entry, if it is one of those that they want to know of. Never waits.
+    pub fn tell(&self, entry: &Entry) {
+        if self.queues.is_empty()
+            || !kind(&entry.body).is_some_and(|kind| self.on.iter().any(|on| on == kind))
+        {
+            return;
+        }
+        let entry = Arc::new(entry.clone());
+        for (name, queue) in &self.queues {
+            let why = match queue.try_send(entry.clone()) {
+                Ok(()) => continue,
+                Err(TrySendError::Full(_)) => "it does not keep up",
+                Err(TrySendError::Disconnected(_)) => "its thread ended",
+            };
+            bury(&self.dead, name, why, &entry);
+        }
+    }
+}
+
+/// The word by which a configuration names the entry.
+fn kind(body: &Body) -> Option<&'static str> {
+    match body {
+        Body::Verdict(_) => Some("verdict"),
+        Body::Decision(_) => Some("decision"),
+        Body::Fact(Fact::JobEnded { .. }) => Some("job_ended"),
+        Body::Fact(_) | Body::Health(_) | Body::Outcome(_) | Body::Finding(_) => None,
+    }
+}
+
+#[derive(Debug)]
+enum Hook {
+    Command(String),
+    Webhook(String),
+}
+
+impl Hook {
+    fn name(&self) -> &str {
+        match self {
+            Hook::Command(name) | Hook::Webhook(name) => name,
+        }
+    }
+}
+
+struct Teller {
+    hook: Hook,
+    told: PathBuf,
+    dead: PathBuf,
+    deadline: Duration,
+    tries: u32,
+}
+
+impl Teller {
+    fn run(&self, entries: &Receiver<Arc<Entry>>) {
+        while let Ok(entry) = entries.recv() {
+            let mut again_after = RETRY_AFTER;
+            for number in 1..=self.tries.max(1) {
+                let Err(why) = self.tell(&entry) else { break };
+                if number >= self.tries {
+                    bury(&self.dead, self.hook.name(), &why, &entry);
+                } else {
+                    std::thread::sleep(again_after);
+                    again_after *= 2;
+                }
+            }
+        }
+    }
+
+    fn tell(&self, entry: &Entry) -> Result<(), String> {
+        let text = serde_json::to_vec(entry).map_err(|error| error.to_string())?;
+        match &self.hook {
+            Hook::Command(command) => self.command(command, &text, entry),
+            Hook::Webhook(address) => post(address, &text, self.deadline),
+        }
+    }
+
+    fn command(&self, command: &str, text: &[u8], entry: &Entry) -> Result<(), String> {
+        // A file, not a pipe: a command that does not read must not hold us up.
+        std::fs::write(&self.told, text)
+            .map_err(|error| format!("writing {}: {error}", self.told.display()))?;
+        let input = File::open(&self.told).map_err(|error| error.to_string())?;
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", command])
+            .env("MAINSTAY_EVENT", kind(&entry.body).unwrap_or_default())
+            .env("MAINSTAY_JOB_ID", entry.job.as_ref().map_or("", |job| job.0.as_str()))
+            .stdin(Stdio::from(input))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| format!("starting /bin/sh: {error}"))?;
+        match ended(&mut child, self.deadline) {
+            Ok(Some(status)) if status.success() => Ok(()),
+            Ok(Some(status)) => Err(format!("it ended with {status}")),
+            Ok(None) | Err(_) => {
+                let group = i32::try_from(child.id()).unwrap_or(0);
+                if group > 0 {
+                    let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+                }
+                let _ = child.wait();
+                Err(format!("it took longer than {} s and was killed", self.deadline.as_secs_f64()))
+            }
+        }
+    }
+}
+
+/// How a child ended, if it did in time.
+fn ended(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
+    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+    let handle = pidfd_open(pid.ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?;
+    let until = Instant::now() + within;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        let left = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        // Interrupted or not: the child is looked at again.
+        let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left));
+    }
+}
+
+/// Posts the text to `http://host:port/path`. Whatever the server says with a status of 2xx is taken for heard.
+fn post(address: &str, text: &[u8], deadline: Duration) -> Result<(), String> {
+    let rest = address
+        .strip_prefix("http://")
+        .ok_or("a webhook begins with http://; for others use a command with curl")?;
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let at = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
+    let said = |error: io::Error| error.to_string();
+    let place = at.to_socket_addrs().map_err(said)?.next().ok_or_else(|| format!("{at} has no address"))?;
+    let mut stream = TcpStream::connect_timeout(&place, deadline).map_err(said)?;
+    stream.set_write_timeout(Some(deadline)).map_err(said)?;
+    stream.set_read_timeout(Some(deadline)).map_err(said)?;
+    let head = format!(
+        "POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n",
+        text.len()
+    );
+    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text)).map_err(said)?;
+    let mut status = String::new();
+    BufReader::new(io::Read::take(stream, 1024)).read_line(&mut status).map_err(said)?;
+    match status.split_whitespace().nth(1) {
+        Some(code) if code.len() == 3 && code.starts_with('2') => Ok(()),
+        _ => Err(format!("it answered {:?}", status.trim_end())),
+    }
+}
+
+/// Keeps what could not be told.
+fn bury(dead: &Path, hook: &str, why: &str, entry: &Entry) {
+    tracing::warn!(hook, why, "a hook could not be told");
+    let letter = serde_json::json!({ "hook": hook, "why": why, "entry": entry });
+    let keep = || {
+        let mut file = OpenOptions::new().create(true).append(true).open(dead)?;
+        if file.metadata()?.len() < MOST_DEAD_LETTERS {
+            file.write_all(format!("{letter}\n").as_bytes())?;
+        }
+        Ok::<(), io::Error>(())
+    };
+    if let Err(error) = keep() {
+        tracing::warn!(path = %dead.display(), %error, "a dead letter cannot be kept");
+    }
+}
