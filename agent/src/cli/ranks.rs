@@ -328,8 +328,8 @@ mod tests {
         );
         assert!(lines[3].contains(" 300 ") && lines[3].contains(" 640 "), "{shown}");
         assert!(
-            lines[4].starts_with(" 255 rank(s) (")
-                && lines[4].contains("forward; step 812; self 0.120 s; wait 25 %"),
+            lines[5].starts_with(" 255 rank(s) (")
+                && lines[5].contains("forward; step 812; self 0.120 s; wait 25 %"),
             "{shown}"
         );
         assert_eq!(table(&many(512), Paint::plain(), true).lines().count(), 514);
@@ -339,6 +339,6 @@ mod tests {
     fn of_few_each_is_shown_with_its_own_time_and_waiting() {
         let shown = table(&many(8), Paint::plain(), false);
         assert_eq!(shown.lines().count(), 10, "{shown}");
-        assert!(shown.lines().skip(2).all(|line| line.contains("0.120 s    +0.0 %   25 %")), "{shown}");
+        assert!(shown.lines().skip(2).all(|line| line.contains("0.120 s    +0.0 %  25 %")), "{shown}");
     }
 }
