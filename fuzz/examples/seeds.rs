@@ -100,7 +100,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("probe_answers", answers.into_iter().chain([serde_json::to_vec(&ProbeRequest::default())?]))?;
     let incident =
         Incident { gpu: Some(0), system: 1, health: 20, code: 4, message: "a double-bit error".to_owned() };
-    let health = DcgmHealth { gpus: vec![0, 1], incidents: vec![incident], first: true };
+    let health = DcgmHealth { gpus: vec![0, 1], incidents: vec![incident], first: true, ..DcgmHealth::default() };
     seed("dcgm_answers", [serde_json::to_vec(&DcgmReport::Health(health))?])?;
     Ok(())
 }

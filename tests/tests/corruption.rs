@@ -1,7 +1,7 @@
 //! Silent corruption with PyTorch: replicas of a DDP run compare their parameters, the majority names the rank, and a restarted job goes on
 //! from before it where it is asked to.
 
-#![allow(clippy::panic, reason = "in a test, a panic is the report")]
+#![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
 use mainstay_core::entry::Body;
 use mainstay_core::finding::{Finding, FindingKind};
@@ -78,8 +78,10 @@ fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skip
         (FindingKind::SilentCorruption, [Rank(2)].as_slice()),
         "{found:?}"
     );
-    assert_eq!((found.since_step, found.last_agreed_step), (11, Some(9)), "{found:?}");
-    assert_eq!(begins, 10, "the step that was saved after the replicas last agreed");
+    // Steps this short may pass between two looks: then it is the comparison before, or after.
+    let agreed = found.last_agreed_step.expect("they agreed before");
+    assert!(agreed <= 9 && found.since_step >= 11, "{found:?}");
+    assert_eq!(begins, (agreed + 1) / 5 * 5, "after the last step that was saved while the replicas agreed");
     let end = job.end();
     end.assert_status(0);
     end.assert_said("rank 2");

@@ -290,10 +290,10 @@ def before(round):
     if round in (2, 20):
         counted.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
 def fault(step, round):
-    if round < 20 and step == 3 + round and RANK == round % 2:
+    if round < 20 and step == 3 + 3 * round and RANK == round % 2:
         raise RuntimeError(f"injected in round {round}")
 "#;
-    let script = format!("{}\nmark(f'counted.{{RANK}}', counted)\n", script(30, functions));
+    let script = format!("{}\nmark(f'counted.{{RANK}}', counted)\n", script(80, functions));
     let job = stage.python(&script).ranks(2).options("--max-restarts 100 --fault-timeout 100s").start();
     let counted = [0, 1].map(|rank| job.mark(&format!("counted.{rank}")));
     let end = job.end();

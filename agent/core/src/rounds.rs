@@ -251,12 +251,11 @@ impl Round {
         Heard::Noted
     }
 
-    /// Those to be told that all are done. Ranks without a restartable function are not waited for: they cannot be
-    /// called back either.
+    /// Those to be told that all are done: every other one is too, or its process has ended. One that has not come yet may
+    /// still fail, and wants the others back then.
     fn all_done(&self) -> Vec<Rank> {
-        let inside =
-            |standing: &Standing| matches!(standing, Standing::Inside | Standing::Leaving | Standing::Ready);
-        if self.gathering || self.standing.values().any(inside) {
+        let over = |standing: &Standing| matches!(standing, Standing::Done | Standing::Gone);
+        if self.gathering || !self.standing.values().all(over) {
             return Vec::new();
         }
         self.with(|standing| standing == Standing::Done)
@@ -348,6 +347,18 @@ mod tests {
         assert_eq!(round.missing(), [Rank(0), Rank(1)]);
         round.hear(Rank(1), Word::Ready { epoch: EPOCH });
         assert_eq!(round.waiting(), [Rank(1)]);
+    }
+
+    #[test]
+    fn one_that_is_done_waits_for_those_that_have_not_come_yet() {
+        let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
+        round.hear(Rank(1), Word::Hello { epoch: EPOCH });
+        assert_eq!(round.hear(Rank(1), Word::Done { epoch: EPOCH }), Heard::Noted);
+        assert_eq!(
+            round.gone(Rank(0)),
+            [Rank(1)],
+            "one without such a function is done when its process ends"
+        );
     }
 
     #[test]

@@ -76,6 +76,8 @@ impl Launcher {
     /// All ranks wait in their processes or are gone: what the lost ones left goes too.
     pub(super) async fn end_round(&mut self) {
         self.stop = None;
+        // The pages go on to be used: what they tell of this round is read before the next.
+        self.look();
         let waiting = self.round.waiting();
         let lost = waiting.len() < self.ranks.len();
         let orphans_killed = if lost {

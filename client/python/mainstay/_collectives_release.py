@@ -142,6 +142,10 @@ def destroy() -> None:
     distributed = sys.modules.get(_DISTRIBUTED)
     if distributed is not None and distributed.is_initialized():
         _quietly(distributed.destroy_process_group)
+    if distributed is not None:
+        # A group that failed while it was made has taken a number all the same, and groups find each other in the store
+        # by number: a new process begins at the first.
+        _quietly(lambda: setattr(distributed._world, "group_count", 0))
     with _lock:
         _groups.clear()
 

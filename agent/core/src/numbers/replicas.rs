@@ -51,6 +51,11 @@ impl Replicas {
                 continue;
             }
             if classes.len() == 1 {
+                let members = groups.iter().filter(|member| **member == Some(group)).count();
+                // Of one that has not told nothing is known: a checkpoint of this step is not vouched for.
+                if of < members {
+                    continue;
+                }
                 self.agreed.insert(group, step);
                 whole.push(group);
                 continue;
@@ -133,6 +138,15 @@ mod tests {
     fn a_rank_that_is_wrong_from_the_start_is_no_mesh() {
         let (_, splits) = Replicas::default().compare(1, &some(&[5, 5, 5, 8, 5, 5, 5, 5]));
         assert_eq!((splits[0].ranks.as_slice(), splits[0].last_agreed), ([3].as_slice(), None));
+    }
+
+    #[test]
+    fn all_have_agreed_only_where_all_have_told() {
+        let mut replicas = Replicas::default();
+        replicas.compare(9, &some(&[5, 5, 5]));
+        assert_eq!(replicas.compare(11, &[Some(6), Some(6), None]), (vec![], vec![]));
+        let (_, splits) = replicas.compare(13, &some(&[7, 7, 8]));
+        assert_eq!((splits[0].ranks.as_slice(), splits[0].last_agreed), ([2].as_slice(), Some(9)));
     }
 
     #[test]
