@@ -54,7 +54,9 @@ fn ranks_that_sleep_by_design_are_left_alone() {
 #[test]
 fn a_rank_that_sleeps_while_another_works_is_left_alone() {
     let stage = Stage::new();
-    let script = format!("{WORK}; [ $RANK = 0 ] && {{ sleep 6; mark over; exit 0; }}; until [ -e $MARKS/over ]; do sleep 0.05; done");
+    let script = format!(
+        "{WORK}; [ $RANK = 0 ] && {{ sleep 6; mark over; exit 0; }}; until [ -e $MARKS/over ]; do sleep 0.05; done"
+    );
     let end = stage.sh(&script).ranks(2).options("--hang-limit idle=2s").start().end();
     assert_not_judged(&end);
 }

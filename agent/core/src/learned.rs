@@ -22,7 +22,8 @@ const RANKS: usize = 16_384;
 /// What was learned of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
-    version: u32,
+    /// The version of its written form.
+    pub version: u32,
     /// Runs that it comes of.
     pub runs: u32,
     /// How long phases took.
@@ -114,7 +115,12 @@ mod tests {
         for step in 0..100 {
             phases.learn(PhaseId::STEP, step, Span::millis(500 + step));
         }
-        Learned { phases: phases.remembered(), noise: Some(0.01), stages: vec![0, 0, 1, 1], ..Learned::default() }
+        Learned {
+            phases: phases.remembered(),
+            noise: Some(0.01),
+            stages: vec![0, 0, 1, 1],
+            ..Learned::default()
+        }
     }
 
     #[test]

@@ -226,9 +226,11 @@ impl Present {
     fn take_roles(&mut self, noise: Option<f32>) {
         let Some(roles) = self.roles.iter().cloned().collect::<Option<Vec<_>>>() else { return };
         let kinds: BTreeSet<&(String, Option<u32>)> = roles.iter().collect();
-        let group = |role: &(String, Option<u32>)| kinds.iter().position(|kind| *kind == role).unwrap_or(0) as u32;
+        let group =
+            |role: &(String, Option<u32>)| kinds.iter().position(|kind| *kind == role).unwrap_or(0) as u32;
         let of = |role: &(String, Option<u32>)| Role { group: group(role), stage: role.1, host: None };
-        self.stragglers = straggler::Judge::new(Peers::new(roles.iter().map(of).collect()), Limits::default());
+        self.stragglers =
+            straggler::Judge::new(Peers::new(roles.iter().map(of).collect()), Limits::default());
         if let Some(noise) = noise {
             self.stragglers.recall_noise(noise);
         }

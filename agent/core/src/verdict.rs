@@ -288,7 +288,9 @@ impl Outcome {
     pub fn told(&self) -> String {
         let Outcome { step, to_first_step, steps_lost, .. } = self;
         if self.counted {
-            return format!("ranks step again after {to_first_step}; how many steps are done again is not known");
+            return format!(
+                "ranks step again after {to_first_step}; how many steps are done again is not known"
+            );
         }
         format!("back at step {step} after {to_first_step}; {steps_lost} step(s) done again")
     }

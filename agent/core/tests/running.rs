@@ -383,8 +383,15 @@ fn what_was_learned_of_peers_is_known_in_the_next_run() {
     next.watch.begin_attempt(Attempt(0), (0..8).map(Rank).collect());
     // A slow rank from the first step on would keep the stages from being learned.
     for _ in 0..14 {
-        next.step(|rank, done| slower(done, if later(rank) { 30 } else { 0 } + if rank == 6 { 20 } else { 0 }));
+        next.step(|rank, done| {
+            slower(done, if later(rank) { 30 } else { 0 } + if rank == 6 { 20 } else { 0 })
+        });
     }
     let slow = next.found.iter().filter(|finding| finding.what == FindingKind::SlowRank);
-    assert_eq!(slow.map(|finding| finding.ranks.clone()).collect::<Vec<_>>(), [vec![Rank(6)]], "{:?}", next.found);
+    assert_eq!(
+        slow.map(|finding| finding.ranks.clone()).collect::<Vec<_>>(),
+        [vec![Rank(6)]],
+        "{:?}",
+        next.found
+    );
 }

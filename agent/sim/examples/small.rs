@@ -47,7 +47,14 @@ impl Ranks {
 }
 
 /// Steps from the beginning of the trouble until it is told, if it is; and false reports.
-fn run(ranks: usize, noise: Noise, begins: u64, steps: u64, slow: Option<usize>, seed: u64) -> (Option<u64>, u64) {
+fn run(
+    ranks: usize,
+    noise: Noise,
+    begins: u64,
+    steps: u64,
+    slow: Option<usize>,
+    seed: u64,
+) -> (Option<u64>, u64) {
     let mut job = Ranks::new(ranks, noise, seed);
     let mut judge = Judge::new(Peers::alike(ranks), Limits::default());
     let (mut after, mut wrong, mut changes) = (None, 0, Vec::new());
@@ -57,7 +64,9 @@ fn run(ranks: usize, noise: Noise, begins: u64, steps: u64, slow: Option<usize>,
         judge.step(Row { step, self_times: &self_times, waits: &[], took: f32::NAN }, &mut changes);
         for change in &changes {
             match change {
-                Change::Found(found) if slow.is_some_and(|rank| found.slow == Slow::Rank(rank as u32)) && step >= begins => {
+                Change::Found(found)
+                    if slow.is_some_and(|rank| found.slow == Slow::Rank(rank as u32)) && step >= begins =>
+                {
                     after.get_or_insert(step - begins + 1);
                 }
                 Change::Found(found) => {
@@ -81,12 +90,15 @@ fn main() {
                 let noise = Noise { carried, hiccups: 0.002 };
                 let (mut soon, mut late, mut wrong) = (0, 0, 0);
                 for seed in 0..trials {
-                    let (after, false_reports) = run(ranks, noise, begins, begins + 40, Some(seed as usize % ranks), seed);
+                    let (after, false_reports) =
+                        run(ranks, noise, begins, begins + 40, Some(seed as usize % ranks), seed);
                     soon += u64::from(after.is_some_and(|after| after <= 10));
                     late += u64::from(after.is_some());
                     wrong += false_reports;
                 }
-                println!("{ranks} ranks, {carried} carried, from step {begins}: {soon} of {trials} within 10, {late} in all, {wrong} wrong");
+                println!(
+                    "{ranks} ranks, {carried} carried, from step {begins}: {soon} of {trials} within 10, {late} in all, {wrong} wrong"
+                );
             }
         }
     }
@@ -94,12 +106,15 @@ fn main() {
         for (carried, hiccups) in [(0.0, 0.002), (0.5, 0.002), (0.8, 0.002), (0.95, 0.002), (0.5, 0.02)] {
             let noise = Noise { carried, hiccups };
             // Many short jobs and a long one: beginnings are the hardest.
-            let short: u64 = (0..trials * 20).map(|seed| run(ranks, noise, 0, 200, None, 7_000_000 + seed).1).sum();
-            let long: u64 = (0..8).map(|seed| run(ranks, noise, 0, trials * 250, None, 9_000_000 + seed).1).sum();
+            let short: u64 =
+                (0..trials * 20).map(|seed| run(ranks, noise, 0, 200, None, 7_000_000 + seed).1).sum();
+            let long: u64 =
+                (0..8).map(|seed| run(ranks, noise, 0, trials * 250, None, 9_000_000 + seed).1).sum();
             let steps = ranks as f64 * trials as f64;
             println!(
                 "{ranks} ranks, {carried} carried, hiccups {hiccups}: {short} false in {:.1e} rank-steps of short jobs, {long} in {:.1e} of long ones",
-                steps * 4000.0, steps * 2000.0
+                steps * 4000.0,
+                steps * 2000.0
             );
         }
     }

@@ -6,7 +6,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mainstay_core::entry::Fact;
-use mainstay_core::hang::{ACTIVITY, Hang, HangKind, Idle, Limits, Outlook, Pulse, Suspicion, Waits, Watch, listed};
+use mainstay_core::hang::{
+    ACTIVITY, Hang, HangKind, Idle, Limits, Outlook, Pulse, Suspicion, Waits, Watch, listed,
+};
 use mainstay_core::id::{Attempt, Pid, Rank};
 use mainstay_core::learned::Learned;
 use mainstay_core::observation::{Observation, Weight};
@@ -162,7 +164,8 @@ impl Judge {
         for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
             // Of a rank that cannot be read nothing is known, and then nothing is judged.
             let probe = activity::probe(rank.pid)?;
-            let output = [&rank.files.stdout, &rank.files.stderr].map(|file| std::fs::metadata(file).map_or(0, |of| of.len()));
+            let output = [&rank.files.stdout, &rank.files.stderr]
+                .map(|file| std::fs::metadata(file).map_or(0, |of| of.len()));
             let pulse = Pulse { probe, output: output.iter().sum(), network: activity::network(rank.pid) };
             if let Some(place) = pulses.get_mut(rank.local_rank as usize) {
                 *place = Some(pulse);
@@ -217,7 +220,9 @@ impl Judge {
         };
         let detail = if acts {
             let (limit, why) = (suspicion.limit, &suspicion.why);
-            format!("nothing has moved for {silence}, {who}; it is taken for a hang after {limit}, because {why}")
+            format!(
+                "nothing has moved for {silence}, {who}; it is taken for a hang after {limit}, because {why}"
+            )
         } else {
             format!(
                 "it may hang: for {silence} {}; without heartbeats that cannot be told from work, and nothing is done",

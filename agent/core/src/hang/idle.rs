@@ -159,9 +159,11 @@ impl Idle {
             (self.active, self.worked) = (now, now);
             return Outlook::Calm;
         }
-        self.stopped(now).or_else(|| self.waits_in_collectives(now)).unwrap_or_else(|| match now.since(self.active) {
-            Span(0) => self.only_spins(now),
-            rest => self.rests(now, rest, unseen),
+        self.stopped(now).or_else(|| self.waits_in_collectives(now)).unwrap_or_else(|| {
+            match now.since(self.active) {
+                Span(0) => self.only_spins(now),
+                rest => self.rests(now, rest, unseen),
+            }
         })
     }
 
@@ -267,9 +269,7 @@ impl Idle {
             self.named(&living)
         );
         match (in_disk_sleep.len(), living.as_slice()) {
-            (1.., _) => {
-                self.hang(now, HangKind::BlockedIo, &in_disk_sleep, self.active, limit, 0.6, told)
-            }
+            (1.., _) => self.hang(now, HangKind::BlockedIo, &in_disk_sleep, self.active, limit, 0.6, told),
             (0, [only]) => self.hang(now, HangKind::AllStill, &[*only], self.active, limit, 0.6, told),
             (0, _) => self.hang(now, HangKind::AllStill, &[], self.active, limit, 0.4, told),
         }
@@ -316,7 +316,8 @@ impl Idle {
                 "before, the job was at work for {}, and its longest rest was {}: so {limit} is waited",
                 self.at_work, self.longest
             ),
-            "the job sends no heartbeats: this rests on what its processes do, and is weaker for it".to_owned(),
+            "the job sends no heartbeats: this rests on what its processes do, and is weaker for it"
+                .to_owned(),
         ];
         Outlook::Hang(Box::new(Hang {
             kind,
@@ -337,9 +338,8 @@ impl Idle {
     }
 
     fn numbers(&self, ranks: &[usize]) -> Vec<Rank> {
-        let number = |rank: &usize| {
-            Rank(self.first_rank.saturating_add(u32::try_from(*rank).unwrap_or(u32::MAX)))
-        };
+        let number =
+            |rank: &usize| Rank(self.first_rank.saturating_add(u32::try_from(*rank).unwrap_or(u32::MAX)));
         ranks.iter().map(number).collect()
     }
 

@@ -97,9 +97,11 @@ impl Watch {
             named.push((*rank, *votes));
         }
         let never = |rank: &u32| !self.ranks[*rank as usize].sight.registered;
-        let heard = |named: &[(u32, u32)]| named.iter().map(|(rank, _)| self.ranks[*rank as usize].heard).max();
+        let heard =
+            |named: &[(u32, u32)]| named.iter().map(|(rank, _)| self.ranks[*rank as usize].heard).max();
         let last = hosts.values().filter_map(|(_, named)| heard(named)).max().unwrap_or_default();
-        let with_the_job = hosts.values().filter(|(_, named)| heard(named) >= Some(Mono(last.0.saturating_sub(TOGETHER.0))));
+        let with_the_job =
+            hosts.values().filter(|(_, named)| heard(named) >= Some(Mono(last.0.saturating_sub(TOGETHER.0))));
         let (mut votes, mut named) = with_the_job.max_by_key(|(sum, _)| *sum).cloned().unwrap_or_default();
         let mut kind = HangKind::SilentHost;
         if named.first().is_some_and(|(rank, _)| never(rank)) {

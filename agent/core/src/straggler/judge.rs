@@ -62,6 +62,8 @@ pub struct Row<'a> {
 #[derive(Clone, Debug)]
 pub struct Judge {
     limits: Limits,
+    /// Few enough that noise is known only from all steps together.
+    few: bool,
     peers: Peers,
     history: History,
     recent: Recent,
@@ -184,6 +186,7 @@ impl Judge {
         let ranks = peers.len();
         Judge {
             limits,
+            few: ranks <= few::RANKS,
             history: History::new(ranks),
             recent: Recent::default(),
             stages: Stages::new(&peers),
@@ -194,6 +197,11 @@ impl Judge {
             medians: vec![f32::NAN; peers.stages().len()],
             peers,
         }
+    }
+
+    /// A judge of what differs for good even where there are few, as transfers do: that counts as noise.
+    pub(super) fn of_transfers(peers: Peers, limits: Limits) -> Judge {
+        Judge { few: false, ..Judge::new(peers, limits) }
     }
 
     /// Takes in how noisy earlier runs of the job were: it counts as much as a few steps, until this one knows.
@@ -240,7 +248,7 @@ impl Judge {
         }
         self.stages.push(&self.medians);
         self.history.push(row.step, &self.scores, self.recent.noise());
-        if self.peers.len() <= few::RANKS {
+        if self.few {
             self.recent.few = few::measure(&self.history, self.peers.len());
         }
         if self.history.seen().is_multiple_of(IMBALANCE_EVERY) {
@@ -355,7 +363,7 @@ impl Judge {
 
     /// How sure it must be of a rank, in standard deviations: of few ranks fewer can be off by chance.
     pub(super) fn sure(&self) -> f32 {
-        if self.peers.len() <= few::RANKS { self.limits.sure.min(few::SURE) } else { self.limits.sure }
+        if self.few { self.limits.sure.min(few::SURE) } else { self.limits.sure }
     }
 
     pub(super) fn limits(&self) -> Limits {

@@ -166,7 +166,9 @@ fn outcome(outcome: &Outcome) -> String {
         return format!("training goes on: {attempt} completed a step, {to_first_step} after the fault");
     }
     let again = counted(outcome.steps_lost, "step", "steps");
-    format!("training goes on: {attempt} completed step {step}, {to_first_step} after the fault; {again} to do again")
+    format!(
+        "training goes on: {attempt} completed step {step}, {to_first_step} after the fault; {again} to do again"
+    )
 }
 
 fn counted(count: u64, one: &str, many: &str) -> String {

@@ -97,7 +97,11 @@ fn a_rest_as_it_took_before_is_none() {
 #[test]
 fn one_rank_at_work_keeps_the_job_alive() {
     let mut job = Job::of(4);
-    job.works(300).seconds(3600, |rank, _, pulse| if rank == 2 { pulse.output += 1 });
+    job.works(300).seconds(3600, |rank, _, pulse| {
+        if rank == 2 {
+            pulse.output += 1
+        }
+    });
     assert!(job.said_nothing());
 }
 
@@ -115,9 +119,14 @@ fn a_stopped_rank_is_named_though_others_spin() {
 #[test]
 fn ranks_that_only_spin_are_doubted_and_never_condemned() {
     let mut job = Job::of(4);
-    job.works(300).seconds(2000, |rank, _, pulse| if rank != 3 { work(pulse) });
+    job.works(300).seconds(2000, |rank, _, pulse| {
+        if rank != 3 {
+            work(pulse)
+        }
+    });
     assert!(job.hang().is_none());
-    let doubt = job.told.iter().find_map(|told| if let Outlook::Doubt(doubt) = told { Some(doubt) } else { None });
+    let doubt =
+        job.told.iter().find_map(|told| if let Outlook::Doubt(doubt) = told { Some(doubt) } else { None });
     assert_eq!(doubt.expect("a doubt").ranks, [Rank(3)]);
 }
 
