@@ -4,6 +4,7 @@ mod agent;
 mod attribute;
 mod bundle;
 mod check;
+mod ckpt;
 mod client;
 mod completions;
 mod config;
@@ -81,6 +82,7 @@ enum Command {
     Inject(job::Inject),
     Stragglers(stragglers::Args),
     Check(Box<check::Args>),
+    Ckpt(ckpt::Args),
     /// Print the version
     Version(version::Args),
     /// Print a script that completes commands in a shell
@@ -134,6 +136,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Inject(args) => job::inject(args).await,
         Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
+        Command::Ckpt(args) => ckpt::run(args).await,
         Command::Ack(args) => operator::ack(args).await,
         Command::Silence(args) => operator::silence(args).await,
         Command::Unsilence(args) => operator::unsilence(args).await,
