@@ -112,9 +112,10 @@ pub fn seal(
     if found != expected {
         return Err(SealError::Another { expected, found });
     }
-    let software = header.metadata.iter().filter_map(|(name, version)| {
-        Some((name.strip_prefix("software.")?.to_owned(), version.clone()))
-    });
+    let software = header
+        .metadata
+        .iter()
+        .filter_map(|(name, version)| Some((name.strip_prefix("software.")?.to_owned(), version.clone())));
     let (whole, parts) = sums(source, size, CHUNK_BYTES)?;
     Ok(Manifest {
         identity: identity.clone(),

@@ -61,7 +61,8 @@ fn bytes_that_changed_since_they_were_sealed_are_not_written() {
     let home = tempfile::tempdir().unwrap();
     let (manifest, mut bytes) = manifest("job", 0, 10, 0, 1, b"state");
     *bytes.last_mut().unwrap() ^= 1;
-    let error = disk::write(&VOLUME, home.path(), &manifest, &bytes, &Pace::default(), &|| false).unwrap_err();
+    let error =
+        disk::write(&VOLUME, home.path(), &manifest, &bytes, &Pace::default(), &|| false).unwrap_err();
     assert!(matches!(error, WriteError::Changed { chunk: 0 }), "{error}");
     assert!(!home.path().join("step-000000000010").exists(), "nothing is left of it");
 }

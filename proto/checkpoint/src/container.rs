@@ -195,7 +195,8 @@ pub fn decode(start: &[u8], file_bytes: u64) -> Result<Header, ContainerError> {
     if header.first() != Some(&b'{') {
         return Err(ContainerError::Form("it does not begin with a brace"));
     }
-    let document: Value = serde_json::from_slice(header).map_err(|_| ContainerError::Form("it is no JSON"))?;
+    let document: Value =
+        serde_json::from_slice(header).map_err(|_| ContainerError::Form("it is no JSON"))?;
     let Value::Object(mut fields) = document else { return Err(ContainerError::Form("it is no object")) };
     let metadata = metadata_of(fields.remove(METADATA))?;
     let mut tensors =
@@ -230,9 +231,8 @@ fn metadata_of(told: Option<Value>) -> Result<BTreeMap<String, String>, Containe
 fn placed(name: String, told: &Value, data_at: u64) -> Result<Placed, ContainerError> {
     let wrong = |why| ContainerError::Tensor { name: name.clone(), why };
     let told: &Map<String, Value> = told.as_object().ok_or_else(|| wrong("it is no object"))?;
-    let numbers = |field| -> Option<Vec<u64>> {
-        told.get(field)?.as_array()?.iter().map(Value::as_u64).collect()
-    };
+    let numbers =
+        |field| -> Option<Vec<u64>> { told.get(field)?.as_array()?.iter().map(Value::as_u64).collect() };
     let dtype = told.get("dtype").and_then(Value::as_str).ok_or_else(|| wrong("it has no type"))?.to_owned();
     let shape = numbers("shape").ok_or_else(|| wrong("it has no shape"))?;
     let offsets = numbers("data_offsets").ok_or_else(|| wrong("it has no place"))?;

@@ -174,7 +174,13 @@ pub enum ControlError {
 impl<'m> Control<'m> {
     /// Lays a new page out in words that are all zero; nobody else may see them yet.
     #[must_use]
-    pub fn format(words: &'m ControlWords, rank: u32, world_size: u32, epoch: u64, keeper: u32) -> Control<'m> {
+    pub fn format(
+        words: &'m ControlWords,
+        rank: u32,
+        world_size: u32,
+        epoch: u64,
+        keeper: u32,
+    ) -> Control<'m> {
         let page = Control { words };
         page.put(AT_VERSION, VERSION);
         page.put(AT_RANK, u64::from(rank));
@@ -483,7 +489,8 @@ mod tests {
         assert_eq!(page.slot(filled.index), filled);
         assert!(page.fill(&taken, 50).is_none(), "a second time");
         assert_eq!(page.slot(filled.index).used, 99);
-        let sealed = page.advance(&filled, State::Sealing).and_then(|slot| page.advance(&slot, State::Sealed));
+        let sealed =
+            page.advance(&filled, State::Sealing).and_then(|slot| page.advance(&slot, State::Sealed));
         let sealed = sealed.expect("sealed");
         assert!(page.advance(&filled, State::Free).is_none(), "as it was seen before");
         let other = page.take(99, 0, 11, 4).expect("the other slot");

@@ -14,6 +14,6 @@ mod json;
 mod manifest;
 
 pub use manifest::{
-    CHUNK_BYTES, Chunks, Identity, MANIFEST_LIMIT, MANIFEST_NAME, Manifest, ManifestError, SealedFile, chunk_sum,
-    digits,
+    CHUNK_BYTES, Chunks, Identity, MANIFEST_LIMIT, MANIFEST_NAME, Manifest, ManifestError, SealedFile,
+    chunk_sum, digits,
 };

@@ -170,14 +170,17 @@ impl Manifest {
     fn of(fields: &Map<String, Value>) -> Result<Manifest, ManifestError> {
         let format = fields.get("format").and_then(Value::as_u64);
         if !matches!(format, Some(1 | 2)) {
-            return Err(ManifestError::Format(fields.get("format").map_or_else(String::new, Value::to_string)));
+            return Err(ManifestError::Format(
+                fields.get("format").map_or_else(String::new, Value::to_string),
+            ));
         }
         let text = |name| {
             let found = fields.get(name).and_then(Value::as_str).map(str::to_owned);
             found.ok_or(ManifestError::Field(name))
         };
         let number = |name| fields.get(name).and_then(Value::as_u64).ok_or(ManifestError::Field(name));
-        let small = |name| number(name).and_then(|n| u32::try_from(n).map_err(|_| ManifestError::Field(name)));
+        let small =
+            |name| number(name).and_then(|n| u32::try_from(n).map_err(|_| ManifestError::Field(name)));
         let identity = Identity {
             job: text("job")?,
             attempt: number("attempt")?,
@@ -189,9 +192,10 @@ impl Manifest {
             return Err(ManifestError::Field("rank"));
         }
         let software = fields.get("software").and_then(Value::as_object);
-        let software = software.into_iter().flatten().filter_map(|(name, version)| {
-            Some((name.clone(), version.as_str()?.to_owned()))
-        });
+        let software = software
+            .into_iter()
+            .flatten()
+            .filter_map(|(name, version)| Some((name.clone(), version.as_str()?.to_owned())));
         let mut manifest = Manifest {
             identity,
             run: String::new(),

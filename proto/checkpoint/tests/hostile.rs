@@ -16,7 +16,11 @@ fn manifest(job: String, step: u64, rank: u32, sums: Vec<u64>, format: u8) -> Ma
         created_unix_s: 1_790_000_000,
         serialisation: "safetensors".to_owned(),
         software: BTreeMap::from([("mainstay".to_owned(), "0.1.0".to_owned())]),
-        file: SealedFile { name: "state.safetensors".to_owned(), size: sums.len() as u64 * bytes, xxh3_128: 5 },
+        file: SealedFile {
+            name: "state.safetensors".to_owned(),
+            size: sums.len() as u64 * bytes,
+            xxh3_128: 5,
+        },
         chunks: (format == 2).then_some(Chunks { bytes, sums }),
     }
 }
@@ -84,7 +88,8 @@ fn a_manifest_that_was_signed_anew_by_another_is_held_to_its_root() {
     let honest = manifest("job".to_owned(), 1, 0, vec![chunk_sum(b"x")], 2);
     let other = Manifest { identity: Identity { step: 2, ..honest.identity.clone() }, ..honest.clone() };
     assert_ne!(honest.root(), other.root());
-    let swapped = Manifest { chunks: Some(Chunks { bytes: 64, sums: vec![chunk_sum(b"y")] }), ..honest.clone() };
+    let swapped =
+        Manifest { chunks: Some(Chunks { bytes: 64, sums: vec![chunk_sum(b"y")] }), ..honest.clone() };
     assert_ne!(honest.root(), swapped.root());
 }
 
@@ -93,7 +98,11 @@ fn what_the_first_version_wrote_is_read() {
     // As client/python wrote it before this crate was.
     let first = manifest("job-1".to_owned(), 10, 0, vec![0; 2], 1);
     let text = String::from_utf8(first.encode()).expect("ASCII");
-    assert!(text.starts_with("{\n \"attempt\": 3,\n") && text.contains("\"format\": 1") && text.ends_with("\n}\n"));
+    assert!(
+        text.starts_with("{\n \"attempt\": 3,\n")
+            && text.contains("\"format\": 1")
+            && text.ends_with("\n}\n")
+    );
     assert_eq!(Manifest::decode(text.as_bytes()).expect("read").chunks, None);
     let newer = text.replace("\"format\": 1", "\"format\": 3");
     assert!(Manifest::decode(newer.as_bytes()).is_err());

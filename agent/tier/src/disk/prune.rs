@@ -33,7 +33,9 @@ impl Doubts {
     /// Reads `doubtful.json`; without a readable one nothing is doubtful.
     #[must_use]
     pub fn read(volume: &dyn Volume, directory: &Path) -> Doubts {
-        let Ok((file, length)) = volume.open(&directory.join("doubtful.json")) else { return Doubts::default() };
+        let Ok((file, length)) = volume.open(&directory.join("doubtful.json")) else {
+            return Doubts::default();
+        };
         let mut bytes = vec![0; usize::try_from(length.min(1 << 20)).unwrap_or(0)];
         if file.read_exact_at(&mut bytes, 0).is_err() {
             return Doubts::default();

@@ -124,8 +124,7 @@ impl Volume for StdVolume {
 /// # Errors
 /// It is none of that, or what the disk says.
 pub fn open_own(path: &Path) -> io::Result<File> {
-    let file =
-        OpenOptions::new().read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC).open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC).open(path)?;
     let found = file.metadata()?;
     if !found.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"));

@@ -103,11 +103,7 @@ pub fn write(
     make_directories(volume, &home)?;
     let shard = shard_directory(directory, identity.step, identity.rank);
     let job = Job { volume, manifest, source, pace, given_up };
-    if volume.is_directory(&shard) {
-        job.again(&shard)
-    } else {
-        job.anew(&home, &shard)
-    }
+    if volume.is_directory(&shard) { job.again(&shard) } else { job.anew(&home, &shard) }
 }
 
 struct Job<'a> {

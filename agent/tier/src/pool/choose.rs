@@ -73,7 +73,11 @@ mod tests {
     fn the_newest_whole_step_is_never_given_free() {
         let mut shards = vec![held(0, 0, 0, 10), held(1, 0, 0, 10), held(0, 1, 0, 20)];
         assert_eq!(to_free(&shards, 0, Some((0, 10)), false), None);
-        assert_eq!(to_free(&shards, 0, Some((0, 10)), true), Some(1), "step 20 may be passed over, 10 may not");
+        assert_eq!(
+            to_free(&shards, 0, Some((0, 10)), true),
+            Some(1),
+            "step 20 may be passed over, 10 may not"
+        );
         shards.push(held(1, 1, 0, 20));
         assert_eq!(to_free(&shards, 0, Some((0, 20)), false), Some(0));
         shards[0].writing = true;

@@ -181,7 +181,8 @@ impl Keeper {
     #[must_use]
     pub fn status(&self) -> Status {
         let inner = self.shared.inner();
-        let age = |newest: Option<(u64, Instant)>| newest.map(|(step, at)| (step, at.elapsed().as_secs_f64()));
+        let age =
+            |newest: Option<(u64, Instant)>| newest.map(|(step, at)| (step, at.elapsed().as_secs_f64()));
         Status { memory: age(inner.memory), disk: age(inner.disk) }
     }
 
@@ -199,7 +200,8 @@ impl Keeper {
         self.join();
         let mut inner = self.shared.inner();
         let newest = inner.newest_whole(&self.shared.settings);
-        let unsaved = choose::to_write(&inner.held(), newest, &|at, rank| inner.on_disk.contains(&(at, rank)));
+        let unsaved =
+            choose::to_write(&inner.held(), newest, &|at, rank| inner.on_disk.contains(&(at, rank)));
         if let Some(shard) = unsaved.first() {
             let (step, place) = (shard.at.1, self.shared.directory.display());
             inner.said.push(format!(
@@ -288,8 +290,12 @@ fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
 fn open_bell(directory: &Path) -> Option<UnixDatagram> {
     let path = directory.join(BELL_NAME);
     let _ = fs::remove_file(&path);
-    let bell = UnixDatagram::bind(&path).and_then(|bell| bell.set_read_timeout(Some(LOOK_EVERY)).map(|()| bell));
-    bell.inspect_err(|error| tracing::debug!(%error, path = %path.display(), "no bell; looking often instead")).ok()
+    let bell =
+        UnixDatagram::bind(&path).and_then(|bell| bell.set_read_timeout(Some(LOOK_EVERY)).map(|()| bell));
+    bell.inspect_err(
+        |error| tracing::debug!(%error, path = %path.display(), "no bell; looking often instead"),
+    )
+    .ok()
 }
 
 fn ring(directory: &Path) {
@@ -365,9 +371,9 @@ impl Shared {
     /// Whether nothing is left to do, or to be tried.
     fn is_settled(&self) -> bool {
         let inner = self.inner();
-        let at_work = inner.pages().any(|control| {
-            control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing))
-        });
+        let at_work = inner
+            .pages()
+            .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)));
         !at_work && !inner.writing && inner.batch.is_none()
     }
 
@@ -406,7 +412,11 @@ impl Shared {
                 self.inner().say(format!(
                     "no memory for checkpoints of rank {place}: {error}; they are written to the disk in training"
                 ));
-                return if error.kind() == io::ErrorKind::StorageFull { Answer::NoRoom } else { Answer::Failed };
+                return if error.kind() == io::ErrorKind::StorageFull {
+                    Answer::NoRoom
+                } else {
+                    Answer::Failed
+                };
             }
         }
         Answer::Granted
@@ -476,8 +486,12 @@ impl Shared {
             let inner = self.inner();
             let ranks = inner.ranks.iter().enumerate();
             let slots = ranks.filter_map(|(place, memory)| Some((place, memory.control().ok()?)));
-            let all = slots.flat_map(|(place, control)| control.all().map(move |slot| (place, slot)).collect::<Vec<_>>());
-            all.filter(|(_, slot)| slot.state == State::Damaged).map(|(place, slot)| (place, slot.index)).collect()
+            let all = slots.flat_map(|(place, control)| {
+                control.all().map(move |slot| (place, slot)).collect::<Vec<_>>()
+            });
+            all.filter(|(_, slot)| slot.state == State::Damaged)
+                .map(|(place, slot)| (place, slot.index))
+                .collect()
         };
         for (place, index) in damaged {
             if let Err(error) = self.renew_one(place, index) {
@@ -625,7 +639,9 @@ impl Inner {
             Err(error) => {
                 _ = control.advance(slot, State::Damaged);
                 let step = slot.step;
-                self.say(format!("step {step} of rank {rank} is not sealed: {error}; older steps are untouched"));
+                self.say(format!(
+                    "step {step} of rank {rank} is not sealed: {error}; older steps are untouched"
+                ));
             }
         }
     }
@@ -634,7 +650,8 @@ impl Inner {
     fn free(&mut self, settings: &Settings) {
         let newest = self.newest_whole(settings);
         if let Some(newest) = newest {
-            let sealed = self.sealed.values().filter(|sealed| (sealed.slot.epoch, sealed.slot.step) == newest);
+            let sealed =
+                self.sealed.values().filter(|sealed| (sealed.slot.epoch, sealed.slot.step) == newest);
             if let Some(when) = sealed.map(|sealed| sealed.when).max() {
                 self.memory = Some((newest.1, when));
             }
@@ -711,7 +728,8 @@ impl Inner {
             None => {
                 self.trouble = None;
                 if let Some((held, ..)) = batch.shards.first() {
-                    let when = self.sealed.get(&(held.rank, held.index)).map_or_else(Instant::now, |s| s.when);
+                    let when =
+                        self.sealed.get(&(held.rank, held.index)).map_or_else(Instant::now, |s| s.when);
                     self.disk = Some((held.at.1, when));
                 }
             }

@@ -62,7 +62,13 @@ impl Memory {
         let aside = directory.join(format!("{CONTROL_NAME}.new"));
         let file = allocate(&aside, CONTROL_BYTES as u64)?;
         let page = ControlPage::of(&file)?;
-        let _ = Control::format(page.words().map_err(io::Error::other)?, rank, world_size, epoch, std::process::id());
+        let _ = Control::format(
+            page.words().map_err(io::Error::other)?,
+            rank,
+            world_size,
+            epoch,
+            std::process::id(),
+        );
         fs::rename(&aside, directory.join(CONTROL_NAME))?;
         Ok(Memory { rank, directory, page, files: Vec::new(), next_file: 0, wanted: 0 })
     }
@@ -75,9 +81,9 @@ impl Memory {
         let control = page.control().map_err(io::Error::other)?;
         let rank = u32::try_from(control.rank()).map_err(io::Error::other)?;
         let slots: Vec<_> = control.all().collect();
-        let files = slots.iter().map(|slot| {
-            crate::disk::open_own(&slot_path(directory, slot.index, slot.file)).map(Arc::new)
-        });
+        let files = slots
+            .iter()
+            .map(|slot| crate::disk::open_own(&slot_path(directory, slot.index, slot.file)).map(Arc::new));
         let files = files.collect::<io::Result<Vec<_>>>()?;
         Ok(Memory { rank, directory: directory.to_owned(), page, files, next_file: 0, wanted: 0 })
     }

@@ -36,7 +36,12 @@ pub(super) fn write(
     for (held, manifest, file) in &batch.shards {
         let mut done = disk::write(&volume, directory, manifest, &**file, pace, given_up);
         if done.as_ref().is_err_and(WriteError::is_full) {
-            disk::prune(&volume, directory, Keep { steps: 1, bytes: None }, &Doubts::read(&volume, directory));
+            disk::prune(
+                &volume,
+                directory,
+                Keep { steps: 1, bytes: None },
+                &Doubts::read(&volume, directory),
+            );
             done = disk::write(&volume, directory, manifest, &**file, pace, given_up);
         }
         match done {

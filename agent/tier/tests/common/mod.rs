@@ -20,7 +20,8 @@ pub fn container(job: &str, attempt: u64, step: u64, rank: u32, world_size: u32,
         ("world_size", world_size.to_string()),
         ("software.mainstay", "0".to_owned()),
     ];
-    let words: BTreeMap<String, String> = words.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let words: BTreeMap<String, String> =
+        words.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let tensor = Tensor { name: "state".to_owned(), dtype: "U8".to_owned(), shape: vec![state.len() as u64] };
     let (mut bytes, _) = container::encode(&words, vec![tensor]).expect("a header");
     bytes.extend(state);
