@@ -444,11 +444,7 @@ impl CheckpointConfig {
         must(self.redundancy <= 8, "checkpoint.redundancy", "it must be from 0 to 8");
         must(self.keep >= 1, "checkpoint.keep", "it must be at least 1");
         must((1..=4).contains(&self.streams), "checkpoint.streams", "it must be from 1 to 4");
-        must(
-            self.interval.0.0 >= 100_000_000,
-            "checkpoint.interval",
-            "it must be at least 100ms",
-        );
+        must(self.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
         wrong
     }
 }

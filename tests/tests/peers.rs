@@ -22,7 +22,9 @@ impl Hosts {
     /// So many, each with further keys of `checkpoint`.
     fn new(test: u8, count: u8, options: &[&str]) -> Hosts {
         let process = std::process::id() % 60_000;
-        let name = |host: u8| format!("127.{}.{}.{}:7140", 20 + process / 250 % 200, 1 + process % 250, 16 * test + host);
+        let name = |host: u8| {
+            format!("127.{}.{}.{}:7140", 20 + process / 250 % 200, 1 + process % 250, 16 * test + host)
+        };
         Hosts {
             stages: (0..count).map(|_| Stage::new()).collect(),
             names: (1..=count).map(name).collect(),
@@ -70,11 +72,13 @@ fn ckpt(agent: &Agent, arguments: &[&str]) -> Output {
 
 fn json(output: &Output) -> Value {
     let told = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}{}", String::from_utf8_lossy(&output.stderr)))
+    serde_json::from_str(&told)
+        .unwrap_or_else(|error| panic!("{error}: {told}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
 fn bytes(rank: u32, size: usize) -> Vec<u8> {
-    let words = (0..size as u64 / 8).map(|word| (word ^ u64::from(rank) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let words =
+        (0..size as u64 / 8).map(|word| (word ^ u64::from(rank) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_le_bytes).collect()
 }
 
@@ -144,7 +148,11 @@ fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
     assert_lies_in(&place, 40, 2, size);
 
     let listed = json(&ckpt(&others[1], &["ls", "--run", run, "--json"]));
-    assert_eq!((&listed["steps"][0]["step"], &listed["steps"][0]["whole"]), (&40.into(), &true.into()), "{listed}");
+    assert_eq!(
+        (&listed["steps"][0]["step"], &listed["steps"][0]["whole"]),
+        (&40.into(), &true.into()),
+        "{listed}"
+    );
     let verified = Command::new(mainstay()).args(["ckpt", "verify", "--json"]).arg(&place).output().unwrap();
     assert_eq!((verified.status.code(), &json(&verified)["good"]), (Some(0), &2.into()));
     // A bit that flips is found without an agent.
@@ -170,7 +178,10 @@ fn a_holder_that_is_killed_in_the_middle_is_replaced_by_another() {
     let (run, size) = ("run-b", 24 << 20);
     let directory = hosts.directory(0);
     save(&directory, run, 1, 1, size);
-    assert_eq!(ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "0"]).status.code(), Some(1));
+    assert_eq!(
+        ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "0"]).status.code(),
+        Some(1)
+    );
     processes::wait_until("a holder that takes chunks", || hosts.has_begun(1) || hosts.has_begun(2));
     let killed = if hosts.has_begun(1) { 1 } else { 2 };
     holders[killed].take().unwrap().kill();
@@ -195,7 +206,9 @@ fn an_owner_that_is_killed_in_the_middle_goes_on_where_it_was() {
     owner.kill();
     // It finds by itself what it watched, without being told again.
     let owner = hosts.agent(0);
-    processes::wait_until("a replica", || json(&ckpt(&holder, &["ls", "--run", run, "--json"]))["steps"][0]["least_copies"] == 2);
+    processes::wait_until("a replica", || {
+        json(&ckpt(&holder, &["ls", "--run", run, "--json"]))["steps"][0]["least_copies"] == 2
+    });
     drop(owner);
     let place = hosts.directory(1);
     let pulled = ckpt(&holder, &["pull", run, &place.display().to_string(), "--json"]);
@@ -209,7 +222,8 @@ fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_says_so() {
     let directory = stage.work().join("checkpoints");
     save(&directory, "run-d", 7, 2, 1 << 20);
     fs::remove_file(directory.join("step-000000000007/rank-00001").join(MANIFEST_NAME)).unwrap();
-    let listed = Command::new(mainstay()).args(["ckpt", "ls", "--json", "--dir"]).arg(&directory).output().unwrap();
+    let listed =
+        Command::new(mainstay()).args(["ckpt", "ls", "--json", "--dir"]).arg(&directory).output().unwrap();
     assert_eq!(listed.status.code(), Some(1), "a step is there, and it is not whole");
     assert_eq!(json(&listed)["steps"][0]["missing_ranks"], serde_json::json!([1]));
     let agent = stage.agent();

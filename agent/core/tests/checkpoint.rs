@@ -1,5 +1,6 @@
 //! Where replicas go, which step is whole, what may be deleted and what is restored: over all shapes of clusters, and in a
 //! simulation that loses hosts at any point.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -147,14 +148,23 @@ fn a_decision_is_one_for_all_askers_of_a_round_and_a_new_round_has_a_higher_numb
     assert_eq!(first.fence, 1);
     assert_eq!(other.tell(&first), Word::Accepted);
     assert_eq!(other.tell(&first), Word::Accepted, "told twice is told once");
-    assert_eq!(leader.decide("a", "job", "b", Some(&five)), first, "the second host of the round gets the same");
+    assert_eq!(
+        leader.decide("a", "job", "b", Some(&five)),
+        first,
+        "the second host of the round gets the same"
+    );
     let again = leader.decide("a", "job", "b", Some(&five));
-    assert_eq!((again.fence, &again.step), (2, &Some(five.clone())), "a host that asks again begins a new round");
+    assert_eq!(
+        (again.fence, &again.step),
+        (2, &Some(five.clone())),
+        "a host that asks again begins a new round"
+    );
     assert_eq!(leader.decide("a", "job", "a", Some(&five)), again, "which the others join");
     assert_eq!(leader.decide("a", "job", "c", Some(&six)).fence, 3, "a newer whole step is not passed over");
     assert_eq!(other.tell(&again), Word::Accepted);
     assert_eq!(other.tell(&first), Word::Refused(again.clone()), "a late decision is refused");
-    let rival = mainstay_core::checkpoint::decision::Decision { by: "b".to_owned(), step: None, ..again.clone() };
+    let rival =
+        mainstay_core::checkpoint::decision::Decision { by: "b".to_owned(), step: None, ..again.clone() };
     assert_eq!(other.tell(&rival), Word::Refused(again), "two of one number: the first holds");
 }
 
@@ -271,7 +281,8 @@ struct Cluster {
 
 impl Cluster {
     fn new(hosts: usize, domains: usize, redundancy: usize) -> Cluster {
-        let hosts = (0..hosts).map(|index| host(&format!("h{index}"), &format!("d{}", index % domains))).collect();
+        let hosts =
+            (0..hosts).map(|index| host(&format!("h{index}"), &format!("d{}", index % domains))).collect();
         Cluster { hosts, copies: Vec::new(), redundancy, next_step: 1, sealed: BTreeSet::new() }
     }
 
@@ -282,7 +293,8 @@ impl Cluster {
     /// One rank seals its shard of the step that is being saved; the next step begins when all have.
     fn seal(&mut self, rank: usize) {
         if self.sealed.insert(rank) {
-            let copy = copy(&self.hosts[rank].name, true, &self.key(self.next_step), u32::try_from(rank).unwrap());
+            let copy =
+                copy(&self.hosts[rank].name, true, &self.key(self.next_step), u32::try_from(rank).unwrap());
             self.copies.push(copy);
         }
         if self.sealed.len() == self.hosts.len() {
@@ -294,7 +306,9 @@ impl Cluster {
     /// One host sends one shard; whether there was one to send.
     fn replicate(&mut self, from: usize) -> bool {
         let me = self.hosts[from].name.clone();
-        let Some(repair) = repairs(&me, &self.copies, &self.hosts, &rules(self.redundancy)).into_iter().next() else {
+        let Some(repair) =
+            repairs(&me, &self.copies, &self.hosts, &rules(self.redundancy)).into_iter().next()
+        else {
             return false;
         };
         assert_ne!(repair.to, me);
@@ -302,7 +316,8 @@ impl Cluster {
             !self.copies.iter().any(|copy| copy.holder == repair.to && copy.shard == repair.shard),
             "nothing is sent twice"
         );
-        let copy = Copy { holder: repair.to, medium: Medium::Disk, own: false, verified: true, shard: repair.shard };
+        let copy =
+            Copy { holder: repair.to, medium: Medium::Disk, own: false, verified: true, shard: repair.shard };
         self.copies.push(copy);
         true
     }
@@ -316,7 +331,8 @@ impl Cluster {
     /// The newest step that has all its copies, and the newest that is whole.
     fn standing(&self) -> (Option<u64>, Option<u64>) {
         let steps = steps(&self.copies, None);
-        let safe = steps.iter().filter(|step| step.least_copies() > self.redundancy).map(|step| step.key.step).max();
+        let safe =
+            steps.iter().filter(|step| step.least_copies() > self.redundancy).map(|step| step.key.step).max();
         (safe, newest_whole(&self.copies, "job").map(|step| step.key.step))
     }
 

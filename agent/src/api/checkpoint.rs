@@ -12,8 +12,8 @@ use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{
     CheckpointCopy, CheckpointCounts, CheckpointPeer, CheckpointStep, CollectCheckpointsRequest,
     CollectCheckpointsResponse, ListCheckpointsRequest, ListCheckpointsResponse, RemoveCheckpointRequest,
-    RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse, RestoreProgress, RestoreResult,
-    WatchCheckpointsRequest, WatchCheckpointsResponse,
+    RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse, RestoreProgress,
+    RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
 use mainstay_tier::peer::{Peer, Progress, Restored, Service, User, Watched};
 use tokio::sync::mpsc;
@@ -42,7 +42,12 @@ pub struct Checkpoints {
 
 impl Checkpoints {
     /// A service over `peers`, if the agent has any, that remembers in `state_dir` which directories it watches.
-    pub fn new(peers: Option<Arc<Service>>, allowed: Allowed, operators: Vec<u32>, state_dir: &Path) -> Checkpoints {
+    pub fn new(
+        peers: Option<Arc<Service>>,
+        allowed: Allowed,
+        operators: Vec<u32>,
+        state_dir: &Path,
+    ) -> Checkpoints {
         let kept: Kept<Vec<Watched>> = Kept::open(&state_dir.join("checkpoint-directories.json"));
         if let Some(peers) = &peers {
             kept.value().into_iter().flatten().for_each(|place| peers.watch(place.clone()));
@@ -52,7 +57,9 @@ impl Checkpoints {
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
         self.peers.clone().ok_or_else(|| {
-            Status::failed_precondition("this agent keeps no replicas: checkpoint.listen is not set in its configuration")
+            Status::failed_precondition(
+                "this agent keeps no replicas: checkpoint.listen is not set in its configuration",
+            )
         })
     }
 
@@ -136,7 +143,8 @@ impl CheckpointService for Checkpoints {
         .await
     }
 
-    type RestoreCheckpointStream = Pin<Box<dyn Stream<Item = Result<RestoreCheckpointResponse, Status>> + Send>>;
+    type RestoreCheckpointStream =
+        Pin<Box<dyn Stream<Item = Result<RestoreCheckpointResponse, Status>> + Send>>;
 
     async fn restore_checkpoint(
         &self,
@@ -156,7 +164,9 @@ impl CheckpointService for Checkpoints {
                 let _ = sender.try_send(Ok(RestoreCheckpointResponse { message: Some(message) }));
             };
             let last = match peers.restore(&place, ranks, &progress) {
-                Ok(restored) => Ok(RestoreCheckpointResponse { message: Some(Message::Result(result_out(restored))) }),
+                Ok(restored) => {
+                    Ok(RestoreCheckpointResponse { message: Some(Message::Result(result_out(restored))) })
+                }
                 Err(error) => Err(Status::aborted(error.to_string())),
             };
             let _ = sender.blocking_send(last);
@@ -172,7 +182,8 @@ impl CheckpointService for Checkpoints {
         let peers = self.peers()?;
         let RemoveCheckpointRequest { run, step } = request.into_inner();
         let removed = aside(move || {
-            let of_step = steps(&peers.copies(), Some(&run)).into_iter().filter(|state| state.key.step == step);
+            let of_step =
+                steps(&peers.copies(), Some(&run)).into_iter().filter(|state| state.key.step == step);
             of_step.map(|state| peers.remove(&state.key)).sum::<Result<usize, _>>()
         });
         let copies = removed.await?.map_err(|error| Status::aborted(error.to_string()))?;

@@ -61,7 +61,9 @@ struct Ls {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit status: 0 all bytes are as they were sealed, 2 something is damaged, 3 there is nothing.")]
+#[command(
+    after_help = "Exit status: 0 all bytes are as they were sealed, 2 something is damaged, 3 there is nothing."
+)]
 struct Directory {
     /// The checkpoint directory
     directory: PathBuf,
@@ -119,7 +121,9 @@ struct Rm {
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
-        Command::Ls(Ls { dir: Some(directory), ask, run }) => files::list(&directory, run.as_deref(), ask.json),
+        Command::Ls(Ls { dir: Some(directory), ask, run }) => {
+            files::list(&directory, run.as_deref(), ask.json)
+        }
         Command::Ls(Ls { dir: None, ask, run }) => list(&ask, run).await,
         Command::Verify(Directory { directory, json }) => files::verify(&directory, json),
         Command::Show(args) => show_step(args).await,
@@ -202,7 +206,11 @@ async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
             Message::Progress(at) => output::note(&show::progress(&at)),
             Message::Result(result) => {
                 let status = if result.step.is_some() { exit::OK } else { exit::UNKNOWN };
-                said(args.ask.json, &show::result_json(&result, &directory), &show::result(&result, &directory))?;
+                said(
+                    args.ask.json,
+                    &show::result_json(&result, &directory),
+                    &show::result(&result, &directory),
+                )?;
                 return Ok(ExitCode::from(status));
             }
         }
@@ -222,7 +230,11 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
             && step.least_copies > answer.redundancy
         {
             let value = json!({"step": step.step, "copies": step.least_copies});
-            return said(args.ask.json, &value, &format!("step {} lies on {} hosts", step.step, step.least_copies));
+            return said(
+                args.ask.json,
+                &value,
+                &format!("step {} lies on {} hosts", step.step, step.least_copies),
+            );
         }
         if std::time::Instant::now() >= until {
             output::note(&why_not(&answer));
@@ -234,7 +246,8 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
 
 /// Why the newest step has too few copies, as far as it is known.
 fn why_not(answer: &ListCheckpointsResponse) -> String {
-    let peers = answer.peers.iter().filter_map(|peer| Some(format!("{}: {}", peer.name, peer.error.as_ref()?)));
+    let peers =
+        answer.peers.iter().filter_map(|peer| Some(format!("{}: {}", peer.name, peer.error.as_ref()?)));
     let peers: Vec<String> = peers.collect();
     let known = if peers.is_empty() { "no peer reports an error".to_owned() } else { peers.join("; ") };
     format!("no whole step has {} copies yet; {}", answer.redundancy + 1, output::clean(&known))

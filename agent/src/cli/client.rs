@@ -14,12 +14,12 @@ use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, GetNodeRequest, InjectFaultRequest, InjectedFault, Job,
-    ListCheckpointsRequest, ListCheckpointsResponse,
-    ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
-    PreflightCheck, RemoveCheckpointRequest, RestartJobRequest, RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
-    SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest, WatchEventsRequest,
-    WatchEventsResponse,
+    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, GetNodeRequest, InjectFaultRequest,
+    InjectedFault, Job, ListCheckpointsRequest, ListCheckpointsResponse, ListDevicesRequest,
+    ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node, PreflightCheck,
+    RemoveCheckpointRequest, RestartJobRequest, RestoreCheckpointRequest, RestoreCheckpointResponse,
+    RunPreflightRequest, RunPreflightResponse, Server, SilenceComponentRequest, StopJobRequest,
+    UnsilenceComponentRequest, WatchCheckpointsRequest, WatchEventsRequest, WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};

@@ -54,7 +54,8 @@ async fn ask(
     let mut client = CheckpointServiceClient::new(channel);
     let directory = directory.display().to_string();
     let request = RestoreCheckpointRequest { run: run.to_owned(), directory, ranks: Vec::new() };
-    let answer = tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
+    let answer =
+        tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
     let mut messages = answer?.into_inner();
     let mut last_told = Instant::now();
     loop {
@@ -83,7 +84,9 @@ async fn channel(socket: PathBuf) -> Result<Channel, Status> {
 fn progress(at: &RestoreProgress) -> String {
     let RestoreProgress { step, shards_done, shards, bytes_done, bytes, .. } = at;
     let (done, all) = (mebibytes(*bytes_done), mebibytes(*bytes));
-    format!("checkpoint: step {step} is being restored: {shards_done} of {shards} shards, {done} of {all} MiB from peers")
+    format!(
+        "checkpoint: step {step} is being restored: {shards_done} of {shards} shards, {done} of {all} MiB from peers"
+    )
 }
 
 fn told(result: &RestoreResult) -> String {

@@ -25,9 +25,13 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let mebibytes: usize = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(1024);
     let rounds: usize = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(7);
-    let root = PathBuf::from(arguments.next().unwrap_or_else(|| format!("/dev/shm/mainstay-bench-{}", std::process::id())));
+    let root = PathBuf::from(
+        arguments.next().unwrap_or_else(|| format!("/dev/shm/mainstay-bench-{}", std::process::id())),
+    );
     let bytes = mebibytes << 20;
-    let content: Vec<u8> = (0..bytes as u64 / 8).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+    let content: Vec<u8> = (0..bytes as u64 / 8)
+        .flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .collect();
     let token = Token::new(b"a token for a benchmark").expect("it is long enough");
     let holder = service(&root.join("holder"), &token);
     let directory = root.join("own");
@@ -38,7 +42,10 @@ fn main() {
     for round in 0..=rounds {
         let name = |steady: &'static str, first: &'static str| if round == 0 { first } else { steady };
         let plain = plain_tcp(&content, &mut received);
-        result.entry(name("plain_tcp_bytes_per_s", "plain_tcp_first_bytes_per_s")).or_default().push(bytes as f64 / plain);
+        result
+            .entry(name("plain_tcp_bytes_per_s", "plain_tcp_first_bytes_per_s"))
+            .or_default()
+            .push(bytes as f64 / plain);
 
         let sealed = seal(&directory, round as u64, &content);
         let file = fs::File::open(home(&directory, round as u64).join(&sealed.file)).unwrap();
@@ -48,8 +55,14 @@ fn main() {
         let (began, cpu) = (Instant::now(), cpu());
         asking.put(&at, &sealed, &file, &sending).expect("the holder takes it");
         let (took, cpu) = (began.elapsed().as_secs_f64(), self::cpu() - cpu);
-        result.entry(name("replicate_bytes_per_s", "replicate_first_bytes_per_s")).or_default().push(bytes as f64 / took);
-        result.entry(name("replicate_cpu_s_per_gb", "replicate_first_cpu_s_per_gb")).or_default().push(cpu * 1e9 / bytes as f64);
+        result
+            .entry(name("replicate_bytes_per_s", "replicate_first_bytes_per_s"))
+            .or_default()
+            .push(bytes as f64 / took);
+        result
+            .entry(name("replicate_cpu_s_per_gb", "replicate_first_cpu_s_per_gb"))
+            .or_default()
+            .push(cpu * 1e9 / bytes as f64);
 
         // A host that lost its directory asks for the newest step.
         fs::remove_dir_all(&directory).unwrap();
@@ -62,8 +75,14 @@ fn main() {
         let restored = restorer.restore(&place, None, &|_| {}).expect("the holder has it");
         let (took, cpu) = (asked.elapsed().as_secs_f64(), self::cpu() - cpu);
         assert!(restored.fetched == 1 && began.elapsed() >= asked.elapsed());
-        result.entry(name("restore_bytes_per_s", "restore_first_bytes_per_s")).or_default().push(bytes as f64 / took);
-        result.entry(name("restore_cpu_s_per_gb", "restore_first_cpu_s_per_gb")).or_default().push(cpu * 1e9 / bytes as f64);
+        result
+            .entry(name("restore_bytes_per_s", "restore_first_bytes_per_s"))
+            .or_default()
+            .push(bytes as f64 / took);
+        result
+            .entry(name("restore_cpu_s_per_gb", "restore_first_cpu_s_per_gb"))
+            .or_default()
+            .push(cpu * 1e9 / bytes as f64);
         drop(restorer);
         fs::remove_dir_all(&back).unwrap();
         // The next shard finds the pages of this one.
@@ -134,8 +153,15 @@ fn seal(directory: &Path, step: u64, content: &[u8]) -> Sealed {
         created_unix_s: 0,
         serialisation: "safetensors".to_owned(),
         software: BTreeMap::new(),
-        file: SealedFile { name: "state.safetensors".to_owned(), size: content.len() as u64, xxh3_128: XxHash3_128::oneshot(content) },
-        chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: content.chunks(CHUNK_BYTES as usize).map(chunk_sum).collect() }),
+        file: SealedFile {
+            name: "state.safetensors".to_owned(),
+            size: content.len() as u64,
+            xxh3_128: XxHash3_128::oneshot(content),
+        },
+        chunks: Some(Chunks {
+            bytes: CHUNK_BYTES,
+            sums: content.chunks(CHUNK_BYTES as usize).map(chunk_sum).collect(),
+        }),
     };
     let home = home(directory, step);
     fs::create_dir_all(&home).unwrap();

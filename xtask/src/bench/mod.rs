@@ -98,7 +98,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
     let needs_ranks = args.names.iter().any(|name| {
-        !matches!(name, Name::Build | Name::Judge | Name::Attribute | Name::Replicate) && !name.is_of_the_agent_alone()
+        !matches!(name, Name::Build | Name::Judge | Name::Attribute | Name::Replicate)
+            && !name.is_of_the_agent_alone()
     });
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.iter().any(|name| name.is_of_the_agent_alone()) {

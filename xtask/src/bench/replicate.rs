@@ -24,7 +24,15 @@ pub fn measure(story: &Story, rounds: usize, report: &mut Report) {
 
 fn shard(gibibytes: usize, rounds: usize) -> Result<Vec<Figure>> {
     let mut build = Command::new("cargo");
-    build.args(["build", "--quiet", "--release", "--package", "mainstay-tier", "--example", "replicate_cost"]);
+    build.args([
+        "build",
+        "--quiet",
+        "--release",
+        "--package",
+        "mainstay-tier",
+        "--example",
+        "replicate_cost",
+    ]);
     command::run(build.current_dir(places::root()))?;
     let program = places::target().join("release/examples/replicate_cost");
     let mut run = Command::new(program);
@@ -63,9 +71,13 @@ mod tests {
 
     #[test]
     fn a_rate_stands_beside_that_of_plain_tcp() {
-        let told = serde_json::json!({"plain_tcp_bytes_per_s": [2e9, 2e9], "replicate_bytes_per_s": [1.8e9, 2.2e9]});
+        let told =
+            serde_json::json!({"plain_tcp_bytes_per_s": [2e9, 2e9], "replicate_bytes_per_s": [1.8e9, 2.2e9]});
         let figures = figures(1, &told);
         assert_eq!(figures.len(), 1);
-        assert_eq!((figures[0].id.as_str(), figures[0].value, figures[0].ratio), ("checkpoint.replicate_1gib", 2.0, Some(1.0)));
+        assert_eq!(
+            (figures[0].id.as_str(), figures[0].value, figures[0].ratio),
+            ("checkpoint.replicate_1gib", 2.0, Some(1.0))
+        );
     }
 }

@@ -46,7 +46,9 @@ impl Decisions {
     /// Takes up a decision that was told, unless a newer one, or another of the same number, holds.
     pub fn tell(&mut self, decision: &Decision) -> Word {
         match self.newest.get(&decision.run) {
-            Some(held) if held.fence > decision.fence || (held.fence == decision.fence && held != decision) => {
+            Some(held)
+                if held.fence > decision.fence || (held.fence == decision.fence && held != decision) =>
+            {
                 Word::Refused(held.clone())
             }
             Some(held) if held == decision => Word::Accepted,

@@ -100,7 +100,8 @@ pub fn place(owner: &str, hosts: &[Host], rules: &Rules) -> Placement {
 /// and only the replicas beside them are placed.
 pub fn place_beside(owner: &str, hosts: &[Host], rules: &Rules, have: &BTreeSet<&str>) -> Placement {
     let count = (rules.copies + 1).saturating_sub(have.len() + usize::from(!have.contains(owner)));
-    let group = groups(hosts, rules.copies + 1).into_iter().find(|group| group.iter().any(|name| name == owner));
+    let group =
+        groups(hosts, rules.copies + 1).into_iter().find(|group| group.iter().any(|name| name == owner));
     let in_group = group.map_or_else(Vec::new, |group| after(&group, owner));
     let own_domain = hosts.iter().find(|host| host.name == owner).map_or(owner, Host::domain);
     let is_choice = |host: &&Host| host.usable && host.name != owner && !have.contains(host.name.as_str());
@@ -128,7 +129,9 @@ pub fn place_beside(owner: &str, hosts: &[Host], rules: &Rules, have: &BTreeSet<
     }
     let short = count - placement.hosts.len();
     if short > 0 {
-        placement.compromises.push(format!("{short} of {count} replica(s) have no host that could keep them"));
+        placement
+            .compromises
+            .push(format!("{short} of {count} replica(s) have no host that could keep them"));
     }
     placement
 }

@@ -64,7 +64,13 @@ fn line(state: &StepState) -> String {
     let whole = if state.is_whole() { "whole" } else { "not whole" };
     let of = &state.key;
     let (ranks, bytes, age) = (state.ranks.len(), size(state.bytes()), age(state.created));
-    format!("step {} of {}, attempt {}: {ranks} of {} rank(s), {bytes}, {age} old, {whole}\n", of.step, clean(&of.run), of.attempt, of.world)
+    format!(
+        "step {} of {}, attempt {}: {ranks} of {} rank(s), {bytes}, {age} old, {whole}\n",
+        of.step,
+        clean(&of.run),
+        of.attempt,
+        of.world
+    )
 }
 
 fn step_json(state: &StepState) -> Value {

@@ -12,7 +12,8 @@ use crate::cli::output::clean;
 
 /// Steps and peers, a line each.
 pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
-    let mut rows = vec![["STEP", "RUN", "ATTEMPT", "RANKS", "SIZE", "AGE", "COPIES", "STATE"].map(str::to_owned)];
+    let mut rows =
+        vec![["STEP", "RUN", "ATTEMPT", "RANKS", "SIZE", "AGE", "COPIES", "STATE"].map(str::to_owned)];
     rows.extend(answer.steps.iter().map(|step| {
         let age = step.created.as_ref().map_or_else(String::new, |at| age(at.seconds));
         [
@@ -196,7 +197,12 @@ mod tests {
 
     #[test]
     fn a_step_that_is_not_whole_says_whose_shards_are_missing() {
-        let mut step = CheckpointStep { step: 7, world_size: 12, missing_ranks: (0..10).collect(), ..Default::default() };
+        let mut step = CheckpointStep {
+            step: 7,
+            world_size: 12,
+            missing_ranks: (0..10).collect(),
+            ..Default::default()
+        };
         assert_eq!(state(&step, 1), "not whole: without rank 0, 1, 2, 3, 4, 5, 6, 7, …");
         (step.whole, step.least_copies) = (true, 1);
         assert_eq!(state(&step, 1), "whole");
@@ -206,7 +212,14 @@ mod tests {
 
     #[test]
     fn a_bar_is_as_long_as_what_has_come() {
-        let at = RestoreProgress { step: 3, bytes: 200, bytes_done: 50, shards: 4, shards_done: 1, told: String::new() };
+        let at = RestoreProgress {
+            step: 3,
+            bytes: 200,
+            bytes_done: 50,
+            shards: 4,
+            shards_done: 1,
+            told: String::new(),
+        };
         assert_eq!(progress(&at), "step 3 [#####...............] 1 of 4 shards, 50 B of 200 B from peers");
         let none = RestoreProgress { bytes: 0, bytes_done: 0, ..at };
         assert!(progress(&none).contains("[####################]"));

@@ -107,20 +107,41 @@ impl Asking<'_> {
     ///
     /// # Errors
     /// It does not take it, or the bytes in `file` are not those of the manifest any more ([`PeerError::Corrupt`]).
-    pub fn put(&self, address: &str, sealed: &Sealed, file: &File, how: &Sending<'_>) -> Result<Sent, PeerError> {
+    pub fn put(
+        &self,
+        address: &str,
+        sealed: &Sealed,
+        file: &File,
+        how: &Sending<'_>,
+    ) -> Result<Sent, PeerError> {
         let began = Instant::now();
         let Some((mut first, wanted)) = self.offer(address, sealed)? else {
             return Ok(Sent { bytes: 0, took: began.elapsed() });
         };
-        let chunks: Vec<u32> = wanted.chunks.into_iter().filter(|index| sealed.chunk(*index).is_some()).collect();
-        let bytes = chunks.iter().filter_map(|index| sealed.chunk(*index)).map(|(_, length, _)| u64::from(length)).sum();
+        let chunks: Vec<u32> =
+            wanted.chunks.into_iter().filter(|index| sealed.chunk(*index).is_some()).collect();
+        let bytes = chunks
+            .iter()
+            .filter_map(|index| sealed.chunk(*index))
+            .map(|(_, length, _)| u64::from(length))
+            .sum();
         let streams = how.streams.clamp(1, 4).min(chunks.len().max(1));
-        let job = Job { sealed, file, how, began, credits: wanted.credits.max(1), streams, left: Mutex::new(chunks.into()) };
+        let job = Job {
+            sealed,
+            file,
+            how,
+            began,
+            credits: wanted.credits.max(1),
+            streams,
+            left: Mutex::new(chunks.into()),
+        };
         let sent = std::thread::scope(|scope| {
             let others: Vec<_> = (1..streams).map(|_| scope.spawn(|| self.help(address, &job))).collect();
             let own = job.send(&mut first);
             others.into_iter().fold(own, |all, other| {
-                all.and(other.join().unwrap_or_else(|_| Err(PeerError::Local("a sending thread ended in disorder".to_owned()))))
+                all.and(other.join().unwrap_or_else(|_| {
+                    Err(PeerError::Local("a sending thread ended in disorder".to_owned()))
+                }))
             })
         });
         sent?;
@@ -149,9 +170,11 @@ impl Asking<'_> {
             Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
                 Err(PeerError::reported(address, &message))
             }
-            Some(Frame::Message(header, _) | Frame::Chunk(header)) => {
-                Err(PeerError::Unexpected { peer: address.to_owned(), got: header.kind, wanted: Kind::Wanted })
-            }
+            Some(Frame::Message(header, _) | Frame::Chunk(header)) => Err(PeerError::Unexpected {
+                peer: address.to_owned(),
+                got: header.kind,
+                wanted: Kind::Wanted,
+            }),
             None => Err(PeerError::lost(address, std::io::ErrorKind::UnexpectedEof.into())),
         }
     }
@@ -186,7 +209,9 @@ impl Asking<'_> {
                 return Err(unreadable(format!("chunk {index} did not come")));
             };
             let due = sealed.chunk(index);
-            if header.chunk != index || due.map(|(offset, length, _)| (offset, length)) != Some((header.offset, header.length)) {
+            if header.chunk != index
+                || due.map(|(offset, length, _)| (offset, length)) != Some((header.offset, header.length))
+            {
                 return Err(unreadable(format!("another chunk came where {index} was due")));
             }
             let mut hasher = XxHash3_64::new();
@@ -261,7 +286,11 @@ impl Job<'_> {
                     self.again(wire, wrong, failures)?;
                 }
             }
-            let floor = if self.how.limit.rate() == 0 { SLOWEST } else { SLOWEST.min(self.how.limit.rate() / 16).max(1) };
+            let floor = if self.how.limit.rate() == 0 {
+                SLOWEST
+            } else {
+                SLOWEST.min(self.how.limit.rate() / 16).max(1)
+            };
             check_speed(wire.peer(), self.began, bytes, Duration::from_secs(30), floor)?;
         }
     }

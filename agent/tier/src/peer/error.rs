@@ -148,7 +148,11 @@ impl PeerError {
     pub(crate) fn lost(peer: &str, source: io::Error) -> PeerError {
         // What a socket's timeout looks like says little to a reader.
         let stalled = matches!(source.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-        let source = if stalled { io::Error::new(io::ErrorKind::TimedOut, "nothing moved for too long") } else { source };
+        let source = if stalled {
+            io::Error::new(io::ErrorKind::TimedOut, "nothing moved for too long")
+        } else {
+            source
+        };
         PeerError::Lost { peer: peer.to_owned(), source }
     }
 

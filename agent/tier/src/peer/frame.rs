@@ -161,7 +161,9 @@ pub fn encode(header: &Header) -> [u8; SIGNED_BYTES] {
     bytes[5] = header.kind as u8;
     bytes[8..12].copy_from_slice(&header.request.to_le_bytes());
     bytes[12..16].copy_from_slice(&header.length.to_le_bytes());
-    for (at, word) in [header.attempt, header.step, header.key, header.offset, header.digest].iter().enumerate() {
+    for (at, word) in
+        [header.attempt, header.step, header.key, header.offset, header.digest].iter().enumerate()
+    {
         bytes[16 + 8 * at..24 + 8 * at].copy_from_slice(&word.to_le_bytes());
     }
     bytes[56..60].copy_from_slice(&header.chunk.to_le_bytes());
@@ -180,7 +182,8 @@ pub fn decode(bytes: &[u8; SIGNED_BYTES]) -> Result<Header, FrameError> {
     if bytes[4] != VERSION {
         return Err(FrameError::Version(bytes[4]));
     }
-    let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == bytes[5]).ok_or(FrameError::Kind(bytes[5]))?;
+    let kind =
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == bytes[5]).ok_or(FrameError::Kind(bytes[5]))?;
     if bytes[6..8] != [0; 2] || bytes[60..64] != [0; 4] {
         return Err(FrameError::Reserved);
     }

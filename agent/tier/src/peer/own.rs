@@ -83,7 +83,8 @@ impl Own {
             for directory in rank_directories(&place.directory) {
                 let path = directory.join(MANIFEST_NAME);
                 let Some(mark) = mark_of(&path, place.user) else { continue };
-                let known = read.get(&path).filter(|(before, _)| *before == mark).map(|(_, sealed)| sealed.clone());
+                let known =
+                    read.get(&path).filter(|(before, _)| *before == mark).map(|(_, sealed)| sealed.clone());
                 let sealed = known.unwrap_or_else(|| Sealed::read(&path).ok().map(Arc::new));
                 looked.insert(path, (mark, sealed.clone()));
                 if let Some(sealed) = sealed {
@@ -103,7 +104,8 @@ impl Own {
     /// What lies there: each with where it lies, and whether it is as far as is known what was sealed.
     pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
         let inner = self.inner();
-        let told = |of: &Found| (of.sealed.shard.clone(), of.medium, !inner.bad.contains(&of.sealed.shard.root));
+        let told =
+            |of: &Found| (of.sealed.shard.clone(), of.medium, !inner.bad.contains(&of.sealed.shard.root));
         inner.shards.values().map(told).collect()
     }
 
@@ -143,10 +145,17 @@ impl Own {
 pub(crate) fn rank_directories(directory: &Path) -> Vec<PathBuf> {
     let below = |directory: &Path, prefix: &str| -> Vec<PathBuf> {
         let named = |path: &PathBuf| {
-            let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(prefix));
+            let name =
+                path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(prefix));
             name.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
         };
-        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).filter(named).collect()
+        fs::read_dir(directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(named)
+            .collect()
     };
     below(directory, "step-").iter().flat_map(|step| below(step, "rank-")).collect()
 }

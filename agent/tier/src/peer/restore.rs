@@ -76,15 +76,30 @@ impl Service {
         for _ in 0..TRIES {
             let decision = shared.decide(&place.run)?;
             let Some(key) = decision.step.clone() else {
-                return Ok(Restored { decision, bytes: 0, fetched: 0, here: 0, seconds: began.elapsed().as_secs_f64() });
+                return Ok(Restored {
+                    decision,
+                    bytes: 0,
+                    fetched: 0,
+                    here: 0,
+                    seconds: began.elapsed().as_secs_f64(),
+                });
             };
             match shared.bring(&key, place, ranks, tell) {
                 Ok((bytes, fetched, here)) => {
                     shared.own.look();
-                    return Ok(Restored { decision, bytes, fetched, here, seconds: began.elapsed().as_secs_f64() });
+                    return Ok(Restored {
+                        decision,
+                        bytes,
+                        fetched,
+                        here,
+                        seconds: began.elapsed().as_secs_f64(),
+                    });
                 }
                 Err(error) => {
-                    let told = format!("step {} cannot be restored: {error}; the next older whole one is looked for", key.step);
+                    let told = format!(
+                        "step {} cannot be restored: {error}; the next older whole one is looked for",
+                        key.step
+                    );
                     tracing::warn!("{told}");
                     tell(Progress { step: key.step, shards: (0, key.world as usize), bytes: (0, 0), told });
                     last = Some(error);
@@ -131,7 +146,8 @@ impl Shared {
         ranks: Option<&[u32]>,
         tell: &(dyn Fn(Progress) + Sync),
     ) -> Result<(u64, usize, usize), PeerError> {
-        let step = self.step(key).ok_or_else(|| PeerError::Local("nobody who answers has any of it".to_owned()))?;
+        let step =
+            self.step(key).ok_or_else(|| PeerError::Local("nobody who answers has any of it".to_owned()))?;
         let all: Vec<u32> = (0..key.world).collect();
         let here = || vec![self.name().to_owned()];
         let wanted: BTreeMap<u32, Vec<String>> =
@@ -211,7 +227,12 @@ impl Work<'_> {
                         self.shared.distrust(holder, &copy.shard.root);
                     }
                     let rank = transfer.rank;
-                    (self.tell)(self, format!("the shard of rank {rank} at {holder} is of no use: {error}; another copy is taken if there is one"));
+                    (self.tell)(
+                        self,
+                        format!(
+                            "the shard of rank {rank} at {holder} is of no use: {error}; another copy is taken if there is one"
+                        ),
+                    );
                     last = Some(error);
                 }
             }
@@ -236,7 +257,9 @@ impl Work<'_> {
             .open(root)
             .or_else(|| self.shared.store.open_replica(root))
             .ok_or_else(|| PeerError::Local("it cannot be opened".to_owned()))?;
-        let reading = |error: io::Error| PeerError::Local(format!("reading the shard of rank {}: {error}", copy.shard.rank));
+        let reading = |error: io::Error| {
+            PeerError::Local(format!("reading the shard of rank {}: {error}", copy.shard.rank))
+        };
         if let Some(chunk) = sealed.first_bad(&file).map_err(reading)? {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
@@ -304,7 +327,13 @@ impl Landing<'_> {
             if fs::symlink_metadata(&taken.home).is_ok() {
                 // What is there is another shard of this step, or a damaged one.
                 let flags = rustix::fs::RenameFlags::EXCHANGE;
-                rustix::fs::renameat_with(rustix::fs::CWD, &taken.aside, rustix::fs::CWD, &taken.home, flags)?;
+                rustix::fs::renameat_with(
+                    rustix::fs::CWD,
+                    &taken.aside,
+                    rustix::fs::CWD,
+                    &taken.home,
+                    flags,
+                )?;
                 fs::remove_dir_all(&taken.aside)?;
             } else {
                 fs::rename(&taken.aside, &taken.home)?;

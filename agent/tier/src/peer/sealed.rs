@@ -54,7 +54,9 @@ impl Sealed {
     /// It is damaged or has no table of chunks.
     pub fn of(manifest: Vec<u8>) -> Result<Sealed, SealedError> {
         let read = Manifest::decode(&manifest)?;
-        let (Some(root), Some(chunks)) = (read.root(), read.chunks) else { return Err(SealedError::NoChunks) };
+        let (Some(root), Some(chunks)) = (read.root(), read.chunks) else {
+            return Err(SealedError::NoChunks);
+        };
         let chunk_bytes = u32::try_from(chunks.bytes).ok().filter(|bytes| *bytes <= MAX_CHUNK);
         let identity = read.identity;
         let of = StepKey {
@@ -142,7 +144,10 @@ pub(crate) fn open_plainly(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no plain file", path.display())));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} is no plain file", path.display()),
+        ));
     }
     Ok(file)
 }

@@ -144,7 +144,12 @@ fn take_chunk(
         return report(wire, answer, Reason::Disk, &error.to_string());
     }
     if hasher.finish() != header.digest {
-        return report(wire, answer, Reason::Corrupt, &format!("chunk {} is not what the manifest says", header.chunk));
+        return report(
+            wire,
+            answer,
+            Reason::Corrupt,
+            &format!("chunk {} is not what the manifest says", header.chunk),
+        );
     }
     if let Some(claim) = claim {
         claim.done();

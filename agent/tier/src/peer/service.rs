@@ -235,7 +235,8 @@ impl Service {
     /// What went on since the start.
     pub fn counts(&self) -> Counts {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged } = &self.shared.counters;
+        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged } =
+            &self.shared.counters;
         Counts {
             shards_sent: of(shards_sent),
             bytes_sent: of(bytes_sent),
@@ -308,7 +309,12 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartEr
 fn verify(shared: &Shared) {
     shared.store.verify_all(|shard| {
         shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(run = shard.of.run, step = shard.of.step, rank = shard.rank, "a replica was damaged and is deleted");
+        tracing::warn!(
+            run = shard.of.run,
+            step = shard.of.step,
+            rank = shard.rank,
+            "a replica was damaged and is deleted"
+        );
     });
 }
 
@@ -448,7 +454,9 @@ impl Shared {
     fn inventory_unlooked(&self) -> Vec<Held> {
         let own = self.own.list().into_iter().map(|of| (of, true));
         let kept = self.store.list().into_iter().map(|of| (of, false));
-        own.chain(kept).map(|((shard, medium, verified), own)| Held { shard, medium, own, verified }).collect()
+        own.chain(kept)
+            .map(|((shard, medium, verified), own)| Held { shard, medium, own, verified })
+            .collect()
     }
 
     /// A copy was found to be bad: for a while it counts for nothing.
@@ -514,7 +522,8 @@ impl Shared {
     /// All agents, as far as replicas go.
     fn hosts(&self) -> Vec<Host> {
         let now = Instant::now();
-        let mut hosts = vec![Host { name: self.name().to_owned(), domain: self.settings.domain.clone(), usable: true }];
+        let mut hosts =
+            vec![Host { name: self.name().to_owned(), domain: self.settings.domain.clone(), usable: true }];
         hosts.extend(self.peers().iter().map(|(name, peer)| Host {
             name: name.clone(),
             domain: peer.inventory.domain.clone(),
@@ -530,7 +539,9 @@ impl Shared {
 
     fn repair(&self, repair: &Repair) {
         let Repair { shard, to } = repair;
-        let Some((sealed, file)) = self.own.open(&shard.root).or_else(|| self.store.open_replica(&shard.root)) else {
+        let Some((sealed, file)) =
+            self.own.open(&shard.root).or_else(|| self.store.open_replica(&shard.root))
+        else {
             // It was deleted meanwhile, or cannot be read: the next look tells.
             self.distrust(self.name(), &shard.root);
             return;
@@ -561,8 +572,12 @@ impl Shared {
         if let PeerError::Corrupt { peer, .. } = error
             && peer == "this host"
         {
-            tracing::error!(run = shard.of.run, step = shard.of.step, rank = shard.rank,
-                "the bytes of a shard are not those that were sealed: it is offered no more");
+            tracing::error!(
+                run = shard.of.run,
+                step = shard.of.step,
+                rank = shard.rank,
+                "the bytes of a shard are not those that were sealed: it is offered no more"
+            );
             return self.distrust(self.name(), &shard.root);
         }
         let mut peers = self.peers();
@@ -611,7 +626,12 @@ impl Shared {
             let decision = self.decisions().decide(self.name(), run, asker, newest.as_ref());
             let Some(newer) = self.tell_all(&decision) else { return Ok(decision) };
             let mut decisions = self.decisions();
-            let newer = Decision { fence: newer.fence.max(decision.fence).saturating_add(1), step: newest.clone(), by: self.name().to_owned(), ..newer };
+            let newer = Decision {
+                fence: newer.fence.max(decision.fence).saturating_add(1),
+                step: newest.clone(),
+                by: self.name().to_owned(),
+                ..newer
+            };
             let _ = decisions.tell(&newer);
         }
         Err(PeerError::Local(format!("peers do not agree on a step of {run}")))

@@ -157,10 +157,12 @@ impl Store {
 
     /// Compares everything that was found at the start with its manifest; what is not as it was is deleted. Tells of each.
     pub fn verify_all(&self, mut damaged: impl FnMut(&Shard)) {
-        let open: Vec<Replica> = self.inner().replicas.values().filter(|replica| !replica.verified).cloned().collect();
+        let open: Vec<Replica> =
+            self.inner().replicas.values().filter(|replica| !replica.verified).cloned().collect();
         for replica in open {
             let shard = &replica.sealed.shard;
-            let checked = open_plainly(&replica.directory.join(DATA)).and_then(|file| replica.sealed.first_bad(&file));
+            let checked =
+                open_plainly(&replica.directory.join(DATA)).and_then(|file| replica.sealed.first_bad(&file));
             if matches!(checked, Ok(None)) {
                 if let Some(held) = self.inner().replicas.get_mut(&shard.root) {
                     held.verified = true;
@@ -216,12 +218,14 @@ impl Store {
         if let Some(spare) = spare {
             fs::rename(&spare, &path).map_err(disk("using again", &spare))?;
         }
-        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let open =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = open.map_err(disk("making", &path))?;
         file.set_len(sealed.shard.bytes).map_err(disk("sizing", &path))?;
         if sealed.shard.bytes > 0 {
             // Room is had now or not at all: no shard fails in its middle for want of it.
-            let all = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, sealed.shard.bytes);
+            let all =
+                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, sealed.shard.bytes);
             if let Err(error) = all {
                 let _ = fs::remove_file(&path);
                 return Err(disk("making room for", &path)(error.into()));

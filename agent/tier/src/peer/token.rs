@@ -49,7 +49,9 @@ pub enum TokenError {
         mode: u32,
     },
     /// It is no secret.
-    #[error("a token of {0} bytes; it must have at least {SHORTEST}: write one with `head -c 32 /dev/urandom | base64`")]
+    #[error(
+        "a token of {0} bytes; it must have at least {SHORTEST}: write one with `head -c 32 /dev/urandom | base64`"
+    )]
     Short(usize),
 }
 
@@ -83,7 +85,12 @@ impl Token {
     }
 
     /// The proof of one side of a connection, or with another word its session's key.
-    pub(crate) fn prove(&self, word: &str, client: &[u8; NONCE_BYTES], server: &[u8; NONCE_BYTES]) -> blake3::Hash {
+    pub(crate) fn prove(
+        &self,
+        word: &str,
+        client: &[u8; NONCE_BYTES],
+        server: &[u8; NONCE_BYTES],
+    ) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(word.as_bytes()).update(&[0, super::frame::VERSION]).update(client).update(server);
         hasher.finalize()

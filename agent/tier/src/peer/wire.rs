@@ -74,7 +74,12 @@ impl Wire {
         Err(gone(last))
     }
 
-    fn greet(mut stream: TcpStream, peer: &str, token: &Token, patience: Patience) -> Result<Wire, PeerError> {
+    fn greet(
+        mut stream: TcpStream,
+        peer: &str,
+        token: &Token,
+        patience: Patience,
+    ) -> Result<Wire, PeerError> {
         let lost = |source| PeerError::lost(peer, source);
         set_timeouts(&stream, patience.connect).map_err(lost)?;
         let own = nonce().map_err(lost)?;
@@ -88,7 +93,9 @@ impl Wire {
             return Err(PeerError::refused(peer));
         }
         stream.read_exact(&mut answer[1..]).map_err(lost)?;
-        if token.prove("server", &own, &theirs) != blake3::Hash::from_slice(&answer[1..]).unwrap_or_else(|_| [0; 32].into()) {
+        if token.prove("server", &own, &theirs)
+            != blake3::Hash::from_slice(&answer[1..]).unwrap_or_else(|_| [0; 32].into())
+        {
             return Err(PeerError::Impostor { peer: peer.to_owned() });
         }
         set_timeouts(&stream, patience.stall).map_err(lost)?;
@@ -105,7 +112,9 @@ impl Wire {
     /// # Errors
     /// It is no agent, speaks another version or does not know the token.
     pub fn accept(mut stream: TcpStream, token: &Token, patience: Patience) -> Result<Wire, PeerError> {
-        let peer = stream.peer_addr().map_or_else(|_| "a peer".to_owned(), |address: SocketAddr| address.to_string());
+        let peer = stream
+            .peer_addr()
+            .map_or_else(|_| "a peer".to_owned(), |address: SocketAddr| address.to_string());
         let lost = |source| PeerError::lost(&peer, source);
         set_timeouts(&stream, patience.connect).map_err(lost)?;
         let own = nonce().map_err(lost)?;
@@ -171,16 +180,22 @@ impl Wire {
     pub fn send_chunk(&mut self, header: Header, file: &File) -> Result<(), PeerError> {
         let signed = self.signed(header, &[]);
         let lost = |source| PeerError::lost(&self.peer, source);
-        rustix::net::send(&self.stream, &signed, rustix::net::SendFlags::MORE | rustix::net::SendFlags::NOSIGNAL)
-            .map_err(io::Error::from)
-            .and_then(|sent| (&self.stream).write_all(&signed[sent..]))
-            .map_err(lost)?;
+        rustix::net::send(
+            &self.stream,
+            &signed,
+            rustix::net::SendFlags::MORE | rustix::net::SendFlags::NOSIGNAL,
+        )
+        .map_err(io::Error::from)
+        .and_then(|sent| (&self.stream).write_all(&signed[sent..]))
+        .map_err(lost)?;
         let mut offset = header.offset;
         let end = offset + u64::from(header.length);
         while offset < end {
             let left = usize::try_from(end - offset).unwrap_or(usize::MAX);
             match rustix::fs::sendfile(&self.stream, file, Some(&mut offset), left) {
-                Ok(0) => return Err(PeerError::Local("the file is shorter than its manifest says".to_owned())),
+                Ok(0) => {
+                    return Err(PeerError::Local("the file is shorter than its manifest says".to_owned()));
+                }
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return Err(lost(io::ErrorKind::TimedOut.into())),
                 Err(error) => return Err(lost(error.into())),
@@ -227,7 +242,11 @@ impl Wire {
         if differs != 0 {
             return Err(PeerError::Forged { peer: self.peer.clone() });
         }
-        Ok(Some(if header.kind == Kind::Chunk { Frame::Chunk(header) } else { Frame::Message(header, message) }))
+        Ok(Some(if header.kind == Kind::Chunk {
+            Frame::Chunk(header)
+        } else {
+            Frame::Message(header, message)
+        }))
     }
 
     fn read_header(&mut self, bytes: &mut [u8; HEADER_BYTES]) -> Result<bool, PeerError> {

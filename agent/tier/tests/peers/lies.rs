@@ -41,7 +41,8 @@ fn another_version_is_told_by_its_number() {
 fn what_is_no_agent_is_told_so() {
     let at = address();
     impostor(&at, |mut stream| {
-        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        let _ =
+            stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     });
     let error = Wire::connect(&at, &token(), Patience::default()).unwrap_err().to_string();
     assert!(error.contains("no frame of ours"), "{error}");
@@ -86,9 +87,13 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
         std::thread::spawn(move || {
             let Ok(mut wire) = Wire::accept(stream, &token(), Patience::default()) else { return };
             while let Ok(Some(Frame::Message(header, _))) = wire.receive() {
-                let held = Held { shard: sealed.shard.clone(), medium: Medium::Memory, own: false, verified: true };
+                let held =
+                    Held { shard: sealed.shard.clone(), medium: Medium::Memory, own: false, verified: true };
                 let told = match header.kind {
-                    Kind::List => wire.send_json(Header::of(Kind::Inventory), &Inventory { copies: vec![held], ..Inventory::default() }),
+                    Kind::List => wire.send_json(
+                        Header::of(Kind::Inventory),
+                        &Inventory { copies: vec![held], ..Inventory::default() },
+                    ),
                     Kind::Get => wire.send(Header::of(Kind::Manifest), &sealed.manifest).and_then(|()| {
                         let file = tempfile::tempfile().unwrap();
                         file.set_len(sealed.shard.bytes).unwrap();
@@ -113,7 +118,10 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
     hosts[0].wait_for_copies(3, 2);
     hosts[0].lose();
     hosts[0].start();
-    until("all peers", || { hosts[0].service().refresh(); hosts[0].least_copies(99) == 1 && hosts[0].least_copies(3) == 1 });
+    until("all peers", || {
+        hosts[0].service().refresh();
+        hosts[0].least_copies(99) == 1 && hosts[0].least_copies(3) == 1
+    });
     let (step, told) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(3));
     hosts[0].has(3, &[0]);

@@ -15,7 +15,9 @@ use mainstay_tier::peer::store::{Offer, Store, StoreError};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::{Patience, Wire};
 use mainstay_tier::peer::{Sealed, Service};
-use support::{Proxy, RUN, address, bytes, hosts, hosts_named, identity, manifest, seal, shard, token, until};
+use support::{
+    Proxy, RUN, address, bytes, hosts, hosts_named, identity, manifest, seal, shard, token, until,
+};
 use tempfile::TempDir;
 
 /// Flips a bit of the byte at `at` in a file.
@@ -53,10 +55,14 @@ fn ranks_of_several_hosts_make_one_step_and_each_host_gets_what_it_asks_for() {
     hosts[0].start();
     hosts[2].start();
     std::thread::scope(|scope| {
-        let restored: Vec<_> = [0, 2].map(|index| {
-            let host = &hosts[index];
-            scope.spawn(move || host.service().restore(&host.place(), None, &|_| {}).unwrap().decision)
-        }).into_iter().map(|asked| asked.join().unwrap()).collect();
+        let restored: Vec<_> = [0, 2]
+            .map(|index| {
+                let host = &hosts[index];
+                scope.spawn(move || host.service().restore(&host.place(), None, &|_| {}).unwrap().decision)
+            })
+            .into_iter()
+            .map(|asked| asked.join().unwrap())
+            .collect();
         assert_eq!(restored[0], restored[1], "both go back by one decision");
     });
     for index in [0, 2] {
@@ -73,7 +79,9 @@ fn a_step_of_which_a_shard_is_missing_is_not_restored_and_epochs_are_not_mixed()
     // Two attempts write step 6 at once: a half of each.
     hosts[0].save(1, 6, &[0], 2);
     hosts[1].save(2, 6, &[1], 2);
-    until("step 6 to be known", || steps(&hosts[0].service().copies(), Some(RUN)).iter().filter(|state| state.key.step == 6).count() == 2);
+    until("step 6 to be known", || {
+        steps(&hosts[0].service().copies(), Some(RUN)).iter().filter(|state| state.key.step == 6).count() == 2
+    });
     let fresh = TempDir::new().unwrap();
     let place = mainstay_tier::peer::Watched { directory: fresh.path().to_owned(), ..hosts[0].place() };
     let restored = hosts[0].service().restore(&place, None, &|_| {}).unwrap();
@@ -152,7 +160,8 @@ fn a_peer_that_always_spoils_what_it_gets_is_passed_over_for_another() {
 fn a_connection_that_breaks_in_the_middle_goes_on_where_it_was() {
     let (front, back, owner) = (address(), address(), address());
     let cut = AtomicUsize::new(0);
-    let proxy = Proxy::start(&front, &back, move |at, _| !(at > 200_000 && cut.fetch_add(1, Ordering::SeqCst) == 0));
+    let proxy =
+        Proxy::start(&front, &back, move |at, _| !(at > 200_000 && cut.fetch_add(1, Ordering::SeqCst) == 0));
     let hosts = hosts_named(&[owner, front], |index, settings| {
         settings.streams = 1;
         if index == 1 {
@@ -162,7 +171,10 @@ fn a_connection_that_breaks_in_the_middle_goes_on_where_it_was() {
     hosts[0].save(0, 2, &[0], 1);
     hosts[0].wait_for_copies(2, 2);
     assert_eq!(fs::read(&hosts[1].replicas()[0]).unwrap(), bytes(2, 0));
-    assert!(hosts[0].service().counts().bytes_sent < bytes(2, 0).len() as u64, "what had come was not sent again");
+    assert!(
+        hosts[0].service().counts().bytes_sent < bytes(2, 0).len() as u64,
+        "what had come was not sent again"
+    );
     drop(proxy);
 }
 
@@ -174,7 +186,10 @@ fn a_bit_that_flips_in_a_store_is_never_restored_and_another_copy_serves() {
     hosts[0].lose();
     flip(&hosts[1].replicas()[0], 70_000);
     hosts[0].start();
-    until("both holders", || { hosts[0].service().refresh(); hosts[0].least_copies(4) == 2 });
+    until("both holders", || {
+        hosts[0].service().refresh();
+        hosts[0].least_copies(4) == 2
+    });
     let (step, _) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(4));
     hosts[0].has(4, &[0]);
@@ -187,11 +202,18 @@ fn where_the_only_copy_is_damaged_all_go_back_to_the_next_older_step_and_it_is_s
     hosts[0].wait_for_copies(1, 2);
     hosts[0].save(0, 2, &[0], 1);
     hosts[0].wait_for_copies(2, 2);
-    let newest = hosts[1].replicas().into_iter().find(|path| path.display().to_string().contains("step-000000000002")).unwrap();
+    let newest = hosts[1]
+        .replicas()
+        .into_iter()
+        .find(|path| path.display().to_string().contains("step-000000000002"))
+        .unwrap();
     flip(&newest, 5);
     hosts[0].lose();
     hosts[0].start();
-    until("the holder", || { hosts[0].service().refresh(); hosts[0].least_copies(2) == 1 });
+    until("the holder", || {
+        hosts[0].service().refresh();
+        hosts[0].least_copies(2) == 1
+    });
     let (step, told) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(1));
     hosts[0].has(1, &[0]);
@@ -206,7 +228,10 @@ fn bytes_that_changed_after_the_seal_go_nowhere() {
     seal(hosts[0].directory.path(), &identity(0, 9, 0, 1), &bytes(9, 0));
     flip(&shard(hosts[0].directory.path(), 9, 0).join("state.safetensors"), 100);
     hosts[0].service().watch(hosts[0].place());
-    until("the damage to be seen", || { hosts[0].service().nudge(); hosts[0].service().counts().damaged > 0 });
+    until("the damage to be seen", || {
+        hosts[0].service().nudge();
+        hosts[0].service().counts().damaged > 0
+    });
     assert!(hosts[1].replicas().is_empty());
     assert_eq!(hosts[0].least_copies(9), 0, "and it is offered no more");
 }
@@ -266,10 +291,15 @@ fn whoever_does_not_know_the_token_reads_and_writes_nothing() {
     // An agent with another token is no peer, and says why.
     let third = TempDir::new().unwrap();
     let settings = mainstay_tier::peer::Settings {
-        listen: address().parse().unwrap(), name: String::new(), store: third.path().to_owned(), ..hosts[0].settings.clone()
+        listen: address().parse().unwrap(),
+        name: String::new(),
+        store: third.path().to_owned(),
+        ..hosts[0].settings.clone()
     };
     let outsider = Service::start(settings, stranger).unwrap();
-    until("the refusal", || outsider.peers().values().all(|peer| peer.error.as_ref().is_some_and(|error| error.contains("token"))));
+    until("the refusal", || {
+        outsider.peers().values().all(|peer| peer.error.as_ref().is_some_and(|error| error.contains("token")))
+    });
     assert!(outsider.copies().is_empty());
 }
 
@@ -282,7 +312,9 @@ fn names_in_a_manifest_lead_nowhere_out_of_the_store() {
     let mut document = manifest(&evil, &bytes(1, 0));
     document.run = "/etc/passwd\0".to_owned();
     let sealed = Sealed::of(document.encode()).unwrap();
-    let Offer::Wanted(upload) = store.offer(sealed.clone(), &[]).unwrap() else { panic!("it is not there yet") };
+    let Offer::Wanted(upload) = store.offer(sealed.clone(), &[]).unwrap() else {
+        panic!("it is not there yet")
+    };
     assert!(matches!(store.commit(&upload), Err(StoreError::Missing(6))), "not before all chunks have come");
     for index in 0..sealed.chunks() {
         let (offset, length, _) = sealed.chunk(index).unwrap();
@@ -293,18 +325,23 @@ fn names_in_a_manifest_lead_nowhere_out_of_the_store() {
     }
     store.commit(&upload).unwrap();
     assert!(matches!(store.offer(sealed, &[]), Ok(Offer::Here)));
-    let outside: Vec<_> = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let outside: Vec<_> =
+        fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(outside, ["store"]);
 }
 
 #[test]
 fn a_store_that_is_opened_again_offers_what_is_whole_and_nothing_else() {
     let directory = TempDir::new().unwrap();
-    let shards: Vec<Sealed> = (0..3).map(|rank| Sealed::of(manifest(&identity(0, 1, rank, 3), &bytes(1, rank)).encode()).unwrap()).collect();
+    let shards: Vec<Sealed> = (0..3)
+        .map(|rank| Sealed::of(manifest(&identity(0, 1, rank, 3), &bytes(1, rank)).encode()).unwrap())
+        .collect();
     {
         let store = Store::open(directory.path(), 1 << 30).unwrap();
         for (rank, sealed) in (0..3).zip(&shards) {
-            let Offer::Wanted(upload) = store.offer(sealed.clone(), &[]).unwrap() else { panic!("it is new") };
+            let Offer::Wanted(upload) = store.offer(sealed.clone(), &[]).unwrap() else {
+                panic!("it is new")
+            };
             for index in 0..sealed.chunks() {
                 let (offset, length, _) = sealed.chunk(index).unwrap();
                 let claim = upload.claim(index).unwrap();
@@ -318,7 +355,10 @@ fn a_store_that_is_opened_again_offers_what_is_whole_and_nothing_else() {
         }
     }
     let replica = |rank: u32| {
-        let mut homes: Vec<_> = fs::read_dir(directory.path().join("replicas")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let mut homes: Vec<_> = fs::read_dir(directory.path().join("replicas"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
         homes.pop().unwrap().join("step-000000000001.0").join(format!("rank-{rank:05}")).join("shard")
     };
     flip(&replica(1), 200_000);
@@ -327,7 +367,8 @@ fn a_store_that_is_opened_again_offers_what_is_whole_and_nothing_else() {
     let mut damaged = Vec::new();
     store.verify_all(|shard| damaged.push(shard.rank));
     assert_eq!(damaged, [1]);
-    let left: Vec<(u32, bool)> = store.list().iter().map(|(shard, _, verified)| (shard.rank, *verified)).collect();
+    let left: Vec<(u32, bool)> =
+        store.list().iter().map(|(shard, _, verified)| (shard.rank, *verified)).collect();
     assert_eq!(left, [(0, true)]);
     assert_eq!(fs::read_dir(directory.path().join("incoming")).unwrap().count(), 0);
     assert!(!replica(1).exists());

@@ -135,7 +135,8 @@ impl Host {
                 told.lock().unwrap().push(at.told);
             }
         };
-        let restored = self.service().restore(&self.place(), None, &tell).map_err(|error| error.to_string())?;
+        let restored =
+            self.service().restore(&self.place(), None, &tell).map_err(|error| error.to_string())?;
         Ok((restored.decision.step.map(|key| key.step), told.into_inner().unwrap()))
     }
 
@@ -230,11 +231,16 @@ pub struct Proxy {
 impl Proxy {
     /// Listens at `at` and passes everything to `to`; `spoil` sees what goes there, with the number of its first byte over
     /// all connections, and cuts the connection by returning false.
-    pub fn start(at: &str, to: &str, spoil: impl Fn(usize, &mut [u8]) -> bool + Send + Sync + 'static) -> Proxy {
+    pub fn start(
+        at: &str,
+        to: &str,
+        spoil: impl Fn(usize, &mut [u8]) -> bool + Send + Sync + 'static,
+    ) -> Proxy {
         let listener = TcpListener::bind(at).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, passed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (stopping, counting, to, spoil) = (Arc::clone(&stop), Arc::clone(&passed), to.to_owned(), Arc::new(spoil));
+        let (stopping, counting, to, spoil) =
+            (Arc::clone(&stop), Arc::clone(&passed), to.to_owned(), Arc::new(spoil));
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 if stopping.load(Ordering::SeqCst) {
@@ -245,7 +251,9 @@ impl Proxy {
                 std::thread::spawn(move || pass(back.0, back.1, |_| true));
                 let (counting, spoil) = (Arc::clone(&counting), Arc::clone(&spoil));
                 std::thread::spawn(move || {
-                    pass(client, server, |piece| spoil(counting.fetch_add(piece.len(), Ordering::SeqCst), piece));
+                    pass(client, server, |piece| {
+                        spoil(counting.fetch_add(piece.len(), Ordering::SeqCst), piece)
+                    });
                 });
             }
         });
