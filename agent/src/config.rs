@@ -87,6 +87,8 @@ settings! {
         preflight: PreflightConfig,
         /// Who is told of failures, decisions and ends of jobs: docs/reference/policy.md.
         hooks: HooksConfig,
+        /// What is done about failures of jobs: docs/reference/policy-file.md.
+        policy: PolicyConfig,
     }
 }
 
@@ -357,6 +359,15 @@ settings! {
 
 /// What hooks can be told of.
 const HOOKS_TELL: [&str; 3] = ["verdict", "decision", "job_ended"];
+
+settings! {
+    /// What is done about failures of jobs.
+    pub struct PolicyConfig {
+        /// A policy in Starlark for jobs of this host that name none (`mainstay run --policy`). Empty: the built-in policy.
+        file: PathBuf = PathBuf::new(),
+    }
+    sections {}
+}
 
 settings! {
     /// Commands and webhooks that are told of jobs.
