@@ -78,3 +78,70 @@ fn restart(settings: &Settings, case: Case<'_>, rung: Rung) -> Option<String> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Attempt, Incident};
+    use crate::judge::start_failed;
+    use crate::policy::{Budget, Host, PastFailure};
+    use crate::time::Mono;
+    use crate::verdict::{Cause, Verdict};
+
+    fn error() -> Cause {
+        Cause::Exception { exception: "E".into(), fingerprint: "f".into() }
+    }
+
+    fn failed(step: u64) -> PastFailure {
+        PastFailure {
+            decided_at: Mono(1),
+            cause: error(),
+            step: Some(step),
+            lived: Span::seconds(60),
+            rung: Rung::All,
+            reached: Some(step),
+            heartbeats: true,
+            back_after: Some(Span::seconds(1)),
+        }
+    }
+
+    fn forbids(past: &[PastFailure], host: Host<'_>, advice: &Advice) -> Option<String> {
+        let start = start_failed(Incident(1), Attempt(0), "", Mono(0));
+        let verdict = Verdict { cause: error(), step: Some(5), heartbeats: true, ..start };
+        let settings = Settings::from(Budget { max_restarts: 100, window: None });
+        let (lived, now) = (Span::seconds(60), Mono(100_000_000_000));
+        let case = Case { verdict: &verdict, past, exit: 1, lived, reached: Some(5), host, spares: 0, now };
+        forbidden(&settings, case, advice)
+    }
+
+    fn take(rung: Option<Rung>, seconds: u64) -> Advice {
+        Advice { rung, after: Span::seconds(seconds), why: "so".into() }
+    }
+
+    #[test]
+    fn an_error_in_a_loop_ends_whatever_a_policy_says() {
+        let of = |past: &[PastFailure]| forbids(past, Host::default(), &take(Some(Rung::All), 0));
+        assert_eq!(of(&[failed(5), failed(5)]), None);
+        let again = of(&[failed(5), failed(5), failed(5)]);
+        assert_eq!(again.as_deref(), Some("the same error came 3 times at the same step"));
+        let elsewhere: Vec<PastFailure> =
+            (0..10).map(|_| PastFailure { reached: Some(5), ..failed(4) }).collect();
+        assert_eq!(of(&elsewhere).as_deref(), Some("10 restarts in a row brought no new step"));
+        assert_eq!(of(&elsewhere[..9]), None);
+        // To end the job is always allowed.
+        assert_eq!(forbids(&elsewhere, Host::default(), &take(Some(Rung::Stop), 0)), None);
+    }
+
+    #[test]
+    fn what_cannot_be_done_now_and_what_takes_too_long_is_forbidden() {
+        let of = |host, advice: &Advice| forbids(&[], host, advice).unwrap_or_default();
+        assert!(of(Host::default(), &take(Some(Rung::InProcess), 0)).contains("no hands"));
+        assert!(of(Host::default(), &take(Some(Rung::All), 3601)).contains("held back"));
+        let held = ["a port is taken".to_owned()];
+        let host = Host { held: &held, ..Host::default() };
+        assert!(of(host, &take(Some(Rung::All), 0)).contains("a port is taken"));
+        assert_eq!(of(host, &take(None, 0)), "");
+        let waited = Host { waited: Span::seconds(60), ..host };
+        assert!(of(waited, &take(None, 0)).contains("waited for"));
+    }
+}
