@@ -89,6 +89,8 @@ settings! {
         hooks: HooksConfig,
         /// Replicas of checkpoints on other hosts: docs/reference/checkpoint-peers.md.
         checkpoint: CheckpointConfig,
+        /// What is done about failures of jobs: docs/reference/policy-file.md.
+        policy: PolicyConfig,
     }
 }
 
@@ -359,6 +361,15 @@ settings! {
 
 /// What hooks can be told of.
 const HOOKS_TELL: [&str; 3] = ["verdict", "decision", "job_ended"];
+
+settings! {
+    /// What is done about failures of jobs.
+    pub struct PolicyConfig {
+        /// A policy in Starlark for jobs of this host that name none (`mainstay run --policy`). Empty: the built-in policy.
+        file: PathBuf = PathBuf::new(),
+    }
+    sections {}
+}
 
 settings! {
     /// Commands and webhooks that are told of jobs.

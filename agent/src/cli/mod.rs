@@ -17,6 +17,7 @@ mod job;
 mod json;
 mod operator;
 mod output;
+mod policy;
 mod probe;
 mod ranks;
 mod replay;
@@ -78,6 +79,7 @@ enum Command {
     Unsilence(operator::Unsilence),
     Bundle(bundle::Args),
     Replay(replay::Args),
+    Policy(policy::Args),
     Job(job::Job),
     Inject(job::Inject),
     Stragglers(stragglers::Args),
@@ -132,6 +134,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Policy(args) => policy::run(&args),
         Command::Job(args) => job::job(args).await,
         Command::Inject(args) => job::inject(args).await,
         Command::Stragglers(args) => stragglers::run(&args),
