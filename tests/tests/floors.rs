@@ -37,11 +37,32 @@ const SHARED: &[u8] = &[3, 5, 6];
 const CORE_DEPENDENCIES: &[&str] =
     &["aho-corasick", "memchr", "regex", "serde", "serde_json", "thiserror", "toml"];
 
+/// What policies in Starlark may depend on: they are as pure as the core.
+const POLICY_DEPENDENCIES: &[&str] = &["mainstay-core", "serde", "toml"];
+
 /// What may be linked into training, by crate.
 const CLIENT_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("proto/heartbeat", &[]),
+    ("proto/checkpoint", &["blake3", "serde_json", "thiserror", "twox-hash"]),
     ("client", &["mainstay-heartbeat", "nix"]),
-    ("client/python", &["mainstay-client", "mainstay-heartbeat", "nix", "pyo3", "twox-hash"]),
+    (
+        "client/python",
+        &["mainstay-checkpoint", "mainstay-client", "mainstay-heartbeat", "nix", "pyo3", "twox-hash"],
+    ),
+];
+
+/// What the checkpoint tier may depend on: files and threads, and no runtime.
+const TIER_DEPENDENCIES: &[&str] = &[
+    "mainstay-checkpoint",
+    "mainstay-core",
+    "nix",
+    "rustix",
+    "serde",
+    "serde_json",
+    "thiserror",
+    "tracing",
+    "twox-hash",
+    "blake3",
 ];
 
 /// Words that must not appear in the core's code, whatever the linter thinks of them.
@@ -77,8 +98,12 @@ fn the_core_is_pure() {
     let manifest = fs::read_to_string(core.join("Cargo.toml")).expect("the core has a manifest");
     assert_eq!(unexpected_dependencies(&manifest, CORE_DEPENDENCIES), Vec::<String>::new(), "agent/core");
 
+    let policy = repository().join("agent/policy");
+    let manifest = fs::read_to_string(policy.join("Cargo.toml")).expect("policies have a manifest");
+    assert_eq!(unexpected_dependencies(&manifest, POLICY_DEPENDENCIES), Vec::<String>::new(), "agent/policy");
+
     let mut complaints = Vec::new();
-    for path in rust_files(&core.join("src")) {
+    for path in rust_files(&core.join("src")).into_iter().chain(rust_files(&policy.join("src"))) {
         let text = fs::read_to_string(&path).expect("a source file is readable text");
         complaints.extend(impurities(&path, &text));
     }
@@ -96,6 +121,12 @@ fn nothing_heavy_is_linked_into_training() {
         let manifest = fs::read_to_string(&path).expect("a package has a manifest");
         assert_eq!(unexpected_dependencies(&manifest, allowed), Vec::<String>::new(), "{package}");
     }
+}
+
+#[test]
+fn the_checkpoint_tier_needs_no_runtime_and_knows_nothing_of_the_agent() {
+    let manifest = fs::read_to_string(repository().join("agent/tier/Cargo.toml")).expect("a manifest");
+    assert_eq!(unexpected_dependencies(&manifest, TIER_DEPENDENCIES), Vec::<String>::new(), "agent/tier");
 }
 
 #[test]
