@@ -130,6 +130,7 @@ pub fn ruling_out(
     let decision = instead.map(serde_json::to_string).transpose().map_err(form("a decision"))?;
     let sick = testimony.sick.iter().map(serde_json::to_string);
     let records = testimony.failed_before.iter().map(serde_json::to_string);
+    let seen = testimony.seen_before.as_ref().map(serde_json::to_string).transpose();
     Ok(v1::Ruling {
         incident: incident.0,
         decision,
@@ -138,6 +139,7 @@ pub fn ruling_out(
         held: testimony.held.clone(),
         failed_before: records.collect::<Result<_, _>>().map_err(form("a device's record"))?,
         gpus: testimony.gpus.clone(),
+        seen_before: seen.map_err(form("earlier failures"))?,
     })
 }
 
@@ -152,6 +154,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
     let sick = sick.collect::<Result<_, _>>().map_err(form("a component"))?;
     let records = ruling.failed_before.iter().map(|record| serde_json::from_str(record));
     let failed_before = records.collect::<Result<_, _>>().map_err(form("a device's record"))?;
+    let seen = ruling.seen_before.as_deref().map(serde_json::from_str).transpose();
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: decision.map(|decision| (decision.action, decision.why)),
@@ -161,6 +164,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
             held: ruling.held.clone(),
             failed_before,
             gpus: ruling.gpus.clone(),
+            seen_before: seen.map_err(form("earlier failures"))?,
         },
     })
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use mainstay_core::attribute::class::Class;
+use mainstay_core::attribute::class::{Class, Restart};
 use mainstay_core::attribute::explain::{Ground, Quote, Report};
 use mainstay_core::attribute::score::{Answer, Case, Share, Summary};
 
@@ -85,8 +85,8 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
             clean(&case.id),
             answer.class.name(),
             answer.restart.name(),
-            label.class.name(),
-            label.restart.name(),
+            label.class.map_or("?", Class::name),
+            label.restart.map_or("?", Restart::name),
             answer.confidence,
             shortened(&clean(&answer.reasons.join("; ")), QUOTE)
         );
@@ -135,6 +135,13 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
         "user's failures called hardware: {}; told not to restart where a restart was right: {}",
         summary.false_hardware, summary.false_do_not_restart
     );
+    for answer in answers.iter().filter(|answer| !answer.notes.is_empty()) {
+        let _ = writeln!(out, "{}: {}", clean(&answer.id), clean(&answer.notes.join("; ")));
+    }
+    if summary.unscored > 0 {
+        let _ =
+            writeln!(out, "{} cases were judged and have no label that could be scored", summary.unscored);
+    }
     out
 }
 
