@@ -244,6 +244,8 @@ pub struct Share {
 pub struct Calibration {
     /// Mean squared difference between confidence and being right about the domain.
     pub brier: f64,
+    /// Mean distance between confidence and the share of right answers, over the bins by their answers.
+    pub expected_error: f64,
     /// By confidence, lowest first.
     pub bins: Vec<Bin>,
     /// What it would mean to name no domain below a confidence.
@@ -349,6 +351,8 @@ pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
         bin.from = at as f64 / BINS as f64;
         bin.confidence /= cases;
         bin.right /= cases;
+        let weight = f64::from(bin.cases) / f64::from(summary.all.cases.max(1));
+        summary.calibration.expected_error += weight * (bin.confidence - bin.right).abs();
     }
     summary.calibration.brier /= f64::from(summary.all.cases.max(1));
     summary.calibration.bins = bins;
