@@ -12,12 +12,12 @@ use super::vote::Vote;
 const PRIOR: [f64; 11] = [0.0, 0.1, -0.5, 0.0, -0.6, -0.3, -0.3, -0.2, -0.6, 0.0, 0.9];
 /// The job of which [`PRIOR`] speaks: so many ranks times hours.
 const USUAL_EXPOSURE: f64 = 64.0 * 6.0;
-/// What each doubling of exposure, in powers of e, adds to faults of machines and takes from those of programs.
+/// What each doubling of exposure, in powers of e, adds to faults of machines.
 const BY_EXPOSURE: f64 = 0.25;
 /// What it adds to a program's faults that no step was done, and what one takes from them.
 const BEFORE_ANY_STEP: f64 = 0.8;
 /// The job moves no class further than this: a cause that was seen decides against any job.
-const FURTHEST: f64 = 1.2;
+const FURTHEST: f64 = 0.8;
 /// A second and a third signature of one family for one class add this much each.
 const CORROBORATION: f64 = 0.3;
 /// Below this weight a cause is a hint; consequences beside it keep their doubt.
@@ -86,10 +86,10 @@ fn prior(job: Option<&JobSoFar>) -> [f64; 11] {
             Class::HardwareGpu | Class::HardwareHost | Class::Fabric | Class::Storage | Class::Preemption => {
                 (machines - 0.5 * early).clamp(-FURTHEST, FURTHEST)
             }
-            Class::UserCode | Class::UserConfig | Class::SoftwarePlatform => {
-                (early - 0.5 * machines).clamp(-FURTHEST, FURTHEST)
-            }
-            Class::Data | Class::HostResource | Class::Unknown => 0.0,
+            Class::UserCode | Class::UserConfig | Class::SoftwarePlatform => early.clamp(-FURTHEST, FURTHEST),
+            // Where nothing was seen, the job alone names nobody.
+            Class::Unknown => early.clamp(0.0, FURTHEST),
+            Class::Data | Class::HostResource => 0.0,
         };
     }
     odds

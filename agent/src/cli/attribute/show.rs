@@ -110,7 +110,9 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
             .collect();
         let _ = writeln!(out, "  {class:<18}{}", cells.join(", "));
     }
-    let _ = writeln!(out, "\ncalibration: Brier {:.3}, expected error {:.3}",
+    let _ = writeln!(
+        out,
+        "\ncalibration: Brier {:.3}, expected error {:.3}",
         summary.calibration.brier, summary.calibration.expected_error
     );
     for bin in summary.calibration.bins.iter().filter(|bin| bin.cases > 0) {
