@@ -40,8 +40,26 @@ const CORE_DEPENDENCIES: &[&str] =
 /// What may be linked into training, by crate.
 const CLIENT_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("proto/heartbeat", &[]),
+    ("proto/checkpoint", &["blake3", "serde_json", "thiserror", "twox-hash"]),
     ("client", &["mainstay-heartbeat", "nix"]),
-    ("client/python", &["mainstay-client", "mainstay-heartbeat", "nix", "pyo3", "twox-hash"]),
+    (
+        "client/python",
+        &["mainstay-checkpoint", "mainstay-client", "mainstay-heartbeat", "nix", "pyo3", "twox-hash"],
+    ),
+];
+
+/// What the checkpoint tier may depend on: files and threads, and no runtime.
+const TIER_DEPENDENCIES: &[&str] = &[
+    "mainstay-checkpoint",
+    "mainstay-core",
+    "nix",
+    "rustix",
+    "serde",
+    "serde_json",
+    "thiserror",
+    "tracing",
+    "twox-hash",
+    "blake3",
 ];
 
 /// Words that must not appear in the core's code, whatever the linter thinks of them.
@@ -96,6 +114,12 @@ fn nothing_heavy_is_linked_into_training() {
         let manifest = fs::read_to_string(&path).expect("a package has a manifest");
         assert_eq!(unexpected_dependencies(&manifest, allowed), Vec::<String>::new(), "{package}");
     }
+}
+
+#[test]
+fn the_checkpoint_tier_needs_no_runtime_and_knows_nothing_of_the_agent() {
+    let manifest = fs::read_to_string(repository().join("agent/tier/Cargo.toml")).expect("a manifest");
+    assert_eq!(unexpected_dependencies(&manifest, TIER_DEPENDENCIES), Vec::<String>::new(), "agent/tier");
 }
 
 #[test]

@@ -1,0 +1,25 @@
+//! The disk: `<directory>/step-000000000010/rank-00003/{state.safetensors, manifest.json}`, as `mainstay.checkpoint` has always laid it out.
+
+mod prune;
+mod read;
+mod volume;
+mod write;
+
+pub use prune::{Doubts, Keep, prune};
+pub use read::{Found, found, is_whole, manifest, manifest_path, offered, ranks, steps, verify, whole_steps};
+pub use volume::{Sink, StdVolume, Volume, open_own};
+pub use write::{Pace, WriteError, clear_aside, write};
+
+use std::path::{Path, PathBuf};
+
+/// A step's directory.
+#[must_use]
+pub fn step_directory(directory: &Path, step: u64) -> PathBuf {
+    directory.join(format!("step-{step:012}"))
+}
+
+/// A shard's directory.
+#[must_use]
+pub fn shard_directory(directory: &Path, step: u64, rank: u32) -> PathBuf {
+    step_directory(directory, step).join(format!("rank-{rank:05}"))
+}

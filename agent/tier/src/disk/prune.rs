@@ -1,0 +1,102 @@
+//! What may be removed from the disk: never the newest whole step, and nothing while fewer are whole than are to be kept.
+
+use std::path::Path;
+
+use mainstay_checkpoint::Identity;
+use serde_json::Value;
+
+use crate::disk::volume::Volume;
+use crate::disk::write::remove_tree;
+use crate::disk::{read, step_directory};
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Keep {
+    /// Whole steps.
+    pub steps: usize,
+    /// Bytes, as far as more than the newest whole step is concerned; none for as many as the steps need.
+    pub bytes: Option<u64>,
+}
+
+/// Which steps are doubtful, as the launcher wrote it beside them.
+#[derive(Clone, Debug, Default)]
+pub struct Doubts(Vec<Doubt>);
+
+#[derive(Clone, Debug)]
+struct Doubt {
+    job: String,
+    attempt: u64,
+    after: Option<u64>,
+}
+
+impl Doubts {
+    /// Reads `doubtful.json`; without a readable one nothing is doubtful.
+    #[must_use]
+    pub fn read(volume: &dyn Volume, directory: &Path) -> Doubts {
+        let Ok((file, length)) = volume.open(&directory.join("doubtful.json")) else {
+            return Doubts::default();
+        };
+        let mut bytes = vec![0; usize::try_from(length.min(1 << 20)).unwrap_or(0)];
+        if file.read_exact_at(&mut bytes, 0).is_err() {
+            return Doubts::default();
+        }
+        let entries: Vec<Value> = serde_json::from_slice(&bytes).unwrap_or_default();
+        let doubt = |entry: &Value| {
+            Some(Doubt {
+                job: entry.get("job")?.as_str()?.to_owned(),
+                attempt: entry.get("attempt")?.as_u64()?,
+                after: entry.get("after").and_then(Value::as_u64),
+            })
+        };
+        Doubts(entries.iter().filter_map(doubt).collect())
+    }
+
+    /// Whether a shard is of a doubtful step. What a later attempt saved under the same number was computed anew.
+    #[must_use]
+    pub fn about(&self, of: &Identity) -> bool {
+        self.0.iter().any(|doubt| {
+            doubt.job == of.job
+                && of.attempt <= doubt.attempt
+                && doubt.after.is_none_or(|after| of.step > after)
+        })
+    }
+}
+
+/// Removes the steps that are older than those to be kept. Doubtful ones do not count as kept, so that they push no other out.
+pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts) {
+    let mut kept = 0;
+    let mut bytes = 0_u64;
+    let mut oldest = None;
+    let all = read::steps(volume, directory);
+    for step in &all {
+        let Some(shards) = read::is_whole(volume, directory, *step) else { continue };
+        bytes = shards.iter().fold(bytes, |sum, shard| sum.saturating_add(shard.manifest.file.size));
+        if shards.first().is_some_and(|shard| doubts.about(&shard.manifest.identity)) {
+            continue;
+        }
+        if kept > 0 && keep.bytes.is_some_and(|most| bytes > most) {
+            break;
+        }
+        kept += 1;
+        oldest = Some(*step);
+        if kept >= keep.steps.max(1) {
+            break;
+        }
+    }
+    let enough = kept >= keep.steps.max(1) || keep.bytes.is_some_and(|most| bytes > most);
+    let Some(oldest) = oldest.filter(|_| enough) else { return };
+    for step in all.into_iter().filter(|step| *step < oldest) {
+        remove_step(volume, directory, step);
+    }
+}
+
+fn remove_step(volume: &dyn Volume, directory: &Path, step: u64) {
+    // Out of sight first, in one move: a removal cut short leaves no half step.
+    let aside = directory.join(format!(".step-{step:012}.{}.tmp", std::process::id()));
+    remove_tree(volume, &aside);
+    if volume.rename(&step_directory(directory, step), &aside).is_ok() {
+        // Before its parts go: they could go from the disk earlier than the move reaches it.
+        let _ = volume.sync_directory(directory);
+        remove_tree(volume, &aside);
+    }
+}

@@ -1,0 +1,261 @@
+//! Writes one shard. Data first, then its manifest, each brought to the disk before the next is begun; the manifest's name appears
+//! last and at once. What was there before stays until then.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mainstay_checkpoint::{CHUNK_BYTES, MANIFEST_NAME, Manifest, chunk_sum};
+
+use crate::disk::volume::Volume;
+use crate::disk::{read, shard_directory, step_directory};
+use crate::seal::ReadAt;
+
+/// So many bytes wait for the disk at most: more would crowd out what training reads, and end in one long stall.
+const SYNC_EVERY: u64 = 64 << 20;
+
+/// Why a shard was not written. What was there before still is.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The disk refused.
+    #[error("{path}: {source}")]
+    Io {
+        /// What was being done to which file.
+        path: PathBuf,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// The bytes are not those that were sealed.
+    #[error("its bytes changed between sealing and writing (chunk {chunk})")]
+    Changed {
+        /// The first chunk that is another.
+        chunk: usize,
+    },
+    /// There is something newer to write.
+    #[error("it was given up")]
+    GivenUp,
+}
+
+impl WriteError {
+    /// Whether the disk is full.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, WriteError::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
+    }
+}
+
+/// How fast is written, over all shards.
+#[derive(Debug, Default)]
+pub struct Pace {
+    bytes_per_second: Option<u64>,
+    next: Mutex<Option<Instant>>,
+    hurry: AtomicBool,
+}
+
+impl Pace {
+    /// At most so many bytes per second; none for as fast as the disk.
+    #[must_use]
+    pub fn of(bytes_per_second: Option<u64>) -> Pace {
+        Pace { bytes_per_second: bytes_per_second.filter(|rate| *rate > 0), ..Pace::default() }
+    }
+
+    /// From now on as fast as the disk: there is no training any more to be spared.
+    pub fn hurry(&self) {
+        self.hurry.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until so many bytes may be written.
+    pub fn wait(&self, bytes: u64) {
+        let Some(rate) = self.bytes_per_second.filter(|_| !self.hurry.load(Ordering::SeqCst)) else { return };
+        let now = Instant::now();
+        let Ok(mut next) = self.next.lock() else { return };
+        let from = next.map_or(now, |next| next.max(now));
+        *next = Some(from + Duration::from_secs_f64(bytes as f64 / rate as f64));
+        drop(next);
+        std::thread::sleep(from.saturating_duration_since(now));
+    }
+}
+
+/// Writes a shard with its manifest, verifying each chunk on its way. Nothing is done where it lies already. Gives up when
+/// `given_up` says so.
+///
+/// # Errors
+/// [`WriteError`]; nothing is left of the attempt that a later one would not clear.
+pub fn write(
+    volume: &dyn Volume,
+    directory: &Path,
+    manifest: &Manifest,
+    source: &dyn ReadAt,
+    pace: &Pace,
+    given_up: &dyn Fn() -> bool,
+) -> Result<(), WriteError> {
+    let identity = &manifest.identity;
+    if let Some(there) = read::found(volume, directory, identity.step, identity.rank)
+        && there.manifest.root().is_some()
+        && there.manifest.root() == manifest.root()
+    {
+        return Ok(());
+    }
+    let home = step_directory(directory, identity.step);
+    make_directories(volume, &home)?;
+    let shard = shard_directory(directory, identity.step, identity.rank);
+    let job = Job { volume, manifest, source, pace, given_up };
+    if volume.is_directory(&shard) { job.again(&shard) } else { job.anew(&home, &shard) }
+}
+
+struct Job<'a> {
+    volume: &'a dyn Volume,
+    manifest: &'a Manifest,
+    source: &'a dyn ReadAt,
+    pace: &'a Pace,
+    given_up: &'a dyn Fn() -> bool,
+}
+
+impl Job<'_> {
+    /// A new shard: aside, then in one move.
+    fn anew(&self, home: &Path, shard: &Path) -> Result<(), WriteError> {
+        let name = shard.file_name().unwrap_or_default().to_string_lossy();
+        let aside = home.join(format!(".{name}.{}.tmp", std::process::id()));
+        remove_tree(self.volume, &aside);
+        let done = (|| {
+            self.volume.make_directory(&aside).map_err(told(&aside))?;
+            self.data(&aside.join(&self.manifest.file.name))?;
+            self.small(&aside.join(MANIFEST_NAME), &self.manifest.encode())?;
+            self.volume.sync_directory(&aside).map_err(told(&aside))?;
+            self.volume.rename(&aside, shard).map_err(told(shard))?;
+            self.volume.sync_directory(home).map_err(told(home))
+        })();
+        if done.is_err() {
+            remove_tree(self.volume, &aside);
+            let _ = self.volume.remove_directory(home);
+        }
+        done
+    }
+
+    /// The same step again: the new state beside the old one, then the manifest over the old manifest.
+    fn again(&self, shard: &Path) -> Result<(), WriteError> {
+        let there = self.volume.list(shard).map_err(told(shard))?;
+        let names = (0_u32..).map(|turn| match turn {
+            0 => self.manifest.file.name.clone(),
+            _ => format!("state.{turn}.safetensors"),
+        });
+        let name = names.into_iter().find(|name| !there.contains(name)).unwrap_or_default();
+        let mut manifest = self.manifest.clone();
+        manifest.file.name.clone_from(&name);
+        let state = shard.join(&name);
+        let aside = shard.join(format!(".{MANIFEST_NAME}.{}.tmp", std::process::id()));
+        let done = (|| {
+            self.data(&state)?;
+            remove_tree(self.volume, &aside);
+            self.small(&aside, &manifest.encode())?;
+            // The state's name must be on the disk before the manifest that speaks of it.
+            self.volume.sync_directory(shard).map_err(told(shard))?;
+            let over = shard.join(MANIFEST_NAME);
+            self.volume.rename(&aside, &over).map_err(told(&over))
+        })();
+        if let Err(error) = done {
+            remove_tree(self.volume, &state);
+            remove_tree(self.volume, &aside);
+            return Err(error);
+        }
+        self.volume.sync_directory(shard).map_err(told(shard))?;
+        for old in there.iter().filter(|old| **old != name && *old != MANIFEST_NAME) {
+            remove_tree(self.volume, &shard.join(old));
+        }
+        Ok(())
+    }
+
+    fn data(&self, path: &Path) -> Result<(), WriteError> {
+        let size = self.manifest.file.size;
+        let chunks = self.manifest.chunks.as_ref();
+        let chunk = chunks.map_or(CHUNK_BYTES, |chunks| chunks.bytes);
+        let mut sink = self.volume.create(path).map_err(told(path))?;
+        let mut buffer = Vec::new();
+        let (mut at, mut waiting) = (0, 0);
+        for index in 0_usize.. {
+            let length = chunk.min(size - at);
+            if length == 0 {
+                break;
+            }
+            if (self.given_up)() {
+                return Err(WriteError::GivenUp);
+            }
+            self.pace.wait(length);
+            buffer.resize(usize::try_from(length).unwrap_or(0), 0);
+            self.source.read_exact_at(&mut buffer, at).map_err(told(path))?;
+            // Of the very bytes that go to the disk, not of those that lie where they came from.
+            if chunks.is_some_and(|chunks| chunks.sums.get(index) != Some(&chunk_sum(&buffer))) {
+                return Err(WriteError::Changed { chunk: index });
+            }
+            sink.write(&buffer).map_err(told(path))?;
+            at += length;
+            waiting += length;
+            if waiting >= SYNC_EVERY {
+                sink.sync().map_err(told(path))?;
+                waiting = 0;
+            }
+        }
+        sink.sync().map_err(told(path))?;
+        sink.forget();
+        Ok(())
+    }
+
+    fn small(&self, path: &Path, content: &[u8]) -> Result<(), WriteError> {
+        let mut sink = self.volume.create(path).map_err(told(path))?;
+        sink.write(content).and_then(|()| sink.sync()).map_err(told(path))
+    }
+}
+
+fn told(path: &Path) -> impl Fn(io::Error) -> WriteError + '_ {
+    move |source| WriteError::Io { path: path.to_owned(), source }
+}
+
+/// Makes a directory with those above it that are missing, each brought to the disk by name.
+fn make_directories(volume: &dyn Volume, path: &Path) -> Result<(), WriteError> {
+    if volume.is_directory(path) {
+        return Ok(());
+    }
+    let Some(parent) = path.parent() else { return Ok(()) };
+    make_directories(volume, parent)?;
+    match volume.make_directory(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && volume.is_directory(path) => {}
+        made => made.map_err(told(path))?,
+    }
+    volume.sync_directory(parent).map_err(told(parent))
+}
+
+/// Removes a file, or a directory with all in it. What cannot be removed is left: the next one tries again.
+pub(super) fn remove_tree(volume: &dyn Volume, path: &Path) {
+    if volume.is_directory(path) {
+        for name in volume.list(path).unwrap_or_default() {
+            remove_tree(volume, &path.join(name));
+        }
+        let _ = volume.remove_directory(path);
+    } else {
+        let _ = volume.remove_file(path);
+    }
+}
+
+/// Removes what processes that are gone have left of unfinished shards and removals. `lives` tells whether a process does.
+pub fn clear_aside(volume: &dyn Volume, directory: &Path, lives: &dyn Fn(u32) -> bool) {
+    let left = |name: &str| {
+        let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"))?;
+        let (what, pid) = inner.rsplit_once('.')?;
+        let ours = what.starts_with("rank-") || what.starts_with("step-") || what == MANIFEST_NAME;
+        (ours && !lives(pid.parse().ok()?)).then_some(())
+    };
+    let clear = |directory: &Path| {
+        for name in volume.list(directory).unwrap_or_default() {
+            if left(&name).is_some() {
+                remove_tree(volume, &directory.join(name));
+            }
+        }
+    };
+    clear(directory);
+    for step in read::steps(volume, directory) {
+        clear(&step_directory(directory, step));
+    }
+}

@@ -1,0 +1,11 @@
+//! The checkpoint tier of one host. A rank copies its state into memory that the launcher owns ([`pool`]) and goes on; everything
+//! else happens here, outside training: checksums ([`seal`]), the disk ([`disk`]), and the list of what lies where ([`shelf`]).
+//!
+//! Three rules hold everywhere: a shard without an intact manifest is not there; a manifest appears last and at once; the
+//! newest step that is whole is removed only after a newer one is whole.
+
+pub mod disk;
+mod os;
+pub mod pool;
+pub mod seal;
+pub mod shelf;

@@ -1,0 +1,764 @@
+//! The keeper: the thread in the launcher that owns the memory of a job's ranks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use mainstay_checkpoint::control::{Answer, BELL_NAME, POOL_NAME, Slot, State};
+use mainstay_checkpoint::{Identity, Manifest};
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::json;
+
+use crate::disk::{self, Pace, StdVolume, WriteError};
+use crate::os::stand_back;
+use crate::pool::choose::{self, At, Held};
+use crate::pool::memory::{self, Memory};
+use crate::pool::writer::{self, Batch, Written};
+use crate::pool::{PoolError, Settings, available, directory_of, recover, told};
+use crate::seal::{SealError, seal};
+
+/// Without a ring the keeper looks this often.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The same without a socket to ring by.
+const LOOK_WITHOUT_BELL: Duration = Duration::from_millis(10);
+
+/// A rank that has waited so long for a slot may have that of a step which is not whole yet.
+const LONG: Duration = Duration::from_secs(2);
+
+/// After a write that failed the disk is left alone for so long.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// How far behind training checksums stand.
+const SEAL_NICE: i32 = 5;
+
+/// How far behind training the disk stands.
+const WRITE_NICE: i32 = 15;
+
+/// What can be told of the tiers at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Status {
+    /// The newest whole step in memory, and how long ago it was sealed, in seconds.
+    pub memory: Option<(u64, f64)>,
+    /// The newest whole step that this launcher has on the disk, and how long ago it was sealed, in seconds.
+    pub disk: Option<(u64, f64)>,
+}
+
+/// The keeper of one job.
+#[derive(Debug)]
+pub struct Keeper {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    directory: PathBuf,
+    inner: Mutex<Inner>,
+    /// There is a batch to write, or an end.
+    batch: Condvar,
+    /// The last attempt is over: what is there is brought to the disk.
+    finishing: AtomicBool,
+    /// Nothing more is done.
+    stopped: AtomicBool,
+    pace: Pace,
+    _lock: Flock<File>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    epoch: u64,
+    ranks: Vec<Memory>,
+    sealed: BTreeMap<(u32, usize), Sealed>,
+    on_disk: BTreeSet<(At, u32)>,
+    batch: Option<Batch>,
+    writing: bool,
+    said: Vec<String>,
+    last_said: String,
+    trouble: Option<(String, Instant)>,
+    waiting_since: BTreeMap<u32, Instant>,
+    memory: Option<(u64, Instant)>,
+    disk: Option<(u64, Instant)>,
+}
+
+#[derive(Debug)]
+struct Sealed {
+    slot: Slot,
+    manifest: Manifest,
+    writing: bool,
+    when: Instant,
+}
+
+impl Keeper {
+    /// Begins to keep: first brings to the disk what a launcher of the same checkpoints has left.
+    ///
+    /// # Errors
+    /// [`PoolError`]; the job can run without.
+    pub fn start(settings: Settings) -> Result<Keeper, PoolError> {
+        let directory = directory_of(&settings.root, &settings.directory);
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(told(&directory))?;
+        let lock = take(&directory, &settings.directory)?;
+        let mut said = Vec::new();
+        if directory.join(POOL_NAME).exists() {
+            match recover::bring_to_disk(&directory) {
+                Ok(recovered) => said.extend(recovered.told()),
+                Err(error) => said.push(format!(
+                    "checkpoints that an earlier launcher left in memory could not be brought to the disk: {error}"
+                )),
+            }
+        }
+        let _ = fs::remove_file(directory.join(recover::MARK));
+        disk::clear_aside(&StdVolume, &settings.directory, &lives);
+        let bell = open_bell(&directory);
+        describe(&directory, &settings)?;
+        let mut inner = Inner { said, ..Inner::default() };
+        for rank in 0..settings.world_size {
+            let at = memory::directory_of(&directory, rank);
+            inner.ranks.push(Memory::make(&directory, rank, settings.world_size, 0).map_err(told(&at))?);
+        }
+        let pace = Pace::of(settings.rate);
+        let shared = Arc::new(Shared {
+            settings,
+            directory,
+            inner: Mutex::new(inner),
+            batch: Condvar::new(),
+            finishing: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            pace,
+            _lock: lock,
+        });
+        let mut keeper = Keeper { shared: shared.clone(), threads: Vec::new() };
+        let (of_keeper, of_writer) = (shared.clone(), shared);
+        keeper.threads.push(thread("ckpt-keeper", move || keep(&of_keeper, bell.as_ref()))?);
+        keeper.threads.push(thread("ckpt-writer", move || write_on(&of_writer))?);
+        Ok(keeper)
+    }
+
+    /// The pool's directory, for the ranks and for the guardian.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.shared.directory
+    }
+
+    /// Another attempt begins: all ranks of the one before are gone or have left it. What they had filled counts; what they were
+    /// filling does not, and nothing that comes of them from now on.
+    pub fn begin_attempt(&self, epoch: u64) {
+        let mut inner = self.shared.inner();
+        let inner = &mut *inner;
+        for memory in &inner.ranks {
+            let Ok(control) = memory.control() else { continue };
+            for slot in control.all() {
+                match slot.state {
+                    State::Filled if slot.epoch == inner.epoch => _ = control.advance(&slot, State::Sealing),
+                    // Its file goes: whoever still writes into it writes into nothing.
+                    State::Filling | State::Filled => _ = control.advance(&slot, State::Damaged),
+                    _ => {}
+                }
+            }
+            control.set_waits(false);
+            control.set_epoch(epoch);
+        }
+        inner.waiting_since.clear();
+        inner.epoch = epoch;
+        ring(&self.shared.directory);
+    }
+
+    /// What a person should hear, since it was last asked for.
+    #[must_use]
+    pub fn said(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.inner().said)
+    }
+
+    /// How old the newest whole step of each tier is.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let inner = self.shared.inner();
+        let age =
+            |newest: Option<(u64, Instant)>| newest.map(|(step, at)| (step, at.elapsed().as_secs_f64()));
+        Status { memory: age(inner.memory), disk: age(inner.disk) }
+    }
+
+    /// All ranks are gone for good: brings the newest whole step to the disk and gives the memory back. What could not be written
+    /// stays in memory for the next launcher, and is said.
+    #[must_use]
+    pub fn finish(mut self) -> Vec<String> {
+        let last = self.shared.inner().epoch;
+        self.begin_attempt(last);
+        // The disk is tried once more.
+        self.shared.inner().trouble = None;
+        self.shared.finishing.store(true, Ordering::SeqCst);
+        self.shared.pace.hurry();
+        ring(&self.shared.directory);
+        self.join();
+        let mut inner = self.shared.inner();
+        let newest = inner.newest_whole(&self.shared.settings);
+        let unsaved =
+            choose::to_write(&inner.held(), newest, &|at, rank| inner.on_disk.contains(&(at, rank)));
+        if let Some(shard) = unsaved.first() {
+            let (step, place) = (shard.at.1, self.shared.directory.display());
+            inner.said.push(format!(
+                "step {step} is not on the disk; it stays in memory ({place}) until the next `mainstay run` on this host"
+            ));
+        } else if let Err(error) = fs::remove_dir_all(&self.shared.directory) {
+            tracing::warn!(%error, directory = %self.shared.directory.display(), "cannot remove the checkpoint pool");
+        }
+        std::mem::take(&mut inner.said)
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread that keeps checkpoints ended by a panic");
+            }
+            // The first is the keeper: when it is done, there is nothing more to write.
+            self.shared.stopped.store(true, Ordering::SeqCst);
+            self.shared.batch.notify_all();
+        }
+    }
+}
+
+impl Drop for Keeper {
+    /// Without [`Keeper::finish`] everything stays where it is, for the guardian or the next launcher.
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        self.shared.batch.notify_all();
+        ring(&self.shared.directory);
+        self.join();
+    }
+}
+
+/// Takes the pool's lock. The guardian of a launcher that was killed may still hold it: its end is waited for.
+fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> {
+    const TRIES: u32 = 6000;
+    let path = directory.join("lock");
+    for _ in 0..TRIES {
+        if let Some(lock) = lock(&path).map_err(told(&path))? {
+            return Ok(lock);
+        }
+        if directory.join(POOL_NAME).exists() && !directory.join(recover::MARK).exists() {
+            return Err(PoolError::Taken(checkpoints.to_owned()));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        // It may have removed all of it.
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(told(directory))?;
+    }
+    Err(PoolError::Taken(checkpoints.to_owned()))
+}
+
+/// The lock of a pool; none if somebody else holds it.
+pub(super) fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
+    let file = File::options().create(true).append(true).open(path)?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => {
+            // One that was removed meanwhile, or made anew, is another lock.
+            let (mine, there) = (lock.metadata()?, fs::metadata(path));
+            Ok(there.is_ok_and(|there| there.ino() == mine.ino()).then_some(lock))
+        }
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, error)) => Err(error.into()),
+    }
+}
+
+pub(super) fn lives(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+/// Says whose pool it is, for whoever finds it.
+fn describe(directory: &Path, settings: &Settings) -> Result<(), PoolError> {
+    let path = directory.join(POOL_NAME);
+    let aside = path.with_extension("new");
+    let told_of = json!({
+        "version": mainstay_checkpoint::control::VERSION,
+        "directory": settings.directory,
+        "job": settings.job,
+        "run": settings.run,
+        "world_size": settings.world_size,
+        "keep": settings.keep.steps,
+        "keep_bytes": settings.keep.bytes,
+    });
+    fs::write(&aside, told_of.to_string()).and_then(|()| fs::rename(&aside, &path)).map_err(told(&path))
+}
+
+fn open_bell(directory: &Path) -> Option<UnixDatagram> {
+    let path = directory.join(BELL_NAME);
+    let _ = fs::remove_file(&path);
+    let bell =
+        UnixDatagram::bind(&path).and_then(|bell| bell.set_read_timeout(Some(LOOK_EVERY)).map(|()| bell));
+    bell.inspect_err(
+        |error| tracing::debug!(%error, path = %path.display(), "no bell; looking often instead"),
+    )
+    .ok()
+}
+
+fn ring(directory: &Path) {
+    // A keeper that does not hear it looks by itself, a little later.
+    if let Ok(socket) = UnixDatagram::unbound() {
+        let _ = socket.set_nonblocking(true);
+        let _ = socket.send_to(b"!", directory.join(BELL_NAME));
+    }
+}
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, PoolError> {
+    let started = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    started.map_err(|source| PoolError::Io { path: PathBuf::from(name), source })
+}
+
+fn keep(shared: &Shared, bell: Option<&UnixDatagram>) {
+    stand_back(SEAL_NICE, false);
+    loop {
+        match bell {
+            Some(bell) => drop(bell.recv(&mut [0; 64])),
+            None => std::thread::sleep(LOOK_WITHOUT_BELL),
+        }
+        if shared.stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        shared.look();
+        if shared.finishing.load(Ordering::SeqCst) && shared.is_settled() {
+            return;
+        }
+    }
+}
+
+fn write_on(shared: &Shared) {
+    stand_back(WRITE_NICE, true);
+    loop {
+        let mut inner = shared.inner();
+        let batch = loop {
+            if let Some(batch) = inner.batch.take() {
+                break batch;
+            }
+            if shared.stopped.load(Ordering::SeqCst) {
+                return;
+            }
+            inner = shared.batch.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(inner);
+        let given_up = || shared.stopped.load(Ordering::SeqCst) && !shared.finishing.load(Ordering::SeqCst);
+        let settings = &shared.settings;
+        let written = writer::write(&settings.directory, &batch, settings.keep, &shared.pace, &given_up);
+        shared.inner().written(&batch, written);
+        ring(&shared.directory);
+    }
+}
+
+impl Shared {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // A panic in between leaves nothing half done that a reader could not bear: the truth is in the pages.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One look at all pages.
+    fn look(&self) {
+        self.answer();
+        self.renew();
+        self.seal_all();
+        let mut inner = self.inner();
+        inner.pages().for_each(|control| control.beat());
+        inner.free(&self.settings);
+        inner.begin_write(&self.settings, self.finishing.load(Ordering::SeqCst));
+        self.batch.notify_all();
+    }
+
+    /// Whether nothing is left to do, or to be tried.
+    fn is_settled(&self) -> bool {
+        let inner = self.inner();
+        let at_work = inner
+            .pages()
+            .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)));
+        !at_work && !inner.writing && inner.batch.is_none()
+    }
+
+    /// Makes the slots that ranks ask for. Files are made without the lock: a new attempt need not wait for them.
+    fn answer(&self) {
+        let asked: Vec<(usize, u64, u64)> = {
+            let inner = self.inner();
+            let asked = inner.ranks.iter().enumerate().filter_map(|(place, memory)| {
+                let (number, bytes) = memory.control().ok()?.asked()?;
+                Some((place, number, bytes))
+            });
+            asked.collect()
+        };
+        for (place, number, bytes) in asked {
+            let answer = self.reserve(place, bytes.max(1).next_multiple_of(2 << 20));
+            let inner = self.inner();
+            if let Some(Ok(control)) = inner.ranks.get(place).map(Memory::control) {
+                control.give(number, answer);
+            }
+        }
+    }
+
+    fn reserve(&self, place: usize, bytes: u64) -> Answer {
+        let slots = match self.slots_for(place, bytes) {
+            Ok(slots) => slots,
+            Err(why) => {
+                self.inner().say(why);
+                return Answer::NoRoom;
+            }
+        };
+        if let Some(memory) = self.inner().ranks.get_mut(place) {
+            memory.wanted = memory.wanted.max(bytes);
+        }
+        for index in 0..slots {
+            if let Err(error) = self.grow(place, index, bytes) {
+                self.inner().say(format!(
+                    "no memory for checkpoints of rank {place}: {error}; they are written to the disk in training"
+                ));
+                return if error.kind() == io::ErrorKind::StorageFull {
+                    Answer::NoRoom
+                } else {
+                    Answer::Failed
+                };
+            }
+        }
+        Answer::Granted
+    }
+
+    /// How many slots of so many bytes each rank may have, if all of them want as much.
+    fn slots_for(&self, place: usize, bytes: u64) -> Result<usize, String> {
+        let inner = self.inner();
+        let held = |memory: &Memory| -> u64 {
+            memory.control().map_or(0, |control| control.all().map(|slot| slot.capacity).sum())
+        };
+        let had: u64 = inner.ranks.iter().map(held).sum();
+        let there = inner.ranks.get(place).and_then(|memory| memory.control().ok()).map_or(0, |c| c.slots());
+        drop(inner);
+        let free = available(&self.directory);
+        let bound = self.settings.memory.unwrap_or_else(|| free.saturating_add(had) / 2);
+        let all = bytes.saturating_mul(u64::from(self.settings.world_size));
+        let most = self.settings.slots.clamp(2, mainstay_checkpoint::control::MAX_SLOTS).max(there);
+        let fits = |slots: &usize| {
+            let wanted = all.saturating_mul(*slots as u64);
+            wanted <= bound && wanted.saturating_sub(had) <= free
+        };
+        (2..=most).rev().find(fits).filter(|slots| *slots >= there).ok_or_else(|| {
+            format!(
+                "no memory for checkpoints: two of {} MiB for each of {} rank(s) are more than the {} MiB that may be taken \
+                 ({} MiB are free); they are written to the disk in training. --checkpoint-memory sets the bound",
+                bytes >> 20,
+                self.settings.world_size,
+                bound >> 20,
+                free >> 20
+            )
+        })
+    }
+
+    /// Gives a slot a file that is large enough, if it has none and nobody needs what is in it.
+    fn grow(&self, place: usize, index: usize, bytes: u64) -> io::Result<()> {
+        let mut inner = self.inner();
+        let Some(memory) = inner.ranks.get_mut(place) else { return Ok(()) };
+        let control = memory.control().map_err(io::Error::other)?;
+        let is_new = index >= control.slots();
+        let slot = control.slot(index);
+        if !is_new {
+            if slot.capacity >= bytes || slot.state != State::Free {
+                return Ok(());
+            }
+            // Out of the ranks' sight while it changes; `renew` gives it back.
+            _ = control.advance(&slot, State::Damaged);
+            drop(inner);
+            return self.renew_one(place, index);
+        }
+        let (number, directory) = (memory.next_file(), memory.directory.clone());
+        drop(inner);
+        let file = memory::allocate(&memory::slot_path(&directory, index, number), bytes)?;
+        let mut inner = self.inner();
+        if let Some(memory) = inner.ranks.get_mut(place) {
+            memory.install(index, number, file, bytes);
+            if let Ok(control) = memory.control() {
+                control.set_slots(index + 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives new files to slots of which somebody may still write into the old one, or whose content is not to be believed.
+    fn renew(&self) {
+        let damaged: Vec<(usize, usize)> = {
+            let inner = self.inner();
+            let ranks = inner.ranks.iter().enumerate();
+            let slots = ranks.filter_map(|(place, memory)| Some((place, memory.control().ok()?)));
+            let all = slots.flat_map(|(place, control)| {
+                control.all().map(move |slot| (place, slot)).collect::<Vec<_>>()
+            });
+            all.filter(|(_, slot)| slot.state == State::Damaged)
+                .map(|(place, slot)| (place, slot.index))
+                .collect()
+        };
+        for (place, index) in damaged {
+            if let Err(error) = self.renew_one(place, index) {
+                self.inner().say(format!("a slot of rank {place} cannot be made anew: {error}"));
+            }
+        }
+    }
+
+    fn renew_one(&self, place: usize, index: usize) -> io::Result<()> {
+        let mut inner = self.inner();
+        let Some(memory) = inner.ranks.get_mut(place) else { return Ok(()) };
+        let slot = memory.control().map_err(io::Error::other)?.slot(index);
+        let (number, bytes, directory) =
+            (memory.next_file(), slot.capacity.max(memory.wanted), memory.directory.clone());
+        // The old memory first: there may not be enough for both.
+        let _ = fs::remove_file(memory::slot_path(&directory, index, slot.file));
+        drop(inner);
+        let file = memory::allocate(&memory::slot_path(&directory, index, number), bytes)?;
+        let mut inner = self.inner();
+        if let Some(memory) = inner.ranks.get_mut(place) {
+            memory.install(index, number, file, bytes);
+            if let Ok(control) = memory.control() {
+                let seen = control.slot(index);
+                _ = control.advance(&seen, State::Free);
+            }
+        }
+        Ok(())
+    }
+
+    /// Accepts what was filled and takes its checksums, several at once.
+    fn seal_all(&self) {
+        let tasks = self.inner().accept(&self.settings);
+        let several = std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 8).clamp(1, 4));
+        for some in tasks.chunks(several) {
+            std::thread::scope(|scope| {
+                for (rank, slot, file) in some {
+                    scope.spawn(move || {
+                        stand_back(SEAL_NICE, false);
+                        let sealed = self.seal_one(*rank, slot, file);
+                        self.inner().sealed(*rank, slot, sealed);
+                    });
+                }
+            });
+        }
+    }
+
+    fn seal_one(&self, rank: u32, slot: &Slot, file: &File) -> Result<Manifest, SealError> {
+        let settings = &self.settings;
+        let identity = Identity {
+            job: settings.job.clone(),
+            attempt: slot.epoch,
+            step: slot.step,
+            rank,
+            world_size: settings.world_size,
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        seal(file, slot.used, &identity, &settings.run, now)
+    }
+}
+
+type Task = (u32, Slot, Arc<File>);
+
+impl Inner {
+    fn pages(&self) -> impl Iterator<Item = mainstay_checkpoint::control::Control<'_>> {
+        self.ranks.iter().filter_map(|memory| memory.control().ok())
+    }
+
+    fn say(&mut self, words: String) {
+        if self.last_said != words {
+            tracing::warn!("{words}");
+            self.last_said.clone_from(&words);
+            self.said.push(words);
+        }
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let held = self.sealed.iter().map(|((rank, index), sealed)| Held {
+            rank: *rank,
+            index: *index,
+            at: (sealed.slot.epoch, sealed.slot.step),
+            writing: sealed.writing,
+        });
+        held.collect()
+    }
+
+    /// The newest step that is whole over memory and what the ranks themselves wrote to the disk when there was no slot for them.
+    fn newest_whole(&self, settings: &Settings) -> Option<At> {
+        let elsewhere = |at: At, rank: u32| {
+            self.on_disk.contains(&(at, rank))
+                || disk::manifest(&StdVolume, &settings.directory, at.1, rank).is_some_and(|(manifest, _)| {
+                    let there = &manifest.identity;
+                    (there.job.as_str(), there.attempt, there.world_size)
+                        == (settings.job.as_str(), at.0, settings.world_size)
+                })
+        };
+        choose::newest_whole(&self.held(), settings.world_size, &elsewhere)
+    }
+
+    /// What is to be sealed: filled in this attempt, or accepted when it ended.
+    fn accept(&mut self, settings: &Settings) -> Vec<Task> {
+        let mut tasks = Vec::new();
+        let mut said = Vec::new();
+        for memory in &self.ranks {
+            let Ok(control) = memory.control() else { continue };
+            for slot in control.all() {
+                let file = memory.files.get(slot.index);
+                let fits = slot.used <= slot.capacity && slot.world_size == u64::from(settings.world_size);
+                match (slot.state, file) {
+                    (State::Sealing, Some(file)) => tasks.push((memory.rank, slot, file.clone())),
+                    (State::Filled, Some(file)) if fits && slot.epoch == self.epoch => {
+                        if let Some(slot) = control.advance(&slot, State::Sealing) {
+                            tasks.push((memory.rank, slot, file.clone()));
+                        }
+                    }
+                    (State::Filled, _) => {
+                        _ = control.advance(&slot, State::Damaged);
+                        said.push(format!(
+                            "step {} of rank {} is not taken: it is of attempt {} and a world of {}, and this is attempt {} of {}",
+                            slot.step, memory.rank, slot.epoch, slot.world_size, self.epoch, settings.world_size
+                        ));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        said.into_iter().for_each(|words| self.say(words));
+        tasks
+    }
+
+    /// The checksums of a slot were taken.
+    fn sealed(&mut self, rank: u32, slot: &Slot, sealed: Result<Manifest, SealError>) {
+        let Some(memory) = self.ranks.iter().find(|memory| memory.rank == rank) else { return };
+        let Ok(control) = memory.control() else { return };
+        let laid = sealed.map_err(|error| error.to_string()).and_then(|manifest| {
+            memory.lay_manifest(slot.index, &manifest).map_err(|error| error.to_string())?;
+            Ok(manifest)
+        });
+        match laid {
+            Ok(manifest) => {
+                if let Some(slot) = control.advance(slot, State::Sealed) {
+                    let sealed = Sealed { slot, manifest, writing: false, when: Instant::now() };
+                    self.sealed.insert((rank, slot.index), sealed);
+                }
+            }
+            Err(error) => {
+                _ = control.advance(slot, State::Damaged);
+                let step = slot.step;
+                self.say(format!(
+                    "step {step} of rank {rank} is not sealed: {error}; older steps are untouched"
+                ));
+            }
+        }
+    }
+
+    /// Sees that every rank has a free slot, as far as one may be given.
+    fn free(&mut self, settings: &Settings) {
+        let newest = self.newest_whole(settings);
+        if let Some(newest) = newest {
+            let sealed =
+                self.sealed.values().filter(|sealed| (sealed.slot.epoch, sealed.slot.step) == newest);
+            if let Some(when) = sealed.map(|sealed| sealed.when).max() {
+                self.memory = Some((newest.1, when));
+            }
+        }
+        let held = self.held();
+        // While ranks of this attempt may still be loading, nothing that they could choose from goes.
+        let all_have_saved = (0..settings.world_size)
+            .all(|rank| held.iter().any(|shard| shard.rank == rank && shard.at.0 == self.epoch));
+        let mut freed = Vec::new();
+        for memory in &self.ranks {
+            let Ok(control) = memory.control() else { continue };
+            let waits = control.waits();
+            let since = if waits {
+                Some(*self.waiting_since.entry(memory.rank).or_insert_with(Instant::now))
+            } else {
+                self.waiting_since.remove(&memory.rank);
+                None
+            };
+            let has_one = control.all().any(|slot| {
+                let fits = slot.capacity >= memory.wanted;
+                matches!(slot.state, State::Free | State::Filling | State::Damaged) && (fits || !waits)
+            });
+            if has_one || !(waits || all_have_saved) {
+                continue;
+            }
+            let long = since.is_some_and(|since| since.elapsed() > LONG);
+            let Some(index) = choose::to_free(&held, memory.rank, newest, long) else { continue };
+            let slot = control.slot(index);
+            // Too small for what the rank saves now: with another file.
+            let to = if slot.capacity < memory.wanted { State::Damaged } else { State::Free };
+            if slot.state == State::Sealed && control.advance(&slot, to).is_some() {
+                freed.push((memory.rank, index));
+            }
+        }
+        for key in freed {
+            self.sealed.remove(&key);
+        }
+    }
+
+    /// Gives the writer the newest whole step, if it has nothing to do.
+    fn begin_write(&mut self, settings: &Settings, finishing: bool) {
+        let paused = self.trouble.as_ref().is_some_and(|(_, at)| finishing || at.elapsed() < PAUSE);
+        if self.writing || self.batch.is_some() || paused {
+            return;
+        }
+        let newest = self.newest_whole(settings);
+        let wanted = choose::to_write(&self.held(), newest, &|at, rank| self.on_disk.contains(&(at, rank)));
+        if wanted.is_empty() {
+            return;
+        }
+        let mut shards = Vec::new();
+        for held in wanted {
+            let file = self.ranks.iter().find(|memory| memory.rank == held.rank);
+            let file = file.and_then(|memory| memory.files.get(held.index)).cloned();
+            if let (Some(sealed), Some(file)) = (self.sealed.get_mut(&(held.rank, held.index)), file) {
+                sealed.writing = true;
+                shards.push((held, sealed.manifest.clone(), file));
+            }
+        }
+        self.writing = true;
+        self.batch = Some(Batch { shards });
+    }
+
+    /// The writer is done with a batch.
+    fn written(&mut self, batch: &Batch, written: Written) {
+        self.writing = false;
+        for (held, ..) in &batch.shards {
+            if let Some(sealed) = self.sealed.get_mut(&(held.rank, held.index)) {
+                sealed.writing = false;
+            }
+        }
+        self.on_disk.extend(written.done.iter().map(|held| (held.at, held.rank)));
+        match written.failed {
+            None => {
+                self.trouble = None;
+                if let Some((held, ..)) = batch.shards.first() {
+                    let when =
+                        self.sealed.get(&(held.rank, held.index)).map_or_else(Instant::now, |s| s.when);
+                    self.disk = Some((held.at.1, when));
+                }
+            }
+            Some((_, WriteError::GivenUp)) => {}
+            Some((held, WriteError::Changed { chunk })) => {
+                self.withdraw(held);
+                self.say(format!(
+                    "step {} of rank {} is withdrawn: chunk {chunk} of it changed in memory after it was sealed. Something \
+                     writes where it must not, or the memory is faulty; older steps are untouched",
+                    held.at.1, held.rank
+                ));
+            }
+            Some((held, error)) => {
+                let words = format!("step {} cannot be written to the disk: {error}", held.at.1);
+                let told = self.trouble.as_ref().is_some_and(|(before, _)| *before == error.to_string());
+                self.trouble = Some((error.to_string(), Instant::now()));
+                if !told {
+                    self.say(format!("{words}; it stays in memory, and the next one is tried"));
+                }
+            }
+        }
+    }
+
+    fn withdraw(&mut self, held: Held) {
+        self.sealed.remove(&(held.rank, held.index));
+        let memory = self.ranks.iter().find(|memory| memory.rank == held.rank);
+        if let Some(Ok(control)) = memory.map(Memory::control) {
+            let slot = control.slot(held.index);
+            _ = control.advance(&slot, State::Damaged);
+        }
+    }
+}

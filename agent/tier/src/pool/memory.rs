@@ -1,0 +1,130 @@
+//! The files of one rank's memory.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mainstay_checkpoint::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlError};
+use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest};
+use nix::fcntl::{FallocateFlags, fallocate};
+
+use crate::os::ControlPage;
+
+/// One rank's memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) rank: u32,
+    pub(super) directory: PathBuf,
+    page: ControlPage,
+    /// The files of the slots, by their places.
+    pub(super) files: Vec<Arc<File>>,
+    next_file: u64,
+    /// What a new file of a slot has room for.
+    pub(super) wanted: u64,
+}
+
+/// The directory of a rank in a pool.
+pub(super) fn directory_of(pool: &Path, rank: u32) -> PathBuf {
+    pool.join(format!("rank-{rank:05}"))
+}
+
+/// Where a slot's file lies.
+pub(super) fn slot_path(directory: &Path, index: usize, number: u64) -> PathBuf {
+    directory.join(format!("slot-{index}.{number}"))
+}
+
+/// Where the manifest of a sealed slot lies.
+pub(super) fn manifest_path(directory: &Path, index: usize) -> PathBuf {
+    directory.join(format!("slot-{index}.json"))
+}
+
+/// Makes a file with all its memory: what is not there is refused here, not with a signal in the middle of a copy.
+pub(super) fn allocate(path: &Path, bytes: u64) -> io::Result<File> {
+    let _ = fs::remove_file(path);
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    let length = i64::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    match fallocate(&file, FallocateFlags::empty(), 0, length.max(1)) {
+        Ok(()) => Ok(file),
+        Err(error) => {
+            let _ = fs::remove_file(path);
+            Err(error.into())
+        }
+    }
+}
+
+impl Memory {
+    /// Makes the directory of a rank with its page.
+    pub(super) fn make(pool: &Path, rank: u32, world_size: u32, epoch: u64) -> io::Result<Memory> {
+        let directory = directory_of(pool, rank);
+        DirBuilder::new().mode(0o700).create(&directory)?;
+        let aside = directory.join(format!("{CONTROL_NAME}.new"));
+        let file = allocate(&aside, CONTROL_BYTES as u64)?;
+        let page = ControlPage::of(&file)?;
+        let _ = Control::format(
+            page.words().map_err(io::Error::other)?,
+            rank,
+            world_size,
+            epoch,
+            std::process::id(),
+        );
+        fs::rename(&aside, directory.join(CONTROL_NAME))?;
+        Ok(Memory { rank, directory, page, files: Vec::new(), next_file: 0, wanted: 0 })
+    }
+
+    /// Opens the memory that a launcher which is gone has left.
+    pub(super) fn open(directory: &Path) -> io::Result<Memory> {
+        let path = directory.join(CONTROL_NAME);
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let page = ControlPage::of(&file)?;
+        let control = page.control().map_err(io::Error::other)?;
+        let rank = u32::try_from(control.rank()).map_err(io::Error::other)?;
+        let slots: Vec<_> = control.all().collect();
+        let files = slots
+            .iter()
+            .map(|slot| crate::disk::open_own(&slot_path(directory, slot.index, slot.file)).map(Arc::new));
+        let files = files.collect::<io::Result<Vec<_>>>()?;
+        Ok(Memory { rank, directory: directory.to_owned(), page, files, next_file: 0, wanted: 0 })
+    }
+
+    /// The page. It was made, or looked at, by us.
+    pub(super) fn control(&self) -> Result<Control<'_>, ControlError> {
+        self.page.control()
+    }
+
+    /// The name of the next file of a slot.
+    pub(super) fn next_file(&mut self) -> u64 {
+        self.next_file += 1;
+        self.next_file
+    }
+
+    /// Puts a file that was allocated into a slot that nobody may take now.
+    pub(super) fn install(&mut self, index: usize, number: u64, file: File, bytes: u64) {
+        let Ok(control) = self.page.control() else { return };
+        let old = control.slot(index);
+        control.set_file(index, number, bytes);
+        let file = Arc::new(file);
+        if index < self.files.len() {
+            let _ = fs::remove_file(slot_path(&self.directory, index, old.file));
+            self.files[index] = file;
+        } else {
+            self.files.push(file);
+        }
+    }
+
+    /// Lays a manifest beside a slot, whole or not at all.
+    pub(super) fn lay_manifest(&self, index: usize, manifest: &Manifest) -> io::Result<()> {
+        let path = manifest_path(&self.directory, index);
+        let aside = path.with_extension("new");
+        fs::write(&aside, manifest.encode())?;
+        fs::rename(&aside, path)
+    }
+
+    /// The manifest beside a slot, if it is intact.
+    pub(super) fn manifest(&self, index: usize) -> Option<Manifest> {
+        let path = manifest_path(&self.directory, index);
+        let bytes = fs::metadata(&path).ok().filter(|found| found.len() <= MANIFEST_LIMIT as u64);
+        Manifest::decode(&bytes.and_then(|_| fs::read(&path).ok())?).ok()
+    }
+}

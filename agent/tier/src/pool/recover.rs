@@ -1,0 +1,232 @@
+//! What a launcher that was killed has left in memory: brought to the disk by its guardian, or by the next launcher on the host.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mainstay_checkpoint::control::{POOL_NAME, Slot, State, VERSION};
+use mainstay_checkpoint::{Identity, Manifest};
+use serde_json::Value;
+
+use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
+use crate::pool::choose::{self, At, Held};
+use crate::pool::keeper::{lives, lock};
+use crate::pool::memory::Memory;
+use crate::pool::{PoolError, told};
+use crate::seal::{self, seal};
+
+/// Says that the lock is held by one who will soon be done.
+pub(super) const MARK: &str = "recovering";
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub struct Recovered {
+    /// Where the checkpoints are.
+    pub directory: PathBuf,
+    /// The steps that are on the disk now, of those that lay in memory.
+    pub steps: Vec<u64>,
+    /// What could not be brought there.
+    pub failed: Vec<String>,
+}
+
+impl Recovered {
+    /// In words for a person.
+    #[must_use]
+    pub fn told(&self) -> Vec<String> {
+        let mut said = self.failed.clone();
+        if !self.steps.is_empty() {
+            let steps: Vec<String> = self.steps.iter().map(u64::to_string).collect();
+            let (steps, place) = (steps.join(", "), self.directory.display());
+            said.push(format!("step {steps}, which a killed launcher had left in memory, is in {place} now"));
+        }
+        said
+    }
+}
+
+/// Brings a pool to the disk whose launcher is gone, and removes it. None if it is in use, or there is none.
+///
+/// # Errors
+/// It cannot be read at all. What cannot be written stays in memory.
+pub fn recover(pool: &Path) -> Result<Option<Recovered>, PoolError> {
+    if !pool.join(POOL_NAME).exists() {
+        return Ok(None);
+    }
+    let path = pool.join("lock");
+    let Some(_lock) = lock(&path).map_err(told(&path))? else { return Ok(None) };
+    let recovered = bring_to_disk(pool)?;
+    if recovered.failed.is_empty() {
+        let _ = fs::remove_dir_all(pool);
+    }
+    Ok(Some(recovered))
+}
+
+/// The same for all pools in `root` that nobody uses.
+pub fn recover_all(root: &Path) -> Vec<Recovered> {
+    let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
+    let pools = entries.flatten().map(|entry| entry.path());
+    pools.filter_map(|pool| recover(&pool).ok().flatten()).collect()
+}
+
+/// With the lock held.
+pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
+    let mark = pool.join(MARK);
+    fs::write(&mark, []).map_err(told(&mark))?;
+    let about = About::read(pool)?;
+    let mut recovered = Recovered { directory: about.directory.clone(), ..Recovered::default() };
+    let shards = shards(pool, &about, &mut recovered.failed);
+    write(&about, &shards, &mut recovered);
+    if recovered.failed.is_empty() {
+        empty(pool).map_err(told(pool))?;
+    } else {
+        let _ = fs::remove_file(&mark);
+    }
+    Ok(recovered)
+}
+
+/// Removes all of a pool but its lock, which is held.
+fn empty(pool: &Path) -> std::io::Result<()> {
+    // Its description first: without it nobody takes what is left for a pool.
+    fs::remove_file(pool.join(POOL_NAME))?;
+    for entry in fs::read_dir(pool)?.flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            fs::remove_dir_all(path)?;
+        } else if entry.file_name() != "lock" {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+struct About {
+    directory: PathBuf,
+    job: String,
+    run: String,
+    world_size: u32,
+    keep: Keep,
+}
+
+impl About {
+    fn read(pool: &Path) -> Result<About, PoolError> {
+        let path = pool.join(POOL_NAME);
+        let bytes = fs::read(&path).map_err(told(&path))?;
+        let about: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let text = |name: &str| about.get(name)?.as_str().map(str::to_owned);
+        let number = |name: &str| about.get(name)?.as_u64();
+        let read = || {
+            Some(About {
+                directory: text("directory").map(PathBuf::from)?,
+                job: text("job")?,
+                run: text("run")?,
+                world_size: number("world_size").and_then(|size| u32::try_from(size).ok())?,
+                keep: Keep {
+                    steps: number("keep").and_then(|keep| usize::try_from(keep).ok())?,
+                    bytes: number("keep_bytes"),
+                },
+            })
+        };
+        let known = number("version") == Some(VERSION);
+        read().filter(|about| known && about.directory.is_absolute()).ok_or(PoolError::NotOurs(path))
+    }
+}
+
+struct Left {
+    held: Held,
+    manifest: Manifest,
+    file: Arc<File>,
+}
+
+/// All shards that were filled when the launcher ended: sealed ones by their manifests, others are sealed now.
+fn shards(pool: &Path, about: &About, failed: &mut Vec<String>) -> Vec<Left> {
+    let mut left = Vec::new();
+    for rank in 0..about.world_size {
+        let directory = super::memory::directory_of(pool, rank);
+        let memory = match Memory::open(&directory) {
+            Ok(memory) => memory,
+            // Killed before it was made: there is nothing in it.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                failed.push(format!("the memory of rank {rank} in {}: {error}", directory.display()));
+                continue;
+            }
+        };
+        let Ok(control) = memory.control() else { continue };
+        for slot in control.all() {
+            let Some(file) = memory.files.get(slot.index) else { continue };
+            let Some(manifest) = manifest_of(&memory, about, &slot, file, control.epoch()) else { continue };
+            let held = Held { rank, index: slot.index, at: (slot.epoch, slot.step), writing: false };
+            left.push(Left { held, manifest, file: file.clone() });
+        }
+    }
+    left
+}
+
+fn manifest_of(memory: &Memory, about: &About, slot: &Slot, file: &File, epoch: u64) -> Option<Manifest> {
+    let identity = Identity {
+        job: about.job.clone(),
+        attempt: slot.epoch,
+        step: slot.step,
+        rank: memory.rank,
+        world_size: about.world_size,
+    };
+    match slot.state {
+        State::Sealed => {
+            let manifest = memory.manifest(slot.index)?;
+            let is_it = manifest.identity == identity && manifest.file.size == slot.used;
+            (is_it && seal::is_as_sealed(file, &manifest).unwrap_or(false)).then_some(manifest)
+        }
+        State::Sealing => seal(file, slot.used, &identity, &about.run, now()).ok(),
+        State::Filled if slot.epoch == epoch && slot.world_size == u64::from(about.world_size) => {
+            seal(file, slot.used, &identity, &about.run, now()).ok()
+        }
+        _ => None,
+    }
+}
+
+fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Writes the newest whole step first, then older whole ones, then what may belong to a step that others hold the rest of.
+fn write(about: &About, shards: &[Left], recovered: &mut Recovered) {
+    let volume = StdVolume;
+    disk::clear_aside(&volume, &about.directory, &lives);
+    let held: Vec<Held> = shards.iter().map(|left| left.held).collect();
+    let on_disk = |at: At, rank: u32| {
+        disk::manifest(&volume, &about.directory, at.1, rank)
+            .is_some_and(|(there, _)| there.identity.job == about.job && there.identity.attempt == at.0)
+    };
+    let newest = choose::newest_whole(&held, about.world_size, &on_disk);
+    let mut by_step: BTreeMap<At, Vec<&Left>> = BTreeMap::new();
+    for left in shards {
+        by_step.entry(left.held.at).or_default().push(left);
+    }
+    let mut order: Vec<At> = by_step.keys().copied().rev().collect();
+    // Stable: the newest whole step, then the others, newest first.
+    order.sort_by_key(|at| Some(*at) != newest);
+    for at in order {
+        // The disk may hold a later attempt's shard of that step, which is newer than this one.
+        let stale = |left: &&&Left| {
+            disk::manifest(&volume, &about.directory, at.1, left.held.rank)
+                .is_some_and(|(there, _)| there.identity.job == about.job && there.identity.attempt > at.0)
+        };
+        let shards = &by_step[&at];
+        if shards.iter().any(|left| stale(&left)) {
+            continue;
+        }
+        let write = |left: &&Left| {
+            disk::write(&volume, &about.directory, &left.manifest, &*left.file, &Pace::default(), &|| false)
+        };
+        match shards.iter().try_for_each(write) {
+            Ok(()) => recovered.steps.push(at.1),
+            Err(error) if Some(at) == newest => {
+                recovered.failed.push(format!("step {} stays in memory: {error}", at.1));
+            }
+            // Only the newest one is worth keeping memory for.
+            Err(error) => tracing::warn!(step = at.1, %error, "an older step is not brought to the disk"),
+        }
+    }
+    disk::prune(&volume, &about.directory, about.keep, &Doubts::read(&volume, &about.directory));
+}

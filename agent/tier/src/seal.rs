@@ -1,0 +1,158 @@
+//! Checksums: what makes the bytes of a slot a shard. Read by `pread`, so that a file that somebody truncates is an error and no
+//! SIGBUS.
+
+use std::fs::File;
+use std::hash::Hasher;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use mainstay_checkpoint::container::{self, ContainerError};
+use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
+use twox_hash::{XxHash3_64, XxHash3_128};
+
+/// The name of a shard's file.
+pub const STATE_NAME: &str = "state.safetensors";
+
+/// Small enough to stay in the second-level cache between the two checksums.
+const PIECE: usize = 256 << 10;
+
+/// Bytes that can be read at any place.
+pub trait ReadAt: Sync {
+    /// Fills `buffer` from `offset` on.
+    ///
+    /// # Errors
+    /// There are fewer bytes, or they cannot be read.
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
+impl ReadAt for File {
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, buffer, offset)
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let found = from.checked_add(buffer.len()).and_then(|end| self.get(from..end));
+        buffer.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+/// Why what lies in a slot is no shard.
+#[derive(Debug, thiserror::Error)]
+pub enum SealError {
+    /// It cannot be read.
+    #[error("reading it: {0}")]
+    Io(#[from] io::Error),
+    /// It is no container.
+    #[error("it is no checkpoint: {0}")]
+    Container(#[from] ContainerError),
+    /// It says of itself that it is another one than the slot says.
+    #[error("it says of itself that it is {found}, and not {expected}")]
+    Another {
+        /// What the slot says.
+        expected: String,
+        /// What the container says.
+        found: String,
+    },
+}
+
+/// The checksums of the first `size` bytes, whole and by chunks of `chunk` bytes.
+///
+/// # Errors
+/// They cannot be read.
+pub fn sums(source: &dyn ReadAt, size: u64, chunk: u64) -> io::Result<(u128, Vec<u64>)> {
+    let chunk = chunk.max(1);
+    let mut whole = XxHash3_128::new();
+    let mut parts = Vec::new();
+    let mut buffer = vec![0; PIECE];
+    let mut at = 0;
+    while at < size {
+        let end = at.saturating_add(chunk).min(size);
+        let mut part = XxHash3_64::new();
+        while at < end {
+            let length = usize::try_from(end - at).map_or(PIECE, |left| left.min(PIECE));
+            let piece = &mut buffer[..length];
+            source.read_exact_at(piece, at)?;
+            whole.write(piece);
+            part.write(piece);
+            at += length as u64;
+        }
+        parts.push(part.finish());
+    }
+    Ok((whole.finish_128(), parts))
+}
+
+/// Takes the checksums of a container and makes its manifest. The container's own words must be those of `identity`: what a late
+/// writer left under another's name is found here.
+///
+/// # Errors
+/// [`SealError`]
+pub fn seal(
+    source: &dyn ReadAt,
+    size: u64,
+    identity: &Identity,
+    run: &str,
+    now_unix_s: u64,
+) -> Result<Manifest, SealError> {
+    let header = header(source, size)?;
+    let told = |name: &str| header.metadata.get(name).cloned().unwrap_or_default();
+    let found = format!(
+        "job {:?}, attempt {}, step {}, rank {} of {}",
+        told("job"),
+        told("attempt"),
+        told("step"),
+        told("rank"),
+        told("world_size")
+    );
+    let Identity { job, attempt, step, rank, world_size } = identity;
+    let expected = format!("job {job:?}, attempt {attempt}, step {step}, rank {rank} of {world_size}");
+    if found != expected {
+        return Err(SealError::Another { expected, found });
+    }
+    let software = header
+        .metadata
+        .iter()
+        .filter_map(|(name, version)| Some((name.strip_prefix("software.")?.to_owned(), version.clone())));
+    let (whole, parts) = sums(source, size, CHUNK_BYTES)?;
+    Ok(Manifest {
+        identity: identity.clone(),
+        run: run.to_owned(),
+        created_unix_s: now_unix_s,
+        serialisation: "safetensors".to_owned(),
+        software: software.collect(),
+        file: SealedFile { name: STATE_NAME.to_owned(), size, xxh3_128: whole },
+        chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: parts }),
+    })
+}
+
+fn header(source: &dyn ReadAt, size: u64) -> Result<container::Header, SealError> {
+    let mut first = [0; 8];
+    if size < 8 {
+        return Err(ContainerError::Short.into());
+    }
+    source.read_exact_at(&mut first, 0)?;
+    let length = container::header_bytes(first)?;
+    if length > size {
+        return Err(ContainerError::Short.into());
+    }
+    let mut start = vec![0; usize::try_from(length).map_err(|_| ContainerError::Short)?];
+    source.read_exact_at(&mut start, 0)?;
+    Ok(container::decode(&start, size)?)
+}
+
+/// Whether the bytes are what the manifest says. Reads all of them.
+///
+/// # Errors
+/// They cannot be read.
+pub fn is_as_sealed(source: &dyn ReadAt, manifest: &Manifest) -> io::Result<bool> {
+    let chunk = manifest.chunks.as_ref().map_or(CHUNK_BYTES, |chunks| chunks.bytes);
+    let (whole, parts) = match sums(source, manifest.file.size, chunk) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+        sums => sums?,
+    };
+    let as_listed = manifest.chunks.as_ref().is_none_or(|chunks| chunks.sums == parts);
+    Ok(whole == manifest.file.xxh3_128 && as_listed)
+}

@@ -1,0 +1,51 @@
+//! Shards for tests.
+
+#![allow(dead_code, clippy::expect_used, reason = "each test takes what it needs")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mainstay_checkpoint::container::{self, Tensor};
+use mainstay_checkpoint::{Identity, Manifest};
+use mainstay_tier::disk::{self, Pace, StdVolume};
+use mainstay_tier::seal::seal;
+
+/// A container of one tensor.
+pub fn container(job: &str, attempt: u64, step: u64, rank: u32, world_size: u32, state: &[u8]) -> Vec<u8> {
+    let words = [
+        ("job", job.to_owned()),
+        ("attempt", attempt.to_string()),
+        ("step", step.to_string()),
+        ("rank", rank.to_string()),
+        ("world_size", world_size.to_string()),
+        ("software.mainstay", "0".to_owned()),
+    ];
+    let words: BTreeMap<String, String> =
+        words.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let tensor = Tensor { name: "state".to_owned(), dtype: "U8".to_owned(), shape: vec![state.len() as u64] };
+    let (mut bytes, _) = container::encode(&words, vec![tensor]).expect("a header");
+    bytes.extend(state);
+    bytes
+}
+
+/// A sealed container.
+pub fn manifest(
+    job: &str,
+    attempt: u64,
+    step: u64,
+    rank: u32,
+    world_size: u32,
+    state: &[u8],
+) -> (Manifest, Vec<u8>) {
+    let bytes = container(job, attempt, step, rank, world_size, state);
+    let identity = Identity { job: job.to_owned(), attempt, step, rank, world_size };
+    (seal(&bytes, bytes.len() as u64, &identity, "run", 1).expect("sealed"), bytes)
+}
+
+/// All shards of a step, on the disk.
+pub fn write_step(home: &Path, attempt: u64, step: u64, world_size: u32, state: &[u8]) {
+    for rank in 0..world_size {
+        let (manifest, bytes) = manifest("job", attempt, step, rank, world_size, state);
+        disk::write(&StdVolume, home, &manifest, &bytes, &Pace::default(), &|| false).expect("written");
+    }
+}

@@ -1,0 +1,310 @@
+"""A state as a container: a table of tensors, and the small rest of the state beside them. The bytes are one safetensors file.
+
+``split`` names every tensor and array by its path in the state and pickles the rest, with persistent ids in their place; ``join``
+puts the state together again. What safetensors cannot name (sparse and quantised tensors, exotic types, subclasses) goes into
+the pickled part whole. Tensors that share a storage in different views go as that storage, so that they share one again.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import sys
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from . import _native
+
+STATE = "__mainstay_state__"
+
+#: How an element is called by torch, and how by safetensors.
+_TORCH = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
+    "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+_NUMPY = {**_TORCH}
+_ITEM = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4,
+    "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
+}  # fmt: skip
+
+
+class Part(NamedTuple):
+    """One tensor of the table, and where its bytes are now."""
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    bytes: int
+    #: Where they are in this process's memory; None where they are on a device.
+    address: Optional[int]
+    #: What holds them: a tensor, an array.
+    owner: Any
+
+
+class Split(NamedTuple):
+    header: bytes
+    parts: List[Tuple[int, Part]]
+    rest_at: int
+    rest: bytes
+    total: int
+
+
+def split(state: Any, metadata: Dict[str, str]) -> Split:
+    """The parts of a state, each with its place in the file. Raises what pickling raises."""
+    found = _Found()
+    buffer = io.BytesIO()
+    _Pickler(buffer, found).dump(state)
+    parts, table = found.parts(_paths(state))
+    rest = pickle.dumps({"table": table, "state": buffer.getvalue()}, protocol=5)
+    # The widest first, so that each lies where its elements may lie; raw storages behind them, the rest of the state last.
+    parts.sort(key=lambda part: -_ITEM[part.dtype])
+    tensors = [(part.name, part.dtype, list(part.shape)) for part in parts] + [(STATE, "U8", [len(rest)])]
+    header, offsets, total = _native.container_header(sorted(metadata.items()), tensors)
+    return Split(bytes(header), list(zip(offsets, parts)), offsets[-1], rest, total)
+
+
+def join(rest: bytes, tensor: Callable) -> Any:
+    """The state again. ``tensor(name)`` gives the bytes of a tensor of the table as a new, writable thing: see :class:`Held`."""
+    told = pickle.loads(rest)
+    return _Unpickler(io.BytesIO(told["state"]), told["table"], tensor).load()
+
+
+class _Found:
+    """The tensors and arrays that pickling came upon."""
+
+    def __init__(self):
+        self.objects: list = []
+        self._places: Dict[int, int] = {}
+        self._torch = sys.modules.get("torch")
+        self._numpy = sys.modules.get("numpy")
+        self._jax = sys.modules.get("jax")
+
+    def place(self, obj) -> Optional[int]:
+        """The number of an object that goes into the table; None for all others."""
+        place = self._places.get(id(obj))
+        if place is None and self._is_taken(obj):
+            place = self._places[id(obj)] = len(self.objects)
+            self.objects.append(obj)
+        return place
+
+    def _is_taken(self, obj) -> bool:
+        kind = type(obj)
+        if self._torch is not None and kind in (self._torch.Tensor, self._torch.nn.Parameter):
+            return (
+                obj.layout is self._torch.strided
+                and obj.device.type in ("cpu", "cuda")
+                and not obj.is_quantized
+                and not obj.is_conj()
+                and not obj.is_neg()
+                and not obj.__dict__
+                and _element(obj.dtype) is not None
+            )
+        if self._numpy is not None and kind is self._numpy.ndarray:
+            return obj.dtype.name in _NUMPY and obj.dtype.isnative and obj.flags.c_contiguous
+        jax = self._jax
+        if jax is not None and isinstance(obj, getattr(jax, "Array", ())) and not isinstance(obj, jax.core.Tracer):
+            whole = obj.is_fully_addressable and len(obj.devices()) == 1
+            return whole and obj.dtype.name in _NUMPY
+        return False
+
+    def parts(self, paths: Dict[int, str]) -> Tuple[List[Part], list]:
+        """The tensors of the table with their names, and for each number how the object is made of them."""
+        names = _Names(paths)
+        parts: List[Part] = []
+        shared = self._shared_storages()
+        storages: Dict[tuple, str] = {}
+        same: Dict[tuple, str] = {}
+        table = []
+        for number, obj in enumerate(self.objects):
+            if self._torch is not None and isinstance(obj, self._torch.Tensor):
+                table.append(self._tensor(obj, number, names, parts, shared, storages, same))
+                continue
+            kind, array = ("array", obj) if type(obj) is getattr(self._numpy, "ndarray", None) else ("jax", None)
+            if kind == "jax":
+                import numpy
+
+                array = numpy.ascontiguousarray(numpy.asarray(obj))
+            name = names.of(obj, number)
+            address = array.__array_interface__["data"][0]
+            parts.append(Part(name, _NUMPY[array.dtype.name], array.shape, array.nbytes, address, array))
+            table.append((kind, name, array.dtype.name))
+        return parts, table
+
+    def _shared_storages(self) -> set:
+        """The storages that several tensors see differently."""
+        seen: Dict[tuple, tuple] = {}
+        shared = set()
+        for obj in self.objects:
+            if self._torch is not None and isinstance(obj, self._torch.Tensor) and obj.numel():
+                storage, view = _storage(obj), _view(obj)
+                if seen.setdefault(storage, view) != view or not obj.is_contiguous():
+                    shared.add(storage)
+        return shared
+
+    def _tensor(self, obj, number, names, parts, shared, storages, same) -> tuple:
+        is_parameter = type(obj) is self._torch.nn.Parameter
+        how = (obj.requires_grad, is_parameter, str(obj.device) if obj.device.type != "cpu" else None)
+        plain = obj.detach()
+        dtype = _element(obj.dtype)
+        storage = _storage(obj)
+        if obj.numel() and storage in shared:
+            name = storages.get(storage)
+            if name is None:
+                name = storages[storage] = f"__storage__.{len(storages)}"
+                raw = plain.untyped_storage()
+                on_host = obj.device.type == "cpu"
+                address = raw.data_ptr() if on_host else None
+                owner = self._torch.empty(0, dtype=self._torch.uint8, device=obj.device).set_(raw)
+                parts.append(Part(name, "U8", (raw.nbytes(),), raw.nbytes(), address, owner))
+            view = (str(obj.dtype)[len("torch.") :], tuple(obj.shape), obj.stride(), obj.storage_offset())
+            return ("view", name, view, *how)
+        # Tied weights are different objects with the same bytes: one tensor of the table, and one storage again.
+        key = (storage, _view(obj)) if obj.numel() else (number,)
+        name = same.get(key)
+        if name is None:
+            name = same[key] = names.of(obj, number)
+            length = plain.numel() * plain.element_size()
+            address = plain.data_ptr() if obj.device.type == "cpu" else None
+            parts.append(Part(name, dtype, tuple(obj.shape), length, address, plain))
+        return ("tensor", name, *how)
+
+
+def _element(dtype) -> Optional[str]:
+    return _TORCH.get(str(dtype)[len("torch.") :])
+
+
+def _storage(tensor) -> tuple:
+    return (str(tensor.device), tensor.untyped_storage().data_ptr())
+
+
+def _view(tensor) -> tuple:
+    return (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+class _Names:
+    """Each object by its path, each name once."""
+
+    def __init__(self, paths: Dict[int, str]):
+        self._paths = paths
+        self._taken = {"__metadata__", STATE}
+
+    def of(self, obj, number: int) -> str:
+        wanted = self._paths.get(id(obj)) or f"object.{number}"
+        name, turn = wanted, 1
+        while name in self._taken or name.startswith("__storage__."):
+            turn += 1
+            name = f"{'object.' if name.startswith('__storage__.') else ''}{wanted}#{turn}"
+        self._taken.add(name)
+        return name
+
+
+_DEEPEST = 64
+
+
+def _paths(state: Any) -> Dict[int, str]:
+    """The path of everything in nested dicts, lists and tuples, by id. The state holds all of it meanwhile."""
+    paths: Dict[int, str] = {}
+    seen = set()
+    open_ends = [("", state, 0)]
+    while open_ends:
+        path, here, depth = open_ends.pop()
+        if isinstance(here, dict):
+            items = list(here.items())
+        elif isinstance(here, (list, tuple)):
+            items = list(enumerate(here))
+        else:
+            paths.setdefault(id(here), path or "state")
+            continue
+        if id(here) in seen or depth > _DEEPEST:
+            continue
+        seen.add(id(here))
+        for key, value in reversed(items):
+            if hasattr(value, "shape") or isinstance(value, (dict, list, tuple)):
+                name = str(key).encode("utf-8", "replace").decode()[:512]
+                open_ends.append((f"{path}.{name}" if path else name, value, depth + 1))
+    return paths
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file, found: _Found):
+        super().__init__(file, protocol=5)
+        self._found = found
+
+    def persistent_id(self, obj):
+        return self._found.place(obj)
+
+
+class Held(NamedTuple):
+    """A new tensor of the table: ``host`` is a torch tensor or a numpy array with the bytes."""
+
+    host: Any
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file, table: list, tensor: Callable):
+        super().__init__(file)
+        self._table = table
+        self._tensor = tensor
+        self._made: Dict[int, Any] = {}
+
+    def persistent_load(self, number):
+        if number not in self._made:
+            self._made[number] = self._make(*self._table[number])
+        return self._made[number]
+
+    def _make(self, kind, name, *how):
+        host = self._tensor(name)
+        if kind == "array":
+            return host
+        if kind == "jax":
+            import jax.numpy
+
+            return jax.numpy.asarray(host)
+        import torch
+
+        if kind == "view":
+            (element, shape, stride, offset), *how = how
+            dtype = getattr(torch, element)
+            host = torch.empty(0, dtype=dtype).set_(host.untyped_storage(), offset, shape, stride)
+        needs_grad, is_parameter, device = how
+        made = host if device is None else host.to(device)
+        if is_parameter:
+            return torch.nn.Parameter(made, requires_grad=needs_grad)
+        if needs_grad:
+            made = made.detach().requires_grad_(True)
+        return made
+
+
+def layout(header: bytes, total: int) -> Dict[str, tuple]:
+    """Of a header: ``{name: (dtype, shape, offset, bytes)}``. Raises ValueError where it is none."""
+    return {name: (dtype, shape, at, length) for name, dtype, shape, at, length in _native.container_tensors(header, total)}
+
+
+def table_of(rest: bytes) -> list:
+    """For each number how the object is made of tensors."""
+    return pickle.loads(rest)["table"]
+
+
+def room(kind: str, dtype: str, shape, element: Optional[str]):
+    """New memory for a tensor of the table: (what holds it, its address)."""
+    if kind in ("array", "jax"):
+        import numpy
+
+        if element in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            import ml_dtypes
+
+            array = numpy.empty(shape, getattr(ml_dtypes, element))
+        else:
+            array = numpy.empty(shape, element)
+        return array, array.__array_interface__["data"][0]
+    import torch
+
+    names = {safe: name for name, safe in _TORCH.items()}
+    tensor = torch.empty(tuple(shape), dtype=getattr(torch, names[dtype]))
+    return tensor, tensor.data_ptr()
+
+
+def bytes_of(shape, dtype: str) -> int:
+    return math.prod(shape) * _ITEM[dtype]

@@ -1,0 +1,127 @@
+"""Which steps the launcher's memory holds whole, and how one of them is taken.
+
+A step is offered only when a good copy of every rank's shard is there, in memory or, where that one has changed, on the disk. The
+ranks of an attempt tell each other in the memory's control pages what they have read, so that all of them come to the same answer
+and each byte is read once.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from . import _pool, _seal
+
+
+class Loaded(NamedTuple):
+    """The state of this rank, out of memory."""
+
+    state: Any
+
+
+class MemorySteps:
+    """What memory holds for a job of so many ranks."""
+
+    def __init__(self, directory: str, rank: int, world_size: int, epoch: int, copies: Dict[int, List[_pool.Copy]]):
+        self._directory, self._rank, self._world_size, self._epoch = directory, rank, world_size, epoch
+        self._steps: Dict[int, Tuple[tuple, Dict[int, _pool.Copy]]] = {}
+        attempts: Dict[tuple, Dict[int, _pool.Copy]] = {}
+        for of_rank in copies.values():
+            for copy in of_rank:
+                told = copy.manifest
+                key = (told["step"], told["attempt"], told["job"])
+                attempts.setdefault(key, {})[told["rank"]] = copy
+        # Of one step's attempts the latest that is whole: it was computed anew.
+        for (step, attempt, job), shards in sorted(attempts.items(), key=lambda each: each[0][:2]):
+            if all(rank in shards or self._on_disk(step, rank, job, attempt) for rank in range(world_size)):
+                if self._disk_attempt(step, job) <= attempt:
+                    self._steps[step] = ((job, attempt), shards)
+
+    @classmethod
+    def of(cls, directory: str, rank: int, world_size: int, epoch: int) -> "MemorySteps":
+        """Nothing where there is no such memory, or it cannot be read: then there is the disk."""
+        memory = _pool.of(directory, rank)
+        copies: Dict[int, List[_pool.Copy]] = {}
+        if memory is not None and memory.lives():
+            memory.prepare_behind()
+            copies = _pool.sealed(os.environ[_pool.VARIABLE], world_size, _manifest)
+        return cls(directory, rank, world_size, epoch, copies)
+
+    def with_those_of(self, steps: list) -> list:
+        """All steps, newest first."""
+        return sorted({*steps, *self._steps}, reverse=True)
+
+    def made_in(self, step: int) -> Optional[tuple]:
+        """Job and attempt of a step that memory holds whole."""
+        held = self._steps.get(step)
+        return held and held[0]
+
+    def verify(self, step: int, say: Callable) -> Optional[tuple]:
+        """Job and attempt, if every shard of the step has a good copy and one of them is in memory."""
+        held = self._steps.get(step)
+        if held is None:
+            return None
+        made_in, shards = held
+        good = all(self._is_good(step, rank, made_in, shards.get(rank), say) for rank in range(self._world_size))
+        return made_in if good else None
+
+    def take(self, step: int, say: Callable):
+        """This rank's shard of a step that memory holds, if every shard of it has a good copy: :class:`Loaded`, or manifest and open
+        file. None otherwise."""
+        held = self._steps.get(step)
+        if held is None:
+            return None
+        made_in, shards = held
+        mine = self._mine(step, made_in, shards.get(self._rank), say)
+        others = (rank for rank in range(self._world_size) if rank != self._rank)
+        if mine is not None and all(self._is_good(step, rank, made_in, shards.get(rank), say) for rank in others):
+            return mine
+        if mine is not None and not isinstance(mine, Loaded):
+            mine[1].close()
+        return None
+
+    def _mine(self, step: int, made_in: tuple, copy: Optional[_pool.Copy], say: Callable):
+        was_good = False
+        if copy is not None:
+            was_good = copy.control.checked(copy.slot, self._epoch)
+            try:
+                return Loaded(_pool.state_of(copy, self._epoch))
+            except _pool.Spoilt as spoilt:
+                say(f"step {step}: {spoilt}; the disk is asked")
+        if self._on_disk(step, self._rank, *made_in):
+            on_disk = _seal.take_one(self._directory, step, self._rank)
+            if on_disk is not None:
+                return on_disk
+        if was_good:
+            # The others may have gone on with it: a rank with a step of its own would be worse than an attempt that fails.
+            raise RuntimeError(f"mainstay.checkpoint: step {step} of this rank changed after other ranks had read it")
+        return None
+
+    def _is_good(self, step: int, rank: int, made_in: tuple, copy: Optional[_pool.Copy], say: Callable) -> bool:
+        if copy is not None:
+            try:
+                _pool.check(copy, self._epoch)
+                return True
+            except _pool.Spoilt as spoilt:
+                say(f"step {step}: {spoilt}; the disk is asked")
+        return self._on_disk(step, rank, *made_in) and _seal.is_intact(self._directory, step, rank)
+
+    def _on_disk(self, step: int, rank: int, job: str, attempt: int) -> bool:
+        try:
+            return _seal.made_in(self._directory, step, rank) == (job, attempt)
+        except (_seal.Incomplete, _seal.Damaged, OSError):
+            return False
+
+    def _disk_attempt(self, step: int, job: str) -> int:
+        try:
+            of_job, attempt = _seal.made_in(self._directory, step, self._rank)
+        except (_seal.Incomplete, _seal.Damaged, OSError):
+            return -1
+        return attempt if of_job == job else -1
+
+
+def _manifest(path: str, rank: int) -> Optional[dict]:
+    try:
+        return _seal.read_manifest(path, rank)
+    except (_seal.Incomplete, _seal.Damaged):
+        return None

@@ -1,0 +1,350 @@
+"""The memory of the launcher's keeper: a save is one copy into it, and what lies there is loaded before any disk is asked.
+
+Under ``mainstay run`` ``MAINSTAY_CHECKPOINT_POOL`` names its directory. Without it, or where there is no room, everything here says
+None, and the rank writes to the disk itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from . import _container, _native, _shard
+
+VARIABLE = "MAINSTAY_CHECKPOINT_POOL"
+_WAIT = "MAINSTAY_CHECKPOINT_WAIT"
+
+#: A reservation of terabytes takes its time; a keeper that is gone is noticed earlier.
+_RESERVED_WITHIN_S = 300.0
+
+#: What is kept free in a slot for a state that grows a little from step to step.
+_SPARE = 1 << 20
+
+
+class Late(Exception):
+    """The shard is of an attempt that was over before all of it was copied."""
+
+
+class NoSlot(Exception):
+    """No slot became free in time; the text says for how long it was waited."""
+
+
+class Memory:
+    """One rank's memory, as this process sees it."""
+
+    def __init__(self, pool: str, rank: int):
+        self._pool = pool
+        self._home = os.path.join(pool, f"rank-{rank:05d}")
+        self.control = _native.Control(os.path.join(self._home, "control"))
+        self._mapped: Dict[int, tuple] = {}
+        self._mapping = threading.Lock()
+        self._refused: Optional[int] = None
+
+    def ring(self) -> None:
+        """Tells the keeper to look. One that does not hear it looks by itself a little later."""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+                bell.setblocking(False)
+                bell.sendto(b"!", os.path.join(self._pool, "bell"))
+        except OSError:
+            pass
+
+    def lives(self) -> bool:
+        try:
+            os.kill(self.control.keeper(), 0)
+        except OSError:
+            return False
+        return True
+
+    def reserve(self, size: int) -> bool:
+        """Whether there are slots of so many bytes now, mapped and with all their pages."""
+        slots = self.control.slots()
+        if len(slots) < 2 or any(slot.capacity < size for slot in slots):
+            if self._refused is not None and size >= self._refused:
+                return False
+            number = self.control.ask(size)
+            self.ring()
+            end = time.monotonic() + _RESERVED_WITHIN_S
+            while self.control.answer(number) is None:
+                if time.monotonic() > end or not self.lives():
+                    return False
+                time.sleep(0.001)
+            if not self.control.answer(number):
+                self._refused = size
+                return False
+        self.prepare()
+        return True
+
+    def prepare(self) -> None:
+        """Maps all slots, so that the first copy meets no page fault."""
+        for slot in self.control.slots():
+            if slot.capacity and slot.state in ("free", "sealed"):
+                try:
+                    self.map(slot)
+                except OSError:
+                    pass  # It has got another file meanwhile; who takes it looks again.
+
+    def prepare_behind(self) -> None:
+        """The same, while the script does something else. Only where there is something: no thread for nothing."""
+        if self.control.slots() and not self._mapped:
+            threading.Thread(target=self.prepare, name="mainstay-checkpoint", daemon=True).start()
+
+    def map(self, slot):
+        with self._mapping:
+            known = self._mapped.get(slot.index)
+            if known is not None and known[0] == (slot.file, slot.capacity):
+                return known[1]
+            _unpin(self._mapped.pop(slot.index, None))
+            path = os.path.join(self._home, f"slot-{slot.index}.{slot.file}")
+            mapped = _native.SlotMemory(path, slot.capacity)
+            self._mapped[slot.index] = ((slot.file, slot.capacity), mapped)
+            return mapped
+
+    def take(self, size: int, identity):
+        """A slot for so many bytes; None where there is no room in memory for it at all."""
+        epoch, end = identity.attempt, None
+        try:
+            while True:
+                if self.control.epoch() != epoch:
+                    raise Late(f"it is of attempt {epoch}, and the launcher is at attempt {self.control.epoch()}")
+                slot = self.control.take(size, epoch, identity.step, identity.world_size)
+                if slot is not None:
+                    return slot
+                if not self.lives():
+                    return None
+                slots = self.control.slots()
+                if not any(slot.capacity >= size for slot in slots) and not self.reserve(size + _SPARE + size // 64):
+                    return None
+                end = end or time.monotonic() + _patience()
+                if time.monotonic() > end:
+                    raise NoSlot(f"no memory became free within {_patience():g} s")
+                if any(slot.capacity >= size for slot in slots):
+                    self.control.set_waits(True)
+                    self.ring()
+                    time.sleep(0.001)
+        finally:
+            self.control.set_waits(False)
+
+    def save(self, state: Any, identity, facts: dict, attempt) -> Optional[bool]:
+        """Copies a state into a slot. None where there is no memory for it; raises Late, and what pickling raises."""
+        words = {name: str(value) for name, value in identity._asdict().items()}
+        words.update({f"software.{name}": version for name, version in facts["software"].items()})
+        parts = _container.split(state, {"mainstay": "1", **words})
+        slot = self.take(parts.total, identity)
+        if slot is None:
+            return None
+        try:
+            self._copy(self.map(slot), parts)
+            now = attempt()
+            if now != identity.attempt:
+                raise Late(f"it is of attempt {identity.attempt}, and this rank has gone on to attempt {now}")
+        except BaseException:
+            self.control.abandon(slot)
+            raise
+        if not self.control.fill(slot, parts.total):
+            raise Late(f"it is of attempt {identity.attempt}, which was over before all of it was copied")
+        self.ring()
+        return True
+
+    def _copy(self, memory, parts) -> None:
+        pieces, on_devices = [], []
+        for at, part in parts.parts:
+            if part.address is None:
+                on_devices.append((at, part))
+            elif part.bytes:
+                pieces.append((at, part.address, part.bytes))
+        finish = _begin_from_devices(memory, on_devices)
+        small = [(0, parts.header), (parts.rest_at, parts.rest)]
+        held = []
+        for at, content in small:
+            array = _address_of(content)
+            held.append((content, array))
+            pieces.append((at, array, len(content)))
+        memory.copy(pieces, _shard.threads())
+        finish()
+
+
+def size_for(state: Any) -> int:
+    """Bytes of a slot for states like this one."""
+    total = _container.split(state, {}).total
+    return total + _SPARE + total // 64
+
+
+def _address_of(content: bytes) -> int:
+    import ctypes
+
+    return ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value
+
+
+_pinned: set = set()
+
+
+def _unpin(mapped) -> None:
+    """Before its memory goes: the driver must not go on to write there."""
+    if mapped is not None and mapped[1].address in _pinned:
+        _pinned.discard(mapped[1].address)
+        try:
+            import torch
+
+            torch.cuda.cudart().cudaHostUnregister(mapped[1].address)
+        except Exception:
+            pass
+
+
+def _begin_from_devices(memory, parts: list):
+    """Begins the copies of tensors on devices straight into the slot; the function to call waits for them."""
+    if not parts:
+        return lambda: None
+    import ctypes
+    import torch
+
+    if memory.address not in _pinned:
+        # With its pages pinned a copy runs by itself, at the speed of the bus. Refused, it is slower and as right.
+        _pinned.add(memory.address)
+        try:
+            torch.cuda.cudart().cudaHostRegister(memory.address, memory.length, 0)
+        except Exception:
+            pass
+    whole = (ctypes.c_ubyte * memory.length).from_address(memory.address)
+    devices = set()
+    for at, part in parts:
+        if not part.bytes:
+            continue
+        source = part.owner
+        target = torch.frombuffer(whole, dtype=torch.uint8, count=part.bytes, offset=at)
+        target.copy_(source.reshape(-1).view(torch.uint8), non_blocking=True)
+        devices.add(source.device)
+
+    def finish():
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+
+    return finish
+
+
+def _patience() -> float:
+    try:
+        return max(0.0, float(os.environ.get(_WAIT) or 10))
+    except ValueError:
+        return 10.0
+
+
+_open: Dict[tuple, Optional[Memory]] = {}
+
+
+def of(directory: str, rank: int) -> Optional[Memory]:
+    """This rank's memory for checkpoints in `directory`; None where there is none."""
+    pool = os.environ.get(VARIABLE)
+    if not pool:
+        return None
+    # A child that was forked has none of its parent's mappings.
+    key = (os.getpid(), pool, directory, rank)
+    if key not in _open:
+        try:
+            with open(os.path.join(pool, "pool.json"), encoding="utf-8") as file:
+                about = json.load(file)
+            same = os.path.realpath(about["directory"]) == os.path.realpath(directory)
+            _open[key] = Memory(pool, rank) if same else None
+        except (OSError, ValueError, KeyError, TypeError):
+            _open[key] = None
+    return _open[key]
+
+
+class Copy(NamedTuple):
+    """A sealed shard in memory: of which rank, in which slot, and its manifest."""
+
+    control: Any
+    slot: Any
+    manifest: dict
+    path: str
+
+
+def sealed(pool: str, world_size: int, read_manifest) -> Dict[int, List[Copy]]:
+    """What lies sealed in memory, by rank, after the keeper is done with what was filled before this attempt."""
+    pages = {}
+    for rank in range(world_size):
+        home = os.path.join(pool, f"rank-{rank:05d}")
+        try:
+            pages[rank] = (home, _native.Control(os.path.join(home, "control")))
+        except (OSError, ValueError):
+            return {}
+    _settle([control for _, control in pages.values()], pool)
+    found: Dict[int, List[Copy]] = {}
+    for rank, (home, control) in pages.items():
+        found[rank] = []
+        for slot in control.slots():
+            if slot.state != "sealed":
+                continue
+            manifest = read_manifest(os.path.join(home, f"slot-{slot.index}.json"), rank)
+            says = manifest and (manifest["attempt"], manifest["step"], manifest["world_size"])
+            if says == (slot.epoch, slot.step, world_size) and control.is_still(slot):
+                path = os.path.join(home, f"slot-{slot.index}.{slot.file}")
+                found[rank].append(Copy(control, slot, manifest, path))
+    return found
+
+
+def _settle(pages: list, pool: str) -> None:
+    def busy(control) -> bool:
+        epoch = control.epoch()
+        return any(
+            slot.state == "sealing" or (slot.state in ("filled", "filling") and slot.epoch < epoch)
+            for slot in control.slots()
+        )
+
+    end = time.monotonic() + _RESERVED_WITHIN_S
+    while any(busy(control) for control in pages) and time.monotonic() < end:
+        try:
+            os.kill(pages[0].keeper(), 0)
+        except OSError:
+            return
+        time.sleep(0.002)
+
+
+class Spoilt(Exception):
+    """A copy in memory is not what was sealed; the text says whose."""
+
+
+def state_of(copy: Copy, epoch: int) -> Any:
+    """The state in a copy, every byte checked; tells the other ranks what was found. Raises Spoilt, and what unpickling raises."""
+    known = copy.control.checked(copy.slot, epoch)
+    if known is False:
+        raise Spoilt(f"{copy.path}: another rank found that it has changed since it was sealed")
+    copy.control.begin_check(copy.slot, epoch)
+    return _checked(copy, epoch, lambda reader: reader.state())
+
+
+def check(copy: Copy, epoch: int) -> None:
+    """Raises Spoilt unless every byte is as it was sealed. What another rank of this attempt has read is not read again."""
+    end = time.monotonic() + 10 + copy.slot.used / 1e8
+    mine = copy.control.begin_check(copy.slot, epoch)
+    while not mine and time.monotonic() < end and copy.control.checked(copy.slot, epoch) is None:
+        time.sleep(0.001)
+    known = copy.control.checked(copy.slot, epoch)
+    if known is False:
+        raise Spoilt(f"{copy.path}: another rank found that it has changed since it was sealed")
+    if known is None:
+        _checked(copy, epoch, lambda reader: reader.verify())
+
+
+def _checked(copy: Copy, epoch: int, read) -> Any:
+    try:
+        descriptor = os.open(copy.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise Spoilt(f"{copy.path}: {error.strerror}") from None
+    try:
+        result = read(_shard.Reader(descriptor, copy.manifest))
+    except _shard.Changed as changed:
+        if not copy.control.is_still(copy.slot):
+            raise Spoilt(f"{copy.path} holds another step by now") from None
+        copy.control.tell_checked(copy.slot, epoch, False)
+        raise Spoilt(f"{copy.path}: {changed}") from None
+    finally:
+        os.close(descriptor)
+    if not copy.control.is_still(copy.slot):
+        raise Spoilt(f"{copy.path} holds another step by now")
+    copy.control.tell_checked(copy.slot, epoch, True)
+    return result

@@ -1,0 +1,551 @@
+//! The control page of one rank's memory: where the rank and the keeper agree on who may touch which slot.
+//!
+//! A slot goes FREE → FILLING → FILLED → SEALING → SEALED → FREE. The rank takes the first two steps, the keeper the others.
+//! Each change is one exchange of one word that holds the state together with the slot's generation, which grows with every
+//! change: whoever comes late, a thread of an attempt that is over for instance, finds another generation and changes nothing.
+//! A process may die between any two stores: a slot that stays FILLING is taken back by the keeper, with a new file, so that
+//! a writer that still lives writes into a file that nobody reads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of the page.
+pub const CONTROL_BYTES: usize = 4096;
+
+/// The file's name in a rank's directory.
+pub const CONTROL_NAME: &str = "control";
+
+/// The socket by which a rank rings for its keeper, in the pool's directory: one datagram of any content.
+pub const BELL_NAME: &str = "bell";
+
+/// What names the pool, in the pool's directory: JSON with `directory`, `job` and `run`.
+pub const POOL_NAME: &str = "pool.json";
+
+/// The page's first eight bytes.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"MSTYCKPT");
+
+/// The page's version; another one is not used.
+pub const VERSION: u64 = 1;
+
+/// A page has room for so many slots.
+pub const MAX_SLOTS: usize = 8;
+
+const WORDS: usize = CONTROL_BYTES / 8;
+
+/// The page as words.
+pub type ControlWords = [AtomicU64; WORDS];
+
+// Offsets in words.
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 1;
+const AT_RANK: usize = 2;
+const AT_WORLD_SIZE: usize = 3;
+const AT_EPOCH: usize = 4;
+const AT_KEEPER_PID: usize = 5;
+const AT_KEEPER_BEAT: usize = 6;
+const AT_WANTED: usize = 8;
+const AT_ASKED: usize = 9;
+const AT_ANSWERED: usize = 10;
+const AT_ANSWER: usize = 11;
+const AT_SLOTS: usize = 12;
+const AT_WAITING: usize = 13;
+const SLOTS: usize = 64;
+const SLOT_WORDS: usize = 16;
+
+// Within a slot.
+const STATE: usize = 0;
+const FILE: usize = 1;
+const EPOCH: usize = 2;
+const STEP: usize = 3;
+const USED: usize = 4;
+const SLOT_WORLD: usize = 5;
+const CHECKED: usize = 6;
+const CHECKING: usize = 7;
+const CAPACITY: usize = 8;
+
+/// What a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nobody's: a rank may take it.
+    Free,
+    /// A rank copies into it.
+    Filling,
+    /// All of a shard is in it.
+    Filled,
+    /// The keeper has accepted it and takes its checksums.
+    Sealing,
+    /// It holds a shard, and its manifest lies beside it.
+    Sealed,
+    /// What it holds is not what was sealed.
+    Damaged,
+}
+
+impl State {
+    fn of(word: u64) -> State {
+        match word & 0xff {
+            1 => State::Filling,
+            2 => State::Filled,
+            3 => State::Sealing,
+            4 => State::Sealed,
+            0 => State::Free,
+            // What nobody wrote is offered to nobody.
+            _ => State::Damaged,
+        }
+    }
+
+    fn number(self) -> u64 {
+        match self {
+            State::Free => 0,
+            State::Filling => 1,
+            State::Filled => 2,
+            State::Sealing => 3,
+            State::Sealed => 4,
+            State::Damaged => 5,
+        }
+    }
+}
+
+/// A slot as it was seen at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Its place.
+    pub index: usize,
+    /// What it is.
+    pub state: State,
+    /// Which of its lives this is.
+    pub generation: u64,
+    /// The number of its file.
+    pub file: u64,
+    /// Bytes that the file has room for.
+    pub capacity: u64,
+    /// The attempt that took it.
+    pub epoch: u64,
+    /// The step in it.
+    pub step: u64,
+    /// Bytes of the shard.
+    pub used: u64,
+    /// How many shards make the step.
+    pub world_size: u64,
+}
+
+/// What came of a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Not answered yet.
+    None,
+    /// The slots are there.
+    Granted,
+    /// There is no room for them.
+    NoRoom,
+    /// They could not be made; the keeper has said why.
+    Failed,
+}
+
+/// What is known when a rank's reader has looked at a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// Nobody has read it yet in this generation and attempt.
+    No,
+    /// All its bytes were as they were sealed.
+    Good,
+    /// They were not.
+    Bad,
+}
+
+/// A control page.
+#[derive(Clone, Copy, Debug)]
+pub struct Control<'m> {
+    words: &'m ControlWords,
+}
+
+/// Why a page is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// It is no control page.
+    #[error("it is no control page of a checkpoint pool")]
+    Magic,
+    /// Another version of Mainstay made it.
+    #[error("it has version {0}, and this one speaks {VERSION}")]
+    Version(u64),
+    /// It is shorter than a page, or lies at an odd address.
+    #[error("it is no whole page")]
+    Short,
+}
+
+impl<'m> Control<'m> {
+    /// Lays a new page out in words that are all zero; nobody else may see them yet.
+    #[must_use]
+    pub fn format(
+        words: &'m ControlWords,
+        rank: u32,
+        world_size: u32,
+        epoch: u64,
+        keeper: u32,
+    ) -> Control<'m> {
+        let page = Control { words };
+        page.put(AT_VERSION, VERSION);
+        page.put(AT_RANK, u64::from(rank));
+        page.put(AT_WORLD_SIZE, u64::from(world_size));
+        page.put(AT_EPOCH, epoch);
+        page.put(AT_KEEPER_PID, u64::from(keeper));
+        page.put(AT_MAGIC, MAGIC);
+        page
+    }
+
+    /// The page in these words.
+    ///
+    /// # Errors
+    /// There is none of this version.
+    pub fn new(words: &'m ControlWords) -> Result<Control<'m>, ControlError> {
+        let page = Control { words };
+        if page.get(AT_MAGIC) != MAGIC {
+            return Err(ControlError::Magic);
+        }
+        match page.get(AT_VERSION) {
+            VERSION => Ok(page),
+            other => Err(ControlError::Version(other)),
+        }
+    }
+
+    /// The page that is mapped at `start`.
+    ///
+    /// # Errors
+    /// There is none of this version.
+    ///
+    /// # Safety
+    /// `start` must point to `length` mapped, readable and writable bytes that stay mapped for `'m`, of a file that nobody
+    /// truncates; this process may touch them only through this type.
+    pub unsafe fn from_raw(start: *mut u8, length: usize) -> Result<Control<'m>, ControlError> {
+        // SAFETY: passed on to the caller.
+        Control::new(unsafe { Self::words_at(start, length)? })
+    }
+
+    /// The words that are mapped at `start`.
+    ///
+    /// # Errors
+    /// They are too few, or do not lie where words can.
+    ///
+    /// # Safety
+    /// As for [`Control::from_raw`].
+    pub unsafe fn words_at(start: *mut u8, length: usize) -> Result<&'m ControlWords, ControlError> {
+        if length < CONTROL_BYTES || start.is_null() || !start.cast::<AtomicU64>().is_aligned() {
+            return Err(ControlError::Short);
+        }
+        // SAFETY: not null, aligned and long enough by the check above; mapped for 'm by the caller's promise. Atomics may be
+        // changed by other processes at any time.
+        Ok(unsafe { &*start.cast::<ControlWords>() })
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        u64::from_le(self.words[at % WORDS].load(Ordering::SeqCst))
+    }
+
+    fn put(&self, at: usize, value: u64) {
+        self.words[at % WORDS].store(value.to_le(), Ordering::SeqCst);
+    }
+
+    fn swap(&self, at: usize, old: u64, new: u64) -> bool {
+        let (old, new) = (old.to_le(), new.to_le());
+        self.words[at % WORDS].compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Whose page it is.
+    #[must_use]
+    pub fn rank(&self) -> u64 {
+        self.get(AT_RANK)
+    }
+
+    /// The attempt whose shards are accepted.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.get(AT_EPOCH)
+    }
+
+    /// Begins another attempt. The keeper's.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.put(AT_EPOCH, epoch);
+    }
+
+    /// The keeper's process.
+    #[must_use]
+    pub fn keeper(&self) -> u64 {
+        self.get(AT_KEEPER_PID)
+    }
+
+    /// Shows that the keeper lives: a number that grows.
+    pub fn beat(&self) {
+        self.words[AT_KEEPER_BEAT].fetch_add(1_u64.to_le(), Ordering::SeqCst);
+    }
+
+    /// The number that grows while the keeper lives.
+    #[must_use]
+    pub fn beats(&self) -> u64 {
+        self.get(AT_KEEPER_BEAT)
+    }
+
+    /// Asks for slots of `bytes` each. The rank's; the number is for [`Control::answer`].
+    pub fn ask(&self, bytes: u64) -> u64 {
+        self.put(AT_WANTED, bytes);
+        let number = self.get(AT_ASKED).wrapping_add(1);
+        self.put(AT_ASKED, number);
+        number
+    }
+
+    /// What is asked for and not answered, with its number. The keeper's.
+    #[must_use]
+    pub fn asked(&self) -> Option<(u64, u64)> {
+        let number = self.get(AT_ASKED);
+        (number != self.get(AT_ANSWERED)).then(|| (number, self.get(AT_WANTED)))
+    }
+
+    /// Answers. The keeper's.
+    pub fn give(&self, number: u64, answer: Answer) {
+        let word = match answer {
+            Answer::None => 0,
+            Answer::Granted => 1,
+            Answer::NoRoom => 2,
+            Answer::Failed => 3,
+        };
+        self.put(AT_ANSWER, word);
+        self.put(AT_ANSWERED, number);
+    }
+
+    /// What came of the request of that number.
+    #[must_use]
+    pub fn answer(&self, number: u64) -> Answer {
+        if self.get(AT_ANSWERED) != number {
+            return Answer::None;
+        }
+        match self.get(AT_ANSWER) {
+            1 => Answer::Granted,
+            2 => Answer::NoRoom,
+            _ => Answer::Failed,
+        }
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        usize::try_from(self.get(AT_SLOTS)).unwrap_or(0).min(MAX_SLOTS)
+    }
+
+    /// Says how many slots there are. The keeper's; their files are there before.
+    pub fn set_slots(&self, slots: usize) {
+        self.put(AT_SLOTS, slots.min(MAX_SLOTS) as u64);
+    }
+
+    /// Whether the rank waits for a slot.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.get(AT_WAITING) != 0
+    }
+
+    /// Says whether the rank waits for a slot.
+    pub fn set_waits(&self, waits: bool) {
+        self.put(AT_WAITING, u64::from(waits));
+    }
+
+    fn base(index: usize) -> usize {
+        SLOTS + (index % MAX_SLOTS) * SLOT_WORDS
+    }
+
+    /// A slot as it is now. Its fields belong together: they are read under its state.
+    #[must_use]
+    pub fn slot(&self, index: usize) -> Slot {
+        let base = Self::base(index);
+        let mut tries = 0;
+        loop {
+            let word = self.get(base + STATE);
+            let slot = Slot {
+                index,
+                state: State::of(word),
+                generation: word >> 8,
+                file: self.get(base + FILE),
+                capacity: self.get(base + CAPACITY),
+                epoch: self.get(base + EPOCH),
+                step: self.get(base + STEP),
+                used: self.get(base + USED),
+                world_size: self.get(base + SLOT_WORLD),
+            };
+            tries += 1;
+            // A state that changed meanwhile is read again; who changes it for ever is not waited for.
+            if self.get(base + STATE) == word || tries > 1000 {
+                return slot;
+            }
+        }
+    }
+
+    /// All slots there are.
+    pub fn all(&self) -> impl Iterator<Item = Slot> + '_ {
+        (0..self.slots()).map(|index| self.slot(index))
+    }
+
+    /// Whether it is still in that life and state.
+    #[must_use]
+    pub fn is_still(&self, slot: &Slot) -> bool {
+        self.get(Self::base(slot.index) + STATE) == word(slot.generation, slot.state)
+    }
+
+    /// Takes a slot from one state to the next, if it still is as it was seen. The slot as it then is.
+    #[must_use]
+    pub fn advance(&self, seen: &Slot, to: State) -> Option<Slot> {
+        let generation = seen.generation.wrapping_add(1) & (u64::MAX >> 8);
+        let at = Self::base(seen.index) + STATE;
+        let done = self.swap(at, word(seen.generation, seen.state), word(generation, to));
+        done.then_some(Slot { state: to, generation, ..*seen })
+    }
+
+    /// Takes a free slot for a shard of so many bytes. The rank's.
+    #[must_use]
+    pub fn take(&self, bytes: u64, epoch: u64, step: u64, world_size: u64) -> Option<Slot> {
+        let fits = |slot: &Slot| slot.state == State::Free && slot.capacity >= bytes;
+        // The same ones again and again: their pages are in the caches and in the rank's page tables.
+        let free = self.all().find(fits)?;
+        let taken = self.advance(&free, State::Filling)?;
+        let base = Self::base(free.index);
+        self.put(base + EPOCH, epoch);
+        self.put(base + STEP, step);
+        self.put(base + SLOT_WORLD, world_size);
+        self.put(base + USED, 0);
+        Some(Slot { epoch, step, world_size, used: 0, ..taken })
+    }
+
+    /// Says that all of the shard is in the slot. The rank's; the slot as it then is, none if it was taken back meanwhile.
+    #[must_use]
+    pub fn fill(&self, taken: &Slot, used: u64) -> Option<Slot> {
+        if !self.is_still(taken) {
+            return None;
+        }
+        self.put(Self::base(taken.index) + USED, used);
+        self.advance(&Slot { used, ..*taken }, State::Filled)
+    }
+
+    /// Gives a slot another file. The keeper's, while nobody may take the slot.
+    pub fn set_file(&self, index: usize, number: u64, capacity: u64) {
+        self.put(Self::base(index) + FILE, number);
+        self.put(Self::base(index) + CAPACITY, capacity);
+    }
+
+    fn mark(slot: &Slot, epoch: u64, verdict: u64) -> u64 {
+        (slot.generation << 24) | ((epoch & 0x3f_ffff) << 2) | verdict
+    }
+
+    /// What readers of this attempt have found in a sealed slot.
+    #[must_use]
+    pub fn checked(&self, slot: &Slot, epoch: u64) -> Checked {
+        let told = self.get(Self::base(slot.index) + CHECKED);
+        if told == Self::mark(slot, epoch, 1) {
+            Checked::Good
+        } else if told == Self::mark(slot, epoch, 2) {
+            Checked::Bad
+        } else {
+            Checked::No
+        }
+    }
+
+    /// Tells the other readers what was found. Bad stays bad.
+    pub fn tell_checked(&self, slot: &Slot, epoch: u64, good: bool) {
+        let at = Self::base(slot.index) + CHECKED;
+        if self.checked(slot, epoch) != Checked::Bad {
+            self.put(at, Self::mark(slot, epoch, if good { 1 } else { 2 }));
+        }
+    }
+
+    /// Takes it on oneself to read a slot; false if another reader of this attempt has.
+    #[must_use]
+    pub fn begin_check(&self, slot: &Slot, epoch: u64) -> bool {
+        let at = Self::base(slot.index) + CHECKING;
+        let (seen, mine) = (self.get(at), Self::mark(slot, epoch, 3));
+        seen != mine && self.swap(at, seen, mine)
+    }
+}
+
+fn word(generation: u64, state: State) -> u64 {
+    (generation << 8) | state.number()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blank() -> Box<ControlWords> {
+        Box::new([const { AtomicU64::new(0) }; WORDS])
+    }
+
+    fn page(words: &ControlWords) -> Control<'_> {
+        let page = Control::format(words, 3, 4, 0, 7);
+        page.set_slots(2);
+        page.set_file(0, 0, 4096);
+        page.set_file(1, 1, 4096);
+        page
+    }
+
+    #[test]
+    fn a_shard_goes_through_its_states_and_late_comers_change_nothing() {
+        let words = blank();
+        let page = page(&words);
+        let taken = page.take(99, 0, 10, 4).expect("a free slot");
+        assert_eq!((taken.state, taken.step), (State::Filling, 10));
+        let filled = page.fill(&taken, 99).expect("in time");
+        assert_eq!(page.slot(filled.index), filled);
+        assert!(page.fill(&taken, 50).is_none(), "a second time");
+        assert_eq!(page.slot(filled.index).used, 99);
+        let sealed =
+            page.advance(&filled, State::Sealing).and_then(|slot| page.advance(&slot, State::Sealed));
+        let sealed = sealed.expect("sealed");
+        assert!(page.advance(&filled, State::Free).is_none(), "as it was seen before");
+        let other = page.take(99, 0, 11, 4).expect("the other slot");
+        assert_ne!(other.index, sealed.index);
+        assert!(page.take(99, 0, 12, 4).is_none(), "none is free");
+        let free = page.advance(&sealed, State::Free).expect("given up");
+        assert!(page.take(4097, 0, 12, 4).is_none(), "it is too small");
+        assert_eq!(page.take(4096, 0, 12, 4).expect("it fits").index, free.index);
+    }
+
+    #[test]
+    fn a_slot_that_was_taken_back_cannot_be_filled() {
+        let words = blank();
+        let page = page(&words);
+        let taken = page.take(99, 0, 10, 4).expect("a slot");
+        let back = page.advance(&taken, State::Free).expect("taken back");
+        page.set_file(back.index, 9, 4096);
+        assert!(page.fill(&taken, 1).is_none());
+        assert_eq!(page.slot(back.index).state, State::Free);
+    }
+
+    #[test]
+    fn what_readers_found_counts_for_one_life_and_one_attempt() {
+        let words = blank();
+        let page = page(&words);
+        let taken = page.take(99, 0, 10, 4).expect("a slot");
+        assert_eq!(page.checked(&taken, 5), Checked::No);
+        assert!(page.begin_check(&taken, 5) && !page.begin_check(&taken, 5) && page.begin_check(&taken, 6));
+        page.tell_checked(&taken, 5, true);
+        assert_eq!(page.checked(&taken, 5), Checked::Good);
+        assert_eq!(page.checked(&taken, 6), Checked::No);
+        page.tell_checked(&taken, 5, false);
+        page.tell_checked(&taken, 5, true);
+        assert_eq!(page.checked(&taken, 5), Checked::Bad, "bad stays bad");
+        let filled = page.fill(&taken, 1).expect("filled");
+        assert_eq!(page.checked(&filled, 5), Checked::No);
+    }
+
+    #[test]
+    fn a_page_of_another_kind_is_not_used() {
+        let words = blank();
+        assert_eq!(Control::new(&words).err(), Some(ControlError::Magic));
+        let page = Control::format(&words, 0, 1, 0, 1);
+        page.put(AT_VERSION, 9);
+        assert_eq!(Control::new(&words).err(), Some(ControlError::Version(9)));
+    }
+
+    #[test]
+    fn a_reservation_is_answered_by_its_number() {
+        let words = blank();
+        let page = page(&words);
+        assert_eq!(page.asked(), None);
+        let number = page.ask(100);
+        assert_eq!((page.asked(), page.answer(number)), (Some((number, 100)), Answer::None));
+        page.give(number, Answer::NoRoom);
+        assert_eq!((page.asked(), page.answer(number)), (None, Answer::NoRoom));
+    }
+}

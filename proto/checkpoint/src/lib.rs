@@ -1,0 +1,19 @@
+//! The words of the checkpoint tier, which the client inside a rank, the launcher's keeper and the agents of other hosts
+//! have in common:
+//!
+//! - a shard's bytes are one safetensors file ([`container`]), readable without Mainstay;
+//! - a [`Manifest`] beside it says whose it is and what every chunk of it must be;
+//! - the [`control`] page is where a rank and the keeper of its memory agree on who may touch which slot.
+//!
+//! Nothing here does I/O. What is read comes from outside and is believed in nothing: sizes are bounded before anything is
+//! allocated, and no bytes make a function panic. `docs/reference/checkpoint.md` has the layouts.
+
+pub mod container;
+pub mod control;
+mod json;
+mod manifest;
+
+pub use manifest::{
+    CHUNK_BYTES, Chunks, Identity, MANIFEST_LIMIT, MANIFEST_NAME, Manifest, ManifestError, SealedFile,
+    chunk_sum, digits,
+};
