@@ -15,6 +15,7 @@ use mainstay_core::id::BootId;
 use mainstay_core::parse::log::LogReader;
 use mainstay_core::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
+use mainstay_tier::peer::frame::{Header, Kind, encode};
 
 const FIELD_LINES: &str = include_str!("../../agent/core/tests/field_lines.tsv");
 const FLIGHT_RECORDS: [&[u8]; 2] = [
@@ -50,6 +51,8 @@ const LIMITS: [&str; 4] = [
     "burst = 0\nevery = \"1ms\"\n",
     "flaps = 0\ntogether = \"10m\"\n",
 ];
+const INVENTORY: &str = r#"{"software":"1","domain":"rack","used":1,"quota":2,"copies":[{"shard":{"of":{"step":1,"job":"a","run":"a",
+    "attempt":0,"world":1},"rank":0,"root":"00","bytes":4,"created":7},"medium":"memory","own":true,"verified":true}]}"#;
 const SECRETS: [&str; 5] = [
     "401 for hf_AbCdEfGhIjKlMnOpQrSt at",
     "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG",
@@ -79,6 +82,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("attribution", logs.chain(signatures.map(|signature| signature.example.clone())))?;
     seed("mask", SECRETS)?;
     seed("settings", VALUES)?;
+    seed("policy_source", [mainstay_policy::DEFAULT, "def decide(case):\n    return decision('wait', 0.5, case.verdict.headline)\n"])?;
     seed("error_file", ERROR_FILES)?;
     seed("limits", LIMITS)?;
     seed("stacks", [STACKS])?;
@@ -98,6 +102,8 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     let gpus = ProbeAnswer::Gpus { driver: Some("580.95".to_owned()), gpus: vec![GpuReading::default()], bound: Vec::new() };
     let answers = [serde_json::to_vec(&gpus)?, serde_json::to_vec(&ProbeLine::Answer(gpus))?];
     seed("probe_answers", answers.into_iter().chain([serde_json::to_vec(&ProbeRequest::default())?]))?;
+    let headers = Kind::ALL.map(|kind| encode(&Header { length: 4096, chunk: 7, ..Header::of(kind) }).to_vec());
+    seed("peer_frames", headers.into_iter().chain([INVENTORY.as_bytes().to_vec()]))?;
     let incident =
         Incident { gpu: Some(0), system: 1, health: 20, code: 4, message: "a double-bit error".to_owned() };
     let health = DcgmHealth { gpus: vec![0, 1], incidents: vec![incident], first: true, ..DcgmHealth::default() };

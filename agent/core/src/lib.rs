@@ -13,13 +13,15 @@
 //! `blame`, `policy`, `ledger`; `job`, which joins them; `replay` and `mask`, for journals of others.
 //!
 //! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow), `numbers` (losses,
-//! gradient norms, digests), `layout` (how ranks share the model), `running`, which joins them.
+//! gradient norms, digests), `layout` (how ranks share the model), `running`, which joins them. And `checkpoint`: where copies
+//! of steps lie, and what is done with them.
 #![forbid(unsafe_code)]
 
 pub mod attention;
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
+pub mod checkpoint;
 pub mod cloud;
 pub mod counter;
 pub mod dcgm;

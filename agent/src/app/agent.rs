@@ -15,6 +15,7 @@ use mainstay_core::id::{BootId, JobId};
 use mainstay_core::kernel::{LogCursor, journal_position};
 use mainstay_core::observation::Observation;
 use mainstay_core::time::{Mono, Span, Stamp};
+use mainstay_proto::v1::checkpoint_service_server::CheckpointServiceServer;
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
 use mainstay_proto::v1::operator_service_server::OperatorServiceServer;
 use sd_notify::NotifyState;
@@ -27,10 +28,12 @@ use tonic::service::Routes;
 use crate::act::hook::{HookPlan, Hooks};
 use crate::act::page_files::private_directory;
 use crate::api::attach::{Allowed, Launchers};
+use crate::api::checkpoint::Checkpoints;
 use crate::api::operator::Operators;
 use crate::api::{self, DeepChecks, Listeners, Mode, UnixSocket};
 use crate::app::about;
 use crate::app::catalog;
+use crate::app::checkpoint;
 use crate::app::device::{self, Probing};
 use crate::app::kernel_log::{self, Following};
 use crate::app::nvrx;
@@ -59,10 +62,13 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
-    let launchers = Launchers::new(inputs.clone(), allowed);
+    let launchers = Launchers::new(inputs.clone(), allowed.clone());
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
-    let routes =
-        Routes::new(LauncherServiceServer::new(launchers)).add_service(OperatorServiceServer::new(operators));
+    let peers = checkpoint::start(&config)?;
+    let checkpoints = Checkpoints::new(peers, allowed, config.allow_uids.clone(), &config.state_dir);
+    let routes = Routes::new(LauncherServiceServer::new(launchers))
+        .add_service(OperatorServiceServer::new(operators))
+        .add_service(CheckpointServiceServer::new(checkpoints));
     let reader = board.reader();
     let roster = board.roster().clone();
     nvrx::open(&config, &reader, &stop)?;

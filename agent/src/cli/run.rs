@@ -9,8 +9,9 @@ use mainstay_core::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 use mainstay_core::time::Span;
 
 use crate::act::stop::Grace;
-use crate::app::{self, JobPlan, logging};
+use crate::app::{self, JobPlan, logging, usual};
 use crate::cli::{exit, output, torchrun};
+use crate::config::{Config, Environment};
 use crate::launch::hang::{HangSettings, Mode};
 use crate::launch::{CheckpointSettings, Settings, Shown, WarmSettings, places};
 use crate::os::clock;
@@ -68,6 +69,10 @@ pub struct Args {
     /// Exit status that asks the scheduler to start the job again elsewhere
     #[arg(long, env = "MAINSTAY_HAND_BACK_EXIT", default_value_t = HAND_BACK, value_name = "STATUS", value_parser = clap::value_parser!(u8).range(1..))]
     hand_back_exit: u8,
+    /// A policy of one's own, in Starlark: what is done about failures (docs/reference/policy-file.md). If none is given,
+    /// policy.file of the agent's configuration
+    #[arg(long, env = "MAINSTAY_POLICY", value_name = "FILE")]
+    policy: Option<PathBuf>,
     /// Name of the run; made up from time and process if not given
     #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", value_name = "ID")]
     rdzv_id: Option<String>,
@@ -262,6 +267,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
             dry_run: args.dry_run,
             ..Budget { max_restarts: args.max_restarts, window: args.restart_window }.into()
         },
+        policy_file: args.policy.or_else(policy_of_the_host),
         grace: Grace { requested: args.shutdown_timeout, fault: args.fault_timeout, done: Span::seconds(5) },
         save_signal: args.save_signal,
         leave_on_notice: !args.stay_on_notice,
@@ -287,6 +293,13 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         look_for_agent: !args.no_agent,
         print_summary: args.json,
     })
+}
+
+/// What the agent's configuration names for jobs that name none. A configuration that cannot be read is the agent's trouble.
+fn policy_of_the_host() -> Option<PathBuf> {
+    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    let config = Config::load(None, &environment, &[]).ok()?;
+    Some(config.policy.file).filter(|file| !file.as_os_str().is_empty())
 }
 
 /// With torchrun's static backend the rendezvous endpoint is the address of the ranks' store.

@@ -1,6 +1,7 @@
 //! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
+pub mod advised;
 pub mod hang;
 mod notice;
 pub mod order;
@@ -35,6 +36,8 @@ pub struct Settings {
     pub master_port: Option<u16>,
     /// What may be done about failures.
     pub policy: mainstay_core::policy::Settings,
+    /// The user's own policy; none for the built-in one alone.
+    pub policy_file: Option<PathBuf>,
     /// How long stops may take.
     pub grace: Grace,
     /// Where checkpoints go; none for a directory of the run's own.

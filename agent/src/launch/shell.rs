@@ -9,7 +9,7 @@ use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, StartedRank};
 use mainstay_core::finding::Finding;
 use mainstay_core::health::Component;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
-use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary};
+use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary, policy_trouble};
 use mainstay_core::judged::Judged;
 use mainstay_core::rounds::{Round, Word};
 use mainstay_core::surroundings::Surroundings;
@@ -31,7 +31,7 @@ use crate::act::stop::{Grace, Stop, reap_orphans, sweep};
 use crate::board::Board;
 use crate::launch::hang::{Evidence, Judge};
 use crate::launch::order::{self, JobOrder, Ordered, Refused};
-use crate::launch::{Settings, Warm, notice, save};
+use crate::launch::{Settings, Warm, advised, notice, save};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::inotify::Watcher;
@@ -139,7 +139,12 @@ impl Launcher {
         let began = clock::mono();
         let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());
         let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
-        let job = Job::begin(began, job_spec(&settings, &crew), policy, &mut out);
+        let mut job = Job::begin(began, job_spec(&settings, &crew), policy, &mut out);
+        if let Some(file) = &settings.policy_file {
+            let (advisor, trouble) = advised::read(file);
+            job.advised_by(advisor);
+            out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
+        }
         let watcher = crew.page_dir.as_ref().and_then(|directory| {
             let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
             watcher

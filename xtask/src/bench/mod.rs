@@ -16,6 +16,7 @@ mod kernel_log;
 mod launchers;
 mod peers;
 mod process;
+mod replicate;
 mod restart;
 
 use std::path::PathBuf;
@@ -80,6 +81,8 @@ enum Name {
     Judge,
     /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
     Attribute,
+    /// A checkpoint's shard to a peer and back, beside plain TCP.
+    Replicate,
     /// A cold release build, and the size of the program.
     Build,
 }
@@ -101,7 +104,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
     let needs_ranks = args.names.iter().any(|name| {
-        !matches!(name, Name::Build | Name::Judge | Name::Attribute) && !name.is_of_the_agent_alone()
+        !matches!(name, Name::Build | Name::Judge | Name::Attribute | Name::Replicate)
+            && !name.is_of_the_agent_alone()
     });
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.iter().any(|name| name.is_of_the_agent_alone()) {
@@ -110,6 +114,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for name in &args.names {
         match (name, &bed) {
             (Name::Build, _) => build::measure(&story, &mut report),
+            (Name::Replicate, _) => replicate::measure(&story, args.samples.unwrap_or(7), &mut report),
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),

@@ -8,7 +8,8 @@ use crate::entry::{Body, ExitStatus, Fact};
 use crate::id::{Incident, Rank};
 use crate::judge::{RankEnd, hung, judge};
 use crate::ledger::Spending;
-use crate::policy::{self, Case, Choice, Host, PastFailure, Rung, Settings};
+use crate::observation::{Observation, Weight};
+use crate::policy::{Case, Choice, Host, PastFailure, Rung, Settings, Trouble, decide_with};
 use crate::rounds;
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
@@ -41,6 +42,8 @@ pub(super) struct Pending {
     waits: Option<String>,
     /// When it is to be asked again; none while an answer is awaited.
     look_at: Option<Mono>,
+    /// What was last wrong with the user's own policy. One that failed is not asked again about the same failure.
+    trouble: Option<Trouble>,
 }
 
 impl Job {
@@ -113,28 +116,38 @@ impl Job {
             first_step: None,
         });
         self.phase = Phase::Judging { exit };
-        let pending = Pending {
+        let mut pending = Pending {
             verdict,
             waits_since: None,
             heard: None,
             testimony: Testimony::default(),
             waits: None,
             look_at: None,
+            trouble: None,
         };
-        self.consult(at, exit, &pending, out);
+        self.consult(at, exit, &mut pending, out);
         self.pending = Some(pending);
     }
 
-    fn consult(&self, at: Mono, exit: i32, pending: &Pending, out: &mut Vec<Output>) {
-        let proposal = self.decide(at, exit, pending, &Testimony::default());
+    fn consult(&self, at: Mono, exit: i32, pending: &mut Pending, out: &mut Vec<Output>) {
+        let proposal = self.decide(at, exit, pending, &Testimony::default(), out);
         out.push(Output::Order(Order::Consult { verdict: Box::new(pending.verdict.clone()), proposal }));
     }
 
     /// What the policy makes of it.
-    fn decide(&self, at: Mono, exit: i32, pending: &Pending, testimony: &Testimony) -> Decision {
+    fn decide(
+        &self,
+        at: Mono,
+        exit: i32,
+        pending: &mut Pending,
+        testimony: &Testimony,
+        out: &mut Vec<Output>,
+    ) -> Decision {
         let verdict = &pending.verdict;
+        let failed = matches!(pending.trouble, Some(Trouble::Failed(_)));
         let rungs = rounds::rungs(self.settings.rungs, self.waiting.len(), self.ranks.len());
-        let choice = policy::decide(
+        let (choice, trouble) = decide_with(
+            self.advisor.as_deref().filter(|_| !failed),
             &Settings { rungs, ..self.settings.clone() },
             Case {
                 verdict,
@@ -152,8 +165,13 @@ impl Job {
                 now: at,
             },
         );
+        let incident = verdict.incident;
+        if let Some(trouble) = trouble.filter(|trouble| pending.trouble.as_ref() != Some(trouble)) {
+            out.push(Output::Record(Body::Fact(told(&trouble))));
+            pending.trouble = Some(trouble);
+        }
         let Choice { action, after, why } = choice;
-        Decision { incident: verdict.incident, action, after, why, by: DecidedBy::Launcher }
+        Decision { incident, action, after, why, by: DecidedBy::Launcher }
     }
 
     /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
@@ -199,7 +217,7 @@ impl Job {
         }
         testimony.held.extend(self.held.iter().cloned());
         Self::hear(&mut pending, &testimony, out);
-        let mut decision = Decision { by, ..self.decide(at, exit, &pending, &testimony) };
+        let mut decision = Decision { by, ..self.decide(at, exit, &mut pending, &testimony, out) };
         if let Some((action, why)) = instead {
             decision = Decision { action, why, after: Span::default(), ..decision };
         }
@@ -274,7 +292,7 @@ impl Job {
             Phase::Judging { exit } => {
                 let Some(mut pending) = self.pending.take() else { return };
                 if pending.look_at.take().is_some() {
-                    self.consult(at, exit, &pending, out);
+                    self.consult(at, exit, &mut pending, out);
                 }
                 self.pending = Some(pending);
             }
@@ -326,6 +344,28 @@ impl Job {
     pub(super) fn next_incident(&self) -> Incident {
         Incident(self.incidents.len() as u64 + 1)
     }
+}
+
+/// The component of a job's own policy file, as the journal has it.
+pub const POLICY: &str = "policy";
+
+/// What was wrong with the user's own policy, for the journal.
+pub fn told(trouble: &Trouble) -> Fact {
+    let (event, weight, detail) = match trouble {
+        Trouble::Failed(words) => {
+            ("policy_failed", Weight::Error, format!("{words}; the built-in policy decides"))
+        }
+        Trouble::Overruled(words) => {
+            ("policy_overruled", Weight::Warning, format!("{words}; the built-in policy decides"))
+        }
+    };
+    Fact::Observed(Observation {
+        component: POLICY.to_owned(),
+        event: event.to_owned(),
+        weight,
+        detail,
+        ..Observation::default()
+    })
 }
 
 /// The status with which the launcher exits after this failure: the culprit's own, a signal as 128 + its number.

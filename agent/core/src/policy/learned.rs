@@ -31,7 +31,7 @@ fn prior(rung: Rung) -> Prior {
 const FAILURES_IN_A_ROW: usize = 2;
 
 /// The mildest rung that can help against the cause at all.
-fn mildest(kind: CauseKind) -> Rung {
+pub(super) fn mildest(kind: CauseKind) -> Rung {
     match kind {
         // The process is there and its rank ended by itself what it was at.
         CauseKind::Exception => Rung::InProcess,
