@@ -30,6 +30,7 @@ pub mod entry;
 pub mod fabric;
 pub mod finding;
 pub mod fingerprint;
+pub mod forwarded;
 pub mod freshness;
 pub mod hang;
 pub mod health;
