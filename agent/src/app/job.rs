@@ -187,7 +187,12 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
 }
 
 /// Memory for checkpoints; without it the ranks write to the disk themselves.
-fn start_keeper(settings: &Settings, runtime_root: &Path, crew: &Crew, terminal: &Terminal) -> Option<Keeper> {
+fn start_keeper(
+    settings: &Settings,
+    runtime_root: &Path,
+    crew: &Crew,
+    terminal: &Terminal,
+) -> Option<Keeper> {
     let wanted = &settings.checkpoints;
     if !wanted.in_memory {
         return None;
@@ -216,7 +221,8 @@ fn start_keeper(settings: &Settings, runtime_root: &Path, crew: &Crew, terminal:
     match started {
         Ok(keeper) => Some(keeper),
         Err(error) => {
-            terminal.say(format!("no memory for checkpoints: {error}; ranks write them to the disk themselves"));
+            terminal
+                .say(format!("no memory for checkpoints: {error}; ranks write them to the disk themselves"));
             None
         }
     }

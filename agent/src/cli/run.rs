@@ -383,7 +383,11 @@ fn duration(text: &str) -> Result<Span, String> {
 struct CheckpointMemory(Option<u64>);
 
 fn checkpoint_memory(text: &str) -> Result<CheckpointMemory, String> {
-    if text == "off" { Ok(CheckpointMemory(None)) } else { bytes(text).map(|bytes| CheckpointMemory(Some(bytes))) }
+    if text == "off" {
+        Ok(CheckpointMemory(None))
+    } else {
+        bytes(text).map(|bytes| CheckpointMemory(Some(bytes)))
+    }
 }
 
 /// A number of bytes such as `64G`: K, M, G and T are powers of 1024.

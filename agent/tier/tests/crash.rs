@@ -2,7 +2,12 @@
 //! synced may be there, be torn, or be missing, in any combination; what was synced is there. Whatever is left, no step is offered that
 //! is not exactly what was saved, and none that was acknowledged is lost.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "in a test, a panic is the report")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "in a test, a panic is the report"
+)]
 
 mod common;
 
@@ -228,7 +233,9 @@ impl Volume for Recorder {
 
     fn open(&self, path: &Path) -> io::Result<(Box<dyn ReadAt + '_>, u64)> {
         let state = self.state.lock().unwrap();
-        let Some(Node::File(number)) = state.tree.find(path) else { return Err(io::ErrorKind::NotFound.into()) };
+        let Some(Node::File(number)) = state.tree.find(path) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
         let bytes = state.tree.files[&number].clone();
         let length = bytes.len() as u64;
         Ok((Box::new(Bytes(bytes)), length))
@@ -263,10 +270,18 @@ fn after_a_cut(before: &Tree, operations: &[Operation], done: usize, dice: &mut 
             }
             Operation::Write(number, _) => by_file.entry(*number).or_default().push(index),
             Operation::Sync(number) => {
-                by_file.remove(number).unwrap_or_default().into_iter().for_each(|index| certain[index] = true);
+                by_file
+                    .remove(number)
+                    .unwrap_or_default()
+                    .into_iter()
+                    .for_each(|index| certain[index] = true);
             }
             Operation::SyncDirectory(number) => {
-                by_directory.remove(number).unwrap_or_default().into_iter().for_each(|index| certain[index] = true);
+                by_directory
+                    .remove(number)
+                    .unwrap_or_default()
+                    .into_iter()
+                    .for_each(|index| certain[index] = true);
             }
         }
     }
@@ -308,7 +323,13 @@ const SCENES: &[Scene] = &[
     Scene { name: "first save", world_size: 2, before: &[], save: (0, 10), keep: 2 },
     Scene { name: "next save", world_size: 2, before: &[(0, 10)], save: (0, 20), keep: 2 },
     Scene { name: "a save that prunes", world_size: 2, before: &[(0, 10), (0, 20)], save: (0, 30), keep: 1 },
-    Scene { name: "the same step by a later attempt", world_size: 2, before: &[(0, 10), (0, 20)], save: (1, 20), keep: 2 },
+    Scene {
+        name: "the same step by a later attempt",
+        world_size: 2,
+        before: &[(0, 10), (0, 20)],
+        save: (1, 20),
+        keep: 2,
+    },
     Scene { name: "the only step again", world_size: 1, before: &[(0, 10)], save: (1, 10), keep: 2 },
 ];
 
@@ -318,7 +339,8 @@ fn state_of(attempt: u64, step: u64, rank: u32) -> Vec<u8> {
 
 /// A shard of several small chunks, so that a write is several operations.
 fn shard(attempt: u64, step: u64, rank: u32, world_size: u32) -> (Manifest, Vec<u8>) {
-    let (mut manifest, bytes) = manifest("job", attempt, step, rank, world_size, &state_of(attempt, step, rank));
+    let (mut manifest, bytes) =
+        manifest("job", attempt, step, rank, world_size, &state_of(attempt, step, rank));
     let chunk = 2048;
     let (_, sums) = mainstay_tier::seal::sums(&bytes, bytes.len() as u64, chunk).unwrap();
     manifest.chunks = Some(mainstay_checkpoint::Chunks { bytes: chunk, sums });
@@ -345,9 +367,11 @@ fn contents(volume: &Recorder, shards: &[disk::Found]) -> Vec<Vec<u8>> {
 
 #[test]
 fn no_power_cut_leaves_a_torn_or_stale_step_or_loses_one() {
-    let threads = SCENES.iter().enumerate().map(|(number, scene)| std::thread::spawn(move || cut_up(number, scene)));
+    let threads =
+        SCENES.iter().enumerate().map(|(number, scene)| std::thread::spawn(move || cut_up(number, scene)));
     let threads: Vec<_> = threads.collect();
-    let found: Vec<(usize, BTreeSet<Option<At>>)> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let found: Vec<(usize, BTreeSet<Option<At>>)> =
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     let cuts: usize = found.iter().map(|(cuts, _)| cuts).sum();
     assert!(cuts >= SCENES.len() * CUTS_PER_SCENE, "{cuts}");
     let kinds: Vec<_> = found.iter().map(|(_, kinds)| kinds).collect();
@@ -369,7 +393,8 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
     save(&volume, home, scene, scene.save);
     let (_, operations) = volume.taken();
     // From where on the save had been acknowledged: the last shard's name was brought to the disk.
-    let sealed = |operation: &Operation| matches!(operation, Operation::Rename(_, (_, to), _) if !to.contains(".tmp"));
+    let sealed =
+        |operation: &Operation| matches!(operation, Operation::Rename(_, (_, to), _) if !to.contains(".tmp"));
     let last = operations.iter().rposition(sealed).expect("a shard was sealed");
     let acknowledged = last + 2;
     let mut dice = Dice(number as u64 + 1);
@@ -381,7 +406,8 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
         let at = offered.as_ref().map(|(step, shards)| {
             let attempt = shards[0].manifest.identity.attempt;
             let of = |rank| shard(attempt, *step, rank, scene.world_size).1;
-            let expected = saved.entry((attempt, *step)).or_insert_with(|| (0..scene.world_size).map(of).collect());
+            let expected =
+                saved.entry((attempt, *step)).or_insert_with(|| (0..scene.world_size).map(of).collect());
             assert!(contents(&left, shards) == *expected, "torn, stale or mixed: {}", told());
             (attempt, *step)
         });
@@ -390,7 +416,11 @@ fn cut_up(number: usize, scene: &Scene) -> (usize, BTreeSet<Option<At>>) {
             assert_eq!(at, Some(scene.save), "an acknowledged step is lost: {}", told());
         } else if scene.before.iter().any(|(_, step)| *step == scene.save.1) {
             // Half of it is of the later attempt: the step before it, if there was one, or the whole of either.
-            assert!(at.is_none() || at == Some(scene.save) || scene.before.contains(&at.unwrap()), "{at:?}: {}", told());
+            assert!(
+                at.is_none() || at == Some(scene.save) || scene.before.contains(&at.unwrap()),
+                "{at:?}: {}",
+                told()
+            );
             if scene.before.len() > 1 || scene.world_size == 1 {
                 assert!(at.is_some(), "everything is lost: {}", told());
             }

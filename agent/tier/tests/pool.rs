@@ -1,6 +1,11 @@
 //! The keeper and its memory, with ranks that are played through the same control page as real ones.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "in a test, a panic is the report")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "in a test, a panic is the report"
+)]
 
 mod common;
 
@@ -276,7 +281,10 @@ fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_n
     old.save(7);
     until(|| rank.sealed(), |steps| *steps == [1, 2]);
     until(|| stage.offered(), |step| *step == Some(2));
-    assert_eq!(fs::read(disk::shard_directory(&stage.checkpoints, 2, 0).join("state.safetensors")).unwrap(), rank.bytes(2));
+    assert_eq!(
+        fs::read(disk::shard_directory(&stage.checkpoints, 2, 0).join("state.safetensors")).unwrap(),
+        rank.bytes(2)
+    );
     assert!(until(|| keeper.said(), |said| !said.is_empty())[0].contains("step 7 of rank 0 is not taken"));
     drop(keeper.finish());
     assert_eq!(stage.offered(), Some(2));
@@ -349,9 +357,10 @@ fn a_state_that_grows_gets_larger_slots_and_the_newest_step_stays() {
     rank.save(1);
     until(|| rank.sealed(), |steps| *steps == [1]);
     assert_eq!(rank.reserve(5 << 20), Answer::Granted);
-    let large = until(|| rank.with(|page| page.all().collect::<Vec<_>>()), |slots| {
-        slots.iter().any(|slot| slot.state == State::Free && slot.capacity >= 5 << 20)
-    });
+    let large = until(
+        || rank.with(|page| page.all().collect::<Vec<_>>()),
+        |slots| slots.iter().any(|slot| slot.state == State::Free && slot.capacity >= 5 << 20),
+    );
     assert!(large.iter().any(|slot| slot.state == State::Sealed && slot.step == 1));
 }
 

@@ -393,7 +393,8 @@ impl Shared {
             .pages()
             .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)));
         let newest = inner.newest_whole(&self.settings);
-        let unsaved = choose::to_write(&inner.held(), newest, &|at, rank| inner.on_disk.contains(&(at, rank)));
+        let unsaved =
+            choose::to_write(&inner.held(), newest, &|at, rank| inner.on_disk.contains(&(at, rank)));
         // What could not be written when it was tried last is not tried for ever.
         let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
         !at_work && nothing_to_write && !inner.writing && inner.batch.is_none()
