@@ -50,3 +50,8 @@ fn every_entry_says_what_it_means_and_where_it_comes_from() {
         assert!(signature.role != Role::Benign || signature.weight <= 0.1, "{}", signature.id);
     }
 }
+
+#[test]
+fn every_pattern_can_be_compiled() {
+    Catalog::read(Catalog::files()).expect("a sound catalogue with all of its patterns");
+}
