@@ -17,7 +17,7 @@ use mainstay_core::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
 use mainstay_tier::peer::frame::{Header, Kind, encode};
 
-const FIELD_LINES: &str = include_str!("../../agent/core/tests/field_lines.tsv");
+const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
 const FLIGHT_RECORDS: [&[u8]; 2] = [
     include_bytes!("../../agent/core/tests/flight_records/absent_0.pickle"),
     include_bytes!("../../agent/core/tests/flight_records/mismatch_1.pickle"),

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::entry::Entry;
 use crate::health::Component;
+use crate::repeats::SeenBefore;
 use crate::surroundings::Surroundings;
 use crate::testimony::FailedBefore;
 use crate::verdict::{Decision, Verdict};
@@ -62,6 +63,14 @@ pub fn component(text: &str) -> Result<Component, FormError> {
 /// It is not of this version.
 pub fn record(text: &str) -> Result<FailedBefore, FormError> {
     read("a device's record", text)
+}
+
+/// Earlier failures with the fingerprint of a failure.
+///
+/// # Errors
+/// It is not of this version.
+pub fn seen_before(text: &str) -> Result<SeenBefore, FormError> {
+    read("earlier failures", text)
 }
 
 /// What surrounds a job's ranks.

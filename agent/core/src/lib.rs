@@ -55,6 +55,7 @@ pub mod pci;
 pub mod pickle;
 pub mod policy;
 pub mod preflight;
+pub mod repeats;
 pub mod replay;
 pub mod rounds;
 pub mod running;

@@ -132,6 +132,7 @@ pub fn ruling_out(
     let decision = instead.map(serde_json::to_string).transpose().map_err(form("a decision"))?;
     let sick = testimony.sick.iter().map(serde_json::to_string);
     let records = testimony.failed_before.iter().map(serde_json::to_string);
+    let seen = testimony.seen_before.as_ref().map(serde_json::to_string).transpose();
     Ok(v1::Ruling {
         incident: incident.0,
         decision,
@@ -140,6 +141,7 @@ pub fn ruling_out(
         held: testimony.held.clone(),
         failed_before: records.collect::<Result<_, _>>().map_err(form("a device's record"))?,
         gpus: testimony.gpus.clone(),
+        seen_before: seen.map_err(form("earlier failures"))?,
     })
 }
 
@@ -153,6 +155,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
         ruling.sick_components.iter().map(|text| forwarded::component(text)).collect::<Result<_, _>>()?;
     let records = ruling.failed_before.iter().map(|text| forwarded::record(text));
     let failed_before = records.collect::<Result<_, _>>()?;
+    let seen_before = ruling.seen_before.as_deref().map(forwarded::seen_before).transpose()?;
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: decision.map(|decision| (decision.action, decision.why)),
@@ -162,6 +165,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
             held: ruling.held.clone(),
             failed_before,
             gpus: ruling.gpus.clone(),
+            seen_before,
         },
     })
 }
