@@ -24,7 +24,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 const SIZES: [(&str, f64); 2] = [("1g", 1.0), ("4g", 4.0)];
 
 /// Peers by the script's names and by those of the figures; NVRx needs an environment of its own.
-const PEERS: [(&str, &str); 3] = [("torch_save", "torch.save"), ("dcp_async", "dcp.async_save"), ("nvrx", NVRX_NAME)];
+const PEERS: [(&str, &str); 3] =
+    [("torch_save", "torch.save"), ("dcp_async", "dcp.async_save"), ("nvrx", NVRX_NAME)];
 
 /// A peer's state: the largest for which several of them fit beside each other into a small host.
 const PEERS_UP_TO_GIB: f64 = 1.0;
@@ -40,7 +41,10 @@ pub fn measure(story: &Story, bed: &Bed, samples: usize, most_gib: f64, report: 
     for (name, gib) in sizes {
         let step = |tool: &str| {
             let told = format!("checkpoint: {tool}, {gib} GiB ({samples} saves and loads)");
-            story.step(&told, || timed(bed, tool, gib, samples)).map_err(|error| eprintln!("{told}: left out: {error:#}")).ok()
+            story
+                .step(&told, || timed(bed, tool, gib, samples))
+                .map_err(|error| eprintln!("{told}: left out: {error:#}"))
+                .ok()
         };
         let Some(ours) = step("mainstay") else { continue };
         let peers: Vec<(&str, Times)> = PEERS
@@ -126,7 +130,15 @@ fn command(bed: &Bed, tool: &str, folder: &Path) -> Result<Command> {
         "mainstay" => {
             let mut command = Command::new(places::release_mainstay());
             // The launcher takes the checksums of one save while the next memcpy is measured, as in life; the disk is another matter.
-            command.args(["run", "--no-agent", "--no-warm", "--max-restarts", "0", "--checkpoint-bandwidth", "50M"]);
+            command.args([
+                "run",
+                "--no-agent",
+                "--no-warm",
+                "--max-restarts",
+                "0",
+                "--checkpoint-bandwidth",
+                "50M",
+            ]);
             command.arg("--log-dir").arg(folder.join("logs")).arg("--no-python").arg(bed.venv.python());
             command
         }
