@@ -203,7 +203,8 @@ fn start_keeper(
             root: root.clone(),
             directory: crew.checkpoint_dir.clone(),
             job: crew.job.clone(),
-            run: format!("{}-{}", crew.run_id, std::process::id()),
+            // Agents on other hosts find the steps by what stands before the `@`.
+            run: format!("{}@{}", crew.run_id, std::process::id()),
             world_size: crew.local_world_size,
             keep: Keep { steps: wanted.keep, bytes: wanted.quota },
             slots: wanted.slots,
