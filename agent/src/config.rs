@@ -146,6 +146,9 @@ settings! {
         units: Vec<String> = DEFAULT_UNITS.iter().map(|unit| (*unit).to_owned()).collect(),
         /// The program that tells of services. Empty: systemctl, where systemd runs.
         systemctl: PathBuf = PathBuf::new(),
+        /// The program that asks the host's management controller for power supplies and fans. Empty: ipmitool, where it is and
+        /// the kernel has such a controller.
+        ipmitool: PathBuf = PathBuf::new(),
         /// Kernel modules that must be loaded.
         modules: Vec<String> = Vec::new(),
     }
@@ -197,7 +200,8 @@ settings! {
     pub struct GpuConfig {
         /// Whether the driver of NVIDIA's GPUs is asked (by NVML, in a process of its own).
         enabled: bool = true,
-        /// NVIDIA's management library. Empty: libnvidia-ml.so.1, and only on hosts that have a GPU of NVIDIA.
+        /// NVIDIA's management library. Empty: libnvidia-ml.so.1, and only on hosts that have a GPU of NVIDIA, or that library
+        /// in LD_LIBRARY_PATH.
         library: PathBuf = PathBuf::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
@@ -323,6 +327,9 @@ settings! {
         library: PathBuf = PathBuf::new(),
         /// A page of dcgm-exporter to read, like "http://localhost:9400/metrics". Empty: none.
         exporter: String = String::new(),
+        /// Whether DCGM is asked to tell of uncorrected memory errors, PCIe and NVLink errors, XIDs and retired pages
+        /// where nobody has set a policy. It tells and does nothing else; what others have set stays as it is.
+        policies: bool = true,
         /// Time from one check to the next; at least 1s.
         interval: Period = Period::seconds(30),
         /// How long an answer may take.
@@ -546,7 +553,7 @@ impl Config {
     pub fn system_plan(&self, program: PathBuf) -> SystemPlan {
         let system = &self.host.system;
         let time = |period: Period| Duration::from_nanos(period.0.0);
-        let systemctl = (!system.systemctl.as_os_str().is_empty()).then(|| system.systemctl.clone());
+        let named = |program: &PathBuf| (!program.as_os_str().is_empty()).then(|| program.clone());
         SystemPlan {
             roots: self.host_roots(),
             program,
@@ -555,7 +562,8 @@ impl Config {
             mount_deadline: time(system.limits.mounts.deadline),
             exclude_mounts: system.exclude_mounts.clone(),
             file_systems: system.file_systems.clone(),
-            systemctl,
+            systemctl: named(&system.systemctl),
+            ipmitool: named(&system.ipmitool),
             units: system.units.clone(),
             modules: system.modules.clone(),
         }

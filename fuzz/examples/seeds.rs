@@ -17,7 +17,7 @@ use mainstay_core::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
 use mainstay_tier::peer::frame::{Header, Kind, encode};
 
-const FIELD_LINES: &str = include_str!("../../agent/core/tests/field_lines.tsv");
+const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
 const FLIGHT_RECORDS: [&[u8]; 2] = [
     include_bytes!("../../agent/core/tests/flight_records/absent_0.pickle"),
     include_bytes!("../../agent/core/tests/flight_records/mismatch_1.pickle"),
@@ -51,6 +51,15 @@ const LIMITS: [&str; 4] = [
     "burst = 0\nevery = \"1ms\"\n",
     "flaps = 0\ntogether = \"10m\"\n",
 ];
+const CLOUD_ANSWERS: [&str; 6] = [
+    "NONE",
+    "TRUE",
+    r#"{"can_reschedule": "true", "maintenance_status": "PENDING", "window_start_time": "2027-01-15T08:00:00Z", "window_end_time": "2027-01-15T12:00:00Z"}"#,
+    r#"{"action": "terminate", "time": "2027-01-15T08:22:00Z", "noticeTime": "2027-01-15T08:20:00Z"}"#,
+    r#"[{"NotBefore": "21 Jan 2027 09:00:43 GMT", "Code": "system-reboot", "EventId": "i-1", "NotAfter": "21 Jan 2027 09:17:23 GMT", "State": "active"}]"#,
+    r#"{"Events": [{"EventId": "A", "EventType": "Preempt", "Resources": ["train_17"], "EventStatus": "Started", "NotBefore": "Thu, 21 Jan 2027 09:00:43 GMT"}]}"#,
+];
+const WIRE: &str = "{\"devices\": {\"0\": \"gpu.0000:3b:00\"}, \"hints\": []}\n[1]\n{}\n";
 const INVENTORY: &str = r#"{"software":"1","domain":"rack","used":1,"quota":2,"copies":[{"shard":{"of":{"step":1,"job":"a","run":"a",
     "attempt":0,"world":1},"rank":0,"root":"00","bytes":4,"created":7},"medium":"memory","own":true,"verified":true}]}"#;
 const SECRETS: [&str; 5] = [
@@ -92,6 +101,8 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("nccl_ras", reports())?;
     seed("nvrx_pickle", NVRX_MESSAGES.lines().filter_map(|line| bytes_of(line.rsplit(' ').next()?)))?;
     seed("flight_record", FLIGHT_RECORDS)?;
+    seed("cloud_answers", CLOUD_ANSWERS)?;
+    seed("launcher_wire", [WIRE])?;
     seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
     // A word that says that the page is claimed, and a record of the ring.
     seed(

@@ -56,6 +56,16 @@ fn of_a_shard_that_was_sealed_twice_the_later_one_counts_and_copies_of_the_other
 }
 
 #[test]
+fn launches_of_one_run_are_found_under_its_id_and_not_mixed() {
+    let of = |launch: &str| StepKey { run: format!("job@{launch}"), ..key(5, 0, 2) };
+    let mut copies = vec![copy("a", true, &of("a-17"), 0), copy("b", true, &of("b-4"), 1)];
+    assert!(newest_whole(&copies, "job").is_none(), "a half of each launch");
+    copies.push(copy("a", true, &of("a-17"), 1));
+    assert_eq!(newest_whole(&copies, "job").unwrap().key.run, "job@a-17");
+    assert!(newest_whole(&copies, "jo").is_none());
+}
+
+#[test]
 fn a_rank_outside_its_world_makes_nothing_whole() {
     let of = key(5, 0, 1);
     assert!(newest_whole(&[copy("a", true, &of, 7)], "job").is_none());

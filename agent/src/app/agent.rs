@@ -14,6 +14,7 @@ use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
 use mainstay_core::kernel::{LogCursor, journal_position};
 use mainstay_core::observation::Observation;
+use mainstay_core::repeats::Repeats;
 use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_proto::v1::checkpoint_service_server::CheckpointServiceServer;
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
@@ -88,7 +89,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         memory_held: config.preflight.gpu_memory_held,
     };
     let hooks = Hooks::start(&hook_plan(&config)).context("starting the threads of the hooks")?;
-    let node = Node::new(board, recalled.origins, hardware, look, hooks, inputs);
+    let node = Node::new(board, recalled.origins, hardware, look, hooks, recalled.repeats, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
     notify(&[NotifyState::Ready, NotifyState::Status("watching the host")]);
@@ -116,6 +117,8 @@ pub(super) struct Recalled {
     pub(super) journal_position: u64,
     /// What the rooms that watch the host saw, in any boot, in its order.
     pub(super) observed: Vec<(Stamp, BootId, Observation)>,
+    /// How jobs failed, in any boot.
+    pub(super) repeats: Repeats,
 }
 
 impl Recalled {
@@ -140,6 +143,7 @@ impl Recalled {
         if let (Some(job), Some(seq)) = (&entry.job, entry.origin_seq) {
             self.origins.insert(job.clone(), seq);
         }
+        self.repeats.take_in(&entry);
         let Body::Fact(fact) = entry.body else { return };
         if entry.job.is_some() {
             return;

@@ -14,12 +14,13 @@ use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, GetNodeRequest, InjectFaultRequest,
-    InjectedFault, Job, ListCheckpointsRequest, ListCheckpointsResponse, ListDevicesRequest,
-    ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node, PreflightCheck,
-    RemoveCheckpointRequest, RestartJobRequest, RestoreCheckpointRequest, RestoreCheckpointResponse,
-    RunPreflightRequest, RunPreflightResponse, Server, SilenceComponentRequest, StopJobRequest,
-    UnsilenceComponentRequest, WatchCheckpointsRequest, WatchEventsRequest, WatchEventsResponse,
+    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExplainIncidentRequest,
+    ExplainIncidentResponse, GetNodeRequest, InjectFaultRequest, InjectedFault, Job, ListCheckpointsRequest,
+    ListCheckpointsResponse, ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse,
+    ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, RestartJobRequest,
+    RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
+    SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest,
+    WatchEventsRequest, WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -222,6 +223,26 @@ impl Client {
             EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
         within(&self.socket, async {
             events.list_events(request).await.map(tonic::Response::into_inner).map_err(|s| self.failed(&s))
+        })
+        .await
+    }
+
+    /// The story of a failure of a job, within the deadline; none if the server knows of no such failure.
+    pub(super) async fn explain(
+        &self,
+        job: &str,
+        incident: Option<u64>,
+    ) -> Result<Option<ExplainIncidentResponse>, AskError> {
+        let request = ExplainIncidentRequest { job: job.to_owned(), incident };
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        within(&self.socket, async {
+            match events.explain_incident(request).await {
+                Ok(answer) => Ok(Some(answer.into_inner())),
+                // A server that is older than the question knows of nothing, too.
+                Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => Ok(None),
+                Err(status) => Err(self.failed(&status)),
+            }
         })
         .await
     }

@@ -17,6 +17,7 @@ use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;
+use mainstay_tier::pool::Keeper;
 use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 
@@ -92,6 +93,8 @@ pub struct Launcher {
     board: Board,
     pub(super) terminal: Terminal,
     guardian: Option<Guardian>,
+    /// Keeps the checkpoints that ranks copy into memory.
+    pub(super) keeper: Option<Keeper>,
     pub(super) cgroup: Option<Cgroup>,
     watcher: Option<Watcher>,
     pub(super) warm: Warm,
@@ -131,6 +134,7 @@ impl Launcher {
         crew: Crew,
         board: Board,
         guardian: Option<Guardian>,
+        keeper: Option<Keeper>,
         cgroup: Option<Cgroup>,
         terminal: Terminal,
         warm: Warm,
@@ -175,6 +179,7 @@ impl Launcher {
             board,
             terminal,
             guardian,
+            keeper,
             cgroup,
             watcher,
             warm,
@@ -295,6 +300,9 @@ impl Launcher {
         };
         self.monitors.clear();
         self.pages.clear();
+        if let Some(keeper) = &self.keeper {
+            keeper.begin_attempt(attempt.0.into());
+        }
         match self.make_ranks(attempt, number, &self.crew.all_ranks(), ended) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error }),
             Ok((ranks, page_trouble)) => {
@@ -641,6 +649,8 @@ impl Launcher {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
+            let said = self.keeper.as_ref().map(Keeper::said).unwrap_or_default();
+            said.into_iter().for_each(|line| self.terminal.say(line));
             let ranks = self.ranks.iter().map(|rank| rank.pid);
             let ranks: Vec<Pid> = ranks.chain(self.warm.template()).collect();
             // The guardian too, should somebody have killed it: it would stand before all the others in line.
@@ -820,6 +830,11 @@ impl Launcher {
         self.remember();
         let summary = self.job.summary(clock::mono());
         self.warm.end();
+        if let Some(keeper) = self.keeper.take() {
+            // The guardian stays until this is done: should we be killed meanwhile, it goes on with it.
+            let said = tokio::task::spawn_blocking(move || keeper.finish()).await.unwrap_or_default();
+            said.into_iter().for_each(|line| self.terminal.say(line));
+        }
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }

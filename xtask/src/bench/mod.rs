@@ -3,6 +3,7 @@
 mod agent;
 mod attribute;
 mod build;
+mod checkpoint;
 mod detect;
 mod figure;
 mod goodput;
@@ -44,6 +45,9 @@ pub struct Args {
     /// for `judge`.
     #[arg(long)]
     samples: Option<usize>,
+    /// States of `checkpoint` are of this size in GiB at most: 0.1 to see that it works.
+    #[arg(long, default_value_t = 4.0)]
+    most_gib: f64,
     /// Measure no peers.
     #[arg(long)]
     no_peers: bool,
@@ -71,6 +75,8 @@ enum Name {
     InProcess,
     /// Work that counts over time, with a SIGKILL every 20 s.
     Goodput,
+    /// What a save costs training, and how soon a state is back: as ratios to one memcpy of the same bytes.
+    Checkpoint,
     /// The judges on simulated jobs of up to 131,072 ranks.
     Judge,
     /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
@@ -136,6 +142,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::InProcess, Some(bed)) => {
                 in_process::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
             }
+            (Name::Checkpoint, Some(bed)) => {
+                checkpoint::measure(&story, bed, args.samples.unwrap_or(9), args.most_gib, &mut report);
+            }
             (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, &mut report),
             (_, None) => {}
         }
@@ -161,6 +170,7 @@ fn prepare(story: &Story, args: &Args) -> Result<Bed> {
                 | Name::Hang
                 | Name::Restart
                 | Name::InProcess
+                | Name::Checkpoint
                 | Name::Goodput
         )
     });

@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
+use super::class::Class;
 use super::lines;
 pub use super::signature::{Determinism, ExceptionRule, Role, Signature};
 use super::signature::{File, of_xid};
+use super::words::Words;
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 
 /// Why a catalogue cannot be used.
@@ -44,7 +46,7 @@ pub enum CatalogError {
 }
 
 /// Words that lead to structure rather than to a signature.
-pub(super) const STRUCTURE: [&str; 9] = [
+pub(super) const STRUCTURE: [&str; 10] = [
     "file \"",
     "error:",
     "exception:",
@@ -53,6 +55,7 @@ pub(super) const STRUCTURE: [&str; 9] = [
     "interrupt",
     "exception group",
     "timeout:",
+    "(local_rank:",
     "xid",
 ];
 
@@ -63,12 +66,15 @@ pub(super) const XID: usize = STRUCTURE.len() - 1;
 #[derive(Debug)]
 pub struct Catalog {
     signatures: Vec<Signature>,
-    patterns: Vec<Option<regex::bytes::Regex>>,
+    /// Compiled when they are first wanted: a failure wants few of them, and all of them take long.
+    patterns: Vec<OnceLock<Option<regex::bytes::Regex>>>,
     exceptions: BTreeMap<String, ExceptionRule>,
     xids: BTreeMap<u32, usize>,
     words: AhoCorasick,
     /// For each word the signatures that look for it; the first words are those of [`STRUCTURE`].
     of_word: Vec<Vec<usize>>,
+    /// What words tell of a line that no signature knows.
+    vocabulary: Words,
 }
 
 /// The files of the catalogue that comes with the program.
@@ -91,6 +97,9 @@ const FILES: [(&str, &str); 16] = [
     ("vocabulary.toml", include_str!("../../../catalog/signatures/vocabulary.toml")),
 ];
 
+/// Lines from which words are learned.
+const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
+
 impl Catalog {
     /// The catalogue that comes with the program, compiled once.
     ///
@@ -98,7 +107,12 @@ impl Catalog {
     /// None in a program that was tested: a test compiles it.
     pub fn built_in() -> Result<&'static Catalog, &'static CatalogError> {
         static BUILT_IN: OnceLock<Result<Catalog, CatalogError>> = OnceLock::new();
-        BUILT_IN.get_or_init(|| Catalog::read(&FILES)).as_ref()
+        BUILT_IN.get_or_init(|| Catalog::parse(&FILES)).as_ref()
+    }
+
+    /// The files of the catalogue that comes with the program, by name and text.
+    pub fn files() -> &'static [(&'static str, &'static str)] {
+        &FILES
     }
 
     /// Reads catalogue files, given as name and text.
@@ -107,6 +121,17 @@ impl Catalog {
     /// When a file does not follow the schema, names come twice or words and patterns cannot be compiled; the
     /// message names the file or the signature.
     pub fn read(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
+        let catalog = Catalog::parse(files)?;
+        for (signature, ready) in catalog.signatures.iter().zip(&catalog.patterns) {
+            let pattern = signature.pattern.as_deref().map(|pattern| compiled(&signature.id, pattern));
+            // Nobody else has the catalogue yet.
+            let _ = ready.set(pattern.transpose()?);
+        }
+        Ok(catalog)
+    }
+
+    /// Patterns are not looked at yet: of the catalogue that comes with the program a test compiles all of them.
+    fn parse(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
         let mut signatures = Vec::new();
         let mut exceptions = BTreeMap::new();
         let mut xids = BTreeMap::new();
@@ -157,7 +182,7 @@ impl Catalog {
             for list in [&mut signature.any, &mut signature.with, &mut signature.without] {
                 list.iter_mut().for_each(|word| word.make_ascii_lowercase());
             }
-            patterns.push(signature.pattern.as_deref().map(compiled(&signature.id)).transpose()?);
+            patterns.push(OnceLock::new());
             for word in signature.any.iter().filter(|_| !signature.fallback) {
                 if word.len() < 4 {
                     return Err(CatalogError::ShortWord { id: signature.id.clone(), word: word.clone() });
@@ -174,7 +199,13 @@ impl Catalog {
             .ascii_case_insensitive(true)
             .kind(Some(AhoCorasickKind::DFA))
             .build(&words)?;
-        Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word })
+        let examples = signatures.iter().filter(|of| of.role != Role::Benign && !of.fallback);
+        let vocabulary = Words::learn(
+            examples
+                .flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())])
+                .chain(lines()),
+        );
+        Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word, vocabulary })
     }
 
     /// All signatures, those of XIDs among them.
@@ -218,9 +249,14 @@ impl Catalog {
         (0..self.signatures.len()).filter(|index| {
             let signature = &self.signatures[*index];
             signature.fallback
-                && signature.any.iter().any(|word| line.contains(word.as_str()))
+                && signature.any.iter().any(|word| holds_word(line, word))
                 && self.confirms(*index, line)
         })
+    }
+
+    /// How likely each class is by the words of a line alone.
+    pub(super) fn opinion(&self, line: &str) -> Option<[f64; Class::ALL.len()]> {
+        self.vocabulary.opinion(line)
     }
 
     pub(super) fn words(&self) -> &AhoCorasick {
@@ -236,7 +272,15 @@ impl Catalog {
         let signature = &self.signatures[index];
         signature.with.iter().all(|word| line.contains(word.as_str()))
             && !signature.without.iter().any(|word| line.contains(word.as_str()))
-            && self.patterns[index].as_ref().is_none_or(|pattern| pattern.is_match(line.as_bytes()))
+            && self.pattern(index).is_none_or(|pattern| pattern.is_match(line.as_bytes()))
+    }
+
+    /// The pattern of a signature that has one. None as well for one that cannot be compiled, which a test rules out.
+    fn pattern(&self, index: usize) -> Option<&regex::bytes::Regex> {
+        let signature = &self.signatures[index];
+        let compile =
+            || signature.pattern.as_deref().and_then(|pattern| compiled(&signature.id, pattern).ok());
+        self.patterns[index].get_or_init(compile).as_ref()
     }
 
     /// The signatures of the XIDs that a line in lower case tells of: `xid (pci:0000:af:00): 79,`, `xid 79`.
@@ -262,15 +306,32 @@ fn xid_code(rest: &str) -> Option<u32> {
     rest[..digits].parse().ok()
 }
 
+/// Lines as the field's programs print them, with their classes: a class, a tab and the text.
+fn lines<'t>() -> impl Iterator<Item = (Class, &'t str)> {
+    LINES.lines().filter_map(|line| {
+        let (class, text) = line.split_once('\t')?;
+        Some((Class::named(class)?, text))
+    })
+}
+
+/// Whether a line holds a word as such or in the plural, not as a part of another: "npu", but not "input".
+fn holds_word(line: &str, word: &str) -> bool {
+    let bytes = line.as_bytes();
+    let inside = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
+    line.match_indices(word).any(|(at, _)| {
+        let end = at + word.len();
+        let end = if bytes.get(end) == Some(&b's') { end + 1 } else { end };
+        !(at > 0 && inside(at - 1)) && !inside(end)
+    })
+}
+
 fn longest(signature: &Signature) -> usize {
     signature.any.iter().chain(&signature.with).map(String::len).max().unwrap_or(0)
 }
 
-fn compiled(id: &str) -> impl Fn(&str) -> Result<regex::bytes::Regex, CatalogError> + '_ {
-    move |pattern| {
-        regex::bytes::RegexBuilder::new(pattern)
-            .unicode(false)
-            .build()
-            .map_err(|error| CatalogError::Pattern { id: id.to_owned(), reason: error.to_string() })
-    }
+fn compiled(id: &str, pattern: &str) -> Result<regex::bytes::Regex, CatalogError> {
+    regex::bytes::RegexBuilder::new(pattern)
+        .unicode(false)
+        .build()
+        .map_err(|error| CatalogError::Pattern { id: id.to_owned(), reason: error.to_string() })
 }

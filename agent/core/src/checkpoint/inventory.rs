@@ -11,12 +11,20 @@ pub struct StepKey {
     pub step: u64,
     /// The launch of the job, as its launcher named it on its host.
     pub job: String,
-    /// The run id that the user gave: the same on every host and in every launch.
+    /// The run id that the user gave, the same on every host and in every launch; and behind an `@`, which no run id has, what
+    /// tells launches of one name apart.
     pub run: String,
     /// The attempt that saved it: the epoch that fences late writers.
     pub attempt: u64,
     /// How many ranks the step has.
     pub world: u32,
+}
+
+impl StepKey {
+    /// The run id that the user gave.
+    pub fn run_id(&self) -> &str {
+        self.run.split_once('@').map_or(&self.run, |(run_id, _)| run_id)
+    }
 }
 
 /// One rank's part of a step.
@@ -108,7 +116,7 @@ pub fn holders(copies: &[Copy]) -> BTreeSet<&str> {
 /// twice, the later one counts.
 pub fn steps(copies: &[Copy], run: Option<&str>) -> Vec<StepState> {
     let mut steps: BTreeMap<&StepKey, BTreeMap<u32, Vec<&Copy>>> = BTreeMap::new();
-    let told = copies.iter().filter(|copy| run.is_none_or(|run| copy.shard.of.run == run));
+    let told = copies.iter().filter(|copy| run.is_none_or(|run| copy.shard.of.run_id() == run));
     for copy in told.filter(|copy| copy.verified && copy.shard.rank < copy.shard.of.world) {
         steps.entry(&copy.shard.of).or_default().entry(copy.shard.rank).or_default().push(copy);
     }

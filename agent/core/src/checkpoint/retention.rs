@@ -48,7 +48,7 @@ pub struct Repair {
 pub fn repairs(me: &str, copies: &[Copy], hosts: &[Host], rules: &Rules) -> Vec<Repair> {
     let usable = |name: &str| name == me || hosts.iter().any(|host| host.name == name && host.usable);
     let living: Vec<Copy> = copies.iter().filter(|copy| usable(&copy.holder)).cloned().collect();
-    let runs: BTreeSet<&str> = living.iter().map(|copy| copy.shard.of.run.as_str()).collect();
+    let runs: BTreeSet<&str> = living.iter().map(|copy| copy.shard.of.run_id()).collect();
     let mut repairs = Vec::new();
     for run in runs {
         let states = steps(&living, Some(run));

@@ -10,10 +10,11 @@ use crate::judge::{RankEnd, hung, judge};
 use crate::ledger::Spending;
 use crate::observation::{Observation, Weight};
 use crate::policy::{Case, Choice, Host, PastFailure, Rung, Settings, Trouble, decide_with};
+use crate::repeats::SeenBefore;
 use crate::rounds;
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
-use crate::verdict::{Action, DecidedBy, Decision, Verdict};
+use crate::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
 
 use super::{IncidentTimes, Job, Order, Output, Phase, Ruling, StopWhy};
 
@@ -34,8 +35,9 @@ pub(super) struct Pending {
     verdict: Verdict,
     /// When the host was first found not to be ready.
     waits_since: Option<Mono>,
-    /// The verdict before anybody's words were heard, and how the ranks ended: for judging it anew.
-    heard: Option<(Verdict, BTreeMap<Rank, RankEnd>)>,
+    /// The verdict before anybody's words were heard, how the ranks ended and how long the attempt had lived: for judging
+    /// it anew.
+    heard: Option<(Verdict, BTreeMap<Rank, RankEnd>, Span)>,
     /// What the host said last.
     testimony: Testimony,
     /// For what it is waited, as it was told.
@@ -85,14 +87,17 @@ impl Job {
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
                 // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
                 let first = verdict.clone();
+                let lived = verdict.fault_at.since(self.attempt_began);
                 if let Ok(catalog) = Catalog::built_in() {
-                    blame::complete(&mut verdict, catalog, &ends, &Testimony::default());
+                    let seen_before = self.seen_before(&verdict);
+                    let told = Testimony { seen_before, ..Testimony::default() };
+                    blame::complete(&mut verdict, catalog, &ends, &told, lived);
                 }
                 let exit = exit_of(&verdict, &ends);
                 self.ledger.enter(at, Spending::Deciding);
                 self.propose(at, verdict, exit, out);
                 if let Some(pending) = &mut self.pending {
-                    pending.heard = Some((first, ends));
+                    pending.heard = Some((first, ends, lived));
                 }
             }
         }
@@ -181,9 +186,9 @@ impl Job {
         }
         pending.testimony = testimony.clone();
         let incident = pending.verdict.incident;
-        if let (Some((first, ends)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
+        if let (Some((first, ends, lived)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
             let mut verdict = first.clone();
-            blame::complete(&mut verdict, catalog, ends, testimony);
+            blame::complete(&mut verdict, catalog, ends, testimony, *lived);
             if verdict != pending.verdict {
                 out.push(Output::Record(Body::Verdict(verdict.clone())));
                 pending.verdict = verdict;
@@ -216,6 +221,10 @@ impl Job {
             testimony.held.clear();
         }
         testimony.held.extend(self.held.iter().cloned());
+        if by == DecidedBy::Agent {
+            // An agent that came late does not know what this job went through.
+            testimony.seen_before = testimony.seen_before.or_else(|| self.seen_before(&pending.verdict));
+        }
         Self::hear(&mut pending, &testimony, out);
         let mut decision = Decision { by, ..self.decide(at, exit, &mut pending, &testimony, out) };
         if let Some((action, why)) = instead {
@@ -339,6 +348,20 @@ impl Job {
         } else {
             self.dismiss(Afterwards::Finish { exit, reason }, out);
         }
+    }
+
+    /// What this run knows of earlier failures of the same kind.
+    fn seen_before(&self, verdict: &Verdict) -> Option<SeenBefore> {
+        let Cause::Exception { fingerprint: now, .. } = &verdict.cause else { return None };
+        let same = |past: &&PastFailure| matches!(&past.cause, Cause::Exception { fingerprint, .. } if fingerprint == now);
+        let at_step = |past: &PastFailure| past.step == verdict.step;
+        let (in_this_job, at_this_step) = self
+            .past
+            .iter()
+            .filter(same)
+            .fold((0, 0), |(all, here), past| (all + 1, here + u32::from(at_step(past))));
+        let seen = SeenBefore { in_this_job, at_this_step, ..SeenBefore::default() };
+        (!seen.is_nothing()).then_some(seen)
     }
 
     pub(super) fn next_incident(&self) -> Incident {

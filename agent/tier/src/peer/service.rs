@@ -597,7 +597,7 @@ impl Shared {
     pub(crate) fn deletable(&self) -> Vec<StepKey> {
         let copies = self.copies();
         let retention = Retention { keep: self.settings.keep, copies: self.settings.copies + 1 };
-        let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run.as_str()).collect();
+        let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
         runs.into_iter().flat_map(|run| deletable(&steps(&copies, Some(run)), retention)).collect()
     }
 
@@ -654,6 +654,6 @@ impl Shared {
 
     /// What is known of a step.
     pub(crate) fn step(&self, key: &StepKey) -> Option<StepState> {
-        steps(&self.copies(), Some(&key.run)).into_iter().find(|step| step.key == *key)
+        steps(&self.copies(), Some(key.run_id())).into_iter().find(|step| step.key == *key)
     }
 }
