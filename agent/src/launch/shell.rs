@@ -11,6 +11,7 @@ use mainstay_core::health::Component;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy, Summary, policy_trouble};
 use mainstay_core::judged::Judged;
+use mainstay_core::learned::{self, Learned};
 use mainstay_core::rounds::{Round, Word};
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::{Mono, Span};
@@ -40,6 +41,7 @@ use crate::source::error_file;
 use crate::source::evidence::Subject;
 use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
+use crate::store::learned::Memory;
 
 /// Pages are looked at this often even if nothing rings.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -85,6 +87,8 @@ pub struct Launcher {
     pub(super) crew: Crew,
     job: Job,
     pub(super) hangs: Judge,
+    /// Where what is learned of the job is kept, and of how many runs it comes so far; none if it is not.
+    memory: Option<(Memory, u32)>,
     orders: VecDeque<Order>,
     board: Board,
     pub(super) terminal: Terminal,
@@ -139,7 +143,9 @@ impl Launcher {
         let began = clock::mono();
         let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());
         let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
-        let mut job = Job::begin(began, job_spec(&settings, &crew), policy, &mut out);
+        let spec = job_spec(&settings, &crew);
+        let memory = memory(&settings, &crew, &spec);
+        let mut job = Job::begin(began, spec, policy, &mut out);
         if let Some(file) = &settings.policy_file {
             let (advisor, trouble) = advised::read(file);
             job.advised_by(advisor);
@@ -158,13 +164,17 @@ impl Launcher {
                 .inspect_err(|error| tracing::warn!(%error, "no socket for rounds; no restart is in process"))
                 .ok()
         });
-        let hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
+        let mut hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
+        let learned = memory.as_ref().and_then(Memory::read).unwrap_or_default();
+        job.recall(&learned);
+        hangs.recall(&learned);
         let mut launcher = Launcher {
             id: JobId(crew.job.clone()),
             settings,
             crew,
             job,
             hangs,
+            memory: memory.map(|memory| (memory, learned.runs)),
             orders: VecDeque::new(),
             board,
             terminal,
@@ -669,6 +679,9 @@ impl Launcher {
             if let Some(reason) = news.refused {
                 self.fact(Fact::RankRefused { attempt, rank, reason });
             }
+            if let Some((role, stage)) = news.role {
+                self.step(now, Input::Role { attempt, rank, role, stage });
+            }
             if !news.steps.is_empty() {
                 self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
             }
@@ -793,6 +806,17 @@ impl Launcher {
         sent
     }
 
+    /// Keeps what was learned of the job for its next run.
+    fn remember(&mut self) {
+        let Some((memory, runs)) = &self.memory else { return };
+        let mut learned = Learned { runs: *runs, ..Learned::default() };
+        self.job.remember(&mut learned);
+        self.hangs.remember(&mut learned);
+        if let Err(error) = memory.write(learned) {
+            tracing::debug!(%error, "cannot keep what was learned of the job");
+        }
+    }
+
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
         if outside.agent_expected && self.agent.is_none() {
             // A job that was over at once: the agent is to hear of it all the same.
@@ -803,6 +827,7 @@ impl Launcher {
         }
         self.sample();
         self.board.sync();
+        self.remember();
         let summary = self.job.summary(clock::mono());
         self.warm.end();
         if let Some(keeper) = self.keeper.take() {
@@ -829,6 +854,13 @@ fn undying(pid: Pid) -> String {
     let devices = processes::open_files(pid, "/dev/nvidia");
     let holds = if devices.is_empty() { String::new() } else { format!(" and holds {}", devices.join(", ")) };
     format!("process {} of the attempt before does not die; it is {}{holds}", pid.0, processes::waits_in(pid))
+}
+
+/// Where what is learned of the job is kept: beside the run directories.
+fn memory(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<Memory> {
+    let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
+    let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
+    Some(Memory::of(log_dir, &learned::key(spec, given.as_deref())))
 }
 
 fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {

@@ -16,6 +16,9 @@ const QUIETEST: f32 = 0.001;
 /// Imbalance changes slowly and is looked at this often, in steps.
 const IMBALANCE_EVERY: usize = 4;
 
+/// The noise of earlier runs counts as that of so many steps.
+const RECALLED_STEPS: usize = 8;
+
 /// Steps that depend on each other count for less, down to a ninth.
 const MOST_DEPENDENT: f32 = 3.0;
 
@@ -185,6 +188,18 @@ impl Judge {
             medians: vec![f32::NAN; peers.stages().len()],
             peers,
         }
+    }
+
+    /// Takes in how noisy earlier runs of the job were: it counts as much as a few steps, until this one knows.
+    pub fn recall_noise(&mut self, noise: f32) {
+        for _ in 0..RECALLED_STEPS {
+            self.recent.noise.push(noise);
+        }
+    }
+
+    /// The noise of a score, once it is known.
+    pub fn noise(&self) -> Option<f32> {
+        (self.history.seen() >= ROWS).then(|| self.recent.noise())
     }
 
     /// Takes in the next step; what that changes is appended to `out`. A row of another length is passed over.
