@@ -118,7 +118,7 @@ const LONGEST_REASON: usize = 500;
 fn expected(what: &str, got: Option<&Value>) -> String {
     match got {
         None => format!("{what} is expected, and it is missing"),
-        Some(Value::Text(_)) => format!("{what} is expected, and it is empty"),
+        Some(Value::Text(text)) if text.is_empty() => format!("{what} is expected, and it is empty"),
         Some(other) => format!("{what} is expected, and it is {}", other.kind()),
     }
 }
