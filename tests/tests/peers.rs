@@ -1,6 +1,13 @@
 //! Real agents on loopback addresses of their own keep replicas of each other's shards: owners and holders are killed, disks are
 //! lost, and a job on another host goes on from the newest whole step.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "in a test, a panic is the report"
+)]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

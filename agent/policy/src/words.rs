@@ -67,7 +67,7 @@ fn duration(given: &Arguments, heap: &mut Heap<'_>) -> Made<Value> {
 
 /// To the nearest nanosecond.
 fn span(seconds: f64) -> Option<Span> {
-    (seconds >= 0.0 && seconds < 1e9).then(|| Span((seconds * 1e9).round() as u64))
+    (0.0..1e9).contains(&seconds).then(|| Span((seconds * 1e9).round() as u64))
 }
 
 /// What a policy returned, if it is a decision.

@@ -30,7 +30,7 @@ use crate::app::{about, usual};
 use crate::board::Board;
 use crate::launch::order::Ordered;
 use crate::launch::places::{self, Places};
-use crate::launch::{Launcher, Outside, Settings, Warm};
+use crate::launch::{Beside, Launcher, Outside, Settings, Warm};
 use crate::link;
 use crate::os::cgroup::Cgroup;
 use crate::os::{clock, spawn};
@@ -114,7 +114,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
     let outside = Outside { link_events, agent_expected, host, signals, orders };
-    let launcher = Launcher::begin(plan.settings, crew, board, guardian, keeper, cgroup, terminal, warm);
+    let launcher =
+        Launcher::begin(plan.settings, crew, board, Beside { guardian, keeper, cgroup }, terminal, warm);
     let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
     // The agent hears of the end before the launcher's process is gone.

@@ -11,7 +11,7 @@ mod save;
 mod shell;
 mod warm;
 
-pub use shell::{Launcher, Outside};
+pub use shell::{Beside, Launcher, Outside};
 pub use warm::{Warm, WarmSettings};
 
 use std::path::PathBuf;

@@ -127,18 +127,28 @@ pub struct Launcher {
     exit: Option<i32>,
 }
 
+/// What stands beside the ranks for as long as the job runs.
+#[derive(Default)]
+pub struct Beside {
+    /// Sees to it that nothing outlives the launcher.
+    pub guardian: Option<Guardian>,
+    /// Keeps the ranks' checkpoints in memory.
+    pub keeper: Option<Keeper>,
+    /// The ranks' control group.
+    pub cgroup: Option<Cgroup>,
+}
+
 impl Launcher {
     /// Begins the job: records it and takes the order for the first start.
     pub fn begin(
         settings: Settings,
         crew: Crew,
         board: Board,
-        guardian: Option<Guardian>,
-        keeper: Option<Keeper>,
-        cgroup: Option<Cgroup>,
+        beside: Beside,
         terminal: Terminal,
         warm: Warm,
     ) -> Launcher {
+        let Beside { guardian, keeper, cgroup } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
         let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());

@@ -47,7 +47,8 @@ impl Mapping {
 
     fn advise(&self, advice: MmapAdvise) -> io::Result<()> {
         // SAFETY: the range is our mapping; none of the advices given here changes what it holds.
-        Ok(unsafe { madvise(self.start, self.length.get(), advice)? })
+        unsafe { madvise(self.start, self.length.get(), advice) }?;
+        Ok(())
     }
 }
 
@@ -264,7 +265,6 @@ impl SlotMemory {
 
 /// The header of a container: `(bytes, offset of each tensor, bytes of the whole file)`.
 #[pyfunction]
-#[expect(clippy::type_complexity, reason = "it is a tuple for Python")]
 fn container_header(
     metadata: Vec<(String, String)>,
     tensors: Vec<(String, String, Vec<u64>)>,
@@ -275,10 +275,12 @@ fn container_header(
     Ok((bytes, header.tensors.iter().map(|tensor| tensor.at).collect(), header.file_bytes))
 }
 
+/// A tensor of a container: name, dtype, shape, offset, bytes.
+type Told = (String, String, Vec<u64>, u64, u64);
+
 /// The tensors of a container as `(name, dtype, shape, offset, bytes)`, by its header's bytes.
 #[pyfunction]
-#[expect(clippy::type_complexity, reason = "it is a tuple for Python")]
-fn container_tensors(header: &[u8], file_bytes: u64) -> PyResult<Vec<(String, String, Vec<u64>, u64, u64)>> {
+fn container_tensors(header: &[u8], file_bytes: u64) -> PyResult<Vec<Told>> {
     let header =
         container::decode(header, file_bytes).map_err(|error| PyValueError::new_err(error.to_string()))?;
     let told = |placed: container::Placed| {

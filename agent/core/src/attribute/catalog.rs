@@ -321,7 +321,7 @@ fn holds_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let end = at + word.len();
         let end = if bytes.get(end) == Some(&b's') { end + 1 } else { end };
-        !(at > 0 && inside(at - 1)) && !inside(end)
+        !(inside(end) || at > 0 && inside(at - 1))
     })
 }
 
