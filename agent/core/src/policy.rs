@@ -10,12 +10,14 @@
 
 mod backoff;
 mod history;
+mod ladder;
 mod learned;
 mod readiness;
 mod rung;
 
 pub use backoff::seed;
 pub use history::{CauseKind, PastFailure, Reached, without_progress};
+pub use ladder::patience;
 pub use readiness::{Host, Readiness, readiness};
 pub use rung::{Rung, Rungs};
 
@@ -42,7 +44,7 @@ pub struct Settings {
     pub budget: Budget,
     /// Of restarts for causes of a kind, beside that.
     pub by_cause: BTreeMap<CauseKind, Budget>,
-    /// What there are hands for.
+    /// What there are hands for in any case; ranks that wait in their processes open more.
     pub rungs: Rungs,
     /// How long a host that is not ready is waited for; none to restart without looking.
     pub ready_within: Option<Span>,
@@ -71,25 +73,36 @@ impl From<Budget> for Settings {
     }
 }
 
-/// What the policy goes by.
+/// What the policy goes by: data only, and all of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The verdict to decide on.
     pub verdict: &'a Verdict,
     /// All earlier failures of the job, oldest first; each was followed by a restart.
     pub past: &'a [PastFailure],
-    /// The exit status of the culprit as a shell reports it.
-    pub exit: i32,
-    /// How long the attempt had lived when it failed.
-    pub lived: Span,
-    /// The newest step that the job has reached in any attempt.
-    pub reached: Option<u64>,
+    /// The job.
+    pub job: JobState,
     /// The host.
     pub host: Host<'a>,
     /// Hosts that could take this one's place.
     pub spares: u32,
     /// The time of the decision.
     pub now: Mono,
+}
+
+/// The job as it stands at its failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobState {
+    /// The exit status of the culprit as a shell reports it.
+    pub exit: i32,
+    /// How long the attempt had lived when it failed.
+    pub lived: Span,
+    /// The newest step that the job has reached in any attempt.
+    pub reached: Option<u64>,
+    /// Its ranks on this host.
+    pub ranks: u32,
+    /// So many of them have left the attempt and wait in their processes.
+    pub waiting: u32,
 }
 
 /// What is to be done.
@@ -111,12 +124,12 @@ pub fn decide(settings: &Settings, case: Case<'_>) -> Choice {
         return choice;
     }
     let would = choice.action.rung().map_or("waiting", Rung::words);
-    at_once(Action::Stop { exit: case.exit }, format!("dry run; it would be {would}: {}", choice.why))
+    at_once(Action::Stop { exit: case.job.exit }, format!("dry run; it would be {would}: {}", choice.why))
 }
 
 /// What only a person can mend.
 fn stop(case: Case<'_>) -> Option<Choice> {
-    let stop = |why: String| Some(at_once(Action::Stop { exit: case.exit }, why));
+    let stop = |why: String| Some(at_once(Action::Stop { exit: case.job.exit }, why));
     if case.verdict.cause == Cause::StartFailed {
         return stop(
             "ranks that cannot be started would fail again; mend the error and start anew".to_owned(),
@@ -187,16 +200,14 @@ fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
     if elsewhere && case.verdict.confidence >= SURE_ENOUGH_TO_LEAVE {
         (Action::HandBack { exit: settings.hand_back_exit }, "; another host may do")
     } else {
-        (Action::Stop { exit: case.exit }, "")
+        (Action::Stop { exit: case.job.exit }, "")
     }
 }
 
 /// A restart, as far as the host is ready for one.
 fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let kind = CauseKind::of(&case.verdict.cause);
-    let beyond = case.past.last().filter(|past| past.heartbeats && past.back_after.is_none());
-    let here = learned::cheapest(kind, settings.rungs, beyond.map(|past| past.rung), case.past);
-    let Some(rung) = here else {
+    let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past) else {
         return leave(settings, case, "nothing can be restarted on this host");
     };
     match (readiness(case.host), settings.ready_within) {
@@ -218,7 +229,7 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let used = in_window(settings.budget, case, |_| true);
     let attempt: Attempt = case.verdict.attempt.next();
     Choice {
-        action: Action::of(rung, attempt, case.exit),
+        action: Action::of(rung, attempt, case.job.exit),
         // What was waited for the host counts.
         after: backoff::wait(idle, settings.seed).minus(case.host.waited),
         why: format!("restart {} of {} in the job", used + 1, settings.budget.max_restarts),
@@ -238,8 +249,8 @@ fn leave(settings: &Settings, case: Case<'_>, why: &str) -> Choice {
 
 /// How many restarts in a row brought no new step.
 fn idle(case: Case<'_>) -> u32 {
-    let (heartbeats, lived) = (case.verdict.heartbeats, case.lived);
-    without_progress(case.past, Reached { step: case.reached, heartbeats, lived })
+    let (heartbeats, lived) = (case.verdict.heartbeats, case.job.lived);
+    without_progress(case.past, Reached { step: case.job.reached, heartbeats, lived })
 }
 
 fn at_once(action: Action, why: String) -> Choice {
@@ -300,7 +311,7 @@ fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
     if case.verdict.heartbeats || case.verdict.step.is_some() {
         return past.step == case.verdict.step;
     }
-    let (shorter, longer) = (past.lived.min(case.lived), past.lived.max(case.lived));
+    let (shorter, longer) = (past.lived.min(case.job.lived), past.lived.max(case.job.lived));
     past.step.is_none() && longer <= shorter.plus(shorter).plus(Span::seconds(5))
 }
 

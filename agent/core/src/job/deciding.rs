@@ -8,8 +8,7 @@ use crate::entry::{Body, ExitStatus, Fact};
 use crate::id::{Incident, Rank};
 use crate::judge::{RankEnd, hung, judge};
 use crate::ledger::Spending;
-use crate::policy::{self, Case, Choice, Host, PastFailure, Rung, Settings};
-use crate::rounds;
+use crate::policy::{self, Case, Choice, Host, JobState, PastFailure, Rung};
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, DecidedBy, Decision, Verdict};
@@ -74,8 +73,12 @@ impl Job {
                         )
                     })
                     .collect();
-                if let Some((hang, found)) = self.hang.take() {
-                    let verdict = hung(self.next_incident(), self.attempt, &hang, found);
+                let without_words = self
+                    .hang
+                    .take()
+                    .map(|(hang, found)| hung(self.next_incident(), self.attempt, &hang, found))
+                    .or_else(|| self.overdue.take().map(|restart| self.took_too_long(at, restart)));
+                if let Some(verdict) = without_words {
                     self.ledger.enter(at, Spending::Deciding);
                     return self.propose(at, verdict, 1, out);
                 }
@@ -133,15 +136,19 @@ impl Job {
     /// What the policy makes of it.
     fn decide(&self, at: Mono, exit: i32, pending: &Pending, testimony: &Testimony) -> Decision {
         let verdict = &pending.verdict;
-        let rungs = rounds::rungs(self.settings.rungs, self.waiting.len(), self.ranks.len());
+        let count = |ranks: usize| u32::try_from(ranks).unwrap_or(u32::MAX);
         let choice = policy::decide(
-            &Settings { rungs, ..self.settings.clone() },
+            &self.settings,
             Case {
                 verdict,
                 past: &self.past,
-                exit,
-                lived: verdict.fault_at.since(self.attempt_began),
-                reached: self.ledger.reached(),
+                job: JobState {
+                    exit,
+                    lived: verdict.fault_at.since(self.attempt_began),
+                    reached: self.ledger.reached(),
+                    ranks: count(self.ranks.len()),
+                    waiting: count(self.waiting.len()),
+                },
                 host: Host {
                     sick: &testimony.sick,
                     held: &testimony.held,
@@ -278,7 +285,8 @@ impl Job {
                 }
                 self.pending = Some(pending);
             }
-            Phase::Starting | Phase::Running | Phase::Stopping(_) | Phase::Ended => {}
+            Phase::Running => self.look_after_restart(at, out),
+            Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}
         }
     }
 
