@@ -63,7 +63,8 @@ pub(super) const XID: usize = STRUCTURE.len() - 1;
 #[derive(Debug)]
 pub struct Catalog {
     signatures: Vec<Signature>,
-    patterns: Vec<Option<regex::bytes::Regex>>,
+    /// Compiled when they are first wanted: a failure wants few of them, and all of them take long.
+    patterns: Vec<OnceLock<Option<regex::bytes::Regex>>>,
     exceptions: BTreeMap<String, ExceptionRule>,
     xids: BTreeMap<u32, usize>,
     words: AhoCorasick,
@@ -98,7 +99,12 @@ impl Catalog {
     /// None in a program that was tested: a test compiles it.
     pub fn built_in() -> Result<&'static Catalog, &'static CatalogError> {
         static BUILT_IN: OnceLock<Result<Catalog, CatalogError>> = OnceLock::new();
-        BUILT_IN.get_or_init(|| Catalog::read(&FILES)).as_ref()
+        BUILT_IN.get_or_init(|| Catalog::parse(&FILES)).as_ref()
+    }
+
+    /// The files of the catalogue that comes with the program, by name and text.
+    pub fn files() -> &'static [(&'static str, &'static str)] {
+        &FILES
     }
 
     /// Reads catalogue files, given as name and text.
@@ -107,6 +113,17 @@ impl Catalog {
     /// When a file does not follow the schema, names come twice or words and patterns cannot be compiled; the
     /// message names the file or the signature.
     pub fn read(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
+        let catalog = Catalog::parse(files)?;
+        for (signature, ready) in catalog.signatures.iter().zip(&catalog.patterns) {
+            let pattern = signature.pattern.as_deref().map(|pattern| compiled(&signature.id, pattern));
+            // Nobody else has the catalogue yet.
+            let _ = ready.set(pattern.transpose()?);
+        }
+        Ok(catalog)
+    }
+
+    /// Patterns are not looked at yet: of the catalogue that comes with the program a test compiles all of them.
+    fn parse(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
         let mut signatures = Vec::new();
         let mut exceptions = BTreeMap::new();
         let mut xids = BTreeMap::new();
@@ -157,7 +174,7 @@ impl Catalog {
             for list in [&mut signature.any, &mut signature.with, &mut signature.without] {
                 list.iter_mut().for_each(|word| word.make_ascii_lowercase());
             }
-            patterns.push(signature.pattern.as_deref().map(compiled(&signature.id)).transpose()?);
+            patterns.push(OnceLock::new());
             for word in signature.any.iter().filter(|_| !signature.fallback) {
                 if word.len() < 4 {
                     return Err(CatalogError::ShortWord { id: signature.id.clone(), word: word.clone() });
@@ -236,7 +253,14 @@ impl Catalog {
         let signature = &self.signatures[index];
         signature.with.iter().all(|word| line.contains(word.as_str()))
             && !signature.without.iter().any(|word| line.contains(word.as_str()))
-            && self.patterns[index].as_ref().is_none_or(|pattern| pattern.is_match(line.as_bytes()))
+            && self.pattern(index).is_none_or(|pattern| pattern.is_match(line.as_bytes()))
+    }
+
+    /// The pattern of a signature that has one. None as well for one that cannot be compiled, which a test rules out.
+    fn pattern(&self, index: usize) -> Option<&regex::bytes::Regex> {
+        let signature = &self.signatures[index];
+        let compile = || signature.pattern.as_deref().and_then(|pattern| compiled(&signature.id, pattern).ok());
+        self.patterns[index].get_or_init(compile).as_ref()
     }
 
     /// The signatures of the XIDs that a line in lower case tells of: `xid (pci:0000:af:00): 79,`, `xid 79`.
@@ -266,11 +290,9 @@ fn longest(signature: &Signature) -> usize {
     signature.any.iter().chain(&signature.with).map(String::len).max().unwrap_or(0)
 }
 
-fn compiled(id: &str) -> impl Fn(&str) -> Result<regex::bytes::Regex, CatalogError> + '_ {
-    move |pattern| {
-        regex::bytes::RegexBuilder::new(pattern)
-            .unicode(false)
-            .build()
-            .map_err(|error| CatalogError::Pattern { id: id.to_owned(), reason: error.to_string() })
-    }
+fn compiled(id: &str, pattern: &str) -> Result<regex::bytes::Regex, CatalogError> {
+    regex::bytes::RegexBuilder::new(pattern)
+        .unicode(false)
+        .build()
+        .map_err(|error| CatalogError::Pattern { id: id.to_owned(), reason: error.to_string() })
 }
