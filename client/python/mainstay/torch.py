@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch as _torch
 
-from . import _native, _torch_collectives, _torch_sections
+from . import _native, _torch_collectives, _torch_sections, _torch_store
 
 __all__ = ["watch"]
 
@@ -34,6 +34,7 @@ def watch(model=None, *, steps: bool = True) -> bool:
             _watching = True
             _torch_sections.install(steps)
             _torch_collectives.start()
+            _torch_store.install()
         if isinstance(model, _torch.nn.Module):
             _torch_sections.watch_model(model)
     except Exception as error:
