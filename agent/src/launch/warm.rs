@@ -96,10 +96,9 @@ impl Warm {
             // Lazy imports, which no program names, cost a restart most: a template without them is replaced.
             self.end();
         }
-        if let Some(template) = &mut self.template {
-            if template.is_warm() && !self.prepared && self.began.elapsed() >= PREPARE_AFTER {
-                self.prepared = true;
-                template.prepare(crew.local_world_size as usize);
+        if self.template.is_some() {
+            if self.began.elapsed() >= PREPARE_AFTER {
+                self.prepare(crew);
             }
             return None;
         }
@@ -126,6 +125,14 @@ impl Warm {
         }
     }
 
+    /// Has standbys forked, unless there are some: they are wanted soon.
+    pub fn prepare(&mut self, crew: &Crew) {
+        if let Some(template) = self.template.as_mut().filter(|template| template.is_warm() && !self.prepared) {
+            self.prepared = true;
+            template.prepare(crew.local_world_size as usize);
+        }
+    }
+
     /// What is imported: what the user named, then what the ranks held.
     fn imports(&self, learned: Option<&Path>) -> Option<Vec<Module>> {
         let named = self.settings.imports.iter().map(|name| (name.clone(), String::new()));
@@ -147,7 +154,13 @@ impl Warm {
                     "the next ranks will be forked from a process that holds their imports ({modules} modules, {seconds:.1} s)"
                 ),
             )),
-            News::Prepared(_) | News::Started(_) => None,
+            News::Prepared(standbys) => {
+                if let Some(template) = &mut self.template {
+                    template.adopt(&standbys);
+                }
+                None
+            }
+            News::Started(_) => None,
             News::Unclean { why, module } => {
                 self.end();
                 match module {

@@ -5,8 +5,9 @@ socket, one line of JSON each, and answers the same way. It trains nothing, open
 no thread: what a fork would break is looked for after every import, and told instead of hidden.
 
 Three generations: the template; a holder, forked from it; and the standbys, forked from the holder, which wait for their
-orders. When ranks are to start, the holder ends, so that the standbys become children of the launcher (the reaper of its
-descendants): the launcher sees their ends and statuses as if it had started them itself.
+orders. As soon as the launcher knows the standbys the holder ends, so that they become children of the launcher (the reaper
+of its descendants): it sees their ends and statuses as if it had started them itself. That takes the kernel some
+milliseconds, so it is done ahead, as is everything that a standby need not know its rank for.
 """
 
 import ctypes
@@ -52,14 +53,17 @@ def _serve(control, plan):
         if order is None:
             return  # the launcher is gone or needs no more ranks
         if "prepare" in order:
-            if standbys is None:
+            if standbys is None or len(standbys.pids) < order["prepare"]:
                 standbys = Standbys.fork(order["prepare"], control)
             control.send({"prepared": standbys.pids})
+        elif "adopt" in order:
+            if standbys is not None:
+                standbys.release()
         elif "start" in order:
             ranks = order["start"]
-            if standbys is None or len(standbys.pids) != len(ranks):
+            if standbys is None or len(standbys.pids) < len(ranks):
                 standbys = Standbys.fork(len(ranks), control)
-            ready, standbys = standbys, None
+            ready, standbys = standbys.divided(len(ranks))
             failed = ready.start(ranks, plan)
             control.send({"failed": failed} if failed else {"started": ready.pids})
 
@@ -109,10 +113,22 @@ class Standbys:
             pids = [int(pid) for pid in told.read().split()]
         return Standbys(pids, [ours for ours, _ in pairs], holder, hold)
 
+    def release(self):
+        """Ends the holder: from here on the standbys are the launcher's children."""
+        if self.holder is not None:
+            os.close(self.hold)
+            os.waitpid(self.holder, 0)
+            self.holder = None
+
+    def divided(self, count):
+        """The first of them, and those that are left for later; none if there are none."""
+        self.release()
+        first = Standbys(self.pids[:count], self.sockets[:count], None, None)
+        rest = Standbys(self.pids[count:], self.sockets[count:], None, None)
+        return first, rest if rest.pids else None
+
     def start(self, ranks, plan):
         """Sends each its orders; returns why it failed, or nothing."""
-        os.close(self.hold)
-        os.waitpid(self.holder, 0)  # from here on the standbys are the launcher's children
         try:
             for ours, rank in zip(self.sockets, ranks):
                 ours.sendall(json.dumps({"rank": rank, "plan": plan}).encode() + b"\n")
@@ -163,6 +179,7 @@ def _hold(count, pairs, report, not_ours, release, control):
 
 
 def _stand_by(mine):
+    _get_ready()
     line = b""
     while not line.endswith(b"\n"):
         data = mine.recv(1 << 16)
@@ -179,6 +196,15 @@ def _stand_by(mine):
     mine.sendall(b"ok")
     mine.close()
     _run(plan, rank["arguments"])
+
+
+def _get_ready():
+    """What takes time and has nothing to do with the rank."""
+    ctypes.CDLL(None)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # random reseeds itself after a fork; numpy's global generator does not
+    compile("", "<nothing>", "exec")
 
 
 def _become(rank):
@@ -200,9 +226,6 @@ def _become(rank):
         os.environ.pop(name, None)
     os.environ.update(rank["environment"])
     _restore_blas_threads()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()  # random reseeds itself after a fork; numpy's global generator does not
 
 
 def _run(plan, arguments):

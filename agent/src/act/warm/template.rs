@@ -106,6 +106,8 @@ pub struct Template {
     arguments: Vec<String>,
     /// Everything is imported and nothing speaks against a fork.
     warm: bool,
+    /// Standbys that are our children already.
+    standbys: Vec<Pid>,
 }
 
 #[derive(Serialize)]
@@ -170,7 +172,7 @@ impl Template {
         ours.set_nonblocking(true)?;
         let control = UnixStream::from_std(ours)?;
         let arguments = program.arguments.clone();
-        Ok(Template { process, control, received: Vec::new(), arguments, warm: false })
+        Ok(Template { process, control, received: Vec::new(), arguments, warm: false, standbys: Vec::new() })
     }
 
     /// Its process.
@@ -182,6 +184,7 @@ impl Template {
     pub fn processes(&self) -> Vec<Pid> {
         let mut all = processes::descendants(self.pid());
         all.push(self.pid());
+        all.extend(&self.standbys);
         all
     }
 
@@ -215,6 +218,12 @@ impl Template {
         }
     }
 
+    /// Takes standbys for our children, known as the template's from here on.
+    pub fn adopt(&mut self, standbys: &[i32]) {
+        self.standbys = standbys.iter().copied().map(Pid).collect();
+        let _ = self.tell(&serde_json::json!({ "adopt": true }));
+    }
+
     /// Has it fork standbys ahead of time, so that a start need not wait for that.
     pub fn prepare(&mut self, ranks: usize) {
         // One that cannot be told is gone, and says so by its news.
@@ -232,14 +241,20 @@ impl Template {
         loop {
             match self.line() {
                 Some(News::Started(pids)) if pids.len() == orders.len() => {
-                    return Ok(pids.into_iter().map(Pid).collect());
+                    let ranks: Vec<Pid> = pids.into_iter().map(Pid).collect();
+                    self.standbys.retain(|standby| !ranks.contains(standby));
+                    return Ok(ranks);
                 }
                 Some(News::Failed(why)) => return Err(why),
                 Some(News::Started(_) | News::Unclean { .. } | News::Gone) => {
                     return Err("its answer makes no sense".to_owned());
                 }
-                // What it told before it was asked.
-                Some(News::Warm { .. } | News::Prepared(_)) => continue,
+                // What it told before it was asked. Standbys that are left over are ours as well.
+                Some(News::Prepared(pids)) => {
+                    self.standbys = pids.into_iter().map(Pid).collect();
+                    continue;
+                }
+                Some(News::Warm { .. }) => continue,
                 None => {}
             }
             match self.wait(PollFlags::IN, until) {
