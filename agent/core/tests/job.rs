@@ -703,7 +703,10 @@ fn a_restart_in_process_that_brings_no_step_is_followed_by_new_processes() {
     assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Fault });
     run.ended_with(1, &[0, 1]);
     run.tell(Input::Ruling(None));
-    assert_eq!(run.last_verdict().headline, "restarting in process has brought no step of all ranks within 300.00 s");
+    assert_eq!(
+        run.last_verdict().headline,
+        "restarting in process has brought no step of all ranks within 300.00 s"
+    );
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // The second restart without a new step is held back a little.
     run.wait(Span::seconds(2));

@@ -15,6 +15,7 @@ mod guardian;
 mod job;
 mod json;
 mod operator;
+mod order;
 mod output;
 mod probe;
 mod ranks;

@@ -1,13 +1,18 @@
 //! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
+pub mod drill;
 pub mod hang;
+mod look;
 mod notice;
 pub mod order;
 pub mod places;
 mod round;
+mod ruling;
 mod save;
 mod shell;
+mod start;
+mod stop;
 mod warm;
 
 pub use shell::{Launcher, Outside};

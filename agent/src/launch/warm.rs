@@ -127,7 +127,8 @@ impl Warm {
 
     /// Has standbys forked, unless there are some: they are wanted soon.
     pub fn prepare(&mut self, crew: &Crew) {
-        if let Some(template) = self.template.as_mut().filter(|template| template.is_warm() && !self.prepared) {
+        if let Some(template) = self.template.as_mut().filter(|template| template.is_warm() && !self.prepared)
+        {
             self.prepared = true;
             template.prepare(crew.local_world_size as usize);
         }

@@ -259,7 +259,8 @@ impl Catalog {
     /// The pattern of a signature that has one. None as well for one that cannot be compiled, which a test rules out.
     fn pattern(&self, index: usize) -> Option<&regex::bytes::Regex> {
         let signature = &self.signatures[index];
-        let compile = || signature.pattern.as_deref().and_then(|pattern| compiled(&signature.id, pattern).ok());
+        let compile =
+            || signature.pattern.as_deref().and_then(|pattern| compiled(&signature.id, pattern).ok());
         self.patterns[index].get_or_init(compile).as_ref()
     }
 

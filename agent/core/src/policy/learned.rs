@@ -3,8 +3,8 @@
 //! A rung that fails costs its own time and then that of the next one, so the value of rung `r` is
 //! `cost(r) + (1 - helps(r)) * value(next)`, and the cheapest is taken (`docs/reference/policy.md`).
 
-use crate::policy::history::{CauseKind, PastFailure};
 use crate::policy::Rung;
+use crate::policy::history::{CauseKind, PastFailure};
 use crate::time::Span;
 
 /// What is thought of a rung before it was taken: so many of so many times it helps, and takes so long, in seconds.

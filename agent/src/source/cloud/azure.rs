@@ -8,8 +8,8 @@ use mainstay_core::cloud::{Notice, NoticeKind};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use crate::http::{self, HttpError, Question};
 use super::{News, json, wall_of};
+use crate::http::{self, HttpError, Question};
 
 const INTERVAL: Duration = Duration::from_secs(5);
 
@@ -48,7 +48,8 @@ async fn look(address: &str, own: &mut Option<String>) -> Result<Vec<Notice>, St
 async fn ask(address: &str, path: &str) -> Result<String, HttpError> {
     let header = ("Metadata", "true");
     let answer =
-        http::ask(&Question { address, method: Method::GET, path, header, body: b"", deadline: DEADLINE }).await?;
+        http::ask(&Question { address, method: Method::GET, path, header, body: b"", deadline: DEADLINE })
+            .await?;
     match answer.status {
         StatusCode::OK => Ok(answer.body),
         status => Err(HttpError::Status(status)),
