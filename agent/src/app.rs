@@ -2,6 +2,7 @@
 
 mod agent;
 pub mod catalog;
+mod checkpoint;
 mod device;
 mod host;
 mod job;

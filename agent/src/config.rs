@@ -87,6 +87,10 @@ settings! {
         preflight: PreflightConfig,
         /// Who is told of failures, decisions and ends of jobs: docs/reference/policy.md.
         hooks: HooksConfig,
+        /// Replicas of checkpoints on other hosts: docs/reference/checkpoint-peers.md.
+        checkpoint: CheckpointConfig,
+        /// What is done about failures of jobs: docs/reference/policy-file.md.
+        policy: PolicyConfig,
     }
 }
 
@@ -142,6 +146,9 @@ settings! {
         units: Vec<String> = DEFAULT_UNITS.iter().map(|unit| (*unit).to_owned()).collect(),
         /// The program that tells of services. Empty: systemctl, where systemd runs.
         systemctl: PathBuf = PathBuf::new(),
+        /// The program that asks the host's management controller for power supplies and fans. Empty: ipmitool, where it is and
+        /// the kernel has such a controller.
+        ipmitool: PathBuf = PathBuf::new(),
         /// Kernel modules that must be loaded.
         modules: Vec<String> = Vec::new(),
     }
@@ -193,7 +200,8 @@ settings! {
     pub struct GpuConfig {
         /// Whether the driver of NVIDIA's GPUs is asked (by NVML, in a process of its own).
         enabled: bool = true,
-        /// NVIDIA's management library. Empty: libnvidia-ml.so.1, and only on hosts that have a GPU of NVIDIA.
+        /// NVIDIA's management library. Empty: libnvidia-ml.so.1, and only on hosts that have a GPU of NVIDIA, or that library
+        /// in LD_LIBRARY_PATH.
         library: PathBuf = PathBuf::new(),
         /// Time from one reading to the next; at least 1s.
         interval: Period = Period::seconds(10),
@@ -319,6 +327,9 @@ settings! {
         library: PathBuf = PathBuf::new(),
         /// A page of dcgm-exporter to read, like "http://localhost:9400/metrics". Empty: none.
         exporter: String = String::new(),
+        /// Whether DCGM is asked to tell of uncorrected memory errors, PCIe and NVLink errors, XIDs and retired pages
+        /// where nobody has set a policy. It tells and does nothing else; what others have set stays as it is.
+        policies: bool = true,
         /// Time from one check to the next; at least 1s.
         interval: Period = Period::seconds(30),
         /// How long an answer may take.
@@ -359,6 +370,15 @@ settings! {
 const HOOKS_TELL: [&str; 3] = ["verdict", "decision", "job_ended"];
 
 settings! {
+    /// What is done about failures of jobs.
+    pub struct PolicyConfig {
+        /// A policy in Starlark for jobs of this host that name none (`mainstay run --policy`). Empty: the built-in policy.
+        file: PathBuf = PathBuf::new(),
+    }
+    sections {}
+}
+
+settings! {
     /// Commands and webhooks that are told of jobs.
     pub struct HooksConfig {
         /// Shell commands, run as the agent's user; each gets the journal's entry as JSON on standard input.
@@ -373,6 +393,78 @@ settings! {
         tries: u32 = 3,
     }
     sections {}
+}
+
+settings! {
+    /// How checkpoints are replicated.
+    pub struct CheckpointConfig {
+        /// TCP address on which other agents reach this one, like "10.0.0.7:7140". Empty: no checkpoint is replicated.
+        #[serde(with = "none_is_empty")]
+        listen: Option<SocketAddr> = None,
+        /// All agents that keep replicas for each other, as "host:port"; the same list on each host, this one included.
+        peers: Vec<String> = Vec::new(),
+        /// Which of peers is this agent. Empty: what listen says.
+        name: String = String::new(),
+        /// What fails together with this host: a rack, a power feed, an NVLink domain. Empty: only itself.
+        domain: String = String::new(),
+        /// Peers that keep this host's replicas only if no other can: neighbours in the pipeline.
+        avoid: Vec<String> = Vec::new(),
+        /// How many replicas each shard gets beside the copy of its own host.
+        redundancy: u32 = 1,
+        /// Whole steps of a run of which replicas are kept at least.
+        keep: u32 = 2,
+        /// Where replicas for others are kept: on a tmpfs for memory, else on a disk. Empty: replicas in the state directory.
+        store: PathBuf = PathBuf::new(),
+        /// Bytes of replicas at most.
+        quota: Bytes = Bytes(64 << 30),
+        /// The file with the secret that all agents of peers share; only its owner may read it.
+        token_file: PathBuf = PathBuf::new(),
+        /// Bytes a second for all that is sent to be kept by others; 0B: no limit. Restores are not limited.
+        rate_limit: Bytes = Bytes(1 << 30),
+        /// Connections for one shard, 1 to 4.
+        streams: u32 = 2,
+        /// Time from one look at directories and peers to the next; at least 100ms.
+        interval: Period = Period::seconds(1),
+        /// How long a peer may take to go on before another one is taken.
+        stall: Period = Period::seconds(10),
+    }
+    sections {}
+}
+
+impl CheckpointConfig {
+    /// What is wrong with it: the key, and how it should be.
+    fn check(&self) -> Vec<(&'static str, &'static str)> {
+        let mut wrong = Vec::new();
+        let mut must = |right: bool, key, problem| {
+            if !right {
+                wrong.push((key, problem));
+            }
+        };
+        let absolute = |path: &Path| path.as_os_str().is_empty() || path.is_absolute();
+        must(absolute(&self.store), "checkpoint.store", "it must be an absolute path");
+        must(absolute(&self.token_file), "checkpoint.token_file", "it must be an absolute path");
+        must(
+            self.listen.is_none() || !self.token_file.as_os_str().is_empty(),
+            "checkpoint.token_file",
+            "it must be set where checkpoint.listen is: nobody else may read and write checkpoints",
+        );
+        must(
+            self.peers.iter().chain(&self.avoid).all(|peer| port_of(peer).is_some()),
+            "checkpoint.peers",
+            "each must be a host and a port, like \"node7:7140\"",
+        );
+        let anywhere = self.listen.is_some_and(|address| address.ip().is_unspecified());
+        must(
+            !anywhere || !self.name.is_empty(),
+            "checkpoint.name",
+            "it must be set where checkpoint.listen is every address",
+        );
+        must(self.redundancy <= 8, "checkpoint.redundancy", "it must be from 0 to 8");
+        must(self.keep >= 1, "checkpoint.keep", "it must be at least 1");
+        must((1..=4).contains(&self.streams), "checkpoint.streams", "it must be from 1 to 4");
+        must(self.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
+        wrong
+    }
 }
 
 settings! {
@@ -461,7 +553,7 @@ impl Config {
     pub fn system_plan(&self, program: PathBuf) -> SystemPlan {
         let system = &self.host.system;
         let time = |period: Period| Duration::from_nanos(period.0.0);
-        let systemctl = (!system.systemctl.as_os_str().is_empty()).then(|| system.systemctl.clone());
+        let named = |program: &PathBuf| (!program.as_os_str().is_empty()).then(|| program.clone());
         SystemPlan {
             roots: self.host_roots(),
             program,
@@ -470,7 +562,8 @@ impl Config {
             mount_deadline: time(system.limits.mounts.deadline),
             exclude_mounts: system.exclude_mounts.clone(),
             file_systems: system.file_systems.clone(),
-            systemctl,
+            systemctl: named(&system.systemctl),
+            ipmitool: named(&system.ipmitool),
             units: system.units.clone(),
             modules: system.modules.clone(),
         }
@@ -642,6 +735,9 @@ impl Config {
             ),
         ] {
             must(milder <= worse, key, wrong);
+        }
+        for (key, problem) in self.checkpoint.check() {
+            must(false, key, problem);
         }
         let load = self.host.limits.cpu.load_per_cpu;
         must(load > 0.0 && load.is_finite(), "host.limits.cpu.load_per_cpu", "it must be above 0");

@@ -15,6 +15,7 @@ use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
 use mainstay_core::pci::PciAddress;
+use mainstay_core::repeats::Repeats;
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Stamp};
@@ -179,6 +180,7 @@ pub struct Node {
     hardware: Hardware,
     gpus: Gpus,
     hooks: Hooks,
+    repeats: Repeats,
     /// Whether launchers were told that the machine is to be taken away.
     leaving: bool,
     /// Proposals that wait for the GPUs to be read.
@@ -195,6 +197,7 @@ impl Node {
         hardware: Hardware,
         look: GpuLook,
         hooks: Hooks,
+        repeats: Repeats,
         own_inputs: mpsc::Sender<Input>,
     ) -> Node {
         let launchers = board.view().jobs.iter().map(|(job, view)| {
@@ -218,6 +221,7 @@ impl Node {
             hardware,
             gpus: Gpus::new(look),
             hooks,
+            repeats,
             leaving: false,
             waiting: Vec::new(),
             own_inputs,
@@ -420,6 +424,7 @@ impl Node {
             _ => {}
         }
         let recorded = self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
+        self.repeats.take_in(&recorded);
         self.hooks.tell(&recorded);
     }
 
@@ -464,7 +469,8 @@ impl Node {
             };
             let components: Vec<Component> = self.board.view().counting().cloned().collect();
             let testimony = self.hardware.testify(verdict.fault_at, others, &components);
-            let mut testimony = Testimony { held, ..testimony };
+            let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict);
+            let mut testimony = Testimony { held, seen_before, ..testimony };
             if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
                 testimony.gpus.clone_from(&launcher.gpus_in_hang);
             }

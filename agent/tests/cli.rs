@@ -131,6 +131,27 @@ async fn status_of_one_job_is_the_jobs() {
 }
 
 #[tokio::test]
+async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.record(20, Some("exp-9"), verdict());
+    let ask = |words: &[&str]| {
+        let mut command = mainstay(dir.path());
+        command.arg("explain").args(words).arg("--socket").arg(&server.socket);
+        command
+    };
+    let told = run(&mut ask(&["exp-9"])).await;
+    assert!(stdout(&told).contains("rank 1 was killed by SIGKILL"), "{} {}", stdout(&told), stderr(&told));
+    let json = run(&mut ask(&["exp-9", "--json"])).await;
+    let json: Value = serde_json::from_str(&stdout(&json)).unwrap();
+    assert_eq!((&json["run"], &json["verdict"]["incident"]), (&"exp-9".into(), &1.into()));
+    // Nobody knows of the second failure, nor of the other job.
+    assert!(!run(&mut ask(&["exp-9", "--incident", "2"])).await.status.success());
+    assert!(!run(&mut ask(&["exp-1"])).await.status.success());
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn servers_are_found_and_dead_sockets_are_marked() {
     let dir = tempfile::tempdir().unwrap();
     let runs = dir.path().join("runs");

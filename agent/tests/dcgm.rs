@@ -36,6 +36,7 @@ impl Engine {
             library: Some(library),
             address: address.map(str::to_owned),
             expected: true,
+            policies: true,
             sys: directory.path().join("sys"),
             deadline,
         });
@@ -70,18 +71,38 @@ fn incidents_come_through_with_their_gpu_after_a_first_check_that_says_nothing()
 #[test]
 fn gpus_are_placed_and_violated_policies_told_once() {
     let places = json!({"0": "00000000:01:00.0", "3": "00000000:C1:00.0"});
-    let mut engine = Engine::saying(&json!({"gpus": [0, 3], "addresses": places}));
+    let mut engine = Engine::saying(&json!({"gpus": [0, 3], "addresses": places, "policy": 0x7f}));
     let DcgmReport::Health(first) = engine.source.sample() else { panic!("no health") };
     let told: Vec<String> = first.addresses.values().map(ToString::to_string).collect();
     assert_eq!(told, ["0000:01:00", "0000:c1:00"]);
     assert_eq!(first.violations, []);
-    let violated = json!({"gpus": [0, 3], "addresses": places, "violations": [[0x40, 3, 31], [0x8, 0, 95]]});
+    let violations = json!([[0x40, 3, 31], [0x8, 0, 95]]);
+    let violated = json!({"gpus": [0, 3], "addresses": places, "policy": 0x7f, "violations": violations});
     engine.says(&violated);
     let DcgmReport::Health(next) = engine.source.sample() else { panic!("no health") };
     let of = |condition, gpu, value| Violation { condition, gpu: Some(gpu), value };
     assert_eq!(next.violations, [of(0x40, 3, 31), of(0x8, 0, 95)]);
     let DcgmReport::Health(last) = engine.source.sample() else { panic!("no health") };
     assert_eq!(last.violations, []);
+}
+
+/// What is told of a double-bit error, heat and an XID, with such a policy of somebody else's.
+fn told_with(policy: u32, codes: &Value) -> Vec<u32> {
+    let mut engine = Engine::saying(&json!({"gpus": [0, 1], "policy": policy, "codes": codes}));
+    assert!(matches!(engine.source.sample(), DcgmReport::Health(_)));
+    let violations = json!([[0x1, 0, 2], [0x8, 0, 95], [0x40, 1, 31]]);
+    engine.says(&json!({"gpus": [0, 1], "policy": policy, "codes": codes, "violations": violations}));
+    let DcgmReport::Health(health) = engine.source.sample() else { panic!("no health") };
+    health.violations.into_iter().map(|violation| violation.condition).collect()
+}
+
+#[test]
+fn policies_are_set_where_nobody_has_set_any_and_left_alone_elsewhere() {
+    assert_eq!(told_with(0, &json!({})), [0x1, 0x40], "ours, of all but heat");
+    assert_eq!(told_with(0x8, &json!({})), [0x8], "somebody else's alone");
+    for function in ["dcgmPolicyGet", "dcgmPolicySet"] {
+        assert_eq!(told_with(0, &json!({function: -6})), [0_u32; 0], "{function}");
+    }
 }
 
 #[test]
@@ -143,6 +164,7 @@ fn without_a_library_it_is_absent() {
         library: Some("/nowhere/libdcgm.so.4".into()),
         address: None,
         expected: true,
+        policies: true,
         sys: "/sys".into(),
         deadline: Duration::from_secs(60),
     });

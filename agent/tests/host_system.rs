@@ -78,6 +78,7 @@ impl Tree {
             exclude_mounts: vec![],
             file_systems: vec![],
             systemctl: Some(self.path("no systemctl")),
+            ipmitool: None,
             units: vec![],
             modules: vec![],
         }
@@ -411,4 +412,31 @@ fn the_agent_tells_of_a_process_that_is_stuck_in_the_driver_and_of_none_that_wor
     for absent in ["host.mounts", "host.services", "host.modules", "host.memory_errors", "host.cpu_speed"] {
         assert!(!status.contains(absent), "{status}");
     }
+}
+
+#[test]
+fn the_management_controller_is_asked_by_its_program() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let tree = Tree::new();
+    let program = tree.path("ipmitool");
+    fs::write(
+        &program,
+        "#!/bin/sh\n[ \"$1 $2\" = 'sdr elist' ] && echo 'PSU2 Status | C9h | ok | 10.2 | Presence detected, Power Supply AC lost'\n",
+    )
+    .unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let ask = |program: std::path::PathBuf| {
+        let mut source = SystemSource::new(SystemPlan { ipmitool: Some(program), ..tree.plan() });
+        loop {
+            if let Some(reading) = source.sample(at(10)).sensors {
+                return reading;
+            }
+        }
+    };
+    let Reading::Value(sensors) = ask(program) else { panic!("no sensors") };
+    assert_eq!((sensors.len(), sensors[0].name.as_str()), (1, "PSU2 Status"));
+    // One that was named and is not there is told of; where nobody named one there is nothing to show.
+    assert!(matches!(ask(tree.path("no ipmitool")), Reading::Failed(_)));
+    assert_eq!(tree.sample().sensors, None);
 }

@@ -15,8 +15,9 @@ use mainstay_core::id::BootId;
 use mainstay_core::parse::log::LogReader;
 use mainstay_core::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
+use mainstay_tier::peer::frame::{Header, Kind, encode};
 
-const FIELD_LINES: &str = include_str!("../../agent/core/tests/field_lines.tsv");
+const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
 const FLIGHT_RECORDS: [&[u8]; 2] = [
     include_bytes!("../../agent/core/tests/flight_records/absent_0.pickle"),
     include_bytes!("../../agent/core/tests/flight_records/mismatch_1.pickle"),
@@ -50,6 +51,17 @@ const LIMITS: [&str; 4] = [
     "burst = 0\nevery = \"1ms\"\n",
     "flaps = 0\ntogether = \"10m\"\n",
 ];
+const CLOUD_ANSWERS: [&str; 6] = [
+    "NONE",
+    "TRUE",
+    r#"{"can_reschedule": "true", "maintenance_status": "PENDING", "window_start_time": "2027-01-15T08:00:00Z", "window_end_time": "2027-01-15T12:00:00Z"}"#,
+    r#"{"action": "terminate", "time": "2027-01-15T08:22:00Z", "noticeTime": "2027-01-15T08:20:00Z"}"#,
+    r#"[{"NotBefore": "21 Jan 2027 09:00:43 GMT", "Code": "system-reboot", "EventId": "i-1", "NotAfter": "21 Jan 2027 09:17:23 GMT", "State": "active"}]"#,
+    r#"{"Events": [{"EventId": "A", "EventType": "Preempt", "Resources": ["train_17"], "EventStatus": "Started", "NotBefore": "Thu, 21 Jan 2027 09:00:43 GMT"}]}"#,
+];
+const WIRE: &str = "{\"devices\": {\"0\": \"gpu.0000:3b:00\"}, \"hints\": []}\n[1]\n{}\n";
+const INVENTORY: &str = r#"{"software":"1","domain":"rack","used":1,"quota":2,"copies":[{"shard":{"of":{"step":1,"job":"a","run":"a",
+    "attempt":0,"world":1},"rank":0,"root":"00","bytes":4,"created":7},"medium":"memory","own":true,"verified":true}]}"#;
 const SECRETS: [&str; 5] = [
     "401 for hf_AbCdEfGhIjKlMnOpQrSt at",
     "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG",
@@ -79,6 +91,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("attribution", logs.chain(signatures.map(|signature| signature.example.clone())))?;
     seed("mask", SECRETS)?;
     seed("settings", VALUES)?;
+    seed("policy_source", [mainstay_policy::DEFAULT, "def decide(case):\n    return decision('wait', 0.5, case.verdict.headline)\n"])?;
     seed("error_file", ERROR_FILES)?;
     seed("limits", LIMITS)?;
     seed("stacks", [STACKS])?;
@@ -88,6 +101,8 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("nccl_ras", reports())?;
     seed("nvrx_pickle", NVRX_MESSAGES.lines().filter_map(|line| bytes_of(line.rsplit(' ').next()?)))?;
     seed("flight_record", FLIGHT_RECORDS)?;
+    seed("cloud_answers", CLOUD_ANSWERS)?;
+    seed("launcher_wire", [WIRE])?;
     seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
     // A word that says that the page is claimed, and a record of the ring.
     seed(
@@ -98,6 +113,8 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     let gpus = ProbeAnswer::Gpus { driver: Some("580.95".to_owned()), gpus: vec![GpuReading::default()], bound: Vec::new() };
     let answers = [serde_json::to_vec(&gpus)?, serde_json::to_vec(&ProbeLine::Answer(gpus))?];
     seed("probe_answers", answers.into_iter().chain([serde_json::to_vec(&ProbeRequest::default())?]))?;
+    let headers = Kind::ALL.map(|kind| encode(&Header { length: 4096, chunk: 7, ..Header::of(kind) }).to_vec());
+    seed("peer_frames", headers.into_iter().chain([INVENTORY.as_bytes().to_vec()]))?;
     let incident =
         Incident { gpu: Some(0), system: 1, health: 20, code: 4, message: "a double-bit error".to_owned() };
     let health = DcgmHealth { gpus: vec![0, 1], incidents: vec![incident], first: true, ..DcgmHealth::default() };

@@ -38,6 +38,9 @@ const SHARED: &[u8] = &[3, 5, 6];
 const CORE_DEPENDENCIES: &[&str] =
     &["aho-corasick", "memchr", "regex", "serde", "serde_json", "thiserror", "toml"];
 
+/// What policies in Starlark may depend on: they are as pure as the core.
+const POLICY_DEPENDENCIES: &[&str] = &["mainstay-core", "serde", "toml"];
+
 /// What may be linked into training, by crate.
 const CLIENT_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("proto/heartbeat", &[]),
@@ -96,8 +99,12 @@ fn the_core_is_pure() {
     let manifest = fs::read_to_string(core.join("Cargo.toml")).expect("the core has a manifest");
     assert_eq!(unexpected_dependencies(&manifest, CORE_DEPENDENCIES), Vec::<String>::new(), "agent/core");
 
+    let policy = repository().join("agent/policy");
+    let manifest = fs::read_to_string(policy.join("Cargo.toml")).expect("policies have a manifest");
+    assert_eq!(unexpected_dependencies(&manifest, POLICY_DEPENDENCIES), Vec::<String>::new(), "agent/policy");
+
     let mut complaints = Vec::new();
-    for path in rust_files(&core.join("src")) {
+    for path in rust_files(&core.join("src")).into_iter().chain(rust_files(&policy.join("src"))) {
         let text = fs::read_to_string(&path).expect("a source file is readable text");
         complaints.extend(impurities(&path, &text));
     }

@@ -203,7 +203,10 @@ assert mainstay.checkpoint.latest() == 3
 assert len(mainstay.checkpoint.load(1)) == 100_000
 "#;
     let plan = stage.python(script).under(&["unshare", "-m", "sh", "-c", &mount]);
-    let end = plan.options(&format!("--max-restarts 0 --checkpoint-dir {}", small.display())).start().end();
+    let end = plan
+        .options(&format!("--max-restarts 0 --checkpoint-memory off --checkpoint-dir {}", small.display()))
+        .start()
+        .end();
     end.assert_status(0);
     end.assert_said("No space left on device");
     assert!(story::verdicts(&end.story).is_empty(), "{end}");

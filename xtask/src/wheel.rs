@@ -77,6 +77,7 @@ fn sources() -> Result<String> {
         root.join("Cargo.toml"),
         root.join("Cargo.lock"),
         root.join("client"),
+        root.join("proto/checkpoint"),
         root.join("proto/heartbeat"),
     ])
 }

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use crate::attribute::catalog::{Catalog, Determinism};
 use crate::attribute::class::Class;
 use crate::attribute::exit::{Exit, Status};
+use crate::attribute::fuse::JobSoFar;
 use crate::attribute::scan::{Findings, Kind, Scan};
 use crate::attribute::{Attribution, Evidence, Observation, attribute};
 use crate::entry::{ExitStatus, Note};
 use crate::id::Rank;
 use crate::judge::RankEnd;
 use crate::testimony::Testimony;
+use crate::time::Span;
 use crate::verdict::{Cause, FaultDomain, Verdict};
 use crate::witness;
 
@@ -20,17 +22,27 @@ const OUT_OF_MEMORY: f64 = 4.0;
 /// Lines of evidence that a verdict quotes.
 const QUOTED: usize = 3;
 
+/// Nanoseconds of an hour.
+const HOUR: f64 = 3.6e12;
+
 /// Completes the verdict with what the words of the ranks that failed of their own say. A verdict on which they
 /// say nothing stays as it is.
 ///
-/// A host that testifies is heard like the ranks: its kernel's lines and its sick components are evidence.
+/// A host that testifies is heard like the ranks: its kernel's lines and its sick components are evidence. How long the
+/// attempt had `lived`, with how many ranks and whether it did a step, makes some causes likelier before anything is heard.
 pub fn complete(
     verdict: &mut Verdict,
     catalog: &Catalog,
     ends: &BTreeMap<Rank, RankEnd>,
     testimony: &Testimony,
+    lived: Span,
 ) {
     let mut evidence = evidence(catalog, ends);
+    evidence.job = Some(JobSoFar {
+        ranks: u32::try_from(ends.len()).unwrap_or(u32::MAX),
+        hours: lived.0 as f64 / HOUR,
+        stepped: verdict.heartbeats.then_some(verdict.step.is_some()),
+    });
     if !testimony.kernel_lines.is_empty() {
         let lines = testimony.kernel_lines.join("\n");
         evidence.findings.push(Scan::of_text(catalog, "kernel log", None, Kind::Kernel, lines.as_bytes()));
@@ -42,6 +54,7 @@ pub fn complete(
             text: "the kernel's OOM killer was at work when the rank was killed".to_owned(),
             class: Class::HostResource,
             weight: OUT_OF_MEMORY,
+            also: Vec::new(),
         });
     }
     let judged = attribute(catalog, &evidence);
@@ -117,7 +130,7 @@ mod tests {
         let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
         let mut verdict = judge(Incident(1), Attempt(0), &ends, out_of_memory_kills);
         let catalog = Catalog::built_in().expect("the catalogue is compiled in");
-        complete(&mut verdict, catalog, &ends, &Testimony::default());
+        complete(&mut verdict, catalog, &ends, &Testimony::default(), Span::seconds(600));
         verdict
     }
 
@@ -130,7 +143,8 @@ mod tests {
         let blamed = |lines: &[&str]| {
             let mut verdict = judge(Incident(1), Attempt(0), &ends, 0);
             let kernel_lines = lines.iter().map(|line| (*line).to_owned()).collect();
-            complete(&mut verdict, catalog, &ends, &Testimony { kernel_lines, ..Testimony::default() });
+            let told = Testimony { kernel_lines, ..Testimony::default() };
+            complete(&mut verdict, catalog, &ends, &told, Span::seconds(600));
             verdict
         };
         let lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";

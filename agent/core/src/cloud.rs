@@ -6,6 +6,11 @@
 //!   announced before still counts.
 //! - What was announced before the agent was started again is not told twice.
 
+pub mod amazon;
+pub mod azure;
+pub mod google;
+mod time;
+
 use std::collections::BTreeMap;
 
 use crate::entry::Fact;
@@ -253,4 +258,9 @@ fn lasting(nanoseconds: i64) -> String {
         (0, hours, minutes) => format!("{hours} h {minutes} min"),
         (days, hours, _) => format!("{days} d {hours} h"),
     }
+}
+
+/// The body of an answer that should be JSON.
+fn json(body: &str) -> Result<serde_json::Value, String> {
+    serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))
 }

@@ -23,17 +23,19 @@ mod times;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::entry::{Body, Fact, JobSpec, StepDone};
 use crate::hang::{Hang, PlaceGroup};
 use crate::id::{Attempt, Rank};
 use crate::judge::{RankEnd, start_failed};
 use crate::ledger::{Ledger, Spending};
-use crate::policy::{PastFailure, Rung, Settings};
+use crate::policy::{Advisor, PastFailure, Rung, Settings};
 use crate::running::{Pace, Watch};
 use crate::time::{Mono, Span};
 
 use deciding::{Afterwards, Pending};
+pub use deciding::{POLICY, told as policy_trouble};
 use restart::Overdue;
 pub use times::{IncidentTimes, Summary};
 pub use words::{Input, Order, Output, Ruling, StopWhy};
@@ -68,6 +70,8 @@ struct RankState {
 pub struct Job {
     spec: JobSpec,
     settings: Settings,
+    /// The user's own policy, if there is one.
+    advisor: Option<Arc<dyn Advisor>>,
     phase: Phase,
     attempt: Attempt,
     ranks: BTreeMap<Rank, RankState>,
@@ -117,6 +121,7 @@ impl Job {
             watch: Watch::new(&spec),
             spec,
             settings: policy.into(),
+            advisor: None,
             phase: Phase::Starting,
             attempt: Attempt(0),
             ranks: BTreeMap::new(),
@@ -143,6 +148,11 @@ impl Job {
             ledger: Ledger::open(at),
             end: None,
         }
+    }
+
+    /// Has this policy decide before the built-in one does.
+    pub fn advised_by(&mut self, advisor: Arc<dyn Advisor>) {
+        self.advisor = Some(advisor);
     }
 
     /// Takes in the next input; what is to be recorded and done is appended to `out`, in order.

@@ -13,13 +13,15 @@
 //! `blame`, `policy`, `ledger`; `job`, which joins them; `replay` and `mask`, for journals of others.
 //!
 //! Beside failures: `finding` (what is wrong though nothing failed), `straggler` (who makes a job slow), `numbers` (losses,
-//! gradient norms, digests), `layout` (how ranks share the model), `running`, which joins them.
+//! gradient norms, digests), `layout` (how ranks share the model), `running`, which joins them. And `checkpoint`: where copies
+//! of steps lie, and what is done with them.
 #![forbid(unsafe_code)]
 
 pub mod attention;
 pub mod attribute;
 pub mod blame;
 pub mod catalog;
+pub mod checkpoint;
 pub mod cloud;
 pub mod counter;
 pub mod dcgm;
@@ -28,6 +30,7 @@ pub mod entry;
 pub mod fabric;
 pub mod finding;
 pub mod fingerprint;
+pub mod forwarded;
 pub mod freshness;
 pub mod hang;
 pub mod health;
@@ -52,6 +55,7 @@ pub mod pci;
 pub mod pickle;
 pub mod policy;
 pub mod preflight;
+pub mod repeats;
 pub mod replay;
 pub mod rounds;
 pub mod running;

@@ -8,17 +8,21 @@
 //! 3. A host that is not ready is waited for; one that is not fit, or not ready in time, is left.
 //! 4. The rung that is expected to bring the job back soonest, after a wait if the ones before brought nothing.
 
+mod advisor;
 mod backoff;
+mod guard;
 mod history;
 mod ladder;
 mod learned;
 mod readiness;
 mod rung;
 
-pub use backoff::seed;
+pub use advisor::{Advice, Advisor, Trouble, decide_with};
+pub use backoff::{jitter, seed};
+pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};
 pub use history::{CauseKind, PastFailure, Reached, without_progress};
-pub use ladder::patience;
-pub use readiness::{Host, Readiness, readiness};
+pub use ladder::{hands, patience};
+pub use readiness::{Host, Readiness, passes_with_the_ranks, readiness};
 pub use rung::{Rung, Rungs};
 
 use std::collections::BTreeMap;
@@ -118,8 +122,16 @@ pub struct Choice {
 
 /// Decides; and says why in plain words.
 pub fn decide(settings: &Settings, case: Case<'_>) -> Choice {
-    let choice =
-        stop(case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case));
+    unless_dry(settings, case, usual(settings, case))
+}
+
+/// What the built-in policy does, dry run or not.
+fn usual(settings: &Settings, case: Case<'_>) -> Choice {
+    stop(case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case))
+}
+
+/// In a dry run the job ends instead, and it is said what would be done.
+fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
     if !settings.dry_run || matches!(choice.action, Action::Stop { .. }) {
         return choice;
     }
@@ -141,8 +153,10 @@ fn stop(case: Case<'_>) -> Option<Choice> {
             "the program fails by itself before its first step ({class}): mend it and start anew"
         ));
     }
-    let step = repeats_at_same_step(case)?;
-    let at = match step {
+    if repeats_at_same_step(case) == 0 {
+        return None;
+    }
+    let at = match case.verdict.step {
         Some(step) => format!(" after step {step}"),
         None if case.verdict.heartbeats => " before the first step".to_owned(),
         None => String::new(),
@@ -277,8 +291,8 @@ fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
         && verdict.attempt == Attempt(0)
 }
 
-/// Whether the culprit raised the same exception, or hung in the same way, at the same step as in an earlier attempt.
-fn repeats_at_same_step(case: Case<'_>) -> Option<Option<u64>> {
+/// How often the culprit raised the same exception, or hung in the same way, at the same step in earlier attempts.
+fn repeats_at_same_step(case: Case<'_>) -> usize {
     let comes_again = |past: &Cause| match (&case.verdict.cause, past) {
         (Cause::Exception { fingerprint, .. }, Cause::Exception { fingerprint: before, .. }) => {
             fingerprint == before
@@ -288,9 +302,8 @@ fn repeats_at_same_step(case: Case<'_>) -> Option<Option<u64>> {
         }
         _ => false,
     };
-    let mut past = case.past.iter();
-    past.any(|past| stood_at_the_same_place(past, case) && comes_again(&past.cause))
-        .then_some(case.verdict.step)
+    let again = |past: &&PastFailure| stood_at_the_same_place(past, case) && comes_again(&past.cause);
+    case.past.iter().filter(again).count()
 }
 
 /// Whether a hang of this kind is of the program's making: others pass with what caused them.
@@ -311,8 +324,9 @@ fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
     if case.verdict.heartbeats || case.verdict.step.is_some() {
         return past.step == case.verdict.step;
     }
+    // In seconds, as a policy file has them: both come to the same.
     let (shorter, longer) = (past.lived.min(case.job.lived), past.lived.max(case.job.lived));
-    past.step.is_none() && longer <= shorter.plus(shorter).plus(Span::seconds(5))
+    past.step.is_none() && longer.as_seconds() <= shorter.as_seconds() * 2.0 + 5.0
 }
 
 fn in_window(budget: Budget, case: Case<'_>, of: impl Fn(&PastFailure) -> bool) -> u32 {

@@ -1,10 +1,12 @@
 //! A job's journal judged anew: the facts of last night, today's judgement. Shows what an upgrade changes, and that
 //! nothing else does.
 
+use std::sync::Arc;
+
 use crate::entry::{Body, Entry, Fact};
 use crate::id::{Incident, JobId};
 use crate::job::{Input, Job, Order, Output, Ruling};
-use crate::policy::Budget;
+use crate::policy::{Advisor, Budget};
 use crate::time::Mono;
 use crate::verdict::{Action, Decision, Verdict};
 
@@ -58,6 +60,11 @@ impl Replayed {
 /// Judges all failures in a journal anew, in their order. Entries of several jobs may be mixed; what has no beginning
 /// in the journal is left out.
 pub fn replay(entries: &[Entry]) -> Vec<Replayed> {
+    replay_with(entries, None)
+}
+
+/// As [`replay`], with a policy of the user's own.
+pub fn replay_with(entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>) -> Vec<Replayed> {
     let mut jobs: Vec<&JobId> = Vec::new();
     for entry in entries {
         if let (Some(job), Body::Fact(Fact::JobStarted(_))) = (&entry.job, &entry.body)
@@ -66,10 +73,10 @@ pub fn replay(entries: &[Entry]) -> Vec<Replayed> {
             jobs.push(job);
         }
     }
-    jobs.into_iter().flat_map(|job| replay_job(job, entries)).collect()
+    jobs.into_iter().flat_map(|job| replay_job(job, entries, advisor)).collect()
 }
 
-fn replay_job(id: &JobId, entries: &[Entry]) -> Vec<Replayed> {
+fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>) -> Vec<Replayed> {
     let of_job: Vec<&Entry> = entries.iter().filter(|entry| entry.job.as_ref() == Some(id)).collect();
     let mut replayed = Vec::new();
     let mut job: Option<Job> = None;
@@ -79,7 +86,11 @@ fn replay_job(id: &JobId, entries: &[Entry]) -> Vec<Replayed> {
         match (fact, &mut job) {
             (Fact::JobStarted(spec), _) => {
                 let budget = Budget { max_restarts: spec.max_restarts, window: None };
-                job = Some(Job::begin(entry.at.mono, spec.clone(), budget, &mut out));
+                let mut begun = Job::begin(entry.at.mono, spec.clone(), budget, &mut out);
+                if let Some(advisor) = advisor {
+                    begun.advised_by(advisor.clone());
+                }
+                job = Some(begun);
             }
             (Fact::HostTestified { .. }, _) | (_, None) => {}
             (fact, Some(job)) => {

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::health::Component;
+use crate::repeats::SeenBefore;
 
 /// What the host has to say of one failure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +24,9 @@ pub struct Testimony {
     /// Devices that the lines speak of and that have failed before, with their records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_before: Vec<FailedBefore>,
+    /// Earlier failures with the fingerprint of this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen_before: Option<SeenBefore>,
 }
 
 /// What is on record of a device from before the fault.
@@ -46,5 +50,6 @@ impl Testimony {
             && self.held.is_empty()
             && self.failed_before.is_empty()
             && self.gpus.is_empty()
+            && self.seen_before.is_none()
     }
 }

@@ -11,6 +11,7 @@ use crate::finding::Finding;
 use crate::hang::Hang;
 use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
+use crate::job::POLICY;
 use crate::policy::Rung;
 use crate::running::Pace;
 use crate::time::{Mono, Span, Stamp};
@@ -115,6 +116,10 @@ pub struct JobView {
     pub last_decision: Option<Decision>,
     /// Why it ended, if it did.
     pub end_reason: Option<String>,
+    /// How often the built-in policy had to decide in place of the user's own.
+    pub policy_troubles: u32,
+    /// Why it last had to.
+    pub policy_trouble: Option<String>,
 }
 
 /// The node: its components and its jobs.
@@ -197,6 +202,8 @@ impl JobView {
             last_verdict: None,
             last_decision: None,
             end_reason: None,
+            policy_troubles: 0,
+            policy_trouble: None,
         }
     }
 
@@ -273,6 +280,12 @@ impl JobView {
                 }
             }
             Fact::StartFailed { .. } => self.phase = JobPhase::Recovering,
+            Fact::Observed(seen) => {
+                if seen.component == POLICY {
+                    self.policy_troubles += 1;
+                    self.policy_trouble = Some(seen.detail.clone());
+                }
+            }
             Fact::StopRequested { .. } => self.phase = JobPhase::Stopping,
             Fact::LauncherLost { .. } => self.phase = JobPhase::Lost,
             Fact::JobEnded { exit, reason } => {
@@ -288,7 +301,6 @@ impl JobView {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
-            | Fact::Observed(_)
             | Fact::HostTestified { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }

@@ -10,6 +10,7 @@ use crate::entry::Fact;
 use crate::health::{Component, HealthState};
 use crate::id::Pid;
 use crate::lemon::{GPU_PER_HOUR, Record};
+use crate::repeats::SeenBefore;
 use crate::testimony::{FailedBefore, Testimony};
 use crate::time::{Mono, Span};
 
@@ -29,6 +30,16 @@ const WAS_SICK: f64 = 1.0;
 /// What a device that surely fails more often than its like speaks with; less where that is less sure.
 const LEMON: f64 = 3.0;
 
+/// What it speaks with that the same came before in this job, in log-odds; more at the same step and over a restart of the
+/// host. On one host alone a broken device could do it, too: it stays below what a kernel's word weighs.
+const AGAIN: f64 = 0.6;
+const AGAIN_AT_THE_STEP: f64 = 0.8;
+const AGAIN_IN_ANOTHER_BOOT: f64 = 0.6;
+
+/// So many other jobs with the same failure are no chance, and what they speak with.
+const SEVERAL_JOBS: u32 = 2;
+const SEVERAL: f64 = 1.5;
+
 /// What the sick components and the records of devices speak for, beside the kernel's lines.
 pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
     let records = testimony.failed_before.iter().map(|before| Observation {
@@ -42,8 +53,40 @@ pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item
         ),
         class: Class::HardwareGpu,
         weight: LEMON * before.suspicion,
+        also: Vec::new(),
     });
-    sick(testimony, fault_at).chain(records)
+    sick(testimony, fault_at).chain(records).chain(testimony.seen_before.iter().flat_map(repeated))
+}
+
+/// What comes again in the same job is the program's, or of what it stands on; at the same step and over a restart of the
+/// host the more so. What several jobs meet on one host is the host's, or of what all of them stand on.
+fn repeated(seen: &SeenBefore) -> Vec<Observation> {
+    let mut told = Vec::new();
+    if seen.in_this_job > 0 {
+        let weight = AGAIN
+            + if seen.at_this_step > 0 { AGAIN_AT_THE_STEP } else { 0.0 }
+            + if seen.in_other_boots > 0 { AGAIN_IN_ANOTHER_BOOT } else { 0.0 };
+        told.push(Observation {
+            family: "repetition".to_owned(),
+            text: format!(
+                "this job failed so {} time(s) before: {} at this step, {} before the host was last restarted",
+                seen.in_this_job, seen.at_this_step, seen.in_other_boots
+            ),
+            class: Class::UserCode,
+            weight,
+            also: vec![(Class::UserConfig, weight), (Class::Data, weight), (Class::SoftwarePlatform, 0.8 * weight)],
+        });
+    }
+    if seen.other_jobs >= SEVERAL_JOBS {
+        told.push(Observation {
+            family: "repetition_elsewhere".to_owned(),
+            text: format!("{} other jobs failed so on this host", seen.other_jobs),
+            class: Class::SoftwarePlatform,
+            weight: SEVERAL,
+            also: vec![(Class::HardwareHost, 0.7 * SEVERAL), (Class::Storage, 0.7 * SEVERAL)],
+        });
+    }
+    told
 }
 
 fn sick(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
@@ -51,7 +94,7 @@ fn sick(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observati
         let (class, family) = speaks_for(&component.name)?;
         let weight = if around(fault_at, component.since) { FELL_SICK } else { WAS_SICK };
         let text = format!("{} is not fit for training: {}", component.name, component.reason);
-        Some(Observation { family: family.to_owned(), text, class, weight })
+        Some(Observation { family: family.to_owned(), text, class, weight, also: Vec::new() })
     })
 }
 
@@ -145,6 +188,7 @@ impl Witness {
             held: Vec::new(),
             failed_before: self.failed_before(fault_at),
             gpus: Vec::new(),
+            seen_before: None,
         }
     }
 }
@@ -187,6 +231,22 @@ mod tests {
             since,
             ..Component::default()
         }
+    }
+
+    #[test]
+    fn what_comes_again_speaks_for_the_program_and_on_many_jobs_for_the_host() {
+        let weights = |seen_before: SeenBefore| {
+            let told = Testimony { seen_before: Some(seen_before), ..Testimony::default() };
+            let heard: Vec<Observation> = observations(&told, seconds(1)).collect();
+            heard.iter().map(|of| (of.class, of.weight)).collect::<Vec<_>>()
+        };
+        let once = weights(SeenBefore { in_this_job: 1, ..SeenBefore::default() });
+        let here = weights(SeenBefore { in_this_job: 1, at_this_step: 1, in_other_boots: 1, other_jobs: 0 });
+        assert_eq!((once[0].0, here[0].0), (Class::UserCode, Class::UserCode));
+        assert!(once[0].1 < here[0].1);
+        assert_eq!(weights(SeenBefore { other_jobs: 1, ..SeenBefore::default() }), []);
+        let many = weights(SeenBefore { other_jobs: 3, ..SeenBefore::default() });
+        assert_eq!(many[0].0, Class::SoftwarePlatform);
     }
 
     #[test]

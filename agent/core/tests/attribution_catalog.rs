@@ -1,10 +1,30 @@
 //! Every entry of the catalogue is held to its own example.
 
+#![allow(clippy::disallowed_methods, clippy::expect_used, reason = "the test reads files; the core does not")]
+
 use mainstay_core::attribute::catalog::{Catalog, Role};
+
+/// The catalogue that is compiled in, or the one in the directory that CATALOG names: for trying out signatures.
+fn catalog() -> &'static Catalog {
+    let Some(dir) = std::env::var_os("CATALOG") else {
+        return Catalog::built_in().expect("a sound catalogue");
+    };
+    let files: Vec<(String, String)> = std::fs::read_dir(dir)
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|ext| ext == "toml"))
+        .map(|path| {
+            let text = std::fs::read_to_string(&path).expect("a readable file");
+            (path.display().to_string(), text)
+        })
+        .collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    Box::leak(Box::new(Catalog::read(&files).expect("a sound catalogue")))
+}
 
 #[test]
 fn every_example_is_matched_best_by_its_own_signature() {
-    let catalog = Catalog::built_in().expect("a sound catalogue");
+    let catalog = catalog();
     let mut wrong = Vec::new();
     for signature in catalog.signatures() {
         let found = catalog.matches(&signature.example);
@@ -24,9 +44,14 @@ fn every_example_is_matched_best_by_its_own_signature() {
 
 #[test]
 fn every_entry_says_what_it_means_and_where_it_comes_from() {
-    for signature in Catalog::built_in().expect("a sound catalogue").signatures() {
+    for signature in catalog().signatures() {
         assert!(!signature.meaning.is_empty() && !signature.source.is_empty(), "{}", signature.id);
         assert!(!signature.family.is_empty() && signature.weight > 0.0, "{}", signature.id);
         assert!(signature.role != Role::Benign || signature.weight <= 0.1, "{}", signature.id);
     }
+}
+
+#[test]
+fn every_pattern_can_be_compiled() {
+    Catalog::read(Catalog::files()).expect("a sound catalogue with all of its patterns");
 }

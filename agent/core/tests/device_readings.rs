@@ -65,6 +65,39 @@ fn silent_with(limits: DeviceLimits, change: impl Fn(&mut GpuReading)) {
     }
 }
 
+/// What a GPU never told is no fault of it.
+#[track_caller]
+fn never_offered(change: impl Fn(&mut GpuReading)) {
+    let mut host = Host::new();
+    change(host.first());
+    host.looks(60);
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
+#[test]
+fn what_was_told_and_is_not_any_more_is_unknown_and_no_fault_is_over_by_it() {
+    never_offered(|gpu| (gpu.ecc_volatile, gpu.remapped) = (Read::NotOffered, Read::NotOffered));
+    let mut host = Host::new();
+    host.looks(3);
+    host.first().remapped = Read::NotOffered;
+    host.look();
+    host.expect(FIRST, Unknown, Nothing);
+    host.gpus[0] = gpu(0);
+    host.first().recovery_action = Read::Value(1);
+    host.look();
+    host.expect(FIRST, Unhealthy, ResetDevice);
+    host.first().recovery_action = Read::NotOffered;
+    host.looks(20);
+    host.expect(FIRST, Unhealthy, ResetDevice);
+    // Where it is split, or without ECC, that is by design.
+    host.gpus[0] = gpu(0);
+    host.looks(10);
+    host.first().mig = Read::Value(true);
+    host.first().remapped = Read::NotOffered;
+    host.look();
+    assert_eq!(host.ill(), Vec::<String>::new());
+}
+
 #[test]
 fn gpus_that_are_well_are_well_for_a_day() {
     let mut host = Host::new();
@@ -78,9 +111,8 @@ fn memory_errors_that_could_not_be_corrected_ask_for_a_reset() {
     let reason = check(1, Unhealthy, ResetDevice, |gpu| gpu.ecc_volatile = Read::Value(2));
     assert_eq!(reason, "2 memory errors that could not be corrected since its last reset");
     silent(|gpu| gpu.ecc_aggregate = Read::Value(900));
-    silent(|gpu| gpu.ecc_volatile = Read::NotOffered);
+    // Some drivers count by place alone, or know of more there.
     check(1, Unhealthy, ResetDevice, |gpu| {
-        gpu.ecc_volatile = Read::NotOffered;
         let count = EccCount { place: EccPlace::Dram, corrected: false, lifetime: false, count: 1 };
         gpu.details.as_mut().unwrap().ecc.push(count);
     });
@@ -113,13 +145,13 @@ fn rows_that_wait_are_for_the_next_reset_and_rows_that_failed_for_replacement() 
     check(1, Unhealthy, ReplaceNode, |gpu| gpu.remapped = rows(false, true, 1));
     check(1, Degraded, ContactSupport, |gpu| gpu.remapped = rows(false, false, 512));
     silent(|gpu| gpu.remapped = rows(false, false, 511));
-    silent(|gpu| gpu.remapped = Read::NotOffered);
     check(1, Unhealthy, ReplaceNode, |gpu| gpu.unrepairable = Read::Value(true));
 }
 
 #[test]
 fn pages_of_older_gpus_are_counted() {
     check(1, Degraded, ResetDevice, |gpu| gpu.pages_pending = Read::Value(true));
+    never_offered(|gpu| gpu.pages_pending = Read::NotOffered);
     let retired = |count| {
         move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().pages_retired = Read::Value((1, count))
     };

@@ -503,3 +503,35 @@ fn switches_that_send_traffic_by_way_of_the_cpu_are_degraded_unless_they_may() {
     host.judge = SystemJudge::new(limits, &HostLimits::default());
     host.expect("host.pcie_switches", Healthy, Nothing);
 }
+
+#[test]
+fn a_power_supply_or_a_fan_that_fails_is_for_people() {
+    let listing = |psu: &str, fan: &str| {
+        let text = format!("PSU1 Status | C8h | ok | 10.1 | {psu}\nFAN1 | 41h | {fan} | 29.1 | 9100 RPM\n");
+        Some(Reading::Value(mainstay_core::parse::ipmi::sensors(&text)))
+    };
+    let mut host = Host::new();
+    assert!(!host.look_after(10).iter().any(|component| component.name == "host.chassis"), "none is there");
+    let state = |host: &mut Host, sensors| {
+        host.sample.sensors = sensors;
+        let components = host.look_after(60);
+        let chassis = components.into_iter().find(|component| component.name == "host.chassis").unwrap();
+        (chassis.state, chassis.action, chassis.reason)
+    };
+    let well = state(&mut host, listing("Presence detected", "ok"));
+    assert_eq!((well.0, well.1), (HealthState::Healthy, RecommendedAction::None));
+    // What one look finds may be gone at the next, and what is asked seldom is not new at each look.
+    let once = state(&mut host, listing("Presence detected, Power Supply AC lost", "ok"));
+    assert_eq!(once.0, HealthState::Healthy);
+    assert_eq!(state(&mut host, None).0, HealthState::Healthy);
+    let twice = state(&mut host, listing("Presence detected, Power Supply AC lost", "ok"));
+    assert_eq!((twice.0, twice.1), (HealthState::Degraded, RecommendedAction::ContactSupport));
+    assert!(twice.2.contains("PSU1 Status") && twice.2.contains("AC lost"), "{}", twice.2);
+    assert_eq!(state(&mut host, listing("Presence detected", "ok")).0, HealthState::Healthy);
+    for _ in 0..2 {
+        state(&mut host, listing("Presence detected", "cr"));
+    }
+    assert_eq!(state(&mut host, None).0, HealthState::Degraded);
+    let unread = state(&mut host, Some(Reading::Failed("it does not answer".to_owned())));
+    assert_eq!(unread.0, HealthState::Unknown);
+}

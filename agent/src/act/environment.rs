@@ -40,6 +40,8 @@ pub struct RankEnvironment<'a> {
     pub monitor: Option<&'a Path>,
     /// Where checkpoints go.
     pub checkpoint_dir: &'a Path,
+    /// The memory that the launcher keeps for checkpoints.
+    pub checkpoint_pool: Option<&'a Path>,
     /// Where the client writes which modules the rank holds, if that is wanted.
     pub modules_file: Option<&'a Path>,
     /// The socket by which a rank agrees on rounds with the launcher.
@@ -95,6 +97,9 @@ impl RankEnvironment<'_> {
         ];
         if let Some(page) = self.page {
             variables.push(("MAINSTAY_PAGE", page.display().to_string()));
+        }
+        if let Some(pool) = self.checkpoint_pool {
+            variables.push(("MAINSTAY_CHECKPOINT_POOL", pool.display().to_string()));
         }
         if let Some(socket) = self.rounds {
             variables.push(("MAINSTAY_ROUNDS", socket.display().to_string()));
@@ -184,6 +189,7 @@ mod tests {
             page: None,
             monitor: None,
             checkpoint_dir: Path::new("/c"),
+            checkpoint_pool: None,
             modules_file: None,
             rounds: None,
             drill: None,

@@ -27,15 +27,23 @@ pub struct Guardian {
 
 impl Guardian {
     /// Starts the guardian of the job marked `mark` (`NAME=value` in the environment of all its processes).
-    /// `program` is Mainstay's own.
+    /// `program` is Mainstay's own. `pool` is the memory with the job's checkpoints.
     ///
     /// # Errors
     /// It could not be started.
-    pub fn start(program: &Path, mark: &str, cgroup: Option<&Path>) -> io::Result<Guardian> {
+    pub fn start(
+        program: &Path,
+        mark: &str,
+        cgroup: Option<&Path>,
+        pool: Option<&Path>,
+    ) -> io::Result<Guardian> {
         let mut command = Command::new(program);
         command.arg(SUBCOMMAND).arg(mark).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
         if let Some(cgroup) = cgroup {
             command.arg(cgroup);
+        }
+        if let Some(pool) = pool {
+            command.arg("--pool").arg(pool);
         }
         let mut child = command.spawn()?;
         let orders = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
@@ -70,18 +78,19 @@ impl Guardian {
     }
 }
 
-/// The guardian's own life, until its launcher is gone.
-pub fn stand_guard(orders: impl BufRead, mark: &str, cgroup: Option<&Path>) {
+/// The guardian's own life, until its launcher is gone. Whether it went without a word, and left the guardian to tidy up.
+pub fn stand_guard(orders: impl BufRead, mark: &str, cgroup: Option<&Path>) -> bool {
     let mut groups: Vec<Pid> = Vec::new();
     for order in orders.lines().map_while(Result::ok) {
         let number = |text: &str| text.parse().ok().map(Pid);
         match order.split_at_checked(1) {
             Some(("+", group)) => groups.extend(number(group)),
             Some(("-", group)) => groups.retain(|known| Some(*known) != number(group)),
-            _ => return,
+            _ => return false,
         }
     }
     take_along(&groups, mark, cgroup);
+    true
 }
 
 fn take_along(groups: &[Pid], mark: &str, cgroup: Option<&Path>) {

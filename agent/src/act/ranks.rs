@@ -42,6 +42,8 @@ pub struct Crew {
     pub run_dir: PathBuf,
     /// `MAINSTAY_CHECKPOINT_DIR`.
     pub checkpoint_dir: PathBuf,
+    /// `MAINSTAY_CHECKPOINT_POOL`: the memory that the launcher keeps for checkpoints; none where ranks write to the disk.
+    pub checkpoint_pool: Option<PathBuf>,
     /// Where heartbeat pages are made; none to run without.
     pub page_dir: Option<PathBuf>,
     /// The boot id as sixteen bytes, for the pages.
@@ -245,6 +247,7 @@ impl Crew {
         command
             .args(arguments.iter().map(|argument| OsString::from(expand(argument, local_rank))))
             .env_remove("MAINSTAY_PAGE")
+            .env_remove("MAINSTAY_CHECKPOINT_POOL")
             .envs(environment)
             .stdin(Stdio::null())
             .stdout(output_file(&files.stdout)?)
@@ -306,6 +309,7 @@ impl Crew {
             page,
             monitor,
             checkpoint_dir: &self.checkpoint_dir,
+            checkpoint_pool: self.checkpoint_pool.as_deref(),
             modules_file: self.modules_file.as_deref().filter(|_| local_rank == 0),
             rounds: None,
             drill: None,

@@ -30,7 +30,8 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    fn admits(&self, uid: u32, gid: u32, pid: Pid) -> bool {
+    /// Whether a process of this user and group may.
+    pub(super) fn admits(&self, uid: u32, gid: u32, pid: Pid) -> bool {
         let own = nix::unistd::getegid().as_raw();
         let admitted = |group: &u32| *group == own || self.gids.contains(group);
         uid == 0

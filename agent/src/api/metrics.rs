@@ -52,6 +52,7 @@ const JOB_STEP: &str = "mainstay_job_step";
 const JOB_PACE: &str = "mainstay_job_steps_per_second";
 const JOB_ATTEMPT: &str = "mainstay_job_attempt";
 const JOB_RESTARTS: &str = "mainstay_job_restarts_total";
+const JOB_POLICY_TROUBLES: &str = "mainstay_job_policy_troubles_total";
 const JOB_RESTARTS_BY_RUNG: &str = "mainstay_job_restarts_by_rung_total";
 const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
@@ -117,6 +118,12 @@ pub const METRICS: &[Metric] = &[
         kind: Kind::Counter,
         labels: &["job", "rung"],
         help: "Restarts so far by how: in_process, respawn_ranks (the lost ones only), in_job (all ranks).",
+    },
+    Metric {
+        name: JOB_POLICY_TROUBLES,
+        kind: Kind::Counter,
+        labels: &["job"],
+        help: "Times that the built-in policy had to decide in place of the job's policy file.",
     },
     gauge_of(
         JOB_FINDING,
@@ -251,6 +258,7 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
     }
     gauge!(JOB_ATTEMPT, "job" => id.clone()).set(job.attempt.0);
     counter!(JOB_RESTARTS, "job" => id.clone()).absolute(job.restarts.into());
+    counter!(JOB_POLICY_TROUBLES, "job" => id.clone()).absolute(job.policy_troubles.into());
     let of_all = job.restarts.saturating_sub(job.restarts_in_process + job.restarts_of_some);
     let by_rung = [
         ("in_process", job.restarts_in_process),

@@ -5,6 +5,7 @@
 
 pub mod attach;
 mod authority;
+pub mod checkpoint;
 mod convert;
 mod events;
 mod grpc_health;

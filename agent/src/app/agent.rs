@@ -14,7 +14,9 @@ use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
 use mainstay_core::kernel::{LogCursor, journal_position};
 use mainstay_core::observation::Observation;
+use mainstay_core::repeats::Repeats;
 use mainstay_core::time::{Mono, Span, Stamp};
+use mainstay_proto::v1::checkpoint_service_server::CheckpointServiceServer;
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
 use mainstay_proto::v1::operator_service_server::OperatorServiceServer;
 use sd_notify::NotifyState;
@@ -27,10 +29,12 @@ use tonic::service::Routes;
 use crate::act::hook::{HookPlan, Hooks};
 use crate::act::page_files::private_directory;
 use crate::api::attach::{Allowed, Launchers};
+use crate::api::checkpoint::Checkpoints;
 use crate::api::operator::Operators;
 use crate::api::{self, DeepChecks, Listeners, Mode, UnixSocket};
 use crate::app::about;
 use crate::app::catalog;
+use crate::app::checkpoint;
 use crate::app::device::{self, Probing};
 use crate::app::kernel_log::{self, Following};
 use crate::app::nvrx;
@@ -59,10 +63,13 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
-    let launchers = Launchers::new(inputs.clone(), allowed);
+    let launchers = Launchers::new(inputs.clone(), allowed.clone());
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
-    let routes =
-        Routes::new(LauncherServiceServer::new(launchers)).add_service(OperatorServiceServer::new(operators));
+    let peers = checkpoint::start(&config)?;
+    let checkpoints = Checkpoints::new(peers, allowed, config.allow_uids.clone(), &config.state_dir);
+    let routes = Routes::new(LauncherServiceServer::new(launchers))
+        .add_service(OperatorServiceServer::new(operators))
+        .add_service(CheckpointServiceServer::new(checkpoints));
     let reader = board.reader();
     let roster = board.roster().clone();
     nvrx::open(&config, &reader, &stop)?;
@@ -82,7 +89,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         memory_held: config.preflight.gpu_memory_held,
     };
     let hooks = Hooks::start(&hook_plan(&config)).context("starting the threads of the hooks")?;
-    let node = Node::new(board, recalled.origins, hardware, look, hooks, inputs);
+    let node = Node::new(board, recalled.origins, hardware, look, hooks, recalled.repeats, inputs);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
     notify(&[NotifyState::Ready, NotifyState::Status("watching the host")]);
@@ -110,6 +117,8 @@ pub(super) struct Recalled {
     pub(super) journal_position: u64,
     /// What the rooms that watch the host saw, in any boot, in its order.
     pub(super) observed: Vec<(Stamp, BootId, Observation)>,
+    /// How jobs failed, in any boot.
+    pub(super) repeats: Repeats,
 }
 
 impl Recalled {
@@ -134,6 +143,7 @@ impl Recalled {
         if let (Some(job), Some(seq)) = (&entry.job, entry.origin_seq) {
             self.origins.insert(job.clone(), seq);
         }
+        self.repeats.take_in(&entry);
         let Body::Fact(fact) = entry.body else { return };
         if entry.job.is_some() {
             return;

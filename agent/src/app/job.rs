@@ -10,6 +10,8 @@ use mainstay_core::id::JobId;
 use mainstay_core::job::Summary;
 use mainstay_core::ledger::Spending;
 use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
+use mainstay_tier::disk::Keep;
+use mainstay_tier::pool::{self, Keeper};
 use nix::unistd::geteuid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -19,6 +21,7 @@ use tonic::service::Routes;
 
 use crate::act::guardian::Guardian;
 use crate::act::output::Terminal;
+use crate::act::page_files::private_directory;
 use crate::act::ranks::Crew;
 use crate::api::orders::Orders;
 use crate::api::{self, Listeners, Mode, UnixSocket};
@@ -77,10 +80,13 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let cgroup = Cgroup::make(&format!("mainstay-{}-{}", places.job, std::process::id()))
         .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
         .ok();
-    let guardian = start_guardian(&places, cgroup.as_ref());
     let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
-    let crew = Crew { modules_file: warm.modules_file(), ..crew(&plan.settings, &places, cgroup.as_ref())? };
+    let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
     let terminal = Terminal::start().context("starting the thread that shows the ranks' output")?;
+    let keeper = start_keeper(&plan.settings, &runtime_root, &crew, &terminal);
+    let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
+    let crew = Crew { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
+    let guardian = start_guardian(&places, cgroup.as_ref(), crew.checkpoint_pool.as_deref());
     terminal.say(format!(
         "job {}: {} rank(s); logs in {}",
         places.job,
@@ -101,12 +107,14 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         None => usual::agent_sockets(geteuid().as_raw(), &usual::environment),
     };
     let agent_expected = sockets.iter().any(|socket| socket.exists());
+    let say = |text: String| terminal.say(text);
+    link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, &say).await;
     let link = tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
     let outside = Outside { link_events, agent_expected, host, signals, orders };
-    let launcher = Launcher::begin(plan.settings, crew, board, guardian, cgroup, terminal, warm);
+    let launcher = Launcher::begin(plan.settings, crew, board, guardian, keeper, cgroup, terminal, warm);
     let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
     // The agent hears of the end before the launcher's process is gone.
@@ -170,6 +178,7 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         max_restarts: settings.policy.budget.max_restarts,
         run_dir: places.run_dir.clone(),
         checkpoint_dir,
+        checkpoint_pool: None,
         page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
         boot_id: clock::boot_id_bytes(),
         cgroup_procs: cgroup.map(Cgroup::procs),
@@ -178,11 +187,54 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
     })
 }
 
+/// Memory for checkpoints; without it the ranks write to the disk themselves.
+fn start_keeper(
+    settings: &Settings,
+    runtime_root: &Path,
+    crew: &Crew,
+    terminal: &Terminal,
+) -> Option<Keeper> {
+    let wanted = &settings.checkpoints;
+    if !wanted.in_memory {
+        return None;
+    }
+    let root = runtime_root.join("pools");
+    let started = private_directory(&root).map_err(|error| error.to_string()).and_then(|()| {
+        let settings = pool::Settings {
+            root: root.clone(),
+            directory: crew.checkpoint_dir.clone(),
+            job: crew.job.clone(),
+            // Agents on other hosts find the steps by what stands before the `@`.
+            run: format!("{}@{}", crew.run_id, std::process::id()),
+            world_size: crew.local_world_size,
+            keep: Keep { steps: wanted.keep, bytes: wanted.quota },
+            slots: wanted.slots,
+            memory: wanted.memory,
+            rate: wanted.bandwidth,
+        };
+        Keeper::start(settings).map_err(|error| error.to_string())
+    });
+    // What others left who were killed is memory that nobody uses. It may be much: not in the way of this job.
+    let _ = std::thread::Builder::new().name("ckpt-left".to_owned()).spawn(move || {
+        for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::told) {
+            tracing::warn!("{line}");
+        }
+    });
+    match started {
+        Ok(keeper) => Some(keeper),
+        Err(error) => {
+            terminal
+                .say(format!("no memory for checkpoints: {error}; ranks write them to the disk themselves"));
+            None
+        }
+    }
+}
+
 /// Without a guardian the ranks still die with the launcher; only what they started may outlive it.
-fn start_guardian(places: &Places, cgroup: Option<&Cgroup>) -> Option<Guardian> {
+fn start_guardian(places: &Places, cgroup: Option<&Cgroup>, pool: Option<&Path>) -> Option<Guardian> {
     let mark = format!("MAINSTAY_JOB_ID={}", places.job);
     let program = Path::new("/proc/self/exe");
-    Guardian::start(program, &mark, cgroup.map(Cgroup::path))
+    Guardian::start(program, &mark, cgroup.map(Cgroup::path), pool)
         .inspect_err(|error| tracing::warn!(%error, "running without a guardian"))
         .ok()
 }

@@ -33,8 +33,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const CURSOR_EVERY: Duration = Duration::from_secs(1);
 
 /// In a storm, how long the next lines are left to gather: to be woken for each of them would cost more than to read them.
-/// Far less than the kernel's buffer holds.
-const GATHERING: Duration = Duration::from_millis(2);
+/// At 100,000 lines a second that is a third of the smallest buffer that kernels have (256 KiB).
+const GATHERING: Duration = Duration::from_millis(5);
 
 /// How often it says at least that it still reads.
 pub const LONGEST_SILENCE: Span = Span::seconds(10);

@@ -48,7 +48,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
         nudge: probing.as_ref().map(device::Probing::nudge).transpose()?,
         memory_held: own.preflight.gpu_memory_held,
     };
-    let node = Node::new(board, recalled.origins, hardware, look, Hooks::default(), inputs);
+    let node = Node::new(board, recalled.origins, hardware, look, Hooks::default(), recalled.repeats, inputs);
     let node = tokio::spawn(node.run(node_inputs, || {}, stop.clone()));
     stop_with_standard_input(stop.clone())?;
     writeln!(std::io::stdout(), "{READY}").context("telling that the checks can be asked for")?;

@@ -199,7 +199,7 @@ impl Rooms<'_> {
 
     /// A second opinion on GPUs.
     fn dcgm(&mut self) -> anyhow::Result<()> {
-        let DcgmConfig { mode, address, library, interval, deadline, .. } = &self.config.dcgm;
+        let DcgmConfig { mode, address, library, policies, interval, deadline, .. } = &self.config.dcgm;
         if *mode == DcgmMode::Off {
             return Ok(());
         }
@@ -212,6 +212,7 @@ impl Rooms<'_> {
             expected,
             sys: self.config.host.sys_root.clone(),
             deadline: Duration::from_nanos(deadline.0.0),
+            policies: *policies,
         });
         let inputs = self.inputs.clone();
         self.watch("dcgm", *interval, move |at| {

@@ -2,7 +2,7 @@
 //! judges a file of labelled cases.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::Context;
 use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::attribute::explain::{self, Report};
+use mainstay_core::attribute::lines;
 use mainstay_core::attribute::scan::{Findings, Kind, Scan};
-use mainstay_core::attribute::score::{self, Case};
+use mainstay_core::attribute::score::{self, Answer, Case};
 use mainstay_core::attribute::{Evidence, attribute, exit as exits};
 
 use super::exit;
@@ -155,7 +156,7 @@ fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> 
     } else {
         Box::new(File::open(file).with_context(reading)?)
     };
-    let mut scan = Scan::new(catalog, &name, rank_of(file), kind);
+    let mut scan = Scan::new(catalog, &name, lines::rank_of_path(&name), kind);
     let mut piece = vec![0; PIECE];
     loop {
         match source.read(&mut piece) {
@@ -167,28 +168,24 @@ fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> 
     }
 }
 
-/// The rank that a file's path names: `rank3.log`, `rank_3/stderr`, `3/stdout.log` below torchrun's directories.
-fn rank_of(file: &Path) -> Option<u32> {
-    let name = file.file_stem()?.to_str()?.to_ascii_lowercase();
-    let parent = file.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
-    let after = |text: &str| {
-        let (_, rest) = text.split_once("rank")?;
-        let digits: String =
-            rest.trim_start_matches(['_', '-', '.']).chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().ok()
-    };
-    let of_torchrun = || matches!(name.as_str(), "stdout" | "stderr").then(|| parent.parse().ok()).flatten();
-    after(&name).or_else(|| after(&parent.to_ascii_lowercase())).or_else(of_torchrun)
-}
-
+/// Scores labelled cases. Whatever a line holds is judged: one that cannot be read is a case about which nothing is known.
 fn evaluate(catalog: &Catalog, file: &Path, json: bool) -> anyhow::Result<String> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    let mut cases: Vec<Case> = Vec::new();
-    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-        let case = serde_json::from_str(line);
-        cases.push(case.with_context(|| format!("{}:{number}: not a labelled case", file.display()))?);
+    let reading = || format!("reading {}", file.display());
+    let mut source = BufReader::new(File::open(file).with_context(reading)?);
+    let (mut cases, mut answers): (Vec<Case>, Vec<Answer>) = Default::default();
+    let (mut line, mut number) = (Vec::new(), 0);
+    while source.read_until(b'\n', &mut line).with_context(reading)? > 0 {
+        number += 1;
+        let text = String::from_utf8_lossy(&line);
+        if !text.trim().is_empty() {
+            let mut case = Case::read(number, text.trim());
+            answers.push(score::answer(catalog, &case));
+            // What is left of it is for the score; a file of cases may be larger than memory.
+            case.forget_texts();
+            cases.push(case);
+        }
+        line.clear();
     }
-    let answers: Vec<score::Answer> = cases.iter().map(|case| score::answer(catalog, case)).collect();
     let summary = score::summary(&cases, &answers);
     if json {
         return Ok(
@@ -196,18 +193,4 @@ fn evaluate(catalog: &Catalog, file: &Path, json: bool) -> anyhow::Result<String
         );
     }
     Ok(show::score(&cases, &answers, &summary))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_are_read_from_paths() {
-        let rank = |path: &str| rank_of(Path::new(path));
-        assert_eq!(rank("logs/rank3.log"), Some(3));
-        assert_eq!(rank("logs/rank_12/out.txt"), Some(12));
-        assert_eq!(rank("/tmp/run/attempt_0/7/stderr.log"), Some(7));
-        assert_eq!(rank("slurm-4711.out"), None);
-    }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use mainstay_proto::v1::checkpoint_service_client::CheckpointServiceClient;
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::job_order_service_client::JobOrderServiceClient;
@@ -13,11 +14,13 @@ use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, EventFilter, ExcludeRankRequest, GetNodeRequest, InjectFaultRequest, Job,
-    ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse, ListJobsRequest, Node,
-    PreflightCheck, RestartJobRequest, RunPreflightRequest, RunPreflightResponse, Server,
-    SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchEventsRequest,
-    WatchEventsResponse,
+    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExcludeRankRequest, ExplainIncidentRequest,
+    ExplainIncidentResponse, GetNodeRequest, InjectFaultRequest, Job, ListCheckpointsRequest,
+    ListCheckpointsResponse, ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse,
+    ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, RestartJobRequest,
+    RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
+    SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest,
+    WatchEventsRequest, WatchEventsResponse,
 };
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -226,6 +229,26 @@ impl Client {
         .await
     }
 
+    /// The story of a failure of a job, within the deadline; none if the server knows of no such failure.
+    pub(super) async fn explain(
+        &self,
+        job: &str,
+        incident: Option<u64>,
+    ) -> Result<Option<ExplainIncidentResponse>, AskError> {
+        let request = ExplainIncidentRequest { job: job.to_owned(), incident };
+        let mut events =
+            EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
+        within(&self.socket, async {
+            match events.explain_incident(request).await {
+                Ok(answer) => Ok(Some(answer.into_inner())),
+                // A server that is older than the question knows of nothing, too.
+                Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => Ok(None),
+                Err(status) => Err(self.failed(&status)),
+            }
+        })
+        .await
+    }
+
     /// All events after a cursor as they happen.
     pub(super) async fn watch_events(
         &self,
@@ -240,6 +263,55 @@ impl Client {
         })
         .await?;
         Ok(Events { client: self.clone(), stream: stream.into_inner() })
+    }
+
+    fn checkpoints(&self) -> CheckpointServiceClient<Channel> {
+        CheckpointServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE)
+    }
+
+    /// The steps that the agent and its peers know. Peers that do not answer are waited for.
+    pub(super) async fn list_checkpoints(
+        &self,
+        run: Option<String>,
+        refresh: bool,
+    ) -> Result<ListCheckpointsResponse, AskError> {
+        let answer = self.checkpoints().list_checkpoints(ListCheckpointsRequest { run, refresh }).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// Has a directory's steps replicated, within the deadline; whether the agent has peers.
+    pub(super) async fn watch_checkpoints(&self, run: String, directory: &Path) -> Result<bool, AskError> {
+        let request = WatchCheckpointsRequest { run, directory: directory.display().to_string() };
+        let mut checkpoints = self.checkpoints();
+        within(&self.socket, async {
+            let answer = checkpoints.watch_checkpoints(request).await;
+            answer.map(|answer| answer.into_inner().enabled).map_err(|status| self.failed(&status))
+        })
+        .await
+    }
+
+    /// Has the newest whole step brought into a directory.
+    pub(super) async fn restore_checkpoint(
+        &self,
+        run: String,
+        directory: &Path,
+        ranks: Vec<u32>,
+    ) -> Result<Streaming<RestoreCheckpointResponse>, AskError> {
+        let request = RestoreCheckpointRequest { run, directory: directory.display().to_string(), ranks };
+        let answer = self.checkpoints().restore_checkpoint(request).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// Deletes all copies of a step; how many there were.
+    pub(super) async fn remove_checkpoint(&self, run: String, step: u64) -> Result<u32, AskError> {
+        let answer = self.checkpoints().remove_checkpoint(RemoveCheckpointRequest { run, step }).await;
+        answer.map(|answer| answer.into_inner().copies).map_err(|status| self.failed(&status))
+    }
+
+    /// Deletes replicas that no rule keeps; how many there were.
+    pub(super) async fn collect_checkpoints(&self) -> Result<u32, AskError> {
+        let answer = self.checkpoints().collect_checkpoints(CollectCheckpointsRequest {}).await;
+        answer.map(|answer| answer.into_inner().replicas).map_err(|status| self.failed(&status))
     }
 
     fn failed(&self, status: &Status) -> AskError {

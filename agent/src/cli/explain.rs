@@ -26,6 +26,7 @@ Examples:
   mainstay explain                         the last failure of the newest run
   mainstay explain exp-7 --incident 2      the second failure of a run
   mainstay explain /logs/exp-7 --markdown  for a ticket
+  mainstay explain exp-9                   a job whose directory is not here: its launcher or the agent is asked
   mainstay explain gpu.0000:3b:00          a component: what was seen, what it means, what to do
   mainstay explain 4711                    an event, by its cursor (mainstay events)
 
@@ -35,8 +36,8 @@ Exit status: 0 explained, 3 there is nothing of that name, 64 the command line w
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// A run directory, the name of a run in the usual place, a component of the host, or the cursor of an event of the
-    /// agent; the newest run if not given
+    /// A run directory, the name of a run in the usual place or of a job that a launcher or the agent knows, a component
+    /// of the host, or the cursor of an event of the agent; the newest run if not given
     #[arg(value_name = "RUN|COMPONENT|CURSOR")]
     what: Option<PathBuf>,
     /// Which failure of the job, from 1; the last one if not given
@@ -48,7 +49,7 @@ pub(super) struct Args {
     /// Print Markdown
     #[arg(long)]
     markdown: bool,
-    /// Ask the agent on this socket for components and events
+    /// Ask the server on this socket: for components and events the agent, for a job also its launcher
     #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
     socket: Option<PathBuf>,
     /// The agent's configuration file, which may name catalogues
@@ -57,13 +58,40 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    if let Some(what) = args.what.as_deref().and_then(Path::to_str).filter(|what| !is_run(what))
-        && let Some((text, value)) = of_host(&args, what).await?
-    {
-        output::print(&if args.json { format!("{value}\n") } else { text })?;
-        return Ok(ExitCode::SUCCESS);
+    let named = args.what.as_deref().and_then(Path::to_str);
+    if let Some(what) = named.filter(|what| args.socket.is_some() || !is_run(what)) {
+        if let Some((text, value)) = of_host(&args, what).await? {
+            output::print(&if args.json { format!("{value}\n") } else { text })?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        if let Some(text) = of_job(&args, what).await? {
+            output::print(&text)?;
+            return Ok(ExitCode::SUCCESS);
+        }
     }
     of_run(&args)
+}
+
+/// Asks the job's launcher and the agent for a failure of a job whose run directory is not at hand. None if nobody knows
+/// of it.
+async fn of_job(args: &Args, job: &str) -> anyhow::Result<Option<String>> {
+    let found = find(&Ask { socket: args.socket.clone(), json: false });
+    // The launcher knows most of its own job; what the agent took over outlives it.
+    let (agents, launchers): (Vec<_>, Vec<_>) = found.places.iter().partition(|place| place.job.is_none());
+    for place in launchers.into_iter().chain(agents) {
+        let Ok(client) = Client::connect(&place.socket).await else { continue };
+        let Some(answer) = client.explain(job, args.incident).await? else { continue };
+        return Ok(Some(match (args.json, args.markdown) {
+            (true, _) => {
+                let mut told: serde_json::Value = serde_json::from_str(&answer.json)?;
+                told["run"] = job.into();
+                format!("{told}\n")
+            }
+            (_, true) => answer.markdown,
+            _ => answer.text,
+        }));
+    }
+    Ok(None)
 }
 
 fn is_run(name: &str) -> bool {

@@ -12,10 +12,27 @@ pub struct Args {
     mark: String,
     /// The job's cgroup
     cgroup: Option<PathBuf>,
+    /// The memory with the job's checkpoints: what is in it is brought to the disk
+    #[arg(long)]
+    pool: Option<PathBuf>,
 }
 
 /// Stands guard until the launcher, at the other end of standard input, is gone.
 pub fn run(args: &Args) -> ExitCode {
-    guardian::stand_guard(std::io::stdin().lock(), &args.mark, args.cgroup.as_deref());
+    let left = guardian::stand_guard(std::io::stdin().lock(), &args.mark, args.cgroup.as_deref());
+    if let (true, Some(pool)) = (left, &args.pool) {
+        // The launcher's lock goes with the last of its threads, which may be a moment later than its end of the pipe.
+        for _ in 0..50 {
+            match mainstay_tier::pool::recover(pool) {
+                Ok(None) if pool.exists() => std::thread::sleep(std::time::Duration::from_millis(100)),
+                // Standard error is the launcher's: whoever still reads there is told.
+                Ok(Some(recovered)) => {
+                    recovered.told().iter().for_each(|line| eprintln!("mainstay: {line}"));
+                    break;
+                }
+                _ => break,
+            }
+        }
+    }
     ExitCode::SUCCESS
 }

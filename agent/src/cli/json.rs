@@ -91,6 +91,8 @@ pub(super) fn job(job: &Job) -> Value {
         "hang": job.hang.as_ref().map(hang),
         "last_decision": job.last_decision.as_ref().map(decision),
         "findings": job.findings.iter().map(finding).collect::<Vec<_>>(),
+        "policy_trouble": (!job.policy_trouble.is_empty()).then_some(&job.policy_trouble),
+        "policy_troubles": job.policy_troubles,
     }))
 }
 

@@ -4,6 +4,7 @@ mod agent;
 mod attribute;
 mod bundle;
 mod check;
+mod ckpt;
 mod client;
 mod completions;
 mod config;
@@ -17,6 +18,7 @@ mod json;
 mod operator;
 mod order;
 mod output;
+mod policy;
 mod probe;
 mod ranks;
 mod replay;
@@ -78,10 +80,12 @@ enum Command {
     Unsilence(operator::Unsilence),
     Bundle(bundle::Args),
     Replay(replay::Args),
+    Policy(policy::Args),
     Job(job::Job),
     Inject(job::Inject),
     Stragglers(stragglers::Args),
     Check(Box<check::Args>),
+    Ckpt(ckpt::Args),
     /// Print the version
     Version(version::Args),
     /// Print a script that completes commands in a shell
@@ -131,10 +135,12 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Policy(args) => policy::run(&args),
         Command::Job(args) => job::job(args).await,
         Command::Inject(args) => job::inject(args).await,
         Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
+        Command::Ckpt(args) => ckpt::run(args).await,
         Command::Ack(args) => operator::ack(args).await,
         Command::Silence(args) => operator::silence(args).await,
         Command::Unsilence(args) => operator::unsilence(args).await,

@@ -8,6 +8,7 @@ use super::output;
 use crate::app::look::run_look;
 use crate::app::usual;
 use crate::config::{Config, Environment};
+use crate::os::stdout;
 use crate::probe::dcgm::{self, Engine};
 use crate::probe::deep::{self, Means};
 use crate::probe::{mount, nvml};
@@ -35,6 +36,9 @@ enum Library {
         /// The host engine; none to run one in here
         #[arg(long, value_name = "HOST:PORT")]
         address: Option<String>,
+        /// Set policies where nobody has set any
+        #[arg(long)]
+        policies: bool,
     },
     /// One active probe, told in one line
     Deep {
@@ -69,16 +73,18 @@ pub fn run(args: &Args) -> ExitCode {
     let ran = match &args.library {
         Library::Nvml { lib } => {
             let library = lib.as_ref().map(|path| path.clone().into_os_string());
-            nvml::serve(library, std::io::stdin().lock(), std::io::stdout()).map_err(Into::into)
+            let answers = stdout::apart();
+            answers.and_then(|to| nvml::serve(library, std::io::stdin().lock(), to)).map_err(Into::into)
         }
         Library::Mount { point } => {
             let answer = mount::ask(point).map_or_else(|error| error.to_string(), |()| "ok".to_owned());
             writeln!(std::io::stdout().lock(), "{answer}").map_err(Into::into)
         }
-        Library::Dcgm { lib, address } => {
+        Library::Dcgm { lib, address, policies } => {
             let library = lib.as_ref().map(|path| path.clone().into_os_string());
-            let engine = Engine { library, address: address.clone() };
-            dcgm::serve(&engine, std::io::stdin().lock(), std::io::stdout().lock()).map_err(Into::into)
+            let engine = Engine { library, address: address.clone(), policies: *policies };
+            let answers = stdout::apart();
+            answers.and_then(|to| dcgm::serve(&engine, std::io::stdin().lock(), to)).map_err(Into::into)
         }
         Library::Deep { probe, storage_size, cuda } => deep(probe, *storage_size, cuda.as_deref()),
         Library::Look { directory, config } => look(directory, config.as_deref()),
@@ -96,8 +102,10 @@ pub fn run(args: &Args) -> ExitCode {
 fn deep(probe: &str, storage_size: u64, cuda: Option<&Path>) -> anyhow::Result<()> {
     let probe = serde_json::from_str(probe)?;
     let means = Means { storage_size, cuda: cuda.map(|path| path.as_os_str().to_owned()) };
+    let mut answers = stdout::apart()?;
     let told = serde_json::to_string(&deep::run(&probe, &means))?;
-    output::print(&format!("{told}\n"))
+    writeln!(answers, "{told}")?;
+    Ok(())
 }
 
 fn look(directory: &Path, config: Option<&Path>) -> anyhow::Result<()> {

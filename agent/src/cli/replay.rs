@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }))
 }
 
-fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
+pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     let mut lines = text.lines();
     let head: Option<Value> = lines.next().and_then(|line| serde_json::from_str(line).ok());

@@ -9,10 +9,11 @@ use mainstay_core::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 use mainstay_core::time::Span;
 
 use crate::act::stop::Grace;
-use crate::app::{self, JobPlan, logging};
+use crate::app::{self, JobPlan, logging, usual};
 use crate::cli::{exit, output, torchrun};
+use crate::config::{Config, Environment};
 use crate::launch::hang::{HangSettings, Mode};
-use crate::launch::{Settings, Shown, WarmSettings, places};
+use crate::launch::{CheckpointSettings, Settings, Shown, WarmSettings, places};
 use crate::os::clock;
 
 /// The usual status for that, as the command line takes it.
@@ -68,6 +69,10 @@ pub struct Args {
     /// Exit status that asks the scheduler to start the job again elsewhere
     #[arg(long, env = "MAINSTAY_HAND_BACK_EXIT", default_value_t = HAND_BACK, value_name = "STATUS", value_parser = clap::value_parser!(u8).range(1..))]
     hand_back_exit: u8,
+    /// A policy of one's own, in Starlark: what is done about failures (docs/reference/policy-file.md). If none is given,
+    /// policy.file of the agent's configuration
+    #[arg(long, env = "MAINSTAY_POLICY", value_name = "FILE")]
+    policy: Option<PathBuf>,
     /// Name of the run; made up from time and process if not given
     #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", value_name = "ID")]
     rdzv_id: Option<String>,
@@ -172,6 +177,22 @@ pub struct Args {
     /// Where ranks keep checkpoints, to go on from them in a later run too; a directory of this run if not given
     #[arg(long, env = "MAINSTAY_CHECKPOINT_DIR", value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
+    /// Memory for checkpoints of all ranks together, such as 64G: ranks copy into it and go on, and the launcher writes to the
+    /// disk; off has the ranks write to the disk themselves. Half of what is free if not given
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_MEMORY", value_name = "BYTES|off", value_parser = checkpoint_memory)]
+    checkpoint_memory: Option<CheckpointMemory>,
+    /// How fast the launcher writes checkpoints to the disk at most, such as 500M (bytes per second); as fast as it is if not given
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_BANDWIDTH", value_name = "BYTES", value_parser = bytes)]
+    checkpoint_bandwidth: Option<u64>,
+    /// Room on the disk for steps beyond the newest whole one, such as 2T
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_QUOTA", value_name = "BYTES", value_parser = bytes)]
+    checkpoint_quota: Option<u64>,
+    /// Checkpoints of each rank in memory at a time: 2, or 3 so that the disk may be slower than they come
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_SLOTS", default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=8))]
+    checkpoint_slots: u8,
+    /// Whole steps that are kept on the disk
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_KEEP", default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    checkpoint_keep: u32,
     /// Where heartbeat pages and the launcher's socket are made: on a tmpfs
     #[arg(long, env = "MAINSTAY_RUNTIME_DIR", value_name = "DIR", hide_short_help = true)]
     runtime_dir: Option<PathBuf>,
@@ -246,12 +267,21 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
             dry_run: args.dry_run,
             ..Budget { max_restarts: args.max_restarts, window: args.restart_window }.into()
         },
+        policy_file: args.policy.or_else(policy_of_the_host),
         grace: Grace { requested: args.shutdown_timeout, fault: args.fault_timeout, done: Span::seconds(5) },
         save_signal: args.save_signal,
         leave_on_notice: !args.stay_on_notice,
         allow_inject: args.allow_inject,
         hang: HangSettings { mode: args.hang, limits: limits(&args.hang_limit) },
         checkpoint_dir: args.checkpoint_dir,
+        checkpoints: CheckpointSettings {
+            memory: args.checkpoint_memory.and_then(|memory| memory.0),
+            in_memory: args.checkpoint_memory != Some(CheckpointMemory(None)),
+            slots: args.checkpoint_slots.into(),
+            bandwidth: args.checkpoint_bandwidth,
+            keep: usize::try_from(args.checkpoint_keep).unwrap_or(usize::MAX),
+            quota: args.checkpoint_quota,
+        },
         warm: WarmSettings { enabled: !args.no_warm, imports: args.warm_imports },
         shown: Shown { ranks: listed.map_err(wrong("--local-ranks-filter"))?, streams },
     };
@@ -263,6 +293,13 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         look_for_agent: !args.no_agent,
         print_summary: args.json,
     })
+}
+
+/// What the agent's configuration names for jobs that name none. A configuration that cannot be read is the agent's trouble.
+fn policy_of_the_host() -> Option<PathBuf> {
+    let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
+    let config = Config::load(None, &environment, &[]).ok()?;
+    Some(config.policy.file).filter(|file| !file.as_os_str().is_empty())
 }
 
 /// With torchrun's static backend the rendezvous endpoint is the address of the ranks' store.
@@ -339,6 +376,38 @@ fn duration(text: &str) -> Result<Span, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| format!("{text:?} is no duration: write 30s, 2m or 1h"))?;
     u64::try_from(parsed.as_nanos()).map(Span).map_err(|_| format!("{text:?}: a duration cannot be negative"))
+}
+
+/// Bytes of memory for checkpoints; none for no memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct CheckpointMemory(Option<u64>);
+
+fn checkpoint_memory(text: &str) -> Result<CheckpointMemory, String> {
+    if text == "off" {
+        Ok(CheckpointMemory(None))
+    } else {
+        bytes(text).map(|bytes| CheckpointMemory(Some(bytes)))
+    }
+}
+
+/// A number of bytes such as `64G`: K, M, G and T are powers of 1024.
+fn bytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no number of bytes: write 500M, 64G or 2T");
+    let digits = text.trim_end_matches(['B', 'i', 'b']);
+    let (number, unit) = match digits.char_indices().last() {
+        Some((at, unit)) if unit.is_ascii_alphabetic() => (&digits[..at], unit.to_ascii_uppercase()),
+        _ => (digits, ' '),
+    };
+    let shift = match unit {
+        ' ' => 0,
+        'K' => 10,
+        'M' => 20,
+        'G' => 30,
+        'T' => 40,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.trim().parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
 }
 
 /// How long a host is waited for; none to not look.

@@ -143,6 +143,9 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     if let Some(reason) = &job.end_reason {
         line(screen, &format!("  {}", clean(reason)));
     }
+    if !job.policy_trouble.is_empty() {
+        line(screen, &format!("  {}", paint.bad(&clean(&job.policy_trouble))));
+    }
     if let Some(hang) = job.hang.as_ref().filter(|_| !is_over(job)) {
         line(screen, &format!("  {}", paint.bad(&clean(&hang.headline))));
     }

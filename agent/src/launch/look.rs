@@ -4,6 +4,7 @@ use mainstay_core::entry::Fact;
 use mainstay_core::id::{Attempt, Pid, Rank};
 use mainstay_core::job::Input;
 use mainstay_core::view::BeatView;
+use mainstay_tier::pool::Keeper;
 
 use crate::act::ranks::RankProcess;
 use crate::act::stop::reap_orphans;
@@ -27,6 +28,8 @@ impl Launcher {
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
+            let said = self.keeper.as_ref().map(Keeper::said).unwrap_or_default();
+            said.into_iter().for_each(|line| self.terminal.say(line));
             let ranks = self.ranks.iter().map(|rank| rank.pid);
             let ranks: Vec<Pid> = ranks.chain(self.warm.template()).collect();
             // The guardian too, should somebody have killed it: it would stand before all the others in line.

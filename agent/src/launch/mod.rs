@@ -1,6 +1,7 @@
 //! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
+pub mod advised;
 pub mod drill;
 pub mod hang;
 mod look;
@@ -40,10 +41,14 @@ pub struct Settings {
     pub master_port: Option<u16>,
     /// What may be done about failures.
     pub policy: mainstay_core::policy::Settings,
+    /// The user's own policy; none for the built-in one alone.
+    pub policy_file: Option<PathBuf>,
     /// How long stops may take.
     pub grace: Grace,
     /// Where checkpoints go; none for a directory of the run's own.
     pub checkpoint_dir: Option<PathBuf>,
+    /// The memory for checkpoints.
+    pub checkpoints: CheckpointSettings,
     /// What is done about hangs.
     pub hang: HangSettings,
     /// Whose output is shown on the terminal.
@@ -56,6 +61,23 @@ pub struct Settings {
     pub leave_on_notice: bool,
     /// How ranks are started again.
     pub warm: WarmSettings,
+}
+
+/// The memory for checkpoints, and the disk behind it.
+#[derive(Clone, Debug)]
+pub struct CheckpointSettings {
+    /// Bytes for all ranks; none for half of what is free.
+    pub memory: Option<u64>,
+    /// Whether there is any: else ranks write to the disk themselves.
+    pub in_memory: bool,
+    /// Slots for each rank, if there is room.
+    pub slots: usize,
+    /// Bytes per second to the disk at most; none for as fast as it is.
+    pub bandwidth: Option<u64>,
+    /// Whole steps kept on the disk.
+    pub keep: usize,
+    /// Bytes of steps on the disk, beyond the newest whole one; none for as many as the steps need.
+    pub quota: Option<u64>,
 }
 
 /// Which output is shown on the terminal; all of it is in files.

@@ -104,6 +104,9 @@ impl Launcher {
         }
         self.attempt = attempt;
         self.stop = None;
+        if let Some(keeper) = &self.keeper {
+            keeper.begin_attempt(attempt.0.into());
+        }
         let waiting = self.round.waiting();
         let lost: Vec<u32> =
             self.ranks.iter().filter(|rank| rank.exit.is_some()).map(|rank| rank.local_rank).collect();

@@ -6,11 +6,12 @@ use std::time::Duration;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::finding::Finding;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
-use mainstay_core::job::{Input, Job, Order, Output, Summary};
+use mainstay_core::job::{Input, Job, Order, Output, Summary, policy_trouble};
 use mainstay_core::judged::Judged;
 use mainstay_core::rounds::{Round, Word};
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::{Mono, Span};
+use mainstay_tier::pool::Keeper;
 use tokio::sync::mpsc;
 
 use crate::act::doubt;
@@ -25,7 +26,7 @@ use crate::launch::drill::Injected;
 use crate::launch::hang::{Evidence, Judge};
 use crate::launch::order::Ordered;
 use crate::launch::start::job_spec;
-use crate::launch::{Settings, Warm, notice};
+use crate::launch::{Settings, Warm, advised, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
@@ -72,6 +73,8 @@ pub struct Launcher {
     pub(super) board: Board,
     pub(super) terminal: Terminal,
     pub(super) guardian: Option<Guardian>,
+    /// Keeps the checkpoints that ranks copy into memory.
+    pub(super) keeper: Option<Keeper>,
     pub(super) cgroup: Option<Cgroup>,
     pub(super) watcher: Option<Watcher>,
     pub(super) warm: Warm,
@@ -115,6 +118,7 @@ impl Launcher {
         crew: Crew,
         board: Board,
         guardian: Option<Guardian>,
+        keeper: Option<Keeper>,
         cgroup: Option<Cgroup>,
         terminal: Terminal,
         warm: Warm,
@@ -123,7 +127,12 @@ impl Launcher {
         let began = clock::mono();
         let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());
         let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
-        let job = Job::begin(began, job_spec(&settings, &crew), policy, &mut out);
+        let mut job = Job::begin(began, job_spec(&settings, &crew), policy, &mut out);
+        if let Some(file) = &settings.policy_file {
+            let (advisor, trouble) = advised::read(file);
+            job.advised_by(advisor);
+            out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
+        }
         let watcher = crew.page_dir.as_ref().and_then(|directory| {
             let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
             watcher
@@ -155,6 +164,7 @@ impl Launcher {
             board,
             terminal,
             guardian,
+            keeper,
             cgroup,
             watcher,
             warm,
@@ -297,6 +307,11 @@ impl Launcher {
         // Its template may have been forking just now; nothing of the job is to outlive it, not even for a moment.
         let guardian = self.guardian.as_ref().map(Guardian::pid);
         sweep(None, || guardian.into_iter().collect(), Span::default()).await;
+        if let Some(keeper) = self.keeper.take() {
+            // The guardian stays until this is done: should we be killed meanwhile, it goes on with it.
+            let said = tokio::task::spawn_blocking(move || keeper.finish()).await.unwrap_or_default();
+            said.into_iter().for_each(|line| self.terminal.say(line));
+        }
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss();
         }

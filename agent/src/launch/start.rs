@@ -36,6 +36,9 @@ impl Launcher {
         };
         self.monitors.clear();
         self.pages.clear();
+        if let Some(keeper) = &self.keeper {
+            keeper.begin_attempt(attempt.0.into());
+        }
         match self.make_ranks(attempt, number, &self.crew.all_ranks(), ended) {
             Err(error) => self.fact(Fact::StartFailed { attempt, error }),
             Ok((ranks, page_trouble)) => {

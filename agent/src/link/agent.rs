@@ -179,7 +179,7 @@ async fn greet(
 
 /// Connects, and trusts only an agent of root's, of our own, or where only root could have put it: its word can
 /// end the job.
-async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
+pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
     let stream = UnixStream::connect(&socket).await?;
     let owner = stream.peer_cred()?.uid();
     if owner != 0 && owner != nix::unistd::geteuid().as_raw() && !is_given_by_root(&socket, owner) {

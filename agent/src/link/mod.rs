@@ -1,4 +1,5 @@
 //! Floor 2. The wire between launcher and agent.
 
 pub mod agent;
+pub mod checkpoint;
 pub mod wire;

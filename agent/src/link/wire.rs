@@ -1,6 +1,7 @@
 //! What goes over the wire, in the core's words and back: the one place that knows both.
 
 use mainstay_core::entry::Entry;
+use mainstay_core::forwarded::{self, FormError};
 use mainstay_core::id::{Attempt, Incident, Rank};
 use mainstay_core::job::Ruling;
 use mainstay_core::running::Pace;
@@ -14,9 +15,12 @@ use mainstay_proto::v1;
 /// A message that does not say what it should.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// A part is not in the journal's form, or of a version that is not understood.
-    #[error("{what} cannot be read: {source}")]
-    Form {
+    /// A part that came is not in the journal's form, or of a version that is not understood.
+    #[error(transparent)]
+    Form(#[from] FormError),
+    /// A part has no form in JSON.
+    #[error("{what} cannot be written: {source}")]
+    Unwritable {
         /// Which part.
         what: &'static str,
         /// What is wrong.
@@ -25,7 +29,7 @@ pub enum WireError {
 }
 
 fn form(what: &'static str) -> impl Fn(serde_json::Error) -> WireError {
-    move |source| WireError::Form { what, source }
+    move |source| WireError::Unwritable { what, source }
 }
 
 /// An entry to be sent.
@@ -41,7 +45,7 @@ pub fn entry_out(entry: &Entry) -> Result<v1::ForwardedEntry, WireError> {
 /// # Errors
 /// It is not an entry of this version.
 pub fn entry_in(entry: &v1::ForwardedEntry) -> Result<Entry, WireError> {
-    serde_json::from_str(&entry.line).map_err(form("an entry"))
+    Ok(forwarded::entry(&entry.line)?)
 }
 
 /// A sample to be sent.
@@ -97,9 +101,7 @@ pub fn proposal_out(verdict: &Verdict, decision: &Decision) -> Result<v1::Propos
 /// # Errors
 /// It is not of this version.
 pub fn proposal_in(proposal: &v1::Proposal) -> Result<(Verdict, Decision), WireError> {
-    let verdict = serde_json::from_str(&proposal.verdict).map_err(form("a verdict"))?;
-    let decision = serde_json::from_str(&proposal.decision).map_err(form("a decision"))?;
-    Ok((verdict, decision))
+    Ok(forwarded::proposal(&proposal.verdict, &proposal.decision)?)
 }
 
 /// What surrounds a job's ranks, to be sent.
@@ -115,7 +117,7 @@ pub fn surroundings_out(known: &Surroundings) -> Result<v1::Surroundings, WireEr
 /// # Errors
 /// It is not of this version.
 pub fn surroundings_in(told: &v1::Surroundings) -> Result<Surroundings, WireError> {
-    serde_json::from_str(&told.known).map_err(form("what surrounds the ranks"))
+    Ok(forwarded::surroundings(&told.known)?)
 }
 
 /// A ruling to be sent.
@@ -130,6 +132,7 @@ pub fn ruling_out(
     let decision = instead.map(serde_json::to_string).transpose().map_err(form("a decision"))?;
     let sick = testimony.sick.iter().map(serde_json::to_string);
     let records = testimony.failed_before.iter().map(serde_json::to_string);
+    let seen = testimony.seen_before.as_ref().map(serde_json::to_string).transpose();
     Ok(v1::Ruling {
         incident: incident.0,
         decision,
@@ -138,6 +141,7 @@ pub fn ruling_out(
         held: testimony.held.clone(),
         failed_before: records.collect::<Result<_, _>>().map_err(form("a device's record"))?,
         gpus: testimony.gpus.clone(),
+        seen_before: seen.map_err(form("earlier failures"))?,
     })
 }
 
@@ -146,12 +150,12 @@ pub fn ruling_out(
 /// # Errors
 /// It is not of this version.
 pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
-    let decision: Option<Decision> =
-        ruling.decision.as_deref().map(serde_json::from_str).transpose().map_err(form("a decision"))?;
-    let sick = ruling.sick_components.iter().map(|component| serde_json::from_str(component));
-    let sick = sick.collect::<Result<_, _>>().map_err(form("a component"))?;
-    let records = ruling.failed_before.iter().map(|record| serde_json::from_str(record));
-    let failed_before = records.collect::<Result<_, _>>().map_err(form("a device's record"))?;
+    let decision = ruling.decision.as_deref().map(forwarded::decision).transpose()?;
+    let sick =
+        ruling.sick_components.iter().map(|text| forwarded::component(text)).collect::<Result<_, _>>()?;
+    let records = ruling.failed_before.iter().map(|text| forwarded::record(text));
+    let failed_before = records.collect::<Result<_, _>>()?;
+    let seen_before = ruling.seen_before.as_deref().map(forwarded::seen_before).transpose()?;
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: decision.map(|decision| (decision.action, decision.why)),
@@ -161,6 +165,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
             held: ruling.held.clone(),
             failed_before,
             gpus: ruling.gpus.clone(),
+            seen_before,
         },
     })
 }

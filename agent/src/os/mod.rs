@@ -10,3 +10,4 @@ pub mod pidfd;
 pub mod processes;
 pub mod readable;
 pub mod spawn;
+pub mod stdout;

@@ -10,6 +10,7 @@ use std::io::{self, BufRead, Write};
 use libloading::{Library, Symbol};
 use mainstay_core::dcgm::{DcgmHealth, DcgmReport, Incident};
 use mainstay_core::pci::PciAddress;
+use policy::Policy;
 
 /// What is to be asked.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub struct Engine {
     pub library: Option<OsString>,
     /// The host engine, as `host:port`; none to run one of our own within the probe.
     pub address: Option<String>,
+    /// Whether policies are set where nobody has set any.
+    pub policies: bool,
 }
 
 /// Answers requests until their sender is gone.
@@ -51,6 +54,8 @@ type Handle = usize;
 const ALL_GPUS: usize = 0x7fff_ffff;
 /// All parts that it watches, but not those that only exist in later versions (DCGM_HEALTH_WATCH_ALL).
 const ALL_SYSTEMS: c_uint = 0xffff_ffff;
+/// No list of what failed for which GPU is wanted.
+const NO_STATUS: usize = 0;
 /// DCGM_FE_GPU.
 const OF_GPU: c_uint = 1;
 /// More GPUs than any version counts (DCGM_MAX_NUM_DEVICES is 32).
@@ -194,6 +199,10 @@ impl Connection {
         let addresses = BTreeMap::new();
         let connection = Connection { library, handle, response: None, first: true, addresses };
         connection.watch().map_err(DcgmReport::Failed)?;
+        if engine.policies {
+            // Boards of some kinds have no policies; then there is nothing to hear.
+            let _ = connection.set_policies();
+        }
         connection.listen();
         Ok(connection)
     }
@@ -221,8 +230,31 @@ impl Connection {
         Ok(DcgmHealth { gpus, incidents, first, addresses, violations: policy::take() })
     }
 
-    /// Wants to hear of policies that are violated. They are the operator's: none is set here, and without any there is
-    /// nothing to hear. Power at the cap is no violation to speak of.
+    /// Sets policies that only tell, unless somebody has set any: then they are left as they are.
+    fn set_policies(&self) -> Result<(), String> {
+        let gpus = self.gpus()?;
+        let mut known: Vec<Policy> = gpus.iter().map(|_| Policy::none()).collect();
+        let count = c_int::try_from(known.len()).map_err(|error| error.to_string())?;
+        call!(
+            &self.library,
+            "dcgmPolicyGet",
+            (Handle, usize, c_int, *mut Policy, usize),
+            (self.handle, ALL_GPUS, count, known.as_mut_ptr(), NO_STATUS)
+        )?;
+        if known.is_empty() || known.iter().any(Policy::is_set) {
+            return Ok(());
+        }
+        let mut ours = Policy::telling();
+        let ours: *mut Policy = &raw mut ours;
+        call!(
+            &self.library,
+            "dcgmPolicySet",
+            (Handle, usize, *mut Policy, usize),
+            (self.handle, ALL_GPUS, ours, NO_STATUS)
+        )
+    }
+
+    /// Wants to hear of policies that are violated, whoever set them. Power at the cap is no violation to speak of.
     fn listen(&self) {
         let heard = call!(
             &self.library,

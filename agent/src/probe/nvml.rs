@@ -16,8 +16,9 @@ use std::io::{self, BufRead, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::device::{DriverTrouble, GpuIdentity, ProbeAnswer, ProbeLine, ProbeRequest};
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+
+use calls::Nvml;
 
 /// The library's usual name.
 const USUAL: &str = "libnvidia-ml.so.1";
@@ -67,8 +68,8 @@ struct Library {
 
 impl Library {
     fn load(path: &OsStr) -> Result<Library, NvmlError> {
-        let nvml = Nvml::builder().lib_path(path).init()?;
-        let driver = nvml.sys_driver_version().ok();
+        let nvml = Nvml::begin(path)?;
+        let driver = nvml.driver_version().ok();
         Ok(Library { nvml, newer: calls::Newer::of(path), driver })
     }
 
@@ -80,7 +81,6 @@ impl Library {
         &self.newer
     }
 
-    /// The version of the driver.
     fn driver(&self) -> Option<&str> {
         self.driver.as_deref()
     }
@@ -108,30 +108,39 @@ impl Probe {
             Err(error) => return Ok(trouble(&error)),
         };
         self.lines.write(&ProbeLine::Counted(count))?;
+        let read = self.read(&library, count, request)?;
         if is_new {
-            let left_out = [request.skip.as_slice(), &request.last].concat();
-            events::pass_on(&library, &self.lines, &left_out)?;
+            // Of those alone that answer: what hangs or is lost would hold up the others here.
+            events::pass_on(&library, &self.lines, read);
         }
-        self.read(&library, count, request)
+        Ok(ProbeAnswer::Gpus { driver: library.driver.clone(), gpus: Vec::new(), bound: Vec::new() })
     }
 
-    /// Reads one GPU after the other and tells of each at once: what hangs for one takes no other along.
-    fn read(&mut self, library: &Library, count: u32, request: &ProbeRequest) -> io::Result<ProbeAnswer> {
+    /// Reads one GPU after the other and tells of each at once: what hangs for one takes no other along. Returns the
+    /// places of those that are well enough to answer.
+    fn read(&mut self, library: &Library, count: u32, request: &ProbeRequest) -> io::Result<Vec<u32>> {
         let readable = |index: &u32| !request.skip.contains(index);
         let doubtful = |index: &u32| request.last.contains(index);
         let mut order: Vec<u32> = (0..count).filter(readable).collect();
         order.sort_by_key(|index| (doubtful(index), *index));
         let peers: Vec<u32> = order.iter().copied().filter(|index| !doubtful(index)).collect();
+        let mut answering = Vec::new();
         for index in order {
             self.lines.write(&ProbeLine::Reading(index))?;
-            let wanted = gpu::Wanted { details: request.details, peers: &peers };
+            // Each group of calls has the whole time, so that a slow driver is not one that hangs. Whether the pipe is
+            // broken shows at the next line.
+            let alive = || drop(self.lines.write(&ProbeLine::Reading(index)));
+            let wanted = gpu::Wanted { details: request.details, peers: &peers, alive: &alive };
             let reading = gpu::read(library, index, &self.known, wanted);
             if let Some(identity) = &reading.identity {
                 self.known.insert(index, identity.clone());
             }
+            if reading.trouble.is_none() {
+                answering.push(index);
+            }
             self.lines.write(&ProbeLine::Gpu(Box::new(reading)))?;
         }
-        Ok(ProbeAnswer::Gpus { driver: library.driver.clone(), gpus: Vec::new(), bound: Vec::new() })
+        Ok(answering)
     }
 }
 
@@ -144,6 +153,8 @@ fn trouble(error: &NvmlError) -> ProbeAnswer {
         NvmlError::DriverNotLoaded => DriverTrouble::DriverNotLoaded,
         NvmlError::LibRmVersionMismatch => DriverTrouble::VersionMismatch,
         NvmlError::NoPermission => DriverTrouble::NoPermission,
+        NvmlError::GpuLost => DriverTrouble::GpuLost,
+        NvmlError::ResetRequired => DriverTrouble::ResetRequired,
         _ => DriverTrouble::Other,
     };
     ProbeAnswer::Trouble { trouble, detail: error.to_string() }

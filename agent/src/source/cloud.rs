@@ -13,7 +13,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use mainstay_core::cloud::{CloudSample, Notice};
-use mainstay_core::time::Wall;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
@@ -139,25 +138,3 @@ impl CloudSource {
         CloudSample { provider: self.provider.name().to_owned(), notices }
     }
 }
-
-fn json(body: &str) -> Result<serde_json::Value, String> {
-    serde_json::from_str(body).map_err(|error| format!("no JSON: {error}"))
-}
-
-/// A time as one of the clouds writes it: `2027-01-15T08:00:00Z`, `Fri, 15 Jan 2027 08:00:00 GMT`, the latter with or
-/// without its day. What is centuries away is far off and not unreadable.
-fn wall_of(text: &str) -> Option<Wall> {
-    let time = text.parse().or_else(|_| jiff::fmt::rfc2822::parse(text).map(|time| time.timestamp()));
-    let time: jiff::Timestamp = match time {
-        Ok(time) => time,
-        // The last day of the year 9999, as one who means "never" writes it, is not a time in every zone.
-        Err(_) => {
-            let date: jiff::civil::Date = text.get(..10)?.parse().ok()?;
-            return (date.year() >= FAR_OFF).then_some(Wall(i64::MAX));
-        }
-    };
-    Some(Wall(i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)))
-}
-
-/// From this year on, times in nanoseconds have no room in 64 bits.
-const FAR_OFF: i16 = 2262;

@@ -22,6 +22,8 @@ pub struct DcgmPlan {
     pub address: Option<String>,
     /// The operator said that it runs here: it is asked also where no GPU is to be seen.
     pub expected: bool,
+    /// Whether policies are set where nobody has set any.
+    pub policies: bool,
     /// Where sysfs is.
     pub sys: PathBuf,
     /// How long an answer may take.
@@ -79,6 +81,9 @@ impl DcgmSource {
         }
         if let Some(address) = &self.plan.address {
             command.arg("--address").arg(address);
+        }
+        if self.plan.policies {
+            command.arg("--policies");
         }
         command
     }

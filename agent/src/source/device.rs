@@ -34,6 +34,9 @@ const FIRST_RETRY: Span = Span::seconds(10);
 /// How long a probe that was killed may take to be gone.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 
+/// The library's usual name.
+const USUAL_LIBRARY: &str = "libnvidia-ml.so.1";
+
 /// How the probe is started.
 #[derive(Clone, Debug)]
 pub struct ProbePlan {
@@ -125,7 +128,9 @@ impl DeviceSource {
 
     /// Asks once, at `now`. Returns within the deadline for each GPU.
     pub fn sample(&mut self, now: Mono) -> DeviceReport {
-        if self.plan.library.is_none() && self.probe.is_none() && !has_nvidia_device(&self.plan.sys) {
+        let unseen =
+            self.plan.library.is_none() && self.probe.is_none() && !has_nvidia_device(&self.plan.sys);
+        if unseen && !is_library_on_path() {
             return DeviceReport::NoGpus;
         }
         if let Some(child) = &mut self.abandoned {
@@ -146,7 +151,13 @@ impl DeviceSource {
         let asked = probe.map_err(|error| format!("starting {}: {error}", self.plan.program.display()));
         let (last, skip) = self.doubtful(now);
         match asked {
-            Ok(probe) => self.ask(probe, &ProbeRequest { details, known, skip, last }, now),
+            Ok(probe) => match self.ask(probe, &ProbeRequest { details, known, skip, last }, now) {
+                // A library that has nothing to manage says that there is nothing.
+                DeviceReport::Answered(ProbeAnswer::Trouble { .. }) if unseen && self.most == 0 => {
+                    DeviceReport::NoGpus
+                }
+                report => report,
+            },
             Err(why) => DeviceReport::Broken(why),
         }
     }
@@ -355,6 +366,13 @@ pub(super) fn has_nvidia_device(sys: &Path) -> bool {
         let read = |name: &str| std::fs::read_to_string(device.path().join(name)).unwrap_or_default();
         read("vendor").trim() == "0x10de" && read("class").starts_with("0x03")
     })
+}
+
+/// Whether somebody put NVIDIA's library where programs find it: GPUs that are not on the bus of this machine (WSL).
+fn is_library_on_path() -> bool {
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .any(|directory| directory.is_absolute() && directory.join(USUAL_LIBRARY).exists())
 }
 
 /// The GPUs that the kernel's part of the driver holds, those left aside that an operator excluded.

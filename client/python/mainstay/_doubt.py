@@ -35,13 +35,16 @@ def told(directory: str) -> list:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def about(directory: str, step: int, rank: int) -> Optional[dict]:
-    """Why this rank's shard of `step` is doubtful, the surest reason first; None if it is not."""
+def about(directory: str, step: int, rank: int, made_in: Optional[tuple] = None) -> Optional[dict]:
+    """Why this rank's shard of `step` is doubtful, the surest reason first; None if it is not.
+
+    ``made_in`` is job and attempt of a shard that does not lie on the disk.
+    """
     entries = told(directory)
     if not entries:
         return None
     try:
-        job, attempt = _seal.made_in(directory, step, rank)
+        job, attempt = made_in or _seal.made_in(directory, step, rank)
     except (_seal.Incomplete, _seal.Damaged, OSError):
         return None
     # What a later attempt saved under the same number was computed anew.

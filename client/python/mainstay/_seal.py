@@ -3,6 +3,9 @@
     <directory>/step-000000000010/rank-00003/state.pt         the rank's state
                                              manifest.json    what the file must be, and whose it is
 
+Format 1 is what a rank writes itself, here. Format 2, `state.safetensors` with checksums of its chunks and a root over them, is what
+the launcher's keeper writes of a shard that a rank has copied into its memory.
+
 A shard is sealed by its manifest, which appears last and at once: with the directory's rename for a new shard, with its
 own rename where the same step is saved again. A step is whole when every rank of its world is sealed, by one attempt of
 one job, and every file is what its manifest says. Anything else is not offered.
@@ -15,12 +18,14 @@ import json
 import os
 import re
 import stat
-from typing import BinaryIO, Callable, Dict, Iterator, NamedTuple, Tuple
+from typing import BinaryIO, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from . import _disk, _native
 
 FORMAT = 1
+FORMATS = (1, 2)
 MANIFEST = "manifest.json"
+_LONGEST = 32 << 20
 _STEP = re.compile(r"step-(\d{12,})")
 _ASIDE = re.compile(r"\.(?:rank|step)-\d+\.(\d+)\.tmp")
 
@@ -191,6 +196,32 @@ def made_in(directory: str, step: int, rank: int) -> Tuple[str, int]:
     return manifest["job"], manifest["attempt"]
 
 
+def take_one(directory: str, step: int, rank: int) -> Optional[Tuple[dict, BinaryIO]]:
+    """The manifest and the open file of one shard, if every byte of it is as it was sealed; the others are not looked at."""
+    shard = _shard_directory(step_directory(directory, step), rank)
+    try:
+        manifest = _read_manifest(shard, rank)
+        file = _open_state(manifest, shard)
+    except (Incomplete, Damaged, OSError):
+        return None
+    sealed = _sealed_file(manifest)[1]
+    try:
+        if _native.checksum_file(file.fileno()) == (sealed["size"], sealed["xxh3_128"]):
+            return manifest, file
+    except OSError:
+        pass
+    file.close()
+    return None
+
+
+def is_intact(directory: str, step: int, rank: int) -> bool:
+    """Whether every byte of a shard is as it was sealed."""
+    taken = take_one(directory, step, rank)
+    if taken is not None:
+        taken[1].close()
+    return taken is not None
+
+
 def looks_whole(directory: str, step: int, world_size: int) -> bool:
     """Whether all manifests are there and agree and all files have their sizes; contents are not read."""
     try:
@@ -245,10 +276,14 @@ _TYPES: Dict[str, type] = {
 
 
 def _read_manifest(shard: str, rank: int) -> dict:
-    path = os.path.join(shard, MANIFEST)
+    return read_manifest(os.path.join(shard, MANIFEST), rank)
+
+
+def read_manifest(path: str, rank: int) -> dict:
+    """The manifest in `path`. Raises Incomplete where there is none, Damaged where it is not as it was written."""
     try:
         with _open_own(path) as file:
-            content = file.read(1 << 20)
+            content = file.read(_LONGEST)
     except FileNotFoundError:
         raise Incomplete(f"rank {rank} has not sealed its shard ({path} is missing)") from None
     try:
@@ -260,8 +295,12 @@ def _read_manifest(shard: str, rank: int) -> dict:
         intact = False
     if not intact:
         raise Damaged(f"{path} has changed since it was written")
-    if body.get("format") != FORMAT:
-        raise Damaged(f"{path} has format {body.get('format')!r}, and this version of mainstay reads {FORMAT}")
+    if body.get("format") not in FORMATS:
+        raise Damaged(f"{path} has format {body.get('format')!r}, and this version of mainstay reads 1 and 2")
+    if body["format"] == 2:
+        complaint = _native.manifest_complaint(content)
+        if complaint is not None:
+            raise Damaged(f"{path}: {complaint}")
     if not all(isinstance(body.get(field), kind) for field, kind in _TYPES.items()):
         raise Damaged(f"{path} lacks one of {', '.join(_TYPES)}")
     return body

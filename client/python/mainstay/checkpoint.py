@@ -1,5 +1,8 @@
 """Local checkpoints: each rank saves its state on its host, and a restarted job goes on from the newest whole step.
 
+Under ``mainstay run`` a save is one copy into memory that the launcher keeps: the launcher takes the checksums and writes to the
+disk behind, and the rank may die at any moment after. Elsewhere, or where there is no room for it, the rank writes to the disk.
+
     start = 0
     saved = mainstay.checkpoint.load()
     if saved is not None:
@@ -27,9 +30,9 @@ import time
 import warnings
 from typing import Any, NamedTuple, Optional
 
-from . import _doubt, _native, _seal
+from . import _doubt, _memory_steps, _native, _pool, _seal, _shard
 
-__all__ = ["latest", "load", "save"]
+__all__ = ["latest", "load", "reserve", "save"]
 
 _DIRECTORY = "MAINSTAY_CHECKPOINT_DIR"
 _KEEP = "MAINSTAY_CHECKPOINT_KEEP"
@@ -47,7 +50,8 @@ class _Place(NamedTuple):
 
 
 def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
-    """Saves this rank's `state` of `step` and returns whether it lies sealed on the disk.
+    """Saves this rank's `state` of `step` and returns whether it is safe from the end of this process: in the launcher's memory,
+    or, without one, sealed on the disk.
 
     A failure (a full disk, no permission, a state that cannot be pickled) is told in one warning and leaves older
     steps as they are; it does not raise. Steps older than the two newest whole ones are removed.
@@ -57,9 +61,11 @@ def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
         place = _place(directory)
         keep = _number(_KEEP, 2, at_least=1)
         with _saving:
-            _quietly(_seal.clear_aside, place.directory, place.rank)
             identity = _seal.Identity(_job(), _attempt(), number, place.rank, place.world_size)
             facts, suffix, serialise = _serialisation(state)
+            if _into_memory(place, identity, facts, state):
+                return True
+            _quietly(_seal.clear_aside, place.directory, place.rank)
             _seal.write(place.directory, identity, facts, suffix, serialise, _attempt)
             if _seal.looks_whole(place.directory, number, place.world_size):
                 # Doubtful steps must not push out the last one that is not.
@@ -71,15 +77,48 @@ def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
         return False
 
 
+def reserve(state: Any, *, directory: Optional[str] = None) -> bool:
+    """Has memory made ready for states as large as this one, so that the first save is as quick as the others.
+
+    Whether there is such memory: without a launcher, or without room, saves go to the disk. Does not raise.
+    """
+    try:
+        place = _place(directory)
+        memory = _pool.of(place.directory, place.rank)
+        if memory is None:
+            return False
+        return memory.reserve(_pool.size_for(state))
+    except Exception as error:
+        _warn(f"mainstay.checkpoint.reserve: {_told(error)}; the first save takes longer")
+        return False
+
+
+def _into_memory(place: _Place, identity, facts: dict, state: Any) -> bool:
+    """Whether the launcher's memory holds the state now. Raises what pickling raises, and where this rank is late."""
+    memory = _pool.of(place.directory, place.rank)
+    if memory is None:
+        return False
+    try:
+        return bool(memory.save(state, identity, facts, _attempt))
+    except _pool.NoSlot as slow:
+        _warn(f"mainstay.checkpoint.save: {slow}: the disk is slower than checkpoints come. This one is written to it in training", 4)
+        return False
+    except _pool.Late as late:
+        raise _Setting(str(late)) from None
+
+
 def latest(*, directory: Optional[str] = None) -> Optional[int]:
     """The newest step that is whole for every rank, or None. Reads all of it to be sure; does not raise."""
     try:
         place = _place(directory)
         wanted = _doubt_policy()
-        for step in _seal.steps(place.directory):
+        memory = _in_memory(place)
+        for step in memory.with_those_of(_seal.steps(place.directory)):
             try:
-                _seal.verify(place.directory, step, place.world_size)
-                if _passes(place, step, wanted, "latest", 3):
+                made_in = memory.verify(step, lambda text: _warn(f"mainstay.checkpoint.latest: {text}", 4))
+                if made_in is None:
+                    _seal.verify(place.directory, step, place.world_size)
+                if _passes(place, step, wanted, "latest", 3, made_in):
                     return step
             except _seal.Incomplete:
                 continue
@@ -102,8 +141,12 @@ def load(step: Optional[int] = None, *, directory: Optional[str] = None) -> Any:
     taken = _take(step, directory)
     if taken is None:
         return None
+    if isinstance(taken, _memory_steps.Loaded):
+        return taken.state
     manifest, file = taken
     with file:
+        if manifest["format"] == 2:
+            return _shard.Reader(file.fileno(), manifest).state()
         if manifest["serialisation"] == "torch":
             import torch
 
@@ -115,13 +158,21 @@ def load(step: Optional[int] = None, *, directory: Optional[str] = None) -> Any:
 def _take(step: Optional[int], directory: Optional[str]):
     try:
         place = _place(directory)
+        memory = _in_memory(place)
         if step is not None:
-            return _take_one(place, _step_number(step))
+            return _take_one(place, memory, _step_number(step))
         wanted = _doubt_policy()
-        for candidate in _seal.steps(place.directory):
+        for candidate in memory.with_those_of(_seal.steps(place.directory)):
             try:
+                # Whether it is doubtful is asked first: a state is not unpickled only to be thrown away.
+                in_memory = memory.made_in(candidate)
+                if in_memory is not None and not _passes(place, candidate, wanted, "load", 4, in_memory):
+                    continue
+                taken = memory.take(candidate, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 5))
+                if taken is not None:
+                    return taken
                 taken = _seal.take(place.directory, candidate, place.rank, place.world_size)
-                if _passes(place, candidate, wanted, "load", 4):
+                if in_memory is not None or _passes(place, candidate, wanted, "load", 4):
                     return taken
                 taken[1].close()
             except _seal.Incomplete:
@@ -136,8 +187,12 @@ def _take(step: Optional[int], directory: Optional[str]):
     return None
 
 
-def _doubtful(place: _Place, step: int):
-    return _doubt.about(place.directory, step, place.rank)
+def _in_memory(place: _Place):
+    return _memory_steps.MemorySteps.of(place.directory, place.rank, place.world_size, _attempt())
+
+
+def _doubtful(place: _Place, step: int, made_in=None):
+    return _doubt.about(place.directory, step, place.rank, made_in)
 
 
 def _doubt_policy() -> str:
@@ -147,9 +202,9 @@ def _doubt_policy() -> str:
         raise _Setting(str(error)) from None
 
 
-def _passes(place: _Place, step: int, wanted: str, call: str, depth: int) -> bool:
+def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, made_in=None) -> bool:
     """Whether a whole step is offered although it may be doubtful; says so if it is."""
-    doubt = _doubtful(place, step)
+    doubt = _doubtful(place, step, made_in)
     if doubt is None:
         return True
     skipped = _doubt.skips(doubt, wanted)
@@ -158,7 +213,10 @@ def _passes(place: _Place, step: int, wanted: str, call: str, depth: int) -> boo
     return not skipped
 
 
-def _take_one(place: _Place, step: int):
+def _take_one(place: _Place, memory, step: int):
+    taken = memory.take(step, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 6))
+    if taken is not None:
+        return taken
     try:
         return _seal.take(place.directory, step, place.rank, place.world_size)
     except (_seal.Incomplete, _seal.Damaged) as reason:

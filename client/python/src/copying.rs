@@ -46,7 +46,9 @@ pub unsafe fn copy(pieces: &[Piece], threads: usize) {
     let work = || {
         while let Some(share) = shares.get(next.fetch_add(1, Ordering::Relaxed)) {
             // SAFETY: by the caller's promise; shares are parts of pieces, and each is taken by one thread.
-            unsafe { std::ptr::copy_nonoverlapping(share.from as *const u8, share.to as *mut u8, share.length) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(share.from as *const u8, share.to as *mut u8, share.length)
+            };
         }
     };
     together(threads.min(shares.len()), &work);
@@ -150,7 +152,11 @@ fn advise_huge(address: usize, length: u64) {
         // SAFETY: the range lies within a destination of the caller's; the advice changes nothing that it holds. Refused, the pages
         // are small ones.
         let _ = unsafe {
-            nix::sys::mman::madvise(start, end - start.as_ptr() as usize, nix::sys::mman::MmapAdvise::MADV_HUGEPAGE)
+            nix::sys::mman::madvise(
+                start,
+                end - start.as_ptr() as usize,
+                nix::sys::mman::MmapAdvise::MADV_HUGEPAGE,
+            )
         };
     }
 }

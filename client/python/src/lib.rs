@@ -11,8 +11,10 @@ mod arguments;
 mod awaited;
 mod calls;
 mod checksum;
+mod copying;
 mod counters;
 mod digest;
+mod pool;
 mod rank;
 mod saving;
 mod section;
@@ -32,5 +34,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     checksum::add_to(module)?;
     counters::add_to(module)?;
     digest::add_to(module)?;
+    pool::add_to(module)?;
     testing::add_to(module)
 }

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use mainstay_checkpoint::container::{self, Tensor};
 use mainstay_checkpoint::control::{Answer, CONTROL_BYTES, Checked, Control, Slot, State};
-use mainstay_checkpoint::{Manifest, MANIFEST_LIMIT};
+use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -34,7 +34,10 @@ impl Mapping {
         let length = NonZeroUsize::new(length).ok_or(io::ErrorKind::InvalidInput)?;
         if file.metadata()?.len() < length.get() as u64 {
             // Touching what lies beyond a file's end would end this process.
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than it should be"));
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the file is shorter than it should be",
+            ));
         }
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing of ours.
@@ -249,7 +252,8 @@ impl SlotMemory {
             return Err(PyValueError::new_err("a piece lies beyond the slot"));
         }
         let base = self.address();
-        let pieces = pieces.into_iter().map(|(offset, from, length)| Piece { to: base + offset, from, length });
+        let pieces =
+            pieces.into_iter().map(|(offset, from, length)| Piece { to: base + offset, from, length });
         let pieces: Vec<Piece> = pieces.collect();
         // SAFETY: the destinations are in our mapping by the check above, which only the holder of the slot writes; the sources are
         // tensors, arrays and bytes that the caller holds.

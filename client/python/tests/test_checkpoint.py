@@ -258,11 +258,11 @@ def test_a_manifest_from_a_newer_version_is_left_alone(directory, recwarn):
     checkpoint.save(10, 10)
     checkpoint.save(20, 20)
     path = directory / "step-000000000020/rank-00000/manifest.json"
-    body = {**json.loads(path.read_text()), "format": 2}
+    body = {**json.loads(path.read_text()), "format": 3}
     del body["seal"]
     path.write_bytes(_seal._encode(body))
     assert checkpoint.load() == 10
-    assert "format 2, and this version of mainstay reads 1" in told(recwarn)
+    assert "format 3, and this version of mainstay reads 1 and 2" in told(recwarn)
 
 
 WRONG = {

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use serde::Deserialize;
 
@@ -46,15 +46,18 @@ struct Script {
     incidents: Vec<Incident>,
     /// Where GPUs sit.
     addresses: BTreeMap<u32, String>,
-    /// Policies that are violated: condition, GPU, value. Those that are added are told at the next check.
+    /// Policies that are violated: condition, GPU, value. Those that are added are told at the next check, where a policy of
+    /// that condition is set.
     violations: Vec<(u32, u32, u32)>,
+    /// Conditions of the policy that somebody else set.
+    policy: u32,
 }
 
 impl Default for Script {
     fn default() -> Script {
         let (gpus, codes, hang, incidents) = (Vec::new(), BTreeMap::new(), Vec::new(), Vec::new());
         let (addresses, violations) = (BTreeMap::new(), Vec::new());
-        Script { gpus, codes, hang, newest_response: 5, incidents, addresses, violations }
+        Script { gpus, codes, hang, newest_response: 5, incidents, addresses, violations, policy: 0 }
     }
 }
 
@@ -206,11 +209,51 @@ fn tell_violations(script: &Script) {
     let listener = LISTENER.lock().map_or(None, |listener| *listener);
     let Some(listener) = listener else { return };
     let told = VIOLATIONS_TOLD.swap(script.violations.len(), Ordering::Relaxed);
-    for (condition, gpu, value) in script.violations.iter().skip(told) {
+    let set = script.policy | POLICY.load(Ordering::Relaxed);
+    let violated = script.violations.iter().skip(told);
+    for (condition, gpu, value) in violated.filter(|(condition, ..)| condition & set != 0) {
         // Version 2: version, condition, a time in two words, two numbers, the GPU.
         let response = [0x0200_0020, *condition, 0, 0, *value, *value, *gpu, 0];
         listener(&raw const response, 0);
     }
+}
+
+/// Conditions of the policy that was set here.
+static POLICY: AtomicU32 = AtomicU32::new(0);
+
+/// `dcgmPolicy_v1`, by its size and version.
+const POLICY_VERSION: c_uint = 0x0100_0090;
+
+/// DCGM's `dcgmPolicyGet`.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmPolicyGet(_: usize, _: usize, count: c_int, policies: *mut c_uint, _: usize) -> c_int {
+    done(script("dcgmPolicyGet").and_then(|script| {
+        for gpu in 0..usize::try_from(count).map_err(|_| BAD)?.min(script.gpus.len()) {
+            // SAFETY: DCGM's contract: the caller's list has `count` policies of 144 bytes each.
+            let policy = unsafe { policies.add(gpu * 36) };
+            if word(policy, 0)? != POLICY_VERSION {
+                return Err(MISMATCH);
+            }
+            // SAFETY: as above; the conditions are its second word.
+            put(unsafe { policy.add(1) }, script.policy | POLICY.load(Ordering::Relaxed))?;
+        }
+        Ok(())
+    }))
+}
+
+/// DCGM's `dcgmPolicySet`: one that does anything but tell is refused, so that nobody sets it unseen.
+#[unsafe(no_mangle)]
+pub extern "C" fn dcgmPolicySet(_: usize, _: usize, policy: *const c_uint, _: usize) -> c_int {
+    done(script("dcgmPolicySet").and_then(|_| {
+        if word(policy, 0)? != POLICY_VERSION {
+            return Err(MISMATCH);
+        }
+        if (2..7).any(|deed| word(policy, deed) != Ok(0)) {
+            return Err(BAD);
+        }
+        POLICY.store(word(policy, 1)?, Ordering::Relaxed);
+        Ok(())
+    }))
 }
 
 /// DCGM's `dcgmPolicyRegister_v2`.

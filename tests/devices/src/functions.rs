@@ -135,6 +135,16 @@ impl PciInfo {
         }
         info
     }
+
+    /// The same in numbers alone: domain, bus, device.
+    pub(crate) fn in_numbers(address: &str) -> Option<PciInfo> {
+        let mut info = PciInfo::of("");
+        let parts = address.split_once('.').map_or(address, |(parts, _function)| parts).split(':');
+        for (place, part) in info.numbers.iter_mut().zip(parts) {
+            *place = c_uint::from_str_radix(part, 16).ok()?;
+        }
+        Some(info)
+    }
 }
 
 /// NVML's `nvmlDeviceGetPciInfo_v3`.
@@ -320,7 +330,7 @@ pub extern "C" fn nvmlDeviceGetMarginTemperature(device: Handle, place: *mut Mar
 }
 
 /// A versioned struct must say which it is.
-fn right_version<T>(place: *const c_uint, number: u32) -> Result<c_uint, u32> {
+pub(crate) fn right_version<T>(place: *const c_uint, number: u32) -> Result<c_uint, u32> {
     let right = size_of::<T>() as c_uint | (number << 24);
     if place.is_null() {
         return Err(INVALID);

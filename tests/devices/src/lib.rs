@@ -17,6 +17,7 @@
 mod events;
 mod functions;
 mod links;
+mod older;
 mod script;
 
 /// The script's name, beside the library.

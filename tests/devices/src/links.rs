@@ -99,6 +99,16 @@ fn value_of(gpu: &Gpu, field: u32, scope: u32, driver: &str) -> Result<i64, u32>
         gpu.link_value(scope, name, 0)
     };
     match field {
+        3 => gpu.value("ecc_corrected", 0),
+        4 => gpu.value("ecc_volatile", 0),
+        6 => gpu.value("ecc_aggregate", 0),
+        29 => gpu.value("pages_corrected", 0),
+        30 => gpu.value("pages_uncorrected", 0),
+        31 => gpu.value("pages_pending", 0),
+        142 => gpu.value("remapped_corrected", 0),
+        143 => gpu.value("remapped_corrected", 0).and_then(|_| gpu.value("remapped_uncorrected", 0)),
+        144 => gpu.value("remapped_corrected", 0).and_then(|_| gpu.value("remap_pending", 0)),
+        145 => gpu.value("remapped_corrected", 0).and_then(|_| gpu.value("remap_failed", 0)),
         230 => gpu.value("recovery_action", 0),
         82 => gpu.value("memory_temperature", 50),
         194 => gpu.value("slowdown_margin", -2),

@@ -19,6 +19,10 @@ pub(crate) struct Script {
     pub(crate) gpus: Vec<Gpu>,
     /// What happens: those that are added while someone waits are told.
     pub(crate) events: Vec<Event>,
+    /// Whether each call writes to standard output.
+    pub(crate) chatter: bool,
+    /// Whether waiting for events returns at once where there are none. Whoever asks again without end is ended.
+    pub(crate) impatient: bool,
     /// Kinds of events that GPUs offer; all if none are named.
     pub(crate) event_kinds: Option<u64>,
 }
@@ -100,6 +104,9 @@ impl Script {
     /// The script as it is now, for a call of `function`; does not return if that is to hang.
     pub(crate) fn for_call(function: &str) -> Result<Arc<Script>, u32> {
         let script = Script::now()?;
+        if script.chatter {
+            crate::older::chatter();
+        }
         hang_if(&script.hang, function);
         if script.slow_ms > 0 {
             // A slow driver is what is played here.

@@ -3,6 +3,7 @@
 mod agent;
 mod attribute;
 mod build;
+mod checkpoint;
 mod detect;
 mod figure;
 mod goodput;
@@ -15,6 +16,7 @@ mod kernel_log;
 mod launchers;
 mod peers;
 mod process;
+mod replicate;
 mod restart;
 
 use std::path::PathBuf;
@@ -43,6 +45,9 @@ pub struct Args {
     /// for `judge`.
     #[arg(long)]
     samples: Option<usize>,
+    /// States of `checkpoint` are of this size in GiB at most: 0.1 to see that it works.
+    #[arg(long, default_value_t = 4.0)]
+    most_gib: f64,
     /// Measure no peers.
     #[arg(long)]
     no_peers: bool,
@@ -70,10 +75,14 @@ enum Name {
     InProcess,
     /// Work that counts over time, with a SIGKILL every 20 s.
     Goodput,
+    /// What a save costs training, and how soon a state is back: as ratios to one memcpy of the same bytes.
+    Checkpoint,
     /// The judges on simulated jobs of up to 131,072 ranks.
     Judge,
     /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
     Attribute,
+    /// A checkpoint's shard to a peer and back, beside plain TCP.
+    Replicate,
     /// A cold release build, and the size of the program.
     Build,
 }
@@ -95,7 +104,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
     let needs_ranks = args.names.iter().any(|name| {
-        !matches!(name, Name::Build | Name::Judge | Name::Attribute) && !name.is_of_the_agent_alone()
+        !matches!(name, Name::Build | Name::Judge | Name::Attribute | Name::Replicate)
+            && !name.is_of_the_agent_alone()
     });
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
     if bed.is_none() && args.names.iter().any(|name| name.is_of_the_agent_alone()) {
@@ -104,6 +114,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for name in &args.names {
         match (name, &bed) {
             (Name::Build, _) => build::measure(&story, &mut report),
+            (Name::Replicate, _) => replicate::measure(&story, args.samples.unwrap_or(7), &mut report),
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
@@ -131,6 +142,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::InProcess, Some(bed)) => {
                 in_process::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
             }
+            (Name::Checkpoint, Some(bed)) => {
+                checkpoint::measure(&story, bed, args.samples.unwrap_or(9), args.most_gib, &mut report);
+            }
             (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, &mut report),
             (_, None) => {}
         }
@@ -156,6 +170,7 @@ fn prepare(story: &Story, args: &Args) -> Result<Bed> {
                 | Name::Hang
                 | Name::Restart
                 | Name::InProcess
+                | Name::Checkpoint
                 | Name::Goodput
         )
     });

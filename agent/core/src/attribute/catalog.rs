@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
+use super::class::Class;
 use super::lines;
 pub use super::signature::{Determinism, ExceptionRule, Role, Signature};
 use super::signature::{File, of_xid};
+use super::words::Words;
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 
 /// Why a catalogue cannot be used.
@@ -44,7 +46,7 @@ pub enum CatalogError {
 }
 
 /// Words that lead to structure rather than to a signature.
-pub(super) const STRUCTURE: [&str; 9] = [
+pub(super) const STRUCTURE: [&str; 10] = [
     "file \"",
     "error:",
     "exception:",
@@ -53,6 +55,7 @@ pub(super) const STRUCTURE: [&str; 9] = [
     "interrupt",
     "exception group",
     "timeout:",
+    "(local_rank:",
     "xid",
 ];
 
@@ -70,6 +73,8 @@ pub struct Catalog {
     words: AhoCorasick,
     /// For each word the signatures that look for it; the first words are those of [`STRUCTURE`].
     of_word: Vec<Vec<usize>>,
+    /// What words tell of a line that no signature knows.
+    vocabulary: Words,
 }
 
 /// The files of the catalogue that comes with the program.
@@ -91,6 +96,9 @@ const FILES: [(&str, &str); 16] = [
     ("process.toml", include_str!("../../../catalog/signatures/process.toml")),
     ("vocabulary.toml", include_str!("../../../catalog/signatures/vocabulary.toml")),
 ];
+
+/// Lines from which words are learned.
+const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
 
 impl Catalog {
     /// The catalogue that comes with the program, compiled once.
@@ -191,7 +199,13 @@ impl Catalog {
             .ascii_case_insensitive(true)
             .kind(Some(AhoCorasickKind::DFA))
             .build(&words)?;
-        Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word })
+        let examples = signatures.iter().filter(|of| of.role != Role::Benign && !of.fallback);
+        let vocabulary = Words::learn(
+            examples
+                .flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())])
+                .chain(lines()),
+        );
+        Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word, vocabulary })
     }
 
     /// All signatures, those of XIDs among them.
@@ -235,9 +249,14 @@ impl Catalog {
         (0..self.signatures.len()).filter(|index| {
             let signature = &self.signatures[*index];
             signature.fallback
-                && signature.any.iter().any(|word| line.contains(word.as_str()))
+                && signature.any.iter().any(|word| holds_word(line, word))
                 && self.confirms(*index, line)
         })
+    }
+
+    /// How likely each class is by the words of a line alone.
+    pub(super) fn opinion(&self, line: &str) -> Option<[f64; Class::ALL.len()]> {
+        self.vocabulary.opinion(line)
     }
 
     pub(super) fn words(&self) -> &AhoCorasick {
@@ -285,6 +304,25 @@ fn xid_code(rest: &str) -> Option<u32> {
     let rest = rest.trim_start_matches([':', ' ']);
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     rest[..digits].parse().ok()
+}
+
+/// Lines as the field's programs print them, with their classes: a class, a tab and the text.
+fn lines<'t>() -> impl Iterator<Item = (Class, &'t str)> {
+    LINES.lines().filter_map(|line| {
+        let (class, text) = line.split_once('\t')?;
+        Some((Class::named(class)?, text))
+    })
+}
+
+/// Whether a line holds a word as such or in the plural, not as a part of another: "npu", but not "input".
+fn holds_word(line: &str, word: &str) -> bool {
+    let bytes = line.as_bytes();
+    let inside = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
+    line.match_indices(word).any(|(at, _)| {
+        let end = at + word.len();
+        let end = if bytes.get(end) == Some(&b's') { end + 1 } else { end };
+        !(at > 0 && inside(at - 1)) && !inside(end)
+    })
 }
 
 fn longest(signature: &Signature) -> usize {

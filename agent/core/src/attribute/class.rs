@@ -106,6 +106,20 @@ impl Class {
 }
 
 impl FaultDomain {
+    /// All of them.
+    pub const ALL: [FaultDomain; 5] = [
+        FaultDomain::User,
+        FaultDomain::Hardware,
+        FaultDomain::Infrastructure,
+        FaultDomain::Platform,
+        FaultDomain::Unknown,
+    ];
+
+    /// The domain of that name.
+    pub fn named(name: &str) -> Option<FaultDomain> {
+        FaultDomain::ALL.into_iter().find(|domain| domain.name() == name)
+    }
+
     /// Its name in files and in JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -140,6 +154,11 @@ impl Restart {
         Restart::RestartAfterWait,
         Restart::DoNotRestart,
     ];
+
+    /// The advice of that name.
+    pub fn named(name: &str) -> Option<Restart> {
+        Restart::ALL.into_iter().find(|restart| restart.name() == name)
+    }
 
     /// Its name in files and in JSON.
     pub fn name(self) -> &'static str {

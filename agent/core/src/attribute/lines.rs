@@ -222,6 +222,28 @@ pub fn rank_in(line: &str) -> Option<u32> {
     None
 }
 
+/// The rank with which a line begins: `rank 3 (local_rank: 3)`, `rank: 3`.
+pub fn rank_at_start(line: &str) -> Option<u32> {
+    let rest = line.trim_start().strip_prefix("rank")?.trim_start_matches([' ', ':']);
+    rest[..rest.bytes().take_while(u8::is_ascii_digit).count()].parse().ok()
+}
+
+/// The rank that a file's path names: `rank3.log`, `rank_3/stderr`, `3/stdout.log` below torchrun's directories.
+pub fn rank_of_path(path: &str) -> Option<u32> {
+    let mut parts = path.rsplit('/');
+    let name = parts.next()?.to_ascii_lowercase();
+    let stem = name.rsplit_once('.').map_or(name.as_str(), |(stem, _)| stem);
+    let parent = parts.next().unwrap_or_default().to_ascii_lowercase();
+    let after = |text: &str| {
+        let (_, rest) = text.split_once("rank")?;
+        let digits: String =
+            rest.trim_start_matches(['_', '-', '.', ' ']).chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().ok()
+    };
+    let of_torchrun = || matches!(stem, "stdout" | "stderr").then(|| parent.parse().ok()).flatten();
+    after(stem).or_else(|| after(&parent)).or_else(of_torchrun)
+}
+
 /// Whether the line says of itself that it is a warning or a note. NCCL's WARN is its word for an error.
 pub fn is_mild(line: &str) -> bool {
     const MARKS: [&str; 9] = [
@@ -310,6 +332,14 @@ mod tests {
         assert_eq!(time_of_day("[2026-01-01 01:02:03.5] x"), Some(3723.5));
         assert_eq!(time_of_day("no 99:99:99 time"), None);
         assert_eq!(time_of_day("::::"), None);
+    }
+
+    #[test]
+    fn ranks_are_read_from_paths() {
+        assert_eq!(rank_of_path("logs/rank3.log"), Some(3));
+        assert_eq!(rank_of_path("logs/rank_12/out.txt"), Some(12));
+        assert_eq!(rank_of_path("/tmp/run/attempt_0/7/stderr.log"), Some(7));
+        assert_eq!(rank_of_path("slurm-4711.out"), None);
     }
 
     #[test]

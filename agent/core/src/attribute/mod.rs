@@ -3,8 +3,10 @@
 //! Pure: text comes in, an [`Attribution`] comes out. `docs/reference/attribution.md` tells how the judgement is made.
 //!
 //! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`traceback`], [`scan`] (one pass
-//! over the text), [`exit`], `structure`, [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against labelled cases.
+//! over the text), [`exit`], `structure`, `words`, [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against
+//! labelled cases ([`case`]).
 
+pub mod case;
 pub mod catalog;
 pub mod class;
 pub mod exit;
@@ -18,13 +20,14 @@ mod signature;
 mod structure;
 pub mod traceback;
 pub mod vote;
+mod words;
 
 use std::collections::BTreeSet;
 
 use catalog::{Catalog, Determinism, Role};
 use class::{Class, Restart};
 use exit::Exit;
-use fuse::Posterior;
+use fuse::{JobSoFar, Posterior};
 use root::Root;
 use scan::Findings;
 use vote::Vote;
@@ -33,6 +36,9 @@ use crate::verdict::FaultDomain;
 
 /// Below this probability no domain is named.
 const COMMIT: f64 = 0.5;
+/// Unless it has at least this and is so many times as likely as the next.
+const LEADS_FROM: f64 = 0.38;
+const LEADS_BY: f64 = 1.4;
 
 /// All that is known of a failure.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +49,8 @@ pub struct Evidence {
     pub exits: Vec<Exit>,
     /// What else was observed: health of devices, verdicts of other judges, notices.
     pub observations: Vec<Observation>,
+    /// What is known of the job; it moves what is held likely before anything is seen.
+    pub job: Option<JobSoFar>,
 }
 
 /// Something observed beside the logs that speaks for a class.
@@ -56,6 +64,8 @@ pub struct Observation {
     pub class: Class,
     /// With which log-odds.
     pub weight: f64,
+    /// Other classes that it speaks for as well, with theirs.
+    pub also: Vec<(Class, f64)>,
 }
 
 /// The judgement.
@@ -86,8 +96,9 @@ pub struct Attribution {
 /// Judges.
 pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let votes = vote::votes(catalog, evidence);
-    let posterior = fuse::fuse(&votes);
-    let class = committed(&posterior);
+    let posterior = fuse::fuse(&votes, evidence.job.as_ref());
+    let domains = domains(&votes);
+    let class = committed(&posterior, &domains);
     let (mut for_it, mut against, mut consequences) = (Vec::new(), Vec::new(), Vec::new());
     for vote in votes {
         let speaks = vote.classes().any(|(of, _)| of == class);
@@ -105,10 +116,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     // With nothing but consequences, they are what the judgement rests on.
     let decisive = for_it.first().or_else(|| consequences.iter().find(|vote| vote.class == class));
     let determinism = decisive.map_or(Determinism::Either, |vote| vote.determinism);
-    let domain = decisive
-        .filter(|vote| vote.class == class && class != Class::Unknown)
-        .and_then(|vote| vote.domain)
-        .unwrap_or(class.domain());
+    let domain = domains[class.index()];
     let agreed = for_it.iter().chain(&against).chain(&consequences).find(|vote| vote.family == "exit");
     let restart = agreed
         .and_then(|vote| vote.restart)
@@ -117,7 +125,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     Attribution {
         class,
         domain,
-        confidence: domain_probability(&posterior, class.domain()),
+        confidence: domain_probability(&posterior, &domains, domain),
         restart,
         determinism,
         root: root::root(evidence, &for_it, &consequences, structure::laggard(catalog, evidence)),
@@ -132,44 +140,46 @@ fn begins(vote: &Vote) -> (usize, u64) {
     vote.spots.first().map_or((usize::MAX, u64::MAX), |(source, spot)| (*source, spot.line))
 }
 
+/// Whose fault each class is here: what its heaviest cause says, else what it is in general. A full disk is a matter of
+/// storage, and of the run that filled it.
+fn domains(votes: &[Vote]) -> [FaultDomain; Class::ALL.len()] {
+    Class::ALL.map(|class| {
+        let causes = votes.iter().filter(|vote| vote.role == Role::Primary && vote.class == class);
+        let heaviest = causes.max_by(|a, b| a.weight.total_cmp(&b.weight));
+        heaviest.and_then(|vote| vote.domain).unwrap_or(class.domain())
+    })
+}
+
 /// The likeliest class of the likeliest domain; unknown when no domain is likely enough.
-fn committed(posterior: &Posterior) -> Class {
-    const DOMAINS: [FaultDomain; 5] = [
-        FaultDomain::User,
-        FaultDomain::Hardware,
-        FaultDomain::Infrastructure,
-        FaultDomain::Platform,
-        FaultDomain::Unknown,
-    ];
-    let best = DOMAINS
-        .into_iter()
-        .max_by(|a, b| domain_probability(posterior, *a).total_cmp(&domain_probability(posterior, *b)))
-        .unwrap_or(FaultDomain::Unknown);
-    let classes = posterior.ranked();
+fn committed(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()]) -> Class {
+    let of = |domain| domain_probability(posterior, domains, domain);
     let likeliest = posterior.best();
     // A domain of many classes must not win by their number alone.
     let alone = posterior.of(likeliest) > COMMIT;
-    let domain = if alone { likeliest.domain() } else { best };
-    if domain_probability(posterior, domain) < COMMIT && !leads(posterior, domain) {
+    let best = FaultDomain::ALL.into_iter().max_by(|a, b| of(*a).total_cmp(&of(*b)));
+    let domain = if alone { domains[likeliest.index()] } else { best.unwrap_or(FaultDomain::Unknown) };
+    if of(domain) < COMMIT && !leads(posterior, domains, domain) {
         return Class::Unknown;
     }
-    classes
-        .into_iter()
-        .map(|(class, _)| class)
-        .find(|class| class.domain() == domain)
-        .unwrap_or(Class::Unknown)
+    let mut classes = posterior.ranked().into_iter().map(|(class, _)| class);
+    classes.find(|class| domains[class.index()] == domain).unwrap_or(Class::Unknown)
 }
 
-/// Whether a domain is clearly likelier than "unknown".
-fn leads(posterior: &Posterior, domain: FaultDomain) -> bool {
-    domain_probability(posterior, domain) > 1.25 * posterior.of(Class::Unknown)
-        && posterior.best().domain() == domain
-        && posterior.of(posterior.best()) > 0.25
+/// Whether a domain is likelier than all others by far, and its likeliest class the likeliest of all.
+fn leads(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()], domain: FaultDomain) -> bool {
+    let of = |domain| domain_probability(posterior, domains, domain);
+    let others = FaultDomain::ALL.into_iter().filter(|other| *other != domain).map(of).fold(0.0, f64::max);
+    of(domain) >= LEADS_FROM && of(domain) > LEADS_BY * others && domains[posterior.best().index()] == domain
 }
 
 /// The probability of all classes of a domain together.
-pub fn domain_probability(posterior: &Posterior, domain: FaultDomain) -> f64 {
-    Class::ALL.into_iter().filter(|class| class.domain() == domain).map(|class| posterior.of(class)).sum()
+fn domain_probability(
+    posterior: &Posterior,
+    domains: &[FaultDomain; Class::ALL.len()],
+    domain: FaultDomain,
+) -> f64 {
+    let its = Class::ALL.into_iter().filter(|class| domains[class.index()] == domain);
+    its.map(|class| posterior.of(class)).sum()
 }
 
 /// What a class and its determinism say about a restart, when the evidence itself says nothing.

@@ -2,9 +2,10 @@
 //! however long the log is; survives garbage bytes and lines without end.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::catalog::{Catalog, STRUCTURE, XID};
+use super::class::Class;
 use super::lines::{self, LINE_WINDOW};
 use super::traceback::{self, Frame};
 
@@ -14,6 +15,10 @@ const KEPT: usize = 32;
 const LOOKED_AT: usize = 4096;
 /// Exceptions kept per source: so many of the first, and so many of the last.
 const EXCEPTIONS: usize = 128;
+/// Rows of a rank in the launcher's table.
+const TABLE: u64 = 4;
+/// Ranks that are told apart; a text that names more is no log.
+const RANKS: usize = 131_072;
 /// An unfinished line is held back up to this size, then looked at in pieces.
 const UNFINISHED: usize = 64 * 1024;
 /// A traceback's last frame stands at most so many lines before the exception.
@@ -78,6 +83,9 @@ pub struct Exception {
     pub known: bool,
 }
 
+/// How likely each class is, in the order of [`Class::ALL`].
+pub type Opinion = [f64; Class::ALL.len()];
+
 /// What was found in one source.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
@@ -91,6 +99,8 @@ pub struct Findings {
     pub sightings: Vec<Sighting>,
     /// Exceptions, in order.
     pub exceptions: Vec<Exception>,
+    /// Of the lines that nothing explains the one whose words say most, with what they speak for.
+    pub words: Option<(Spot, Opinion)>,
     /// Lines read.
     pub lines: u64,
     /// Bytes read.
@@ -103,6 +113,10 @@ pub struct Scan<'c> {
     findings: Findings,
     places: BTreeMap<usize, usize>,
     frames: BTreeMap<Option<u32>, (u64, Frame)>,
+    /// The newest exceptions, once there are more than are kept from the beginning.
+    last_exceptions: VecDeque<Exception>,
+    /// The rank that a row of the launcher's table named last, and in which line.
+    table: Option<(u64, u32)>,
     unfinished: Vec<u8>,
     plain: Vec<u8>,
     small: Vec<u8>,
@@ -117,6 +131,8 @@ impl<'c> Scan<'c> {
             findings: Findings { source: source.to_owned(), rank, kind, ..Findings::default() },
             places: BTreeMap::new(),
             frames: BTreeMap::new(),
+            last_exceptions: VecDeque::new(),
+            table: None,
             unfinished: Vec::new(),
             plain: Vec::new(),
             small: Vec::new(),
@@ -169,6 +185,7 @@ impl<'c> Scan<'c> {
             last.push(b'\n');
             self.block(&last);
         }
+        self.findings.exceptions.extend(std::mem::take(&mut self.last_exceptions));
         if self.findings.bytes <= JOINED as u64 {
             let text = std::mem::take(&mut self.small);
             self.joined(&text);
@@ -288,7 +305,9 @@ impl<'c> Scan<'c> {
         });
         let sighting = &mut sightings[place];
         sighting.count += 1;
-        sighting.ranks.extend(spot.rank);
+        if sighting.ranks.len() < RANKS {
+            sighting.ranks.extend(spot.rank);
+        }
         if sighting.spots.len() < KEPT {
             sighting.spots.push(spot.clone());
         }
@@ -297,16 +316,32 @@ impl<'c> Scan<'c> {
     fn spot(&self, line: &str, number: u64) -> Spot {
         let prefix = lines::prefix(line);
         let rank = prefix.rank.or_else(|| lines::rank_in(line)).or(self.findings.rank);
+        let rank = rank.or_else(|| self.in_table(line, number));
         let text: String = line.trim().chars().take(QUOTE).collect();
         Spot { line: number, rank, time: lines::time_of_day(line), mild: lines::is_mild(line), text }
     }
 
+    /// The rank of the launcher's table in whose rows the line stands: `  exitcode  : -9`, below `  rank      : 4`.
+    fn in_table(&self, line: &str, number: u64) -> Option<u32> {
+        let (at, rank) = self.table?;
+        let row = line.starts_with(' ') || line.starts_with("exitcode") || line.starts_with("traceback");
+        (row && line.contains(':') && number > at && number - at <= TABLE).then_some(rank)
+    }
+
     /// Frames and exceptions.
     fn structure_of(&mut self, line: &str, number: u64, known: bool) {
+        if line.contains("(local_rank:") {
+            self.table =
+                lines::rank_in(line).or_else(|| lines::rank_at_start(line)).map(|rank| (number, rank));
+            return;
+        }
         let prefix = lines::prefix(line);
         let rank = prefix.rank.or(self.findings.rank);
         let text = &line[prefix.len..];
         if let Some(frame) = traceback::frame(text) {
+            if self.frames.len() >= RANKS {
+                self.frames.clear();
+            }
             self.frames.insert(rank, (number, frame));
             return;
         }
@@ -323,11 +358,14 @@ impl<'c> Scan<'c> {
             embedded: raised.embedded,
             known,
         };
-        let exceptions = &mut self.findings.exceptions;
-        if exceptions.len() == 2 * EXCEPTIONS {
-            exceptions.remove(EXCEPTIONS);
+        if self.findings.exceptions.len() < EXCEPTIONS {
+            self.findings.exceptions.push(exception);
+            return;
         }
-        exceptions.push(exception);
+        if self.last_exceptions.len() == EXCEPTIONS {
+            self.last_exceptions.pop_front();
+        }
+        self.last_exceptions.push_back(exception);
     }
 
     /// Reads a small text again, each line joined with the next: a message may be wrapped anywhere.
@@ -377,6 +415,12 @@ impl<'c> Scan<'c> {
             if !hints.is_empty() {
                 let spot = self.spot(line, number);
                 hints.into_iter().for_each(|hint| self.note(hint, &spot));
+            }
+            let surest = |of: &Opinion| of.iter().copied().fold(0.0, f64::max);
+            if let Some(opinion) = self.catalog.opinion(&lower)
+                && self.findings.words.as_ref().is_none_or(|(_, best)| surest(&opinion) > surest(best))
+            {
+                self.findings.words = Some((self.spot(line, number), opinion));
             }
         }
     }

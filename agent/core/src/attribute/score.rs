@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+
+pub use super::case::{Case, Label, LogFile};
 
 use super::catalog::Catalog;
 use super::class::{Class, Restart};
@@ -16,57 +18,6 @@ use crate::verdict::FaultDomain;
 const BINS: usize = 5;
 /// Least confidences of the table of thresholds.
 const THRESHOLDS: [f64; 7] = [0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
-
-/// A failure with what people found to be its cause. Fields that scoring does not need are ignored.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct Case {
-    /// Its name.
-    pub id: String,
-    /// The log as it was found; empty where only exits or the kernel tell.
-    #[serde(default)]
-    pub log: String,
-    /// The same with line wraps undone, where that was needed.
-    #[serde(default)]
-    pub log_joined: Option<String>,
-    /// What is known about exits.
-    #[serde(default)]
-    pub exit_info: Option<String>,
-    /// Lines of the kernel.
-    #[serde(default)]
-    pub kernel_log: Option<String>,
-    /// The right answer, where it is known.
-    #[serde(default)]
-    pub label: Option<Label>,
-    /// How sure the label is: high, medium, low.
-    #[serde(default)]
-    pub confidence: Option<String>,
-    /// Words to cut by.
-    #[serde(default)]
-    pub tags: Vec<String>,
-    /// `verbatim` or `author_abridged`.
-    #[serde(default)]
-    pub log_fidelity: Option<String>,
-    /// Cases of one group come from one source: what was learned from one of them was learned from all.
-    #[serde(default)]
-    pub group: Option<String>,
-}
-
-/// The right answer.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Label {
-    /// What went wrong.
-    pub class: Class,
-    /// Whose fault it was.
-    pub fault_domain: FaultDomain,
-    /// What to do.
-    pub restart: Restart,
-    /// Lines of the log, from 1, any of which is the root.
-    #[serde(default)]
-    pub root_lines: Option<Vec<u64>>,
-    /// The rank where it began, where one is to blame.
-    #[serde(default)]
-    pub culprit_rank: Option<u32>,
-}
 
 /// The answer to one case.
 #[derive(Clone, Debug, Serialize)]
@@ -91,18 +42,26 @@ pub struct Answer {
     /// Whether the domain is right; absent without a label.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub right: Option<bool>,
+    /// What of the case could not be understood.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The evidence of a case.
 pub fn evidence(catalog: &Catalog, case: &Case) -> Evidence {
     let log = case.log_joined.as_deref().unwrap_or(&case.log);
     let mut findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+    findings.extend(
+        case.files
+            .iter()
+            .map(|file| Scan::of_text(catalog, &file.name, file.rank, Kind::Log, file.text.as_bytes())),
+    );
     if let Some(kernel) = case.kernel_log.as_deref().filter(|text| !text.is_empty()) {
         findings.push(Scan::of_text(catalog, "kernel", None, Kind::Kernel, kernel.as_bytes()));
     }
     let exit_info = case.exit_info.as_deref().unwrap_or_default();
     findings.push(Scan::of_text(catalog, "exit", None, Kind::Exit, exit_info.as_bytes()));
-    Evidence { findings, exits: exit::from_text(exit_info), observations: Vec::new() }
+    Evidence { findings, exits: exit::from_text(exit_info), ..Evidence::default() }
 }
 
 /// Judges a case.
@@ -163,6 +122,7 @@ fn answer_from(catalog: &Catalog, case: &Case, evidence: &Evidence) -> Answer {
         root_rank: judged.root.rank,
         reasons: reasons(&judged),
         right: case.label.as_ref().map(|label| label.fault_domain == judged.domain),
+        notes: case.notes.clone(),
     }
 }
 
@@ -183,7 +143,12 @@ fn reasons(judged: &Attribution) -> Vec<String> {
 
 /// Root lines as lines of the log as it was found.
 fn root_lines(case: &Case, judged: &Attribution) -> Vec<u64> {
-    let lines = judged.root.lines.iter().filter(|(source, _)| *source == 0).map(|(_, spot)| spot.line);
+    // The log is the first source; its further files come next, their lines counted on.
+    let lines = judged.root.lines.iter().filter_map(|(source, spot)| match source.checked_sub(1) {
+        None => Some(spot.line),
+        Some(file) if file < case.files.len() => Some(case.lines_before(file) + spot.line),
+        Some(_) => None,
+    });
     let Some(joined) = &case.log_joined else { return lines.collect() };
     let covered = covered_lines(&case.log, joined);
     let mut found: Vec<u64> = Vec::new();
@@ -237,6 +202,10 @@ pub struct Summary {
     pub false_hardware: u32,
     /// Cases told not to restart where a restart was right.
     pub false_do_not_restart: u32,
+    /// Cases that were judged and have no label that could be scored.
+    pub unscored: u32,
+    /// Cases of which something could not be understood; their answers say what.
+    pub odd: u32,
 }
 
 /// Counts over a set of cases.
@@ -275,6 +244,8 @@ pub struct Share {
 pub struct Calibration {
     /// Mean squared difference between confidence and being right about the domain.
     pub brier: f64,
+    /// Mean distance between confidence and the share of right answers, over the bins by their answers.
+    pub expected_error: f64,
     /// By confidence, lowest first.
     pub bins: Vec<Bin>,
     /// What it would mean to name no domain below a confidence.
@@ -313,8 +284,8 @@ impl Share {
         self.domain += u32::from(right);
         self.committed += u32::from(committed);
         self.committed_right += u32::from(committed && right);
-        self.class += u32::from(answer.class == label.class);
-        self.restart += u32::from(answer.restart == label.restart);
+        self.class += u32::from(Some(answer.class) == label.class);
+        self.restart += u32::from(Some(answer.restart) == label.restart);
         if let Some(root) = &label.root_lines {
             self.with_root += 1;
             self.root_first += u32::from(answer.root_lines.first().is_some_and(|line| root.contains(line)));
@@ -339,7 +310,11 @@ pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
     let mut thresholds: Vec<Threshold> =
         THRESHOLDS.iter().map(|at| Threshold { at: *at, ..Threshold::default() }).collect();
     for (case, answer) in cases.iter().zip(answers) {
-        let Some(label) = &case.label else { continue };
+        summary.odd += u32::from(!case.notes.is_empty());
+        let Some(label) = &case.label else {
+            summary.unscored += 1;
+            continue;
+        };
         summary.all.add(answer, label);
         let one_line = case.tags.iter().any(|tag| tag == "one_line");
         let abridged = case.log_fidelity.as_deref() == Some("author_abridged");
@@ -348,9 +323,9 @@ pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
         } else if !abridged && case.confidence.as_deref() != Some("low") {
             summary.headline.add(answer, label);
         }
-        summary.per_class.entry(label.class.name()).or_default().add(answer, label);
-        *summary.confusion.entry(label.class.name()).or_default().entry(answer.class.name()).or_default() +=
-            1;
+        let class = label.class.map_or("not told", Class::name);
+        summary.per_class.entry(class).or_default().add(answer, label);
+        *summary.confusion.entry(class).or_default().entry(answer.class.name()).or_default() += 1;
         let right = answer.fault_domain == label.fault_domain;
         let hit = f64::from(u8::from(right));
         summary.calibration.brier += (answer.confidence - hit).powi(2);
@@ -366,14 +341,18 @@ pub fn summary(cases: &[Case], answers: &[Answer]) -> Summary {
         summary.false_hardware += u32::from(
             label.fault_domain == FaultDomain::User && answer.fault_domain == FaultDomain::Hardware,
         );
-        summary.false_do_not_restart +=
-            u32::from(answer.restart == Restart::DoNotRestart && label.restart != Restart::DoNotRestart);
+        summary.false_do_not_restart += u32::from(
+            answer.restart == Restart::DoNotRestart
+                && label.restart.is_some_and(|right| right != Restart::DoNotRestart),
+        );
     }
     for (at, bin) in bins.iter_mut().enumerate() {
         let cases = f64::from(bin.cases.max(1));
         bin.from = at as f64 / BINS as f64;
         bin.confidence /= cases;
         bin.right /= cases;
+        let weight = f64::from(bin.cases) / f64::from(summary.all.cases.max(1));
+        summary.calibration.expected_error += weight * (bin.confidence - bin.right).abs();
     }
     summary.calibration.brier /= f64::from(summary.all.cases.max(1));
     summary.calibration.bins = bins;

@@ -48,8 +48,12 @@ const KERNEL_FAULTS: [&str; 5] = [
 const KILLED: [&str; 3] = ["exit.minus9", "torch.sigkill", "exit.minus15"];
 
 /// Causes that are consequences where the same source tells of one of these.
-const FOLLOWS: [(&str, &[&str]); 1] =
-    [("nccl.internal_error", &["nccl.closed_by_peer", "nccl.remote_error"])];
+const FOLLOWS: [(&str, &[&str]); 3] = [
+    ("nccl.internal_error", &["nccl.closed_by_peer", "nccl.remote_error", "nccl.socket_lost"]),
+    ("crash.segv", &["exit.134", "amd.gpu_hang", "intel.gpu_hang"]),
+    // What a rank finds when it tries again after another fault.
+    ("python.file_exists", &["storage.quota", "storage.enospc"]),
+];
 
 /// A collective in which a rank waited when its watchdog barked.
 #[derive(Clone, Debug, PartialEq)]

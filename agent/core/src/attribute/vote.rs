@@ -22,6 +22,15 @@ const MILD: f64 = 0.5;
 /// Beside evidence of this weight hints are left out.
 const BETTER_THAN_HINTS: f64 = 1.5;
 
+/// How far the words of a line are trusted.
+const WORDS: f64 = 1.0;
+/// Words that say less than this are not heard.
+const LEAST_WORDS: f64 = 0.3;
+/// Words do not say more than this.
+const MOST_WORDS: f64 = 2.0;
+/// A signature of this weight leaves no line to words alone.
+const LEAST_SIGNATURE: f64 = 0.5;
+
 /// One piece of evidence.
 #[derive(Clone, Debug)]
 pub struct Vote {
@@ -73,6 +82,10 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
             }
         }
     }
+    // Words count only where no signature says anything: beside a victim's complaint they speak of whatever is left.
+    if !votes.iter().any(|vote| !vote.hint && vote.weight >= LEAST_SIGNATURE) {
+        votes.extend(of_words(evidence));
+    }
     votes.extend(of_exits(evidence));
     votes.extend(of_repeated_xids(catalog, evidence));
     votes.extend(structure::votes(catalog, evidence));
@@ -85,7 +98,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         role: Role::Primary,
         class: observation.class,
         weight: observation.weight,
-        also: Vec::new(),
+        also: observation.also.clone(),
         determinism: Determinism::Either,
         restart: None,
         domain: None,
@@ -202,6 +215,39 @@ fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote 
         spots: vec![(place, exception.spot.clone())],
         count: 1,
     }
+}
+
+/// What the words of a line speak for that nothing explains.
+fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
+    evidence.findings.iter().enumerate().filter_map(|(place, findings)| {
+        let (spot, opinion) = findings.words.as_ref()?;
+        // Against a class of which nothing was said, one of as many.
+        let even = 1.0 / Class::ALL.len() as f64;
+        let mut classes: Vec<(Class, f64)> = Class::ALL
+            .into_iter()
+            .map(|class| (class, WORDS * (opinion[class.index()] / even).ln()))
+            .filter(|(_, weight)| *weight > LEAST_WORDS)
+            .map(|(class, weight)| (class, weight.min(MOST_WORDS)))
+            .collect();
+        classes.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let (class, weight) = classes.first().copied()?;
+        Some(Vote {
+            family: "vocabulary".to_owned(),
+            id: "words".to_owned(),
+            meaning: format!("the words of the line are those of {}", class.words()),
+            role: if class == Class::Unknown { Role::Secondary } else { Role::Primary },
+            class,
+            weight,
+            also: classes.split_off(1),
+            determinism: Determinism::Either,
+            restart: None,
+            domain: None,
+            reporter: false,
+            hint: true,
+            spots: vec![(place, spot.clone())],
+            count: 1,
+        })
+    })
 }
 
 /// Faults that a program can cause by itself are the GPU's when several programs meet them on one device.

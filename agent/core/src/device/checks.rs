@@ -56,7 +56,7 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
     let last = of.last.clone().unwrap_or_default();
     let rows_before = last.remapped.value().copied();
     let mut checked = vec![
-        ("ecc_uncorrected", uncorrected(reading, &last)),
+        ("ecc_uncorrected", uncorrected(of, reading, &last)),
         (
             "row_remap_failed",
             look(&reading.remapped, |rows| {
@@ -161,7 +161,8 @@ pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rule
             Some(problem.by(&format!("NVML {what}"), format!("{degrees} °C"), limit).was(before))
         })
     };
-    let hottest = details.map(|of| &of.hottest);
+    // Boards that tell no such limit tell the one at which clocks are held down.
+    let hottest = details.map(|of| if of.hottest.value().is_some() { &of.hottest } else { &of.slowdown_at });
     let memory_hottest = details.map(|of| &of.memory_hottest);
     vec![
         ("too_hot", hot("temperature", &reading.temperature, &last.temperature, hottest)),
@@ -175,22 +176,28 @@ pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rule
     ]
 }
 
-fn uncorrected(reading: &GpuReading, last: &GpuReading) -> Look {
-    let total = look(&reading.ecc_volatile, |errors| {
-        let problem = || memory_errors(*errors).by("NVML uncorrected ECC errors, volatile", errors, 0);
-        (*errors > 0).then(|| problem().was(last.ecc_volatile.value()))
+/// By the count of the whole GPU, or that of its parts where they know of more: some drivers count by place only.
+fn uncorrected(of: &Readings, reading: &GpuReading, last: &GpuReading) -> Look {
+    let by_place = of.details.as_ref().map(|details| {
+        let of_now = details.ecc.iter().filter(|of| !of.corrected && !of.lifetime);
+        of_now.map(|of| of.count).fold(0, u64::saturating_add)
     });
-    // Some drivers count by place only.
-    match (&reading.ecc_volatile, &reading.details) {
-        (Read::NotOffered, Some(details)) => {
-            let of_now = details.ecc.iter().filter(|of| !of.corrected && !of.lifetime);
-            let errors: u64 = of_now.map(|of| of.count).sum();
-            let source = "NVML uncorrected ECC errors by place, volatile";
-            Look::of((errors > 0).then(|| memory_errors(errors).by(source, errors, 0)))
-        }
-        (Read::NotOffered, None) => Look::Unread,
-        _ => total,
+    let total = match &reading.ecc_volatile {
+        Read::Value(total) => *total,
+        Read::Failed(_) => return Look::Unread,
+        // What is read seldom has not been read yet.
+        Read::NotOffered if by_place.is_none() => return Look::Unread,
+        Read::NotOffered => 0,
+    };
+    let by_place = by_place.unwrap_or(0);
+    if by_place > total {
+        let source = "NVML uncorrected ECC errors by place, volatile";
+        return Look::Ill(memory_errors(by_place).by(source, by_place, 0));
     }
+    Look::of((total > 0).then(|| {
+        let problem = memory_errors(total).by("NVML uncorrected ECC errors, volatile", total, 0);
+        problem.was(last.ecc_volatile.value())
+    }))
 }
 
 fn memory_errors(count: u64) -> Problem {

@@ -82,7 +82,12 @@ impl Driver {
                     (Unknown, reason, RecommendedAction::None)
                 }
             }
-            DeviceReport::Answered(ProbeAnswer::Trouble { .. }) | DeviceReport::Broken(_) => {
+            DeviceReport::Answered(ProbeAnswer::Trouble { trouble, .. }) => {
+                let why = self.why_unreadable(now, limits).unwrap_or_default();
+                let (state, action) = weight(*trouble);
+                (state, why, action)
+            }
+            DeviceReport::Broken(_) => {
                 let why = self.why_unreadable(now, limits).unwrap_or_default();
                 (Unknown, why, RecommendedAction::None)
             }
@@ -150,6 +155,19 @@ fn answered(
     said
 }
 
+/// How bad it is that no GPU can be read: where the driver itself says that none can be used, that is known.
+fn weight(trouble: DriverTrouble) -> (HealthState, RecommendedAction) {
+    match trouble {
+        // No program that begins now can use a GPU.
+        DriverTrouble::VersionMismatch | DriverTrouble::GpuLost => (Unhealthy, RecommendedAction::RebootNode),
+        DriverTrouble::ResetRequired => (Unhealthy, RecommendedAction::ResetDevice),
+        DriverTrouble::LibraryMissing
+        | DriverTrouble::DriverNotLoaded
+        | DriverTrouble::NoPermission
+        | DriverTrouble::Other => (Unknown, RecommendedAction::None),
+    }
+}
+
 fn words(trouble: DriverTrouble) -> &'static str {
     match trouble {
         DriverTrouble::LibraryMissing => {
@@ -160,6 +178,8 @@ fn words(trouble: DriverTrouble) -> &'static str {
             "library and kernel module of the driver are of different versions (reload the module or reboot)"
         }
         DriverTrouble::NoPermission => "the agent may not ask the driver (give it /dev/nvidia*)",
+        DriverTrouble::GpuLost => "the driver lost a GPU and answers for none",
+        DriverTrouble::ResetRequired => "a GPU has to be reset, and the driver answers for none",
         DriverTrouble::Other => "the driver refuses",
     }
 }

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::history::History;
+use super::history::{History, Terms};
+use super::limits::DeviceLimits;
 use super::line;
 use crate::health::{Evidence, HealthState, RecommendedAction};
 use crate::time::{Mono, Span};
@@ -20,9 +21,6 @@ pub(super) struct Came {
     /// How sure that is: less where only a number is known, or not even what it means.
     pub(super) confidence: f64,
 }
-
-/// A fault that comes again so long after it first came was not mended by the reset that it needs.
-const UNHEALED_AFTER: Span = Span::seconds(3600);
 
 /// Codes that tell of one fault in different words share their past.
 fn one_fault(code: u32) -> u32 {
@@ -63,8 +61,10 @@ pub(super) struct Faults {
 
 impl Faults {
     /// A fault came; what came shortly before and was only its echo is folded into it.
-    pub(super) fn came(&mut self, came: Came, echoes: &BTreeSet<u32>, window: Span) {
-        let action = self.history.came(one_fault(came.code), came.at, came.action, UNHEALED_AFTER);
+    pub(super) fn came(&mut self, came: Came, echoes: &BTreeSet<u32>, limits: &DeviceLimits) {
+        let window = limits.echo_window.0;
+        let terms = Terms { unhealed_after: limits.unhealed_after.0, remembered: limits.remembered.0 };
+        let action = self.history.came(one_fault(came.code), came.at, came.action, terms);
         let again = action > came.action;
         let came = Came { action, ..came };
         self.of_another_boot = false;
@@ -162,8 +162,8 @@ impl Faults {
     }
 
     /// Counts an error of a link. Returns how many there were within a week.
-    pub(super) fn on_link(&mut self, link: u32, at: Mono) -> u32 {
-        self.history.on_link(link, at)
+    pub(super) fn on_link(&mut self, link: u32, at: Mono, limits: &DeviceLimits) -> u32 {
+        self.history.on_link(link, at, limits.remembered.0)
     }
 
     /// An operator knows of all that came until then.

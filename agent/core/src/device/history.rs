@@ -6,8 +6,14 @@ use std::collections::BTreeMap;
 use crate::health::RecommendedAction;
 use crate::time::{Mono, Span};
 
-/// After so long a fault that comes again is another one.
-pub(super) const MEMORY: Span = Span::seconds(7 * 86_400);
+/// When what comes again is the same fault, and when it was not mended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// After so long one that was not reset is taken for one that a reset would have healed if it could.
+    pub(super) unhealed_after: Span,
+    /// After so long a fault that comes again is another one.
+    pub(super) remembered: Span,
+}
 
 /// Errors of a link that follow each other so soon are one.
 const BURST: Span = Span::seconds(60);
@@ -47,27 +53,25 @@ enum Remedy {
 
 impl History {
     /// A fault came for which the catalogue recommends `base`. Returns what is recommended by what has been tried.
-    /// `unhealed_after` is the time after which one that was not reset is taken for one that a reset would have healed
-    /// if it could.
     pub(super) fn came(
         &mut self,
         code: u32,
         at: Mono,
         base: RecommendedAction,
-        unhealed_after: Span,
+        terms: Terms,
     ) -> RecommendedAction {
         if !matches!(base, RecommendedAction::ResetDevice | RecommendedAction::RebootNode) {
             return base;
         }
         let past =
             self.past.entry(code).or_insert(Past { rung: Rung::First, came: None, remedy: Remedy::None });
-        if past.came.is_some_and(|(_, last)| at.since(last) > MEMORY) {
+        if past.came.is_some_and(|(_, last)| at.since(last) > terms.remembered) {
             *past = Past { rung: Rung::First, came: None, remedy: Remedy::None };
         }
         let first = past.came.map_or(at, |(first, _)| first);
         match past.remedy {
             Remedy::None => {
-                if at.since(first) > unhealed_after {
+                if at.since(first) > terms.unhealed_after {
                     past.rung = past.rung.max(Rung::Reboot);
                 }
                 past.came = Some((first, at));
@@ -90,11 +94,11 @@ impl History {
         }
     }
 
-    /// Counts an error of a link; those of a burst are one. Returns how many there were within a week.
-    pub(super) fn on_link(&mut self, link: u32, at: Mono) -> u32 {
+    /// Counts an error of a link; those of a burst are one. Returns how many there were since it is `remembered`.
+    pub(super) fn on_link(&mut self, link: u32, at: Mono, remembered: Span) -> u32 {
         let (last, count) = self.links.entry(link).or_default();
         let since = last.map(|last| at.since(last));
-        if since.is_some_and(|since| since > MEMORY) {
+        if since.is_some_and(|since| since > remembered) {
             *count = 0;
         }
         if since.is_none_or(|since| since > BURST) {
@@ -127,7 +131,7 @@ mod tests {
 
     use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ResetDevice, RestartProcess};
 
-    const HOUR: Span = Span::seconds(3600);
+    const HOUR: Terms = Terms { unhealed_after: Span::seconds(3600), remembered: Span::seconds(7 * 86_400) };
 
     fn at(minutes: u64) -> Mono {
         Mono(minutes * 60_000_000_000)

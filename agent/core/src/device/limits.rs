@@ -51,6 +51,14 @@ settings! {
         sibling_heat: u32 = 20,
         /// Readings in a row by which a GPU must be unlike its siblings before it is degraded.
         sibling_readings: u32 = 30,
+        /// In which time errors of an NVLink are counted for the two limits per minute.
+        nvlink_window: Period = Period::seconds(300),
+        /// How long a recovery that failed is held against an NVLink.
+        nvlink_failed_for: Period = Period::seconds(3600),
+        /// A fault that comes again so long after it first came was not mended by the reset that it needs: it asks for a reboot.
+        unhealed_after: Period = Period::seconds(3600),
+        /// How long faults are remembered for what was tried against them and did not help.
+        remembered: Period = Period::seconds(7 * 86_400),
         /// How long after the boot a GPU may take to be taken up into the fabric.
         fabric_grace: Period = Period::seconds(300),
     }

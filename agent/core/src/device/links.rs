@@ -10,15 +10,10 @@ use super::readings::Rules;
 use super::watch::{Change, Growth, Look, Problem, Watch};
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::pci::PciAddress;
-use crate::time::{Mono, Span};
+use crate::time::Mono;
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, ResetDevice};
-
-/// The window in which errors are counted.
-const WINDOW: Span = Span::seconds(300);
-/// How long a recovery that failed is held against a link after it.
-const FAILED_WINDOW: Span = Span::seconds(3600);
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Links {
@@ -252,7 +247,7 @@ impl Link {
         let errors = self.damaged(at, told, limits);
         push(changes, told.link, "nvlink_errors", self.errors.step(errors, rules.at_once()));
         let failed = told.recovery_failed.map_or(Look::Absent, |count| {
-            let grown = self.failures.step(at, count, FAILED_WINDOW);
+            let grown = self.failures.step(at, count, limits.nvlink_failed_for.0);
             let words = format!("NVLink {}: {} recoveries failed", told.link, grown.by);
             Look::of((grown.by > 0).then(|| {
                 let problem = Problem::new(Unhealthy, words, ResetDevice);
@@ -285,9 +280,9 @@ impl Link {
             return Look::Absent;
         }
         let damaged = told.replays.unwrap_or(0).saturating_add(told.crc.unwrap_or(0));
-        let damaged = self.damaged.step(at, damaged, WINDOW);
+        let damaged = self.damaged.step(at, damaged, limits.nvlink_window.0);
         let recoveries = told.recoveries.unwrap_or(0).saturating_add(told.recovered.unwrap_or(0));
-        let recoveries = self.recoveries.step(at, recoveries, WINDOW);
+        let recoveries = self.recoveries.step(at, recoveries, limits.nvlink_window.0);
         let checked = [
             (damaged, limits.nvlink_errors_per_minute, "damaged or repeated packets"),
             (recoveries, limits.nvlink_recoveries_per_minute, "recoveries"),

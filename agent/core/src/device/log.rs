@@ -20,7 +20,7 @@ impl DeviceJudge {
             return;
         }
         let Some(meaning) = self.catalog.xid(xid.code) else {
-            gpu.faults.came(Came::unknown(at, "XID", xid.code, &xid.place.line), &no_codes(), window);
+            gpu.faults.came(Came::unknown(at, "XID", xid.code, &xid.place.line), &no_codes(), &self.limits);
             return;
         };
         gpu.faults.cancel(&meaning.cancels);
@@ -42,7 +42,7 @@ impl DeviceJudge {
             }
             if let Some(line) = &xid.link_registers {
                 let decoded = RegisterMeaning::of(self.catalog.register_rules(), line);
-                let times = gpu.faults.on_link(line.link, at);
+                let times = gpu.faults.on_link(line.link, at, &self.limits);
                 if let Some(decoded) = decoded {
                     came.name = format!("{} on link {} ({})", came.name, line.link, decoded.names.join("; "));
                     if decoded.support_from.is_some_and(|from| times >= from) {
@@ -51,7 +51,7 @@ impl DeviceJudge {
                 }
             }
             let echoes = self.catalog.echoes_of(xid.code);
-            gpu.faults.came(came, &echoes, window);
+            gpu.faults.came(came, &echoes, &self.limits);
         }
     }
 
@@ -89,7 +89,6 @@ impl DeviceJudge {
     pub(super) fn sxid(&mut self, at: Mono, sxid: &Sxid) {
         let switch = self.switches.entry(sxid.address).or_default();
         switch.name.clone_from(&sxid.switch);
-        let window = self.limits.echo_window.0;
         let known = self.catalog.sxid(sxid.code);
         let (state, action) = match (sxid.fatal, known) {
             // The line's own word weighs more than the table.
@@ -110,7 +109,7 @@ impl DeviceJudge {
                 Some(meaning) => Came::known(at, "SXID", sxid.code, meaning, &sxid.place.line),
                 None => Came::unknown(at, "SXID", sxid.code, &sxid.place.line),
             };
-            switch.faults.came(Came { state, action, ..came }, &no_codes(), window);
+            switch.faults.came(Came { state, action, ..came }, &no_codes(), &self.limits);
         }
     }
 
@@ -145,7 +144,7 @@ impl DeviceJudge {
                     confidence: 1.0,
                 };
                 let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &no_codes(), self.limits.echo_window.0);
+                gpu.faults.came(came, &no_codes(), &self.limits);
             }
             KernelClass::GpuOffBus => {
                 let address = report.subject.as_deref().and_then(PciAddress::parse);
@@ -153,7 +152,7 @@ impl DeviceJudge {
                 let came = Came::known(at, "XID", OFF_BUS, meaning, &report.place.line);
                 let echoes = self.catalog.echoes_of(OFF_BUS);
                 let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &echoes, self.limits.echo_window.0);
+                gpu.faults.came(came, &echoes, &self.limits);
             }
             _ => {}
         }

@@ -40,6 +40,10 @@ pub enum DriverTrouble {
     VersionMismatch,
     /// We may not.
     NoPermission,
+    /// It answers for none of its GPUs since it lost one.
+    GpuLost,
+    /// It answers for none of its GPUs until one is reset.
+    ResetRequired,
     /// Anything else.
     Other,
 }

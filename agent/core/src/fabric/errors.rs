@@ -18,68 +18,76 @@ pub(super) const TOO_MANY: &str = "too_many_errors";
 struct Rule {
     counter: &'static str,
     limit: fn(&ErrorLimits) -> u64,
-    window: Span,
+    window: Window,
     meaning: &'static str,
     action: RecommendedAction,
 }
 
+/// What is only shown is shown for so long.
 const HOUR: Span = Span::seconds(3600);
+
+/// A window by the settings.
+type Window = fn(&ErrorLimits) -> Span;
+const DAMAGE: Window = |limits| limits.damage_window.0;
+const RECOVERY: Window = |limits| limits.recovery_window.0;
+const PACKETS: Window = |limits| limits.packet_window.0;
+
 const CABLE: RecommendedAction = RecommendedAction::ContactSupport;
 const TRAFFIC: RecommendedAction = RecommendedAction::None;
 
 const RULES: [Rule; 10] = [
-    rule("symbol_error", |limits| limits.symbol_errors, HOUR, "cable or transceiver", CABLE),
+    rule("symbol_error", |limits| limits.symbol_errors, DAMAGE, "cable or transceiver", CABLE),
     rule(
         "link_error_recovery",
         |limits| limits.link_recoveries,
-        Span::seconds(600),
+        RECOVERY,
         "the link is trained anew again and again: cable or transceiver",
         CABLE,
     ),
     rule(
         "local_link_integrity_errors",
         |limits| limits.link_integrity_errors,
-        HOUR,
+        DAMAGE,
         "cable or transceiver",
         CABLE,
     ),
     rule(
         "excessive_buffer_overrun_errors",
         |limits| limits.buffer_overruns,
-        HOUR,
+        DAMAGE,
         "flow control with the other end fails",
         CABLE,
     ),
     rule(
         "port_rcv_errors",
         |limits| limits.receive_errors,
-        Span::seconds(300),
+        PACKETS,
         "packets arrive damaged: cable or transceiver",
         CABLE,
     ),
     rule(
         "port_xmit_discards",
         |limits| limits.transmit_discards,
-        Span::seconds(300),
+        PACKETS,
         "packets are dropped: congestion, or the other end is gone",
         TRAFFIC,
     ),
     rule(
         "rx_icrc_encapsulated",
         |limits| limits.damaged_packets,
-        HOUR,
+        DAMAGE,
         "packets arrive damaged, from here or from a switch on the way",
         CABLE,
     ),
-    rule("rx_crc_errors", |limits| limits.crc_errors, HOUR, "cable or transceiver", CABLE),
+    rule("rx_crc_errors", |limits| limits.crc_errors, DAMAGE, "cable or transceiver", CABLE),
     rule(
         "local_ack_timeout_err",
         |limits| limits.ack_timeouts,
-        Span::seconds(600),
+        RECOVERY,
         "packets are lost on the way, or the other end does not answer",
         TRAFFIC,
     ),
-    rule("roce_slow_restart", |limits| limits.slow_restarts, Span::seconds(600), "congestion", TRAFFIC),
+    rule("roce_slow_restart", |limits| limits.slow_restarts, RECOVERY, "congestion", TRAFFIC),
 ];
 
 /// Counters that are shown when they grow and never judged: the cause is at the other end, or in the program.
@@ -105,7 +113,7 @@ const STOPS_AT: [(&str, u64); 7] = [
 const fn rule(
     counter: &'static str,
     limit: fn(&ErrorLimits) -> u64,
-    window: Span,
+    window: Window,
     meaning: &'static str,
     action: RecommendedAction,
 ) -> Rule {
@@ -152,14 +160,15 @@ impl Errors {
                 self.counters.remove(rule.counter);
                 continue;
             };
+            let window = (rule.window)(limits);
             let counter = self.counters.entry(rule.counter).or_default();
             let grown = counter.step(value);
             counter.count(at, if steady { grown } else { 0 });
-            let (sum, limit) = (counter.within(at, rule.window), (rule.limit)(limits).max(1));
+            let (sum, limit) = (counter.within(at, window), (rule.limit)(limits).max(1));
             let over = self.over.entry(rule.counter).or_default();
             // It is taken back at half the limit, so that it does not go back and forth around it.
             let was_over = std::mem::replace(over, sum >= limit || (*over && sum > limit / 2));
-            let within = minutes(rule.window);
+            let within = minutes(window);
             if *over {
                 let reason = format!(
                     "{} rose by {sum} within {within} (limit {limit}): {}",

@@ -56,6 +56,12 @@ settings! {
         ack_timeouts: u64 = 600,
         /// roce_slow_restart within ten minutes: congestion.
         slow_restarts: u64 = 6000,
+        /// The hour of symbol_errors, link_integrity_errors, buffer_overruns, damaged_packets and crc_errors.
+        damage_window: Period = Period::seconds(3600),
+        /// The ten minutes of link_recoveries, ack_timeouts and slow_restarts.
+        recovery_window: Period = Period::seconds(600),
+        /// The five minutes of receive_errors and transmit_discards.
+        packet_window: Period = Period::seconds(300),
     }
     sections {}
 }

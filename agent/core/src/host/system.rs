@@ -4,6 +4,7 @@
 //! Everything here is level, not history, except where the kernel forgets: reboots and that the clock was once right
 //! come back from the journal. What a host does not have is not shown.
 
+mod chassis;
 mod clock;
 mod hardware;
 mod limits;
@@ -23,6 +24,7 @@ pub use sample::{
     Services, SwitchPorts, SystemSample, Tables, Usage,
 };
 
+use chassis::ChassisWatch;
 use clock::ClockWatch;
 use hardware::HardwareWatch;
 use mounts::MountWatch;
@@ -58,6 +60,7 @@ pub struct SystemJudge {
     mounts: MountWatch,
     services: ServiceWatch,
     hardware: HardwareWatch,
+    chassis: ChassisWatch,
 }
 
 impl SystemJudge {
@@ -76,6 +79,7 @@ impl SystemJudge {
             mounts: MountWatch::default(),
             services: ServiceWatch::default(),
             hardware: HardwareWatch::default(),
+            chassis: ChassisWatch::default(),
         }
     }
 
@@ -121,6 +125,7 @@ impl SystemJudge {
         found.extend(speed.map(|it| ("host.cpu_speed", it)));
         let switches = hardware::judge_switches(self.limits.redirecting_switches, sample);
         found.extend(switches.map(|it| ("host.pcie_switches", it)));
+        found.extend(self.chassis.judge(self.limits.sensor_looks, sample).map(|it| ("host.chassis", it)));
         let shown = &mut self.shown;
         let components: Vec<Component> =
             found.into_iter().map(|(name, findings)| show(shown, name, at, findings)).collect();

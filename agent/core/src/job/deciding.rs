@@ -8,10 +8,12 @@ use crate::entry::{Body, ExitStatus, Fact};
 use crate::id::{Incident, Rank};
 use crate::judge::{RankEnd, hung, judge};
 use crate::ledger::Spending;
-use crate::policy::{self, Case, Choice, Host, JobState, PastFailure, Rung};
+use crate::observation::{Observation, Weight};
+use crate::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with};
+use crate::repeats::SeenBefore;
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
-use crate::verdict::{Action, DecidedBy, Decision, Verdict};
+use crate::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
 
 use super::{IncidentTimes, Job, Order, Output, Phase, Ruling, StopWhy};
 
@@ -32,14 +34,17 @@ pub(super) struct Pending {
     verdict: Verdict,
     /// When the host was first found not to be ready.
     waits_since: Option<Mono>,
-    /// The verdict before anybody's words were heard, and how the ranks ended: for judging it anew.
-    heard: Option<(Verdict, BTreeMap<Rank, RankEnd>)>,
+    /// The verdict before anybody's words were heard, how the ranks ended and how long the attempt had lived: for judging
+    /// it anew.
+    heard: Option<(Verdict, BTreeMap<Rank, RankEnd>, Span)>,
     /// What the host said last.
     testimony: Testimony,
     /// For what it is waited, as it was told.
     waits: Option<String>,
     /// When it is to be asked again; none while an answer is awaited.
     look_at: Option<Mono>,
+    /// What was last wrong with the user's own policy. One that failed is not asked again about the same failure.
+    trouble: Option<Trouble>,
 }
 
 impl Job {
@@ -85,14 +90,17 @@ impl Job {
                 let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
                 // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
                 let first = verdict.clone();
+                let lived = verdict.fault_at.since(self.attempt_began);
                 if let Ok(catalog) = Catalog::built_in() {
-                    blame::complete(&mut verdict, catalog, &ends, &Testimony::default());
+                    let seen_before = self.seen_before(&verdict);
+                    let told = Testimony { seen_before, ..Testimony::default() };
+                    blame::complete(&mut verdict, catalog, &ends, &told, lived);
                 }
                 let exit = exit_of(&verdict, &ends);
                 self.ledger.enter(at, Spending::Deciding);
                 self.propose(at, verdict, exit, out);
                 if let Some(pending) = &mut self.pending {
-                    pending.heard = Some((first, ends));
+                    pending.heard = Some((first, ends, lived));
                 }
             }
         }
@@ -116,28 +124,38 @@ impl Job {
             first_step: None,
         });
         self.phase = Phase::Judging { exit };
-        let pending = Pending {
+        let mut pending = Pending {
             verdict,
             waits_since: None,
             heard: None,
             testimony: Testimony::default(),
             waits: None,
             look_at: None,
+            trouble: None,
         };
-        self.consult(at, exit, &pending, out);
+        self.consult(at, exit, &mut pending, out);
         self.pending = Some(pending);
     }
 
-    fn consult(&self, at: Mono, exit: i32, pending: &Pending, out: &mut Vec<Output>) {
-        let proposal = self.decide(at, exit, pending, &Testimony::default());
+    fn consult(&self, at: Mono, exit: i32, pending: &mut Pending, out: &mut Vec<Output>) {
+        let proposal = self.decide(at, exit, pending, &Testimony::default(), out);
         out.push(Output::Order(Order::Consult { verdict: Box::new(pending.verdict.clone()), proposal }));
     }
 
     /// What the policy makes of it.
-    fn decide(&self, at: Mono, exit: i32, pending: &Pending, testimony: &Testimony) -> Decision {
+    fn decide(
+        &self,
+        at: Mono,
+        exit: i32,
+        pending: &mut Pending,
+        testimony: &Testimony,
+        out: &mut Vec<Output>,
+    ) -> Decision {
         let verdict = &pending.verdict;
         let count = |ranks: usize| u32::try_from(ranks).unwrap_or(u32::MAX);
-        let choice = policy::decide(
+        let failed = matches!(pending.trouble, Some(Trouble::Failed(_)));
+        let (choice, trouble) = decide_with(
+            self.advisor.as_deref().filter(|_| !failed),
             &self.settings,
             Case {
                 verdict,
@@ -159,8 +177,13 @@ impl Job {
                 now: at,
             },
         );
+        let incident = verdict.incident;
+        if let Some(trouble) = trouble.filter(|trouble| pending.trouble.as_ref() != Some(trouble)) {
+            out.push(Output::Record(Body::Fact(told(&trouble))));
+            pending.trouble = Some(trouble);
+        }
         let Choice { action, after, why } = choice;
-        Decision { incident: verdict.incident, action, after, why, by: DecidedBy::Launcher }
+        Decision { incident, action, after, why, by: DecidedBy::Launcher }
     }
 
     /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
@@ -170,9 +193,9 @@ impl Job {
         }
         pending.testimony = testimony.clone();
         let incident = pending.verdict.incident;
-        if let (Some((first, ends)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
+        if let (Some((first, ends, lived)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
             let mut verdict = first.clone();
-            blame::complete(&mut verdict, catalog, ends, testimony);
+            blame::complete(&mut verdict, catalog, ends, testimony, *lived);
             if verdict != pending.verdict {
                 out.push(Output::Record(Body::Verdict(verdict.clone())));
                 pending.verdict = verdict;
@@ -205,8 +228,12 @@ impl Job {
             testimony.held.clear();
         }
         testimony.held.extend(self.held.iter().cloned());
+        if by == DecidedBy::Agent {
+            // An agent that came late does not know what this job went through.
+            testimony.seen_before = testimony.seen_before.or_else(|| self.seen_before(&pending.verdict));
+        }
         Self::hear(&mut pending, &testimony, out);
-        let mut decision = Decision { by, ..self.decide(at, exit, &pending, &testimony) };
+        let mut decision = Decision { by, ..self.decide(at, exit, &mut pending, &testimony, out) };
         if let Some((action, why)) = instead {
             decision = Decision { action, why, after: Span::default(), ..decision };
         }
@@ -281,7 +308,7 @@ impl Job {
             Phase::Judging { exit } => {
                 let Some(mut pending) = self.pending.take() else { return };
                 if pending.look_at.take().is_some() {
-                    self.consult(at, exit, &pending, out);
+                    self.consult(at, exit, &mut pending, out);
                 }
                 self.pending = Some(pending);
             }
@@ -331,9 +358,45 @@ impl Job {
         }
     }
 
+    /// What this run knows of earlier failures of the same kind.
+    fn seen_before(&self, verdict: &Verdict) -> Option<SeenBefore> {
+        let Cause::Exception { fingerprint: now, .. } = &verdict.cause else { return None };
+        let same = |past: &&PastFailure| matches!(&past.cause, Cause::Exception { fingerprint, .. } if fingerprint == now);
+        let at_step = |past: &PastFailure| past.step == verdict.step;
+        let (in_this_job, at_this_step) = self
+            .past
+            .iter()
+            .filter(same)
+            .fold((0, 0), |(all, here), past| (all + 1, here + u32::from(at_step(past))));
+        let seen = SeenBefore { in_this_job, at_this_step, ..SeenBefore::default() };
+        (!seen.is_nothing()).then_some(seen)
+    }
+
     pub(super) fn next_incident(&self) -> Incident {
         Incident(self.incidents.len() as u64 + 1)
     }
+}
+
+/// The component of a job's own policy file, as the journal has it.
+pub const POLICY: &str = "policy";
+
+/// What was wrong with the user's own policy, for the journal.
+pub fn told(trouble: &Trouble) -> Fact {
+    let (event, weight, detail) = match trouble {
+        Trouble::Failed(words) => {
+            ("policy_failed", Weight::Error, format!("{words}; the built-in policy decides"))
+        }
+        Trouble::Overruled(words) => {
+            ("policy_overruled", Weight::Warning, format!("{words}; the built-in policy decides"))
+        }
+    };
+    Fact::Observed(Observation {
+        component: POLICY.to_owned(),
+        event: event.to_owned(),
+        weight,
+        detail,
+        ..Observation::default()
+    })
 }
 
 /// The status with which the launcher exits after this failure: the culprit's own, a signal as 128 + its number.

@@ -15,6 +15,12 @@ use crate::kernel::{KernelClass, KernelReport, LogPlace};
 
 /// Reads a line of any class of the host.
 pub fn report(message: &str) -> Option<KernelReport> {
+    // Storms are mostly of devices, and most readers are not of these.
+    if let Some(device) = of_device(message) {
+        const OF_DEVICES: [fn(&str, OfDevice<'_>) -> Option<KernelReport>; 3] =
+            [network::of_device, hardware::of_device, storage::of_device];
+        return OF_DEVICES.iter().find_map(|reader| reader(message, device));
+    }
     const READERS: [fn(&str) -> Option<KernelReport>; 4] =
         [system::report, network::report, storage::report, hardware::report];
     READERS.iter().find_map(|reader| reader(message))
@@ -44,8 +50,11 @@ fn contains_any(text: &str, parts: &[&str]) -> bool {
     parts.iter().any(|part| text.contains(part))
 }
 
+/// A line of a device, taken apart: the driver, the device and the text.
+type OfDevice<'a> = (&'a str, &'a str, &'a str);
+
 /// `driver 0000:3b:00.0: text` or `driver 0000:3b:00.0 ens1: text`: the driver, the device and the text.
-fn of_device(message: &str) -> Option<(&str, &str, &str)> {
+fn of_device(message: &str) -> Option<OfDevice<'_>> {
     let (driver, rest) = message.split_once(' ')?;
     let end = rest.find(|letter: char| !(letter.is_ascii_hexdigit() || letter == ':' || letter == '.'))?;
     let device = rest.get(..end)?.trim_end_matches(':');

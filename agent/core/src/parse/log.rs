@@ -1,6 +1,6 @@
 //! A kernel log as it is read on: records in, facts out, storms counted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::bucket::{Bucket, Rate};
 use super::journal::{self, JournalEntry};
@@ -65,6 +65,9 @@ const KINDS: usize = 1024;
 /// Subjects of a class whose first line always passes: a storm of one disk hides no other disk.
 const SUBJECTS: usize = 64;
 
+/// Messages of a storm that are known again letter by letter: storms have few.
+const REPEATED: usize = 8;
+
 /// How often it is told what was held back.
 const TELL_EVERY: Span = Span::seconds(10);
 
@@ -86,6 +89,8 @@ pub struct LogReader {
     group_of_kill: Option<String>,
     /// The GPU that a line named whose trouble stands in the lines behind it.
     preface: Option<String>,
+    /// Messages that were held back, and of which kind they were: to take one apart costs more than to compare it.
+    repeated: VecDeque<(String, Kind)>,
     told: Mono,
 }
 
@@ -154,15 +159,18 @@ impl LogReader {
     }
 
     fn fact(&mut self, now: Mono, message: &str, place: &dyn Fn(&str) -> LogPlace) -> Option<Fact> {
+        if self.is_held_back_again(now, message) {
+            return None;
+        }
         if let Some(mut xid) = nvidia::xid(message) {
-            let passes = self.passes(Kind::of_xid(&xid), None, now);
+            let passes = self.passes(Kind::of_xid(&xid), None, now, message);
             return passes.then(|| {
                 xid.place = place(message);
                 Fact::Xid(xid)
             });
         }
         if let Some(mut sxid) = nvidia::sxid(message) {
-            let passes = self.passes(Kind::of_sxid(&sxid), None, now);
+            let passes = self.passes(Kind::of_sxid(&sxid), None, now, message);
             return passes.then(|| {
                 sxid.place = place(message);
                 Fact::Sxid(sxid)
@@ -184,7 +192,7 @@ impl LogReader {
                 return None;
             }
         }
-        let passes = self.passes(Kind::Host(report.class), report.subject.as_deref(), now);
+        let passes = self.passes(Kind::Host(report.class), report.subject.as_deref(), now, message);
         passes.then(|| {
             report.place = place(message);
             Fact::KernelReport(report)
@@ -219,23 +227,57 @@ impl LogReader {
         held_back.collect()
     }
 
-    fn passes(&mut self, kind: Kind, subject: Option<&str>, now: Mono) -> bool {
-        let rate = Rate { burst: self.limits.burst.max(1), every: self.limits.every.0 };
-        if let (Kind::Host(class), Some(subject)) = (&kind, subject) {
+    /// Whether the message was held back before, letter by letter, and is again.
+    fn is_held_back_again(&mut self, now: Mono, message: &str) -> bool {
+        let rate = self.rate();
+        let Some((_, kind)) = self.repeated.iter().find(|(before, _)| before == message) else {
+            return false;
+        };
+        let Some(bucket) = self.buckets.get_mut(kind) else { return false };
+        let mut tried = *bucket;
+        if tried.pass(rate, now) {
+            return false;
+        }
+        *bucket = tried;
+        true
+    }
+
+    fn rate(&self) -> Rate {
+        Rate { burst: self.limits.burst.max(1), every: self.limits.every.0 }
+    }
+
+    fn passes(&mut self, kind: Kind, subject: Option<&str>, now: Mono, message: &str) -> bool {
+        let passes = self.passes_of(&kind, subject, now);
+        // What a line means that the driver writes beside its XIDs, or of a kill, hangs on the lines before it.
+        let alone = match kind {
+            Kind::Xid(..) | Kind::Sxid(..) => true,
+            Kind::Host(KernelClass::OutOfMemory) => false,
+            Kind::Host(_) => !message.starts_with("NVRM: "),
+        };
+        if !passes && alone && message.len() <= LINE {
+            self.repeated.truncate(REPEATED - 1);
+            self.repeated.push_front((message.to_owned(), kind));
+        }
+        passes
+    }
+
+    fn passes_of(&mut self, kind: &Kind, subject: Option<&str>, now: Mono) -> bool {
+        let rate = self.rate();
+        if let (Kind::Host(class), Some(subject)) = (kind, subject) {
             let known = self.subjects.entry(*class).or_default();
             if known.len() < SUBJECTS && !known.contains(subject) {
                 known.insert(subject.to_owned());
                 return true;
             }
         }
-        if let Some(bucket) = self.buckets.get_mut(&kind) {
+        if let Some(bucket) = self.buckets.get_mut(kind) {
             return bucket.pass(rate, now);
         }
         // A log that makes up kinds is no reason to grow without end, nor to lose a real one.
         if self.buckets.len() >= KINDS {
             self.buckets.pop_first();
         }
-        self.buckets.entry(kind).or_insert_with(|| Bucket::new(rate, now)).pass(rate, now)
+        self.buckets.entry(kind.clone()).or_insert_with(|| Bucket::new(rate, now)).pass(rate, now)
     }
 }
 

@@ -65,6 +65,7 @@ const WORDS: &[&str] = &[
     "inaccessible",
     "; giving up",
     "clock throttled",
+    "clock is throttled",
     "temperature reached",
     "edac ",
     "memory failure: ",

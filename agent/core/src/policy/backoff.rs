@@ -10,13 +10,17 @@ const FIRST: Span = Span::seconds(1);
 const LONGEST: Span = Span::seconds(300);
 
 /// The wait before a restart after `without_progress` others in a row that brought nothing: doubled each time, up to a
-/// quarter less or more by `seed`, which is the job's own.
+/// quarter less or more by `seed`, which is the job's own; whole milliseconds.
 pub fn wait(without_progress: u32, seed: u64) -> Span {
     let Some(doublings) = without_progress.checked_sub(1) else { return Span::default() };
     let full = FIRST.0.saturating_mul(1_u64.checked_shl(doublings).unwrap_or(u64::MAX)).min(LONGEST.0);
-    let share = mixed(seed ^ u64::from(without_progress)) % 512;
-    // 3/4 of it, and up to a half on top.
-    Span(full / 4 * 3 + full / 1024 * share)
+    Span::millis((full as f64 / 1e6 * (1.0 + jitter(without_progress, seed))) as u64)
+}
+
+/// How much longer the wait after `without_progress` restarts is in the job of this seed, as a share of it: from a quarter
+/// less to a quarter more, in 512 parts.
+pub fn jitter(without_progress: u32, seed: u64) -> f64 {
+    (mixed(seed ^ u64::from(without_progress)) % 512) as f64 / 1024.0 - 0.25
 }
 
 /// A seed of a job's own, from its words.

@@ -3,7 +3,7 @@
 //! Four things close a rung: nobody has hands for it; the ranks do not stand where it needs them; it cannot help against
 //! the cause; it has just failed.
 
-use crate::policy::{Case, CauseKind, JobState, Rung, Settings};
+use crate::policy::{Case, CauseKind, JobState, Rung, Rungs, Settings};
 use crate::time::Span;
 
 /// The rungs that can be taken and keep the job on its host, the mildest first.
@@ -11,14 +11,19 @@ pub(super) fn open(settings: &Settings, case: Case<'_>) -> Vec<Rung> {
     let mildest = mildest(CauseKind::of(&case.verdict.cause));
     let beyond = case.past.last().filter(|past| past.heartbeats && past.back_after.is_none());
     let just_failed = |rung: Rung| beyond.is_some_and(|past| rung <= past.rung && past.rung < Rung::All);
+    let stays = hands(settings, case).iter().filter(|rung| rung.stays());
+    stays.filter(|rung| *rung >= mildest && !just_failed(*rung)).collect()
+}
+
+/// What there are hands for: always, and with the ranks that wait.
+pub fn hands(settings: &Settings, case: Case<'_>) -> Rungs {
     let named = case.verdict.culprit.is_some();
-    let hands = |rung: Rung| settings.rungs.has(rung) || is_opened_by_waiting(rung, case.job, named);
-    let stays = Rung::ALL.into_iter().filter(|rung| rung.stays());
-    stays.filter(|rung| *rung >= mildest && !just_failed(*rung) && hands(*rung)).collect()
+    let opened = Rung::ALL.into_iter().filter(|rung| is_opened_by_waiting(*rung, case.job, named));
+    opened.fold(settings.rungs, Rungs::with)
 }
 
 /// The mildest rung that can help against the cause at all.
-fn mildest(kind: CauseKind) -> Rung {
+pub(super) fn mildest(kind: CauseKind) -> Rung {
     match kind {
         // The process is there and its rank ended by itself what it was at.
         CauseKind::Exception => Rung::InProcess,

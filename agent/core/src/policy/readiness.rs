@@ -54,8 +54,8 @@ fn is_in_the_way(component: &Component, host: Host<'_>) -> bool {
     component.state == HealthState::Unhealthy && !trained_with && !passes_with_the_ranks(&component.name)
 }
 
-/// What the ranks themselves bring about is over with them.
-fn passes_with_the_ranks(component: &str) -> bool {
+/// Whether the ranks themselves bring about what is wrong with the component: it is over with them.
+pub fn passes_with_the_ranks(component: &str) -> bool {
     // A network card that trains nothing is nobody's concern here: fabric ports are a group of their own.
     matches!(component, "host.memory" | "host.cpu" | "host.processes" | "host.files" | "host.tasks")
         || Group::of(component) == Group::Network

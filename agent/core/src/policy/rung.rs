@@ -81,4 +81,9 @@ impl Rungs {
     pub const fn has(self, rung: Rung) -> bool {
         self.0 & 1 << rung as u8 != 0
     }
+
+    /// These, the mildest first.
+    pub fn iter(self) -> impl Iterator<Item = Rung> {
+        Rung::ALL.into_iter().filter(move |rung| self.has(*rung))
+    }
 }

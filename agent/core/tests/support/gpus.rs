@@ -39,7 +39,7 @@ pub fn gpu(index: u32) -> GpuReading {
         ecc_aggregate: Read::Value(3),
         ecc_corrected: Read::Value(1000),
         remapped: Read::Value(RemappedRows { corrected: 1, uncorrected: 2, pending: false, failed: false }),
-        pages_pending: Read::NotOffered,
+        pages_pending: Read::Value(false),
         unrepairable: Read::Value(false),
         recovery_action: Read::Value(0),
         temperature: Read::Value(60),

@@ -149,6 +149,8 @@ pub(in crate::api) fn job(job: &JobView, now: Stamp, steps_per_second: Option<f6
         last_decision: job.last_decision.as_ref().map(decision),
         hang: job.hang.as_ref().map(|of| hang(of, now)),
         findings: job.findings.values().map(finding).collect(),
+        policy_trouble: job.policy_trouble.clone().unwrap_or_default(),
+        policy_troubles: job.policy_troubles,
     }
 }
 

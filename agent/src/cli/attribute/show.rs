@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use mainstay_core::attribute::class::Class;
+use mainstay_core::attribute::class::{Class, Restart};
 use mainstay_core::attribute::explain::{Ground, Quote, Report};
 use mainstay_core::attribute::score::{Answer, Case, Share, Summary};
 
@@ -85,8 +85,8 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
             clean(&case.id),
             answer.class.name(),
             answer.restart.name(),
-            label.class.name(),
-            label.restart.name(),
+            label.class.map_or("?", Class::name),
+            label.restart.map_or("?", Restart::name),
             answer.confidence,
             shortened(&clean(&answer.reasons.join("; ")), QUOTE)
         );
@@ -110,7 +110,11 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
             .collect();
         let _ = writeln!(out, "  {class:<18}{}", cells.join(", "));
     }
-    let _ = writeln!(out, "\ncalibration: Brier {:.3}", summary.calibration.brier);
+    let _ = writeln!(
+        out,
+        "\ncalibration: Brier {:.3}, expected error {:.3}",
+        summary.calibration.brier, summary.calibration.expected_error
+    );
     for bin in summary.calibration.bins.iter().filter(|bin| bin.cases > 0) {
         let _ = writeln!(
             out,
@@ -135,6 +139,13 @@ pub(super) fn score(cases: &[Case], answers: &[Answer], summary: &Summary) -> St
         "user's failures called hardware: {}; told not to restart where a restart was right: {}",
         summary.false_hardware, summary.false_do_not_restart
     );
+    for answer in answers.iter().filter(|answer| !answer.notes.is_empty()) {
+        let _ = writeln!(out, "{}: {}", clean(&answer.id), clean(&answer.notes.join("; ")));
+    }
+    if summary.unscored > 0 {
+        let _ =
+            writeln!(out, "{} cases were judged and have no label that could be scored", summary.unscored);
+    }
     out
 }
 

@@ -11,6 +11,58 @@ pub(super) type Callback = extern "C" fn(*const Response, u64) -> c_int;
 /// Uncorrected memory errors, PCIe, retired pages, heat, NVLink, XIDs; not power.
 pub(super) const CONDITIONS: c_uint = 0x1 | 0x2 | 0x4 | 0x8 | 0x20 | 0x40;
 
+/// What is wanted of DCGM where nobody wants anything: the same, but heat. What a board may have is not known here.
+const OURS: c_uint = CONDITIONS & !0x8;
+
+/// Kinds of conditions (DCGM_POLICY_COND_MAX), and the place of retired pages among them.
+const KINDS: usize = 7;
+const PAGES: usize = 2;
+
+/// Pages that are retired before it is told of; half of what DCGM itself calls a failure is usual for old boards.
+const MOST_PAGES: i64 = 60;
+
+/// `dcgmPolicyConditionParams_t`: whether a condition counts, or from which number on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Parameter {
+    is_number: c_uint,
+    value: i64,
+}
+
+/// `dcgmPolicy_v1`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Policy {
+    version: c_uint,
+    conditions: c_uint,
+    /// Mode, isolation, action, validation, response: all of them are none.
+    deeds: [c_uint; 5],
+    parameters: [Parameter; KINDS],
+}
+
+impl Policy {
+    /// One that is to be written to.
+    pub(super) fn none() -> Policy {
+        let version = super::version(size_of::<Policy>(), 1);
+        Policy { version, conditions: 0, deeds: [0; 5], parameters: [Parameter::default(); KINDS] }
+    }
+
+    /// One by which DCGM tells, and does nothing.
+    pub(super) fn telling() -> Policy {
+        let mut policy = Policy { conditions: OURS, ..Policy::none() };
+        for (place, parameter) in policy.parameters.iter_mut().enumerate() {
+            parameter.value = i64::from(OURS >> place & 1);
+        }
+        policy.parameters[PAGES] = Parameter { is_number: 1, value: MOST_PAGES };
+        policy
+    }
+
+    /// Whether somebody has set it.
+    pub(super) fn is_set(&self) -> bool {
+        self.conditions != 0
+    }
+}
+
 /// More than anyone reads between two checks.
 const MOST: usize = 256;
 
@@ -71,5 +123,6 @@ mod tests {
     #[test]
     fn a_response_is_laid_out_as_the_library_writes_it() {
         assert_eq!((size_of::<Response>(), std::mem::offset_of!(Response, gpu)), (32, 24));
+        assert_eq!((size_of::<Policy>(), std::mem::offset_of!(Policy, parameters)), (144, 32));
     }
 }

@@ -4,11 +4,10 @@
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_ulonglong};
 
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t, nvmlFieldValue_t, nvmlProcessInfo_v1_t,
-    nvmlProcessInfo_v2_t, nvmlReturn_t,
+    NvmlLib, nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t, nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t,
+    nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t,
 };
 
 /// A function as it was looked up in the library, or why it is not there.
@@ -17,6 +16,7 @@ type Get<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T) -> nvmlReturn_t;
 type GetAt<A, T> = unsafe extern "C" fn(nvmlDevice_t, A, *mut T) -> nvmlReturn_t;
 type GetTwo<T> = unsafe extern "C" fn(nvmlDevice_t, *mut T, *mut T) -> nvmlReturn_t;
 type GetText = unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t;
+type Wait = unsafe extern "C" fn(nvmlEventSet_t, *mut nvmlEventData_t, c_uint) -> nvmlReturn_t;
 type GetList<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
 
 /// What NVML calls return, with its words for what went wrong.
@@ -35,6 +35,83 @@ fn found<F: Copy, E>(symbol: &Symbol<F, E>) -> Answer<F> {
     symbol.as_ref().copied().map_err(|_| NvmlError::FunctionNotFound)
 }
 
+/// The library, begun. It stays so as long as this process, which ends with it.
+pub(super) enum Nvml {
+    /// As the wrapper begins it.
+    Usual(nvml_wrapper::Nvml),
+    /// One that has only another way to begin.
+    Old(NvmlLib),
+}
+
+impl Nvml {
+    /// Loads the library at `path` and begins it, by whichever of the three functions for that it has.
+    pub(super) fn begin(path: &OsStr) -> Answer<Nvml> {
+        match nvml_wrapper::Nvml::builder().lib_path(path).init() {
+            Err(NvmlError::FailedToLoadSymbol(_)) => Nvml::begin_as_of_old(path),
+            begun => begun.map(Nvml::Usual),
+        }
+    }
+
+    fn begin_as_of_old(path: &OsStr) -> Answer<Nvml> {
+        // SAFETY: whatever the library does when it is loaded it has done before, for the wrapper, and survived.
+        let lib = unsafe { NvmlLib::new(path) }?;
+        let code = if let Ok(begin) = found(&lib.nvmlInit) {
+            // SAFETY: the function takes nothing and may be called first.
+            unsafe { begin() }
+        } else {
+            let begin = found(&lib.nvmlInitWithFlags)?;
+            // SAFETY: as above; no flags is what the other two mean.
+            unsafe { begin(0) }
+        };
+        nvml_try(code)?;
+        Ok(Nvml::Old(lib))
+    }
+
+    pub(super) fn lib(&self) -> &NvmlLib {
+        match self {
+            Nvml::Usual(nvml) => nvml.lib(),
+            Nvml::Old(lib) => lib,
+        }
+    }
+
+    /// The version of the driver.
+    pub(super) fn driver_version(&self) -> Answer<String> {
+        let call = found(&self.lib().nvmlSystemGetDriverVersion)?;
+        let mut text = [0 as c_char; 128];
+        // SAFETY: the length that is given is one less than the buffer has, which so always ends in 0.
+        nvml_try(unsafe { call(text.as_mut_ptr(), text.len() as c_uint - 1) })?;
+        Ok(text_of(&text))
+    }
+}
+
+/// Whether a GPU, or this version of the driver, does not have what was asked for. What is not known to an older
+/// library is an invalid argument to it.
+pub(super) fn is_not_offered(error: &NvmlError) -> bool {
+    matches!(
+        error,
+        NvmlError::NotSupported
+            | NvmlError::FailedToLoadSymbol(_)
+            | NvmlError::FunctionNotFound
+            | NvmlError::InvalidArg
+            | NvmlError::NotFound
+            | NvmlError::NoData
+            | NvmlError::VgpuEccNotSupported
+            // A version of a struct that it does not know; a function that it does not have any more.
+            | NvmlError::UnexpectedVariant(25 | 26)
+    )
+}
+
+/// What one function says, or another one where a library does not have the first. It may be there by name alone.
+pub(super) fn or<T>(told: Answer<T>, other: impl FnOnce() -> Answer<T>) -> Answer<T> {
+    match told {
+        Err(error) if is_not_offered(&error) => {
+            // That the second is missing too says no more than the first.
+            other().map_err(|second| if is_not_offered(&second) { error } else { second })
+        }
+        told => told,
+    }
+}
+
 /// The version word of a versioned struct.
 pub(super) const fn version<T>(number: u32) -> c_uint {
     size_of::<T>() as c_uint | (number << 24)
@@ -42,23 +119,28 @@ pub(super) const fn version<T>(number: u32) -> c_uint {
 
 /// How many GPUs the driver counts.
 pub(super) fn count(nvml: &Nvml) -> Answer<u32> {
+    /// More than any host has: what tells of more is not to be believed, or waited for.
+    const MOST: u32 = 512;
     let lib = nvml.lib();
-    let call = found(&lib.nvmlDeviceGetCount_v2).or_else(|_| found(&lib.nvmlDeviceGetCount))?;
-    let mut count = 0;
-    // SAFETY: the pointer is to an integer of ours of the size that the function writes.
-    nvml_try(unsafe { call(&mut count) })?;
-    Ok(count)
+    let by = |call: Answer<unsafe extern "C" fn(*mut c_uint) -> nvmlReturn_t>| {
+        let (call, mut count) = (call?, 0);
+        // SAFETY: the pointer is to an integer of ours of the size that the function writes.
+        nvml_try(unsafe { call(&mut count) })?;
+        Ok(count.min(MOST))
+    };
+    or(by(found(&lib.nvmlDeviceGetCount_v2)), || by(found(&lib.nvmlDeviceGetCount)))
 }
 
 /// The GPU at a place of the driver's list.
 pub(super) fn by_index(nvml: &Nvml, index: u32) -> Answer<Handle> {
     let lib = nvml.lib();
-    let call =
-        found(&lib.nvmlDeviceGetHandleByIndex_v2).or_else(|_| found(&lib.nvmlDeviceGetHandleByIndex))?;
-    let mut handle = std::ptr::null_mut();
-    // SAFETY: the pointer is to a variable of ours of the size that the function writes.
-    nvml_try(unsafe { call(index, &mut handle) })?;
-    Ok(Handle(handle))
+    let by = |call: Answer<unsafe extern "C" fn(c_uint, *mut nvmlDevice_t) -> nvmlReturn_t>| {
+        let (call, mut handle) = (call?, std::ptr::null_mut());
+        // SAFETY: the pointer is to a variable of ours of the size that the function writes.
+        nvml_try(unsafe { call(index, &mut handle) })?;
+        Ok(Handle(handle))
+    };
+    or(by(found(&lib.nvmlDeviceGetHandleByIndex_v2)), || by(found(&lib.nvmlDeviceGetHandleByIndex)))
 }
 
 impl Handle {
@@ -136,13 +218,34 @@ impl Handle {
 
     /// How many pages were retired for a cause, by NVML's numbers.
     pub(super) fn pages_retired(self, nvml: &Nvml, cause: c_uint) -> Answer<u32> {
-        let call = found(&nvml.lib().nvmlDeviceGetRetiredPages)?;
-        let mut count = 0;
-        // SAFETY: as in `get`; with a count of 0 the function writes no addresses and tells how many there are.
-        match nvml_try(unsafe { call(self.0, cause, &mut count, std::ptr::null_mut()) }) {
-            Ok(()) | Err(NvmlError::InsufficientSize(_)) => Ok(count),
-            Err(error) => Err(error),
-        }
+        // Room for all that a GPU may retire (64), and more: some libraries take no less for an answer.
+        const ROOM: usize = 1024;
+        let lib = nvml.lib();
+        let (mut addresses, mut times) = ([0; ROOM], [0; ROOM]);
+        let mut older = || {
+            let (call, mut count) = (found(&lib.nvmlDeviceGetRetiredPages)?, ROOM as c_uint);
+            // SAFETY: as in `get`; the list has room for `count` addresses.
+            counted(unsafe { call(self.0, cause, &mut count, addresses.as_mut_ptr()) }, count)
+        };
+        let told = older();
+        or(told, || {
+            let (call, mut count) = (found(&lib.nvmlDeviceGetRetiredPages_v2)?, ROOM as c_uint);
+            // SAFETY: as above, for two lists.
+            let code = unsafe { call(self.0, cause, &mut count, addresses.as_mut_ptr(), times.as_mut_ptr()) };
+            counted(code, count)
+        })
+    }
+
+    /// Memory in all and in use, in bytes.
+    pub(super) fn memory(self, nvml: &Nvml) -> Answer<(u64, u64)> {
+        let lib = nvml.lib();
+        let none = nvmlMemory_t { total: 0, free: 0, used: 0 };
+        let told = self.get(&lib.nvmlDeviceGetMemoryInfo, none).map(|of| (of.total, of.used));
+        or(told, || {
+            let version = version::<nvmlMemory_v2_t>(2);
+            let none = nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
+            self.get(&lib.nvmlDeviceGetMemoryInfo_v2, none).map(|of| (of.total, of.used))
+        })
     }
 
     /// The errors of a kind on an NVLink.
@@ -157,17 +260,20 @@ impl Handle {
     /// Processes with their memory, by the newest variant of the function that the library has.
     pub(super) fn processes(self, nvml: &Nvml) -> Answer<Vec<(u32, u64)>> {
         let lib = nvml.lib();
-        let newer = found(&lib.nvmlDeviceGetComputeRunningProcesses_v3)
-            .or_else(|_| found(&lib.nvmlDeviceGetComputeRunningProcesses_v2));
-        if let Ok(call) = newer {
+        let newer = |call: Answer<GetList<nvmlProcessInfo_v2_t>>| {
             let empty =
                 nvmlProcessInfo_v2_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
-            let all = self.list(call, empty)?;
-            return Ok(all.into_iter().map(|one| (one.pid, one.usedGpuMemory)).collect());
-        }
-        let oldest = found(&lib.nvmlDeviceGetComputeRunningProcesses)?;
-        let all = self.list(oldest, nvmlProcessInfo_v1_t { pid: 0, usedGpuMemory: 0 })?;
-        Ok(all.into_iter().map(|one| (one.pid, one.usedGpuMemory)).collect())
+            let all = self.list(call?, empty)?;
+            Ok(all.into_iter().map(|one| (one.pid, one.usedGpuMemory)).collect())
+        };
+        let oldest = || {
+            let call = found(&lib.nvmlDeviceGetComputeRunningProcesses)?;
+            let all = self.list(call, nvmlProcessInfo_v1_t { pid: 0, usedGpuMemory: 0 })?;
+            Ok(all.into_iter().map(|one| (one.pid, one.usedGpuMemory)).collect())
+        };
+        or(newer(found(&lib.nvmlDeviceGetComputeRunningProcesses_v3)), || {
+            or(newer(found(&lib.nvmlDeviceGetComputeRunningProcesses_v2)), oldest)
+        })
     }
 
     /// A list of unknown length: asked for again with more room until it fits.
@@ -269,17 +375,28 @@ impl EventSet {
     /// Waits for the next event: whose, its kind, its data, its instance. `Timeout` if there is none.
     pub(super) fn wait(&self, nvml: &Nvml, longest_ms: u32) -> Answer<(Handle, u64, u64, u32)> {
         let lib = nvml.lib();
-        let call = found(&lib.nvmlEventSetWait_v2).or_else(|_| found(&lib.nvmlEventSetWait))?;
-        let mut event = nvmlEventData_t {
-            device: std::ptr::null_mut(),
-            eventType: 0,
-            eventData: 0,
-            gpuInstanceId: u32::MAX,
-            computeInstanceId: u32::MAX,
+        let by = |call: Answer<Wait>| {
+            let call = call?;
+            let mut event = nvmlEventData_t {
+                device: std::ptr::null_mut(),
+                eventType: 0,
+                eventData: 0,
+                gpuInstanceId: u32::MAX,
+                computeInstanceId: u32::MAX,
+            };
+            // SAFETY: the set is of this library; the pointer is to a variable of the type that the function writes.
+            nvml_try(unsafe { call(self.0, &mut event, longest_ms) })?;
+            Ok((Handle(event.device), event.eventType, event.eventData, event.gpuInstanceId))
         };
-        // SAFETY: the set is of this library; the pointer is to a variable of the type that the function writes.
-        nvml_try(unsafe { call(self.0, &mut event, longest_ms) })?;
-        Ok((Handle(event.device), event.eventType, event.eventData, event.gpuInstanceId))
+        or(by(found(&lib.nvmlEventSetWait_v2)), || by(found(&lib.nvmlEventSetWait)))
+    }
+}
+
+/// How long a list is, of which more or fewer elements may have been written.
+fn counted(code: nvmlReturn_t, count: c_uint) -> Answer<u32> {
+    match nvml_try(code) {
+        Ok(()) | Err(NvmlError::InsufficientSize(_)) => Ok(count),
+        Err(error) => Err(error),
     }
 }
 

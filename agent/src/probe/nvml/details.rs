@@ -6,23 +6,32 @@ use nvml_wrapper_sys::bindings::nvmlEccSramErrorStatus_v1_t;
 
 use super::Library;
 use super::calls::{Answer, Handle, version};
-use super::fields::{self, SLOWDOWN_MARGIN, WHOLE};
+use super::fields::{self, PAGES_RETIRED, SLOWDOWN_MARGIN, WHOLE};
 use super::gpu::Notes;
 use super::links;
 
-/// Places of memory by NVML's numbers.
-const PLACES: [(EccPlace, u32); 2] = [(EccPlace::Dram, 2), (EccPlace::Sram, 7)];
+/// The memory beside the chip and all of that on it, by NVML's numbers.
+const DRAM: u32 = 2;
+const SRAM: u32 = 7;
+/// Parts of the memory on the chip, which boards before Ampere count one by one.
+const ON_CHIP: [u32; 6] = [0, 1, 3, 4, 5, 6];
 
 pub(super) fn read(
     library: &Library,
     gpu: Handle,
     of_links: &[u32],
     peers: Vec<PeerAccess>,
+    alive: &dyn Fn(),
     notes: &mut Notes,
 ) -> GpuDetails {
     let nvml = library.nvml();
     let lib = nvml.lib();
-    let retired = || Ok((gpu.pages_retired(nvml, 0)?, gpu.pages_retired(nvml, 1)?));
+    let retired = |cause: u32, field| {
+        let told = gpu.pages_retired(nvml, cause).map(u64::from);
+        fields::or_field(nvml, gpu, told, field).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+    };
+    let [often, once] = PAGES_RETIRED;
+    let retired = || Ok((retired(0, often)?, retired(1, once)?));
     // Kinds by NVML's numbers.
     let threshold = |kind| gpu.get_at(&lib.nvmlDeviceGetTemperatureThreshold, kind, 0).and_then(not_zero);
     let margin =
@@ -30,8 +39,11 @@ pub(super) fn read(
     // Signed, whatever type it comes in: the low 32 bits are the number.
     let margin = margin.map(|degrees| degrees as i32);
     let flag = |answer: Answer<u32>| answer.map(|flag| flag != 0);
+    let links = links::errors(nvml, gpu, of_links, alive);
+    let ecc = ecc(library, gpu);
+    alive();
     GpuDetails {
-        ecc: ecc(library, gpu),
+        ecc,
         sram: notes.take(sram(library, gpu)),
         pages_retired: notes.take(retired()),
         hottest: notes.take(threshold(3)),
@@ -44,18 +56,22 @@ pub(super) fn read(
         gsp: notes.take(gpu.get_two(&lib.nvmlDeviceGetGspFirmwareMode).map(|(on, _default)| on != 0)),
         vbios: notes.take(gpu.text(&lib.nvmlDeviceGetVbiosVersion)),
         inforom_valid: notes.take(inforom(library, gpu)),
-        links: links::errors(nvml, gpu, of_links),
+        links,
         peers,
     }
 }
 
 fn ecc(library: &Library, gpu: Handle) -> Vec<EccCount> {
     let mut counts = Vec::new();
-    for (place, number) in PLACES {
-        for (corrected, lifetime) in [(false, false), (false, true), (true, false), (true, true)] {
-            if let Ok(count) = gpu.ecc(library.nvml(), corrected, lifetime, Some(number)) {
-                counts.push(EccCount { place, corrected, lifetime, count });
-            }
+    for (corrected, lifetime) in [(false, false), (false, true), (true, false), (true, true)] {
+        let at = |place| gpu.ecc(library.nvml(), corrected, lifetime, Some(place));
+        let mut tell = |place, count| counts.push(EccCount { place, corrected, lifetime, count });
+        if let Ok(count) = at(DRAM) {
+            tell(EccPlace::Dram, count);
+        }
+        let parts = || ON_CHIP.iter().filter_map(|part| at(*part).ok()).reduce(u64::saturating_add);
+        if let Some(count) = at(SRAM).ok().or_else(parts) {
+            tell(EccPlace::Sram, count);
         }
     }
     counts

@@ -1,14 +1,14 @@
 //! What the driver tells unasked, on a thread of its own: a call that waits must not hold up the readings.
 
-use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use mainstay_core::device::{GpuEvent, ProbeLine};
 use mainstay_core::pci::PciAddress;
 use nvml_wrapper::error::NvmlError;
 
-use super::calls::{EventSet, Handle, by_index, count};
+use super::calls::{EventSet, Handle, Nvml, by_index};
 use super::{Library, Lines, gpu};
 
 /// Kinds by NVML's bits: XIDs, memory errors that could not be corrected, and, of newer drivers, a GPU that is not
@@ -16,63 +16,84 @@ use super::{Library, Lines, gpu};
 const KINDS: [u64; 3] = [0x8 | 0x2 | 0x4000 | 0x8000, 0x8 | 0x2, 0x8];
 
 /// How long one wait takes at most.
-const WAIT_MS: u32 = 1000;
+const WAIT: Duration = Duration::from_secs(1);
 /// Waits that may fail in a row before there is no more waiting.
 const FAILURES: u32 = 10;
 /// No instance of a GPU.
 const NO_INSTANCE: u32 = u32::MAX;
+/// How long the registration is waited for: it should be done before the first readings are told, and where it hangs
+/// only the events are lost.
+const REGISTERED_WITHIN: Duration = Duration::from_secs(1);
+/// Events that are passed on at once, and how long each further one of the same second takes: a library that tells the
+/// same again and again must not cost more.
+const AT_ONCE: u32 = 100;
+const EACH: Duration = Duration::from_millis(50);
 
-/// Begins to pass on what the driver tells. Where it tells nothing (virtual GPUs, old libraries) nothing is lost: the
-/// kernel log tells of XIDs too.
-///
-/// # Errors
-/// The pipe broke.
-pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, left_out: &[u32]) -> io::Result<()> {
-    let Some((set, addresses)) = register(library, lines, left_out)? else { return Ok(()) };
+/// Begins to pass on what the driver tells of these GPUs, by their places. Where it tells nothing (virtual GPUs, old
+/// libraries) nothing is lost: the kernel log tells of XIDs too.
+pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<u32>) {
     let (library, lines) = (library.clone(), lines.clone());
+    let (registered, is_registered) = channel();
     // Without the thread there are no events, as above.
-    let _ = std::thread::Builder::new()
-        .name("events".to_owned())
-        .spawn(move || wait_for_ever(&library, &set, addresses, &lines));
-    Ok(())
+    let begun = std::thread::Builder::new().name("events".to_owned()).spawn(move || {
+        let taken = register(library.nvml(), &places);
+        let _ = registered.send(());
+        if let Some((set, addresses)) = taken {
+            wait_for_ever(library.nvml(), &set, &addresses, &lines);
+        }
+    });
+    if begun.is_ok() {
+        // Done, over, or hanging: the readings go on.
+        let _ = is_registered.recv_timeout(REGISTERED_WITHIN);
+    }
 }
 
 /// A set of events with the GPUs that are in it.
 type Registered = (EventSet, Vec<(Handle, PciAddress)>);
 
-fn register(library: &Library, lines: &Lines, left_out: &[u32]) -> io::Result<Option<Registered>> {
-    let nvml = library.nvml();
-    let (Ok(set), Ok(count)) = (EventSet::new(nvml), count(nvml)) else { return Ok(None) };
+fn register(nvml: &Nvml, places: &[u32]) -> Option<Registered> {
+    let set = EventSet::new(nvml).ok()?;
     let mut addresses = Vec::new();
-    for index in (0..count).filter(|index| !left_out.contains(index)) {
-        // A call that hangs here is of this GPU.
-        lines.write(&ProbeLine::Reading(index))?;
-        let Ok(gpu) = by_index(nvml, index) else { continue };
+    for index in places {
+        let Ok(gpu) = by_index(nvml, *index) else { continue };
         let taken = KINDS.iter().any(|kinds| set.register(nvml, gpu, *kinds).is_ok());
         if let (true, Ok(address)) = (taken, gpu::address(nvml, gpu)) {
             addresses.push((gpu, address));
         }
     }
-    Ok((!addresses.is_empty()).then_some((set, addresses)))
+    (!addresses.is_empty()).then_some((set, addresses))
 }
 
-fn wait_for_ever(library: &Library, set: &EventSet, addresses: Vec<(Handle, PciAddress)>, lines: &Lines) {
-    let mut failures = 0;
+fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)], lines: &Lines) {
+    let milliseconds = u32::try_from(WAIT.as_millis()).unwrap_or(u32::MAX);
+    let (mut failures, mut told, mut second) = (0, 0, Instant::now());
     while failures < FAILURES {
-        match set.wait(library.nvml(), WAIT_MS) {
-            Ok((gpu, kind, data, instance)) => {
+        let began = Instant::now();
+        match set.wait(nvml, milliseconds) {
+            Ok((gpu, kind, data, instance)) if kind != 0 => {
                 failures = 0;
                 let known = addresses.iter().find(|(handle, _)| *handle == gpu).map(|(_, address)| *address);
-                let gpu = known.or_else(|| gpu::address(library.nvml(), gpu).ok());
+                let gpu = known.or_else(|| gpu::address(nvml, gpu).ok());
                 let instance = Some(instance).filter(|instance| *instance != NO_INSTANCE);
                 if lines.write(&ProbeLine::Event(GpuEvent { gpu, kind, data, instance })).is_err() {
                     return;
                 }
+                if second.elapsed() >= WAIT {
+                    (told, second) = (0, Instant::now());
+                }
+                told += 1;
+                if told > AT_ONCE {
+                    std::thread::sleep(EACH);
+                }
             }
-            Err(NvmlError::Timeout) => failures = 0,
+            // Nothing came. A library that does not wait is waited for.
+            Ok(_) | Err(NvmlError::Timeout) => {
+                failures = 0;
+                std::thread::sleep(WAIT.saturating_sub(began.elapsed()));
+            }
             Err(_) => {
                 failures += 1;
-                std::thread::sleep(Duration::from_millis(WAIT_MS.into()));
+                std::thread::sleep(WAIT);
             }
         }
     }

@@ -1,10 +1,9 @@
 //! Values by number: many of them in one call, some of them for each link.
 
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t};
 
-use super::calls::{Answer, Handle};
+use super::calls::{Answer, Handle, Nvml, is_not_offered, or};
 
 /// The GPU itself; links are scopes of their own.
 pub(super) const WHOLE: u32 = 0;
@@ -21,6 +20,27 @@ pub(super) fn slowdown_times(driver: Option<&str>) -> [u32; 2] {
     let mut parts = driver.unwrap_or_default().split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     if version >= (580, 82) { [270, 271] } else { [252, 253] }
+}
+
+/// ECC errors, of those that were corrected and those that were not since the last reset, and of a whole life.
+pub(super) const ECC_CORRECTED: u32 = 3;
+pub(super) const ECC_VOLATILE: u32 = 4;
+pub(super) const ECC_AGGREGATE: u32 = 6;
+/// Pages taken out of use after many corrected errors, after one that could not be corrected, and whether some wait.
+pub(super) const PAGES_RETIRED: [u32; 2] = [29, 30];
+pub(super) const PAGES_PENDING: u32 = 31;
+/// Rows remapped after corrected and after uncorrected errors, whether some wait, whether one failed.
+pub(super) const REMAPPED_ROWS: [u32; 4] = [142, 143, 144, 145];
+
+/// What a function says, or, where a library lacks it, the field of that number.
+pub(super) fn or_field(nvml: &Nvml, gpu: Handle, told: Answer<u64>, field: u32) -> Answer<u64> {
+    or(told, || whole(nvml, gpu, field))
+}
+
+/// One field of the GPU as a whole, which counts something.
+pub(super) fn whole(nvml: &Nvml, gpu: Handle, field: u32) -> Answer<u64> {
+    let told = read(nvml, gpu, &[(field, WHOLE)]).pop().unwrap_or(Err(NvmlError::NotSupported))?;
+    u64::try_from(told).map_err(|_| NvmlError::NotSupported)
 }
 
 /// Counters of a link: packets sent again, recoveries, damaged packets.
@@ -49,11 +69,13 @@ pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answe
     for some in fields.chunks_mut(AT_ONCE) {
         match gpu.fields(nvml, some) {
             Ok(()) => read.extend(some.iter().map(number)),
-            // Some libraries refuse them all for one that they do not know.
-            Err(NvmlError::InvalidArg) if some.len() > 1 => read.extend(some.chunks_mut(1).map(|one| {
-                gpu.fields(nvml, one)?;
-                one.first().map_or(Err(NvmlError::NotSupported), number)
-            })),
+            // Some libraries refuse them all for one that they do not know, in one word or the other.
+            Err(NvmlError::InvalidArg | NvmlError::NotSupported | NvmlError::NotFound) if some.len() > 1 => {
+                read.extend(some.chunks_mut(1).map(|one| {
+                    gpu.fields(nvml, one)?;
+                    one.first().map_or(Err(NvmlError::NotSupported), number)
+                }))
+            }
             Err(error) => read.extend(some.iter().map(|_| Err(again(&error)))),
         }
     }
@@ -91,8 +113,9 @@ fn again(error: &NvmlError) -> NvmlError {
     match error {
         NvmlError::GpuLost => NvmlError::GpuLost,
         NvmlError::ResetRequired => NvmlError::ResetRequired,
-        NvmlError::FunctionNotFound => NvmlError::FunctionNotFound,
-        _ => NvmlError::NotSupported,
+        error if is_not_offered(error) => NvmlError::NotSupported,
+        // What was found before stands: it was not said to be over.
+        _ => NvmlError::Unknown,
     }
 }
 

@@ -8,15 +8,17 @@ use mainstay_core::device::{
 };
 use mainstay_core::id::Pid;
 use mainstay_core::pci::PciAddress;
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
     nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t,
-    nvmlMemory_t, nvmlPciInfo_t, nvmlTemperature_v1_t, nvmlUtilization_t, nvmlViolationTime_t,
+    nvmlPciInfo_t, nvmlTemperature_v1_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
-use super::calls::{Answer, Handle, by_index, text_of, version};
-use super::fields::{self, MEMORY_TEMPERATURE, RECOVERY_ACTION, WHOLE};
+use super::calls::{Answer, Handle, Nvml, by_index, is_not_offered, or, text_of, version};
+use super::fields::{
+    self, ECC_AGGREGATE, ECC_CORRECTED, ECC_VOLATILE, MEMORY_TEMPERATURE, PAGES_PENDING, RECOVERY_ACTION,
+    REMAPPED_ROWS, WHOLE,
+};
 use super::{Library, details, links};
 
 /// A number that stands for none (NVML_VALUE_NOT_AVAILABLE).
@@ -27,6 +29,10 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 #[derive(Default)]
 pub(super) struct Notes {
     fatal: Option<GpuTrouble>,
+    /// Whether anything was told at all.
+    told: bool,
+    /// How a call failed for which the driver knows no reason.
+    unknown: Option<String>,
 }
 
 impl Notes {
@@ -35,36 +41,31 @@ impl Notes {
         self.fatal.is_some()
     }
 
+    /// What is wrong with the GPU as a whole: it was said, or nothing was told and the driver does not know why.
+    fn trouble(self) -> Option<GpuTrouble> {
+        let of_unknown = self.unknown.filter(|_| !self.told).map(GpuTrouble::Unopened);
+        self.fatal.or(of_unknown)
+    }
+
     /// What a call came to.
     pub(super) fn take<T>(&mut self, result: Answer<T>) -> Read<T> {
         match result {
-            Ok(value) => Read::Value(value),
+            Ok(value) => {
+                self.told = true;
+                Read::Value(value)
+            }
             Err(error) if is_not_offered(&error) => Read::NotOffered,
             Err(error) => {
                 if matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired) && self.fatal.is_none() {
                     self.fatal = Some(trouble(&error));
                 }
+                if matches!(error, NvmlError::Unknown) {
+                    self.unknown = Some(error.to_string());
+                }
                 Read::Failed(error.to_string())
             }
         }
     }
-}
-
-/// Whether a GPU, or this version of the driver, does not have what was asked for. What is not known to an older
-/// library is an invalid argument to it.
-fn is_not_offered(error: &NvmlError) -> bool {
-    matches!(
-        error,
-        NvmlError::NotSupported
-            | NvmlError::FailedToLoadSymbol(_)
-            | NvmlError::FunctionNotFound
-            | NvmlError::InvalidArg
-            | NvmlError::NotFound
-            | NvmlError::NoData
-            | NvmlError::VgpuEccNotSupported
-            // A version of a struct that it does not know; a function that it does not have any more.
-            | NvmlError::UnexpectedVariant(25 | 26)
-    )
 }
 
 /// What is to be read of a GPU.
@@ -74,6 +75,8 @@ pub(super) struct Wanted<'a> {
     pub(super) details: bool,
     /// Places of the GPUs that may be asked of whom they reach.
     pub(super) peers: &'a [u32],
+    /// Called now and then: calls return, however slowly.
+    pub(super) alive: &'a dyn Fn(),
 }
 
 /// Reads the GPU at a place of the driver's list; `known` is who was there before, at each place.
@@ -92,21 +95,27 @@ pub(super) fn read(
     };
     match identity(nvml, gpu, before) {
         Ok(identity) => reading.identity = Some(identity),
-        Err(error) => return GpuReading { trouble: Some(trouble(&error)), ..reading },
+        Err(error) => return GpuReading { trouble: Some(unopened(&error)), ..reading },
     }
     let mut notes = Notes::default();
     memory(library, gpu, &mut reading, &mut notes);
+    (wanted.alive)();
     heat_and_power(library, gpu, &mut reading, &mut notes);
+    (wanted.alive)();
     wires(nvml, gpu, &mut reading, &mut notes);
+    (wanted.alive)();
     work(nvml, gpu, &mut reading, &mut notes);
     if wanted.details && notes.fatal.is_none() {
+        (wanted.alive)();
         let links: Vec<u32> = reading.nvlinks.iter().map(|of| of.link).collect();
         // Without NVLinks there is nobody to be reached over them.
         let others: Vec<u32> = wanted.peers.iter().copied().filter(|peer| *peer != index).collect();
         let peers = if links.is_empty() { Vec::new() } else { peers(nvml, gpu, &others) };
-        reading.details = Some(Box::new(details::read(library, gpu, &links, peers, &mut notes)));
+        (wanted.alive)();
+        let details = details::read(library, gpu, &links, peers, wanted.alive, &mut notes);
+        reading.details = Some(Box::new(details));
     }
-    reading.trouble = notes.fatal;
+    reading.trouble = notes.trouble();
     reading
 }
 
@@ -122,7 +131,18 @@ fn peers(nvml: &Nvml, gpu: Handle, others: &[u32]) -> Vec<PeerAccess> {
 /// Where a GPU sits, by the newest variant of the function that the library has.
 pub(super) fn address(nvml: &Nvml, gpu: Handle) -> Answer<PciAddress> {
     let lib = nvml.lib();
-    let empty = || nvmlPciInfo_t {
+    let older = || {
+        or(gpu.get(&lib.nvmlDeviceGetPciInfo_v2, no_address()), || {
+            gpu.get(&lib.nvmlDeviceGetPciInfo, no_address())
+        })
+    };
+    let info = or(gpu.get(&lib.nvmlDeviceGetPciInfo_v3, no_address()), older)?;
+    address_of(&info)
+}
+
+/// An address that has not been told.
+pub(super) fn no_address() -> nvmlPciInfo_t {
+    nvmlPciInfo_t {
         busIdLegacy: [0; 16],
         domain: 0,
         bus: 0,
@@ -130,31 +150,43 @@ pub(super) fn address(nvml: &Nvml, gpu: Handle) -> Answer<PciAddress> {
         pciDeviceId: 0,
         pciSubSystemId: 0,
         busId: [0; 32],
-    };
-    let missing = is_not_offered;
-    let mut info = gpu.get(&lib.nvmlDeviceGetPciInfo_v3, empty());
-    if info.as_ref().is_err_and(missing) {
-        info = gpu.get(&lib.nvmlDeviceGetPciInfo_v2, empty());
     }
-    if info.as_ref().is_err_and(missing) {
-        info = gpu.get(&lib.nvmlDeviceGetPciInfo, empty());
-    }
-    let info = info?;
-    // Older variants write the short form only.
+}
+
+/// An address as it was told: older variants write the short text only, and some write numbers alone.
+pub(super) fn address_of(info: &nvmlPciInfo_t) -> Answer<PciAddress> {
     let (long, short) = (text_of(&info.busId), text_of(&info.busIdLegacy));
+    let by_number = || {
+        let (bus, device) = (u8::try_from(info.bus).ok()?, u8::try_from(info.device).ok()?);
+        // No GPU sits there: it is what stands in a struct that nobody wrote to.
+        ((info.domain, bus, device) != (0, 0, 0)).then_some(PciAddress { domain: info.domain, bus, device })
+    };
     PciAddress::parse(&long)
         .or_else(|| PciAddress::parse(&short))
+        .or_else(by_number)
         .ok_or_else(|| NvmlError::FailedToLoadSymbol(format!("{long:?} is no PCI address")))
 }
 
+/// Who sits there. A driver that does not tell the name for once has not changed the board.
 fn identity(nvml: &Nvml, gpu: Handle, known: Option<&GpuIdentity>) -> Answer<GpuIdentity> {
     let lib = nvml.lib();
-    let (address, uuid) = (address(nvml, gpu)?, gpu.text(&lib.nvmlDeviceGetUUID));
-    let uuid = match uuid {
-        Err(error) if is_not_offered(&error) => String::new(),
-        uuid => uuid?,
+    let is_lost = |error: &NvmlError| matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired);
+    let address = match address(nvml, gpu) {
+        Ok(address) => address,
+        // One that was told before is as good, where the name is still the same.
+        Err(error) if is_lost(&error) => return Err(error),
+        Err(error) => {
+            let uuid = gpu.text(&lib.nvmlDeviceGetUUID)?;
+            return known.filter(|known| known.uuid == uuid && !uuid.is_empty()).cloned().ok_or(error);
+        }
     };
-    if let Some(known) = known.filter(|known| known.address == address && known.uuid == uuid) {
+    let known = known.filter(|known| known.address == address);
+    let uuid = match gpu.text(&lib.nvmlDeviceGetUUID) {
+        Err(error) if is_lost(&error) => return Err(error),
+        Err(_) => known.map(|known| known.uuid.clone()).unwrap_or_default(),
+        Ok(uuid) => uuid,
+    };
+    if let Some(known) = known.filter(|known| known.uuid == uuid) {
         return Ok(known.clone());
     }
     let name = gpu.text(&lib.nvmlDeviceGetName).unwrap_or_else(|_| "NVIDIA GPU".to_owned());
@@ -164,22 +196,32 @@ fn identity(nvml: &Nvml, gpu: Handle, known: Option<&GpuIdentity>) -> Answer<Gpu
 fn memory(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
     let nvml = library.nvml();
     let lib = nvml.lib();
-    reading.ecc_volatile = notes.take(gpu.ecc(nvml, false, false, None));
-    reading.ecc_aggregate = notes.take(gpu.ecc(nvml, false, true, None));
-    reading.ecc_corrected = notes.take(gpu.ecc(nvml, true, false, None));
-    let rows = gpu.remapped_rows(nvml).map(|[corrected, uncorrected, pending, failed]| RemappedRows {
-        corrected,
-        uncorrected,
-        pending: pending != 0,
-        failed: failed != 0,
-    });
-    reading.remapped = notes.take(rows);
-    let pending = gpu.get(&lib.nvmlDeviceGetRetiredPagesPendingStatus, 0);
+    let ecc = |corrected, lifetime, field| {
+        fields::or_field(nvml, gpu, gpu.ecc(nvml, corrected, lifetime, None), field)
+    };
+    reading.ecc_volatile = notes.take(ecc(false, false, ECC_VOLATILE));
+    reading.ecc_aggregate = notes.take(ecc(false, true, ECC_AGGREGATE));
+    reading.ecc_corrected = notes.take(ecc(true, false, ECC_CORRECTED));
+    reading.remapped = notes.take(or(gpu.remapped_rows(nvml), || rows_by_field(nvml, gpu)).map(
+        |[corrected, uncorrected, pending, failed]| RemappedRows {
+            corrected,
+            uncorrected,
+            pending: pending != 0,
+            failed: failed != 0,
+        },
+    ));
+    let pending = gpu.get(&lib.nvmlDeviceGetRetiredPagesPendingStatus, 0).map(u64::from);
+    let pending = fields::or_field(nvml, gpu, pending, PAGES_PENDING);
     reading.pages_pending = notes.take(pending.map(|pending| pending != 0));
     reading.unrepairable = notes.take(library.newer().unrepairable(gpu));
-    let used = nvmlMemory_t { total: 0, free: 0, used: 0 };
-    let used = gpu.get(&lib.nvmlDeviceGetMemoryInfo, used);
-    reading.memory = notes.take(used.map(|memory| (memory.used, memory.total)));
+    reading.memory = notes.take(gpu.memory(nvml).map(|(total, used)| (used, total)));
+}
+
+/// Remapped rows by number, where the library lacks the function. Whether one failed is what it is asked for most.
+fn rows_by_field(nvml: &Nvml, gpu: Handle) -> Answer<[u32; 4]> {
+    let [corrected, uncorrected, pending, failed] = REMAPPED_ROWS
+        .map(|field| fields::whole(nvml, gpu, field).map(|count| u32::try_from(count).unwrap_or(u32::MAX)));
+    Ok([corrected.unwrap_or(0), uncorrected.unwrap_or(0), pending?, failed?])
 }
 
 fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
@@ -193,10 +235,9 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
     let margin = gpu.get(&lib.nvmlDeviceGetMarginTemperature, margin);
     reading.margin = notes.take(margin.map(|of| of.marginTemperature));
     reading.power = notes.take(gpu.get(&lib.nvmlDeviceGetPowerUsage, 0));
-    let mut reasons = gpu.get(&lib.nvmlDeviceGetCurrentClocksEventReasons, 0);
-    if reasons.as_ref().is_err_and(is_not_offered) {
-        reasons = gpu.get(&lib.nvmlDeviceGetCurrentClocksThrottleReasons, 0);
-    }
+    let reasons = or(gpu.get(&lib.nvmlDeviceGetCurrentClocksEventReasons, 0), || {
+        gpu.get(&lib.nvmlDeviceGetCurrentClocksThrottleReasons, 0)
+    });
     reading.clock_reasons = notes.take(reasons);
     let clock = |of| gpu.get_at(&lib.nvmlDeviceGetClockInfo, of, 0);
     let clocks = clock(1).and_then(|sm| Ok(Clocks { sm, memory: clock(2)? }));
@@ -238,16 +279,15 @@ const HOTTEST: u32 = 250;
 /// By the function of old, and where that is gone by the newer one.
 fn temperature(nvml: &Nvml, gpu: Handle) -> Answer<u32> {
     let lib = nvml.lib();
-    let mut degrees = gpu.get_at(&lib.nvmlDeviceGetTemperature, 0, 0);
-    if degrees.as_ref().is_err_and(is_not_offered) {
+    let degrees = or(gpu.get_at(&lib.nvmlDeviceGetTemperature, 0, 0), || {
         let empty = nvmlTemperature_v1_t {
             version: version::<nvmlTemperature_v1_t>(1),
             sensorType: 0,
             temperature: 0,
         };
         let newer = gpu.get(&lib.nvmlDeviceGetTemperatureV, empty);
-        degrees = newer.map(|of| u32::try_from(of.temperature).unwrap_or(0));
-    }
+        newer.map(|of| u32::try_from(of.temperature).unwrap_or(0))
+    });
     degrees.and_then(|degrees| if degrees <= HOTTEST { Ok(degrees) } else { Err(NvmlError::NotSupported) })
 }
 

@@ -1,15 +1,13 @@
 //! The NVLinks of one GPU.
 
 use mainstay_core::device::{LinkErrors, LinkReading};
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper_sys::bindings::nvmlPciInfo_t;
 
 use mainstay_core::pci::PciAddress;
 
-use super::calls::{Answer, Handle, text_of};
+use super::calls::{Answer, Handle, Nvml, or};
 use super::fields::{self, LINK_5, LINK_ERRORS};
-use super::gpu::Notes;
+use super::gpu::{self, Notes};
 
 /// The most links that a GPU has (NVML_NVLINK_MAX_LINKS).
 const LINKS: u32 = 18;
@@ -36,7 +34,7 @@ pub(super) fn states(nvml: &Nvml, gpu: Handle, notes: &mut Notes) -> Vec<LinkRea
 }
 
 /// What went wrong on them.
-pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32]) -> Vec<LinkErrors> {
+pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) -> Vec<LinkErrors> {
     let wanted: Vec<(u32, u32)> = links
         .iter()
         .flat_map(|link| LINK_ERRORS.iter().chain(&LINK_5).map(|field| (*field, *link)))
@@ -47,6 +45,7 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32]) -> Vec<LinkErrors>
         .iter()
         .zip(told.chunks(each))
         .map(|(link, told)| {
+            alive();
             let count =
                 |place: usize| told.get(place)?.as_ref().ok().and_then(|count| u64::try_from(*count).ok());
             let rate = |place: usize| Some(fields::error_rate(*told.get(place)?.as_ref().ok()?));
@@ -80,16 +79,10 @@ fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) {
     };
 }
 
+/// By the newest variant of the function that the library has.
 fn far_end(nvml: &Nvml, gpu: Handle, link: u32) -> Answer<PciAddress> {
-    let empty = nvmlPciInfo_t {
-        busIdLegacy: [0; 16],
-        domain: 0,
-        bus: 0,
-        device: 0,
-        pciDeviceId: 0,
-        pciSubSystemId: 0,
-        busId: [0; 32],
-    };
-    let info = gpu.get_at(&nvml.lib().nvmlDeviceGetNvLinkRemotePciInfo_v2, link, empty)?;
-    PciAddress::parse(&text_of(&info.busId)).ok_or(NvmlError::NotFound)
+    let lib = nvml.lib();
+    let newer = gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo_v2, link, gpu::no_address());
+    let info = or(newer, || gpu.get_at(&lib.nvmlDeviceGetNvLinkRemotePciInfo, link, gpu::no_address()))?;
+    gpu::address_of(&info)
 }

@@ -5,6 +5,7 @@
 //! are; services, memory and CPUs once a minute. What may hang (a network file system, systemd) is asked in a child
 //! process, of which there is never a second one for the same thing.
 
+mod chassis;
 mod child;
 mod hardware;
 mod mounts;
@@ -40,6 +41,8 @@ pub struct SystemPlan {
     pub file_systems: Vec<String>,
     /// The program that knows services; none where it is `systemctl`, if systemd runs.
     pub systemctl: Option<PathBuf>,
+    /// The program that asks the management controller; none where it is `ipmitool`, if the kernel has a controller.
+    pub ipmitool: Option<PathBuf>,
     /// Services that matter.
     pub units: Vec<String>,
     /// Kernel modules that must be loaded.
@@ -59,6 +62,7 @@ pub struct SystemSource {
     mounts: mounts::MountProbes,
     services: services::ServiceProbe,
     hardware: hardware::Hardware,
+    chassis: chassis::ChassisProbe,
     read_seldom: Option<Mono>,
     plan: SystemPlan,
 }
@@ -71,6 +75,7 @@ impl SystemSource {
             mounts: mounts::MountProbes::new(&plan),
             services: services::ServiceProbe::new(&plan),
             hardware: hardware::Hardware::default(),
+            chassis: chassis::ChassisProbe::new(&plan),
             read_seldom: None,
             plan,
         }
@@ -93,6 +98,7 @@ impl SystemSource {
             scan: self.processes.look(now, proc),
             mounts: self.mounts.look(now, proc),
             services: self.services.look(now, seldom, sys),
+            sensors: self.chassis.look(now),
             modules: hardware::modules(proc, sys, &self.plan.modules),
             memory: self.hardware.memory.clone(),
             throttled: self.hardware.throttled(),

@@ -23,6 +23,7 @@ use crate::pool::memory::{self, Memory};
 use crate::pool::writer::{self, Batch, Written};
 use crate::pool::{PoolError, Settings, available, directory_of, recover, told};
 use crate::seal::{SealError, seal};
+use crate::shelf::{Shard, Tier};
 
 /// Without a ring the keeper looks this often.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -175,6 +176,23 @@ impl Keeper {
     #[must_use]
     pub fn said(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.inner().said)
+    }
+
+    /// What lies sealed in memory now. Files begin with their shards and are longer; a slot may be given to another step at any time,
+    /// so whoever reads one verifies it against its manifest.
+    #[must_use]
+    pub fn shelf(&self) -> Vec<Shard> {
+        let inner = self.shared.inner();
+        let shards = inner.sealed.iter().filter_map(|((rank, index), sealed)| {
+            let memory = inner.ranks.iter().find(|memory| memory.rank == *rank)?;
+            Some(Shard {
+                manifest: sealed.manifest.clone(),
+                manifest_bytes: sealed.manifest.encode(),
+                tier: Tier::Memory,
+                path: memory::slot_path(&memory.directory, *index, sealed.slot.file),
+            })
+        });
+        shards.collect()
     }
 
     /// How old the newest whole step of each tier is.
@@ -374,7 +392,12 @@ impl Shared {
         let at_work = inner
             .pages()
             .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)));
-        !at_work && !inner.writing && inner.batch.is_none()
+        let newest = inner.newest_whole(&self.settings);
+        let unsaved =
+            choose::to_write(&inner.held(), newest, &|at, rank| inner.on_disk.contains(&(at, rank)));
+        // What could not be written when it was tried last is not tried for ever.
+        let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
+        !at_work && nothing_to_write && !inner.writing && inner.batch.is_none()
     }
 
     /// Makes the slots that ranks ask for. Files are made without the lock: a new attempt need not wait for them.
@@ -441,12 +464,11 @@ impl Shared {
         };
         (2..=most).rev().find(fits).filter(|slots| *slots >= there).ok_or_else(|| {
             format!(
-                "no memory for checkpoints: two of {} MiB for each of {} rank(s) are more than the {} MiB that may be taken \
-                 ({} MiB are free); they are written to the disk in training. --checkpoint-memory sets the bound",
+                "no memory for checkpoints: two of {} MiB for each of {} rank(s) are more than {} MiB, which is what may be \
+                 taken; they are written to the disk in training. --checkpoint-memory sets the bound",
                 bytes >> 20,
                 self.settings.world_size,
-                bound >> 20,
-                free >> 20
+                bound.min(free.saturating_add(had)) >> 20
             )
         })
     }
@@ -561,7 +583,7 @@ impl Inner {
 
     fn say(&mut self, words: String) {
         if self.last_said != words {
-            tracing::warn!("{words}");
+            tracing::debug!("{words}");
             self.last_said.clone_from(&words);
             self.said.push(words);
         }

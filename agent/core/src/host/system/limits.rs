@@ -11,6 +11,8 @@ settings! {
         /// Whether host.pcie_switches is degraded where switches send traffic between GPUs and network cards by way of the
         /// CPU (ACS). Hosts of virtual machines need it so.
         redirecting_switches: bool = true,
+        /// Looks in a row that must find a sensor of the management controller out of order before host.chassis is degraded.
+        sensor_looks: u32 = 2,
     }
     sections {
         /// The component host.processes.

@@ -1,5 +1,6 @@
 //! What was read of the operating system at one moment.
 
+use crate::parse::ipmi::Sensor;
 use std::collections::BTreeMap;
 
 use crate::host::Reading;
@@ -24,6 +25,8 @@ pub struct SystemSample {
     pub mounts: Vec<MountReading>,
     /// Services, where systemd runs.
     pub services: Option<Reading<Services>>,
+    /// Sensors of the management controller, where there is one.
+    pub sensors: Option<Reading<Vec<Sensor>>>,
     /// Kernel modules that matter, where there is a GPU.
     pub modules: Option<Reading<Modules>>,
     /// Memory with error correction.

@@ -1,6 +1,6 @@
 //! PCIe, memory, CPUs, heat.
 
-use super::{about, between, contains_any, of_device, starts_with_any, word_after};
+use super::{OfDevice, about, between, contains_any, starts_with_any, word_after};
 use crate::kernel::{KernelClass, KernelReport};
 use crate::pci::PciAddress;
 
@@ -10,15 +10,14 @@ use KernelClass::{
 };
 
 pub(super) fn report(message: &str) -> Option<KernelReport> {
-    const READERS: [fn(&str) -> Option<KernelReport>; 6] =
-        [pcie, heat, edac, memory_failure, firmware, machine_check];
+    const READERS: [fn(&str) -> Option<KernelReport>; 5] =
+        [heat, edac, memory_failure, firmware, machine_check];
     READERS.iter().find_map(|reader| reader(message))
 }
 
 /// PCIe's error reporting and hot plugging: `pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: …`,
 /// `nvidia 0000:01:00.0: PCIe Bus Error: severity=Corrected, …`, `pcieport …: pciehp: Slot(3): Link Down`.
-fn pcie(message: &str) -> Option<KernelReport> {
-    let (driver, reporter, text) = of_device(message)?;
+pub(super) fn of_device(_: &str, (driver, reporter, text): OfDevice<'_>) -> Option<KernelReport> {
     if is_gone(text) {
         return Some(gone(driver, reporter));
     }
@@ -56,7 +55,8 @@ fn pcie(message: &str) -> Option<KernelReport> {
 /// `nvidia 0000:3b:00.0: Unable to change power state from D3cold to D0, device inaccessible`,
 /// `vfio-pci 0000:3b:00.0: not ready 65535ms after bus reset; giving up`: all that is read of the device is ones.
 fn is_gone(text: &str) -> bool {
-    let asleep = contains_any(text, &["nable to change power state from", "can't change power state from"])
+    let asleep = text.contains("inaccessible")
+        && contains_any(text, &["nable to change power state from", "can't change power state from"])
         && contains_any(text, &["device inaccessible", "config space inaccessible"]);
     asleep || (text.starts_with("not ready ") && text.ends_with("; giving up"))
 }
@@ -72,10 +72,12 @@ fn gone(driver: &str, device: &str) -> KernelReport {
     about(class, Some(gpu.as_deref().unwrap_or(device)))
 }
 
-/// `CPU3: Package temperature above threshold, cpu clock throttled (total events = 7)`.
+/// `CPU3: Package temperature above threshold, cpu clock throttled (total events = 7)`; kernels from 5.5 on write `is
+/// above threshold, cpu clock is throttled`.
 fn heat(message: &str) -> Option<KernelReport> {
     let text = message.strip_prefix("mce: ").unwrap_or(message);
-    if text.starts_with("CPU") && text.contains("above threshold, cpu clock throttled") {
+    let throttled = ["above threshold, cpu clock throttled", "above threshold, cpu clock is throttled"];
+    if text.starts_with("CPU") && contains_any(text, &throttled) {
         return Some(about(CpuThrottled, text.split(':').next()));
     }
     if !text.contains("emperature reached") {

@@ -1,15 +1,21 @@
 //! Network cards. Links that go up and down are told by the ports themselves.
 
-use super::{about, between, contains_any, of_device};
+use super::{OfDevice, about, between, contains_any};
 use crate::kernel::{KernelClass, KernelReport};
 
 use KernelClass::{NetworkCard, NetworkCardBack, NetworkCardWarning, TransmitTimeout};
 
 pub(super) fn report(message: &str) -> Option<KernelReport> {
-    if let Some(rest) = message.strip_prefix("NETDEV WATCHDOG: ") {
-        return Some(about(TransmitTimeout, rest.split([' ', ':']).next()));
+    let rest = message.strip_prefix("NETDEV WATCHDOG: ")?;
+    Some(about(TransmitTimeout, rest.split([' ', ':']).next()))
+}
+
+/// What a card's own driver says of it.
+pub(super) fn of_device(_: &str, (driver, device, text): OfDevice<'_>) -> Option<KernelReport> {
+    // From 6.3 on the kernel puts the card in front, as for all that is of a card.
+    if let Some((name, _)) = text.split_once(": NETDEV WATCHDOG: ") {
+        return Some(about(TransmitTimeout, Some(name)));
     }
-    let (driver, device, text) = of_device(message)?;
     let class = match driver {
         "mlx5_core" | "mlx4_core" => mellanox(text)?,
         "bnxt_en" => broadcom(text)?,

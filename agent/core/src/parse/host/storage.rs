@@ -1,6 +1,6 @@
 //! Disks and file systems, near and over the network.
 
-use super::{about, between, contains_any, of_device, starts_with_any};
+use super::{OfDevice, about, between, contains_any, starts_with_any};
 use crate::kernel::{KernelClass, KernelReport};
 
 use KernelClass::{
@@ -11,6 +11,17 @@ pub(super) fn report(message: &str) -> Option<KernelReport> {
     const READERS: [fn(&str) -> Option<KernelReport>; 7] =
         [nvme, ext4, xfs, other_file_systems, disk, controller, server];
     READERS.iter().find_map(|reader| reader(message))
+}
+
+/// What the driver of a disk or of a controller of disks says of it by its place on the bus:
+/// `megaraid_sas 0000:65:00.0: 5013 (682172338s/0x0001/FATAL) - VD 01/1 is now OFFLINE`.
+pub(super) fn of_device(message: &str, (driver, device, text): OfDevice<'_>) -> Option<KernelReport> {
+    if driver == "megaraid_sas" {
+        let failed = text.contains("FW in FAULT state")
+            || (text.contains(" - ") && contains_any(text, &["/CRIT)", "/FATAL)", "/DEAD)"]));
+        return failed.then(|| about(DiskError, Some(device)));
+    }
+    nvme(message)
 }
 
 /// `nvme nvme0: I/O 12 QID 3 timeout, aborting`, `nvme nvme0: controller is down; will reset: CSTS=0xffffffff`.
@@ -100,8 +111,8 @@ fn disk(message: &str) -> Option<KernelReport> {
         let device = between(message, "Disk failure on ", ",")?;
         return Some(about(DiskError, Some(device)));
     }
-    // Status code type 2 is an error of the medium.
-    if message.starts_with("nvme") && message.contains("I/O Error (sct 0x2 ") {
+    // Status code type 2 is an error of the medium; newer kernels name it, "Unrecovered Read Error".
+    if message.starts_with("nvme") && message.contains("rror (sct 0x2 ") {
         return Some(about(DiskError, message.split([':', ' ']).next()));
     }
     const BEGINNINGS: [&str; 4] = ["blk_update_request: ", "print_req_error: ", "end_request: ", "Buffer "];
@@ -132,16 +143,10 @@ fn disk(message: &str) -> Option<KernelReport> {
     (!none_of_ours && !only_asked).then(|| about(DiskError, Some(device)))
 }
 
-/// A controller of many disks: `megaraid_sas 0000:65:00.0: 5013 (682172338s/0x0001/FATAL) - VD 01/1 is now OFFLINE`,
-/// `megaraid_sas 0000:65:00.0: FW in FAULT state!!`, `mpt3sas_cm0: fault_state(0x2622)!`.
+/// A controller of many disks: `mpt3sas_cm0: fault_state(0x2622)!`.
 fn controller(message: &str) -> Option<KernelReport> {
-    if let Some((of, _)) = message.split_once(": fault_state(").filter(|(of, _)| of.starts_with("mpt")) {
-        return Some(about(DiskError, Some(of)));
-    }
-    let (_, device, text) = of_device(message).filter(|(driver, ..)| *driver == "megaraid_sas")?;
-    let failed = text.contains("FW in FAULT state")
-        || (text.contains(" - ") && contains_any(text, &["/CRIT)", "/FATAL)", "/DEAD)"]));
-    failed.then(|| about(DiskError, Some(device)))
+    let (of, _) = message.split_once(": fault_state(").filter(|(of, _)| of.starts_with("mpt"))?;
+    Some(about(DiskError, Some(of)))
 }
 
 /// `nfs: server filer1 not responding, still trying`, and its like of Lustre, CIFS and Ceph; and that it is back.

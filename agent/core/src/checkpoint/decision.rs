@@ -1,0 +1,79 @@
+//! Which step all hosts of a job go back to: one decision for all, fenced by a number that only grows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::inventory::StepKey;
+
+/// The step that a job is restored to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    /// The job, by its run id.
+    pub run: String,
+    /// Counts the decisions of a job; one of a lower number is out of date.
+    pub fence: u64,
+    /// The step; none: there is none that is whole, and the job begins anew.
+    pub step: Option<StepKey>,
+    /// Who decided.
+    pub by: String,
+}
+
+/// What an agent says to a decision that it is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Word {
+    /// It holds.
+    Accepted,
+    /// Another one holds, of this number or a higher one.
+    Refused(Decision),
+}
+
+/// The decisions that an agent knows, the newest of each job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decisions {
+    newest: BTreeMap<String, Decision>,
+    /// Who has taken the newest one.
+    taken: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Decisions {
+    /// The newest one of the job with this run id.
+    pub fn newest(&self, run: &str) -> Option<&Decision> {
+        self.newest.get(run)
+    }
+
+    /// Takes up a decision that was told, unless a newer one, or another of the same number, holds.
+    pub fn tell(&mut self, decision: &Decision) -> Word {
+        match self.newest.get(&decision.run) {
+            Some(held)
+                if held.fence > decision.fence || (held.fence == decision.fence && held != decision) =>
+            {
+                Word::Refused(held.clone())
+            }
+            Some(held) if held == decision => Word::Accepted,
+            _ => {
+                self.newest.insert(decision.run.clone(), decision.clone());
+                self.taken.remove(&decision.run);
+                Word::Accepted
+            }
+        }
+    }
+
+    /// The decision for `asker`, where `newest` is the newest whole step now.
+    ///
+    /// Hosts that ask in one round get one decision. A host that asks again begins a new round, and so does a newer whole
+    /// step, or the loss of the one that was decided.
+    pub fn decide(&mut self, me: &str, run: &str, asker: &str, newest: Option<&StepKey>) -> Decision {
+        let has_taken = self.taken.get(run).is_some_and(|taken| taken.contains(asker));
+        let held = self.newest.get(run).filter(|held| !has_taken && held.step.as_ref() == newest);
+        let decision = held.cloned().unwrap_or_else(|| {
+            let fence = self.newest.get(run).map_or(1, |held| held.fence.saturating_add(1));
+            Decision { run: run.to_owned(), fence, step: newest.cloned(), by: me.to_owned() }
+        });
+        // Its number is at least that of the one that is held, and then it is the same.
+        let _ = self.tell(&decision);
+        self.taken.entry(run.to_owned()).or_default().insert(asker.to_owned());
+        decision
+    }
+}

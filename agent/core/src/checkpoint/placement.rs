@@ -1,0 +1,166 @@
+//! Which hosts keep the replicas of which: groups over failure domains.
+//!
+//! Groups, not a ring: of two hosts that die at once, a pair loses data in 1 of n-1 cases, a ring in 2. Groups are made
+//! of all hosts that are listed, dead or alive, so that a host that dies or is replaced under its name moves nobody
+//! else's replicas; only those who counted on it go to their next choice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A host that may keep replicas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Its name: the same word everywhere.
+    pub name: String,
+    /// What fails together with it: a rack, a power feed, an NVLink domain. Empty: only itself.
+    pub domain: String,
+    /// Whether it answers, is not excluded and has room.
+    pub usable: bool,
+}
+
+impl Host {
+    /// What fails together: hosts without a label fail alone.
+    fn domain(&self) -> &str {
+        if self.domain.is_empty() { &self.name } else { &self.domain }
+    }
+}
+
+/// What is asked of a placement.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// How many replicas there are to be beside the owner's own copy.
+    pub copies: usize,
+    /// Hosts that are taken only if nobody else is there: neighbours in the pipeline, which die with the owner's stage.
+    pub avoid: BTreeSet<String>,
+}
+
+/// Where an owner's replicas go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// The hosts, first choice first.
+    pub hosts: Vec<String>,
+    /// What could not be had, a sentence each.
+    pub compromises: Vec<String>,
+}
+
+/// Divides `hosts` into groups of `size`, each over as many domains as there are; what is left over joins groups of
+/// other domains.
+pub fn groups(hosts: &[Host], size: usize) -> Vec<Vec<String>> {
+    let size = size.max(1);
+    let mut domains: BTreeMap<&str, Vec<&Host>> = BTreeMap::new();
+    for host in hosts {
+        domains.entry(host.domain()).or_default().push(host);
+    }
+    for members in domains.values_mut() {
+        members.sort_by_key(|host| (score("order", &host.name), host.name.clone()));
+        members.dedup_by(|a, b| a.name == b.name);
+    }
+    let mut groups: Vec<Vec<&Host>> = Vec::new();
+    let mut left: usize = domains.values().map(Vec::len).sum();
+    while left >= size {
+        groups.push(draw(&mut domains, size));
+        left -= size;
+    }
+    for host in draw(&mut domains, left) {
+        let has_domain = |group: &Vec<&Host>| group.iter().any(|other| other.domain() == host.domain());
+        let joins = groups.iter_mut().min_by_key(|group| {
+            (has_domain(group), group.len(), score(&host.name, group.first().map_or("", |first| &first.name)))
+        });
+        match joins {
+            Some(group) => group.push(host),
+            None => groups.push(vec![host]),
+        }
+    }
+    groups.into_iter().map(|group| group.into_iter().map(|host| host.name.clone()).collect()).collect()
+}
+
+/// Takes one host of each of the largest domains, and more of the largest where there are too few domains.
+fn draw<'a>(domains: &mut BTreeMap<&'a str, Vec<&'a Host>>, count: usize) -> Vec<&'a Host> {
+    let mut drawn = Vec::new();
+    while drawn.len() < count {
+        let mut by_size: Vec<&str> =
+            domains.iter().filter(|(_, members)| !members.is_empty()).map(|(name, _)| *name).collect();
+        by_size.sort_by_key(|name| (std::cmp::Reverse(domains[name].len()), score("domain", name), *name));
+        if by_size.is_empty() {
+            break;
+        }
+        for name in by_size.into_iter().take(count - drawn.len()) {
+            drawn.extend(domains.get_mut(name).and_then(Vec::pop));
+        }
+    }
+    drawn
+}
+
+/// Where the replicas of `owner` go: to its group first, then to others by rendezvous hashing. Never to the owner itself,
+/// and to its own domain or to two hosts of one domain only where nobody else is usable.
+pub fn place(owner: &str, hosts: &[Host], rules: &Rules) -> Placement {
+    place_beside(owner, hosts, rules, &BTreeSet::new())
+}
+
+/// As [`place`], where the hosts `have` keep copies already: they are no choice any more, their domains count as taken,
+/// and only the replicas beside them are placed.
+pub fn place_beside(owner: &str, hosts: &[Host], rules: &Rules, have: &BTreeSet<&str>) -> Placement {
+    let count = (rules.copies + 1).saturating_sub(have.len() + usize::from(!have.contains(owner)));
+    let group =
+        groups(hosts, rules.copies + 1).into_iter().find(|group| group.iter().any(|name| name == owner));
+    let in_group = group.map_or_else(Vec::new, |group| after(&group, owner));
+    let own_domain = hosts.iter().find(|host| host.name == owner).map_or(owner, Host::domain);
+    let is_choice = |host: &&Host| host.usable && host.name != owner && !have.contains(host.name.as_str());
+    let mut candidates: Vec<&Host> = hosts.iter().filter(is_choice).collect();
+    let mut placement = Placement::default();
+    let keeps = |host: &&Host| host.name != owner && have.contains(host.name.as_str());
+    let mut taken: BTreeSet<&str> = hosts.iter().filter(keeps).map(Host::domain).collect();
+    while placement.hosts.len() < count {
+        let best = candidates.iter().enumerate().min_by_key(|(_, host)| {
+            let place = in_group.iter().position(|name| *name == host.name).unwrap_or(usize::MAX);
+            (
+                host.domain() == own_domain,
+                taken.contains(host.domain()),
+                rules.avoid.contains(&host.name),
+                place,
+                std::cmp::Reverse(score(owner, &host.name)),
+                &host.name,
+            )
+        });
+        let Some((index, _)) = best else { break };
+        let host = candidates.swap_remove(index);
+        compromise(host, own_domain, &taken, rules, &mut placement.compromises);
+        taken.insert(host.domain());
+        placement.hosts.push(host.name.clone());
+    }
+    let short = count - placement.hosts.len();
+    if short > 0 {
+        placement
+            .compromises
+            .push(format!("{short} of {count} replica(s) have no host that could keep them"));
+    }
+    placement
+}
+
+fn compromise(host: &Host, own_domain: &str, taken: &BTreeSet<&str>, rules: &Rules, told: &mut Vec<String>) {
+    let Host { name, .. } = host;
+    if host.domain() == own_domain {
+        told.push(format!("{name} is in the owner's own failure domain {own_domain:?}; no other is usable"));
+    } else if taken.contains(host.domain()) {
+        told.push(format!("{name} shares the failure domain {:?} with another replica", host.domain()));
+    } else if rules.avoid.contains(name) {
+        told.push(format!("{name} is a neighbour in the pipeline; no other host is usable"));
+    }
+}
+
+/// The others of a group, beginning after `owner`: in a triple each has another one first.
+fn after(group: &[String], owner: &str) -> Vec<String> {
+    let at = group.iter().position(|name| name == owner).unwrap_or(0);
+    group.iter().cycle().skip(at + 1).take(group.len().saturating_sub(1)).cloned().collect()
+}
+
+/// A number that `a` and `b` share and that looks random: the highest wins (rendezvous hashing). FNV-1a, then the
+/// finalizer of SplitMix64, because FNV alone mixes the last bytes too little.
+pub fn score(a: &str, b: &str) -> u64 {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for byte in a.bytes().chain([0]).chain(b.bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}

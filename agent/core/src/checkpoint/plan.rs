@@ -1,0 +1,86 @@
+//! Who sends what to whom when a step is restored: each shard once to each host that needs it, from the nearest copy,
+//! balanced over the holders.
+
+use std::collections::BTreeMap;
+
+use crate::checkpoint::inventory::{Copy, Medium, StepState};
+
+/// One shard on its way to one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The rank whose shard it is.
+    pub rank: u32,
+    /// The host that needs it.
+    pub to: String,
+    /// All copies, the one to take first; the others serve if it fails.
+    pub sources: Vec<Copy>,
+}
+
+impl Transfer {
+    /// Whether the host has it already.
+    pub fn is_local(&self) -> bool {
+        self.sources.first().is_some_and(|first| first.holder == self.to)
+    }
+}
+
+/// What is to be done to have a step where its ranks will run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// In the order in which they should begin: the largest first.
+    pub transfers: Vec<Transfer>,
+    /// Shards that lie nowhere: with any of them the step cannot be restored.
+    pub missing: Vec<u32>,
+}
+
+impl Plan {
+    /// Bytes that go over the network.
+    pub fn bytes(&self) -> u64 {
+        let moved = self.transfers.iter().filter(|transfer| !transfer.is_local());
+        moved.filter_map(|transfer| transfer.sources.first()).map(|copy| copy.shard.bytes).sum()
+    }
+}
+
+/// How far a copy is: own memory, own disk, a peer's memory, a peer's disk, durable storage.
+fn distance(copy: &Copy, to: &str) -> u8 {
+    match (copy.holder == to, copy.medium) {
+        (_, Medium::Durable) => 4,
+        (true, Medium::Memory) => 0,
+        (true, Medium::Disk) => 1,
+        (false, Medium::Memory) => 2,
+        (false, Medium::Disk) => 3,
+    }
+}
+
+/// The plan for `step` where rank r is needed on the hosts `wanted[r]`.
+///
+/// Shards with the fewest copies are given out first, then the largest, so that those that could come from anywhere
+/// even the load out.
+pub fn plan(step: &StepState, wanted: &BTreeMap<u32, Vec<String>>) -> Plan {
+    let mut plan = Plan::default();
+    let mut load: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut open: Vec<(u32, &str, &Vec<Copy>)> = Vec::new();
+    for (rank, hosts) in wanted {
+        match step.ranks.get(rank).filter(|copies| !copies.is_empty()) {
+            Some(copies) => open.extend(hosts.iter().map(|to| (*rank, to.as_str(), copies))),
+            None => plan.missing.push(*rank),
+        }
+    }
+    open.sort_by_key(|(rank, to, copies)| {
+        (copies.len(), std::cmp::Reverse(copies.first().map_or(0, |copy| copy.shard.bytes)), *rank, *to)
+    });
+    for (rank, to, copies) in open {
+        let mut sources: Vec<&Copy> = copies.iter().collect();
+        sources.sort_by_key(|copy| {
+            (distance(copy, to), load.get(copy.holder.as_str()).copied().unwrap_or(0), &copy.holder)
+        });
+        if let Some(first) = sources.first().filter(|first| first.holder != to) {
+            *load.entry(first.holder.as_str()).or_default() += first.shard.bytes;
+        }
+        let sources = sources.into_iter().cloned().collect();
+        plan.transfers.push(Transfer { rank, to: to.to_owned(), sources });
+    }
+    plan.transfers.sort_by_key(|transfer| {
+        (std::cmp::Reverse(transfer.sources.first().map_or(0, |copy| copy.shard.bytes)), transfer.rank)
+    });
+    plan
+}

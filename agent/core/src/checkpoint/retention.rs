@@ -1,0 +1,78 @@
+//! What may be deleted, and what must be copied again.
+
+use std::collections::BTreeSet;
+
+use crate::checkpoint::inventory::{Copy, Shard, StepKey, StepState, holders, steps};
+use crate::checkpoint::placement::{Host, Rules, place_beside, score};
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// Whole steps that are kept at least, of each run.
+    pub keep: usize,
+    /// On how many hosts each shard of a step must lie before older steps may go: the owner's copy and the replicas.
+    pub copies: usize,
+}
+
+/// The steps of one run that may be deleted, those of least worth first.
+///
+/// A step may go only when a newer one is whole with all its copies, and the `keep` newest whole ones stay in any case.
+/// So a host that dies while a step is being saved or replicated takes that step along and no other.
+pub fn deletable(steps: &[StepState], retention: Retention) -> Vec<StepKey> {
+    let safe = |step: &&StepState| step.is_whole() && step.least_copies() >= retention.copies.max(1);
+    let Some(anchor) = steps.iter().filter(safe).map(|step| (step.key.step, step.created)).max() else {
+        return Vec::new();
+    };
+    let mut whole: Vec<&StepState> = steps.iter().filter(|step| step.is_whole()).collect();
+    whole.sort_by_key(|step| std::cmp::Reverse((step.key.step, step.created)));
+    let kept: BTreeSet<&StepKey> = whole.iter().take(retention.keep.max(1)).map(|step| &step.key).collect();
+    let mut gone: Vec<&StepState> = steps
+        .iter()
+        .filter(|step| (step.key.step, step.created) < anchor && !kept.contains(&step.key))
+        .collect();
+    gone.sort_by_key(|step| (step.is_whole(), step.key.step, step.created));
+    gone.into_iter().map(|step| step.key.clone()).collect()
+}
+
+/// One copy to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// Of what.
+    pub shard: Shard,
+    /// Where to.
+    pub to: String,
+}
+
+/// What `me` is to send so that shards have their copies: its own, and of those whose owner is gone the ones of which it is
+/// the first holder. The newest steps of each run come first, down to the newest that is whole with all its copies.
+pub fn repairs(me: &str, copies: &[Copy], hosts: &[Host], rules: &Rules) -> Vec<Repair> {
+    let usable = |name: &str| name == me || hosts.iter().any(|host| host.name == name && host.usable);
+    let living: Vec<Copy> = copies.iter().filter(|copy| usable(&copy.holder)).cloned().collect();
+    let runs: BTreeSet<&str> = living.iter().map(|copy| copy.shard.of.run_id()).collect();
+    let mut repairs = Vec::new();
+    for run in runs {
+        let states = steps(&living, Some(run));
+        let is_safe = |state: &StepState| state.is_whole() && state.least_copies() > rules.copies;
+        let newest = states.iter().position(is_safe);
+        let wanted = newest.map_or(states.len(), |at| at + 1);
+        for copies in states.iter().take(wanted).flat_map(|state| state.ranks.values()) {
+            repairs.extend(repairs_of(me, copies, hosts, rules));
+        }
+    }
+    repairs
+}
+
+fn repairs_of(me: &str, copies: &[Copy], hosts: &[Host], rules: &Rules) -> Vec<Repair> {
+    let have = holders(copies);
+    let missing = (rules.copies + 1).saturating_sub(have.len());
+    let owner = copies.iter().find(|copy| copy.own).map(|copy| copy.holder.as_str());
+    let Some(shard) = copies.first().map(|copy| &copy.shard).filter(|_| missing > 0) else {
+        return Vec::new();
+    };
+    let pusher = owner.or_else(|| have.iter().copied().max_by_key(|name| score(&shard.root, name)));
+    if pusher != Some(me) {
+        return Vec::new();
+    }
+    let chosen = place_beside(me, hosts, rules, &have).hosts;
+    chosen.into_iter().map(|to| Repair { shard: shard.clone(), to }).collect()
+}

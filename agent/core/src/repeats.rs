@@ -1,0 +1,166 @@
+//! The same failure again: what the journal tells of earlier failures with the fingerprint of the present one, in this job and
+//! in others, in this boot of the host and in earlier ones.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::entry::{Body, Entry};
+use crate::id::{BootId, JobId};
+use crate::time::Mono;
+use crate::verdict::{Cause, Verdict};
+
+/// Fingerprints that are remembered, the newest.
+const FINGERPRINTS: usize = 512;
+/// Failures that are remembered of each, the newest.
+const FAILURES: usize = 32;
+
+/// Earlier failures with the same fingerprint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenBefore {
+    /// In this job, whatever its run.
+    #[serde(default)]
+    pub in_this_job: u32,
+    /// Of those at the step of the present one.
+    #[serde(default)]
+    pub at_this_step: u32,
+    /// Of those in other boots of the host: whatever passes with a restart of the host had passed.
+    #[serde(default)]
+    pub in_other_boots: u32,
+    /// Other jobs on this host that failed so.
+    #[serde(default)]
+    pub other_jobs: u32,
+}
+
+impl SeenBefore {
+    /// Whether there was none.
+    pub fn is_nothing(&self) -> bool {
+        self.in_this_job == 0 && self.other_jobs == 0
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Failure {
+    job: JobId,
+    boot: BootId,
+    step: Option<u64>,
+    fault_at: Mono,
+}
+
+/// Remembers failures by their fingerprints. Bounded.
+#[derive(Clone, Debug, Default)]
+pub struct Repeats {
+    failures: BTreeMap<String, VecDeque<Failure>>,
+    /// Fingerprints by age, oldest first.
+    order: VecDeque<String>,
+}
+
+impl Repeats {
+    /// Takes in an entry of the journal; only verdicts on exceptions tell something.
+    pub fn take_in(&mut self, entry: &Entry) {
+        let (Body::Verdict(verdict), Some(job)) = (&entry.body, &entry.job) else { return };
+        let Cause::Exception { fingerprint, .. } = &verdict.cause else { return };
+        let failures = self.failures.entry(fingerprint.clone()).or_default();
+        if failures.is_empty() {
+            self.order.push_back(fingerprint.clone());
+        }
+        // A verdict that changed by what a host said is told twice and is one failure.
+        failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
+        let (job, boot) = (job.clone(), entry.boot.clone());
+        failures.push_back(Failure { job, boot, step: verdict.step, fault_at: verdict.fault_at });
+        if failures.len() > FAILURES {
+            failures.pop_front();
+        }
+        if self.order.len() > FINGERPRINTS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.failures.remove(&oldest);
+        }
+    }
+
+    /// What was seen before the failure of that verdict; none if nothing was, or if it has no fingerprint.
+    pub fn before(&self, job: &JobId, boot: &BootId, verdict: &Verdict) -> Option<SeenBefore> {
+        let Cause::Exception { fingerprint, .. } = &verdict.cause else { return None };
+        let mut seen = SeenBefore::default();
+        let mut others: Vec<&JobId> = Vec::new();
+        let failures = self.failures.get(fingerprint)?;
+        for of in failures.iter().filter(|of| !(of.fault_at == verdict.fault_at && of.boot == *boot)) {
+            if of.job == *job {
+                seen.in_this_job += 1;
+                seen.at_this_step += u32::from(of.step == verdict.step);
+                seen.in_other_boots += u32::from(of.boot != *boot);
+            } else if !others.contains(&&of.job) {
+                others.push(&of.job);
+            }
+        }
+        seen.other_jobs = u32::try_from(others.len()).unwrap_or(u32::MAX);
+        (!seen.is_nothing()).then_some(seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{Attempt, Incident};
+    use crate::time::{Stamp, Wall};
+    use crate::verdict::FaultDomain;
+
+    fn verdict(fingerprint: &str, step: u64, fault_at: u64) -> Verdict {
+        Verdict {
+            incident: Incident(1),
+            attempt: Attempt(0),
+            headline: String::new(),
+            cause: Cause::Exception { exception: "ValueError".into(), fingerprint: fingerprint.into() },
+            domain: FaultDomain::Unknown,
+            class: None,
+            deterministic: false,
+            confidence: 0.5,
+            culprit: None,
+            victims: Vec::new(),
+            step: Some(step),
+            heartbeats: true,
+            fault_at: Mono(fault_at),
+            detected_at: Mono(fault_at),
+            evidence: Vec::new(),
+        }
+    }
+
+    fn entry(job: &str, boot: &str, verdict: Verdict) -> Entry {
+        Entry {
+            seq: 1,
+            at: Stamp { mono: verdict.fault_at, wall: Wall(0) },
+            boot: BootId(boot.into()),
+            job: Some(JobId(job.into())),
+            origin_seq: None,
+            body: Body::Verdict(verdict),
+        }
+    }
+
+    #[test]
+    fn failures_are_counted_by_job_step_and_boot_and_the_present_one_is_not() {
+        let mut repeats = Repeats::default();
+        repeats.take_in(&entry("a", "first", verdict("x", 7, 10)));
+        repeats.take_in(&entry("a", "second", verdict("x", 8, 10)));
+        repeats.take_in(&entry("b", "second", verdict("x", 1, 11)));
+        repeats.take_in(&entry("a", "second", verdict("y", 7, 12)));
+        let now = verdict("x", 7, 20);
+        repeats.take_in(&entry("a", "second", now.clone()));
+        repeats.take_in(&entry("a", "second", now.clone()));
+        let seen = repeats.before(&JobId("a".into()), &BootId("second".into()), &now);
+        let expected = SeenBefore { in_this_job: 2, at_this_step: 1, in_other_boots: 1, other_jobs: 1 };
+        assert_eq!(seen, Some(expected));
+        let new = verdict("z", 7, 21);
+        assert_eq!(repeats.before(&JobId("a".into()), &BootId("second".into()), &new), None);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut repeats = Repeats::default();
+        for n in 0..5_000 {
+            repeats.take_in(&entry("a", "boot", verdict(&format!("f{n}"), 1, n)));
+            repeats.take_in(&entry("a", "boot", verdict("always", 1, n)));
+        }
+        assert!(repeats.failures.len() <= FINGERPRINTS && repeats.order.len() <= FINGERPRINTS);
+        assert!(repeats.failures.values().all(|of| of.len() <= FAILURES));
+    }
+}

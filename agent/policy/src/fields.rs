@@ -1,0 +1,419 @@
+//! What a policy is given: the case as a value, and the list of all its fields, to which the value is held by a test.
+
+use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::id::Attempt;
+use mainstay_core::policy::{
+    Budget, Case, CauseKind, PastFailure, Rung, Settings, hands, passes_with_the_ranks,
+};
+use mainstay_core::time::Mono;
+use mainstay_core::verdict::{Action, Cause, FaultDomain, Verdict};
+
+use crate::language::{Heap, Made, Value};
+
+/// A field of the case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its path: `past[].ago`.
+    pub path: &'static str,
+    /// Its type.
+    pub kind: &'static str,
+    /// Its unit; empty if it has none.
+    pub unit: &'static str,
+    /// What it means.
+    pub means: &'static str,
+}
+
+const fn field(path: &'static str, kind: &'static str, unit: &'static str, means: &'static str) -> Field {
+    Field { path, kind, unit, means }
+}
+
+/// All fields, in the order of the documentation.
+pub const FIELDS: &[Field] = &[
+    field("verdict.incident", "int", "", "the number of the failure in its job, from 1"),
+    field("verdict.attempt", "int", "", "the attempt that failed, from 0"),
+    field("verdict.headline", "string", "", "one line for a person"),
+    field(
+        "verdict.cause.kind",
+        "string",
+        "",
+        "`exception`, `exit_code`, `signal`, `out_of_memory`, `hang` or `start`",
+    ),
+    field("verdict.cause.exception", "string or None", "", "type of the exception, of kind `exception`"),
+    field("verdict.cause.fingerprint", "string or None", "", "equal for the same error, of kind `exception`"),
+    field("verdict.cause.code", "int or None", "", "the exit code, of kind `exit_code`"),
+    field("verdict.cause.signal", "int or None", "", "the signal, of kind `signal`"),
+    field(
+        "verdict.cause.hang",
+        "string or None",
+        "",
+        "of what kind the hang is, of kind `hang`: `network`, `user_code`, … (`journal.md`)",
+    ),
+    field("verdict.cause.place", "string or None", "", "equal for the same hang, of kind `hang`"),
+    field(
+        "verdict.domain",
+        "string",
+        "",
+        "whose fault: `user`, `hardware`, `infrastructure`, `platform` or `unknown`",
+    ),
+    field("verdict.failure_class", "string or None", "", "what went wrong (`attribution.md`)"),
+    field("verdict.deterministic", "bool", "", "whether the same would come again in the same place"),
+    field("verdict.confidence", "float", "0 to 1", "how sure the verdict is"),
+    field("verdict.culprit", "int or None", "", "the rank where it began"),
+    field("verdict.victims", "list of int", "", "ranks that ended because of the culprit"),
+    field("verdict.step", "int or None", "", "the step at which the culprit stood"),
+    field(
+        "verdict.heartbeats",
+        "bool",
+        "",
+        "whether the culprit sent heartbeats: only then does no step mean that it completed none",
+    ),
+    field("verdict.evidence", "list of string", "", "what the verdict rests on"),
+    field("past[].ago", "float", "s", "how long ago it was decided"),
+    field("past[].cause", "struct", "", "as `verdict.cause`; two causes may be compared with `==`"),
+    field("past[].step", "int or None", "", "the step at which the culprit stood"),
+    field("past[].lived", "float", "s", "how long the attempt had lived"),
+    field("past[].action", "string", "", "what was done"),
+    field("past[].reached", "int or None", "", "newest step reached in any attempt by then"),
+    field("past[].heartbeats", "bool", "", "whether the culprit sent heartbeats"),
+    field(
+        "past[].back_after",
+        "float or None",
+        "s",
+        "from the fault to the first step that all ranks completed again; None if it never came to that",
+    ),
+    field("exit", "int", "", "exit status of the culprit as a shell reports it"),
+    field("lived", "float", "s", "how long the attempt had lived"),
+    field("reached", "int or None", "", "newest step reached in any attempt"),
+    field("host.sick[].name", "string", "", "a component that is not fit: `gpu.0000:3b:00`"),
+    field("host.sick[].state", "string", "", "`HEALTHY`, `UNKNOWN`, `DEGRADED` or `UNHEALTHY`"),
+    field("host.sick[].reason", "string", "", "why, in one line"),
+    field(
+        "host.sick[].action",
+        "string",
+        "",
+        "`NONE`, `RESTART_PROCESS`, `RESET_DEVICE`, `REBOOT_NODE`, `REPLACE_NODE` or `CONTACT_SUPPORT`",
+    ),
+    field(
+        "host.sick[].trained_with",
+        "float or None",
+        "s",
+        "for how long it was in this state when the last step was completed; None without a step",
+    ),
+    field("host.sick[].passes_with_ranks", "bool", "", "whether the ranks themselves bring it about"),
+    field("host.held", "list of string", "", "what the ranks need and is held, a sentence each"),
+    field("host.waited", "float", "s", "how long this restart has waited for the host"),
+    field(
+        "host.last_step_ago",
+        "float or None",
+        "s",
+        "how long ago a step was last completed in any attempt",
+    ),
+    field("spares", "int", "", "hosts that could take this one's place"),
+    field("job.actions", "list of string", "", "what there are hands for now, the mildest first"),
+    field("job.max_restarts", "int", "", "restarts allowed (`--max-restarts`)"),
+    field(
+        "job.window",
+        "float or None",
+        "s",
+        "the window in which they count (`--restart-window`); None for the whole job",
+    ),
+    field(
+        "job.budgets",
+        "dict of string to struct",
+        "",
+        "by kind of cause: `max_restarts` and `window` (`--restart-budget`)",
+    ),
+    field(
+        "job.ready_within",
+        "float or None",
+        "s",
+        "how long a host that is not ready may be waited for (`--ready-within`); None: not at all",
+    ),
+    field(
+        "job.hand_back_exit",
+        "int",
+        "",
+        "exit status that hands the job back to the scheduler (`--hand-back-exit`)",
+    ),
+];
+
+/// A job that failed more often than this tells of the newest failures only.
+const NEWEST: usize = 1000;
+
+/// The case as a policy sees it.
+pub(crate) fn value_of(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>) -> Made<Value> {
+    let verdict = verdict(heap, case.verdict)?;
+    let newest = &case.past[case.past.len().saturating_sub(NEWEST)..];
+    let past: Made<Vec<Value>> = newest.iter().map(|past| past_failure(heap, past, case.now)).collect();
+    let past = heap.list(past?)?;
+    let host = host(heap, case)?;
+    let job = job(heap, settings, case)?;
+    record(
+        heap,
+        vec![
+            ("verdict", verdict),
+            ("past", past),
+            ("exit", Value::Int(case.job.exit.into())),
+            ("lived", Value::Float(case.job.lived.as_seconds())),
+            ("reached", count(case.job.reached)),
+            ("host", host),
+            ("spares", Value::Int(case.spares.into())),
+            ("job", job),
+        ],
+    )
+}
+
+fn verdict(heap: &mut Heap<'_>, verdict: &Verdict) -> Made<Value> {
+    let cause = cause(heap, &verdict.cause)?;
+    let headline = heap.text(&verdict.headline)?;
+    let failure_class = maybe_text(heap, verdict.class.as_deref())?;
+    let domain = heap.text(domain(verdict.domain))?;
+    let victims = heap.list(verdict.victims.iter().map(|rank| Value::Int(rank.0.into())).collect())?;
+    let evidence = texts(heap, verdict.evidence.iter().map(String::as_str))?;
+    record(
+        heap,
+        vec![
+            ("incident", count(Some(verdict.incident.0))),
+            ("attempt", Value::Int(verdict.attempt.0.into())),
+            ("headline", headline),
+            ("cause", cause),
+            ("domain", domain),
+            ("failure_class", failure_class),
+            ("deterministic", Value::Bool(verdict.deterministic)),
+            ("confidence", Value::Float(verdict.confidence)),
+            ("culprit", count(verdict.culprit.map(|rank| rank.0.into()))),
+            ("victims", victims),
+            ("step", count(verdict.step)),
+            ("heartbeats", Value::Bool(verdict.heartbeats)),
+            ("evidence", evidence),
+        ],
+    )
+}
+
+fn cause(heap: &mut Heap<'_>, cause: &Cause) -> Made<Value> {
+    let (mut exception, mut fingerprint, mut code, mut signal) = (None, None, None, None);
+    let (mut hang, mut place) = (None, None);
+    match cause {
+        Cause::Exception { exception: kind, fingerprint: print } => {
+            (exception, fingerprint) = (Some(kind.as_str()), Some(print.as_str()));
+        }
+        Cause::ExitCode { code: number } => code = Some(*number),
+        Cause::Signal { signal: number } => signal = Some(*number),
+        Cause::Hang { hang: kind, place: at } => {
+            (hang, place) = (Some(crate::words::hang(*kind)), Some(at.as_str()))
+        }
+        Cause::OutOfMemory | Cause::StartFailed => {}
+    }
+    let number = |number: Option<i32>| number.map_or(Value::None, |number| Value::Int(number.into()));
+    let kind = heap.text(CauseKind::of(cause).word())?;
+    let exception = maybe_text(heap, exception)?;
+    let fingerprint = maybe_text(heap, fingerprint)?;
+    let hang = maybe_text(heap, hang)?;
+    let place = maybe_text(heap, place)?;
+    record(
+        heap,
+        vec![
+            ("kind", kind),
+            ("exception", exception),
+            ("fingerprint", fingerprint),
+            ("code", number(code)),
+            ("signal", number(signal)),
+            ("hang", hang),
+            ("place", place),
+        ],
+    )
+}
+
+fn past_failure(heap: &mut Heap<'_>, past: &PastFailure, now: Mono) -> Made<Value> {
+    let cause = cause(heap, &past.cause)?;
+    let action = heap.text(word(past.rung))?;
+    record(
+        heap,
+        vec![
+            ("ago", Value::Float(now.since(past.decided_at).as_seconds())),
+            ("cause", cause),
+            ("step", count(past.step)),
+            ("lived", Value::Float(past.lived.as_seconds())),
+            ("action", action),
+            ("reached", count(past.reached)),
+            ("heartbeats", Value::Bool(past.heartbeats)),
+            ("back_after", seconds(past.back_after)),
+        ],
+    )
+}
+
+fn host(heap: &mut Heap<'_>, case: Case<'_>) -> Made<Value> {
+    let host = case.host;
+    let sick: Made<Vec<Value>> =
+        host.sick.iter().map(|component| sick(heap, component, host.last_step)).collect();
+    let sick = heap.list(sick?)?;
+    let held = texts(heap, host.held.iter().map(String::as_str))?;
+    record(
+        heap,
+        vec![
+            ("sick", sick),
+            ("held", held),
+            ("waited", Value::Float(host.waited.as_seconds())),
+            ("last_step_ago", seconds(host.last_step.map(|step| case.now.since(step)))),
+        ],
+    )
+}
+
+fn sick(heap: &mut Heap<'_>, component: &Component, last_step: Option<Mono>) -> Made<Value> {
+    let name = heap.text(&component.name)?;
+    let reason = heap.text(&component.reason)?;
+    let state = heap.text(state(component.state))?;
+    let action = heap.text(recommended(component.action))?;
+    record(
+        heap,
+        vec![
+            ("name", name),
+            ("state", state),
+            ("reason", reason),
+            ("action", action),
+            ("trained_with", seconds(last_step.map(|step| step.since(component.since)))),
+            ("passes_with_ranks", Value::Bool(passes_with_the_ranks(&component.name))),
+        ],
+    )
+}
+
+fn job(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>) -> Made<Value> {
+    let actions = texts(heap, hands(settings, case).iter().map(word))?;
+    let mut budgets = Vec::new();
+    for (kind, Budget { max_restarts, window }) in &settings.by_cause {
+        let kind = heap.text(kind.word())?;
+        let budget = vec![("max_restarts", Value::Int((*max_restarts).into())), ("window", seconds(*window))];
+        budgets.push((kind, record(heap, budget)?));
+    }
+    let budgets = heap.dict(budgets)?;
+    record(
+        heap,
+        vec![
+            ("actions", actions),
+            ("max_restarts", Value::Int(settings.budget.max_restarts.into())),
+            ("window", seconds(settings.budget.window)),
+            ("budgets", budgets),
+            ("ready_within", seconds(settings.ready_within)),
+            ("hand_back_exit", Value::Int(settings.hand_back_exit.into())),
+        ],
+    )
+}
+
+/// A rung's word in the journal.
+pub(crate) fn word(rung: Rung) -> &'static str {
+    Action::of(rung, Attempt(0), 0).word()
+}
+
+pub(crate) fn state(state: HealthState) -> &'static str {
+    match state {
+        HealthState::Healthy => "HEALTHY",
+        HealthState::Unknown => "UNKNOWN",
+        HealthState::Degraded => "DEGRADED",
+        HealthState::Unhealthy => "UNHEALTHY",
+    }
+}
+
+fn recommended(action: RecommendedAction) -> &'static str {
+    match action {
+        RecommendedAction::None => "NONE",
+        RecommendedAction::RestartProcess => "RESTART_PROCESS",
+        RecommendedAction::ResetDevice => "RESET_DEVICE",
+        RecommendedAction::RebootNode => "REBOOT_NODE",
+        RecommendedAction::ReplaceNode => "REPLACE_NODE",
+        RecommendedAction::ContactSupport => "CONTACT_SUPPORT",
+    }
+}
+
+fn domain(domain: FaultDomain) -> &'static str {
+    match domain {
+        FaultDomain::User => "user",
+        FaultDomain::Hardware => "hardware",
+        FaultDomain::Infrastructure => "infrastructure",
+        FaultDomain::Platform => "platform",
+        FaultDomain::Unknown => "unknown",
+    }
+}
+
+fn record(heap: &mut Heap<'_>, fields: Vec<(&'static str, Value)>) -> Made<Value> {
+    heap.fields(fields.into_iter().map(|(name, value)| (name.into(), value)).collect())
+}
+
+fn texts<'t>(heap: &mut Heap<'_>, all: impl Iterator<Item = &'t str>) -> Made<Value> {
+    let all: Made<Vec<Value>> = all.map(|text| heap.text(text)).collect();
+    heap.list(all?)
+}
+
+fn maybe_text(heap: &mut Heap<'_>, text: Option<&str>) -> Made<Value> {
+    text.map_or(Ok(Value::None), |text| heap.text(text))
+}
+
+fn count(number: Option<u64>) -> Value {
+    number.map_or(Value::None, |number| Value::Int(i64::try_from(number).unwrap_or(i64::MAX)))
+}
+
+fn seconds(span: Option<mainstay_core::time::Span>) -> Value {
+    span.map_or(Value::None, |span| Value::Float(span.as_seconds()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::language::{Limits, Run};
+    use crate::words::Words;
+
+    /// The paths and types of all that a value holds.
+    fn paths(heap: &Heap<'_>, value: &Value, path: &str, found: &mut Vec<(String, &'static str)>) {
+        match value {
+            Value::Struct(id) if !path.ends_with("].cause") => {
+                for (name, value) in heap.fields_of(*id) {
+                    let dot = if path.is_empty() { "" } else { "." };
+                    paths(heap, value, &format!("{path}{dot}{name}"), found);
+                }
+            }
+            Value::List(id) => match heap.items_of(*id).first() {
+                Some(item @ Value::Struct(_)) => paths(heap, item, &format!("{path}[]"), found),
+                _ => found.push((path.to_owned(), "list")),
+            },
+            other => found.push((path.to_owned(), other.kind())),
+        }
+    }
+
+    #[test]
+    fn the_list_of_fields_is_what_a_policy_is_given() {
+        let text = r#"
+            [[incident]]
+            name = "all of it"
+            cause = { kind = "signal", signal = 9 }
+            past = [{ cause = { kind = "hang", hang = "network", place = "p" } }]
+            sick = [{ name = "gpu.0" }]
+            held = ["a port"]
+            job = { budgets = { hang = { max_restarts = 1 } } }
+        "#;
+        let incidents = crate::incidents::read(text).expect("a table");
+        let words = Words { seed: 0 };
+        let mut run = Run::new(Limits { steps: 1 << 20, bytes: 1 << 20 }, &|| false, &words);
+        let value =
+            value_of(&mut run.heap, &incidents[0].settings, incidents[0].case()).expect("it has room");
+        let mut found = Vec::new();
+        paths(&run.heap, &value, "", &mut found);
+        let names: Vec<&str> = found.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(names, FIELDS.iter().map(|field| field.path).collect::<Vec<_>>());
+        for ((path, kind), field) in found.iter().zip(FIELDS) {
+            let kind = kind.rsplit(' ').next().expect("a word");
+            let fits = field.kind.starts_with(kind) || (kind == "None" && field.kind.ends_with("or None"));
+            assert!(fits, "{path} is {kind}, and should be {}", field.kind);
+        }
+    }
+
+    #[test]
+    fn the_reference_has_each_field_with_its_type_and_unit() {
+        let reference = include_str!("../../../docs/reference/policy-file.md");
+        for Field { path, kind, unit, means } in FIELDS {
+            let row = format!("| `{path}` | {kind} | {unit} | {means} |");
+            assert!(reference.contains(&row), "docs/reference/policy-file.md has no row {row}");
+        }
+        for action in crate::words::actions() {
+            assert!(reference.contains(&format!("`{action}`")), "{action}");
+        }
+    }
+}

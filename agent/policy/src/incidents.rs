@@ -1,0 +1,351 @@
+//! Invented incidents, to try a policy on: a TOML file with a table for each, and the decision that is expected.
+//!
+//! ```toml
+//! [[incident]]
+//! name = "a rank that is killed is started anew"
+//! cause = { kind = "signal", signal = 9 }
+//! step = 40
+//! expect = "restart_in_job"
+//! ```
+
+use std::collections::BTreeMap;
+
+use mainstay_core::hang::HangKind;
+use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::id::{Attempt, Incident as Number, Rank};
+use mainstay_core::policy::{Budget, Case, CauseKind, Host, JobState, PastFailure, Settings};
+use mainstay_core::settings::Period;
+use mainstay_core::time::{Mono, Span};
+use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
+use serde::Deserialize;
+
+use crate::words::rung;
+
+/// The time at which all invented incidents happen: late enough for any history.
+const NOW: Mono = Mono(1_000_000_000_000_000_000);
+
+/// A case that somebody made up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Incident {
+    /// What it shows, in words.
+    pub name: String,
+    /// The action that is expected; none if only looked at.
+    pub expect: Option<String>,
+    /// How long it is to be held back, seconds; none if any time will do.
+    pub expect_after: Option<f64>,
+    /// The settings of the job.
+    pub settings: Settings,
+    verdict: Verdict,
+    past: Vec<PastFailure>,
+    job: JobState,
+    sick: Vec<Component>,
+    held: Vec<String>,
+    waited: Span,
+    last_step: Option<Mono>,
+    spares: u32,
+}
+
+impl Incident {
+    /// As the policy is asked.
+    pub fn case(&self) -> Case<'_> {
+        Case {
+            verdict: &self.verdict,
+            past: &self.past,
+            job: self.job,
+            host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
+            spares: self.spares,
+            now: NOW,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    incident: Vec<Written>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    name: String,
+    expect: Option<String>,
+    expect_after: Option<f64>,
+    cause: WrittenCause,
+    #[serde(default = "unknown")]
+    domain: FaultDomain,
+    class: Option<String>,
+    #[serde(default)]
+    deterministic: bool,
+    #[serde(default = "half")]
+    confidence: f64,
+    step: Option<u64>,
+    #[serde(default = "yes")]
+    heartbeats: bool,
+    #[serde(default)]
+    culprit: u32,
+    #[serde(default = "one")]
+    exit: i32,
+    #[serde(default = "minute")]
+    lived: Period,
+    reached: Option<u64>,
+    #[serde(default)]
+    past: Vec<WrittenPast>,
+    #[serde(default)]
+    sick: Vec<WrittenSick>,
+    #[serde(default)]
+    held: Vec<String>,
+    waited: Option<Period>,
+    last_step_ago: Option<Period>,
+    #[serde(default)]
+    spares: u32,
+    #[serde(default)]
+    job: WrittenJob,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenCause {
+    kind: String,
+    #[serde(default)]
+    exception: String,
+    #[serde(default)]
+    fingerprint: String,
+    #[serde(default)]
+    code: i32,
+    #[serde(default)]
+    signal: i32,
+    hang: Option<HangKind>,
+    #[serde(default)]
+    place: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenPast {
+    #[serde(default = "minute")]
+    ago: Period,
+    cause: WrittenCause,
+    step: Option<u64>,
+    #[serde(default = "minute")]
+    lived: Period,
+    #[serde(default = "in_job")]
+    action: String,
+    reached: Option<u64>,
+    #[serde(default = "yes")]
+    heartbeats: bool,
+    back_after: Option<Period>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSick {
+    name: String,
+    #[serde(default = "unhealthy")]
+    state: HealthState,
+    #[serde(default = "sick")]
+    reason: String,
+    #[serde(default)]
+    action: RecommendedAction,
+    #[serde(default = "minute")]
+    since: Period,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WrittenJob {
+    actions: Vec<String>,
+    max_restarts: u32,
+    window: Option<Period>,
+    budgets: BTreeMap<String, WrittenBudget>,
+    ready_within: ReadyWithin,
+    hand_back_exit: i32,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenBudget {
+    max_restarts: u32,
+    window: Option<Period>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ReadyWithin {
+    Limit(Period),
+    Off(String),
+}
+
+impl Default for WrittenJob {
+    fn default() -> WrittenJob {
+        WrittenJob {
+            actions: Vec::new(),
+            max_restarts: 3,
+            window: None,
+            budgets: BTreeMap::new(),
+            ready_within: ReadyWithin::Limit(minute()),
+            hand_back_exit: mainstay_core::policy::HAND_BACK_EXIT,
+        }
+    }
+}
+
+fn unknown() -> FaultDomain {
+    FaultDomain::Unknown
+}
+
+fn unhealthy() -> HealthState {
+    HealthState::Unhealthy
+}
+
+fn sick() -> String {
+    "it is sick".to_owned()
+}
+
+fn in_job() -> String {
+    "restart_in_job".to_owned()
+}
+
+fn half() -> f64 {
+    0.5
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn one() -> i32 {
+    1
+}
+
+fn minute() -> Period {
+    Period::seconds(60)
+}
+
+/// Reads a file of incidents.
+///
+/// # Errors
+/// It is no such file; in words, with the line where it is known.
+pub fn read(text: &str) -> Result<Vec<Incident>, String> {
+    let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+    file.incident
+        .into_iter()
+        .map(|written| {
+            let name = written.name.clone();
+            incident(written).map_err(|what| format!("incident {name:?}: {what}"))
+        })
+        .collect()
+}
+
+fn incident(written: Written) -> Result<Incident, String> {
+    if let Some(expect) = &written.expect {
+        rung(expect)?;
+    }
+    let past: Result<Vec<PastFailure>, String> = written.past.into_iter().map(past).collect();
+    let past = past?;
+    let cause = cause(written.cause)?;
+    let attempt = Attempt(u32::try_from(past.len()).unwrap_or(u32::MAX));
+    let verdict = Verdict {
+        incident: Number(past.len() as u64 + 1),
+        attempt,
+        headline: written.name.clone(),
+        cause,
+        domain: written.domain,
+        class: written.class,
+        deterministic: written.deterministic,
+        confidence: written.confidence,
+        culprit: Some(Rank(written.culprit)),
+        victims: Vec::new(),
+        step: written.step,
+        heartbeats: written.heartbeats,
+        fault_at: NOW,
+        detected_at: NOW,
+        evidence: Vec::new(),
+    };
+    let sick = written.sick.into_iter().map(|sick| Component {
+        name: sick.name,
+        state: sick.state,
+        reason: sick.reason,
+        action: sick.action,
+        since: ago(sick.since),
+        ..Component::default()
+    });
+    Ok(Incident {
+        name: written.name,
+        expect: written.expect,
+        expect_after: written.expect_after,
+        settings: settings(written.job)?,
+        verdict,
+        past,
+        // What the ranks that wait make possible is written among the job's actions.
+        job: JobState {
+            exit: written.exit,
+            lived: written.lived.0,
+            reached: written.reached.or(written.step),
+            ranks: 1,
+            waiting: 0,
+        },
+        sick: sick.collect(),
+        held: written.held,
+        waited: written.waited.map_or(Span::default(), |period| period.0),
+        last_step: written.last_step_ago.map(ago),
+        spares: written.spares,
+    })
+}
+
+fn past(written: WrittenPast) -> Result<PastFailure, String> {
+    Ok(PastFailure {
+        decided_at: ago(written.ago),
+        cause: cause(written.cause)?,
+        step: written.step,
+        lived: written.lived.0,
+        rung: rung(&written.action)?.ok_or("action: waiting is no restart")?,
+        reached: written.reached.or(written.step),
+        heartbeats: written.heartbeats,
+        back_after: written.back_after.map(|period| period.0),
+    })
+}
+
+fn cause(written: WrittenCause) -> Result<Cause, String> {
+    let WrittenCause { kind, exception, fingerprint, code, signal, hang, place } = written;
+    Ok(match CauseKind::parse(&kind) {
+        Some(CauseKind::Exception) => Cause::Exception { exception, fingerprint },
+        Some(CauseKind::ExitCode) => Cause::ExitCode { code },
+        Some(CauseKind::Signal) => Cause::Signal { signal },
+        Some(CauseKind::OutOfMemory) => Cause::OutOfMemory,
+        Some(CauseKind::Hang) => Cause::Hang { hang: hang.unwrap_or(HangKind::AllStill), place },
+        Some(CauseKind::Start) => Cause::StartFailed,
+        None => return Err(unknown_kind(&kind)),
+    })
+}
+
+fn unknown_kind(kind: &str) -> String {
+    let kinds: Vec<&str> = CauseKind::ALL.into_iter().map(CauseKind::word).collect();
+    format!("there is no cause of kind {kind:?}; there are {}", kinds.join(", "))
+}
+
+fn settings(written: WrittenJob) -> Result<Settings, String> {
+    let window = |period: Option<Period>| period.map(|period| period.0);
+    let mut settings =
+        Settings::from(Budget { max_restarts: written.max_restarts, window: window(written.window) });
+    for action in &written.actions {
+        settings.rungs = rung(action)?.map_or(settings.rungs, |rung| settings.rungs.with(rung));
+    }
+    for (kind, budget) in written.budgets {
+        let kind = CauseKind::parse(&kind).ok_or_else(|| unknown_kind(&kind))?;
+        let (max_restarts, window) = (budget.max_restarts, window(budget.window));
+        settings.by_cause.insert(kind, Budget { max_restarts, window });
+    }
+    settings.ready_within = match written.ready_within {
+        ReadyWithin::Limit(period) => Some(period.0),
+        ReadyWithin::Off(word) if word == "off" => None,
+        ReadyWithin::Off(word) => {
+            return Err(format!("job.ready_within: {word:?} is no length of time, nor \"off\""));
+        }
+    };
+    settings.hand_back_exit = written.hand_back_exit;
+    Ok(settings)
+}
+
+fn ago(period: Period) -> Mono {
+    Mono(NOW.0.saturating_sub(period.0.0))
+}

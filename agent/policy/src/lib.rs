@@ -1,0 +1,164 @@
+//! Policies in Starlark: what is done about a failure, decided by a file of the user's own. Pure, as the core: a policy sees
+//! the case and nothing else, and one that does not end, or wants too much memory, ends with an error at its line.
+//!
+//! `docs/reference/policy-file.md` says it in words. [`DEFAULT`] is the built-in policy as such a file; a test holds it to
+//! `mainstay_core::policy::decide`.
+//!
+//! The language is an own subset of Starlark and not the `starlark` crate: `docs/architecture.md`, "Dependencies".
+
+mod fields;
+pub mod incidents;
+mod language;
+mod words;
+
+use mainstay_core::policy::{Advice, Advisor, Case, Settings};
+
+pub use fields::{FIELDS, Field};
+pub use language::{Branch, Fault, Limits, Place};
+
+use fields::value_of;
+use language::{Module, Run, Value, parse};
+use words::Words;
+
+/// The built-in policy as a file, commented to be copied.
+pub const DEFAULT: &str = include_str!("../default.star");
+
+/// What one decision may use up. The default policy takes about 3,000 steps for a job that failed ten times.
+pub const LIMITS: Limits = Limits { steps: 500_000, bytes: 16 << 20 };
+
+/// What the case itself may take.
+const ROOM_FOR_THE_CASE: u64 = 64 << 20;
+
+/// A policy that was read.
+#[derive(Debug)]
+pub struct Policy {
+    name: String,
+    module: Module,
+}
+
+/// What is wrong with a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The file.
+    pub name: String,
+    /// Where, and what.
+    pub fault: Fault,
+}
+
+impl std::fmt::Display for Problem {
+    /// `mine.star:3:5: there is no verdct`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Place { line, column } = self.fault.place;
+        match line {
+            0 => write!(f, "{}: {}", self.name, self.fault.what),
+            _ => write!(f, "{}:{line}:{column}: {}", self.name, self.fault.what),
+        }
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// What a policy made of a case, and how it came to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decided {
+    /// What it would do; none to leave it to the built-in policy.
+    pub advice: Option<Advice>,
+    /// Where it returned.
+    pub place: Place,
+    /// The conditions on the way, in order.
+    pub branches: Vec<Branch>,
+    /// Steps that it took.
+    pub steps: u64,
+    /// Memory that it took, bytes.
+    pub bytes: u64,
+}
+
+impl Policy {
+    /// Reads a policy and makes its constants, so that nothing but the decision is left for later.
+    ///
+    /// # Errors
+    /// It is not in the language, its constants cannot be made, or there is no `decide(case)`.
+    pub fn parse(name: &str, text: &str) -> Result<Policy, Problem> {
+        let problem = |fault| Problem { name: name.to_owned(), fault };
+        let module = parse(text).map_err(problem)?;
+        let words = Words { seed: 0 };
+        let mut run = Run::new(LIMITS, &|| false, &words);
+        run.load(&module).map_err(problem)?;
+        let takes = run.function("decide").and_then(|value| match value {
+            Value::Function(function) => Some((function.parameters.len(), function.place)),
+            _ => None,
+        });
+        match takes {
+            Some((1, _)) => Ok(Policy { name: name.to_owned(), module }),
+            Some((count, place)) => Err(problem(Fault::at(
+                place,
+                format!("decide takes one argument, the case, and not {count}"),
+            ))),
+            None => Err(problem(Fault::at(
+                Place::default(),
+                "there is no function decide(case), which is called for each failure",
+            ))),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it would do about a case. Ends within [`LIMITS`], and as soon as `out_of_time` says so.
+    ///
+    /// # Errors
+    /// It fails, takes too much, or returns what is no decision.
+    pub fn decide(
+        &self,
+        settings: &Settings,
+        case: Case<'_>,
+        out_of_time: &dyn Fn() -> bool,
+    ) -> Result<Decided, Problem> {
+        self.run(settings, case, out_of_time).map_err(|fault| Problem { name: self.name.clone(), fault })
+    }
+
+    fn run(
+        &self,
+        settings: &Settings,
+        case: Case<'_>,
+        out_of_time: &dyn Fn() -> bool,
+    ) -> Result<Decided, Fault> {
+        let words = Words { seed: settings.seed };
+        let mut run = Run::new(LIMITS, out_of_time, &words);
+        run.load(&self.module)?;
+        let (steps, bytes) = (run.heap.steps_left, run.heap.bytes_left);
+        // What the policy is given is not on its account.
+        (run.heap.steps_left, run.heap.bytes_left) = (ROOM_FOR_THE_CASE, ROOM_FOR_THE_CASE);
+        let nowhere = |what| Fault::at(Place::default(), what);
+        let case = value_of(&mut run.heap, settings, case).map_err(nowhere)?;
+        (run.heap.steps_left, run.heap.bytes_left) = (steps, bytes);
+        run.freeze();
+        let Some(decide) = run.function("decide").cloned() else {
+            return Err(nowhere("there is no decide".into()));
+        };
+        let (value, place) = run.call_function(&decide, vec![case])?;
+        let advice = words::advice(&mut run.heap, &value).map_err(|what| Fault::at(place, what))?;
+        Ok(Decided {
+            advice,
+            place,
+            steps: LIMITS.steps - run.heap.steps_left,
+            bytes: LIMITS.bytes - run.heap.bytes_left,
+            branches: run.branches,
+        })
+    }
+}
+
+/// By steps and memory alone, so that the same case is decided the same on every host.
+impl Advisor for Policy {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn advise(&self, settings: &Settings, case: Case<'_>) -> Result<Option<Advice>, String> {
+        self.decide(settings, case, &|| false)
+            .map(|decided| decided.advice)
+            .map_err(|problem| problem.to_string())
+    }
+}

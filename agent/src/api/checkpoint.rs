@@ -1,0 +1,294 @@
+//! `mainstay.v1.CheckpointService`: what lies where, and how it comes back. On the Unix socket only, where the kernel says
+//! who calls: files are touched with that user's rights.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mainstay_core::checkpoint::inventory::{Medium, StepState, steps};
+use mainstay_core::id::Pid;
+use mainstay_proto::v1::checkpoint_service_server::CheckpointService;
+use mainstay_proto::v1::restore_checkpoint_response::Message;
+use mainstay_proto::v1::{
+    CheckpointCopy, CheckpointCounts, CheckpointPeer, CheckpointStep, CollectCheckpointsRequest,
+    CollectCheckpointsResponse, ListCheckpointsRequest, ListCheckpointsResponse, RemoveCheckpointRequest,
+    RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse, RestoreProgress,
+    RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
+};
+use mainstay_tier::peer::{Peer, Progress, Restored, Service, User, Watched};
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Response, Status};
+
+use super::attach::Allowed;
+use crate::store::kept::Kept;
+
+/// Ranks without a copy that are named at most.
+const MISSING: usize = 64;
+
+/// Directories that are remembered: the newest.
+const REMEMBERED: usize = 64;
+
+/// The service.
+#[derive(Debug)]
+pub struct Checkpoints {
+    peers: Option<Arc<Service>>,
+    allowed: Allowed,
+    operators: Vec<u32>,
+    /// The directories that are watched, over restarts of the agent.
+    kept: Mutex<Kept<Vec<Watched>>>,
+}
+
+impl Checkpoints {
+    /// A service over `peers`, if the agent has any, that remembers in `state_dir` which directories it watches.
+    pub fn new(
+        peers: Option<Arc<Service>>,
+        allowed: Allowed,
+        operators: Vec<u32>,
+        state_dir: &Path,
+    ) -> Checkpoints {
+        let kept: Kept<Vec<Watched>> = Kept::open(&state_dir.join("checkpoint-directories.json"));
+        if let Some(peers) = &peers {
+            kept.value().into_iter().flatten().for_each(|place| peers.watch(place.clone()));
+        }
+        Checkpoints { peers, allowed, operators, kept: Mutex::new(kept) }
+    }
+
+    fn peers(&self) -> Result<Arc<Service>, Status> {
+        self.peers.clone().ok_or_else(|| {
+            Status::failed_precondition(
+                "this agent keeps no replicas: checkpoint.listen is not set in its configuration",
+            )
+        })
+    }
+
+    fn caller<T>(&self, request: &Request<T>) -> Result<User, Status> {
+        let connection = request.extensions().get::<UdsConnectInfo>();
+        let credentials = connection
+            .and_then(|connection| connection.peer_cred)
+            .ok_or_else(|| Status::permission_denied("checkpoints are asked for on the Unix socket only"))?;
+        let (uid, gid, pid) = (credentials.uid(), credentials.gid(), Pid(credentials.pid().unwrap_or(0)));
+        if !self.allowed.admits(uid, gid, pid) {
+            return Err(Status::permission_denied(format!(
+                "user {uid} (group {gid}) may not use this agent: put the user into the agent's group, or into \
+                 allow_uids or allow_gids of the agent's configuration"
+            )));
+        }
+        Ok(User { uid, gid })
+    }
+
+    fn operator<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        let uid = self.caller(request)?.uid;
+        if uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.operators.contains(&uid) {
+            return Ok(());
+        }
+        Err(Status::permission_denied(format!("user {uid} may not delete checkpoints of this agent")))
+    }
+
+    fn remember(&self, place: &Watched) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = kept.value().cloned().unwrap_or_default();
+        all.retain(|other| other.directory != place.directory);
+        all.push(place.clone());
+        let all = all.split_off(all.len().saturating_sub(REMEMBERED));
+        if let Err(error) = kept.keep(&all) {
+            tracing::warn!(%error, "the watched checkpoint directories cannot be written down");
+        }
+    }
+}
+
+/// Work that may take long and blocks, on a thread of its own.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
+}
+
+fn place(run: String, directory: String, user: User) -> Result<Watched, Status> {
+    let directory = PathBuf::from(directory);
+    if run.is_empty() || !directory.is_absolute() {
+        return Err(Status::invalid_argument("run: a run id; directory: an absolute path"));
+    }
+    Ok(Watched { run, directory, user })
+}
+
+#[tonic::async_trait]
+impl CheckpointService for Checkpoints {
+    async fn watch_checkpoints(
+        &self,
+        request: Request<WatchCheckpointsRequest>,
+    ) -> Result<Response<WatchCheckpointsResponse>, Status> {
+        let user = self.caller(&request)?;
+        let WatchCheckpointsRequest { run, directory } = request.into_inner();
+        let place = place(run, directory, user)?;
+        if let Some(peers) = &self.peers {
+            self.remember(&place);
+            peers.watch(place);
+        }
+        Ok(Response::new(WatchCheckpointsResponse { enabled: self.peers.is_some() }))
+    }
+
+    async fn list_checkpoints(
+        &self,
+        request: Request<ListCheckpointsRequest>,
+    ) -> Result<Response<ListCheckpointsResponse>, Status> {
+        self.caller(&request)?;
+        let peers = self.peers()?;
+        let ListCheckpointsRequest { run, refresh } = request.into_inner();
+        aside(move || {
+            if refresh {
+                peers.refresh();
+            }
+            Response::new(listing(&peers, run.as_deref()))
+        })
+        .await
+    }
+
+    type RestoreCheckpointStream =
+        Pin<Box<dyn Stream<Item = Result<RestoreCheckpointResponse, Status>> + Send>>;
+
+    async fn restore_checkpoint(
+        &self,
+        request: Request<RestoreCheckpointRequest>,
+    ) -> Result<Response<Self::RestoreCheckpointStream>, Status> {
+        let user = self.caller(&request)?;
+        let peers = self.peers()?;
+        let RestoreCheckpointRequest { run, directory, ranks } = request.into_inner();
+        let place = place(run, directory, user)?;
+        self.remember(&place);
+        let (sender, receiver) = mpsc::channel(64);
+        tokio::task::spawn_blocking(move || {
+            let ranks = (!ranks.is_empty()).then_some(ranks.as_slice());
+            let progress = |at: Progress| {
+                let message = Message::Progress(progress_out(at));
+                // Counts that nobody has read yet are not waited for.
+                let _ = sender.try_send(Ok(RestoreCheckpointResponse { message: Some(message) }));
+            };
+            let last = match peers.restore(&place, ranks, &progress) {
+                Ok(restored) => {
+                    Ok(RestoreCheckpointResponse { message: Some(Message::Result(result_out(restored))) })
+                }
+                Err(error) => Err(Status::aborted(error.to_string())),
+            };
+            let _ = sender.blocking_send(last);
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn remove_checkpoint(
+        &self,
+        request: Request<RemoveCheckpointRequest>,
+    ) -> Result<Response<RemoveCheckpointResponse>, Status> {
+        self.operator(&request)?;
+        let peers = self.peers()?;
+        let RemoveCheckpointRequest { run, step } = request.into_inner();
+        let removed = aside(move || {
+            let of_step =
+                steps(&peers.copies(), Some(&run)).into_iter().filter(|state| state.key.step == step);
+            of_step.map(|state| peers.remove(&state.key)).sum::<Result<usize, _>>()
+        });
+        let copies = removed.await?.map_err(|error| Status::aborted(error.to_string()))?;
+        Ok(Response::new(RemoveCheckpointResponse { copies: small(copies) }))
+    }
+
+    async fn collect_checkpoints(
+        &self,
+        request: Request<CollectCheckpointsRequest>,
+    ) -> Result<Response<CollectCheckpointsResponse>, Status> {
+        self.operator(&request)?;
+        let peers = self.peers()?;
+        let replicas = aside(move || peers.collect()).await?;
+        Ok(Response::new(CollectCheckpointsResponse { replicas: small(replicas) }))
+    }
+}
+
+fn small(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn listing(peers: &Service, run: Option<&str>) -> ListCheckpointsResponse {
+    let copies = peers.copies();
+    let (store_used, store_quota) = peers.usage();
+    let counts = peers.counts();
+    ListCheckpointsResponse {
+        steps: steps(&copies, run).iter().map(step_out).collect(),
+        peers: peers.peers().into_iter().map(|(name, peer)| peer_out(name, peer)).collect(),
+        name: peers.name().to_owned(),
+        store_used,
+        store_quota,
+        counts: Some(CheckpointCounts {
+            shards_sent: counts.shards_sent,
+            bytes_sent: counts.bytes_sent,
+            shards_taken: counts.shards_taken,
+            bytes_taken: counts.bytes_taken,
+            failures: counts.failures,
+            damaged: counts.damaged,
+        }),
+        redundancy: small(peers.redundancy()),
+    }
+}
+
+fn step_out(state: &StepState) -> CheckpointStep {
+    let copies = state.ranks.iter().flat_map(|(rank, copies)| copies.iter().map(|copy| (*rank, copy)));
+    let copies = copies.map(|(rank, copy)| CheckpointCopy {
+        rank,
+        holder: copy.holder.clone(),
+        medium: match copy.medium {
+            Medium::Memory => "memory",
+            Medium::Disk => "disk",
+            Medium::Durable => "durable",
+        }
+        .to_owned(),
+        own: copy.own,
+        root: copy.shard.root.clone(),
+        bytes: copy.shard.bytes,
+    });
+    CheckpointStep {
+        run: state.key.run.clone(),
+        job: state.key.job.clone(),
+        attempt: state.key.attempt,
+        step: state.key.step,
+        world_size: state.key.world,
+        created: Some(prost_types::Timestamp { seconds: state.created, nanos: 0 }),
+        bytes: state.bytes(),
+        whole: state.is_whole(),
+        missing_ranks: state.missing(MISSING),
+        least_copies: small(state.least_copies()),
+        copies: copies.collect(),
+    }
+}
+
+fn peer_out(name: String, peer: Peer) -> CheckpointPeer {
+    CheckpointPeer {
+        name,
+        alive: peer.alive,
+        error: peer.error,
+        domain: peer.inventory.domain,
+        version: peer.inventory.software,
+        store_used: peer.inventory.used,
+        store_quota: peer.inventory.quota,
+        rate: peer.rate,
+    }
+}
+
+fn progress_out(at: Progress) -> RestoreProgress {
+    RestoreProgress {
+        step: at.step,
+        shards_done: small(at.shards.0),
+        shards: small(at.shards.1),
+        bytes_done: at.bytes.0,
+        bytes: at.bytes.1,
+        told: at.told,
+    }
+}
+
+fn result_out(restored: Restored) -> RestoreResult {
+    RestoreResult {
+        step: restored.decision.step.map(|key| key.step),
+        fence: restored.decision.fence,
+        decided_by: restored.decision.by,
+        bytes_fetched: restored.bytes,
+        shards_fetched: small(restored.fetched),
+        shards_here: small(restored.here),
+        seconds: restored.seconds,
+    }
+}

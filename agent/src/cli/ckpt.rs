@@ -1,0 +1,266 @@
+//! `mainstay ckpt`: what checkpoints lie where, whether they are whole, and how they come back.
+
+mod files;
+mod show;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use mainstay_proto::v1::restore_checkpoint_response::Message;
+use mainstay_proto::v1::{ListCheckpointsResponse, RestoreCheckpointResponse};
+use serde_json::json;
+
+use super::client::Client;
+use super::find::{Ask, find};
+use super::{exit, output};
+
+/// Show, verify, fetch and delete checkpoints, here and at peers.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// List steps: whole or not, how old, on how many hosts
+    Ls(Ls),
+    /// Compare every byte in a checkpoint directory with its manifests
+    Verify(Directory),
+    /// Show where the shards of a step lie
+    Show(Show),
+    /// Bring the newest whole step of a run into a directory, from peers where it is not here
+    Pull(Pull),
+    /// Have a directory's steps replicated to peers, and wait until the newest whole one is
+    Push(Push),
+    /// Delete all copies of a step, here and at peers
+    Rm(Rm),
+    /// Delete replicas on this host that no rule keeps
+    Gc(Ask),
+}
+
+/// What a list is made of.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  mainstay ckpt ls                                          all steps that the agent and its peers know
+  mainstay ckpt ls --dir /nvme/ckpt                         a directory, without an agent
+  mainstay ckpt ls --json | jq '.steps[] | select(.whole)'
+
+Exit status: 0 a whole step is there, 1 there are steps but none is whole, 3 there is none or no agent answers,
+64 the command line was not understood.")]
+struct Ls {
+    #[command(flatten)]
+    ask: Ask,
+    /// Look into this checkpoint directory, and ask no agent
+    #[arg(long, value_name = "DIRECTORY")]
+    dir: Option<PathBuf>,
+    /// Only steps of this run
+    #[arg(long, value_name = "ID")]
+    run: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit status: 0 all bytes are as they were sealed, 2 something is damaged, 3 there is nothing."
+)]
+struct Directory {
+    /// The checkpoint directory
+    directory: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Show {
+    #[command(flatten)]
+    ask: Ask,
+    /// The step
+    step: u64,
+    /// Of which run, where there are several
+    #[arg(long, value_name = "ID")]
+    run: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Pull {
+    #[command(flatten)]
+    ask: Ask,
+    /// The run id of the job (--rdzv-id of mainstay run)
+    run: String,
+    /// Where to: plain files, readable without Mainstay
+    directory: PathBuf,
+    /// Only the shards of these ranks
+    #[arg(long, value_name = "RANK", value_delimiter = ',')]
+    ranks: Vec<u32>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Push {
+    #[command(flatten)]
+    ask: Ask,
+    /// The run id of the job
+    run: String,
+    /// The checkpoint directory
+    directory: PathBuf,
+    /// How many seconds to wait
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    wait: u64,
+}
+
+#[derive(Debug, clap::Args)]
+struct Rm {
+    #[command(flatten)]
+    ask: Ask,
+    /// The run id of the job
+    run: String,
+    /// The step
+    step: u64,
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.command {
+        Command::Ls(Ls { dir: Some(directory), ask, run }) => {
+            files::list(&directory, run.as_deref(), ask.json)
+        }
+        Command::Ls(Ls { dir: None, ask, run }) => list(&ask, run).await,
+        Command::Verify(Directory { directory, json }) => files::verify(&directory, json),
+        Command::Show(args) => show_step(args).await,
+        Command::Pull(args) => pull(args).await,
+        Command::Push(args) => push(args).await,
+        Command::Rm(args) => {
+            let client = connect(&args.ask).await?;
+            let copies = client.remove_checkpoint(args.run, args.step).await?;
+            said(args.ask.json, &json!({"copies": copies}), &format!("{copies} copies deleted"))
+        }
+        Command::Gc(ask) => {
+            let replicas = connect(&ask).await?.collect_checkpoints().await?;
+            said(ask.json, &json!({"replicas": replicas}), &format!("{replicas} replica(s) deleted"))
+        }
+    }
+}
+
+fn said(as_json: bool, value: &serde_json::Value, text: &str) -> anyhow::Result<ExitCode> {
+    output::print(&if as_json { format!("{value}\n") } else { format!("{text}\n") })?;
+    Ok(ExitCode::from(exit::OK))
+}
+
+/// A connection to the agent: the first that answers.
+async fn connect(ask: &Ask) -> anyhow::Result<Client> {
+    let found = find(ask);
+    let mut last = None;
+    for place in found.places.iter().filter(|place| place.job.is_none()) {
+        match Client::connect(&place.socket).await {
+            Ok(client) => return Ok(client),
+            Err(error) => last = Some(error),
+        }
+    }
+    match last {
+        Some(error) => Err(error.into()),
+        None => anyhow::bail!("no agent: looked at {}; --dir looks without one", found.looked_at.join(", ")),
+    }
+}
+
+async fn list(ask: &Ask, run: Option<String>) -> anyhow::Result<ExitCode> {
+    let answer = connect(ask).await?.list_checkpoints(run, true).await?;
+    if ask.json {
+        output::print(&format!("{}\n", show::as_json(&answer)))?;
+    } else {
+        output::print(&show::table(&answer))?;
+    }
+    Ok(ExitCode::from(weigh(answer.steps.iter().map(|step| step.whole))))
+}
+
+/// The exit status for steps of which each is whole or not.
+fn weigh(whole: impl Iterator<Item = bool>) -> u8 {
+    match whole.max() {
+        Some(true) => exit::OK,
+        Some(false) => exit::DEGRADED,
+        None => exit::UNKNOWN,
+    }
+}
+
+async fn show_step(args: Show) -> anyhow::Result<ExitCode> {
+    let mut answer = connect(&args.ask).await?.list_checkpoints(args.run, true).await?;
+    answer.steps.retain(|step| step.step == args.step);
+    if args.ask.json {
+        output::print(&format!("{}\n", show::as_json(&answer)))?;
+    } else {
+        output::print(&answer.steps.iter().map(show::copies).collect::<String>())?;
+    }
+    Ok(ExitCode::from(weigh(answer.steps.iter().map(|step| step.whole))))
+}
+
+async fn pull(args: Pull) -> anyhow::Result<ExitCode> {
+    let directory = std::path::absolute(&args.directory)?;
+    let client = connect(&args.ask).await?;
+    let mut messages = client.restore_checkpoint(args.run, &directory, args.ranks).await?;
+    loop {
+        let message = match messages.message().await {
+            Ok(Some(RestoreCheckpointResponse { message: Some(message) })) => message,
+            Ok(_) => anyhow::bail!("the agent ended before it was done"),
+            Err(status) => anyhow::bail!("{}", output::clean(status.message())),
+        };
+        match message {
+            Message::Progress(at) => output::note(&show::progress(&at)),
+            Message::Result(result) => {
+                let status = if result.step.is_some() { exit::OK } else { exit::UNKNOWN };
+                said(
+                    args.ask.json,
+                    &show::result_json(&result, &directory),
+                    &show::result(&result, &directory),
+                )?;
+                return Ok(ExitCode::from(status));
+            }
+        }
+    }
+}
+
+async fn push(args: Push) -> anyhow::Result<ExitCode> {
+    let directory = std::path::absolute(&args.directory)?;
+    let client = connect(&args.ask).await?;
+    if !client.watch_checkpoints(args.run.clone(), &directory).await? {
+        anyhow::bail!("this agent keeps no replicas: checkpoint.listen is not set in its configuration");
+    }
+    let until = std::time::Instant::now() + Duration::from_secs(args.wait);
+    loop {
+        let answer = client.list_checkpoints(Some(args.run.clone()), true).await?;
+        if let Some(step) = answer.steps.iter().find(|step| step.whole)
+            && step.least_copies > answer.redundancy
+        {
+            let value = json!({"step": step.step, "copies": step.least_copies});
+            return said(
+                args.ask.json,
+                &value,
+                &format!("step {} lies on {} hosts", step.step, step.least_copies),
+            );
+        }
+        if std::time::Instant::now() >= until {
+            output::note(&why_not(&answer));
+            return Ok(ExitCode::from(exit::DEGRADED));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Why the newest step has too few copies, as far as it is known.
+fn why_not(answer: &ListCheckpointsResponse) -> String {
+    let peers =
+        answer.peers.iter().filter_map(|peer| Some(format!("{}: {}", peer.name, peer.error.as_ref()?)));
+    let peers: Vec<String> = peers.collect();
+    let known = if peers.is_empty() { "no peer reports an error".to_owned() } else { peers.join("; ") };
+    format!("no whole step has {} copies yet; {}", answer.redundancy + 1, output::clean(&known))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_is_that_of_the_best_step() {
+        assert_eq!(weigh([false, true].into_iter()), exit::OK);
+        assert_eq!(weigh([false].into_iter()), exit::DEGRADED);
+        assert_eq!(weigh(std::iter::empty()), exit::UNKNOWN);
+    }
+}

@@ -1,0 +1,227 @@
+//! How lists and results look.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use mainstay_proto::v1::{
+    CheckpointPeer, CheckpointStep, ListCheckpointsResponse, RestoreProgress, RestoreResult,
+};
+use serde_json::{Value, json};
+
+use crate::cli::output::clean;
+
+/// Steps and peers, a line each.
+pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
+    let mut rows =
+        vec![["STEP", "RUN", "ATTEMPT", "RANKS", "SIZE", "AGE", "COPIES", "STATE"].map(str::to_owned)];
+    rows.extend(answer.steps.iter().map(|step| {
+        let age = step.created.as_ref().map_or_else(String::new, |at| age(at.seconds));
+        [
+            step.step.to_string(),
+            clean(&step.run),
+            step.attempt.to_string(),
+            step.world_size.to_string(),
+            size(step.bytes),
+            age,
+            step.least_copies.to_string(),
+            state(step, answer.redundancy),
+        ]
+    }));
+    let mut text = if answer.steps.is_empty() { "no steps\n".to_owned() } else { columns(&rows) };
+    let (used, quota) = (size(answer.store_used), size(answer.store_quota));
+    let _ = writeln!(text, "\n{}: {used} of {quota} kept for others", clean(&answer.name));
+    for peer in &answer.peers {
+        let _ = writeln!(text, "{}", peer_line(peer));
+    }
+    text
+}
+
+fn peer_line(peer: &CheckpointPeer) -> String {
+    let name = clean(&peer.name);
+    let told = match (&peer.error, peer.rate) {
+        (Some(error), _) => format!(": {}", clean(error)),
+        (None, Some(rate)) => format!(", last shard at {}/s", size(rate)),
+        (None, None) => String::new(),
+    };
+    if !peer.alive {
+        return format!("{name}: does not answer{told}");
+    }
+    format!("{name}: {} of {} kept for others{told}", size(peer.store_used), size(peer.store_quota))
+}
+
+fn state(step: &CheckpointStep, redundancy: u32) -> String {
+    match (step.whole, step.least_copies > redundancy) {
+        (true, true) => "whole, replicated".to_owned(),
+        (true, false) => "whole".to_owned(),
+        (false, _) => format!("not whole: without rank {}", ranks(&step.missing_ranks)),
+    }
+}
+
+fn ranks(ranks: &[u32]) -> String {
+    let named: Vec<String> = ranks.iter().take(8).map(u32::to_string).collect();
+    let more = if ranks.len() > 8 { ", …" } else { "" };
+    format!("{}{more}", named.join(", "))
+}
+
+/// Where the shards of a step lie.
+pub(super) fn copies(step: &CheckpointStep) -> String {
+    let mut text = format!("step {} of {}, attempt {}\n", step.step, clean(&step.run), step.attempt);
+    let mut rows = vec![["RANK", "HOLDER", "WHERE", "SIZE", "ROOT"].map(str::to_owned)];
+    rows.extend(step.copies.iter().map(|copy| {
+        let place = format!("{}{}", clean(&copy.medium), if copy.own { ", own" } else { "" });
+        let root = copy.root.chars().take(16).collect();
+        [copy.rank.to_string(), clean(&copy.holder), place, size(copy.bytes), root]
+    }));
+    text.push_str(&columns(&rows));
+    if !step.whole {
+        let _ = writeln!(text, "not whole: without rank {}", ranks(&step.missing_ranks));
+    }
+    text
+}
+
+fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let line: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
+        let _ = writeln!(text, "{}", line.join("  ").trim_end());
+    }
+    text
+}
+
+/// One line while shards come.
+pub(super) fn progress(at: &RestoreProgress) -> String {
+    if !at.told.is_empty() {
+        return clean(&at.told);
+    }
+    let share = (at.bytes_done * 20).checked_div(at.bytes).unwrap_or(20);
+    let share = usize::try_from(share.min(20)).unwrap_or(20);
+    let bar = format!("{}{}", "#".repeat(share), ".".repeat(20 - share));
+    let (done, all) = (size(at.bytes_done), size(at.bytes));
+    format!("step {} [{bar}] {} of {} shards, {done} of {all} from peers", at.step, at.shards_done, at.shards)
+}
+
+/// What came of a restore.
+pub(super) fn result(result: &RestoreResult, directory: &Path) -> String {
+    let Some(step) = result.step else { return "no whole step is known here or at peers".to_owned() };
+    let (here, fetched) = (result.shards_here, result.shards_fetched);
+    let bytes = size(result.bytes_fetched);
+    let into = directory.display();
+    let rate = (result.bytes_fetched as f64 / result.seconds.max(1e-9)) as u64;
+    format!(
+        "step {step} is whole in {into}: {here} shard(s) were here, {fetched} came from peers ({bytes}, {}/s)",
+        size(rate)
+    )
+}
+
+pub(super) fn result_json(result: &RestoreResult, directory: &Path) -> Value {
+    json!({
+        "step": result.step,
+        "directory": directory,
+        "decision": result.fence,
+        "decided_by": result.decided_by,
+        "bytes_fetched": result.bytes_fetched,
+        "shards_fetched": result.shards_fetched,
+        "shards_here": result.shards_here,
+        "seconds": result.seconds,
+    })
+}
+
+pub(super) fn as_json(answer: &ListCheckpointsResponse) -> Value {
+    let counts = answer.counts.unwrap_or_default();
+    json!({
+        "name": answer.name,
+        "redundancy": answer.redundancy,
+        "store": {"used": answer.store_used, "quota": answer.store_quota},
+        "steps": answer.steps.iter().map(step_json).collect::<Vec<_>>(),
+        "peers": answer.peers.iter().map(|peer| json!({
+            "name": peer.name, "alive": peer.alive, "error": peer.error, "domain": peer.domain,
+            "version": peer.version, "store": {"used": peer.store_used, "quota": peer.store_quota}, "rate": peer.rate,
+        })).collect::<Vec<_>>(),
+        "counts": {
+            "shards_sent": counts.shards_sent, "bytes_sent": counts.bytes_sent,
+            "shards_taken": counts.shards_taken, "bytes_taken": counts.bytes_taken,
+            "failures": counts.failures, "damaged": counts.damaged,
+        },
+    })
+}
+
+fn step_json(step: &CheckpointStep) -> Value {
+    json!({
+        "step": step.step, "run": step.run, "job": step.job, "attempt": step.attempt, "world_size": step.world_size,
+        "created_unix_s": step.created.as_ref().map(|at| at.seconds), "bytes": step.bytes, "whole": step.whole,
+        "missing_ranks": step.missing_ranks, "least_copies": step.least_copies,
+        "copies": step.copies.iter().map(|copy| json!({
+            "rank": copy.rank, "holder": copy.holder, "medium": copy.medium, "own": copy.own, "root": copy.root,
+            "bytes": copy.bytes,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// A number of bytes with three digits and its unit.
+pub(super) fn size(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.iter().find(|(_, shift)| bytes >= 1 << shift) {
+        Some((unit, shift)) => {
+            let number = bytes as f64 / (1_u64 << shift) as f64;
+            let digits = if number < 10.0 { 2 } else { usize::from(number < 100.0) };
+            format!("{number:.digits$} {unit}")
+        }
+        None => format!("{bytes} B"),
+    }
+}
+
+/// How long ago that was, in one unit.
+pub(super) fn age(unix_s: i64) -> String {
+    let now = crate::os::clock::now().wall.0 / 1_000_000_000;
+    let seconds = now.saturating_sub(unix_s).max(0);
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let shown = [0, 1023, 1024, 1 << 20, (10 << 20) + (1 << 19), 100 << 30].map(size);
+        assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "1.00 MiB", "10.5 MiB", "100 GiB"]);
+    }
+
+    #[test]
+    fn a_step_that_is_not_whole_says_whose_shards_are_missing() {
+        let mut step = CheckpointStep {
+            step: 7,
+            world_size: 12,
+            missing_ranks: (0..10).collect(),
+            ..Default::default()
+        };
+        assert_eq!(state(&step, 1), "not whole: without rank 0, 1, 2, 3, 4, 5, 6, 7, …");
+        (step.whole, step.least_copies) = (true, 1);
+        assert_eq!(state(&step, 1), "whole");
+        step.least_copies = 2;
+        assert_eq!(state(&step, 1), "whole, replicated");
+    }
+
+    #[test]
+    fn a_bar_is_as_long_as_what_has_come() {
+        let at = RestoreProgress {
+            step: 3,
+            bytes: 200,
+            bytes_done: 50,
+            shards: 4,
+            shards_done: 1,
+            told: String::new(),
+        };
+        assert_eq!(progress(&at), "step 3 [#####...............] 1 of 4 shards, 50 B of 200 B from peers");
+        let none = RestoreProgress { bytes: 0, bytes_done: 0, ..at };
+        assert!(progress(&none).contains("[####################]"));
+    }
+}

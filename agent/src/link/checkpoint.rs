@@ -1,0 +1,106 @@
+//! Before the ranks start: the agent is asked for the newest step that is whole anywhere, and is told where this job keeps
+//! its checkpoints.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mainstay_proto::v1::checkpoint_service_client::CheckpointServiceClient;
+use mainstay_proto::v1::restore_checkpoint_response::Message;
+use mainstay_proto::v1::{RestoreCheckpointRequest, RestoreProgress, RestoreResult};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status};
+
+use super::agent::connect;
+
+/// How long the agent may take to answer at all.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long nothing may come from it while shards are on their way.
+const GO_ON_WITHIN: Duration = Duration::from_secs(600);
+
+/// How often counts are told.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+
+/// Has the agent bring the newest whole step of `run` into `directory`, and replicate what is sealed there from then on.
+///
+/// Without an agent, or with one that keeps no replicas, nothing happens. Whatever goes wrong is said, and the job begins
+/// with what lies there.
+pub async fn restore(sockets: &[PathBuf], run: &str, directory: &Path, say: &dyn Fn(String)) {
+    for socket in sockets.iter().filter(|socket| socket.exists()) {
+        match ask(socket, run, directory, say).await {
+            Ok(Some(result)) => return say(told(&result)),
+            Ok(None) => return,
+            Err(status) if status.code() == Code::Aborted => {
+                return say(format!(
+                    "no checkpoint was restored from peers: {}; the ranks load what lies on this host",
+                    status.message()
+                ));
+            }
+            Err(status) => {
+                tracing::debug!(socket = %socket.display(), %status, "no restore");
+            }
+        }
+    }
+}
+
+async fn ask(
+    socket: &Path,
+    run: &str,
+    directory: &Path,
+    say: &dyn Fn(String),
+) -> Result<Option<RestoreResult>, Status> {
+    let late = |_| Status::deadline_exceeded("the agent does not answer");
+    let channel = tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
+    let mut client = CheckpointServiceClient::new(channel);
+    let directory = directory.display().to_string();
+    let request = RestoreCheckpointRequest { run: run.to_owned(), directory, ranks: Vec::new() };
+    let answer =
+        tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
+    let mut messages = answer?.into_inner();
+    let mut last_told = Instant::now();
+    loop {
+        let next = tokio::time::timeout(GO_ON_WITHIN, messages.message()).await.map_err(late)?;
+        match next?.and_then(|message| message.message) {
+            Some(Message::Result(result)) => return Ok(Some(result)),
+            Some(Message::Progress(at)) if !at.told.is_empty() => say(format!("checkpoint: {}", at.told)),
+            Some(Message::Progress(at)) => {
+                if at.bytes > 0 && last_told.elapsed() >= TELL_EVERY {
+                    last_told = Instant::now();
+                    say(progress(&at));
+                }
+            }
+            None => return Ok(None),
+        }
+    }
+}
+
+async fn channel(socket: PathBuf) -> Result<Channel, Status> {
+    // The address is never looked up: the connector goes to the socket.
+    let endpoint = Endpoint::from_static("http://agent.local");
+    let connector = tower::service_fn(move |_: Uri| connect(socket.clone()));
+    endpoint.connect_with_connector(connector).await.map_err(|error| Status::unavailable(error.to_string()))
+}
+
+fn progress(at: &RestoreProgress) -> String {
+    let RestoreProgress { step, shards_done, shards, bytes_done, bytes, .. } = at;
+    let (done, all) = (mebibytes(*bytes_done), mebibytes(*bytes));
+    format!(
+        "checkpoint: step {step} is being restored: {shards_done} of {shards} shards, {done} of {all} MiB from peers"
+    )
+}
+
+fn told(result: &RestoreResult) -> String {
+    let Some(step) = result.step else {
+        return "checkpoint: no whole step is known here or at peers".to_owned();
+    };
+    let (here, fetched, by) = (result.shards_here, result.shards_fetched, &result.decided_by);
+    let size = mebibytes(result.bytes_fetched);
+    format!(
+        "checkpoint: step {step} (decision {}, by {by}): {here} shard(s) here, {fetched} from peers ({size} MiB), {:.1} s",
+        result.fence, result.seconds
+    )
+}
+
+fn mebibytes(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}

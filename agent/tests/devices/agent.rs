@@ -1,0 +1,62 @@
+//! The agent as a whole, beside GPUs that do as they are told.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::host::Host;
+use crate::support::Agent;
+
+#[test]
+fn an_agent_whose_driver_hangs_answers_and_says_so() {
+    let mut host = Host::with_gpus(2);
+    host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
+    let library = host.directory.path().join(fake_devices::LIBRARY);
+    let log = host.directory.path().join("kmsg");
+    fs::write(&log, "").unwrap();
+    let settings: [(&str, &Path); 4] = [
+        ("GPU_LIBRARY", &library),
+        ("GPU_DEADLINE", "1s".as_ref()),
+        ("GPU_INTERVAL", "1s".as_ref()),
+        ("KERNEL_LOG_PATH", &log),
+    ];
+    let agent = Agent::start(host.directory.path(), &settings);
+    agent.wait_for("gpu_driver_silent");
+    assert!(agent.status().contains("driver hung since"), "{}", agent.status());
+    host.set("/hang", json!([]));
+    agent.wait_for("gpu.driver went from UNKNOWN to HEALTHY");
+    assert!(agent.status().contains("gpu.0000:02:00"), "{}", agent.status());
+}
+
+#[test]
+fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
+    let mut host = Host::with_gpus(2);
+    host.set("/gpus/0/processes", json!([[4711, 1_000_000]]));
+    let library = host.directory.path().join(fake_devices::LIBRARY);
+    let log = host.directory.path().join("kmsg");
+    fs::write(&log, "").unwrap();
+    let settings: [(&str, &Path); 3] =
+        [("GPU_LIBRARY", &library), ("GPU_INTERVAL", "1s".as_ref()), ("KERNEL_LOG_PATH", &log)];
+    let agent = Agent::start(host.directory.path(), &settings);
+    // Learned: three readings were well.
+    agent.wait_for("18 NVLinks up");
+    let told: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
+    assert_eq!(told["exit_status"], 0, "{told}");
+    let first = &told["devices"][0];
+    assert_eq!((&first["pci_address"], &first["uuid"]), (&json!("0000:01:00"), &json!("GPU-0")));
+    assert_eq!((&first["links_up"], &first["power_limit"]), (&json!(18), &json!(700.0)));
+    assert_eq!(first["processes"], json!([{"pid": 4711, "memory": 1_000_000}]));
+
+    // Both tell of one XID, and only the driver of another.
+    let line = "4,1,1000,-;NVRM: Xid (PCI:0000:02:00): 119, pid=7, name=python, Timeout after 6s\n";
+    fs::write(&log, line).unwrap();
+    let event = |gpu, code| json!({"gpu": gpu, "kind": 8, "data": code});
+    host.set("/events", json!([event(1, 119), event(0, 79)]));
+    agent.wait_for("XID 79 of GPU 0000:01:00: told by an event of NVML");
+    let events = agent.ask(&["events", "--json"]);
+    let xids = events.lines().filter(|line| line.contains("XID 119 of GPU")).count();
+    assert_eq!(xids, 1, "{events}");
+    let gpus = agent.ask(&["gpus"]);
+    assert!(gpus.contains("0000:01:00  UNHEALTHY") && gpus.contains("XID 79"), "{gpus}");
+}

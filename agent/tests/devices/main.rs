@@ -1,0 +1,13 @@
+//! GPUs by way of the real probe, the real NVML wrapper and a library of our own in place of NVIDIA's.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod agent;
+mod foreign;
+mod hanging;
+mod host;
+mod libraries;
+mod readings;
+mod trouble;

@@ -1,0 +1,367 @@
+//! What an agent asks of others: to keep a shard, to give one back, to tell what they have.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::hash::Hasher;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mainstay_core::checkpoint::decision::{Decision, Word};
+use twox_hash::XxHash3_64;
+
+use super::error::{PeerError, Reason};
+use super::frame::{Header, Kind};
+use super::message::{Decide, Drop, Dropped, Get, Inventory, Wanted};
+use super::pace::{Limit, pace};
+use super::sealed::Sealed;
+use super::token::Token;
+use super::wire::{Frame, Patience, Wire};
+
+/// A chunk that came wrong is sent once more, and then once more; a third time is no accident.
+const TRIES: u32 = 3;
+
+/// Below this a peer counts as too slow, bytes a second.
+const SLOWEST: u64 = 1 << 20;
+
+/// How to reach others.
+#[derive(Debug)]
+pub struct Asking<'a> {
+    /// The secret.
+    pub token: &'a Token,
+    /// How long is waited.
+    pub patience: Patience,
+}
+
+/// How a shard is sent.
+#[derive(Debug)]
+pub struct Sending<'a> {
+    /// What all sending together may not exceed.
+    pub limit: &'a Limit,
+    /// Connections for one shard, 1 to 4.
+    pub streams: usize,
+}
+
+/// A shard was sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sent {
+    /// Bytes that went; 0 if it was there already.
+    pub bytes: u64,
+    /// The time it took.
+    pub took: Duration,
+}
+
+impl Asking<'_> {
+    fn connect(&self, address: &str) -> Result<Wire, PeerError> {
+        Wire::connect(address, self.token, self.patience)
+    }
+
+    /// What does `address` have?
+    ///
+    /// # Errors
+    /// It does not answer as it should.
+    pub fn list(&self, address: &str) -> Result<Inventory, PeerError> {
+        let mut wire = self.connect(address)?;
+        wire.send(Header::of(Kind::List), &[])?;
+        wire.expect_json(Kind::Inventory)
+    }
+
+    /// Asks `address`, who leads, to which step `run` goes back. It asks others in turn, so more time is allowed.
+    ///
+    /// # Errors
+    /// It does not answer as it should.
+    pub fn decide(
+        &self,
+        address: &str,
+        run: &str,
+        asker: &str,
+        distrusted: Vec<(String, String)>,
+    ) -> Result<Decision, PeerError> {
+        let patience = Patience { stall: self.patience.stall + self.patience.connect * 4, ..self.patience };
+        let mut wire = Wire::connect(address, self.token, patience)?;
+        let asked = Decide { run: run.to_owned(), asker: asker.to_owned(), distrusted };
+        wire.send_json(Header::of(Kind::Decide), &asked)?;
+        wire.expect_json(Kind::Decided)
+    }
+
+    /// Tells `address` a decision.
+    ///
+    /// # Errors
+    /// It does not answer as it should.
+    pub fn tell(&self, address: &str, decision: &Decision) -> Result<Word, PeerError> {
+        let mut wire = self.connect(address)?;
+        wire.send_json(Header::of(Kind::Tell), decision)?;
+        wire.expect_json(Kind::Told)
+    }
+
+    /// Tells `address` that it need not keep replicas any more; how many it had.
+    ///
+    /// # Errors
+    /// It does not answer as it should.
+    pub fn forget(&self, address: &str, roots: Vec<String>) -> Result<usize, PeerError> {
+        let mut wire = self.connect(address)?;
+        wire.send_json(Header::of(Kind::Drop), &Drop { roots })?;
+        Ok(wire.expect_json::<Dropped>(Kind::Dropped)?.count)
+    }
+
+    /// Gives `address` a shard to keep.
+    ///
+    /// # Errors
+    /// It does not take it, or the bytes in `file` are not those of the manifest any more ([`PeerError::Corrupt`]).
+    pub fn put(
+        &self,
+        address: &str,
+        sealed: &Sealed,
+        file: &File,
+        how: &Sending<'_>,
+    ) -> Result<Sent, PeerError> {
+        let began = Instant::now();
+        let Some((mut first, wanted)) = self.offer(address, sealed)? else {
+            return Ok(Sent { bytes: 0, took: began.elapsed() });
+        };
+        let chunks: Vec<u32> =
+            wanted.chunks.into_iter().filter(|index| sealed.chunk(*index).is_some()).collect();
+        let bytes = chunks
+            .iter()
+            .filter_map(|index| sealed.chunk(*index))
+            .map(|(_, length, _)| u64::from(length))
+            .sum();
+        let streams = how.streams.clamp(1, 4).min(chunks.len().max(1));
+        let job = Job {
+            sealed,
+            file,
+            how,
+            began,
+            credits: wanted.credits.max(1),
+            streams,
+            left: Mutex::new(chunks.into()),
+        };
+        let sent = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..streams).map(|_| scope.spawn(|| self.help(address, &job))).collect();
+            let own = job.send(&mut first);
+            others.into_iter().fold(own, |all, other| {
+                all.and(other.join().unwrap_or_else(|_| {
+                    Err(PeerError::Local("a sending thread ended in disorder".to_owned()))
+                }))
+            })
+        });
+        sent?;
+        first.send(header_of(sealed, Kind::Commit), &[])?;
+        let (_, root) = first.expect(Kind::Stored)?;
+        check_root(&first, sealed, &root)?;
+        Ok(Sent { bytes, took: began.elapsed() })
+    }
+
+    /// Offers a shard: none if it lies there already.
+    fn offer(&self, address: &str, sealed: &Sealed) -> Result<Option<(Wire, Wanted)>, PeerError> {
+        let mut wire = self.connect(address)?;
+        wire.send(header_of(sealed, Kind::Put), &sealed.manifest)?;
+        match wire.receive()? {
+            Some(Frame::Message(header, message)) if header.kind == Kind::Stored => {
+                check_root(&wire, sealed, &message)?;
+                Ok(None)
+            }
+            Some(Frame::Message(header, message)) if header.kind == Kind::Wanted => {
+                let wanted = serde_json::from_slice(&message).map_err(|error| PeerError::Unreadable {
+                    peer: address.to_owned(),
+                    error: error.to_string(),
+                })?;
+                Ok(Some((wire, wanted)))
+            }
+            Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
+                Err(PeerError::reported(address, &message))
+            }
+            Some(Frame::Message(header, _) | Frame::Chunk(header)) => Err(PeerError::Unexpected {
+                peer: address.to_owned(),
+                got: header.kind,
+                wanted: Kind::Wanted,
+            }),
+            None => Err(PeerError::lost(address, std::io::ErrorKind::UnexpectedEof.into())),
+        }
+    }
+
+    /// One more connection for a shard that is being sent.
+    fn help(&self, address: &str, job: &Job<'_>) -> Result<(), PeerError> {
+        let Some((mut wire, _)) = self.offer(address, job.sealed)? else { return Ok(()) };
+        job.send(&mut wire)?;
+        wire.send(header_of(job.sealed, Kind::End), &[])
+    }
+
+    /// Gets a shard back, or some of its chunks: `begin` gets its manifest first, then `take` each piece with its place.
+    /// A chunk counts when `done` is told its number.
+    ///
+    /// # Errors
+    /// It is not there, or what comes is not what was asked for.
+    pub fn get(&self, address: &str, root: &str, target: &mut dyn Target) -> Result<u64, PeerError> {
+        let mut wire = self.connect(address)?;
+        wire.send_json(Header::of(Kind::Get), &Get { root: root.to_owned(), from: 0, to: None })?;
+        let (_, manifest) = wire.expect(Kind::Manifest)?;
+        let unreadable = |error: String| PeerError::Unreadable { peer: address.to_owned(), error };
+        let sealed = Sealed::of(manifest).map_err(|error| unreadable(error.to_string()))?;
+        if sealed.shard.root != root {
+            return Err(unreadable("it sent another shard than was asked for".to_owned()));
+        }
+        target.begin(&sealed)?;
+        let mut buffer = Vec::new();
+        let began = Instant::now();
+        let mut bytes = 0;
+        for index in 0..sealed.chunks() {
+            let Some(Frame::Chunk(header)) = wire.receive()? else {
+                return Err(unreadable(format!("chunk {index} did not come")));
+            };
+            let due = sealed.chunk(index);
+            if header.chunk != index
+                || due.map(|(offset, length, _)| (offset, length)) != Some((header.offset, header.length))
+            {
+                return Err(unreadable(format!("another chunk came where {index} was due")));
+            }
+            let mut hasher = XxHash3_64::new();
+            let mut offset = header.offset;
+            wire.read_chunk(header.length, &mut buffer, |piece| {
+                hasher.write(piece);
+                target.write(offset, piece)?;
+                offset += piece.len() as u64;
+                Ok(())
+            })?;
+            if due.map(|(_, _, sum)| sum) != Some(hasher.finish()) {
+                return Err(PeerError::Corrupt { peer: address.to_owned(), chunk: index });
+            }
+            bytes += u64::from(header.length);
+            check_speed(address, began, bytes, self.patience.stall, SLOWEST)?;
+        }
+        wire.expect(Kind::End)?;
+        Ok(bytes)
+    }
+}
+
+/// Where a shard goes that is got back.
+pub trait Target {
+    /// Its manifest is good, and its bytes come now.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError>;
+
+    /// Some of its bytes. They are known to be right only when all have come.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), PeerError>;
+}
+
+/// A shard that is being sent over some connections.
+struct Job<'a> {
+    sealed: &'a Sealed,
+    file: &'a File,
+    how: &'a Sending<'a>,
+    began: Instant,
+    credits: u32,
+    streams: usize,
+    left: Mutex<VecDeque<u32>>,
+}
+
+impl Job<'_> {
+    fn next(&self) -> Option<u32> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Sends chunks while there are any, as many at once as the peer gives credit for.
+    fn send(&self, wire: &mut Wire) -> Result<(), PeerError> {
+        pace(wire.stream(), self.how.limit.rate() / self.streams as u64);
+        let mut on_the_way = 0;
+        let mut bytes = 0;
+        let mut failures = 0;
+        loop {
+            match self.next() {
+                Some(index) => {
+                    bytes += self.send_chunk(wire, index)?;
+                    on_the_way += 1;
+                }
+                None if on_the_way == 0 => return Ok(()),
+                None => {}
+            }
+            if on_the_way >= self.credits || (on_the_way > 0 && self.is_empty()) {
+                on_the_way -= 1;
+                if let Some(wrong) = answer(wire)? {
+                    failures += 1;
+                    self.again(wire, wrong, failures)?;
+                }
+            }
+            let floor = if self.how.limit.rate() == 0 {
+                SLOWEST
+            } else {
+                SLOWEST.min(self.how.limit.rate() / 16).max(1)
+            };
+            check_speed(wire.peer(), self.began, bytes, Duration::from_secs(30), floor)?;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn send_chunk(&self, wire: &mut Wire, index: u32) -> Result<u64, PeerError> {
+        let Some((offset, length, digest)) = self.sealed.chunk(index) else { return Ok(0) };
+        let wait = self.how.limit.take(u64::from(length), Instant::now());
+        if !wait.is_zero() {
+            std::thread::sleep(wait);
+        }
+        let header = Header { offset, length, digest, chunk: index, ..header_of(self.sealed, Kind::Chunk) };
+        wire.send_chunk(header, self.file)?;
+        Ok(u64::from(length))
+    }
+
+    /// A chunk arrived wrong: if it is right here, it is sent again.
+    fn again(&self, wire: &Wire, chunk: u32, failures: u32) -> Result<(), PeerError> {
+        let good = self
+            .sealed
+            .chunk_is_good(self.file, chunk, &mut Vec::new())
+            .map_err(|error| PeerError::Local(format!("reading a shard: {error}")))?;
+        if !good {
+            return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
+        }
+        if failures >= TRIES {
+            return Err(PeerError::Corrupt { peer: wire.peer().to_owned(), chunk });
+        }
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).push_back(chunk);
+        Ok(())
+    }
+}
+
+/// What the peer says of a chunk: none if it was taken, its number if it arrived wrong.
+fn answer(wire: &mut Wire) -> Result<Option<u32>, PeerError> {
+    match wire.receive()? {
+        Some(Frame::Message(header, _)) if header.kind == Kind::Taken => Ok(None),
+        Some(Frame::Message(header, message)) if header.kind == Kind::Error => {
+            match PeerError::reported(wire.peer(), &message) {
+                PeerError::Reported { reason: Reason::Corrupt, .. } => Ok(Some(header.chunk)),
+                other => Err(other),
+            }
+        }
+        Some(Frame::Message(header, _) | Frame::Chunk(header)) => {
+            Err(PeerError::Unexpected { peer: wire.peer().to_owned(), got: header.kind, wanted: Kind::Taken })
+        }
+        None => Err(PeerError::lost(wire.peer(), std::io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+fn header_of(sealed: &Sealed, kind: Kind) -> Header {
+    let of = &sealed.shard.of;
+    Header { attempt: of.attempt, step: of.step, key: sealed.key, ..Header::of(kind) }
+}
+
+fn check_root(wire: &Wire, sealed: &Sealed, root: &[u8]) -> Result<(), PeerError> {
+    if root == sealed.shard.root.as_bytes() {
+        return Ok(());
+    }
+    let error = "it stored something else than was sent".to_owned();
+    Err(PeerError::Unreadable { peer: wire.peer().to_owned(), error })
+}
+
+/// A peer that takes next to nothing for long is given up, though it never stalls.
+fn check_speed(peer: &str, began: Instant, bytes: u64, grace: Duration, floor: u64) -> Result<(), PeerError> {
+    let passed = began.elapsed();
+    if passed > grace + Duration::from_secs(bytes / floor.max(1)) {
+        return Err(PeerError::Slow { peer: peer.to_owned(), bytes, seconds: passed.as_secs() });
+    }
+    Ok(())
+}

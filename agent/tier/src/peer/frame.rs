@@ -1,0 +1,214 @@
+//! The header before everything that agents send each other: fixed, small, little-endian.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..4 | magic `MSTP` |
+//! | 4 | version |
+//! | 5 | kind |
+//! | 6..8 | zero |
+//! | 8..12 | request: what an answer belongs to |
+//! | 12..16 | length of what follows |
+//! | 16..24 | attempt: the epoch of the shard |
+//! | 24..32 | step |
+//! | 32..40 | key of the shard: the first half of its root |
+//! | 40..48 | offset in the shard |
+//! | 48..56 | xxh3 of the chunk that follows |
+//! | 56..60 | number of the chunk |
+//! | 60..64 | zero |
+//! | 64..80 | keyed BLAKE3 over direction, sequence number, the 64 bytes before, and what follows unless it is a chunk |
+//!
+//! There is never a path in it: what is asked for is named by its root.
+
+/// Size of a header on the wire, bytes.
+pub const HEADER_BYTES: usize = 80;
+
+/// The part of it that the code over it covers, bytes.
+pub const SIGNED_BYTES: usize = 64;
+
+/// The version that is spoken.
+pub const VERSION: u8 = 1;
+
+/// The longest message beside a chunk, bytes: the longest manifest, or an inventory of some ten thousand shards.
+pub const MAX_MESSAGE: u32 = 33 << 20;
+
+/// The longest chunk, bytes.
+pub const MAX_CHUNK: u32 = 64 << 20;
+
+/// How every header begins.
+pub const MAGIC: [u8; 4] = *b"MSTP";
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A shard is offered; its manifest follows.
+    Put = 1,
+    /// It is wanted; the numbers of the chunks that are missing follow.
+    Wanted = 2,
+    /// A chunk of it follows.
+    Chunk = 3,
+    /// A chunk was verified and stored: one more may be sent.
+    Taken = 4,
+    /// All chunks were sent.
+    Commit = 5,
+    /// It lies there whole, or did already; the root follows.
+    Stored = 6,
+    /// A shard is asked for by its root.
+    Get = 7,
+    /// Its manifest follows, then its chunks.
+    Manifest = 8,
+    /// All that was asked for was sent.
+    End = 9,
+    /// What lies there?
+    List = 10,
+    /// An inventory follows.
+    Inventory = 11,
+    /// To which step does a job go back?
+    Decide = 12,
+    /// A decision follows.
+    Decided = 13,
+    /// A decision is told.
+    Tell = 14,
+    /// What is said to it follows.
+    Told = 15,
+    /// Replicas are not needed any more.
+    Drop = 16,
+    /// What became of them follows.
+    Dropped = 17,
+    /// It could not be done; why follows.
+    Error = 18,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Kind; 18] = [
+        Kind::Put,
+        Kind::Wanted,
+        Kind::Chunk,
+        Kind::Taken,
+        Kind::Commit,
+        Kind::Stored,
+        Kind::Get,
+        Kind::Manifest,
+        Kind::End,
+        Kind::List,
+        Kind::Inventory,
+        Kind::Decide,
+        Kind::Decided,
+        Kind::Tell,
+        Kind::Told,
+        Kind::Drop,
+        Kind::Dropped,
+        Kind::Error,
+    ];
+}
+
+/// A header, read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub kind: Kind,
+    /// What an answer belongs to.
+    pub request: u32,
+    /// Bytes that follow.
+    pub length: u32,
+    /// The attempt that made the shard.
+    pub attempt: u64,
+    /// Its step.
+    pub step: u64,
+    /// The first half of its root.
+    pub key: u64,
+    /// Where the chunk begins in the shard.
+    pub offset: u64,
+    /// xxh3 of the chunk.
+    pub digest: u64,
+    /// The chunk's number.
+    pub chunk: u32,
+}
+
+impl Header {
+    /// A header of `kind` with nothing else in it.
+    pub fn of(kind: Kind) -> Header {
+        Header { kind, request: 0, length: 0, attempt: 0, step: 0, key: 0, offset: 0, digest: 0, chunk: 0 }
+    }
+}
+
+/// What is wrong with a header.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// It does not begin as ours do.
+    #[error("what came is no frame of ours: it begins with {0:02x?}")]
+    Magic([u8; 4]),
+    /// Another version.
+    #[error("it speaks version {0} of the peers' protocol, and this is version {VERSION}")]
+    Version(u8),
+    /// A kind that is not known.
+    #[error("a frame of the unknown kind {0}")]
+    Kind(u8),
+    /// Bytes that must be zero.
+    #[error("a frame with bytes set that have no meaning")]
+    Reserved,
+    /// It announces more than is ever sent.
+    #[error("a frame that announces {0} bytes, more than the limit")]
+    Length(u32),
+}
+
+/// Writes the part of a header that the code covers.
+pub fn encode(header: &Header) -> [u8; SIGNED_BYTES] {
+    let mut bytes = [0; SIGNED_BYTES];
+    bytes[0..4].copy_from_slice(&MAGIC);
+    bytes[4] = VERSION;
+    bytes[5] = header.kind as u8;
+    bytes[8..12].copy_from_slice(&header.request.to_le_bytes());
+    bytes[12..16].copy_from_slice(&header.length.to_le_bytes());
+    for (at, word) in
+        [header.attempt, header.step, header.key, header.offset, header.digest].iter().enumerate()
+    {
+        bytes[16 + 8 * at..24 + 8 * at].copy_from_slice(&word.to_le_bytes());
+    }
+    bytes[56..60].copy_from_slice(&header.chunk.to_le_bytes());
+    bytes
+}
+
+/// Reads what [`encode`] wrote.
+///
+/// # Errors
+/// It is not of this protocol or version, or announces more than the limits.
+pub fn decode(bytes: &[u8; SIGNED_BYTES]) -> Result<Header, FrameError> {
+    let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
+    if magic != MAGIC {
+        return Err(FrameError::Magic(magic));
+    }
+    if bytes[4] != VERSION {
+        return Err(FrameError::Version(bytes[4]));
+    }
+    let kind =
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == bytes[5]).ok_or(FrameError::Kind(bytes[5]))?;
+    if bytes[6..8] != [0; 2] || bytes[60..64] != [0; 4] {
+        return Err(FrameError::Reserved);
+    }
+    let length = word(bytes, 12);
+    let limit = if kind == Kind::Chunk { MAX_CHUNK } else { MAX_MESSAGE };
+    if length > limit {
+        return Err(FrameError::Length(length));
+    }
+    Ok(Header {
+        kind,
+        request: word(bytes, 8),
+        length,
+        attempt: double(bytes, 16),
+        step: double(bytes, 24),
+        key: double(bytes, 32),
+        offset: double(bytes, 40),
+        digest: double(bytes, 48),
+        chunk: word(bytes, 56),
+    })
+}
+
+fn word(bytes: &[u8; SIGNED_BYTES], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn double(bytes: &[u8; SIGNED_BYTES], at: usize) -> u64 {
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+}

@@ -1,0 +1,74 @@
+//! The messages that are not chunks or manifests, as JSON. Fields that a later version adds are passed over.
+
+use mainstay_core::checkpoint::inventory::{Medium, Shard};
+use serde::{Deserialize, Serialize};
+
+/// What is missing of a shard that is offered.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Wanted {
+    /// Numbers of chunks.
+    pub(crate) chunks: Vec<u32>,
+    /// Chunks that may be on their way at once on one connection.
+    pub(crate) credits: u32,
+}
+
+/// A shard is asked for, or a part of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Get {
+    pub(crate) root: String,
+    /// The first chunk.
+    pub(crate) from: u32,
+    /// The chunk after the last; without it, all that follow.
+    pub(crate) to: Option<u32>,
+}
+
+/// What an agent tells of itself and of what it has.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Inventory {
+    /// Its version of Mainstay.
+    pub software: String,
+    /// What fails together with it.
+    pub domain: String,
+    /// Bytes of replicas that it holds.
+    pub used: u64,
+    /// Bytes that it may hold.
+    pub quota: u64,
+    /// What lies there.
+    pub copies: Vec<Held>,
+}
+
+/// One copy that an agent has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Held {
+    /// Of what.
+    pub shard: Shard,
+    /// Where it lies.
+    pub medium: Medium,
+    /// Whether ranks of its own host made it.
+    pub own: bool,
+    /// Whether its bytes are known to be right.
+    pub verified: bool,
+}
+
+/// To which step does a job go back?
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Decide {
+    /// The job, by its run id.
+    pub(crate) run: String,
+    /// Who asks.
+    pub(crate) asker: String,
+    /// Copies that the asker found to be bad, by holder and root.
+    pub(crate) distrusted: Vec<(String, String)>,
+}
+
+/// Replicas are not needed any more.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Drop {
+    pub(crate) roots: Vec<String>,
+}
+
+/// How many of them were there.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Dropped {
+    pub(crate) count: usize,
+}

@@ -1,0 +1,30 @@
+//! Replicas of shards on other hosts: their bytes go from agent to agent over plain TCP.
+//!
+//! From the bottom: `frame` (headers), `error`, `token` (who may), `pace` (how fast), `wire` (one connection); `sealed` (a
+//! shard by its manifest), `user`, `store` (what is kept for others), `own` (what this host made); `message`, `server`,
+//! `client`; `service`, which joins them, and `restore`.
+//!
+//! What comes over the wire is believed in nothing: every header is signed, every chunk is compared with the owner's
+//! manifest while it is in the cache, and no name in it becomes a path.
+
+pub mod client;
+pub mod error;
+pub mod frame;
+mod message;
+mod own;
+pub mod pace;
+mod restore;
+mod sealed;
+mod server;
+mod service;
+pub mod store;
+pub mod token;
+mod user;
+pub mod wire;
+
+pub use message::{Held, Inventory};
+pub use own::Watched;
+pub use restore::{Progress, Restored, look_directory, verify_directory};
+pub use sealed::{Sealed, SealedError};
+pub use service::{Counts, Peer, Service, Settings, StartError};
+pub use user::User;

@@ -1,0 +1,409 @@
+//! Brings the newest step that is whole over all holders into a job's checkpoint directory, before its ranks start.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use mainstay_checkpoint::MANIFEST_NAME;
+use mainstay_core::checkpoint::decision::Decision;
+use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_core::checkpoint::plan::{Transfer, plan};
+
+use super::client::Target;
+use super::error::PeerError;
+use super::own::Watched;
+use super::sealed::{Sealed, open_plainly};
+use super::service::{Service, Shared};
+use super::store::sync_directory;
+use super::user::{As, User};
+
+/// Shards that are fetched at once.
+const AT_ONCE: usize = 4;
+
+/// Decisions that are tried: each that fails leaves out the copies that were found to be bad.
+const TRIES: usize = 4;
+
+/// How far it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    /// The step.
+    pub step: u64,
+    /// Shards that are there, and all.
+    pub shards: (usize, usize),
+    /// Bytes that have come from peers, and all that must.
+    pub bytes: (u64, u64),
+    /// What is worth to be told, in one line; empty if it is only a count.
+    pub told: String,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Restored {
+    /// The decision that holds for all hosts.
+    pub decision: Decision,
+    /// Bytes that came from peers.
+    pub bytes: u64,
+    /// Shards that came from peers.
+    pub fetched: usize,
+    /// Shards that were here already.
+    pub here: usize,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+impl Service {
+    /// Decides with the others to which step the job goes back, and brings the shards of `ranks` (of all without it) of it
+    /// into the directory. Nothing is touched if no step is whole anywhere.
+    ///
+    /// # Errors
+    /// No decision came about, or no step could be restored: what there is, is damaged.
+    pub fn restore(
+        &self,
+        place: &Watched,
+        ranks: Option<&[u32]>,
+        tell: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Restored, PeerError> {
+        let shared = &*self.shared;
+        let began = Instant::now();
+        shared.own.watch(place.clone());
+        shared.own.look();
+        let mut last = None;
+        for _ in 0..TRIES {
+            let decision = shared.decide(&place.run)?;
+            let Some(key) = decision.step.clone() else {
+                return Ok(Restored {
+                    decision,
+                    bytes: 0,
+                    fetched: 0,
+                    here: 0,
+                    seconds: began.elapsed().as_secs_f64(),
+                });
+            };
+            match shared.bring(&key, place, ranks, tell) {
+                Ok((bytes, fetched, here)) => {
+                    shared.own.look();
+                    return Ok(Restored {
+                        decision,
+                        bytes,
+                        fetched,
+                        here,
+                        seconds: began.elapsed().as_secs_f64(),
+                    });
+                }
+                Err(error) => {
+                    let told = format!(
+                        "step {} cannot be restored: {error}; the next older whole one is looked for",
+                        key.step
+                    );
+                    tracing::warn!("{told}");
+                    tell(Progress { step: key.step, shards: (0, key.world as usize), bytes: (0, 0), told });
+                    last = Some(error);
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| PeerError::Local("no step could be restored".to_owned())))
+    }
+}
+
+impl Shared {
+    /// The decision of whoever leads: the first by name of those that answer.
+    fn decide(&self, run: &str) -> Result<Decision, PeerError> {
+        self.refresh();
+        let mut leaders = self.alive();
+        leaders.push(self.name().to_owned());
+        leaders.sort();
+        let mut last = None;
+        for leader in leaders {
+            let asked = if leader == self.name() {
+                self.lead(run, self.name(), &[])
+            } else {
+                self.asking().decide(&leader, run, self.name(), self.distrusted())
+            };
+            match asked {
+                Ok(decision) => {
+                    let told = self.decisions().tell(&decision);
+                    if let mainstay_core::checkpoint::decision::Word::Refused(newer) = told {
+                        return Ok(newer);
+                    }
+                    return Ok(decision);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| PeerError::Local("nobody decides".to_owned())))
+    }
+
+    /// Brings the shards of one step; bytes and shards that came, and shards that were here.
+    fn bring(
+        &self,
+        key: &StepKey,
+        place: &Watched,
+        ranks: Option<&[u32]>,
+        tell: &(dyn Fn(Progress) + Sync),
+    ) -> Result<(u64, usize, usize), PeerError> {
+        let step =
+            self.step(key).ok_or_else(|| PeerError::Local("nobody who answers has any of it".to_owned()))?;
+        let all: Vec<u32> = (0..key.world).collect();
+        let here = || vec![self.name().to_owned()];
+        let wanted: BTreeMap<u32, Vec<String>> =
+            ranks.unwrap_or(&all).iter().map(|rank| (*rank, here())).collect();
+        let plan = plan(&step, &wanted);
+        if let Some(rank) = plan.missing.first() {
+            return Err(PeerError::Local(format!("nobody who answers has the shard of rank {rank}")));
+        }
+        let count = plan.transfers.len();
+        let work = Work {
+            shared: self,
+            place,
+            left: Mutex::new(plan.transfers.iter().rev().collect()),
+            done: AtomicUsize::new(0),
+            fetched: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            failed: Mutex::new(None),
+            tell: &|progress: &Work<'_>, told: String| {
+                tell(Progress {
+                    step: key.step,
+                    shards: (progress.done.load(Ordering::Relaxed), count),
+                    bytes: (progress.bytes.load(Ordering::Relaxed), plan.bytes()),
+                    told,
+                });
+            },
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..AT_ONCE.min(count) {
+                scope.spawn(|| work.run());
+            }
+        });
+        if let Some(error) = work.failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            return Err(error);
+        }
+        let fetched = work.fetched.into_inner();
+        Ok((work.bytes.into_inner(), fetched, count - fetched))
+    }
+}
+
+/// The shards that are to be brought, for the threads that do it.
+struct Work<'a> {
+    shared: &'a Shared,
+    place: &'a Watched,
+    left: Mutex<Vec<&'a Transfer>>,
+    done: AtomicUsize,
+    fetched: AtomicUsize,
+    bytes: AtomicU64,
+    failed: Mutex<Option<PeerError>>,
+    tell: &'a (dyn Fn(&Work<'_>, String) + Sync),
+}
+
+impl Work<'_> {
+    fn run(&self) {
+        loop {
+            let next = self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+            let Some(transfer) = next else { return };
+            if let Err(error) = self.bring(transfer) {
+                // One shard less is no step: the others need not come.
+                self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
+                *self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error);
+                return;
+            }
+            self.done.fetch_add(1, Ordering::Relaxed);
+            (self.tell)(self, String::new());
+        }
+    }
+
+    /// Brings one shard from its nearest copy, and from the next where that one fails.
+    fn bring(&self, transfer: &Transfer) -> Result<(), PeerError> {
+        let mut last = None;
+        for copy in &transfer.sources {
+            match self.bring_from(copy) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    let holder = &copy.holder;
+                    if !matches!(error, PeerError::Local(_)) || copy.holder == self.shared.name() {
+                        self.shared.distrust(holder, &copy.shard.root);
+                    }
+                    let rank = transfer.rank;
+                    (self.tell)(
+                        self,
+                        format!(
+                            "the shard of rank {rank} at {holder} is of no use: {error}; another copy is taken if there is one"
+                        ),
+                    );
+                    last = Some(error);
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| PeerError::Local("no copy is left".to_owned())))
+    }
+
+    fn bring_from(&self, copy: &Copy) -> Result<(), PeerError> {
+        let root = &copy.shard.root;
+        let user = self.place.user;
+        if copy.holder != self.shared.name() {
+            let mut landing = Landing { directory: &self.place.directory, user, taken: None };
+            let bytes = self.shared.asking().get(&copy.holder, root, &mut landing)?;
+            landing.finish()?;
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.fetched.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        let (sealed, file) = self
+            .shared
+            .own
+            .open(root)
+            .or_else(|| self.shared.store.open_replica(root))
+            .ok_or_else(|| PeerError::Local("it cannot be opened".to_owned()))?;
+        let reading = |error: io::Error| {
+            PeerError::Local(format!("reading the shard of rank {}: {error}", copy.shard.rank))
+        };
+        if let Some(chunk) = sealed.first_bad(&file).map_err(reading)? {
+            return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
+        }
+        if lies_there(&self.place.directory, &sealed, user) {
+            return Ok(());
+        }
+        let mut landing = Landing { directory: &self.place.directory, user, taken: None };
+        landing.begin(&sealed)?;
+        let mut buffer = vec![0; 1 << 20];
+        let mut offset = 0;
+        while offset < sealed.shard.bytes {
+            let piece = usize::try_from(sealed.shard.bytes - offset).unwrap_or(usize::MAX).min(buffer.len());
+            file.read_exact_at(&mut buffer[..piece], offset).map_err(reading)?;
+            landing.write(offset, &buffer[..piece])?;
+            offset += piece as u64;
+        }
+        landing.finish()
+    }
+}
+
+fn shard_directory(directory: &Path, sealed: &Sealed) -> PathBuf {
+    let step = directory.join(format!("step-{:012}", sealed.shard.of.step));
+    step.join(format!("rank-{:05}", sealed.shard.rank))
+}
+
+/// Whether just this shard lies in the directory; its bytes were compared by the caller.
+fn lies_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
+    let Ok(_as_user) = As::user(user) else { return false };
+    Sealed::read(&shard_directory(directory, sealed).join(MANIFEST_NAME))
+        .is_ok_and(|there| there.shard.root == sealed.shard.root)
+}
+
+/// A shard on its way into a checkpoint directory: beside its place first, and in it when all bytes are there.
+struct Landing<'a> {
+    directory: &'a Path,
+    user: User,
+    taken: Option<Taken>,
+}
+
+struct Taken {
+    file: File,
+    aside: PathBuf,
+    home: PathBuf,
+    manifest: Vec<u8>,
+}
+
+impl Landing<'_> {
+    fn told(&self, what: &str, error: &io::Error) -> PeerError {
+        PeerError::Local(format!("{what} {}: {error}", self.directory.display()))
+    }
+
+    /// All bytes were right: the manifest is written, and the shard takes its place.
+    fn finish(mut self) -> Result<(), PeerError> {
+        let Some(taken) = self.taken.take() else {
+            return Err(PeerError::Local("nothing came".to_owned()));
+        };
+        let put = || -> io::Result<()> {
+            let _as_user = As::user(self.user)?;
+            taken.file.sync_data()?;
+            let path = taken.aside.join(MANIFEST_NAME);
+            let mut manifest = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+            manifest.write_all(&taken.manifest)?;
+            manifest.sync_all()?;
+            sync_directory(&taken.aside)?;
+            if fs::symlink_metadata(&taken.home).is_ok() {
+                // What is there is another shard of this step, or a damaged one.
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(
+                    rustix::fs::CWD,
+                    &taken.aside,
+                    rustix::fs::CWD,
+                    &taken.home,
+                    flags,
+                )?;
+                fs::remove_dir_all(&taken.aside)?;
+            } else {
+                fs::rename(&taken.aside, &taken.home)?;
+            }
+            taken.home.parent().map_or(Ok(()), sync_directory)?;
+            sync_directory(self.directory)
+        };
+        put().map_err(|error| self.told("writing a shard into", &error))
+    }
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.take()
+            && let Ok(_as_user) = As::user(self.user)
+        {
+            let _ = fs::remove_dir_all(&taken.aside);
+        }
+    }
+}
+
+impl Target for Landing<'_> {
+    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
+        let begin = || -> io::Result<Taken> {
+            let _as_user = As::user(self.user)?;
+            let home = shard_directory(self.directory, sealed);
+            let step = home.parent().unwrap_or(self.directory);
+            fs::create_dir_all(step)?;
+            // The form that the client tidies up if this process should not come to it.
+            let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
+            match fs::remove_dir_all(&aside) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => fs::create_dir(&aside)?,
+            }
+            let path = aside.join(&sealed.file);
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+            if sealed.shard.bytes > 0 {
+                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, sealed.shard.bytes)?;
+            }
+            Ok(Taken { file, aside, home, manifest: sealed.manifest.clone() })
+        };
+        self.taken = Some(begin().map_err(|error| self.told("making room for a shard in", &error))?);
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
+        let Some(taken) = &self.taken else { return Ok(()) };
+        taken.file.write_all_at(bytes, offset).map_err(|error| self.told("writing a shard into", &error))
+    }
+}
+
+/// Reads the manifests in a checkpoint directory, without an agent and without the bytes; for each, what is wrong with it.
+pub fn look_directory(directory: &Path, mut told: impl FnMut(&Path, Result<Sealed, String>)) {
+    for shard in super::own::rank_directories(directory) {
+        let found = Sealed::read(&shard.join(MANIFEST_NAME)).map_err(|error| error.to_string());
+        told(&shard, found);
+    }
+}
+
+/// As [`look_directory`], and all bytes are compared.
+pub fn verify_directory(directory: &Path, mut told: impl FnMut(&Path, Result<Sealed, String>)) {
+    look_directory(directory, |shard, found| {
+        let checked = found.and_then(|sealed| {
+            let failed = |error: io::Error| format!("{}: {error}", sealed.file);
+            let file = open_plainly(&shard.join(&sealed.file)).map_err(failed)?;
+            match sealed.first_bad(&file).map_err(failed)? {
+                None => Ok(sealed),
+                Some(chunk) => Err(format!("{}: chunk {chunk} is not what was sealed", sealed.file)),
+            }
+        });
+        told(shard, checked);
+    });
+}

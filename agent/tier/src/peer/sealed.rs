@@ -1,0 +1,157 @@
+//! A sealed shard as peers see it: its manifest, and where its chunks begin and end.
+
+use std::fs::File;
+use std::hash::Hasher;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest};
+use mainstay_core::checkpoint::inventory::{Shard, StepKey};
+use twox_hash::XxHash3_64;
+
+use super::frame::MAX_CHUNK;
+use super::wire::PIECE;
+
+/// A shard by its manifest of format 2, which is what is replicated.
+#[derive(Clone, Debug)]
+pub struct Sealed {
+    /// What it is, in the core's words.
+    pub shard: Shard,
+    /// The file's name beside the manifest.
+    pub file: String,
+    /// Bytes of each chunk but the last.
+    pub chunk_bytes: u32,
+    /// What each chunk must be.
+    pub sums: Vec<u64>,
+    /// The first half of the root: its name on the wire.
+    pub key: u64,
+    /// The manifest, byte for byte.
+    pub manifest: Vec<u8>,
+}
+
+/// Why a manifest is of no use to peers.
+#[derive(Debug, thiserror::Error)]
+pub enum SealedError {
+    /// It cannot be read.
+    #[error("{0}")]
+    File(#[from] io::Error),
+    /// It is damaged, or none.
+    #[error("{0}")]
+    Manifest(#[from] mainstay_checkpoint::ManifestError),
+    /// It has no table of chunks.
+    #[error("its manifest has no checksums of chunks (format 1): it can be loaded but not replicated")]
+    NoChunks,
+    /// Its chunks are larger than a frame may be.
+    #[error("its chunks of {0} bytes are larger than {MAX_CHUNK}")]
+    ChunkSize(u64),
+}
+
+impl Sealed {
+    /// Of a manifest's bytes.
+    ///
+    /// # Errors
+    /// It is damaged or has no table of chunks.
+    pub fn of(manifest: Vec<u8>) -> Result<Sealed, SealedError> {
+        let read = Manifest::decode(&manifest)?;
+        let (Some(root), Some(chunks)) = (read.root(), read.chunks) else {
+            return Err(SealedError::NoChunks);
+        };
+        let chunk_bytes = u32::try_from(chunks.bytes).ok().filter(|bytes| *bytes <= MAX_CHUNK);
+        let identity = read.identity;
+        let of = StepKey {
+            step: identity.step,
+            job: identity.job,
+            run: read.run,
+            attempt: identity.attempt,
+            world: identity.world_size,
+        };
+        let created = i64::try_from(read.created_unix_s).unwrap_or(i64::MAX);
+        Ok(Sealed {
+            shard: Shard { of, rank: identity.rank, root: hex(&root), bytes: read.file.size, created },
+            file: read.file.name,
+            chunk_bytes: chunk_bytes.ok_or(SealedError::ChunkSize(chunks.bytes))?,
+            sums: chunks.sums,
+            key: u64::from_be_bytes([root[0], root[1], root[2], root[3], root[4], root[5], root[6], root[7]]),
+            manifest,
+        })
+    }
+
+    /// Of the manifest in a file.
+    ///
+    /// # Errors
+    /// It cannot be read, is damaged or has no table of chunks.
+    pub fn read(path: &Path) -> Result<Sealed, SealedError> {
+        let mut bytes = Vec::new();
+        let limit = MANIFEST_LIMIT as u64 + 1;
+        open_plainly(path)?.take(limit).read_to_end(&mut bytes)?;
+        Sealed::of(bytes)
+    }
+
+    /// Where chunk `index` lies; none if there is no such chunk.
+    pub fn chunk(&self, index: u32) -> Option<(u64, u32, u64)> {
+        let sum = *self.sums.get(index as usize)?;
+        let offset = u64::from(index) * u64::from(self.chunk_bytes);
+        let length = (self.shard.bytes.checked_sub(offset)?).min(u64::from(self.chunk_bytes));
+        Some((offset, u32::try_from(length).ok()?, sum))
+    }
+
+    /// How many chunks there are.
+    pub fn chunks(&self) -> u32 {
+        // A table longer than that would be of a manifest beyond its limit.
+        u32::try_from(self.sums.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The first chunk in `file` that is not what it must be; none if all are.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not as long as it must be.
+    pub fn first_bad(&self, file: &File) -> io::Result<Option<u32>> {
+        if file.metadata()?.len() != self.shard.bytes {
+            return Ok(Some(self.chunks().saturating_sub(1)));
+        }
+        let mut buffer = vec![0; PIECE];
+        for index in 0..self.chunks() {
+            if !self.chunk_is_good(file, index, &mut buffer)? {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether one chunk in `file` is what it must be.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn chunk_is_good(&self, file: &File, index: u32, buffer: &mut Vec<u8>) -> io::Result<bool> {
+        let Some((mut offset, length, sum)) = self.chunk(index) else { return Ok(false) };
+        let end = offset + u64::from(length);
+        let mut hasher = XxHash3_64::new();
+        buffer.resize(PIECE, 0);
+        while offset < end {
+            let piece = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
+            file.read_exact_at(&mut buffer[..piece], offset)?;
+            hasher.write(&buffer[..piece]);
+            offset += piece as u64;
+        }
+        Ok(hasher.finish() == sum)
+    }
+}
+
+/// Opens a file to read, and no link, pipe or device in its place.
+pub(crate) fn open_plainly(path: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} is no plain file", path.display()),
+        ));
+    }
+    Ok(file)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

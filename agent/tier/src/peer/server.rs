@@ -1,0 +1,182 @@
+//! What an agent does for others: takes replicas, gives them back, tells what it has.
+
+use std::hash::Hasher;
+use std::sync::Arc;
+
+use mainstay_core::checkpoint::decision::Decision;
+use serde::de::DeserializeOwned;
+use twox_hash::XxHash3_64;
+
+use super::error::{PeerError, Reason, Report};
+use super::frame::{Header, Kind};
+use super::message::{Decide, Drop, Dropped, Get, Wanted};
+use super::sealed::Sealed;
+use super::service::Shared;
+use super::store::{Offer, StoreError, Upload};
+use super::wire::{Frame, Wire};
+
+/// Chunks that may be on their way at once on one connection.
+const CREDITS: u32 = 4;
+
+/// Answers one peer until it goes.
+pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<(), PeerError> {
+    while let Some(frame) = wire.receive()? {
+        let (header, message) = match frame {
+            Frame::Message(header, message) => (header, message),
+            Frame::Chunk(header) => return Err(unexpected(wire, header, Kind::Put)),
+        };
+        match header.kind {
+            Kind::Put => put(wire, shared, header, message)?,
+            Kind::Get => get(wire, shared, &message)?,
+            Kind::List => wire.send_json(Header::of(Kind::Inventory), &shared.inventory())?,
+            Kind::Decide => {
+                let asked: Decide = read(wire, &message)?;
+                match shared.lead(&asked.run, &asked.asker, &asked.distrusted) {
+                    Ok(decision) => wire.send_json(Header::of(Kind::Decided), &decision)?,
+                    Err(error) => report(wire, Header::of(Kind::Error), Reason::Other, &error.to_string())?,
+                }
+            }
+            Kind::Tell => {
+                let decision: Decision = read(wire, &message)?;
+                let word = shared.decisions().tell(&decision);
+                wire.send_json(Header::of(Kind::Told), &word)?;
+            }
+            Kind::Drop => {
+                let asked: Drop = read(wire, &message)?;
+                let count = asked.roots.iter().filter(|root| shared.store.remove(root)).count();
+                wire.send_json(Header::of(Kind::Dropped), &Dropped { count })?;
+            }
+            _ => return Err(unexpected(wire, header, Kind::Put)),
+        }
+    }
+    Ok(())
+}
+
+fn unexpected(wire: &Wire, header: Header, wanted: Kind) -> PeerError {
+    PeerError::Unexpected { peer: wire.peer().to_owned(), got: header.kind, wanted }
+}
+
+fn read<T: DeserializeOwned>(wire: &Wire, message: &[u8]) -> Result<T, PeerError> {
+    serde_json::from_slice(message)
+        .map_err(|error| PeerError::Unreadable { peer: wire.peer().to_owned(), error: error.to_string() })
+}
+
+fn report(wire: &mut Wire, header: Header, reason: Reason, text: &str) -> Result<(), PeerError> {
+    wire.send_json(Header { kind: Kind::Error, ..header }, &Report { reason, text: text.to_owned() })
+}
+
+/// Takes a shard that is offered. A refusal leaves the connection as it was.
+fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> Result<(), PeerError> {
+    let answer = Header { length: 0, ..header };
+    let sealed = match Sealed::of(manifest) {
+        Ok(sealed) => sealed,
+        Err(error) => return report(wire, answer, Reason::Bad, &error.to_string()),
+    };
+    let of = &sealed.shard.of;
+    if (header.key, header.attempt, header.step) != (sealed.key, of.attempt, of.step) {
+        return report(wire, answer, Reason::Bad, "the header speaks of another shard than the manifest");
+    }
+    let root = sealed.shard.root.clone();
+    match shared.store.offer(sealed, &shared.deletable()) {
+        Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),
+        Ok(Offer::Wanted(upload)) => {
+            let wanted = Wanted { chunks: upload.missing(), credits: CREDITS };
+            wire.send_json(Header { kind: Kind::Wanted, ..answer }, &wanted)?;
+            take(wire, shared, answer, &upload)
+        }
+        Err(error @ StoreError::Full { .. }) => report(wire, answer, Reason::Full, &error.to_string()),
+        Err(error) => report(wire, answer, Reason::Disk, &error.to_string()),
+    }
+}
+
+/// Takes chunks until the shard is committed or the connection ends. What has come stays for a while, so that a sender
+/// that comes again goes on where it was.
+fn take(wire: &mut Wire, shared: &Shared, answer: Header, upload: &Arc<Upload>) -> Result<(), PeerError> {
+    let mut buffer = Vec::new();
+    loop {
+        match wire.receive()? {
+            Some(Frame::Chunk(header)) => take_chunk(wire, answer, upload, header, &mut buffer)?,
+            Some(Frame::Message(header, _)) if header.kind == Kind::Commit => {
+                return match shared.store.commit(upload) {
+                    Ok(()) => {
+                        shared.count_taken(upload.sealed.shard.bytes);
+                        let root = upload.sealed.shard.root.clone();
+                        wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes())
+                    }
+                    Err(error) => report(wire, answer, Reason::Disk, &error.to_string()),
+                };
+            }
+            // One of several connections that brought their parts.
+            Some(Frame::Message(header, _)) if header.kind == Kind::End => return Ok(()),
+            Some(Frame::Message(header, _)) => return Err(unexpected(wire, header, Kind::Chunk)),
+            None => return Ok(()),
+        }
+    }
+}
+
+fn take_chunk(
+    wire: &mut Wire,
+    answer: Header,
+    upload: &Upload,
+    header: Header,
+    buffer: &mut Vec<u8>,
+) -> Result<(), PeerError> {
+    let sealed = &upload.sealed;
+    let fits = sealed.chunk(header.chunk) == Some((header.offset, header.length, header.digest));
+    if !fits || (header.key, header.attempt) != (sealed.key, sealed.shard.of.attempt) {
+        report(wire, answer, Reason::Bad, "a chunk that is none of the manifest's")?;
+        return Err(PeerError::Local(format!("{} sent a chunk that is none of the manifest's", wire.peer())));
+    }
+    let claim = upload.claim(header.chunk);
+    let mut hasher = XxHash3_64::new();
+    let mut offset = header.offset;
+    let mut failed = None;
+    wire.read_chunk(header.length, buffer, |piece| {
+        hasher.write(piece);
+        if let (Some(claim), None) = (&claim, &failed) {
+            failed = claim.write(offset, piece).err();
+        }
+        offset += piece.len() as u64;
+        Ok(())
+    })?;
+    let answer = Header { chunk: header.chunk, ..answer };
+    if let Some(error) = failed {
+        return report(wire, answer, Reason::Disk, &error.to_string());
+    }
+    if hasher.finish() != header.digest {
+        return report(
+            wire,
+            answer,
+            Reason::Corrupt,
+            &format!("chunk {} is not what the manifest says", header.chunk),
+        );
+    }
+    if let Some(claim) = claim {
+        claim.done();
+    }
+    wire.send(Header { kind: Kind::Taken, ..answer }, &[])
+}
+
+/// Gives a shard back. Its bytes are compared by who asked.
+fn get(wire: &mut Wire, shared: &Shared, message: &[u8]) -> Result<(), PeerError> {
+    let asked: Get = read(wire, message)?;
+    let found = shared.own.open(&asked.root).or_else(|| shared.store.open_replica(&asked.root));
+    let Some((sealed, file)) = found else {
+        return report(wire, Header::of(Kind::Error), Reason::NotHere, "that shard is not here");
+    };
+    let of = Header {
+        attempt: sealed.shard.of.attempt,
+        step: sealed.shard.of.step,
+        key: sealed.key,
+        ..Header::of(Kind::Manifest)
+    };
+    if !file.metadata().is_ok_and(|found| found.len() == sealed.shard.bytes) {
+        return report(wire, of, Reason::Corrupt, "its file is not as long as its manifest says");
+    }
+    wire.send(of, &sealed.manifest)?;
+    for index in asked.from..asked.to.unwrap_or(u32::MAX).min(sealed.chunks()) {
+        let Some((offset, length, digest)) = sealed.chunk(index) else { break };
+        wire.send_chunk(Header { kind: Kind::Chunk, offset, length, digest, chunk: index, ..of }, &file)?;
+    }
+    wire.send(Header { kind: Kind::End, ..of }, &[])
+}

@@ -1,0 +1,459 @@
+//! What is kept for others: replicas in a directory of this agent's own, on a tmpfs or a disk, within a quota.
+//!
+//! ```text
+//! <store>/replicas/<16 hex digits>/step-000000000010.3/rank-00001/{shard,manifest.json}
+//!         incoming/<root>      a shard on its way
+//!         spare/<number>       files of dropped replicas, used again: their pages are there already
+//! ```
+//!
+//! The digits are a hash of job and run; nothing that a peer sends becomes part of a path but numbers. A replica is there
+//! when its manifest is, which appears last and at once. What is found at a start is read and compared before it is offered.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mainstay_checkpoint::MANIFEST_NAME;
+use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
+
+use super::sealed::{Sealed, open_plainly};
+
+/// Files of dropped replicas that are kept to be used again.
+const SPARES: usize = 4;
+
+/// The file's name in the store, whatever its owner called it.
+const DATA: &str = "shard";
+
+/// Replicas, within a quota.
+#[derive(Debug)]
+pub struct Store {
+    root: PathBuf,
+    quota: u64,
+    medium: Medium,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    replicas: BTreeMap<String, Replica>,
+    uploads: BTreeMap<String, Arc<Upload>>,
+    spares: Vec<(PathBuf, u64)>,
+    spared: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Replica {
+    sealed: Arc<Sealed>,
+    directory: PathBuf,
+    verified: bool,
+}
+
+/// A shard on its way into the store. Several connections may bring its chunks.
+#[derive(Debug)]
+pub struct Upload {
+    /// What it must become.
+    pub sealed: Arc<Sealed>,
+    file: File,
+    path: PathBuf,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    missing: BTreeSet<u32>,
+    /// Chunks that a connection is bringing now: nobody else writes them.
+    coming: BTreeSet<u32>,
+    /// When something last happened.
+    moved: Instant,
+}
+
+/// The right to write one chunk of an upload. It is given back when it is dropped.
+#[derive(Debug)]
+pub struct Claim<'u> {
+    upload: &'u Upload,
+    chunk: u32,
+}
+
+/// Why a shard is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is no room.
+    #[error("the store is full: {wanted} bytes are wanted and {free} of {quota} are free")]
+    Full {
+        /// Bytes of the shard.
+        wanted: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// The quota.
+        quota: u64,
+    },
+    /// Chunks have not come.
+    #[error("{0} chunk(s) have not come")]
+    Missing(usize),
+    /// The disk.
+    #[error("{what}: {source}")]
+    Disk {
+        /// What was done.
+        what: String,
+        /// What came of it.
+        source: io::Error,
+    },
+}
+
+/// What becomes of an offer.
+#[derive(Debug)]
+pub enum Offer {
+    /// It lies here already.
+    Here,
+    /// It is wanted.
+    Wanted(Arc<Upload>),
+}
+
+fn disk(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let what = format!("{what} {}", path.display());
+    move |source| StoreError::Disk { what, source }
+}
+
+impl Store {
+    /// Opens the store at `root`, and makes it where it is not there yet.
+    ///
+    /// # Errors
+    /// The directory cannot be made or read.
+    pub fn open(root: &Path, quota: u64) -> Result<Store, StoreError> {
+        for name in ["replicas", "incoming", "spare"] {
+            make_private(&root.join(name))?;
+        }
+        // Half of a shard is worth nothing to a process that does not know which half.
+        for name in ["incoming", "spare"] {
+            for entry in fs::read_dir(root.join(name)).map_err(disk("reading", root))?.flatten() {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        let medium = match rustix::fs::statfs(root) {
+            Ok(of) if of.f_type == 0x0102_1994 => Medium::Memory,
+            _ => Medium::Disk,
+        };
+        let mut inner = Inner::default();
+        for directory in shard_directories(&root.join("replicas")) {
+            // One without a good manifest is not there; its bytes go.
+            match Sealed::read(&directory.join(MANIFEST_NAME)) {
+                Ok(sealed) => {
+                    let replica = Replica { sealed: Arc::new(sealed), directory, verified: false };
+                    inner.replicas.insert(replica.sealed.shard.root.clone(), replica);
+                }
+                Err(_) => drop(fs::remove_dir_all(directory)),
+            }
+        }
+        Ok(Store { root: root.to_owned(), quota, medium, inner: Mutex::new(inner) })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compares everything that was found at the start with its manifest; what is not as it was is deleted. Tells of each.
+    pub fn verify_all(&self, mut damaged: impl FnMut(&Shard)) {
+        let open: Vec<Replica> =
+            self.inner().replicas.values().filter(|replica| !replica.verified).cloned().collect();
+        for replica in open {
+            let shard = &replica.sealed.shard;
+            let checked =
+                open_plainly(&replica.directory.join(DATA)).and_then(|file| replica.sealed.first_bad(&file));
+            if matches!(checked, Ok(None)) {
+                if let Some(held) = self.inner().replicas.get_mut(&shard.root) {
+                    held.verified = true;
+                }
+            } else {
+                damaged(shard);
+                self.remove(&shard.root);
+            }
+        }
+    }
+
+    /// What lies here: each with where it lies and whether it was compared with its manifest since the start.
+    pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
+        let inner = self.inner();
+        inner.replicas.values().map(|of| (of.sealed.shard.clone(), self.medium, of.verified)).collect()
+    }
+
+    /// Bytes that are used, and the quota.
+    pub fn usage(&self) -> (u64, u64) {
+        (self.inner().used(), self.quota)
+    }
+
+    /// A replica by its root: what it is, and its file.
+    pub fn open_replica(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+        let replica = self.inner().replicas.get(root).cloned()?;
+        let file = open_plainly(&replica.directory.join(DATA)).ok()?;
+        Some((replica.sealed, file))
+    }
+
+    /// Takes up a shard that is offered, if there is room once `deletable` steps are gone.
+    ///
+    /// # Errors
+    /// There is no room, or the disk fails.
+    pub fn offer(&self, sealed: Sealed, deletable: &[StepKey]) -> Result<Offer, StoreError> {
+        let root = sealed.shard.root.clone();
+        {
+            let mut inner = self.inner();
+            if inner.replicas.get(&root).is_some_and(|replica| replica.verified) {
+                return Ok(Offer::Here);
+            }
+            if let Some(upload) = inner.uploads.get(&root) {
+                return Ok(Offer::Wanted(Arc::clone(upload)));
+            }
+            self.make_room(&mut inner, sealed.shard.bytes, deletable)?;
+        }
+        self.begin(sealed)
+    }
+
+    fn begin(&self, sealed: Sealed) -> Result<Offer, StoreError> {
+        let root = sealed.shard.root.clone();
+        let path = self.root.join("incoming").join(&root);
+        let spare = self.inner().take_spare(sealed.shard.bytes);
+        if let Some(spare) = spare {
+            fs::rename(&spare, &path).map_err(disk("using again", &spare))?;
+        }
+        let open =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = open.map_err(disk("making", &path))?;
+        file.set_len(sealed.shard.bytes).map_err(disk("sizing", &path))?;
+        if sealed.shard.bytes > 0 {
+            // Room is had now or not at all: no shard fails in its middle for want of it.
+            let all =
+                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, sealed.shard.bytes);
+            if let Err(error) = all {
+                let _ = fs::remove_file(&path);
+                return Err(disk("making room for", &path)(error.into()));
+            }
+        }
+        let missing = (0..sealed.chunks()).collect();
+        let progress = Mutex::new(Progress { missing, coming: BTreeSet::new(), moved: Instant::now() });
+        let upload = Arc::new(Upload { sealed: Arc::new(sealed), file, path, progress });
+        self.inner().uploads.insert(root, Arc::clone(&upload));
+        Ok(Offer::Wanted(upload))
+    }
+
+    fn make_room(&self, inner: &mut Inner, wanted: u64, deletable: &[StepKey]) -> Result<(), StoreError> {
+        let fits = |inner: &Inner| inner.used().saturating_add(wanted) <= self.quota;
+        if fits(inner) {
+            return Ok(());
+        }
+        for step in deletable {
+            let roots: Vec<String> = inner
+                .replicas
+                .values()
+                .filter(|replica| replica.sealed.shard.of == *step)
+                .map(|replica| replica.sealed.shard.root.clone())
+                .collect();
+            roots.iter().for_each(|root| self.drop_replica(inner, root));
+        }
+        // A spare of the right size is used; all others go if that is what it takes.
+        while inner.used().saturating_add(inner.spared).saturating_add(wanted) > self.quota {
+            let Some((path, bytes)) = inner.spares.pop() else { break };
+            inner.spared -= bytes;
+            let _ = fs::remove_file(path);
+        }
+        if fits(inner) {
+            return Ok(());
+        }
+        Err(StoreError::Full { wanted, free: self.quota.saturating_sub(inner.used()), quota: self.quota })
+    }
+
+    /// Makes an upload a replica: bytes on the disk first, then its place, then its manifest.
+    ///
+    /// # Errors
+    /// Chunks are missing, or the disk fails.
+    pub fn commit(&self, upload: &Upload) -> Result<(), StoreError> {
+        let missing = upload.missing().len();
+        if missing > 0 {
+            return Err(StoreError::Missing(missing));
+        }
+        let sealed = &upload.sealed;
+        let root = &sealed.shard.root;
+        if self.inner().uploads.remove(root).is_none() {
+            // Another connection was first.
+            return Ok(());
+        }
+        let directory = self.directory(&sealed.shard);
+        let put = || -> io::Result<()> {
+            upload.file.sync_data()?;
+            make_all(&directory)?;
+            // A shard of the same rank that was sealed before this one: without its manifest it is not there.
+            match fs::remove_file(directory.join(MANIFEST_NAME)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => sync_directory(&directory)?,
+            }
+            fs::rename(&upload.path, directory.join(DATA))?;
+            write_at_once(&directory, MANIFEST_NAME, &sealed.manifest)?;
+            directory.parent().map_or(Ok(()), sync_directory)
+        };
+        put().map_err(disk("storing", &directory))?;
+        let mut inner = self.inner();
+        inner.replicas.retain(|_, replica| replica.directory != directory);
+        let replica = Replica { sealed: Arc::clone(sealed), directory, verified: true };
+        inner.replicas.insert(root.clone(), replica);
+        Ok(())
+    }
+
+    /// Gives an upload up.
+    pub fn abandon(&self, upload: &Upload) {
+        if self.inner().uploads.remove(&upload.sealed.shard.root).is_some() {
+            let _ = fs::remove_file(&upload.path);
+        }
+    }
+
+    /// Gives up what nobody has brought anything of for `patience`: its owner is gone.
+    pub fn sweep(&self, patience: Duration) {
+        let idle: Vec<Arc<Upload>> =
+            self.inner().uploads.values().filter(|upload| upload.idle() > patience).cloned().collect();
+        idle.iter().for_each(|upload| self.abandon(upload));
+    }
+
+    /// Deletes a replica; whether it was there.
+    pub fn remove(&self, root: &str) -> bool {
+        let mut inner = self.inner();
+        let there = inner.replicas.contains_key(root);
+        self.drop_replica(&mut inner, root);
+        there
+    }
+
+    /// Its manifest goes first, so that it is either there or not; its file is kept to be used again.
+    fn drop_replica(&self, inner: &mut Inner, root: &str) {
+        let Some(replica) = inner.replicas.remove(root) else { return };
+        let manifest = replica.directory.join(MANIFEST_NAME);
+        let _ = fs::remove_file(&manifest).and_then(|()| sync_directory(&replica.directory));
+        let spare = self.root.join("spare").join(root);
+        let bytes = replica.sealed.shard.bytes;
+        if inner.spares.len() < SPARES && fs::rename(replica.directory.join(DATA), &spare).is_ok() {
+            inner.spares.push((spare, bytes));
+            inner.spared += bytes;
+        }
+        let _ = fs::remove_dir_all(&replica.directory);
+        // The directories of the step and of the run, when nothing else is in them.
+        for above in replica.directory.ancestors().skip(1).take(2) {
+            let _ = fs::remove_dir(above);
+        }
+    }
+
+    fn directory(&self, shard: &Shard) -> PathBuf {
+        let StepKey { step, job, run, attempt, world } = &shard.of;
+        let mut hasher = blake3::Hasher::new();
+        for words in [job, run] {
+            hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
+        }
+        let home = &hasher.update(&world.to_le_bytes()).finalize().to_hex()[..16];
+        let replicas = self.root.join("replicas").join(home);
+        replicas.join(format!("step-{step:012}.{attempt}")).join(format!("rank-{:05}", shard.rank))
+    }
+}
+
+impl Inner {
+    /// Bytes of replicas and of what is on its way. Spares do not count: they go when room is needed.
+    fn used(&self) -> u64 {
+        let held = self.replicas.values().map(|replica| replica.sealed.shard.bytes);
+        let coming = self.uploads.values().map(|upload| upload.sealed.shard.bytes);
+        held.chain(coming).fold(0, u64::saturating_add)
+    }
+
+    /// The spare file whose size is nearest.
+    fn take_spare(&mut self, bytes: u64) -> Option<PathBuf> {
+        let nearest = self.spares.iter().enumerate().min_by_key(|(_, (_, size))| size.abs_diff(bytes));
+        let (index, _) = nearest?;
+        let (path, size) = self.spares.swap_remove(index);
+        self.spared -= size;
+        Some(path)
+    }
+}
+
+impl Upload {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The numbers of the chunks that have not come.
+    pub fn missing(&self) -> Vec<u32> {
+        let progress = self.progress();
+        progress.missing.union(&progress.coming).copied().collect()
+    }
+
+    /// The right to write a chunk; none if it lies there already, or another connection is bringing it.
+    pub fn claim(&self, chunk: u32) -> Option<Claim<'_>> {
+        let mut progress = self.progress();
+        progress.moved = Instant::now();
+        if !progress.missing.remove(&chunk) {
+            return None;
+        }
+        progress.coming.insert(chunk);
+        Some(Claim { upload: self, chunk })
+    }
+
+    /// How long nothing has happened.
+    pub fn idle(&self) -> Duration {
+        self.progress().moved.elapsed()
+    }
+}
+
+impl Claim<'_> {
+    /// Writes a piece of the chunk.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.upload.file.write_all_at(bytes, offset)
+    }
+
+    /// The whole chunk was verified and written.
+    pub fn done(self) {
+        self.upload.progress().coming.remove(&self.chunk);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut progress = self.upload.progress();
+        progress.moved = Instant::now();
+        if progress.coming.remove(&self.chunk) {
+            progress.missing.insert(self.chunk);
+        }
+    }
+}
+
+/// All directories two below `replicas/<run>`, whatever lies there.
+fn shard_directories(replicas: &Path) -> Vec<PathBuf> {
+    let below = |directory: &PathBuf| -> Vec<PathBuf> {
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    below(&replicas.to_owned()).iter().flat_map(below).collect::<Vec<_>>().iter().flat_map(below).collect()
+}
+
+fn make_private(directory: &Path) -> Result<(), StoreError> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(directory).map_err(disk("making", directory))
+}
+
+fn make_all(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    for above in directory.ancestors().skip(1).take(3) {
+        sync_directory(above)?;
+    }
+    Ok(())
+}
+
+/// Writes a small file so that it is there whole or not at all, also after a crash of the host.
+pub(crate) fn write_at_once(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    let aside = directory.join(format!(".{name}.tmp"));
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&aside, directory.join(name))?;
+    sync_directory(directory)
+}
+
+pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}

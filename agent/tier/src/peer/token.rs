@@ -1,0 +1,125 @@
+//! Who may read and write: agents that know the job token, a secret in a file on each host.
+//!
+//! Both sides prove it over nonces of both (nothing that was overheard serves again), and sign every header with a key of
+//! the session. What is sent is not encrypted.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Length of a nonce, bytes.
+pub const NONCE_BYTES: usize = 32;
+
+/// The shortest token that is taken, bytes.
+const SHORTEST: usize = 16;
+
+/// The longest token that is read, bytes.
+const LONGEST: u64 = 4096;
+
+/// The shared secret.
+#[derive(Clone)]
+pub struct Token {
+    key: [u8; 32],
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// A token that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The file cannot be read.
+    #[error("reading the token file {path}: {source}")]
+    File {
+        /// Which one.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Others may read it.
+    #[error("the token file {path} may be read by others (mode {mode:o}): make it 0600")]
+    Open {
+        /// Which one.
+        path: String,
+        /// Its mode.
+        mode: u32,
+    },
+    /// It is no secret.
+    #[error(
+        "a token of {0} bytes; it must have at least {SHORTEST}: write one with `head -c 32 /dev/urandom | base64`"
+    )]
+    Short(usize),
+}
+
+impl Token {
+    /// The token in a file that only its owner may read. White space at its ends does not count.
+    ///
+    /// # Errors
+    /// It cannot be read, others may read it, or it is too short.
+    pub fn read(path: &Path) -> Result<Token, TokenError> {
+        let shown = || path.display().to_string();
+        let told = |source| TokenError::File { path: shown(), source };
+        let file = File::open(path).map_err(told)?;
+        let mode = file.metadata().map_err(told)?.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(TokenError::Open { path: shown(), mode });
+        }
+        let mut bytes = Vec::new();
+        file.take(LONGEST).read_to_end(&mut bytes).map_err(told)?;
+        Token::new(bytes.trim_ascii())
+    }
+
+    /// The token of these bytes.
+    ///
+    /// # Errors
+    /// It is too short.
+    pub fn new(bytes: &[u8]) -> Result<Token, TokenError> {
+        if bytes.len() < SHORTEST {
+            return Err(TokenError::Short(bytes.len()));
+        }
+        Ok(Token { key: blake3::derive_key("mainstay peers: job token, version 1", bytes) })
+    }
+
+    /// The proof of one side of a connection, or with another word its session's key.
+    pub(crate) fn prove(
+        &self,
+        word: &str,
+        client: &[u8; NONCE_BYTES],
+        server: &[u8; NONCE_BYTES],
+    ) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
+        hasher.update(word.as_bytes()).update(&[0, super::frame::VERSION]).update(client).update(server);
+        hasher.finalize()
+    }
+}
+
+/// Signs the frames of one direction, or checks them: the sequence number makes each code good for one frame.
+pub(crate) struct Signer {
+    key: [u8; 32],
+    sequence: u64,
+}
+
+impl Signer {
+    pub(crate) fn new(key: blake3::Hash) -> Signer {
+        Signer { key: *key.as_bytes(), sequence: 0 }
+    }
+
+    /// The code for the next frame.
+    pub(crate) fn sign(&mut self, header: &[u8], message: &[u8]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key);
+        hasher.update(&self.sequence.to_le_bytes()).update(header).update(message);
+        self.sequence += 1;
+        hasher.finalize()
+    }
+}
+
+/// A number that nobody can guess and that never comes again.
+pub(crate) fn nonce() -> std::io::Result<[u8; NONCE_BYTES]> {
+    let mut bytes = [0; NONCE_BYTES];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,24 @@
+//! A policy is text that a user wrote: it ends with a decision or an error at a place, within its limits, whatever stands there.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_policy::incidents::{self, Incident};
+use mainstay_policy::{LIMITS, Policy};
+
+static INCIDENTS: LazyLock<Vec<Incident>> = LazyLock::new(|| {
+    incidents::read(include_str!("../../agent/src/cli/policy_usual.toml")).unwrap_or_default()
+});
+
+fuzz_target!(|text: &str| {
+    let Ok(policy) = Policy::parse("fuzzed.star", text) else { return };
+    for incident in INCIDENTS.iter().take(3) {
+        let of = || policy.decide(&incident.settings, incident.case(), &|| false);
+        let first = of();
+        if let Ok(decided) = &first {
+            assert!(decided.steps <= LIMITS.steps && decided.bytes <= LIMITS.bytes);
+        }
+        assert_eq!(first, of(), "the same case is decided the same");
+    }
+});

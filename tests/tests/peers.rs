@@ -1,0 +1,233 @@
+//! Real agents on loopback addresses of their own keep replicas of each other's shards: owners and holders are killed, disks are
+//! lost, and a job on another host goes on from the newest whole step.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+use mainstay_tests::{Agent, Stage, mainstay, processes};
+use serde_json::Value;
+use twox_hash::XxHash3_128;
+
+/// Hosts that know each other.
+struct Hosts {
+    stages: Vec<Stage>,
+    names: Vec<String>,
+    options: Vec<String>,
+}
+
+impl Hosts {
+    /// So many, each with further keys of `checkpoint`.
+    fn new(test: u8, count: u8, options: &[&str]) -> Hosts {
+        let process = std::process::id() % 60_000;
+        let name = |host: u8| {
+            format!("127.{}.{}.{}:7140", 20 + process / 250 % 200, 1 + process % 250, 16 * test + host)
+        };
+        Hosts {
+            stages: (0..count).map(|_| Stage::new()).collect(),
+            names: (1..=count).map(name).collect(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+        }
+    }
+
+    fn agent(&self, host: usize) -> Agent {
+        let stage = &self.stages[host];
+        let token = stage.work().join("token");
+        fs::write(&token, "the same on all hosts of this test").unwrap();
+        fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+        let key = |name: &str, value: String| format!("MAINSTAY_AGENT_CHECKPOINT_{name}={value}");
+        let mut line = vec!["env".to_owned()];
+        line.push(key("LISTEN", self.names[host].clone()));
+        line.push(key("PEERS", self.names.join(",")));
+        line.push(key("TOKEN_FILE", token.display().to_string()));
+        line.push(key("STORE", self.store(host).display().to_string()));
+        line.push(key("INTERVAL", "100ms".to_owned()));
+        line.extend(self.options.iter().map(|option| format!("MAINSTAY_AGENT_CHECKPOINT_{option}")));
+        line.push(mainstay().display().to_string());
+        Agent::start_under(&line, stage)
+    }
+
+    fn store(&self, host: usize) -> PathBuf {
+        self.stages[host].tmpfs().join("replicas")
+    }
+
+    /// Where the ranks of this host keep checkpoints.
+    fn directory(&self, host: usize) -> PathBuf {
+        self.stages[host].work().join("checkpoints")
+    }
+
+    /// Whether anything of a shard lies in a host's store already.
+    fn has_begun(&self, host: usize) -> bool {
+        fs::read_dir(self.store(host).join("incoming")).is_ok_and(|mut entries| entries.next().is_some())
+    }
+}
+
+fn ckpt(agent: &Agent, arguments: &[&str]) -> Output {
+    let mut command = Command::new(mainstay());
+    command.arg("ckpt").args(arguments).arg("--socket").arg(agent.socket());
+    command.output().expect("mainstay can be started")
+}
+
+fn json(output: &Output) -> Value {
+    let told = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&told)
+        .unwrap_or_else(|error| panic!("{error}: {told}{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn bytes(rank: u32, size: usize) -> Vec<u8> {
+    let words =
+        (0..size as u64 / 8).map(|word| (word ^ u64::from(rank) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Seals the shards of a step as the ranks of a job do.
+fn save(directory: &Path, run: &str, step: u64, world: u32, size: usize) {
+    for rank in 0..world {
+        let content = bytes(rank, size);
+        let manifest = Manifest {
+            identity: Identity { job: run.to_owned(), attempt: 0, step, rank, world_size: world },
+            run: run.to_owned(),
+            created_unix_s: 1_700_000_000,
+            serialisation: "safetensors".to_owned(),
+            software: Default::default(),
+            file: SealedFile {
+                name: "state.safetensors".to_owned(),
+                size: content.len() as u64,
+                xxh3_128: XxHash3_128::oneshot(&content),
+            },
+            chunks: Some(Chunks {
+                bytes: CHUNK_BYTES,
+                sums: content.chunks(CHUNK_BYTES as usize).map(chunk_sum).collect(),
+            }),
+        };
+        let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
+        fs::create_dir_all(&home).unwrap();
+        fs::write(home.join("state.safetensors"), &content).unwrap();
+        fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
+    }
+}
+
+fn assert_lies_in(directory: &Path, step: u64, world: u32, size: usize) {
+    for rank in 0..world {
+        let found = directory.join(format!("step-{step:012}/rank-{rank:05}/state.safetensors"));
+        assert!(fs::read(&found).unwrap() == bytes(rank, size), "{} is as it was saved", found.display());
+    }
+}
+
+#[test]
+fn a_job_on_another_host_goes_on_from_what_a_lost_host_had_saved() {
+    let hosts = Hosts::new(0, 3, &[]);
+    let agents: Vec<Agent> = (0..3).map(|host| hosts.agent(host)).collect();
+    let (run, size) = ("run-a", 9 << 20);
+    let owned = hosts.directory(0);
+    save(&owned, run, 40, 2, size);
+    let pushed = ckpt(&agents[0], &["push", run, &owned.display().to_string(), "--wait", "90", "--json"]);
+    assert_eq!(json(&pushed)["copies"], 2, "{}", String::from_utf8_lossy(&pushed.stderr));
+
+    // The host is lost with its disk; which of the others holds the replicas is not known here.
+    let mut agents = agents.into_iter();
+    agents.next().unwrap().kill();
+    fs::remove_dir_all(&owned).unwrap();
+    let others: Vec<Agent> = agents.collect();
+    let place = hosts.directory(2);
+    let job = hosts.stages[2]
+        .sh("mark loaded; exit 0")
+        .with(&others[1])
+        .own_places()
+        .options(&format!(
+            "--rdzv-id {run} --log-dir {} --runtime-dir {} --checkpoint-dir {}",
+            hosts.stages[2].logs().display(),
+            hosts.stages[2].tmpfs().display(),
+            place.display()
+        ))
+        .start();
+    let end = job.end();
+    end.assert_status(0).assert_said("checkpoint: step 40");
+    assert_lies_in(&place, 40, 2, size);
+
+    let listed = json(&ckpt(&others[1], &["ls", "--run", run, "--json"]));
+    assert_eq!(
+        (&listed["steps"][0]["step"], &listed["steps"][0]["whole"]),
+        (&40.into(), &true.into()),
+        "{listed}"
+    );
+    let verified = Command::new(mainstay()).args(["ckpt", "verify", "--json"]).arg(&place).output().unwrap();
+    assert_eq!((verified.status.code(), &json(&verified)["good"]), (Some(0), &2.into()));
+    // A bit that flips is found without an agent.
+    let shard = place.join("step-000000000040/rank-00001/state.safetensors");
+    let mut content = fs::read(&shard).unwrap();
+    content[5 << 20] ^= 1;
+    fs::write(&shard, content).unwrap();
+    let verified = Command::new(mainstay()).args(["ckpt", "verify"]).arg(&place).output().unwrap();
+    assert_eq!(verified.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&verified.stdout).contains("chunk 1 is not what was sealed"));
+    // And mended from a peer.
+    let pulled = ckpt(&others[1], &["pull", run, &place.display().to_string(), "--json"]);
+    assert_eq!(json(&pulled)["step"], 40);
+    assert_lies_in(&place, 40, 2, size);
+}
+
+#[test]
+fn a_holder_that_is_killed_in_the_middle_is_replaced_by_another() {
+    // Slow enough that it is in the middle for seconds.
+    let hosts = Hosts::new(1, 3, &["RATE_LIMIT=4MiB", "STREAMS=1"]);
+    let owner = hosts.agent(0);
+    let mut holders: Vec<Option<Agent>> = vec![None, Some(hosts.agent(1)), Some(hosts.agent(2))];
+    let (run, size) = ("run-b", 24 << 20);
+    let directory = hosts.directory(0);
+    save(&directory, run, 1, 1, size);
+    assert_eq!(
+        ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "0"]).status.code(),
+        Some(1)
+    );
+    processes::wait_until("a holder that takes chunks", || hosts.has_begun(1) || hosts.has_begun(2));
+    let killed = if hosts.has_begun(1) { 1 } else { 2 };
+    holders[killed].take().unwrap().kill();
+    let pushed = ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "100", "--json"]);
+    assert_eq!(json(&pushed)["copies"], 2);
+    let other = 3 - killed;
+    let kept = json(&ckpt(holders[other].as_ref().unwrap(), &["show", "1", "--run", run, "--json"]));
+    let copies = kept["steps"][0]["copies"].as_array().unwrap();
+    assert!(copies.iter().any(|copy| copy["holder"] == hosts.names[other].as_str()), "{kept}");
+}
+
+#[test]
+fn an_owner_that_is_killed_in_the_middle_goes_on_where_it_was() {
+    let hosts = Hosts::new(2, 2, &["RATE_LIMIT=4MiB", "STREAMS=1"]);
+    let owner = hosts.agent(0);
+    let holder = hosts.agent(1);
+    let (run, size) = ("run-c", 24 << 20);
+    let directory = hosts.directory(0);
+    save(&directory, run, 1, 1, size);
+    ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "0"]);
+    processes::wait_until("a holder that takes chunks", || hosts.has_begun(1));
+    owner.kill();
+    // It finds by itself what it watched, without being told again.
+    let owner = hosts.agent(0);
+    processes::wait_until("a replica", || {
+        json(&ckpt(&holder, &["ls", "--run", run, "--json"]))["steps"][0]["least_copies"] == 2
+    });
+    drop(owner);
+    let place = hosts.directory(1);
+    let pulled = ckpt(&holder, &["pull", run, &place.display().to_string(), "--json"]);
+    assert_eq!(json(&pulled)["shards_here"], 1, "from its own store");
+    assert_lies_in(&place, 1, 1, size);
+}
+
+#[test]
+fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_says_so() {
+    let stage = Stage::new();
+    let directory = stage.work().join("checkpoints");
+    save(&directory, "run-d", 7, 2, 1 << 20);
+    fs::remove_file(directory.join("step-000000000007/rank-00001").join(MANIFEST_NAME)).unwrap();
+    let listed =
+        Command::new(mainstay()).args(["ckpt", "ls", "--json", "--dir"]).arg(&directory).output().unwrap();
+    assert_eq!(listed.status.code(), Some(1), "a step is there, and it is not whole");
+    assert_eq!(json(&listed)["steps"][0]["missing_ranks"], serde_json::json!([1]));
+    let agent = stage.agent();
+    let asked = ckpt(&agent, &["ls"]);
+    assert_eq!(asked.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&asked.stderr).contains("checkpoint.listen is not set"));
+}

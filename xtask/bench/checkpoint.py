@@ -1,0 +1,152 @@
+"""A rank that saves and loads a state of one size in one way, and writes what each took as a line of JSON.
+
+usage: checkpoint.py TOOL GIB SAMPLES OUT      TOOL: mainstay, torch_save, dcp_async, nvrx
+
+Every round begins with one memcpy of the same bytes between two warm buffers, so that a ratio is made of neighbours in time.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+import numpy as np
+import torch
+
+TOOL, GIB, SAMPLES, OUT = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+torch.set_num_threads(1)
+TENSORS = max(1, int(GIB * 16))
+WORDS = int(GIB * (1 << 30) / 4 / TENSORS)
+BYTES = TENSORS * WORDS * 4
+now = time.perf_counter
+
+
+def tell(**facts):
+    with open(OUT, "a", encoding="utf-8") as out:
+        out.write(json.dumps(facts) + "\n")
+
+
+def main():
+    state = {f"layer{number}.weight": torch.full((WORDS,), float(number)) for number in range(TENSORS)}
+    buffer = np.zeros(TENSORS * WORDS, np.float32)
+
+    def memcpy():
+        began = now()
+        at = 0
+        for tensor in state.values():
+            np.copyto(buffer[at : at + WORDS], tensor.numpy())
+            at += WORDS
+        return now() - began
+
+    memcpy()
+    place = tempfile.mkdtemp(dir="/dev/shm")
+    try:
+        save, settled, load = WAYS[TOOL](state, place)
+        for number in range(SAMPLES + 1):
+            copy = memcpy()
+            # What changes from step to step must not be found unchanged.
+            state["layer0.weight"][0] = number
+            began = now()
+            save(number + 1)
+            took = now() - began
+            settled(number + 1)
+            tell(what="first" if number == 0 else "save", copy=copy, took=took, behind=now() - began)
+        for _ in range(SAMPLES):
+            copy = memcpy()
+            began = now()
+            loaded = load()
+            took = now() - began
+            assert loaded["layer0.weight"][0] == SAMPLES and torch.equal(loaded[f"layer{TENSORS - 1}.weight"], state[f"layer{TENSORS - 1}.weight"])
+            del loaded
+            tell(what="load", copy=copy, took=took)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    tell(what="done", bytes=BYTES)
+
+
+def mainstay(state, _place):
+    import mainstay
+
+    assert mainstay.checkpoint.reserve(state), "there is no memory for it"
+
+    def save(step):
+        assert mainstay.checkpoint.save(step, state)
+
+    def settled(step):
+        while mainstay.checkpoint._in_memory(mainstay.checkpoint._place(None)).made_in(step) is None:
+            time.sleep(0.01)
+
+    return save, settled, mainstay.checkpoint.load
+
+
+def torch_save(state, place):
+    path = os.path.join(place, "state.pt")
+    return lambda _: torch.save(state, path), lambda _: None, lambda: torch.load(path)
+
+
+def process_group():
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29591", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    torch.distributed.init_process_group("gloo")
+
+
+def dcp_async(state, place):
+    import torch.distributed.checkpoint as dcp
+
+    process_group()
+    pending, paths = [], []
+
+    def save(step):
+        path = os.path.join(place, str(step))
+        pending.append(dcp.async_save(state, checkpoint_id=path))
+        paths.append(path)
+
+    def settled(_):
+        pending.pop().result()
+        while len(paths) > 1:
+            shutil.rmtree(paths.pop(0))
+
+    def load():
+        into = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        dcp.load(into, checkpoint_id=paths[-1])
+        return into
+
+    return save, settled, load
+
+
+def nvrx(state, place):
+    from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict, dict_list_map_inplace
+    from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
+
+    process_group()
+    # It takes tensors on CUDA only; here the copy to the host is a copy on the host.
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_device = lambda: "cpu"
+
+    class OnHost(BasicTensorAwareStateDict):
+        def __init__(self, held):
+            self.state_dict, self._is_hollow = held, False
+
+        def copy_tensors_to_cpu(self, non_blocking=False):
+            dict_list_map_inplace(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, self.state_dict)
+
+        def restore_tensor_device(self, non_blocking=True):
+            pass
+
+    OnHost.__qualname__ = "OnHost"
+    globals()["OnHost"] = OnHost
+    manager = LocalCheckpointManager(place)
+
+    def load():
+        fresh = LocalCheckpointManager(place)
+        fresh.find_latest()
+        return fresh.load()[0].state_dict
+
+    return lambda step: manager.save(OnHost(dict(state)), step), lambda _: None, load
+
+
+WAYS = {"mainstay": mainstay, "torch_save": torch_save, "dcp_async": dcp_async, "nvrx": nvrx}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+//! Checkpoints: what a save costs training, and how soon a state is back, as ratios to one warm memcpy of the same bytes that was made
+//! just before. Beside torch.save, DCP's async_save and NVRx's local manager, all on the same tmpfs.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::figure::{Figure, Report};
+use super::launchers::{Bed, script_path};
+use super::peers::NVRX_NAME;
+use super::process::Running;
+use crate::places;
+use crate::say::Story;
+
+const SCRIPT: &str = "checkpoint.py";
+
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// Sizes of a rank's state, by the name of their figures.
+const SIZES: [(&str, f64); 2] = [("1g", 1.0), ("4g", 4.0)];
+
+/// Peers by the script's names and by those of the figures; NVRx needs an environment of its own.
+const PEERS: [(&str, &str); 3] =
+    [("torch_save", "torch.save"), ("dcp_async", "dcp.async_save"), ("nvrx", NVRX_NAME)];
+
+/// A peer's state: the largest for which several of them fit beside each other into a small host.
+const PEERS_UP_TO_GIB: f64 = 1.0;
+
+/// Measures each size `samples` times; only those of at most `most_gib`.
+pub fn measure(story: &Story, bed: &Bed, samples: usize, most_gib: f64, report: &mut Report) {
+    // A smaller state stands for both where that is asked for, under its own name.
+    let sizes = SIZES.into_iter().filter(|(_, gib)| *gib <= most_gib);
+    let mut sizes: Vec<(&str, f64)> = sizes.collect();
+    if sizes.is_empty() {
+        sizes.push(("small", most_gib));
+    }
+    for (name, gib) in sizes {
+        let step = |tool: &str| {
+            let told = format!("checkpoint: {tool}, {gib} GiB ({samples} saves and loads)");
+            story
+                .step(&told, || timed(bed, tool, gib, samples))
+                .map_err(|error| eprintln!("{told}: left out: {error:#}"))
+                .ok()
+        };
+        let Some(ours) = step("mainstay") else { continue };
+        let peers: Vec<(&str, Times)> = PEERS
+            .into_iter()
+            .filter(|_| bed.torchrun && gib <= PEERS_UP_TO_GIB)
+            .filter(|(tool, _)| *tool != "nvrx" || bed.peers.is_some())
+            .filter_map(|(tool, peer)| Some((peer, step(tool)?)))
+            .collect();
+        let mut add = |id: String, unit: &str, of: &dyn Fn(&Times) -> Vec<f64>| {
+            let Some(figure) = Figure::median(&id, unit, &of(&ours)) else { return };
+            if peers.is_empty() {
+                report.add([figure]);
+            } else {
+                report.add(peers.iter().map(|(peer, times)| figure.beside(peer, &of(times))));
+            }
+        };
+        add(format!("checkpoint.save_stall_{name}"), "x memcpy", &|times| times.ratios("save"));
+        add(format!("checkpoint.first_save_{name}"), "x memcpy", &|times| times.ratios("first"));
+        add(format!("checkpoint.save_stall_s_{name}"), "s", &|times| times.seconds("save"));
+        add(format!("checkpoint.behind_s_{name}"), "s", &|times| times.behind());
+        add(format!("checkpoint.restore_memory_{name}"), "of memcpy", &|times| times.speeds("load"));
+        add(format!("checkpoint.restore_memory_s_{name}"), "s", &|times| times.seconds("load"));
+    }
+}
+
+struct Times(Vec<Event>);
+
+#[derive(Deserialize)]
+struct Event {
+    what: String,
+    #[serde(default)]
+    copy: f64,
+    #[serde(default)]
+    took: f64,
+    #[serde(default)]
+    behind: f64,
+}
+
+impl Times {
+    fn of<'a>(&'a self, what: &'a str) -> impl Iterator<Item = &'a Event> {
+        self.0.iter().filter(move |event| event.what == what)
+    }
+
+    fn ratios(&self, what: &str) -> Vec<f64> {
+        self.of(what).map(|event| event.took / event.copy).collect()
+    }
+
+    fn speeds(&self, what: &str) -> Vec<f64> {
+        self.of(what).map(|event| event.copy / event.took).collect()
+    }
+
+    fn seconds(&self, what: &str) -> Vec<f64> {
+        self.of(what).map(|event| event.took).collect()
+    }
+
+    /// From the call to where the step can be offered.
+    fn behind(&self) -> Vec<f64> {
+        self.of("save").map(|event| event.behind).collect()
+    }
+}
+
+fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
+    let folder = places::target().join("bench/checkpoint");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let out = folder.join("events.jsonl");
+    let mut command = command(bed, tool, &folder)?;
+    command.arg(script_path(SCRIPT)).args([tool, &gib.to_string(), &samples.to_string()]).arg(&out);
+    let mut running = Running::start(command, &folder.join("log"))?;
+    let done = || read(&out).iter().any(|event| event.what == "done").then_some(());
+    running.wait_for("the end of its saves", LIMIT, done)?;
+    let times = Times(read(&out));
+    if times.of("save").count() != samples {
+        bail!("{} of {samples} saves came to pass\n{}", times.of("save").count(), running.said());
+    }
+    Ok(times)
+}
+
+fn command(bed: &Bed, tool: &str, folder: &Path) -> Result<Command> {
+    Ok(match tool {
+        "mainstay" => {
+            let mut command = Command::new(places::release_mainstay());
+            // The launcher takes the checksums of one save while the next memcpy is measured, as in life; the disk is another matter.
+            command.args([
+                "run",
+                "--no-agent",
+                "--no-warm",
+                "--max-restarts",
+                "0",
+                "--checkpoint-bandwidth",
+                "50M",
+            ]);
+            command.arg("--log-dir").arg(folder.join("logs")).arg("--no-python").arg(bed.venv.python());
+            command
+        }
+        "nvrx" => Command::new(bed.peers.as_ref().context("no peers")?.join("bin/python")),
+        _ => Command::new(bed.venv.python()),
+    })
+}
+
+fn read(events: &Path) -> Vec<Event> {
+    let text = fs::read_to_string(events).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
