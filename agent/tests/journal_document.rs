@@ -110,6 +110,7 @@ fn entries() -> Vec<Body> {
             step: 1,
             reached_before: 1,
             steps_lost: 0,
+            counted: true,
             to_ranks_started: Span(1),
             to_ranks_connected: Some(Span(1)),
             to_first_step: Span(1),

@@ -272,6 +272,7 @@ fn outcome() -> impl Strategy<Value = Outcome> {
             step: steps[0],
             reached_before: steps[1],
             steps_lost: steps[2],
+            counted: steps[2] % 2 == 1,
             to_ranks_started,
             to_ranks_connected,
             to_first_step,

@@ -92,6 +92,15 @@ impl Client {
         }
     }
 
+    /// As [`step_with`](Self::step_with), for a step that the training script gives no number: whoever calls this counts
+    /// them, from 0 in each process. So nobody takes the first one after a restart for work that is done again.
+    #[inline]
+    pub fn counted_step(&self, step: u64, measures: Measures) {
+        if let Some(mut page) = self.write() {
+            page.counted_step(now_ns(), step, measures);
+        }
+    }
+
     /// Alive, though no step is complete.
     #[inline]
     pub fn beat(&self) {
@@ -181,6 +190,16 @@ impl Client {
         if let Some(mut page) = write_patiently(attached) {
             // A launcher of an older layout does not judge hangs by it either.
             let _ = page.quiet_until(now_ns, until_ns);
+        }
+    }
+
+    /// What this rank is: ranks of one role and pipeline stage do the same work, and are compared with each other. To be
+    /// told once, early.
+    pub fn role(&self, name: &str, stage: Option<u32>) {
+        let Some(attached) = self.ours() else { return };
+        if let Some(mut page) = write_patiently(attached) {
+            // A launcher of an older layout learns it from the steps, or not at all.
+            let _ = page.role(name, stage);
         }
     }
 

@@ -402,6 +402,8 @@ pub struct StepDone {
     pub end: Mono,
     /// Whether it is the first of its process, and so began with imports and setup.
     pub first: bool,
+    /// Whether its number was counted from 0 in this process, and so says nothing of how far the job is.
+    pub counted: bool,
     /// Nanoseconds of it that went into sections named `checkpoint`.
     pub checkpoint_ns: u64,
     /// Where its time went.

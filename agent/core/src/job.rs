@@ -29,6 +29,7 @@ use crate::entry::{Body, Fact, JobSpec, StepDone};
 use crate::hang::{Hang, PlaceGroup};
 use crate::id::{Attempt, Rank};
 use crate::judge::{RankEnd, start_failed};
+use crate::learned::Learned;
 use crate::ledger::{Ledger, Spending};
 use crate::policy::{Advisor, PastFailure, Rung, Settings};
 use crate::running::{Pace, Watch};
@@ -165,7 +166,10 @@ impl Job {
             Input::Steps { attempt, rank, done } if attempt == self.attempt => {
                 self.steps(at, rank, &done, out)
             }
-            Input::Steps { .. } => {}
+            Input::Role { attempt, rank, role, stage } if attempt == self.attempt => {
+                self.watch.set_role(rank, role, stage);
+            }
+            Input::Steps { .. } | Input::Role { .. } => {}
             Input::Surroundings(known) => {
                 let again = self.watch.set_surroundings(known);
                 out.extend(again.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
@@ -358,6 +362,16 @@ impl Job {
         {
             change(incident);
         }
+    }
+
+    /// Takes in what earlier runs of the job learned.
+    pub fn recall(&mut self, learned: &Learned) {
+        self.watch.recall(learned);
+    }
+
+    /// Adds what this run learned, for the next one.
+    pub fn remember(&self, learned: &mut Learned) {
+        self.watch.remember(learned);
     }
 
     /// How a rank's last steps went beside its peers'.

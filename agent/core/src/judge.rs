@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::entry::{ExitStatus, Note};
 use crate::fingerprint::fingerprint;
-use crate::hang::{Hang, HangKind, listed};
+use crate::hang::{ACTIVITY, Hang, HangKind, listed};
 use crate::id::{Attempt, Incident, Rank};
 use crate::last_words;
 use crate::time::Mono;
@@ -176,7 +176,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         culprit,
         victims: hang.victims.clone(),
         step: hang.step,
-        heartbeats: true,
+        heartbeats: hang.phase != ACTIVITY,
         fault_at: hang.since,
         detected_at: hang.confirmed,
         evidence,

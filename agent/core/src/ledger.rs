@@ -82,7 +82,7 @@ pub struct Books {
     pub goodput: f64,
     /// Distinct steps completed.
     pub steps: u64,
-    /// Steps that were done again.
+    /// Steps that were done again, as far as their numbers tell.
     pub steps_lost: u64,
 }
 
@@ -121,7 +121,8 @@ impl Ledger {
         self.state
     }
 
-    /// The newest step that the lead rank completed in any attempt.
+    /// The newest step that the lead rank completed in any attempt; where steps are counted anew in each process, how many
+    /// there were in all.
     pub fn reached(&self) -> Option<u64> {
         self.reached
     }
@@ -136,14 +137,19 @@ impl Ledger {
     pub fn step(&mut self, done: &StepDone) {
         // What a first step took cannot be told from the setup before it, and is booked as such.
         let length = if done.first { Span::default() } else { done.end.since(done.start) };
-        if self.reached_before.is_some_and(|reached| done.step <= reached) {
+        // Counted steps begin at 0 in each process: which of them were done before, nobody knows, and none is said to be.
+        let number = match self.reached_before {
+            Some(reached) if done.counted => done.step.saturating_add(reached).saturating_add(1),
+            _ => done.step,
+        };
+        if self.reached_before.is_some_and(|reached| number <= reached) {
             self.steps_lost += 1;
             self.lost = self.lost.plus(length);
         } else {
             self.steps += 1;
             self.saved = self.saved.plus(Span(done.checkpoint_ns.min(length.0)));
         }
-        self.reached = self.reached.max(Some(done.step));
+        self.reached = self.reached.max(Some(number));
         self.last_step_end = Some(done.end);
     }
 
@@ -214,6 +220,22 @@ mod tests {
         assert_eq!(part(Spending::LostWork), Some(50 + 100));
         assert_eq!(part(Spending::Undetected), Some(10));
         assert_eq!((books.steps, books.steps_lost, books.goodput), (4, 1, 0.36));
+    }
+
+    #[test]
+    fn steps_that_are_counted_anew_in_each_process_are_not_done_again() {
+        let mut ledger = Ledger::open(Mono(0));
+        for attempt in 0..3 {
+            ledger.begin_attempt();
+            for number in 1..=5 {
+                ledger.step(&StepDone { counted: true, ..step(number, attempt * 100, attempt * 100 + 10) });
+            }
+        }
+        let books = ledger.books(Mono(1000));
+        assert_eq!((books.steps, books.steps_lost), (15, 0));
+        let reached = ledger.reached();
+        ledger.begin_attempt();
+        assert_eq!(ledger.reached(), reached, "an attempt without a step brings nothing");
     }
 
     fn spending() -> impl Strategy<Value = Spending> {

@@ -43,6 +43,7 @@ pub mod judged;
 pub mod kernel;
 pub mod last_words;
 pub mod layout;
+pub mod learned;
 pub mod ledger;
 pub mod lemon;
 pub mod mask;

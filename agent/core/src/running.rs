@@ -7,7 +7,7 @@
 mod exchange;
 mod pace;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use pace::Pace;
 
@@ -18,6 +18,7 @@ use crate::entry::{JobSpec, StepDone};
 use crate::finding::Finding;
 use crate::id::{Attempt, Rank};
 use crate::layout::Layout;
+use crate::learned::Learned;
 use crate::numbers::{self, Numbers, Sick};
 use crate::straggler::{self, Limits, Names, Peers, Role, Row, Standing, learn};
 use crate::surroundings::Surroundings;
@@ -50,6 +51,9 @@ pub struct Watch {
     told: u64,
     attempt: Attempt,
     now: Option<Present>,
+    /// What was learned of the job by earlier runs and attempts: its noise, and the stage of each rank.
+    noise: Option<f32>,
+    stages: Vec<u32>,
 }
 
 /// The present attempt.
@@ -58,6 +62,10 @@ struct Present {
     ranks: Vec<Rank>,
     names: Names,
     stragglers: straggler::Judge,
+    /// The stage of each rank, where it was learned.
+    stages: Vec<u32>,
+    /// What each rank said it is.
+    roles: Vec<Option<(String, Option<u32>)>>,
     standing: Standing,
     /// The first self times, while peers may still be learned from them.
     learning: Option<(Vec<u64>, Vec<Vec<f32>>)>,
@@ -81,23 +89,52 @@ impl Watch {
             told: 0,
             attempt: Attempt(0),
             now: None,
+            noise: None,
+            stages: Vec::new(),
         }
+    }
+
+    /// Takes in what earlier runs of the job learned.
+    pub fn recall(&mut self, learned: &Learned) {
+        self.noise = learned.noise;
+        self.stages.clone_from(&learned.stages);
+    }
+
+    /// Adds what was learned, for the next run.
+    pub fn remember(&self, learned: &mut Learned) {
+        let present = self.now.as_ref();
+        learned.noise = present.and_then(|present| present.stragglers.noise()).or(self.noise);
+        learned.stages.clone_from(present.map_or(&self.stages, |present| &present.stages));
     }
 
     /// An attempt begins with these ranks. What was found before is not carried over.
     pub fn begin_attempt(&mut self, attempt: Attempt, ranks: Vec<Rank>) {
+        if let Some(present) = &self.now {
+            self.noise = present.stragglers.noise().or(self.noise);
+            self.stages.clone_from(&present.stages);
+        }
         self.attempt = attempt;
         let role = |rank: &Rank| {
             let stage = self.layout.stage(rank.0, self.spec_ranks);
             Role { group: stage.unwrap_or(0), stage, host: None }
         };
-        let peers = Peers::new(ranks.iter().map(role).collect());
         let given = ranks.iter().any(|rank| self.layout.stage(rank.0, self.spec_ranks).is_some());
+        let recalled = !given && self.stages.len() == ranks.len() && !ranks.is_empty();
+        let peers = match recalled {
+            true => of_stages(&self.stages),
+            false => Peers::new(ranks.iter().map(role).collect()),
+        };
+        let mut stragglers = straggler::Judge::new(peers, Limits::default());
+        if let Some(noise) = self.noise {
+            stragglers.recall_noise(noise);
+        }
         let mut now = Present {
             names: Names { ranks: ranks.clone(), devices: Vec::new(), hosts: Vec::new() },
-            stragglers: straggler::Judge::new(peers, Limits::default()),
+            stragglers,
+            roles: vec![None; ranks.len()],
+            stages: if recalled { self.stages.clone() } else { Vec::new() },
             standing: Standing::default(),
-            learning: (!given).then(Default::default),
+            learning: (!given && !recalled).then(Default::default),
             paces: Paces::of(ranks.len()),
             exchange: Exchange::default(),
             numbers: numbers::Judge::default(),
@@ -118,6 +155,20 @@ impl Watch {
         let Some(present) = &mut self.now else { return Vec::new() };
         present.name_devices(&self.surroundings);
         present.standing.explain(&present.names, &self.surroundings.hints)
+    }
+
+    /// A rank said what it is. Once all have, each is compared with those of its role and stage; what it said counts more
+    /// than what was learned or stands on the command line.
+    pub fn set_role(&mut self, rank: Rank, role: String, stage: Option<u32>) {
+        let noise = self.noise;
+        let Some(present) = &mut self.now else { return };
+        let Ok(index) = present.ranks.binary_search(&rank) else { return };
+        let told = Some((role, stage));
+        if present.roles[index] == told {
+            return;
+        }
+        present.roles[index] = told;
+        present.take_roles(noise);
     }
 
     /// How the rank's last steps went.
@@ -169,6 +220,22 @@ impl Present {
         }
         self.judged = Some(step);
         self.steps.pop_first()
+    }
+
+    /// Compares ranks by what they said they are, once all have.
+    fn take_roles(&mut self, noise: Option<f32>) {
+        let Some(roles) = self.roles.iter().cloned().collect::<Option<Vec<_>>>() else { return };
+        let kinds: BTreeSet<&(String, Option<u32>)> = roles.iter().collect();
+        let group =
+            |role: &(String, Option<u32>)| kinds.iter().position(|kind| *kind == role).unwrap_or(0) as u32;
+        let of = |role: &(String, Option<u32>)| Role { group: group(role), stage: role.1, host: None };
+        self.stragglers =
+            straggler::Judge::new(Peers::new(roles.iter().map(of).collect()), Limits::default());
+        if let Some(noise) = noise {
+            self.stragglers.recall_noise(noise);
+        }
+        self.learning = None;
+        self.stages.clear();
     }
 
     fn name_devices(&mut self, surroundings: &Surroundings) {
@@ -247,9 +314,8 @@ impl Present {
         rows.push(self_times.to_vec());
         let stages = if self.stragglers.is_quiet() { learn::stages(rows) } else { None };
         if let Some(stages) = stages {
-            let role = |stage: &u32| Role { group: *stage, stage: Some(*stage), host: None };
-            let peers = Peers::new(stages.iter().map(role).collect());
-            self.stragglers = straggler::Judge::new(peers, Limits::default());
+            self.stragglers = straggler::Judge::new(of_stages(&stages), Limits::default());
+            self.stages = stages;
             // The newest is judged by the caller.
             let before = rows.len() - 1;
             for (step, self_times) in steps.iter().zip(rows.iter()).take(before) {
@@ -316,6 +382,11 @@ impl Told {
             },
         }
     }
+}
+
+fn of_stages(stages: &[u32]) -> Peers {
+    let role = |stage: &u32| Role { group: *stage, stage: Some(*stage), host: None };
+    Peers::new(stages.iter().map(role).collect())
 }
 
 /// Self times by what sections are named; none if none tells of it. All ranks are measured alike.

@@ -84,10 +84,7 @@ pub fn render(story: &Story, logs: Option<&str>, markdown: bool) -> String {
         None => format!("{bullet}nothing was decided yet"),
     });
     if let Some(outcome) = outcome {
-        lines.push(format!(
-            "{bullet}back at step {} after {}; {} step(s) done again",
-            outcome.step, outcome.to_first_step, outcome.steps_lost
-        ));
+        lines.push(format!("{bullet}{}", outcome.told()));
     }
     lines.push(String::new());
     lines.push("What to do:".to_owned());

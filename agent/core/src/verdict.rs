@@ -271,6 +271,9 @@ pub struct Outcome {
     pub reached_before: u64,
     /// Steps done again.
     pub steps_lost: u64,
+    /// Steps are counted anew in each process: how many were done again is not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counted: bool,
     /// From the fault to the last of the new processes being started.
     pub to_ranks_started: Span,
     /// From the fault to the first heartbeat client that connected, on every rank.
@@ -278,4 +281,17 @@ pub struct Outcome {
     pub to_ranks_connected: Option<Span>,
     /// From the fault to the first step that all ranks completed.
     pub to_first_step: Span,
+}
+
+impl Outcome {
+    /// In one line, for people.
+    pub fn told(&self) -> String {
+        let Outcome { step, to_first_step, steps_lost, .. } = self;
+        if self.counted {
+            return format!(
+                "ranks step again after {to_first_step}; how many steps are done again is not known"
+            );
+        }
+        format!("back at step {step} after {to_first_step}; {steps_lost} step(s) done again")
+    }
 }

@@ -340,3 +340,58 @@ fn a_finding_is_written_and_read_back() {
     assert!(text.contains(r#""kind":"finding""#) && text.contains(r#""what":"silent_corruption""#), "{text}");
     assert_eq!(serde_json::from_str::<Body>(&text).unwrap(), body);
 }
+
+/// Three ranks have more work by what they are, and in no order that could be learned.
+#[test]
+fn ranks_that_say_what_they_are_are_compared_with_their_like() {
+    let heavy = |rank: u32| matches!(rank, 1 | 4 | 6);
+    let run = |told: bool, slow: Option<u32>| {
+        let mut run = Run::of(8, "train.py");
+        for rank in (0..8).filter(|_| told) {
+            let role = if heavy(rank) { "expert" } else { "dense" };
+            run.watch.set_role(Rank(rank), role.to_owned(), None);
+        }
+        for _ in 0..60 {
+            run.step(|rank, done| {
+                slower(done, if heavy(rank) { 40 } else { 0 });
+                slower(done, if Some(rank) == slow { 15 } else { 0 });
+            });
+        }
+        run
+    };
+    assert!(!run(false, None).found.is_empty(), "without a word they look slow");
+    assert_eq!(run(true, None).found, []);
+    let found = run(true, Some(4)).found;
+    assert_eq!(found.iter().map(|finding| finding.ranks.clone()).collect::<Vec<_>>(), [vec![Rank(4)]]);
+}
+
+/// What one run learned of its stages and its noise, the next one knows from its first step.
+#[test]
+fn what_was_learned_of_peers_is_known_in_the_next_run() {
+    let later = |rank: u32| rank >= 4;
+    let mut first = Run::of(8, "train.py");
+    for _ in 0..70 {
+        first.step(|rank, done| slower(done, if later(rank) { 30 } else { 0 }));
+    }
+    let mut learned = mainstay_core::learned::Learned::default();
+    first.watch.remember(&mut learned);
+    assert_eq!(learned.stages, [0, 0, 0, 0, 1, 1, 1, 1]);
+    assert!(learned.noise.is_some_and(|noise| noise < 0.05), "{:?}", learned.noise);
+
+    let mut next = Run::of(8, "train.py");
+    next.watch.recall(&learned);
+    next.watch.begin_attempt(Attempt(0), (0..8).map(Rank).collect());
+    // A slow rank from the first step on would keep the stages from being learned.
+    for _ in 0..14 {
+        next.step(|rank, done| {
+            slower(done, if later(rank) { 30 } else { 0 } + if rank == 6 { 20 } else { 0 })
+        });
+    }
+    let slow = next.found.iter().filter(|finding| finding.what == FindingKind::SlowRank);
+    assert_eq!(
+        slow.map(|finding| finding.ranks.clone()).collect::<Vec<_>>(),
+        [vec![Rank(6)]],
+        "{:?}",
+        next.found
+    );
+}

@@ -20,6 +20,12 @@ const WITHIN: u64 = 10;
 
 fn main() {
     let trials: u64 = std::env::args().nth(1).and_then(|trials| trials.parse().ok()).unwrap_or(300);
+    if std::env::args().nth(2).as_deref() == Some("hangs") {
+        return hangs(trials);
+    }
+    if std::env::args().nth(2).as_deref() == Some("healthy") {
+        return healthy();
+    }
     tick();
     stragglers(trials);
     healthy();

@@ -165,7 +165,7 @@ pub struct Args {
     #[arg(long, env = "MAINSTAY_HANG", default_value = "auto", value_name = "auto|report|off", value_parser = hang_mode)]
     hang: Mode,
     /// How long a phase may stand still, instead of what was learned: first_step, step, livelock, or a section's name; and
-    /// the patience in general: unlearned, long, confirm, passing, spinning, working. May be given more than once
+    /// the patience in general: unlearned, long, confirm, passing, spinning, working, idle. May be given more than once
     #[arg(
         long,
         env = "MAINSTAY_HANG_LIMITS",
@@ -205,6 +205,9 @@ pub struct Args {
     /// Start ranks anew each time, instead of forking them from a process that holds their imports
     #[arg(long, env = "MAINSTAY_NO_WARM")]
     no_warm: bool,
+    /// Neither use what earlier runs of this job learned (how long its steps take, which ranks do the same) nor keep it
+    #[arg(long, env = "MAINSTAY_FORGET")]
+    forget: bool,
     /// Modules that such a process imports from the job's start on, such as torch,numpy; what the ranks hold is learned
     #[arg(long, env = "MAINSTAY_WARM_IMPORTS", value_name = "MODULES", value_delimiter = ',')]
     warm_imports: Vec<String>,
@@ -274,6 +277,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         allow_inject: args.allow_inject,
         hang: HangSettings { mode: args.hang, limits: limits(&args.hang_limit) },
         checkpoint_dir: args.checkpoint_dir,
+        remember: !args.forget,
         checkpoints: CheckpointSettings {
             memory: args.checkpoint_memory.and_then(|memory| memory.0),
             in_memory: args.checkpoint_memory != Some(CheckpointMemory(None)),
@@ -470,6 +474,7 @@ fn limits(given: &[(String, Span)]) -> Limits {
             "passing" => &mut limits.passing,
             "spinning" => &mut limits.spinning,
             "working" => &mut limits.working,
+            "idle" => &mut limits.idle,
             phase => limits.given.entry(phase.to_owned()).or_default(),
         };
         *place = *span;

@@ -2,18 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mainstay_core::entry::Fact;
-use mainstay_core::hang::{Hang, HangKind, Limits, Outlook, Suspicion, Watch, listed};
-use mainstay_core::id::{Attempt, Rank};
+use mainstay_core::hang::{
+    ACTIVITY, Hang, HangKind, Idle, Limits, Outlook, Pulse, Suspicion, Waits, Watch, listed,
+};
+use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_core::learned::Learned;
 use mainstay_core::observation::{Observation, Weight};
 use mainstay_core::time::{Mono, Span};
 
 use tokio::sync::oneshot;
 
 use crate::act::ranks::RankProcess;
-use crate::os::clock;
+use crate::os::{clock, processes};
 use crate::source::activity;
 use crate::source::evidence::{self, Subject, Taken};
 use crate::source::pages::PageReader;
@@ -38,17 +42,30 @@ pub struct HangSettings {
     pub limits: Limits,
 }
 
+/// A hang that was found.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    kind: HangKind,
+    confirmed: Mono,
+    /// By what the processes do, for want of heartbeats.
+    by_activity: bool,
+}
+
 /// The judge of hangs of one job.
 #[derive(Debug)]
 pub(super) struct Judge {
     mode: Mode,
     watch: Watch,
+    /// Judges as long as no rank sends heartbeats.
+    idle: Idle,
+    /// A question to NCCL's RAS service that is under way.
+    asked: Option<mpsc::Receiver<Option<(String, Waits)>>>,
     ranks: usize,
     attempt: Attempt,
     /// When nothing had moved as of the suspicion that was told last.
     told: Option<Mono>,
     /// The hang that was found, until it passes or the attempt ends.
-    found: Option<(HangKind, Mono)>,
+    found: Option<Found>,
 }
 
 impl Judge {
@@ -56,6 +73,8 @@ impl Judge {
         Judge {
             mode: settings.mode,
             watch: Watch::new(settings.limits.clone(), Rank(0), ranks, now),
+            idle: Idle::new(settings.limits.idle, Rank(0), ranks),
+            asked: None,
             ranks,
             attempt: Attempt(0),
             told: None,
@@ -63,9 +82,23 @@ impl Judge {
         }
     }
 
+    /// Takes in what earlier runs of the job learned.
+    pub(super) fn recall(&mut self, learned: &Learned) {
+        self.watch.phases().recall(&learned.phases);
+        self.idle.recall(learned.rest);
+    }
+
+    /// Adds what this run learned, for the next one.
+    pub(super) fn remember(&mut self, learned: &mut Learned) {
+        learned.phases = self.watch.phases().remembered();
+        learned.rest = self.idle.longest_rest();
+    }
+
     pub(super) fn begin_attempt(&mut self, attempt: Attempt, now: Mono) {
         self.attempt = attempt;
         self.watch.begin_attempt(now, self.ranks);
+        self.idle.begin_attempt();
+        self.asked = None;
         (self.told, self.found) = (None, None);
     }
 
@@ -90,9 +123,28 @@ impl Judge {
         if self.mode == Mode::Off || ranks.is_empty() {
             return None;
         }
+        let looked = self.look_at_processes(ranks, now);
         if self.found.is_some() {
             return self.passed(now);
         }
+        let outlook = match looked {
+            Some(outlook) => outlook,
+            None if self.watch.hears_anybody() => self.look_at_pages(ranks, now),
+            None => Outlook::Calm,
+        };
+        match outlook {
+            Outlook::Calm => None,
+            Outlook::Waiting(suspicion) => self.suspicion(&suspicion, now, true),
+            Outlook::Doubt(suspicion) => self.suspicion(&suspicion, now, false),
+            Outlook::Hang(hang) => {
+                let by_activity = hang.phase == ACTIVITY;
+                self.found = Some(Found { kind: hang.kind, confirmed: hang.confirmed, by_activity });
+                Some(self.hung(*hang))
+            }
+        }
+    }
+
+    fn look_at_pages(&mut self, ranks: &[RankProcess], now: Mono) -> Outlook {
         if self.watch.wants_probes(now) {
             for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
                 if let Some(probe) = activity::probe(rank.pid) {
@@ -100,14 +152,37 @@ impl Judge {
                 }
             }
         }
-        match self.watch.look(now) {
-            Outlook::Calm => None,
-            Outlook::Waiting(suspicion) => self.suspicion(&suspicion, now),
-            Outlook::Hang(hang) => {
-                self.found = Some((hang.kind, hang.confirmed));
-                Some(self.hung(*hang))
+        self.watch.look(now)
+    }
+
+    /// Looks at what the ranks' processes do, now and then, where no rank sends heartbeats; what that comes to.
+    fn look_at_processes(&mut self, ranks: &[RankProcess], now: Mono) -> Option<Outlook> {
+        if self.watch.hears_anybody() || !self.idle.wants_look(now) {
+            return None;
+        }
+        let mut pulses = vec![None; self.ranks];
+        for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
+            // Of a rank that cannot be read nothing is known, and then nothing is judged.
+            let probe = activity::probe(rank.pid)?;
+            let output = [&rank.files.stdout, &rank.files.stderr]
+                .map(|file| std::fs::metadata(file).map_or(0, |of| of.len()));
+            let pulse = Pulse { probe, output: output.iter().sum(), network: activity::network(rank.pid) };
+            if let Some(place) = pulses.get_mut(rank.local_rank as usize) {
+                *place = Some(pulse);
             }
         }
+        let living = || ranks.iter().filter(|rank| rank.exit.is_none());
+        if let Some(answer) = self.asked.as_ref().and_then(|asked| asked.try_recv().ok()) {
+            self.asked = None;
+            if let Some((counts, waits)) = answer {
+                self.idle.collectives(now, counts, waits);
+            }
+        }
+        if self.idle.wants_collectives(now) {
+            let ranks = living().map(|rank| (rank.rank, rank.pid)).collect();
+            self.asked = Some(evidence::ask_nccl(ranks, NCCL_WITHIN));
+        }
+        Some(self.idle.look(now, &pulses, || living().any(|rank| holds_a_device(rank.pid))))
     }
 
     fn hung(&self, hang: Hang) -> Fact {
@@ -116,8 +191,9 @@ impl Judge {
 
     /// Whether what was taken for a hang has moved again: then it was none, and all goes on.
     pub(super) fn passed(&mut self, now: Mono) -> Option<Fact> {
-        let (kind, confirmed) = self.found?;
+        let Found { kind, confirmed, by_activity } = self.found?;
         let moved = match kind {
+            _ if by_activity && !self.watch.hears_anybody() => self.idle.last_active(),
             // It beats all the time.
             HangKind::Livelock => self.watch.last_completed(),
             _ => self.watch.last_moved(),
@@ -131,7 +207,7 @@ impl Judge {
     }
 
     /// A suspicion is told once, and only if there is something to wait for that nobody announced.
-    fn suspicion(&mut self, suspicion: &Suspicion, now: Mono) -> Option<Fact> {
+    fn suspicion(&mut self, suspicion: &Suspicion, now: Mono, acts: bool) -> Option<Fact> {
         let silence = now.since(suspicion.since);
         if self.told == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < TOLD_AFTER {
             return None;
@@ -142,14 +218,22 @@ impl Judge {
         } else {
             format!("all wait for {}", listed(&suspicion.ranks))
         };
+        let detail = if acts {
+            let (limit, why) = (suspicion.limit, &suspicion.why);
+            format!(
+                "nothing has moved for {silence}, {who}; it is taken for a hang after {limit}, because {why}"
+            )
+        } else {
+            format!(
+                "it may hang: for {silence} {}; without heartbeats that cannot be told from work, and nothing is done",
+                suspicion.why
+            )
+        };
         Some(Fact::Observed(Observation {
             component: "job".to_owned(),
             event: "hang_suspected".to_owned(),
             weight: Weight::Warning,
-            detail: format!(
-                "nothing has moved for {silence}, {who}; it is taken for a hang after {}, because {}",
-                suspicion.limit, suspicion.why
-            ),
+            detail,
             values: BTreeMap::from([
                 ("silent_ns".to_owned(), silence.0.to_string()),
                 ("limit_ns".to_owned(), suspicion.limit.0.to_string()),
@@ -210,8 +294,17 @@ impl Evidence {
 
 /// How long evidence may take.
 const EVIDENCE_WITHIN: Duration = Duration::from_secs(3);
+/// How long NCCL's RAS service may take, where there are no heartbeats to judge by.
+const NCCL_WITHIN: Duration = Duration::from_secs(10);
 /// For what is under way at that time.
 const EVIDENCE_GRACE: Duration = Duration::from_millis(500);
+
+/// Whether the rank, or a process of it, holds an accelerator.
+fn holds_a_device(rank: Pid) -> bool {
+    let family = processes::descendants(rank).into_iter().chain([rank]);
+    let devices = ["/dev/nvidia", "/dev/accel", "/dev/vfio"];
+    family.into_iter().any(|pid| devices.iter().any(|device| !processes::open_files(pid, device).is_empty()))
+}
 
 /// Shorter waits are nobody's business.
 const TOLD_AFTER: Span = Span::seconds(10);

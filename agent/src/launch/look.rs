@@ -58,6 +58,9 @@ impl Launcher {
             if let Some(reason) = news.refused {
                 self.fact(Fact::RankRefused { attempt, rank, reason });
             }
+            if let Some((role, stage)) = news.role {
+                self.step(now, Input::Role { attempt, rank, role, stage });
+            }
             if !news.steps.is_empty() {
                 self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
             }

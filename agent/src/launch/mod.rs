@@ -59,6 +59,8 @@ pub struct Settings {
     pub allow_inject: bool,
     /// Whether the job ends when the machine is to be taken away.
     pub leave_on_notice: bool,
+    /// Whether what earlier runs of the job learned is used, and kept for the next one.
+    pub remember: bool,
     /// How ranks are started again.
     pub warm: WarmSettings,
 }

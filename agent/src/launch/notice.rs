@@ -20,10 +20,7 @@ pub fn line(body: &Body) -> Option<String> {
             let later = if decision.after.0 > 0 { format!(" in {}", decision.after) } else { String::new() };
             Some(format!("{done}{exit}{later}: {}", decision.why))
         }
-        Body::Outcome(outcome) => Some(format!(
-            "back at step {} after {}; {} step(s) done again",
-            outcome.step, outcome.to_first_step, outcome.steps_lost
-        )),
+        Body::Outcome(outcome) => Some(outcome.told()),
         Body::Fact(Fact::RanksHung { hang, acts: true, .. }) => {
             Some(format!("{}; writing down what the ranks are at, then stopping them", hang.headline()))
         }

@@ -8,6 +8,7 @@ use mainstay_core::finding::Finding;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Summary, policy_trouble};
 use mainstay_core::judged::Judged;
+use mainstay_core::learned::Learned;
 use mainstay_core::rounds::{Round, Word};
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::{Mono, Span};
@@ -25,7 +26,7 @@ use crate::board::Board;
 use crate::launch::drill::Injected;
 use crate::launch::hang::{Evidence, Judge};
 use crate::launch::order::Ordered;
-use crate::launch::start::job_spec;
+use crate::launch::start::{job_spec, memory};
 use crate::launch::{Settings, Warm, advised, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
@@ -33,6 +34,7 @@ use crate::os::clock;
 use crate::os::inotify::Watcher;
 use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
+use crate::store::learned::Memory;
 
 /// Pages are looked at this often even if nothing rings.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -69,6 +71,8 @@ pub struct Launcher {
     pub(super) crew: Crew,
     pub(super) job: Job,
     pub(super) hangs: Judge,
+    /// Where what is learned of the job is kept, and of how many runs it comes so far; none if it is not.
+    memory: Option<(Memory, u32)>,
     pub(super) orders: VecDeque<Order>,
     pub(super) board: Board,
     pub(super) terminal: Terminal,
@@ -127,7 +131,9 @@ impl Launcher {
         let began = clock::mono();
         let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());
         let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
-        let mut job = Job::begin(began, job_spec(&settings, &crew), policy, &mut out);
+        let spec = job_spec(&settings, &crew);
+        let memory = memory(&settings, &crew, &spec);
+        let mut job = Job::begin(began, spec, policy, &mut out);
         if let Some(file) = &settings.policy_file {
             let (advisor, trouble) = advised::read(file);
             job.advised_by(advisor);
@@ -153,13 +159,17 @@ impl Launcher {
                 )
                 .ok()
         });
-        let hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
+        let mut hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
+        let learned = memory.as_ref().and_then(Memory::read).unwrap_or_default();
+        job.recall(&learned);
+        hangs.recall(&learned);
         let mut launcher = Launcher {
             id: JobId(crew.job.clone()),
             settings,
             crew,
             job,
             hangs,
+            memory: memory.map(|memory| (memory, learned.runs)),
             orders: VecDeque::new(),
             board,
             terminal,
@@ -292,6 +302,17 @@ impl Launcher {
         }
     }
 
+    /// Keeps what was learned of the job for its next run.
+    fn remember(&mut self) {
+        let Some((memory, runs)) = &self.memory else { return };
+        let mut learned = Learned { runs: *runs, ..Learned::default() };
+        self.job.remember(&mut learned);
+        self.hangs.remember(&mut learned);
+        if let Err(error) = memory.write(learned) {
+            tracing::debug!(%error, "cannot keep what was learned of the job");
+        }
+    }
+
     async fn end(mut self, exit: i32, mut outside: Outside) -> (i32, Summary, Terminal) {
         if outside.agent_expected && self.agent.is_none() {
             // A job that was over at once: the agent is to hear of it all the same.
@@ -302,6 +323,7 @@ impl Launcher {
         }
         self.sample();
         self.board.sync();
+        self.remember();
         let summary = self.job.summary(clock::mono());
         self.warm.end();
         // Its template may have been forking just now; nothing of the job is to outlive it, not even for a moment.

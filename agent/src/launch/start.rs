@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use mainstay_core::entry::{Fact, JobSpec, StartedRank};
 use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_core::learned;
 use mainstay_core::rounds::Round;
 use tokio::sync::mpsc;
 
@@ -17,6 +18,7 @@ use crate::launch::shell::{Ended, Launcher};
 use crate::os::clock;
 use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
+use crate::store::learned::Memory;
 
 impl Launcher {
     pub(super) fn start_ranks(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
@@ -153,6 +155,13 @@ impl Launcher {
             self.terminal.follow(output::Shown { path: path.clone(), prefix: prefix.clone(), stream });
         }
     }
+}
+
+/// Where what is learned of the job is kept: beside the run directories.
+pub(super) fn memory(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<Memory> {
+    let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
+    let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
+    Some(Memory::of(log_dir, &learned::key(spec, given.as_deref())))
 }
 
 /// What the journal says of the job at its start.

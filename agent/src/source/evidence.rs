@@ -7,6 +7,7 @@ mod python;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mainstay_core::hang::{PlaceGroup, Waits, fold};
@@ -75,6 +76,29 @@ pub fn take(subjects: &[Subject], deadline: Instant) -> Taken {
     let whole =
         json!({ "groups": told, "waits": waited, "findings": findings, "nccl_ras": ras, "ranks": ranks });
     Taken { groups, waits, findings, whole }
+}
+
+/// How far ranks are in their collectives by NCCL's RAS service, asked for in a thread of its own: its counts in writing, and
+/// whom the ranks wait for. None where it does not tell.
+pub fn ask_nccl(ranks: Vec<(Rank, Pid)>, within: Duration) -> mpsc::Receiver<Option<(String, Waits)>> {
+    let (sender, answer) = mpsc::channel();
+    let subject = |(rank, pid)| Subject {
+        rank,
+        pid,
+        stacks: None,
+        step: None,
+        sections: Vec::new(),
+        last_steps: Vec::new(),
+    };
+    let ask = move || {
+        let subjects: Vec<Subject> = ranks.into_iter().map(subject).collect();
+        // The attempt may be over meanwhile, and nobody listens.
+        let _ = sender.send(collectives::ask_counts(&subjects, Instant::now() + within));
+    };
+    if let Err(error) = std::thread::Builder::new().name("nccl-counts".to_owned()).spawn(ask) {
+        tracing::debug!(%error, "no thread to ask NCCL in");
+    }
+    answer
 }
 
 /// Writes it beside the logs of the attempt, whole or not at all.

@@ -34,6 +34,8 @@ pub struct News {
     pub steps: Vec<StepDone>,
     /// The exit note of a rank that raised, once.
     pub raised: Option<Note>,
+    /// What the rank said it is, and its pipeline stage; when it says so, and when it says otherwise.
+    pub role: Option<(String, Option<u32>)>,
 }
 
 /// A page under watch.
@@ -61,6 +63,7 @@ struct Told {
     connected: bool,
     refused: bool,
     raised: bool,
+    role: Option<(String, Option<u32>)>,
 }
 
 impl PageReader {
@@ -96,6 +99,7 @@ impl PageReader {
         let claim = self.mapped.page().ok().and_then(|page| claims(&page));
         self.past_claim = claim.or(self.past_claim);
         (self.told.connected, self.told.raised) = (false, false);
+        self.told.role = None;
         self.was_quiet = false;
     }
 
@@ -113,6 +117,12 @@ impl PageReader {
         if !told.connected {
             news.connected = connected(&page);
             told.connected = news.connected.is_some();
+        }
+        if let Some(role) = page.role().map(|role| (role.name, role.stage))
+            && told.role.as_ref() != Some(&role)
+        {
+            told.role = Some(role.clone());
+            news.role = Some(role);
         }
         if !told.refused {
             news.refused = page.refusal().as_ref().map(refused);
@@ -297,6 +307,7 @@ fn step_done(page: &Page<'_>, record: &StepRecord) -> StepDone {
         start: Mono(record.start_mono_ns),
         end: Mono(record.end_mono_ns),
         first: record.first,
+        counted: record.counted,
         checkpoint_ns,
         spent,
         loss: record.loss,

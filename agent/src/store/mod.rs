@@ -2,3 +2,4 @@
 
 pub mod journal;
 pub mod kept;
+pub mod learned;

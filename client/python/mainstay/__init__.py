@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from . import _hooks
 from ._native import __version__, active, beat, on_save_request, pause, resume, save_requested, save_within, section, step
+from ._role import role
 from ._section import expect_long
 
 __all__ = [
     "Interrupted", "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "on_save_request", "pause",
-    "report_digest", "restartable", "resume", "rounds", "save_requested", "save_within", "section", "status", "step",
+    "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
 ]  # fmt: skip
 
 _hooks.start()

@@ -13,7 +13,7 @@ import atexit
 import os
 import sys
 
-from . import _native
+from . import _native, _role
 
 _PAGE = "MAINSTAY_PAGE"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -40,6 +40,7 @@ def start() -> None:
     _previous = sys.excepthook
     sys.excepthook = _excepthook
     atexit.register(_at_exit)
+    _attempt(_role.from_environment)
     _attempt(_tell_modules_later)
     _attempt(_show_stacks_when_asked)
     if os.environ.get("MAINSTAY_DRILL"):

@@ -12,9 +12,10 @@ import json
 import sys
 import threading
 
-from . import _native
+from . import _native, _role
 
 INTERVAL_S = 0.5
+ROLE_LOOKS = 600  # frameworks make their groups within the first minutes
 DUMPS_APART_S = 5.0  # a dump walks the whole recorder, 0.1 s for 2000 operations, without the GIL
 
 _BYTES = {
@@ -45,9 +46,13 @@ def start() -> None:
 def _keep_looking() -> None:
     watch = Watch()
     pause = threading.Event()
+    looks = 0
     while not pause.wait(INTERVAL_S):
         if not _native.active():
             return
+        looks += 1
+        if looks <= ROLE_LOOKS:
+            _role.from_frameworks()
         try:
             watch.look()
         except Exception:

@@ -19,7 +19,7 @@ import mainstay
 
 from mainstay_auto import when_imported
 
-from . import _native
+from . import _native, _role
 
 _FSDP_MODULES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 _complained = False
@@ -140,6 +140,7 @@ def install(steps: bool) -> None:
     torch.autograd.backward = _around(torch.autograd.backward, _backward)
     when_imported("torch.nn.parallel.distributed", _hook_data_parallel)
     when_imported("torch.utils.data.dataloader", _hook_data_loader)
+    when_imported("torch.distributed.device_mesh", _hook_meshes)
     for name in _FSDP_MODULES:
         when_imported(name, _hook_fully_sharded)
 
@@ -231,6 +232,22 @@ def _hook_construction(kind) -> None:
 def _hook_data_loader(module) -> None:
     iterator = module._BaseDataLoaderIter
     iterator.__next__ = _around(iterator.__next__, _data)
+
+
+def _hook_meshes(module) -> None:
+    """Remembers the first meshes: their dimension for pipeline parallelism tells this rank's stage."""
+    construct = module.DeviceMesh.__init__
+    if hasattr(construct, "_mainstay"):
+        return
+
+    @functools.wraps(construct)
+    def constructed(self, *arguments, **named):
+        construct(self, *arguments, **named)
+        if len(_role.meshes) < 8:
+            _role.meshes.append(self)
+
+    constructed._mainstay = True
+    module.DeviceMesh.__init__ = constructed
 
 
 def _around(function, section):

@@ -53,7 +53,7 @@ fn hook_step(py: Python<'_>, step: u64) -> bool {
         return false;
     }
     if let Some(client) = rank::client() {
-        client.step_with(step, Measures { digest: take_digest(), ..Measures::default() });
+        client.counted_step(step, Measures { digest: take_digest(), ..Measures::default() });
         if awaited::any() {
             awaited::step(py);
         }
@@ -111,6 +111,15 @@ fn spend(section: &Bound<'_, Section>, ns: u64) {
     section.get().spend(ns);
 }
 
+/// What this rank is, and its pipeline stage.
+#[pyfunction]
+#[pyo3(signature = (name, stage = None))]
+fn tell_role(name: &str, stage: Option<u32>) {
+    if let Some(client) = rank::client() {
+        client.role(name, stage);
+    }
+}
+
 /// A number that stands for a group of ranks: the same on all of them, another one for another group (64-bit FNV-1a).
 #[pyfunction]
 fn group_id(name: &str, ranks: Vec<u64>) -> u64 {
@@ -128,5 +137,6 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(begin_long, module)?)?;
     module.add_function(wrap_pyfunction!(end_long, module)?)?;
     module.add_function(wrap_pyfunction!(spend, module)?)?;
+    module.add_function(wrap_pyfunction!(tell_role, module)?)?;
     module.add_function(wrap_pyfunction!(group_id, module)?)
 }

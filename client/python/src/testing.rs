@@ -96,6 +96,9 @@ fn claim<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Bound<'py, PyDict>> 
         told.set_item("pid", claimant.pid)?;
         told.set_item("version", claimant.version)?;
         told.set_item("language", claimant.language)?;
+        let role = page.role();
+        told.set_item("role", role.as_ref().map(|role| role.name.clone()))?;
+        told.set_item("stage", role.and_then(|role| role.stage))?;
         told.set_item("claims", claimant.claims)?;
     }
     Ok(told)

@@ -342,3 +342,49 @@ def test_without_a_page_long_phases_do_nothing(python):
         assert mainstay.expect_long("f")(lambda: 7)() == 7
         """
     )
+
+
+def test_a_rank_says_what_it_is(python, page):
+    python(
+        """
+        import mainstay
+
+        mainstay.role("expert", stage=3)
+        """,
+        page=page,
+    )
+    claim = page.read()["claim"]
+    assert (claim["role"], claim["stage"]) == ("expert", 3)
+
+
+def test_a_role_that_is_none_is_left_out_with_a_warning(python, page):
+    done = python("import mainstay; mainstay.role('x', stage=-1); mainstay.role(7); mainstay.role(stage='y')", page=page)
+    assert done.stderr.count("RuntimeWarning") >= 1
+    assert page.read()["claim"]["role"] is None
+
+
+def test_the_environment_says_what_a_rank_is_unless_the_script_does(python, page):
+    python("import mainstay", page=page, MAINSTAY_ROLE="actor", MAINSTAY_STAGE="2")
+    claim = page.read()["claim"]
+    assert (claim["role"], claim["stage"]) == ("actor", 2)
+
+
+def test_the_stage_that_a_framework_gave_is_found(python, page):
+    python(
+        """
+        import sys, types
+
+        import mainstay
+        from mainstay import _role
+
+        state = types.ModuleType("megatron.core.parallel_state")
+        state.model_parallel_is_initialized = lambda: True
+        state.get_pipeline_model_parallel_world_size = lambda: 4
+        state.get_pipeline_model_parallel_rank = lambda: 2
+        sys.modules[state.__name__] = state
+        _role.from_frameworks()
+        """,
+        page=page,
+    )
+    claim = page.read()["claim"]
+    assert (claim["role"], claim["stage"]) == ("", 2)

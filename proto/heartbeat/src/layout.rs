@@ -8,7 +8,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 /// The layout's major version: a client or reader of another major must not touch anything but the identity zone.
 pub const MAJOR: u16 = 1;
 /// The layout's minor version: later minors only give meaning to words that were reserved (and zero) before.
-pub const MINOR: u16 = 2;
+pub const MINOR: u16 = 3;
 /// The size of a page file, fixed within a major version.
 pub const PAGE_BYTES: usize = 128 * 1024;
 pub(crate) const PAGE_WORDS: usize = PAGE_BYTES / WORD;
@@ -35,6 +35,8 @@ pub const REFUSAL_VERSION: usize = 72;
 
 /// The room for a client's version text.
 pub const VERSION_BYTES: usize = 48;
+/// The room for a rank's role.
+pub const ROLE_BYTES: usize = 48;
 /// The room for the name of a client's language.
 pub const LANGUAGE_BYTES: usize = 16;
 
@@ -68,6 +70,10 @@ pub(crate) const CLOSED_NS: usize = 544;
 pub(crate) const IMAGE: usize = 552;
 pub(crate) const VERSION: usize = 576;
 pub(crate) const LANGUAGE: usize = 624;
+/// Since minor 3.
+pub(crate) const ROLE: usize = 640;
+/// Since minor 3: 0 while no role is told; else bit 63, and below the stage plus one.
+pub(crate) const STAGE: usize = 688;
 
 // Counters of this claim, 768..1024.
 pub(crate) const SKIPPED: usize = 768;
@@ -126,6 +132,8 @@ pub(crate) mod given {
     pub(crate) const OVERFLOW: u64 = 1 << 4;
     /// In a record: the first of its claim, so its start is the claim and not the end of a step.
     pub(crate) const FIRST: u64 = 1 << 5;
+    /// In a record: the step was counted by a hook, from 0 in each process. Since minor 3.
+    pub(crate) const COUNTED: u64 = 1 << 6;
 }
 
 // Ring of step records.
@@ -246,6 +254,8 @@ pub const FIELDS: &[(&str, usize, usize)] = &[
     ("image", IMAGE, WORD),
     ("version", VERSION, VERSION_BYTES),
     ("language", LANGUAGE, LANGUAGE_BYTES),
+    ("role", ROLE, ROLE_BYTES),
+    ("stage", STAGE, WORD),
     ("skipped", SKIPPED, WORD),
     ("unmatched_leaves", UNMATCHED_LEAVES, WORD),
     ("names_refused", NAMES_REFUSED, WORD),

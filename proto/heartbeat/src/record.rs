@@ -24,6 +24,8 @@ pub struct StepRecord {
     pub end_mono_ns: u64,
     /// Whether it is the first of its claim, and so began with imports and setup.
     pub first: bool,
+    /// Whether a hook counted it, from 0 in each process: the trainer itself tells no number.
+    pub counted: bool,
     /// Its loss, if given; NaN is a value.
     pub loss: Option<f64>,
     /// Its gradient norm, if given.
@@ -99,6 +101,7 @@ fn read(words: Words<'_>, number: u64) -> Option<StepRecord> {
             start_mono_ns: words.load(at + record::START_NS),
             end_mono_ns: words.load(at + record::END_NS),
             first: flags & given::FIRST != 0,
+            counted: flags & given::COUNTED != 0,
             loss: given(given::LOSS, record::LOSS).map(f64::from_bits),
             grad_norm: given(given::GRAD_NORM, record::GRAD_NORM).map(f64::from_bits),
             digest: given(given::DIGEST, record::DIGEST),

@@ -14,6 +14,7 @@ use crate::layout::*;
 use crate::note::{self, Note};
 use crate::page::{Page, check};
 use crate::record::record_at;
+use crate::role;
 use crate::save;
 use crate::section::{self, SectionId};
 use crate::words::{PageWords, Words};
@@ -214,6 +215,7 @@ impl Writing<'_> {
         if words.load(SAVE_LISTENS) != 0 {
             words.store(SAVE_LISTENS, 0);
         }
+        role::forget(words);
         words.store(NOTE_STATE, note_state::NONE);
         for field in (0..SLOT_BYTES).step_by(WORD) {
             words.store(DRAFT + field, 0);
@@ -240,11 +242,22 @@ impl Writing<'_> {
     /// Step `step` is complete.
     #[inline]
     pub fn step(&mut self, now_ns: u64, step: u64, measures: Measures) {
+        self.complete(now_ns, step, measures, 0);
+    }
+
+    /// As [`step`](Self::step), for a step that nobody gave a number: a hook counts them, from 0 in each process.
+    #[inline]
+    pub fn counted_step(&mut self, now_ns: u64, step: u64, measures: Measures) {
+        self.complete(now_ns, step, measures, given::COUNTED);
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, now_ns: u64, step: u64, measures: Measures, mark: u64) {
         let words = self.words;
         for level in 0..shown(words.load(DRAFT + slot::DEPTH)) {
             self.charge(level, now_ns);
         }
-        self.record_step(now_ns, step, measures);
+        self.record_step(now_ns, step, measures, mark);
         words.store(STEP_START_NS, now_ns);
         words.store(SPENT_COUNT, 0);
         words.store(SPENT_FLAGS, self.too_deep());
@@ -269,12 +282,12 @@ impl Writing<'_> {
     }
 
     #[inline]
-    fn record_step(&mut self, now_ns: u64, step: u64, measures: Measures) {
+    fn record_step(&mut self, now_ns: u64, step: u64, measures: Measures, mark: u64) {
         let words = self.words;
         let number = words.load(RING_HEAD).wrapping_add(1);
         let at = record_at(number);
         let listed = words.load(SPENT_COUNT).min(RECORD_SECTIONS as u64);
-        let mut flags = words.load(SPENT_FLAGS) | listed << 8 | words.load(DRAFT + slot::CLAIM) << 32;
+        let mut flags = words.load(SPENT_FLAGS) | mark | listed << 8 | words.load(DRAFT + slot::CLAIM) << 32;
         words.begin(at + record::SEQUENCE, number.wrapping_mul(2).wrapping_sub(1));
         words.store(at + record::STEP, step);
         words.store(at + record::START_NS, words.load(STEP_START_NS));
@@ -354,6 +367,11 @@ impl Writing<'_> {
         self.words.store(DRAFT + slot::QUIET_UNTIL_NS, until_ns);
         self.beat(now_ns);
         true
+    }
+
+    /// What this rank is in its job. Not a beat. Says whether the page can hold it: one of a minor below 3 cannot.
+    pub fn role(&mut self, name: &str, stage: Option<u32>) -> bool {
+        role::write(self.words, name, stage)
     }
 
     /// A communicator has entered and completed so many operations. Not a beat: it may come from a thread that

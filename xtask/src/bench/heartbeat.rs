@@ -92,7 +92,24 @@ fn python(bed: &Bed) -> Result<Vec<Figure>> {
     })?;
     let watched =
         figures(&watched, &[("torch_step_overhead_percent", "heartbeat.torch_step_overhead", "% of 50 ms")]);
-    let ours: Vec<Figure> = ours.into_iter().chain(watched).collect();
+    let paired = repeat(|| {
+        let page = Page::fresh(bed)?;
+        let mut script = Command::new(bed.venv.python());
+        json(
+            script
+                .arg(script_path("heartbeat_torch_paired.py"))
+                .env("MAINSTAY_PAGE", &page.path)
+                .env("MAINSTAY_TORCH", "0"),
+        )
+    })?;
+    let paired = figures(
+        &paired,
+        &[
+            ("torch_step_paired_percent", "heartbeat.torch_step_paired", "% of 50 ms"),
+            ("uncertain_ns", "heartbeat.torch_step_paired_uncertain", "ns"),
+        ],
+    );
+    let ours: Vec<Figure> = ours.into_iter().chain(watched).chain(paired).collect();
     let peer = if bed.peers.is_some() { nvrx(bed) } else { return Ok(ours) };
     let peer = peer.unwrap_or_else(|error| {
         eprintln!("{NVRX_NAME}: left out: {error:#}");

@@ -92,22 +92,32 @@ impl Probes {
     /// What the rank did since the earliest probe that is kept; none if the probes are too close to tell.
     pub(crate) fn activity(&self) -> Option<Activity> {
         let (first, last) = (self.kept.first()?, self.kept.last()?);
-        let span = last.at.since(first.at);
-        if span < APART {
+        if last.at.since(first.at) < APART {
             return None;
-        }
-        let seconds = span.as_seconds();
-        let per_second = |from: u64, to: u64| to.saturating_sub(from) as f64 / seconds;
-        let cpu = last.cpu.minus(first.cpu).as_seconds() / seconds;
-        let bytes = per_second(first.bytes, last.bytes);
-        let faults = per_second(first.faults, last.faults);
-        if bytes >= CHATTER || faults >= FEW_FAULTS || first.processes != last.processes {
-            return Some(Activity::Working);
         }
         // Two of the probes; one may have hit upon a thread that wakes now and then.
         let runs = self.kept.iter().filter(|probe| probe.runnable).count() > 1;
-        Some(if cpu >= STILL || runs { Activity::Spinning } else { Activity::Still })
+        match between(first, last)? {
+            Activity::Still if runs => Some(Activity::Spinning),
+            activity => Some(activity),
+        }
     }
+}
+
+/// What a rank's processes did between two probes; none if there is no time between them.
+pub(crate) fn between(first: &Probe, last: &Probe) -> Option<Activity> {
+    let seconds = last.at.since(first.at).as_seconds();
+    if seconds <= 0.0 {
+        return None;
+    }
+    let per_second = |from: u64, to: u64| to.saturating_sub(from) as f64 / seconds;
+    let bytes = per_second(first.bytes, last.bytes);
+    let faults = per_second(first.faults, last.faults);
+    if bytes >= CHATTER || faults >= FEW_FAULTS || first.processes != last.processes {
+        return Some(Activity::Working);
+    }
+    let cpu = last.cpu.minus(first.cpu).as_seconds() / seconds;
+    Some(if cpu >= STILL { Activity::Spinning } else { Activity::Still })
 }
 
 #[cfg(test)]

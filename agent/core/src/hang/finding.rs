@@ -52,6 +52,9 @@ impl HangKind {
     }
 }
 
+/// What stands for the phase of ranks that send no heartbeats: they are judged by what their processes do.
+pub const ACTIVITY: &str = "activity";
+
 /// A hang that is confirmed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hang {
@@ -67,7 +70,7 @@ pub struct Hang {
     pub since: Mono,
     /// When it was confirmed.
     pub confirmed: Mono,
-    /// What the culprits are at: `first_step`, `step`, or a section.
+    /// What the culprits are at: `first_step`, `step`, or a section; [`ACTIVITY`] where there are no heartbeats.
     pub phase: String,
     /// How long that may take.
     pub limit: Span,
@@ -85,10 +88,12 @@ impl Hang {
     pub fn headline(&self) -> String {
         let after = match self.step {
             Some(step) => format!(" after step {step}"),
+            // Without heartbeats nobody knows how far it was.
+            None if self.phase == ACTIVITY => String::new(),
             None => " before the first step".to_owned(),
         };
         let at = match self.phase.as_str() {
-            "step" | "first_step" => String::new(),
+            "step" | "first_step" | ACTIVITY => String::new(),
             section => format!(", in section {section}"),
         };
         match self.culprits.as_slice() {
@@ -133,6 +138,8 @@ pub enum Outlook {
     Calm,
     /// Nothing moves for longer than usual, and there is a reason to wait.
     Waiting(Suspicion),
+    /// It looks like a hang, and cannot be told from work: said, and never acted on.
+    Doubt(Suspicion),
     /// Nothing moves, and nothing will.
     Hang(Box<Hang>),
 }

@@ -3,8 +3,9 @@
 
 use crate::hang::activity::{Activity, ProcessState};
 use crate::hang::finding::HangKind;
-use crate::hang::wait_for::{End, Located, Presence, locate as walk};
+use crate::hang::wait_for::{End, Located, Presence, TOGETHER, locate as walk};
 use crate::hang::watch::Watch;
+use crate::time::Mono;
 
 /// Ranks that hold up the job, with the reasons.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,7 +85,8 @@ impl Watch {
         })
     }
 
-    /// The host of which nothing is heard and for which most wait; of ranks that never registered all.
+    /// The host of which nothing is heard and for which most wait, of those that fell silent last: the job trained on after
+    /// others had fallen silent, so it is not for them that it stands still. Of ranks that never registered all.
     fn silent(&self, located: &Located) -> Suspects {
         let mut hosts: std::collections::BTreeMap<u32, (u32, Vec<(u32, u32)>)> =
             std::collections::BTreeMap::new();
@@ -95,7 +97,12 @@ impl Watch {
             named.push((*rank, *votes));
         }
         let never = |rank: &u32| !self.ranks[*rank as usize].sight.registered;
-        let (mut votes, mut named) = hosts.values().max_by_key(|(sum, _)| *sum).cloned().unwrap_or_default();
+        let heard =
+            |named: &[(u32, u32)]| named.iter().map(|(rank, _)| self.ranks[*rank as usize].heard).max();
+        let last = hosts.values().filter_map(|(_, named)| heard(named)).max().unwrap_or_default();
+        let with_the_job =
+            hosts.values().filter(|(_, named)| heard(named) >= Some(Mono(last.0.saturating_sub(TOGETHER.0))));
+        let (mut votes, mut named) = with_the_job.max_by_key(|(sum, _)| *sum).cloned().unwrap_or_default();
         let mut kind = HangKind::SilentHost;
         if named.first().is_some_and(|(rank, _)| never(rank)) {
             let all = hosts.values().flat_map(|(_, named)| named).copied();

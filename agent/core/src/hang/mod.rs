@@ -3,12 +3,13 @@
 //! In reading order: `sketch` (how long something usually takes), `phase` (what a rank can be at, and the limits),
 //! `activity` (what its processes do), `rank`, `counters` (collective counters in flat vectors), `wait_for` (who holds
 //! up whom), `finding` (what is said), `stacks` (ranks by where they stand), `locate` (from one snapshot),
-//! `watch` (the judge, which joins them); then what is asked for once all stands still: `flight` (PyTorch's recorder), `witness`.
+//! `watch` (the judge, which joins them), `idle` (the judge where there are no heartbeats); then what is asked for once all stands still: `flight` (PyTorch's recorder), `witness`.
 
 mod activity;
 mod counters;
 mod finding;
 pub mod flight;
+mod idle;
 mod locate;
 mod phase;
 mod rank;
@@ -20,8 +21,9 @@ mod witness;
 
 pub use activity::{Activity, Probe, ProcessState};
 pub use counters::Count;
-pub use finding::{Hang, HangKind, Outlook, Suspicion, listed};
-pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, Phases};
+pub use finding::{ACTIVITY, Hang, HangKind, Outlook, Suspicion, listed};
+pub use idle::{Idle, Pulse};
+pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
 pub use rank::Sight;
 pub use sketch::Sketch;
 pub use stacks::{PlaceGroup, fold, innermost_of_faulthandler, innermost_of_py_spy};

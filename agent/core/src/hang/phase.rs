@@ -2,11 +2,44 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::hang::sketch::Sketch;
 use crate::time::Span;
 
 /// So many steps have to be seen before what they took is believed.
 const ENOUGH: u32 = 50;
+
+/// What earlier runs saw counts as so many samples: this run soon outweighs it.
+const RECALLED: u64 = 1000;
+
+/// Until this run has seen enough itself, no phase is judged sooner by what earlier runs saw.
+const RECALLED_FLOOR: Span = Span::seconds(60);
+
+/// The first step of another run may find no compiled code.
+const RECALLED_FIRST: Span = Span::seconds(600);
+
+/// What was learned of a phase, to be kept for the next run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PhaseMemory {
+    /// `first_step`, `step`, or a section's name.
+    pub name: String,
+    /// Steps in which it was seen.
+    pub steps: u32,
+    /// The longest that it took.
+    pub longest: Span,
+    /// How often it took how long, by buckets that grow by two percent.
+    pub parts: Vec<(u16, u32)>,
+}
+
+impl PhaseMemory {
+    /// Whether it can be believed.
+    pub(crate) fn is_sound(&self) -> bool {
+        let sum = self.parts.iter().map(|(_, count)| u64::from(*count)).sum::<u64>();
+        let known = self.steps > 0 && self.longest.0 > 0 && sum > 0;
+        known && self.name.len() <= 64 && self.parts.len() <= 2048 && sum <= 16 * RECALLED
+    }
+}
 
 /// What a rank is at: the number of a row in [`Phases`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +82,8 @@ pub struct Limits {
     pub working: Span,
     /// Beats and no step.
     pub livelock: Span,
+    /// Nothing of a job without heartbeats does anything.
+    pub idle: Span,
 }
 
 impl Default for Limits {
@@ -64,6 +99,7 @@ impl Default for Limits {
             spinning: Span::seconds(120),
             working: Span::seconds(600),
             livelock: Span::seconds(1800),
+            idle: Span::seconds(600),
         }
     }
 }
@@ -84,6 +120,8 @@ pub enum LimitFrom {
     Given,
     /// From what the phase took in this job.
     Learned,
+    /// From what it took in earlier runs of the job.
+    Recalled,
     /// Too little was seen of the phase.
     Default,
 }
@@ -101,6 +139,14 @@ struct Phase {
     limit: Limit,
     /// Samples since the limit was computed.
     fresh: u32,
+    /// What earlier runs saw: in how many steps, and the longest.
+    before: (u32, Span),
+}
+
+impl Phase {
+    fn longest(&self) -> Span {
+        self.sketch.longest().max(self.before.1)
+    }
 }
 
 /// All phases of a job.
@@ -150,6 +196,7 @@ impl Phases {
             newest_step: None,
             limit: Limit { span: Span::default(), from: LimitFrom::Default },
             fresh: 0,
+            before: (0, Span::default()),
         };
         row.limit = compute(&self.limits, &row);
         self.rows.push(row);
@@ -171,6 +218,36 @@ impl Phases {
     pub fn begin_attempt(&mut self) {
         for row in &mut self.rows {
             row.newest_step = None;
+        }
+    }
+
+    /// What was learned so far, for the next run.
+    pub fn remembered(&self) -> Vec<PhaseMemory> {
+        let of = |row: &Phase| {
+            let own = row.sketch.longest();
+            // What took very long once is forgotten by and by.
+            let longest = match (row.before.1, own) {
+                (before, Span(0)) => before,
+                (before, own) => own.max(Span(own.0.saturating_add(before.0) / 2)),
+            };
+            let steps = row.steps.saturating_add(row.before.0);
+            PhaseMemory { name: row.name.clone(), steps, longest, parts: row.sketch.parts(RECALLED) }
+        };
+        self.rows.iter().map(of).filter(PhaseMemory::is_sound).collect()
+    }
+
+    /// Takes in what earlier runs of the job learned.
+    pub fn recall(&mut self, remembered: &[PhaseMemory]) {
+        for phase in remembered.iter().filter(|phase| phase.is_sound()) {
+            let index = match phase.name.as_str() {
+                "first_step" => 0,
+                "step" => 1,
+                name => usize::from(self.section(name).0),
+            };
+            let Some(row) = self.rows.get_mut(index) else { continue };
+            row.sketch.add_parts(&phase.parts);
+            row.before = (row.before.0.max(phase.steps), row.before.1.max(phase.longest));
+            row.limit = compute(&self.limits, row);
         }
     }
 
@@ -215,7 +292,7 @@ impl Phases {
 
     /// The longest that a phase took.
     pub fn longest(&self, phase: PhaseId) -> Span {
-        self.row(phase).sketch.longest()
+        self.row(phase).longest()
     }
 
     fn row(&self, phase: PhaseId) -> &Phase {
@@ -253,22 +330,26 @@ fn compute(limits: &Limits, row: &Phase) -> Limit {
     if let Some(given) = limits.given.get(&row.name) {
         return Limit { span: *given, from: LimitFrom::Given };
     }
-    let capped = Span(row.sketch.longest().0.saturating_mul(5));
+    let capped = Span(row.longest().0.saturating_mul(5));
     if row.class == Class::Long {
         let first = row.name == "first_step";
         let floor = match row.steps {
             // Rare phases have few samples; and a first step may compile what the one before found compiled.
             1.. if first => Span::seconds(120),
-            3.. => Span::seconds(300),
+            _ if first && row.before.0 > 0 => RECALLED_FIRST.min(limits.first_step),
+            steps if steps.saturating_add(row.before.0) >= 3 => Span::seconds(300),
             _ if first => limits.first_step,
             _ => limits.long,
         };
         return Limit { span: capped.max(floor), from: LimitFrom::Default };
     }
+    if row.steps < ENOUGH && row.before.0 >= ENOUGH {
+        return Limit { span: capped.max(RECALLED_FLOOR), from: LimitFrom::Recalled };
+    }
     if row.steps < ENOUGH {
         return Limit { span: capped.max(limits.unlearned), from: LimitFrom::Default };
     }
-    Limit { span: learned(&row.sketch), from: LimitFrom::Learned }
+    Limit { span: learned(&row.sketch).max(Span(row.before.1.0 / 10 * 11)), from: LimitFrom::Learned }
 }
 
 /// What a phase may take when it is known what it takes: beyond what its own tail promises.
@@ -284,82 +365,4 @@ fn learned(sketch: &Sketch) -> Span {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn learned_from(phases: &mut Phases, phase: PhaseId, millis: impl IntoIterator<Item = u64>) {
-        for (step, span) in millis.into_iter().enumerate() {
-            phases.learn(phase, step as u64, Span::millis(span));
-        }
-        phases.refresh();
-    }
-
-    #[test]
-    fn little_seen_is_not_believed() {
-        let mut phases = Phases::new(Limits::default());
-        learned_from(&mut phases, PhaseId::STEP, [100; 49]);
-        assert_eq!(phases.limit(PhaseId::STEP).from, LimitFrom::Default);
-        learned_from(&mut phases, PhaseId::STEP, [100; 51]);
-        assert_eq!(phases.limit(PhaseId::STEP), Limit { span: Span::seconds(1), from: LimitFrom::Learned });
-    }
-
-    #[test]
-    fn eight_ranks_are_not_eight_times_the_steps() {
-        let mut phases = Phases::new(Limits::default());
-        for step in 0..10 {
-            for _ in 0..8 {
-                phases.learn(PhaseId::STEP, step, Span::millis(100));
-            }
-        }
-        phases.refresh();
-        assert_eq!(phases.limit(PhaseId::STEP).from, LimitFrom::Default);
-    }
-
-    #[test]
-    fn an_even_pace_is_judged_at_less_than_one_and_a_half_of_its_quantile() {
-        let mut phases = Phases::new(Limits::default());
-        learned_from(&mut phases, PhaseId::STEP, (0..1000).map(|n| 10_000 + n % 200));
-        let limit = phases.limit(PhaseId::STEP).span.as_seconds();
-        assert!((14.2..=15.3).contains(&limit), "{limit}");
-    }
-
-    #[test]
-    fn a_heavy_tail_is_given_more_room() {
-        let mut phases = Phases::new(Limits::default());
-        // A tenth takes twice, a hundredth four times, a thousandth eight times as long.
-        let tail = |n: u64| match n {
-            n if n % 1000 == 0 => 8_000,
-            n if n % 100 == 0 => 4_000,
-            n if n % 10 == 0 => 2_000,
-            _ => 1_000,
-        };
-        learned_from(&mut phases, PhaseId::STEP, (0..3000).map(tail));
-        assert!(phases.limit(PhaseId::STEP).span >= Span::seconds(11));
-    }
-
-    #[test]
-    fn long_sections_are_never_judged_by_quantiles() {
-        let mut phases = Phases::new(Limits::default());
-        for (name, class) in [
-            ("checkpoint", Class::Long),
-            ("Validation", Class::Long),
-            ("compile_model", Class::Long),
-            ("dataloader", Class::Learned),
-            ("forward", Class::Learned),
-        ] {
-            let phase = phases.section(name);
-            assert_eq!(phases.class(phase), class, "{name}");
-        }
-        let checkpoint = phases.section("checkpoint");
-        learned_from(&mut phases, checkpoint, [10; 1000]);
-        assert_eq!(phases.limit(checkpoint).span, Span::seconds(300));
-    }
-
-    #[test]
-    fn a_given_limit_stands() {
-        let given = [("step".to_owned(), Span::seconds(3))].into();
-        let mut phases = Phases::new(Limits { given, ..Limits::default() });
-        learned_from(&mut phases, PhaseId::STEP, [10_000; 1000]);
-        assert_eq!(phases.limit(PhaseId::STEP), Limit { span: Span::seconds(3), from: LimitFrom::Given });
-    }
-}
+mod tests;

@@ -73,6 +73,31 @@ impl Sketch {
         Span::default()
     }
 
+    /// The buckets that hold anything, with their counts; all together at most `most`, the shape kept.
+    pub(crate) fn parts(&self, most: u64) -> Vec<(u16, u32)> {
+        let total = self.total.max(1);
+        let scaled = |count: u32| match total <= most {
+            true => count,
+            // Rounded up: what was seen once stays known.
+            false => u32::try_from((u64::from(count) * most).div_ceil(total)).unwrap_or(count),
+        };
+        let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        filled.filter_map(|(index, count)| Some((u16::try_from(index).ok()?, scaled(*count)))).collect()
+    }
+
+    /// Adds what an earlier sketch gave as [`parts`](Self::parts). The longest span is not in it.
+    pub(crate) fn add_parts(&mut self, parts: &[(u16, u32)]) {
+        if self.counts.is_empty() {
+            self.counts = vec![0; BUCKETS];
+        }
+        for (index, count) in parts {
+            if let Some(slot) = self.counts.get_mut(usize::from(*index)) {
+                *slot = slot.saturating_add(*count);
+                self.total = self.total.saturating_add(u64::from(*count));
+            }
+        }
+    }
+
     fn halve(&mut self) {
         // Rounded up: what was seen once stays known.
         for count in &mut self.counts {

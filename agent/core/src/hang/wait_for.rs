@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use crate::hang::counters::Counters;
-use crate::time::Mono;
+use crate::time::{Mono, Span};
 
 /// What the judge knows of a rank besides its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,9 @@ struct Row {
     agreeing: u32,
     one: u32,
 }
+
+/// Who was heard last within this time of each other fell silent together, as far as reports that get lost tell.
+pub(crate) const TOGETHER: Span = Span::seconds(5);
 
 const NOBODY: u32 = u32::MAX;
 
@@ -144,7 +147,7 @@ pub(crate) fn locate(
             ends[*rank as usize] = Some(end);
         }
     }
-    beyond_silence(counters, &rows, &host, &mut ends, &waiting);
+    beyond_silence(counters, &rows, &presence, &host, &mut ends, &waiting);
     located.waiting = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
     located.ends = tally(&ends, &waiting);
     located
@@ -220,16 +223,31 @@ fn next(counters: &Counters, rows: &[Row], presence: &impl Fn(usize) -> Presence
         } else {
             End::Network(entry.row)
         };
-        // Not in a communicator is the weakest: it holds only if nothing is open. Of the rest the first kind counts.
-        best = if matches!(best, End::Root(_)) { found } else { best.min(found) };
+        // Not in a communicator is the weakest: it holds only if nothing is open. Of the rest the first kind counts, and of
+        // silent ranks the one that fell silent last.
+        best = match (best, found) {
+            (End::Root(_), found) => found,
+            (End::Silent(a), End::Silent(b)) if heard(presence, b) > heard(presence, a) => found,
+            (End::Silent(_), End::Silent(_)) => best,
+            _ => best.min(found),
+        };
     }
     Next::Ends(best)
+}
+
+/// When a silent rank was last heard.
+fn heard(presence: &impl Fn(usize) -> Presence, rank: u32) -> Mono {
+    match presence(rank as usize) {
+        Presence::Silent(since) => since,
+        Presence::Reports | Presence::Elsewhere => Mono::NEVER,
+    }
 }
 
 /// Leads on the walks that end at silent hosts whose ranks are themselves waiting for somebody.
 fn beyond_silence(
     counters: &Counters,
     rows: &[Row],
+    presence: &impl Fn(usize) -> Presence,
     host: &impl Fn(usize) -> u32,
     ends: &mut [Option<End>],
     waiting: &[usize],
@@ -248,9 +266,13 @@ fn beyond_silence(
             idle.filter(|idle| *idle != NOBODY).map(|idle| ends[idle as usize].unwrap_or(End::Root(idle)));
         // Who waits for this very host does not explain why it would wait; nor does an operation that all have entered,
         // which may only stand in line behind another.
+        // And who was silent long before the job stood still trained on for all that: it explains nobody who was not.
+        let since = heard(presence, rank);
         let elsewhere = |end: &End| match end {
             End::Root(_) => true,
-            End::Silent(rank) => host(*rank as usize) != own,
+            End::Silent(rank) => {
+                host(*rank as usize) != own && heard(presence, *rank).after(TOGETHER) >= since
+            }
             End::Mismatch(_) | End::Cycle(_) | End::Network(_) => false,
         };
         if let Some(end) = on.filter(elsewhere).min_by_key(|end| kind_order(*end)) {

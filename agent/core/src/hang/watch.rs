@@ -227,6 +227,11 @@ impl Watch {
         self.ranks.iter().any(|rank| rank.life == Life::Lives && rank.sight.registered && !rank.sight.closed)
     }
 
+    /// Whether any rank's client has connected in this attempt: else there are only its processes to judge by.
+    pub fn hears_anybody(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.sight.registered)
+    }
+
     /// Why no progress is expected, if it is not.
     fn expected(&self, now: Mono) -> Option<String> {
         let living = |rank: &usize| self.lives(*rank);
@@ -339,6 +344,7 @@ impl Watch {
         let from = match limit.from {
             LimitFrom::Given => "as given",
             LimitFrom::Learned => "by what it took in this job",
+            LimitFrom::Recalled => "by what it took in earlier runs of this job",
             LimitFrom::Default => "the default while little is known of it",
         };
         let mut evidence = vec![

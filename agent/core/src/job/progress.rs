@@ -63,7 +63,8 @@ impl Job {
             let last = stepped.iter().map(|(first, _)| first.end).max().unwrap_or(at);
             self.longest_start = self.longest_start.max(Some(last.since(self.attempt_began)));
             out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step })));
-            self.tell_outcome(last, step, out);
+            let counted = stepped.iter().any(|(first, _)| first.counted);
+            self.tell_outcome(last, step, counted, out);
         } else if at.since(self.last_progress) >= PROGRESS_EVERY {
             self.last_progress = at;
             let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
@@ -73,7 +74,7 @@ impl Job {
     }
 
     /// What came of the last restart, told at the first step that all ranks completed after it.
-    pub(super) fn tell_outcome(&mut self, at: Mono, step: u64, out: &mut Vec<Output>) {
+    pub(super) fn tell_outcome(&mut self, at: Mono, step: u64, counted: bool, out: &mut Vec<Output>) {
         let attempt = self.attempt;
         let Some(incident) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none())
         else {
@@ -91,7 +92,8 @@ impl Job {
             attempt,
             step,
             reached_before,
-            steps_lost: (reached_before + 1).saturating_sub(step),
+            steps_lost: if counted { 0 } else { (reached_before + 1).saturating_sub(step) },
+            counted,
             to_ranks_started: incident.started_at.unwrap_or(at).since(incident.fault_at),
             to_ranks_connected: incident.connected_at.map(|connected| connected.since(incident.fault_at)),
             to_first_step: at.since(incident.fault_at),

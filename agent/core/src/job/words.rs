@@ -21,6 +21,17 @@ pub enum Input {
         /// The steps, oldest first.
         done: Vec<StepDone>,
     },
+    /// A rank said what it is: ranks of one role and stage do the same work.
+    Role {
+        /// In which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// Any text; empty if there is but one role.
+        role: String,
+        /// Its pipeline stage.
+        stage: Option<u32>,
+    },
     /// What is known of the host and its devices that may explain why ranks are slow.
     Surroundings(Surroundings),
     /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.

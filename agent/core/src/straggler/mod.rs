@@ -16,6 +16,7 @@
 mod again;
 mod change;
 mod columns;
+mod few;
 mod found;
 mod history;
 mod judge;

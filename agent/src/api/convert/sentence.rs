@@ -161,12 +161,13 @@ fn decision(decision: &Decision) -> String {
 }
 
 fn outcome(outcome: &Outcome) -> String {
+    let Outcome { attempt, step, to_first_step, .. } = outcome;
+    if outcome.counted {
+        return format!("training goes on: {attempt} completed a step, {to_first_step} after the fault");
+    }
+    let again = counted(outcome.steps_lost, "step", "steps");
     format!(
-        "training goes on: {} completed step {}, {} after the fault; {} to do again",
-        outcome.attempt,
-        outcome.step,
-        outcome.to_first_step,
-        counted(outcome.steps_lost, "step", "steps")
+        "training goes on: {attempt} completed step {step}, {to_first_step} after the fault; {again} to do again"
     )
 }
 

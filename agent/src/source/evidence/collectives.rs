@@ -157,6 +157,14 @@ impl Ras {
     }
 }
 
+/// What NCCL's RAS service counts, in writing, and whom the ranks wait for by it; none if it does not tell.
+pub(super) fn ask_counts(subjects: &[Subject], deadline: Instant) -> Option<(String, Waits)> {
+    let answer = ask_ras(subjects, deadline).answer?.recv_timeout(left(deadline)).ok()?;
+    let Asked::Told(report) = answer else { return None };
+    let waits = of_report(&report, subjects).waits.into_iter().next()?;
+    Some((format!("{:?}", report.counts()), waits))
+}
+
 fn of_report(report: &RasReport, subjects: &[Subject]) -> Told {
     let mut ranks = BTreeMap::new();
     for subject in subjects {

@@ -1,0 +1,358 @@
+//! Jobs whose ranks send no heartbeats, judged by what their processes do: CPU time, reading and writing, new memory,
+//! processes that come and go, output. That is weaker than steps, so it takes long, and each verdict says so.
+//!
+//! Idleness alone is no fault. Only a job that was at work nearly all its life is judged, and only after a rest that is
+//! much longer than any that it took before: a program that sleeps by design, or waits for requests, never is.
+
+use crate::hang::activity::{Activity, Probe, ProcessState, between};
+use crate::hang::finding::{ACTIVITY, Hang, HangKind, Outlook, Suspicion, listed};
+use crate::hang::witness::Waits;
+use crate::id::Rank;
+use crate::time::{Mono, Span};
+
+/// A rest is out of the ordinary when it is so many times the longest before.
+const BEYOND: u64 = 5;
+/// Of a job's life, the share that it may rest and still be one that always works: one in so many.
+const SELDOM: u64 = 10;
+/// So many times as long is waited where something may be under way that is not seen from here.
+const UNSEEN: u64 = 3;
+/// Output, I/O or new memory has to come so often before its absence means something.
+const REGULAR: u32 = 20;
+/// Bytes a second over the host's network that may be the job's.
+const NETWORK: f64 = 1e6;
+
+/// What a rank's processes were at at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pulse {
+    /// What the kernel counts.
+    pub probe: Probe,
+    /// Bytes of output so far.
+    pub output: u64,
+    /// Bytes that the network of its namespace carried so far, in both directions.
+    pub network: u64,
+}
+
+/// A rank as it was seen last.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    pulse: Option<Pulse>,
+    activity: Option<Activity>,
+    /// Since when it is stopped by a signal.
+    stopped: Option<Mono>,
+}
+
+/// The judge of a job without heartbeats.
+#[derive(Clone, Debug)]
+pub struct Idle {
+    first_rank: u32,
+    /// The shortest rest that is taken for a hang.
+    floor: Span,
+    ranks: Vec<Seen>,
+    looked: Option<Mono>,
+    /// When any rank was last at work, and when one last did more than use CPU time.
+    active: Mono,
+    worked: Mono,
+    at_work: Span,
+    rested: Span,
+    longest: Span,
+    /// Times that something more than CPU time was seen, and the longest time between two.
+    signs: u32,
+    gap: Span,
+    network: f64,
+    /// When NCCL was last asked, and what it said since nothing but CPU time is seen.
+    asked: Option<Mono>,
+    collectives: Option<Collectives>,
+}
+
+/// What NCCL's RAS service said of the ranks' collectives: the same for some time.
+#[derive(Clone, Debug)]
+struct Collectives {
+    counts: String,
+    waits: Waits,
+    since: Mono,
+    last: Mono,
+}
+
+impl Idle {
+    /// The judge of a job of `ranks` ranks, of which the first has the number `first_rank`.
+    pub fn new(floor: Span, first_rank: Rank, ranks: usize) -> Idle {
+        Idle {
+            first_rank: first_rank.0,
+            floor,
+            ranks: vec![Seen::default(); ranks],
+            looked: None,
+            active: Mono::default(),
+            worked: Mono::default(),
+            at_work: Span::default(),
+            rested: Span::default(),
+            longest: Span::default(),
+            signs: 0,
+            gap: Span::default(),
+            network: 0.0,
+            asked: None,
+            collectives: None,
+        }
+    }
+
+    /// New processes; what was learned of the job stays.
+    pub fn begin_attempt(&mut self) {
+        self.ranks.fill(Seen::default());
+        self.looked = None;
+        self.collectives = None;
+    }
+
+    /// Whether NCCL should be asked how far the ranks are: seldom, and only while they do nothing but use CPU time, for each
+    /// question goes through all processes of the job. Whoever asks takes it as asked.
+    pub fn wants_collectives(&mut self, now: Mono) -> bool {
+        let due = self.looked.is_some()
+            && now.since(self.worked) >= Span(self.floor.0 / 2)
+            && self.asked.is_none_or(|asked| now.since(asked) >= Span(self.floor.0 / 4));
+        if due {
+            self.asked = Some(now);
+        }
+        due
+    }
+
+    /// Takes in what NCCL said: all counts in writing, and whom the ranks wait for by them.
+    pub fn collectives(&mut self, now: Mono, counts: String, waits: Waits) {
+        match &mut self.collectives {
+            Some(known) if known.counts == counts => known.last = now,
+            known => *known = Some(Collectives { counts, waits, since: now, last: now }),
+        }
+    }
+
+    /// The longest rest that ended by itself.
+    pub fn longest_rest(&self) -> Span {
+        self.longest
+    }
+
+    /// Takes in how long earlier runs of the job rested.
+    pub fn recall(&mut self, rest: Span) {
+        self.longest = self.longest.max(rest);
+    }
+
+    /// How far looks are apart.
+    pub fn interval(&self) -> Span {
+        Span(self.floor.0 / 20).max(Span::millis(200)).min(Span::seconds(5))
+    }
+
+    /// Whether it is time for the next look.
+    pub fn wants_look(&self, now: Mono) -> bool {
+        self.looked.is_none_or(|looked| now.since(looked) >= self.interval())
+    }
+
+    /// When any rank was last at work.
+    pub fn last_active(&self) -> Mono {
+        self.active
+    }
+
+    /// Takes in a look at the ranks that live (none for those that ended) and judges. `unseen` tells whether the ranks
+    /// may be at work where it is not seen, on a device; it is asked only when that matters.
+    pub fn look(&mut self, now: Mono, pulses: &[Option<Pulse>], unseen: impl FnOnce() -> bool) -> Outlook {
+        let before = self.looked.replace(now);
+        let Some(before) = before.filter(|before| now.since(*before) <= self.held_up()) else {
+            self.begin(now, pulses);
+            return Outlook::Calm;
+        };
+        self.take(before, now, pulses);
+        if self.ranks.iter().any(|seen| seen.state() == Some(ProcessState::Traced)) {
+            (self.active, self.worked) = (now, now);
+            return Outlook::Calm;
+        }
+        self.stopped(now).or_else(|| self.waits_in_collectives(now)).unwrap_or_else(|| {
+            match now.since(self.active) {
+                Span(0) => self.only_spins(now),
+                rest => self.rests(now, rest, unseen),
+            }
+        })
+    }
+
+    /// A look that is so late comes of a launcher that was held up itself, and perhaps the ranks with it.
+    fn held_up(&self) -> Span {
+        Span(self.interval().0.saturating_mul(3)).plus(Span::seconds(1))
+    }
+
+    fn begin(&mut self, now: Mono, pulses: &[Option<Pulse>]) {
+        (self.active, self.worked) = (now, now);
+        for (seen, pulse) in self.ranks.iter_mut().zip(pulses) {
+            *seen = Seen { pulse: *pulse, ..Seen::default() };
+        }
+    }
+
+    fn take(&mut self, before: Mono, now: Mono, pulses: &[Option<Pulse>]) {
+        let seconds = now.since(before).as_seconds();
+        let (mut active, mut worked) = (false, false);
+        self.network = 0.0;
+        for (seen, pulse) in self.ranks.iter_mut().zip(pulses) {
+            let ended = seen.pulse.is_some() && pulse.is_none();
+            seen.activity = match (&seen.pulse, pulse) {
+                (Some(first), Some(last)) if last.output != first.output => Some(Activity::Working),
+                (Some(first), Some(last)) => between(&first.probe, &last.probe),
+                _ => None,
+            };
+            if let (Some(first), Some(last)) = (&seen.pulse, pulse) {
+                let carried = last.network.saturating_sub(first.network) as f64 / seconds.max(1e-3);
+                self.network = self.network.max(carried);
+            }
+            active |= ended || !matches!(seen.activity, None | Some(Activity::Still));
+            worked |= ended || seen.activity == Some(Activity::Working);
+            seen.pulse = *pulse;
+            seen.stopped = match seen.state() {
+                Some(ProcessState::Stopped) => seen.stopped.or(Some(now)),
+                _ => None,
+            };
+        }
+        if active {
+            let rest = before.since(self.active);
+            self.rested = self.rested.plus(rest);
+            self.longest = self.longest.max(rest);
+            self.at_work = self.at_work.plus(now.since(before));
+            self.active = now;
+        }
+        if worked {
+            self.gap = self.gap.max(now.since(self.worked));
+            self.signs = self.signs.saturating_add(1);
+            self.worked = now;
+        }
+    }
+
+    /// Ranks that a signal stopped: that is no rest of the program's own.
+    fn stopped(&self, now: Mono) -> Option<Outlook> {
+        let stopped = |rank: &usize| self.ranks[*rank].stopped.is_some_and(|at| now.since(at) >= self.floor);
+        let culprits: Vec<usize> = (0..self.ranks.len()).filter(stopped).collect();
+        let since = culprits.iter().filter_map(|rank| self.ranks[*rank].stopped).min()?;
+        let told = format!("{} in state T (stopped) for {}", self.named(&culprits), now.since(since));
+        Some(self.hang(now, HangKind::Stopped, &culprits, since, self.floor, 0.9, told))
+    }
+
+    /// Ranks do nothing but use CPU time, and by NCCL's counters some wait for others, the same ones all the while.
+    fn waits_in_collectives(&self, now: Mono) -> Option<Outlook> {
+        let Collectives { waits, since, last, .. } = self.collectives.as_ref()?;
+        let limit = self.floor.max(Span(self.gap.0.saturating_mul(BEYOND)));
+        let all_the_while = *since >= self.worked && last.since(*since) >= limit;
+        if !all_the_while || now.since(*last) >= Span(self.floor.0 / 2) {
+            return None;
+        }
+        let place = |rank: &Rank| rank.0.checked_sub(self.first_rank).map(|place| place as usize);
+        let culprits: Vec<usize> = waits.culprits.iter().filter_map(place).collect();
+        let kind = waits.kind.unwrap_or(HangKind::UserCode);
+        let told = format!("{}, and no counter of NCCL moved for {}", waits.told, last.since(*since));
+        Some(self.hang(now, kind, &culprits, self.worked, limit, 0.7, told))
+    }
+
+    /// Nothing of the job does anything.
+    fn rests(&self, now: Mono, rest: Span, unseen: impl FnOnce() -> bool) -> Outlook {
+        let usual = self.floor.max(Span(self.longest.0.saturating_mul(BEYOND)));
+        let at_work = self.at_work >= Span(self.floor.0 / 2)
+            && self.rested.0.saturating_mul(SELDOM) <= self.at_work.0.saturating_add(self.rested.0);
+        // Of a rank that cannot be read nothing is known.
+        let known = self.ranks.iter().all(|seen| seen.pulse.is_none() || seen.activity.is_some());
+        if !at_work || !known || rest < Span(usual.0 / 2) {
+            return Outlook::Calm;
+        }
+        let (limit, why) = if self.network >= NETWORK {
+            (Span(usual.0.saturating_mul(UNSEEN)), "the network of this host carries data that may be its")
+        } else if unseen() {
+            (Span(usual.0.saturating_mul(UNSEEN)), "it holds a device whose work is not seen from here")
+        } else {
+            (usual, "it sends no heartbeats and has rested before")
+        };
+        if rest < limit {
+            let why = why.to_owned();
+            return Outlook::Waiting(Suspicion { ranks: Vec::new(), since: self.active, limit, why });
+        }
+        let asleep = |rank: &usize| self.ranks[*rank].state() == Some(ProcessState::Uninterruptible);
+        let living: Vec<usize> = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).collect();
+        let in_disk_sleep: Vec<usize> = living.iter().copied().filter(asleep).collect();
+        let told = format!(
+            "no process of {} used CPU time, read, wrote, touched new memory or put out anything for {rest}",
+            self.named(&living)
+        );
+        match (in_disk_sleep.len(), living.as_slice()) {
+            (1.., _) => self.hang(now, HangKind::BlockedIo, &in_disk_sleep, self.active, limit, 0.6, told),
+            (0, [only]) => self.hang(now, HangKind::AllStill, &[*only], self.active, limit, 0.6, told),
+            (0, _) => self.hang(now, HangKind::AllStill, &[], self.active, limit, 0.4, told),
+        }
+    }
+
+    /// CPU time is used and nothing else happens, for much longer than ever before: a loop, or a wait that spins, or work
+    /// that looks like it. That is told and never acted on.
+    fn only_spins(&self, now: Mono) -> Outlook {
+        let quiet = now.since(self.worked);
+        let limit = Span(self.floor.0.max(self.gap.0.saturating_mul(2)).saturating_mul(UNSEEN));
+        if self.signs < REGULAR || quiet < limit {
+            return Outlook::Calm;
+        }
+        let of = |activity| {
+            let is = move |rank: &usize| self.ranks[*rank].activity == Some(activity);
+            (0..self.ranks.len()).filter(is).collect::<Vec<usize>>()
+        };
+        let (still, spinning) = (of(Activity::Still), of(Activity::Spinning));
+        let (few, does) = if still.len() <= spinning.len() && !still.is_empty() {
+            (still, "does nothing while others use CPU time")
+        } else {
+            (spinning, "uses CPU time and does nothing else")
+        };
+        let why = format!("{} {does}, and nothing was put out or read meanwhile", self.named(&few));
+        Outlook::Doubt(Suspicion { ranks: self.numbers(&few), since: self.worked, limit, why })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of one record, from its makers")]
+    fn hang(
+        &self,
+        now: Mono,
+        kind: HangKind,
+        culprits: &[usize],
+        since: Mono,
+        limit: Span,
+        confidence: f64,
+        told: String,
+    ) -> Outlook {
+        let victims = (0..self.ranks.len()).filter(|rank| self.lives(*rank) && !culprits.contains(rank));
+        let victims: Vec<usize> = victims.collect();
+        let evidence = vec![
+            told,
+            format!(
+                "before, the job was at work for {}, and its longest rest was {}: so {limit} is waited",
+                self.at_work, self.longest
+            ),
+            "the job sends no heartbeats: this rests on what its processes do, and is weaker for it"
+                .to_owned(),
+        ];
+        Outlook::Hang(Box::new(Hang {
+            kind,
+            culprits: self.numbers(culprits),
+            victims: self.numbers(&victims),
+            since,
+            confirmed: now,
+            phase: ACTIVITY.to_owned(),
+            limit,
+            step: None,
+            confidence,
+            evidence,
+        }))
+    }
+
+    fn lives(&self, rank: usize) -> bool {
+        self.ranks[rank].pulse.is_some()
+    }
+
+    fn numbers(&self, ranks: &[usize]) -> Vec<Rank> {
+        let number =
+            |rank: &usize| Rank(self.first_rank.saturating_add(u32::try_from(*rank).unwrap_or(u32::MAX)));
+        ranks.iter().map(number).collect()
+    }
+
+    fn named(&self, ranks: &[usize]) -> String {
+        listed(&self.numbers(ranks))
+    }
+}
+
+impl Seen {
+    fn state(&self) -> Option<ProcessState> {
+        self.pulse.map(|pulse| pulse.probe.state)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+use super::*;
+
+const FLOOR: Span = Span::seconds(60);
+
+/// A job whose ranks are driven second by second.
+struct Job {
+    idle: Idle,
+    now: Mono,
+    pulses: Vec<Option<Pulse>>,
+    told: Vec<Outlook>,
+}
+
+impl Job {
+    fn of(ranks: usize) -> Job {
+        let pulses = vec![Some(Pulse::default()); ranks];
+        let (idle, now) = (Idle::new(FLOOR, Rank(0), ranks), Mono(Span::seconds(10).0));
+        Job { idle, now, pulses, told: Vec::new() }
+    }
+
+    /// So many seconds, in each of which `does` changes the pulse of each rank.
+    fn seconds(&mut self, seconds: u64, does: impl Fn(usize, u64, &mut Pulse)) -> &mut Job {
+        for second in 0..seconds {
+            self.now = self.now.after(Span::seconds(1));
+            for (rank, pulse) in self.pulses.iter_mut().enumerate() {
+                if let Some(pulse) = pulse {
+                    does(rank, second, pulse);
+                    pulse.probe.at = self.now;
+                }
+            }
+            if self.idle.wants_look(self.now) {
+                let outlook = self.idle.look(self.now, &self.pulses, || false);
+                self.told.push(outlook);
+            }
+        }
+        self
+    }
+
+    fn works(&mut self, seconds: u64) -> &mut Job {
+        self.seconds(seconds, |_, _, pulse| {
+            work(pulse);
+            pulse.output += 10;
+        })
+    }
+
+    fn rests(&mut self, seconds: u64) -> &mut Job {
+        self.seconds(seconds, |_, _, _| ())
+    }
+
+    fn hang(&self) -> Option<&Hang> {
+        self.told.iter().find_map(|told| if let Outlook::Hang(hang) = told { Some(&**hang) } else { None })
+    }
+
+    fn said_nothing(&self) -> bool {
+        self.told.iter().all(|told| *told == Outlook::Calm)
+    }
+}
+
+fn work(pulse: &mut Pulse) {
+    pulse.probe.cpu = pulse.probe.cpu.plus(Span::millis(900));
+}
+
+#[test]
+fn a_job_that_worked_and_does_nothing_any_more_hangs() {
+    let mut job = Job::of(4);
+    job.works(300).rests(55);
+    assert!(job.hang().is_none(), "not before its time");
+    job.rests(15);
+    let hang = job.hang().expect("a hang");
+    assert_eq!((hang.kind, hang.culprits.len(), hang.victims.len()), (HangKind::AllStill, 0, 4));
+    assert!(hang.confidence < 0.5 && hang.evidence[2].contains("no heartbeats"), "{hang:?}");
+    assert_eq!(hang.headline(), "all ranks hang: nothing moves, and nothing tells them apart");
+    assert!(job.told.iter().any(|told| matches!(told, Outlook::Waiting(_))), "suspected before");
+}
+
+#[test]
+fn a_job_that_sleeps_by_design_is_never_judged() {
+    let mut job = Job::of(2);
+    job.works(5).rests(3600);
+    assert!(job.said_nothing(), "it was never at work for long");
+    let mut job = Job::of(2);
+    for _ in 0..60 {
+        job.works(20).rests(10);
+    }
+    job.rests(3600);
+    assert!(job.said_nothing(), "it rests a third of the time");
+}
+
+#[test]
+fn a_rest_as_it_took_before_is_none() {
+    let mut job = Job::of(2);
+    job.works(600).rests(40).works(600).rests(150);
+    assert!(job.hang().is_none(), "not five times as long");
+    job.rests(60);
+    assert!(job.hang().is_some());
+}
+
+#[test]
+fn one_rank_at_work_keeps_the_job_alive() {
+    let mut job = Job::of(4);
+    job.works(300).seconds(3600, |rank, _, pulse| {
+        if rank == 2 {
+            pulse.output += 1
+        }
+    });
+    assert!(job.said_nothing());
+}
+
+#[test]
+fn a_stopped_rank_is_named_though_others_spin() {
+    let mut job = Job::of(4);
+    job.works(10).seconds(70, |rank, _, pulse| {
+        if rank == 1 { pulse.probe.state = ProcessState::Stopped } else { work(pulse) }
+    });
+    let hang = job.hang().expect("a hang");
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::Stopped, &[Rank(1)][..]));
+    assert_eq!(hang.headline(), "rank 1 hangs: it is stopped by a signal");
+}
+
+#[test]
+fn ranks_that_only_spin_are_doubted_and_never_condemned() {
+    let mut job = Job::of(4);
+    job.works(300).seconds(2000, |rank, _, pulse| {
+        if rank != 3 {
+            work(pulse)
+        }
+    });
+    assert!(job.hang().is_none());
+    let doubt =
+        job.told.iter().find_map(|told| if let Outlook::Doubt(doubt) = told { Some(doubt) } else { None });
+    assert_eq!(doubt.expect("a doubt").ranks, [Rank(3)]);
+}
+
+/// A job that logs every ten seconds, then spins with these counts of NCCL.
+fn spins(counts: impl Fn(u64) -> String) -> Job {
+    let mut job = Job::of(4);
+    job.works(300);
+    for second in 0..400 {
+        job.seconds(1, |_, _, pulse| work(pulse));
+        let now = job.now;
+        if job.idle.wants_collectives(now) {
+            let kind = Some(HangKind::UserCode);
+            let waits = Waits { kind, culprits: vec![Rank(2)], told: "3 of 4 ranks wait for rank 2".into() };
+            job.idle.collectives(now, counts(second), waits);
+        }
+    }
+    job
+}
+
+#[test]
+fn ranks_that_spin_in_a_collective_are_told_by_nccls_counters() {
+    let job = spins(|_| "7 7 6 7".to_owned());
+    let hang = job.hang().expect("a hang");
+    assert_eq!((hang.kind, hang.culprits.as_slice()), (HangKind::UserCode, &[Rank(2)][..]));
+    assert!(hang.evidence[0].contains("no counter of NCCL moved"), "{hang:?}");
+    assert!(spins(|second| format!("{second}")).hang().is_none(), "they move on");
+}
+
+#[test]
+fn what_computes_without_a_word_from_the_beginning_is_not_even_doubted() {
+    let mut job = Job::of(4);
+    job.seconds(7200, |_, _, pulse| work(pulse));
+    assert!(job.said_nothing());
+}
+
+#[test]
+fn what_may_be_under_way_unseen_is_given_three_times_as_long() {
+    for network in [false, true] {
+        let mut job = Job::of(1);
+        job.works(300);
+        for _ in 0..170 {
+            job.now = job.now.after(Span::seconds(1));
+            if let Some(pulse) = &mut job.pulses[0] {
+                pulse.probe.at = job.now;
+                pulse.network += if network { 5_000_000 } else { 0 };
+            }
+            if job.idle.wants_look(job.now) {
+                let outlook = job.idle.look(job.now, &job.pulses, || !network);
+                job.told.push(outlook);
+            }
+        }
+        assert!(job.hang().is_none());
+        job.rests(60);
+        assert_eq!(job.hang().map(|hang| hang.culprits.clone()), Some(vec![Rank(0)]));
+    }
+}
+
+#[test]
+fn a_launcher_that_was_held_up_begins_anew() {
+    let mut job = Job::of(2);
+    job.works(300);
+    job.now = job.now.after(Span::seconds(4000));
+    job.rests(50);
+    assert!(job.hang().is_none());
+}
+
+#[test]
+fn a_debugger_is_no_hang() {
+    let mut job = Job::of(2);
+    job.works(300).seconds(600, |_, _, pulse| pulse.probe.state = ProcessState::Traced);
+    assert!(job.said_nothing());
+}

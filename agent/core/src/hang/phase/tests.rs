@@ -1,0 +1,110 @@
+use super::*;
+
+fn learned_from(phases: &mut Phases, phase: PhaseId, millis: impl IntoIterator<Item = u64>) {
+    for (step, span) in millis.into_iter().enumerate() {
+        phases.learn(phase, step as u64, Span::millis(span));
+    }
+    phases.refresh();
+}
+
+#[test]
+fn little_seen_is_not_believed() {
+    let mut phases = Phases::new(Limits::default());
+    learned_from(&mut phases, PhaseId::STEP, [100; 49]);
+    assert_eq!(phases.limit(PhaseId::STEP).from, LimitFrom::Default);
+    learned_from(&mut phases, PhaseId::STEP, [100; 51]);
+    assert_eq!(phases.limit(PhaseId::STEP), Limit { span: Span::seconds(1), from: LimitFrom::Learned });
+}
+
+#[test]
+fn what_earlier_runs_took_is_believed_with_more_room_until_this_one_knows_better() {
+    let mut first = Phases::new(Limits::default());
+    learned_from(&mut first, PhaseId::STEP, [20_000; 400]);
+    let mut next = Phases::new(Limits::default());
+    next.recall(&first.remembered());
+    assert_eq!(next.limit(PhaseId::STEP), Limit { span: Span::seconds(100), from: LimitFrom::Recalled });
+    // On a slower machine the job takes three times as long: learned without a false alarm.
+    learned_from(&mut next, PhaseId::STEP, [60_000; 60]);
+    let limit = next.limit(PhaseId::STEP);
+    assert!(limit.from == LimitFrom::Learned && limit.span >= Span::seconds(80), "{limit:?}");
+    // What was seen long ago fades: after some runs of the new pace the old one is gone.
+    let mut phases = next;
+    for _ in 0..4 {
+        let mut run = Phases::new(Limits::default());
+        run.recall(&phases.remembered());
+        learned_from(&mut run, PhaseId::STEP, [5_000; 20_000]);
+        phases = run;
+    }
+    assert!(phases.limit(PhaseId::STEP).span <= Span::seconds(20), "{:?}", phases.limit(PhaseId::STEP));
+}
+
+#[test]
+fn little_that_earlier_runs_saw_is_not_believed() {
+    let mut first = Phases::new(Limits::default());
+    learned_from(&mut first, PhaseId::STEP, [100; 20]);
+    let mut next = Phases::new(Limits::default());
+    next.recall(&first.remembered());
+    assert_eq!(next.limit(PhaseId::STEP).from, LimitFrom::Default);
+    let parts = vec![(60_000, 7)];
+    next.recall(&[PhaseMemory { name: "step".into(), steps: 90, longest: Span(7), parts }]);
+}
+
+#[test]
+fn eight_ranks_are_not_eight_times_the_steps() {
+    let mut phases = Phases::new(Limits::default());
+    for step in 0..10 {
+        for _ in 0..8 {
+            phases.learn(PhaseId::STEP, step, Span::millis(100));
+        }
+    }
+    phases.refresh();
+    assert_eq!(phases.limit(PhaseId::STEP).from, LimitFrom::Default);
+}
+
+#[test]
+fn an_even_pace_is_judged_at_less_than_one_and_a_half_of_its_quantile() {
+    let mut phases = Phases::new(Limits::default());
+    learned_from(&mut phases, PhaseId::STEP, (0..1000).map(|n| 10_000 + n % 200));
+    let limit = phases.limit(PhaseId::STEP).span.as_seconds();
+    assert!((14.2..=15.3).contains(&limit), "{limit}");
+}
+
+#[test]
+fn a_heavy_tail_is_given_more_room() {
+    let mut phases = Phases::new(Limits::default());
+    // A tenth takes twice, a hundredth four times, a thousandth eight times as long.
+    let tail = |n: u64| match n {
+        n if n % 1000 == 0 => 8_000,
+        n if n % 100 == 0 => 4_000,
+        n if n % 10 == 0 => 2_000,
+        _ => 1_000,
+    };
+    learned_from(&mut phases, PhaseId::STEP, (0..3000).map(tail));
+    assert!(phases.limit(PhaseId::STEP).span >= Span::seconds(11));
+}
+
+#[test]
+fn long_sections_are_never_judged_by_quantiles() {
+    let mut phases = Phases::new(Limits::default());
+    for (name, class) in [
+        ("checkpoint", Class::Long),
+        ("Validation", Class::Long),
+        ("compile_model", Class::Long),
+        ("dataloader", Class::Learned),
+        ("forward", Class::Learned),
+    ] {
+        let phase = phases.section(name);
+        assert_eq!(phases.class(phase), class, "{name}");
+    }
+    let checkpoint = phases.section("checkpoint");
+    learned_from(&mut phases, checkpoint, [10; 1000]);
+    assert_eq!(phases.limit(checkpoint).span, Span::seconds(300));
+}
+
+#[test]
+fn a_given_limit_stands() {
+    let given = [("step".to_owned(), Span::seconds(3))].into();
+    let mut phases = Phases::new(Limits { given, ..Limits::default() });
+    learned_from(&mut phases, PhaseId::STEP, [10_000; 1000]);
+    assert_eq!(phases.limit(PhaseId::STEP), Limit { span: Span::seconds(3), from: LimitFrom::Given });
+}

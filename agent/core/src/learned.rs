@@ -1,0 +1,164 @@
+//! What was learned of a job, kept for its next run: how long its phases take, how long it rests, which ranks do the same
+//! work, and how much they differ. Without it each run is blind for its first fifty steps.
+//!
+//! It is a help and nothing more: a file that is missing, old, spoilt or of another job is passed over, and what a run
+//! learns itself soon outweighs it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::entry::JobSpec;
+use crate::hang::PhaseMemory;
+use crate::time::Span;
+
+/// The version of its written form; others are passed over.
+const VERSION: u32 = 1;
+/// A file that is longer than this, in bytes, is nobody's of ours.
+pub const LONGEST: usize = 512 * 1024;
+/// So many phases are kept.
+const PHASES: usize = 128;
+/// A job of more ranks keeps no peers.
+const RANKS: usize = 16_384;
+
+/// What was learned of a job.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Learned {
+    /// The version of its written form.
+    pub version: u32,
+    /// Runs that it comes of.
+    pub runs: u32,
+    /// How long phases took.
+    #[serde(default)]
+    pub phases: Vec<PhaseMemory>,
+    /// The longest time in which the job did nothing and went on by itself.
+    #[serde(default)]
+    pub rest: Span,
+    /// By how much self times of peers differ from step to step, as a share.
+    #[serde(default)]
+    pub noise: Option<f32>,
+    /// The pipeline stage of each rank, where that was learned.
+    #[serde(default)]
+    pub stages: Vec<u32>,
+}
+
+impl Learned {
+    /// Reads the written form; none if there is nothing in it that can be used.
+    pub fn parse(text: &[u8]) -> Option<Learned> {
+        if text.len() > LONGEST {
+            return None;
+        }
+        let mut learned: Learned = serde_json::from_slice(text).ok()?;
+        if learned.version != VERSION {
+            return None;
+        }
+        learned.noise = learned.noise.filter(|noise| noise.is_finite() && *noise > 0.0 && *noise < 1.0);
+        learned.phases.truncate(PHASES);
+        learned.phases.retain(PhaseMemory::is_sound);
+        if learned.stages.len() > RANKS {
+            learned.stages.clear();
+        }
+        Some(learned)
+    }
+
+    /// The written form, after one run more. The phases that were seen most are kept.
+    pub fn written(mut self) -> Vec<u8> {
+        self.version = VERSION;
+        self.runs = self.runs.saturating_add(1);
+        self.phases.sort_by_key(|phase| std::cmp::Reverse(phase.steps));
+        self.phases.truncate(PHASES);
+        if self.stages.len() > RANKS {
+            self.stages.clear();
+        }
+        // Numbers, texts and lists can always be written.
+        serde_json::to_vec(&self).unwrap_or_default()
+    }
+}
+
+/// A name for what jobs have in common that are runs of one another: where they keep their checkpoints, if somebody said so,
+/// with what they run; else the whole command. And how many ranks they have.
+pub fn key(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    hash.word(&spec.world_size.to_string());
+    match checkpoint_dir {
+        Some(directory) => {
+            hash.word(directory);
+            let program = spec.command.iter().filter(|word| !word.starts_with('-')).take(2);
+            program.for_each(|word| hash.word(word));
+        }
+        None => spec.command.iter().for_each(|word| hash.word(word)),
+    }
+    format!("{:016x}", hash.0)
+}
+
+/// 64-bit FNV-1a.
+struct Fnv(u64);
+
+impl Fnv {
+    fn word(&mut self, word: &str) {
+        for byte in word.bytes().chain([0]) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hang::{Limits, PhaseId, Phases};
+
+    fn spec(command: &str, ranks: u32) -> JobSpec {
+        let command = command.split(' ').map(str::to_owned).collect();
+        JobSpec { command, world_size: ranks, ..JobSpec::default() }
+    }
+
+    fn learned() -> Learned {
+        let mut phases = Phases::new(Limits::default());
+        for step in 0..100 {
+            phases.learn(PhaseId::STEP, step, Span::millis(500 + step));
+        }
+        Learned {
+            phases: phases.remembered(),
+            noise: Some(0.01),
+            stages: vec![0, 0, 1, 1],
+            ..Learned::default()
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let read = Learned::parse(&learned().written()).expect("what was written");
+        assert_eq!((read.runs, read.noise, read.stages.len()), (1, Some(0.01), 4));
+        assert_eq!(read.phases, learned().phases);
+        let again = Learned::parse(&read.written()).expect("what was written");
+        assert_eq!(again.runs, 2);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_passed_over() {
+        let good = learned().written();
+        let text = String::from_utf8_lossy(&good).into_owned();
+        for spoilt in [
+            "",
+            "[]",
+            "{\"version\":1}x",
+            &text[..text.len() / 2],
+            &text.replace("\"version\":1", "\"version\":2"),
+            &"{}".repeat(LONGEST),
+        ] {
+            assert_eq!(Learned::parse(spoilt.as_bytes()), None, "{}", &spoilt[..spoilt.len().min(60)]);
+        }
+        let wild = text.replace("\"noise\":0.01", "\"noise\":-3.0").replace("\"steps\":100", "\"steps\":0");
+        let read = Learned::parse(wild.as_bytes()).expect("the rest of it");
+        assert_eq!((read.noise, read.phases.len()), (None, 0));
+    }
+
+    #[test]
+    fn runs_of_one_job_share_a_key_and_others_do_not() {
+        let key_of = |command, ranks| key(&spec(command, ranks), None);
+        assert_eq!(key_of("python train.py --lr 1", 8), key_of("python train.py --lr 1", 8));
+        assert_ne!(key_of("python train.py --lr 1", 8), key_of("python train.py --lr 2", 8));
+        assert_ne!(key_of("python train.py --lr 1", 8), key_of("python train.py --lr 1", 16));
+        let in_place = |command| key(&spec(command, 8), Some("/nvme/run7"));
+        assert_eq!(in_place("python train.py --lr 1"), in_place("python train.py --lr 2"));
+        assert_ne!(in_place("python train.py"), in_place("python other.py"));
+    }
+}

@@ -1,0 +1,90 @@
+"""What this rank is in its job, so that it is compared with ranks that do the same work.
+
+The script says it, or the environment does (``MAINSTAY_ROLE``, ``MAINSTAY_STAGE``), or it is found where frameworks
+keep it: Megatron-LM's parallel state, DeepSpeed's model parallel unit, and meshes of torch with a dimension ``pp``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import _native
+
+_told = False
+_MOST = 2**32 - 2
+_PIPELINE = ("pp", "pipe", "pipeline")
+
+
+def role(name: str = "", *, stage=None) -> None:
+    """This rank is a ``name`` of pipeline stage ``stage``: ranks of the same role and stage are its peers."""
+    global _told
+    number = None
+    try:
+        if stage is not None:
+            number = int(stage)
+        if not isinstance(name, str) or (number is not None and not 0 <= number <= _MOST):
+            raise ValueError
+    except Exception:
+        import warnings
+
+        warnings.warn("mainstay.role: a role is a text and a stage a whole number from 0; it is left out", RuntimeWarning, 2)
+        return
+    _told = True
+    _native.tell_role(name, number)
+
+
+def from_environment() -> None:
+    """Tells what the environment says, if the script has not."""
+    name, stage = os.environ.get("MAINSTAY_ROLE", ""), os.environ.get("MAINSTAY_STAGE", "")
+    if not _told and (name or stage):
+        role(name, stage=int(stage) if stage.isdecimal() else None)
+
+
+def from_frameworks() -> None:
+    """Tells the stage that a framework gave this rank, if nobody has told it. Called now and then, off the hot path."""
+    if _told or not _native.active():
+        return
+    for find in (_of_megatron, _of_deepspeed, _of_mesh):
+        try:
+            stage = find()
+        except Exception:
+            # A release that keeps it elsewhere, or a group that is not made yet.
+            continue
+        if stage is not None:
+            return role(stage=stage)
+
+
+def _of_megatron():
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return None
+    many = state.get_pipeline_model_parallel_world_size() > 1
+    return state.get_pipeline_model_parallel_rank() if many else None
+
+
+def _of_deepspeed():
+    groups = sys.modules.get("deepspeed.utils.groups")
+    unit = getattr(groups, "mpu", None)
+    if unit is None:
+        return None
+    for size, rank in (
+        ("get_pipe_parallel_world_size", "get_pipe_parallel_rank"),
+        ("get_pipeline_model_parallel_world_size", "get_pipeline_model_parallel_rank"),
+    ):
+        if hasattr(unit, size):
+            return getattr(unit, rank)() if getattr(unit, size)() > 1 else None
+    return None
+
+
+def _of_mesh():
+    return next((stage for mesh in meshes for stage in _stages(mesh)), None)
+
+
+meshes: list = []  # of torch, as they are made
+
+
+def _stages(mesh):
+    for index, name in enumerate(mesh.mesh_dim_names or ()):
+        if name in _PIPELINE and mesh.size(index) > 1:
+            yield mesh.get_local_rank(index)
