@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::few;
 use super::found::{Change, Found, Slow};
 use super::history::{HORIZONS, History, ROWS};
 use super::peers::Peers;
@@ -62,8 +61,6 @@ pub struct Row<'a> {
 #[derive(Clone, Debug)]
 pub struct Judge {
     limits: Limits,
-    /// Few enough that noise is known only from all steps together.
-    few: bool,
     peers: Peers,
     history: History,
     recent: Recent,
@@ -88,8 +85,6 @@ pub(super) struct Recent {
     least_wait: Ring<u32>,
     /// How much more than by chance means of 8, 16 and 32 scores scatter.
     dependence: [Ring<f32>; HORIZONS.len() - 1],
-    /// Among few ranks: noise by all the steps that are remembered.
-    few: Option<few::Noise>,
 }
 
 /// The last [`ROWS`] values.
@@ -125,7 +120,7 @@ impl<T: Copy> Ring<T> {
 impl Recent {
     /// The noise of a score: the typical one of the last steps.
     pub(super) fn noise(&self) -> f32 {
-        self.few.map_or_else(|| typical(&self.noise), |few| few.deviation).max(QUIETEST)
+        typical(&self.noise).max(QUIETEST)
     }
 
     /// The share of `seconds` in a step; none if the steps' length is not known.
@@ -137,9 +132,6 @@ impl Recent {
     /// By how much a mean of `steps` scores scatters more than independent scores would, as far as that is sure: what a
     /// few looks at a few ranks say may be chance.
     pub(super) fn dependence(&self, steps: usize, ranks: usize) -> f32 {
-        if let Some(few) = self.few {
-            return few.dependence(steps);
-        }
         let sure = |ring: &Ring<f32>| {
             // Looks overlap by half.
             let looks = (ring.values().len() / 2).max(1);
@@ -186,7 +178,6 @@ impl Judge {
         let ranks = peers.len();
         Judge {
             limits,
-            few: ranks <= few::RANKS,
             history: History::new(ranks),
             recent: Recent::default(),
             stages: Stages::new(&peers),
@@ -197,11 +188,6 @@ impl Judge {
             medians: vec![f32::NAN; peers.stages().len()],
             peers,
         }
-    }
-
-    /// A judge of what differs for good even where there are few, as transfers do: that counts as noise.
-    pub(super) fn of_transfers(peers: Peers, limits: Limits) -> Judge {
-        Judge { few: false, ..Judge::new(peers, limits) }
     }
 
     /// Takes in how noisy earlier runs of the job were: it counts as much as a few steps, until this one knows.
@@ -248,9 +234,6 @@ impl Judge {
         }
         self.stages.push(&self.medians);
         self.history.push(row.step, &self.scores, self.recent.noise());
-        if self.few {
-            self.recent.few = few::measure(&self.history, self.peers.len());
-        }
         if self.history.seen().is_multiple_of(IMBALANCE_EVERY) {
             for (horizon, ring) in self.recent.dependence.iter_mut().enumerate() {
                 if self.history.seen() >= 2 * HORIZONS[horizon] {
@@ -359,11 +342,6 @@ impl Judge {
     /// Whether something about the rank was settled within the last `steps` steps.
     pub(super) fn was_settled_within(&self, rank: u32, steps: usize) -> bool {
         self.settled.get(&rank).is_some_and(|at| at + steps > self.history.seen())
-    }
-
-    /// How sure it must be of a rank, in standard deviations: of few ranks fewer can be off by chance.
-    pub(super) fn sure(&self) -> f32 {
-        if self.few { self.limits.sure.min(few::SURE) } else { self.limits.sure }
     }
 
     pub(super) fn limits(&self) -> Limits {

@@ -83,10 +83,8 @@ impl Links {
             group: kinds.binary_search(&known.kind.as_str()).unwrap_or(0) as u32,
             ..Role::default()
         });
-        let mut judge = Judge::of_transfers(
-            Peers::new(roles.collect()),
-            Limits { rank: limits.rank.max(LEAST), ..limits },
-        );
+        let mut judge =
+            Judge::new(Peers::new(roles.collect()), Limits { rank: limits.rank.max(LEAST), ..limits });
         let (mut changes, mut findings) = (Vec::new(), Vec::new());
         for (step, seen) in &self.steps {
             let moving: Vec<f32> = self

@@ -16,7 +16,6 @@
 mod again;
 mod change;
 mod columns;
-mod few;
 mod found;
 mod history;
 mod judge;

@@ -120,7 +120,7 @@ pub(super) fn find(judge: &Judge) -> Vec<Found> {
 /// Looks at all sums over `steps` steps; what stands out is looked at more closely.
 fn look<T: Copy + Into<i32>>(judge: &Judge, sums: &[T], steps: usize, suspects: &mut BTreeMap<u32, Suspect>) {
     let unit = CLIP_UNITS * CLIPPED_SIGMA * (steps as f32).sqrt();
-    let bar = (judge.sure() * unit) as i32;
+    let bar = (judge.limits().sure * unit) as i32;
     let mut apart = None;
     for (rank, sum) in sums.iter().enumerate() {
         let sum: i32 = (*sum).into();
@@ -148,7 +148,7 @@ fn look_for_changes(judge: &Judge, suspects: &mut BTreeMap<u32, Suspect>) {
     if both != 2 * steps {
         return;
     }
-    let bar = judge.sure() * movement * CLIP_UNITS * (both as f32).sqrt();
+    let bar = judge.limits().sure * movement * CLIP_UNITS * (both as f32).sqrt();
     for (rank, (last, twice)) in last.iter().zip(twice).enumerate() {
         let rank = rank as u32;
         let moved = 2 * i32::from(*last) - i32::from(*twice);
@@ -196,8 +196,8 @@ fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Opt
     }
     // Over the long memory only the clipped mean is known; it is used where noise hides the effect anyway.
     let level = if steps <= ROWS { median(&mut scores.clone()) } else { mean * noise };
-    let by_chance =
-        judge.sure() * noise * judge.recent().dependence(steps, judge.peers().len()) / (steps as f32).sqrt();
+    let by_chance = judge.limits().sure * noise * judge.recent().dependence(steps, judge.peers().len())
+        / (steps as f32).sqrt();
     let apart_for_good = reach(judge.peers().len()) * apart * noise;
     let gate = by_chance.hypot(apart_for_good).max(limits.rank.ln_1p() * 0.98);
     let enough = if steps <= 16 { 0.8 } else { 0.6 };
@@ -207,7 +207,7 @@ fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Opt
         || level < 2.5 * noise
         || lasts(gate / 2.0) && (level < 6.0 * noise || lasts(level / 2.0));
     if level >= gate && persists {
-        let z = level / (gate / judge.sure());
+        let z = level / (gate / judge.limits().sure);
         return Some(Suspect { rank, effect: level, z, steps, before: None });
     }
     if steps <= 16 { confirm_change(judge, rank, steps) } else { None }
@@ -217,7 +217,7 @@ fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Opt
 fn confirm_change(judge: &Judge, rank: u32, steps: usize) -> Option<Suspect> {
     let (limits, noise) = (judge.limits(), judge.recent().noise());
     let moving = noise * judge.recent().movement().unwrap_or(1.0) / (steps as f32).sqrt();
-    let gate = (judge.sure() * moving).max(limits.change.ln_1p());
+    let gate = (judge.limits().sure * moving).max(limits.change.ln_1p());
     let scores: Vec<f32> = judge.history().last(rank, steps).map(|(_, score)| score).collect();
     let usual = usual(judge, rank, steps)?;
     let level = median(&mut scores.clone());
