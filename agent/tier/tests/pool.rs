@@ -115,8 +115,13 @@ impl Rank {
     }
 
     fn fill(&self, slot: &Slot, step: u64) -> bool {
+        self.fill_in(&self.file(slot), slot, step)
+    }
+
+    /// Fills a slot through a file that is open already, as a rank does that keeps it mapped.
+    fn fill_in(&self, file: &File, slot: &Slot, step: u64) -> bool {
         let bytes = self.bytes(step);
-        self.file(slot).write_all_at(&bytes, 0).unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
         let filled = self.with(|page| page.fill(slot, bytes.len() as u64)).is_some();
         self.ring();
         filled
@@ -266,7 +271,7 @@ fn what_an_attempt_left_half_filled_is_offered_to_nobody_and_late_writers_seal_n
         (slot, rank.file(&slot))
     };
     keeper.begin_attempt(1);
-    assert!(!rank.fill(&slot, 2), "it is of an attempt that is over");
+    assert!(!rank.fill_in(&file, &slot, 2), "it is of an attempt that is over");
     let old = Rank::of(keeper.directory(), 0, 1);
     rank.epoch = 1;
     // The same slot comes back with another file: the late writer's bytes go nowhere.
