@@ -2,6 +2,7 @@
 //!
 //! Modules stand in order of their floors, lowest first: a floor knows only those below it.
 
+pub mod http;
 pub mod os;
 
 pub mod act;

@@ -110,8 +110,9 @@ fn a_webhook_is_tried_again_until_it_hears() {
             head.push(line.trim_end().to_owned());
         }
         assert_eq!(head[0], "POST /events HTTP/1.1");
-        let length = head.iter().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
-        let mut body = vec![0; length.parse().unwrap()];
+        let of = |line: &String| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok();
+        let length: usize = head.iter().find_map(of).unwrap();
+        let mut body = vec![0; length];
         reader.read_exact(&mut body).unwrap();
         assert_eq!(serde_json::from_slice::<Value>(&body).unwrap()["job"], "exp");
         stream.write_all(answer.as_bytes()).unwrap();

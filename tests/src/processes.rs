@@ -88,6 +88,13 @@ pub fn open_files(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
+/// How many sockets a process has open; a port that is only held is one of them, and listed nowhere else.
+pub fn sockets(pid: i32) -> usize {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let targets = links.map(|link| fs::read_link(link.path()).unwrap_or_default());
+    targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
+}
+
 /// The value of a variable in the environment with which a process was started.
 pub fn variable(pid: i32, name: &str) -> Option<String> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 /// Every top-level module of the agent and its floor. Rooms use lower floors only, except where `SHARED` says so.
 const FLOORS: &[(&str, u8)] = &[
     ("os", 1),
+    ("http", 1),
     ("probe", 2),
     ("source", 2),
     ("coord", 2),

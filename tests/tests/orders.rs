@@ -5,7 +5,7 @@
 use std::process::{Command, Output};
 
 use mainstay_core::entry::Fact;
-use mainstay_tests::{End, Job, Stage, mainstay, story};
+use mainstay_tests::{End, Job, Stage, has_client, mainstay, story};
 
 /// Ranks that work until they are told to end.
 const WORKS: &str = r#"trap 'exit 0' TERM
@@ -102,4 +102,96 @@ fn a_dry_run_says_what_would_be_done_and_ends() {
     end.assert_status(137);
     end.assert_said("dry run; it would be restarting all ranks");
     assert_eq!(end.summary().attempts, 1, "{end}");
+}
+
+#[test]
+fn an_excluded_ranks_gpu_is_not_seen_again_where_another_takes_its_place() {
+    let stage = Stage::new();
+    let script = r#"trap 'exit 0' TERM
+mark "up.$ATTEMPT.$RANK" "$CUDA_VISIBLE_DEVICES"
+work"#;
+    let job = stage.sh(script).ranks(2).variable("CUDA_VISIBLE_DEVICES", "3,5,7").start();
+    assert_eq!(job.mark("up.0.1"), "3,5,7");
+    job.mark("up.0.0");
+    let excluded = order(&job, &["job", "exclude-rank", "1", "--reason", "slow"]);
+    assert!(excluded.status.success(), "{}", said(&excluded));
+    assert_eq!([job.mark("up.1.0"), job.mark("up.1.1")], ["3,7", "3,7"]);
+    let refused = order(&job, &["job", "exclude-rank", "0", "--reason", "slow too"]);
+    assert_eq!(refused.status.code(), Some(3));
+    assert!(said(&refused).contains("cannot go on with fewer ranks"), "{}", said(&refused));
+    order(&job, &["job", "stop", "--reason", "enough"]);
+    let end = job.end();
+    end.assert_status(143);
+    assert_eq!((ordered(&end, "rank_excluded"), end.summary().attempts), (1, 2), "{end}");
+    assert_eq!(story::verdicts(&end.story).len(), 0, "{end}");
+}
+
+#[test]
+fn what_the_client_would_have_to_do_is_refused_where_there_is_none() {
+    let stage = Stage::new();
+    let job = stage.sh(WORKS).options("--allow-inject").start();
+    job.mark("up.0.0");
+    for (arguments, words) in [
+        (&["inject", "exception", "--rank", "0", "--reason", "drill"][..], "import mainstay"),
+        (&["inject", "kill", "--at-step", "5", "--rank", "0", "--reason", "drill"][..], "tells of no steps"),
+    ] {
+        let refused = order(&job, arguments);
+        assert_eq!(refused.status.code(), Some(3));
+        assert!(said(&refused).contains(words), "{}", said(&refused));
+    }
+    order(&job, &["job", "stop", "--reason", "enough"]);
+    let end = job.end();
+    assert_eq!(ordered(&end, "fault_injected"), 0, "{end}");
+}
+
+/// Ranks that step until they are told to end, with a client.
+const STEPS: &str = r#"
+import mainstay
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+mark(f"up.{ATTEMPT}.{RANK}", "MAINSTAY_DRILL" in os.environ)
+for step in range(1_000_000):
+    time.sleep(0.002)
+    mainstay.step(step)
+    if step == 20:
+        mark(f"steps.{ATTEMPT}.{RANK}")
+"#;
+
+#[test]
+fn an_injected_exception_comes_at_its_step_and_a_full_disk_ends_what_writes() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = format!("{STEPS}    if ATTEMPT == 1:\n        print(step, flush=True)\n");
+    let job = stage.python(&script).options("--allow-inject").start();
+    assert_eq!(job.mark("up.0.0"), "True");
+    job.mark("steps.0.0");
+    let injected =
+        order(&job, &["inject", "exception", "--at-step", "200", "--rank", "0", "--reason", "drill"]);
+    assert!(injected.status.success(), "{}", said(&injected));
+    job.mark("steps.1.0");
+    let injected = order(&job, &["inject", "disk-full", "--rank", "0", "--reason", "drill"]);
+    assert!(injected.status.success(), "{}", said(&injected));
+    job.mark("steps.2.0");
+    order(&job, &["job", "stop", "--reason", "enough"]);
+    let end = job.end();
+    let verdicts = story::verdicts(&end.story);
+    assert_eq!(verdicts.len(), 2, "{end}");
+    assert!(verdicts[0].headline.contains("InjectedFault"), "{end}");
+    assert!(verdicts[0].step >= Some(200), "{end}");
+    assert!(verdicts[1].headline.contains("OSError"), "{end}");
+}
+
+#[test]
+fn a_job_that_did_not_opt_in_has_nothing_of_drills() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = format!("{STEPS}        mark('loaded', 'mainstay._drill' in sys.modules)\n");
+    let job = stage.python(&script).start();
+    assert_eq!((job.mark("up.0.0").as_str(), job.mark("loaded").as_str()), ("False", "False"));
+    assert!(!job.socket().with_file_name("drill.sock").exists());
+    order(&job, &["job", "stop", "--reason", "enough"]);
+    job.end();
 }

@@ -18,6 +18,7 @@
 
 mod deciding;
 mod progress;
+mod restart;
 mod times;
 mod words;
 
@@ -32,10 +33,11 @@ use crate::learned::Learned;
 use crate::ledger::{Ledger, Spending};
 use crate::policy::{Advisor, PastFailure, Rung, Settings};
 use crate::running::{Pace, Watch};
-use crate::time::Mono;
+use crate::time::{Mono, Span};
 
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, told as policy_trouble};
+use restart::Overdue;
 pub use times::{IncidentTimes, Summary};
 pub use words::{Input, Order, Output, Ruling, StopWhy};
 
@@ -97,6 +99,12 @@ pub struct Job {
     without: Option<Rank>,
     /// What is done once those that waited are gone.
     afterwards: Option<Afterwards>,
+    /// The longest that a start of all or some ranks took until all had completed a step.
+    longest_start: Option<Span>,
+    /// When the restart under way is given up, if it has not brought a step by then.
+    restart_until: Option<(Mono, Overdue)>,
+    /// The restart that was.
+    overdue: Option<Overdue>,
     /// What the launcher last saw held that the next ranks need.
     held: Vec<String>,
     /// When a step was last completed, in any attempt.
@@ -133,6 +141,9 @@ impl Job {
             rung: Rung::All,
             without: None,
             afterwards: None,
+            longest_start: None,
+            restart_until: None,
+            overdue: None,
             held: Vec::new(),
             last_step: None,
             ledger: Ledger::open(at),
@@ -196,11 +207,12 @@ impl Job {
                 self.stepping = false;
                 self.attempt_began = at;
                 self.lead = None;
-                self.hang = None;
+                (self.hang, self.overdue) = (None, None);
                 self.waiting.clear();
                 self.ledger.begin_attempt();
                 self.with_incident(|incident| incident.started_at = Some(at));
                 self.phase = Phase::Running;
+                self.time_restart(at, out);
                 if self.stop_requested.is_some() {
                     self.stop(StopWhy::Requested, out);
                 }
@@ -267,6 +279,7 @@ impl Job {
                 self.attempt_ended(at, waiting, out);
             }
             Fact::StopRequested { exit, .. } => self.stop_requested(at, exit, out),
+            Fact::Observed(seen) => self.observed(at, &seen, out),
             Fact::OutOfMemoryKills { count } => {
                 self.out_of_memory_kills = self.out_of_memory_kills.saturating_add(count);
             }
@@ -293,7 +306,6 @@ impl Job {
             | Fact::KernelReport(_)
             | Fact::KernelLinesLeftOut { .. }
             | Fact::KernelLogGap { .. }
-            | Fact::Observed(_)
             | Fact::HostTestified { .. }
             | Fact::GpuDriverSilent { .. }
             | Fact::GpuDriverAnswered { .. }

@@ -12,6 +12,7 @@ mod advisor;
 mod backoff;
 mod guard;
 mod history;
+mod ladder;
 mod learned;
 mod readiness;
 mod rung;
@@ -20,6 +21,7 @@ pub use advisor::{Advice, Advisor, Trouble, decide_with};
 pub use backoff::{jitter, seed};
 pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};
 pub use history::{CauseKind, PastFailure, Reached, without_progress};
+pub use ladder::{hands, patience};
 pub use readiness::{Host, Readiness, passes_with_the_ranks, readiness};
 pub use rung::{Rung, Rungs};
 
@@ -46,7 +48,7 @@ pub struct Settings {
     pub budget: Budget,
     /// Of restarts for causes of a kind, beside that.
     pub by_cause: BTreeMap<CauseKind, Budget>,
-    /// What there are hands for.
+    /// What there are hands for in any case; ranks that wait in their processes open more.
     pub rungs: Rungs,
     /// How long a host that is not ready is waited for; none to restart without looking.
     pub ready_within: Option<Span>,
@@ -75,25 +77,36 @@ impl From<Budget> for Settings {
     }
 }
 
-/// What the policy goes by.
+/// What the policy goes by: data only, and all of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The verdict to decide on.
     pub verdict: &'a Verdict,
     /// All earlier failures of the job, oldest first; each was followed by a restart.
     pub past: &'a [PastFailure],
-    /// The exit status of the culprit as a shell reports it.
-    pub exit: i32,
-    /// How long the attempt had lived when it failed.
-    pub lived: Span,
-    /// The newest step that the job has reached in any attempt.
-    pub reached: Option<u64>,
+    /// The job.
+    pub job: JobState,
     /// The host.
     pub host: Host<'a>,
     /// Hosts that could take this one's place.
     pub spares: u32,
     /// The time of the decision.
     pub now: Mono,
+}
+
+/// The job as it stands at its failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobState {
+    /// The exit status of the culprit as a shell reports it.
+    pub exit: i32,
+    /// How long the attempt had lived when it failed.
+    pub lived: Span,
+    /// The newest step that the job has reached in any attempt.
+    pub reached: Option<u64>,
+    /// Its ranks on this host.
+    pub ranks: u32,
+    /// So many of them have left the attempt and wait in their processes.
+    pub waiting: u32,
 }
 
 /// What is to be done.
@@ -123,12 +136,12 @@ fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
         return choice;
     }
     let would = choice.action.rung().map_or("waiting", Rung::words);
-    at_once(Action::Stop { exit: case.exit }, format!("dry run; it would be {would}: {}", choice.why))
+    at_once(Action::Stop { exit: case.job.exit }, format!("dry run; it would be {would}: {}", choice.why))
 }
 
 /// What only a person can mend.
 fn stop(case: Case<'_>) -> Option<Choice> {
-    let stop = |why: String| Some(at_once(Action::Stop { exit: case.exit }, why));
+    let stop = |why: String| Some(at_once(Action::Stop { exit: case.job.exit }, why));
     if case.verdict.cause == Cause::StartFailed {
         return stop(
             "ranks that cannot be started would fail again; mend the error and start anew".to_owned(),
@@ -201,16 +214,14 @@ fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
     if elsewhere && case.verdict.confidence >= SURE_ENOUGH_TO_LEAVE {
         (Action::HandBack { exit: settings.hand_back_exit }, "; another host may do")
     } else {
-        (Action::Stop { exit: case.exit }, "")
+        (Action::Stop { exit: case.job.exit }, "")
     }
 }
 
 /// A restart, as far as the host is ready for one.
 fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let kind = CauseKind::of(&case.verdict.cause);
-    let beyond = case.past.last().filter(|past| past.heartbeats && past.back_after.is_none());
-    let here = learned::cheapest(kind, settings.rungs, beyond.map(|past| past.rung), case.past);
-    let Some(rung) = here else {
+    let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past) else {
         return leave(settings, case, "nothing can be restarted on this host");
     };
     match (readiness(case.host), settings.ready_within) {
@@ -232,7 +243,7 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let used = in_window(settings.budget, case, |_| true);
     let attempt: Attempt = case.verdict.attempt.next();
     Choice {
-        action: Action::of(rung, attempt, case.exit),
+        action: Action::of(rung, attempt, case.job.exit),
         // What was waited for the host counts.
         after: backoff::wait(idle, settings.seed).minus(case.host.waited),
         why: format!("restart {} of {} in the job", used + 1, settings.budget.max_restarts),
@@ -252,8 +263,8 @@ fn leave(settings: &Settings, case: Case<'_>, why: &str) -> Choice {
 
 /// How many restarts in a row brought no new step.
 fn idle(case: Case<'_>) -> u32 {
-    let (heartbeats, lived) = (case.verdict.heartbeats, case.lived);
-    without_progress(case.past, Reached { step: case.reached, heartbeats, lived })
+    let (heartbeats, lived) = (case.verdict.heartbeats, case.job.lived);
+    without_progress(case.past, Reached { step: case.job.reached, heartbeats, lived })
 }
 
 fn at_once(action: Action, why: String) -> Choice {
@@ -314,7 +325,7 @@ fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
         return past.step == case.verdict.step;
     }
     // In seconds, as a policy file has them: both come to the same.
-    let (shorter, longer) = (past.lived.min(case.lived), past.lived.max(case.lived));
+    let (shorter, longer) = (past.lived.min(case.job.lived), past.lived.max(case.job.lived));
     past.step.is_none() && longer.as_seconds() <= shorter.as_seconds() * 2.0 + 5.0
 }
 

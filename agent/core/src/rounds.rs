@@ -1,5 +1,4 @@
-//! Rounds of ranks that stay in their processes: who stands where, what is said to whom, and which rungs of the ladder
-//! that opens.
+//! Rounds of ranks that stay in their processes: who stands where, and what is said to whom.
 //!
 //! A round is an attempt, and its number is the round's epoch. Each word carries the epoch that it is about; what speaks
 //! of another one comes from a rank that is late, and is passed over.
@@ -18,7 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::Note;
 use crate::id::{Attempt, Rank};
-use crate::policy::{Rung, Rungs};
 use crate::time::Mono;
 
 /// A longer line of a rank ends its connection.
@@ -98,6 +96,13 @@ pub enum Call {
     Finished {
         /// Which round.
         epoch: u32,
+    },
+    /// Bring about a fault, for a drill; said on a socket of its own, in jobs that opted in.
+    Inject {
+        /// Which.
+        fault: String,
+        /// How much of it, for those that have a measure.
+        percent: u32,
     },
 }
 
@@ -275,17 +280,6 @@ pub fn is_fit(note: &Note) -> bool {
     !SPOILT.iter().any(|words| note.message.contains(words))
 }
 
-/// The rungs that there are when so many of a job's ranks wait in their processes, beside those there always are.
-pub fn rungs(always: Rungs, waiting: usize, ranks: usize) -> Rungs {
-    match waiting {
-        0 => always,
-        // Instead of the one rank a new one: that is all of them.
-        1 if ranks == 1 => always.with(Rung::InProcess),
-        all if all == ranks => always.with(Rung::InProcess).with(Rung::Ranks),
-        _ => always.with(Rung::Ranks),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -386,17 +380,6 @@ mod tests {
         assert!(!is_fit(&note("CUDA error: device-side assert triggered")));
         assert!(is_fit(&note("loss is NaN")));
         assert!(is_fit(&note("CUDA out of memory. Tried to allocate 20.00 MiB")));
-    }
-
-    #[test]
-    fn the_rungs_are_those_that_the_waiting_ranks_allow() {
-        let of = |waiting, ranks| -> Vec<Rung> {
-            rungs(Rungs::ONE_HOST, waiting, ranks).iter().filter(|rung| *rung < Rung::All).collect()
-        };
-        assert_eq!(of(4, 4), [Rung::InProcess, Rung::Ranks]);
-        assert_eq!(of(3, 4), [Rung::Ranks]);
-        assert_eq!(of(1, 1), [Rung::InProcess]);
-        assert_eq!(of(0, 4), []);
     }
 
     #[test]

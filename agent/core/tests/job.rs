@@ -688,3 +688,45 @@ fn a_job_that_is_asked_to_stop_leaves_no_rank_waiting() {
     run.ended(0);
     assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
 }
+
+#[test]
+fn a_restart_in_process_that_brings_no_step_is_followed_by_new_processes() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise_and_decide(0, "lost");
+    run.start(1);
+    assert!(matches!(run.last_order(), Order::LookAgain { .. }), "it has its time");
+    run.wait(Span::seconds(299));
+    assert!(matches!(run.last_order(), Order::LookAgain { .. }));
+    run.wait(Span::seconds(2));
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Fault });
+    run.ended_with(1, &[0, 1]);
+    run.tell(Input::Ruling(None));
+    assert_eq!(
+        run.last_verdict().headline,
+        "restarting in process has brought no step of all ranks within 300.00 s"
+    );
+    assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
+    // The second restart without a new step is held back a little.
+    run.wait(Span::seconds(2));
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
+    run.ended(1);
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+}
+
+#[test]
+fn a_restart_that_brought_its_step_is_left_alone_and_so_are_new_processes_of_all_ranks() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise_and_decide(0, "lost");
+    run.start(1);
+    run.steps(1, 7..=8);
+    run.wait(Span::seconds(4000));
+    run.kill_and_decide(1);
+    run.start(2);
+    let orders = run.orders().len();
+    run.wait(Span::seconds(4000));
+    assert_eq!(run.orders().len(), orders, "there is no rung on the host that does more");
+}

@@ -2,7 +2,10 @@
 //! right state, and never begins an attempt while another one runs.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
+use std::collections::BTreeSet;
+
 use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::hang::{Hang, HangKind};
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, Incident, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy};
@@ -43,6 +46,8 @@ enum Fault {
     LostGpu,
     /// The GPUs' memory is held for a while after the rank was killed.
     Held,
+    /// A rank hangs; or it only seemed so.
+    Hang,
 }
 
 /// How the world ends a job.
@@ -61,8 +66,18 @@ struct World {
     random: Random,
     now: Mono,
     orders: Vec<Order>,
-    /// The attempt whose processes exist.
+    /// The attempt that runs.
     alive: Option<Attempt>,
+    /// Whether the ranks can stay in their processes.
+    in_process: bool,
+    /// Ranks that wait in their processes.
+    waiting: Vec<u32>,
+    /// Ranks whose processes have ended in this attempt.
+    dead: Vec<u32>,
+    /// The ranks of this attempt never complete a step.
+    stuck: bool,
+    /// When the job wants to look again while its ranks train.
+    look_at: Option<Mono>,
     step: u64,
     /// Steps that a checkpoint holds.
     saved: u64,
@@ -86,6 +101,11 @@ impl World {
             now: Mono(0),
             orders: Vec::new(),
             alive: None,
+            in_process: seed % 2 == 1,
+            waiting: Vec::new(),
+            dead: Vec::new(),
+            stuck: false,
+            look_at: None,
             step: 0,
             saved: 0,
             faults: 0,
@@ -133,21 +153,32 @@ impl World {
                 continue;
             }
             match self.orders.remove(0) {
-                Order::StartRanks(attempt) => self.start(attempt),
+                Order::StartRanks(attempt) => {
+                    assert!(self.waiting.is_empty(), "processes of before, beside all new ones");
+                    self.start(attempt);
+                }
+                Order::StartRound { attempt, without } => {
+                    assert!(!self.waiting.is_empty(), "a round of nobody");
+                    if let Some(rank) = without {
+                        assert!(self.waiting.contains(&rank.0), "excluded and not there");
+                    }
+                    self.waiting.clear();
+                    self.start(attempt);
+                }
                 Order::StopRanks { attempt, why } => self.stop(attempt, why),
                 Order::Consult { verdict, .. } => self.rule(verdict.incident),
+                Order::LookAgain { at } if self.alive.is_some() => self.look_at = Some(at),
                 Order::LookAgain { at } => {
                     self.now = self.now.max(at);
                     self.tell(Input::LookAgain);
                 }
                 Order::Finish { exit } => {
                     assert_eq!(self.alive, None, "a job ends with processes");
+                    assert!(self.waiting.is_empty(), "a job ends with processes that wait");
                     assert!(self.orders.is_empty(), "orders after the end: {:?}", self.orders);
                     return (exit, self.end(exit));
                 }
-                order @ (Order::TakeEvidence(_) | Order::StartRound { .. }) => {
-                    panic!("nobody hangs here or stays in its process: {order:?}")
-                }
+                Order::TakeEvidence(attempt) => self.take_evidence(attempt),
             }
         }
         panic!("the job never ends");
@@ -166,6 +197,10 @@ impl World {
         assert_eq!(self.alive, None, "two attempts at once");
         self.alive = Some(attempt);
         self.step = self.saved;
+        self.dead.clear();
+        self.look_at = None;
+        // Nested: ranks that go on in their processes and do not come to anything there.
+        self.stuck = self.in_process && attempt.0 > 0 && self.random.one_in(25);
         let started = |n| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(n as i32 + 1), page: None };
         let ranks = (0..RANKS).map(started).collect();
         self.fact(Fact::AttemptStarted { attempt, master_port: 1, ranks });
@@ -180,16 +215,28 @@ impl World {
 
     fn train(&mut self, end_at: u64) {
         let attempt = self.alive.expect("without orders the ranks train");
+        if self.look_at.is_some_and(|at| at <= self.now) {
+            self.look_at = None;
+            return self.tell(Input::LookAgain);
+        }
+        if self.stuck {
+            match self.look_at {
+                Some(at) => self.now = at,
+                // Nobody would look: new processes of all ranks have all the time. They come to it in the end.
+                None => self.stuck = false,
+            }
+            return;
+        }
         self.step += 1;
         if self.bug == Some(self.step) {
             return self.inject(attempt, Fault::Bug);
         }
         if self.random.one_in(12) {
-            let faults = [Fault::Kill, Fault::Raise, Fault::Code, Fault::Held];
+            let faults = [Fault::Kill, Fault::Raise, Fault::Code, Fault::Held, Fault::Hang];
             let fault = match self.random.below(200) {
                 0 => Fault::Bug,
                 1 => Fault::LostGpu,
-                n => faults[(n % 4) as usize],
+                n => faults[(n % 5) as usize],
             };
             return self.inject(attempt, fault);
         }
@@ -220,6 +267,7 @@ impl World {
                 self.bug = Some(self.step);
                 self.raise(attempt, rank, "shapes do not match".into());
             }
+            Fault::Hang => self.hang(attempt, rank),
             Fault::LostGpu => {
                 self.lost_gpu = true;
                 self.exit(attempt, rank, ExitStatus::Signal(6), false);
@@ -232,6 +280,35 @@ impl World {
         }
     }
 
+    fn hang(&mut self, attempt: Attempt, rank: u32) {
+        let hang = Hang {
+            kind: HangKind::Network,
+            culprits: vec![Rank(rank)],
+            victims: Vec::new(),
+            since: self.now,
+            confirmed: self.now,
+            phase: format!("section {}", name(self.faults)),
+            limit: Span::seconds(1),
+            step: Some(self.step),
+            confidence: 0.7,
+            evidence: Vec::new(),
+        };
+        self.fact(Fact::RanksHung { attempt, hang: Box::new(hang), acts: true });
+    }
+
+    fn take_evidence(&mut self, attempt: Attempt) {
+        let took = Span::millis(30);
+        match self.random.below(4) {
+            0 => self.fact(Fact::HangPassed { attempt, after: took }),
+            // Nested: it is killed while it is looked at.
+            1 => self.exit(attempt, 0, ExitStatus::Signal(9), false),
+            _ => {
+                let (groups, waits, summary) = (Vec::new(), Vec::new(), Vec::new());
+                self.fact(Fact::EvidenceTaken { attempt, file: None, groups, waits, summary, took });
+            }
+        }
+    }
+
     fn raise(&mut self, attempt: Attempt, rank: u32, message: String) {
         let exception = "builtins.RuntimeError".to_owned();
         let note = Note { exception, message, at: self.now, step: Some(self.step), ..Note::default() };
@@ -239,23 +316,38 @@ impl World {
     }
 
     fn exit(&mut self, attempt: Attempt, rank: u32, status: ExitStatus, after_stop: bool) {
+        if self.dead.contains(&rank) {
+            return;
+        }
+        self.dead.push(rank);
         let step = Some(self.step).filter(|step| *step > 0);
         let (rank, pid, stderr_tail) = (Rank(rank), Pid(1), Vec::new());
         self.fact(Fact::RankExited { attempt, rank, pid, status, step, after_stop, stderr_tail });
     }
 
     fn stop(&mut self, attempt: Attempt, why: StopWhy) {
-        assert_eq!(self.alive, Some(attempt), "a stop of another attempt");
-        if why != StopWhy::Done {
+        if why == StopWhy::Dismissed {
+            assert_eq!(self.alive, None, "an attempt that runs is not dismissed");
+            for rank in std::mem::take(&mut self.waiting) {
+                self.exit(attempt, rank, ExitStatus::Signal(15), true);
+            }
+        } else {
+            assert_eq!(self.alive, Some(attempt), "a stop of another attempt");
+            let gathers = why == StopWhy::Fault && self.in_process && !self.random.one_in(6);
             for n in 0..RANKS {
-                // Nested: another rank is killed while all are stopped.
-                let status =
-                    if self.random.one_in(8) { ExitStatus::Signal(9) } else { ExitStatus::Signal(15) };
-                self.exit(attempt, n, status, true);
+                // Nested: another rank is killed while all are stopped, or does not come out of what it is in.
+                if self.random.one_in(8) {
+                    self.exit(attempt, n, ExitStatus::Signal(9), true);
+                } else if gathers && !self.dead.contains(&n) {
+                    self.waiting.push(n);
+                } else if why != StopWhy::Done {
+                    self.exit(attempt, n, ExitStatus::Signal(15), true);
+                }
             }
         }
-        self.alive = None;
-        self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] });
+        (self.alive, self.look_at) = (None, None);
+        let waiting = self.waiting.iter().map(|rank| Rank(*rank)).collect();
+        self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting });
         // Late words of an attempt that is over.
         if self.random.one_in(4) {
             self.raise(attempt, 0, "late".into());
@@ -299,7 +391,7 @@ fn name(number: u32) -> String {
 
 #[test]
 fn a_thousand_faults_and_every_job_ends_as_it_should() {
-    let (mut faults, mut ends) = (0, Vec::new());
+    let (mut faults, mut ends, mut decided) = (0, Vec::new(), Vec::new());
     let mut seed = 0;
     while faults < 1000 || seed < 60 {
         let mut world = World::begin(seed, 1000);
@@ -315,6 +407,11 @@ fn a_thousand_faults_and_every_job_ends_as_it_should() {
         };
         assert!(right, "seed {seed}: {end:?} after {} faults", world.faults);
         ends.push(end);
+        decided.append(&mut world.decisions);
+    }
+    let actions: BTreeSet<&str> = decided.iter().map(|action| action.word()).collect();
+    for action in ["restart_in_process", "respawn_ranks", "restart_in_job", "wait", "hand_back", "stop"] {
+        assert!(actions.contains(action), "no {action} in {actions:?}");
     }
     for end in [End::Done, End::Stopped, End::HandedBack] {
         assert!(ends.contains(&end), "the simulation has none that ends {end:?}: {ends:?}");

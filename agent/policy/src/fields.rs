@@ -2,7 +2,9 @@
 
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::Attempt;
-use mainstay_core::policy::{Budget, Case, CauseKind, PastFailure, Rung, Settings, passes_with_the_ranks};
+use mainstay_core::policy::{
+    Budget, Case, CauseKind, PastFailure, Rung, Settings, hands, passes_with_the_ranks,
+};
 use mainstay_core::time::Mono;
 use mainstay_core::verdict::{Action, Cause, FaultDomain, Verdict};
 
@@ -145,15 +147,15 @@ pub(crate) fn value_of(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>)
     let past: Made<Vec<Value>> = newest.iter().map(|past| past_failure(heap, past, case.now)).collect();
     let past = heap.list(past?)?;
     let host = host(heap, case)?;
-    let job = job(heap, settings)?;
+    let job = job(heap, settings, case)?;
     record(
         heap,
         vec![
             ("verdict", verdict),
             ("past", past),
-            ("exit", Value::Int(case.exit.into())),
-            ("lived", Value::Float(case.lived.as_seconds())),
-            ("reached", count(case.reached)),
+            ("exit", Value::Int(case.job.exit.into())),
+            ("lived", Value::Float(case.job.lived.as_seconds())),
+            ("reached", count(case.job.reached)),
             ("host", host),
             ("spares", Value::Int(case.spares.into())),
             ("job", job),
@@ -275,8 +277,8 @@ fn sick(heap: &mut Heap<'_>, component: &Component, last_step: Option<Mono>) -> 
     )
 }
 
-fn job(heap: &mut Heap<'_>, settings: &Settings) -> Made<Value> {
-    let actions = texts(heap, settings.rungs.iter().map(word))?;
+fn job(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>) -> Made<Value> {
+    let actions = texts(heap, hands(settings, case).iter().map(word))?;
     let mut budgets = Vec::new();
     for (kind, Budget { max_restarts, window }) in &settings.by_cause {
         let kind = heap.text(kind.word())?;

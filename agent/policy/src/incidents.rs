@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use mainstay_core::hang::HangKind;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, Incident as Number, Rank};
-use mainstay_core::policy::{Budget, Case, CauseKind, Host, PastFailure, Settings};
+use mainstay_core::policy::{Budget, Case, CauseKind, Host, JobState, PastFailure, Settings};
 use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
@@ -37,9 +37,7 @@ pub struct Incident {
     pub settings: Settings,
     verdict: Verdict,
     past: Vec<PastFailure>,
-    exit: i32,
-    lived: Span,
-    reached: Option<u64>,
+    job: JobState,
     sick: Vec<Component>,
     held: Vec<String>,
     waited: Span,
@@ -53,9 +51,7 @@ impl Incident {
         Case {
             verdict: &self.verdict,
             past: &self.past,
-            exit: self.exit,
-            lived: self.lived,
-            reached: self.reached,
+            job: self.job,
             host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
             spares: self.spares,
             now: NOW,
@@ -280,9 +276,14 @@ fn incident(written: Written) -> Result<Incident, String> {
         settings: settings(written.job)?,
         verdict,
         past,
-        exit: written.exit,
-        lived: written.lived.0,
-        reached: written.reached.or(written.step),
+        // What the ranks that wait make possible is written among the job's actions.
+        job: JobState {
+            exit: written.exit,
+            lived: written.lived.0,
+            reached: written.reached.or(written.step),
+            ranks: 1,
+            waiting: 0,
+        },
         sick: sick.collect(),
         held: written.held,
         waited: written.waited.map_or(Span::default(), |period| period.0),

@@ -7,7 +7,7 @@ use mainstay_core::hang::HangKind;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, Incident, Rank};
 use mainstay_core::policy::{
-    Budget, Case, CauseKind, Host, PastFailure, Rung, Rungs, Settings, decide, decide_with,
+    Budget, Case, CauseKind, Host, JobState, PastFailure, Rung, Rungs, Settings, decide, decide_with,
 };
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
@@ -68,8 +68,8 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     ];
     let sure = prop_oneof![prop::sample::select(vec![0.6, 0.9, 0.97, 1.0]), 0.0..1.0_f64];
     let whose = (prop::sample::select(domains.to_vec()), prop::option::of(Just("data".to_owned())), sure);
-    (cause(), whose, any::<bool>(), step(), any::<bool>(), 0..3_u32).prop_map(
-        |(cause, (domain, class, confidence), deterministic, step, heartbeats, attempt)| Verdict {
+    (cause(), whose, any::<bool>(), step(), (any::<bool>(), any::<bool>()), 0..3_u32).prop_map(
+        |(cause, (domain, class, confidence), deterministic, step, (heartbeats, named), attempt)| Verdict {
             incident: Incident(1),
             attempt: Attempt(attempt),
             headline: "rank 0 failed".into(),
@@ -78,7 +78,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
             class,
             deterministic,
             confidence,
-            culprit: Some(Rank(0)),
+            culprit: named.then_some(Rank(0)),
             victims: vec![Rank(1)],
             step,
             heartbeats,
@@ -131,8 +131,7 @@ fn settings() -> impl Strategy<Value = Settings> {
 struct Whole {
     verdict: Verdict,
     past: Vec<PastFailure>,
-    lived: Span,
-    reached: Option<u64>,
+    job: JobState,
     sick: Vec<Component>,
     held: Vec<String>,
     waited: Span,
@@ -145,14 +144,24 @@ impl Whole {
         Case {
             verdict: &self.verdict,
             past: &self.past,
-            exit: 1,
-            lived: self.lived,
-            reached: self.reached,
+            job: self.job,
             host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
             spares: self.spares,
             now: NOW,
         }
     }
+}
+
+/// A job of up to three ranks, none, some or all of which wait in their processes.
+fn job() -> impl Strategy<Value = JobState> {
+    let ranks = (1..4_u32).prop_flat_map(|ranks| (Just(ranks), 0..=ranks));
+    (span(), step(), ranks).prop_map(|(lived, reached, (ranks, waiting))| JobState {
+        exit: 1,
+        lived,
+        reached,
+        ranks,
+        waiting,
+    })
 }
 
 fn whole() -> impl Strategy<Value = Whole> {
@@ -163,12 +172,11 @@ fn whole() -> impl Strategy<Value = Whole> {
         prop::option::of(span()),
         0..2_u32,
     );
-    (verdict(), prop::collection::vec(past(), 0..6), span(), step(), host).prop_map(
-        |(verdict, past, lived, reached, (sick, held, waited, last_step, spares))| Whole {
+    (verdict(), prop::collection::vec(past(), 0..6), job(), host).prop_map(
+        |(verdict, past, job, (sick, held, waited, last_step, spares))| Whole {
             verdict,
             past,
-            lived,
-            reached,
+            job,
             sick,
             held,
             waited,

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::act::devices;
+
 /// All that the environment of one rank is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct RankEnvironment<'a> {
@@ -44,6 +46,10 @@ pub struct RankEnvironment<'a> {
     pub modules_file: Option<&'a Path>,
     /// The socket by which a rank agrees on rounds with the launcher.
     pub rounds: Option<&'a Path>,
+    /// The socket by which a rank hears of faults that it is to bring about.
+    pub drill: Option<&'a Path>,
+    /// The GPUs that the ranks are to see, if not all that the user lets them.
+    pub devices: Option<&'a [String]>,
 }
 
 /// What tells a rank who it is in a round: all that changes for one that goes on in its process.
@@ -97,6 +103,12 @@ impl RankEnvironment<'_> {
         }
         if let Some(socket) = self.rounds {
             variables.push(("MAINSTAY_ROUNDS", socket.display().to_string()));
+        }
+        if let Some(socket) = self.drill {
+            variables.push(("MAINSTAY_DRILL", socket.display().to_string()));
+        }
+        if let Some(devices) = self.devices {
+            variables.push((devices::VARIABLE, devices.join(",")));
         }
         self.flight_recorder(&inherited, &mut variables);
         if let Some(socket) = self.monitor {
@@ -180,6 +192,8 @@ mod tests {
             checkpoint_pool: None,
             modules_file: None,
             rounds: None,
+            drill: None,
+            devices: None,
         }
     }
 

@@ -2,8 +2,7 @@
 //! own, so that one that hangs holds up nobody; what could not be told after all tries is kept as a dead letter.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -11,11 +10,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
+use hyper::Method;
 use mainstay_core::entry::{Body, Entry, Fact};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
+use tokio::runtime::Builder;
+
+use crate::http::{self, Question};
 
 /// Entries that may wait for a hook.
 const QUEUE: usize = 256;
@@ -144,7 +147,7 @@ impl Teller {
         let text = serde_json::to_vec(entry).map_err(|error| error.to_string())?;
         match &self.hook {
             Hook::Command(command) => self.command(command, &text, entry),
-            Hook::Webhook(address) => post(address, &text, self.deadline),
+            Hook::Webhook(address) => on_this_thread(post(address, &text, self.deadline)),
         }
     }
 
@@ -200,29 +203,28 @@ fn ended(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> 
     }
 }
 
+/// Runs this on the hook's own thread: what is told is seldom, and needs nothing in between.
+fn on_this_thread(telling: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    let told = runtime.block_on(telling);
+    // A look-up of a name that hangs is left to itself.
+    runtime.shutdown_background();
+    told
+}
+
 /// Posts the text to `http://host:port/path`. Whatever the server says with a status of 2xx is taken for heard.
-fn post(address: &str, text: &[u8], deadline: Duration) -> Result<(), String> {
+async fn post(address: &str, text: &[u8], deadline: Duration) -> Result<(), String> {
     let rest = address
         .strip_prefix("http://")
         .ok_or("a webhook begins with http://; for others use a command with curl")?;
-    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let at = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
-    let said = |error: io::Error| error.to_string();
-    let place = at.to_socket_addrs().map_err(said)?.next().ok_or_else(|| format!("{at} has no address"))?;
-    let mut stream = TcpStream::connect_timeout(&place, deadline).map_err(said)?;
-    stream.set_write_timeout(Some(deadline)).map_err(said)?;
-    stream.set_read_timeout(Some(deadline)).map_err(said)?;
-    let head = format!(
-        "POST /{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n",
-        text.len()
-    );
-    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text)).map_err(said)?;
-    let mut status = String::new();
-    BufReader::new(io::Read::take(stream, 1024)).read_line(&mut status).map_err(said)?;
-    match status.split_whitespace().nth(1) {
-        Some(code) if code.len() == 3 && code.starts_with('2') => Ok(()),
-        _ => Err(format!("it answered {:?}", status.trim_end())),
+    let (host, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
+    let with_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let address = if with_port { host.to_owned() } else { format!("{host}:80") };
+    let (method, header) = (Method::POST, ("Content-Type", "application/json"));
+    let question = Question { address: &address, method, path, header, body: text, deadline };
+    match http::tell(&question).await.map_err(|error| error.to_string())? {
+        status if status.is_success() => Ok(()),
+        status => Err(format!("it answered {status}")),
     }
 }
 

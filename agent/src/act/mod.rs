@@ -1,5 +1,6 @@
 //! Floor 2. Hands: processes are started, watched and stopped, their output is kept.
 
+pub mod devices;
 pub mod doubt;
 pub mod environment;
 pub mod guardian;

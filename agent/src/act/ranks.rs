@@ -13,6 +13,7 @@ use mainstay_core::id::{Attempt, Pid, Rank};
 use mainstay_core::nvrx::socket_name;
 use mainstay_heartbeat::PageSpec;
 
+use crate::act::devices;
 use crate::act::environment::{self, RankEnvironment, expand};
 use crate::act::page_files;
 use crate::act::rounds;
@@ -51,6 +52,8 @@ pub struct Crew {
     pub cgroup_procs: Option<PathBuf>,
     /// `MAINSTAY_MODULES` of the first rank: where its client writes which modules it holds; none to not ask.
     pub modules_file: Option<PathBuf>,
+    /// The GPUs that ranks are to see, if not all that the launcher's own environment names.
+    pub devices: Option<Vec<String>>,
 }
 
 /// A rank's process under watch.
@@ -190,6 +193,19 @@ impl Crew {
         Ok((ranks.collect::<Result<Vec<_>, String>>()?, trouble))
     }
 
+    /// The GPUs that are left to the ranks without that of one of them.
+    ///
+    /// # Errors
+    /// There would be too few of them; in words for a person.
+    pub fn devices_without(&self, local_rank: u32) -> Result<Vec<String>, String> {
+        let given = std::env::var(devices::VARIABLE).ok();
+        let visible = match &self.devices {
+            Some(devices) => devices.clone(),
+            None => devices::visible(given.as_deref(), Path::new("/dev")),
+        };
+        devices::without(&visible, local_rank, self.local_world_size)
+    }
+
     /// All ranks of the host, by their places.
     pub fn all_ranks(&self) -> Vec<u32> {
         (0..self.local_world_size).collect()
@@ -254,14 +270,17 @@ impl Crew {
         page: Option<&(PathBuf, File)>,
     ) -> Vec<(&'static str, String)> {
         // Made before the ranks, if it could be.
-        let monitor = self.page_dir.as_ref().map(|directory| directory.join(socket_name(local_rank)));
-        let monitor = monitor.filter(|socket| socket.exists());
-        let rounds = self.page_dir.as_ref().map(|directory| directory.join(rounds::SOCKET));
-        let rounds = rounds.filter(|socket| socket.exists());
+        let socket = |name: &str| {
+            let path = self.page_dir.as_ref().map(|directory| directory.join(name));
+            path.filter(|socket| socket.exists())
+        };
+        let monitor = socket(&socket_name(local_rank));
+        let (rounds, drill) = (socket(rounds::SOCKET), socket(rounds::DRILL_SOCKET));
         let page = page.map(|(path, _)| path.as_path());
         let environment =
             self.rank_environment(attempt, local_rank, master_port, files, page, monitor.as_deref());
-        RankEnvironment { rounds: rounds.as_deref(), ..environment }.variables(is_set)
+        RankEnvironment { rounds: rounds.as_deref(), drill: drill.as_deref(), ..environment }
+            .variables(is_set)
     }
 
     fn rank_environment<'a>(
@@ -293,6 +312,8 @@ impl Crew {
             checkpoint_pool: self.checkpoint_pool.as_deref(),
             modules_file: self.modules_file.as_deref().filter(|_| local_rank == 0),
             rounds: None,
+            drill: None,
+            devices: self.devices.as_deref(),
         }
     }
 

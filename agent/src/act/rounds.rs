@@ -20,6 +20,9 @@ use tokio::task::{JoinHandle, JoinSet, spawn_local};
 /// The socket's name in the directory of the pages.
 pub const SOCKET: &str = "rounds.sock";
 
+/// The name of the one for drills, at which ranks are only told and never heard.
+pub const DRILL_SOCKET: &str = "drill.sock";
+
 /// Connections at a time: far more than a host has ranks.
 const CONNECTIONS: usize = 1024;
 
@@ -41,7 +44,20 @@ impl Desk {
     /// # Errors
     /// It cannot be made: its path has more than 107 bytes, or the directory cannot be written.
     pub fn open(directory: &Path) -> io::Result<Desk> {
-        let path = directory.join(SOCKET);
+        Desk::open_at(directory.join(SOCKET))
+    }
+
+    /// Makes the socket for drills in `directory`. Nothing is ever heard from it.
+    ///
+    /// # Errors
+    /// As of [`Desk::open`].
+    pub fn open_for_drills(directory: &Path) -> io::Result<Desk> {
+        let mut desk = Desk::open_at(directory.join(DRILL_SOCKET))?;
+        desk.words.close();
+        Ok(desk)
+    }
+
+    fn open_at(path: PathBuf) -> io::Result<Desk> {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
@@ -57,6 +73,11 @@ impl Desk {
             Some(said) => said,
             None => std::future::pending().await,
         }
+    }
+
+    /// Whether a process is connected.
+    pub fn is_connected(&self, pid: Pid) -> bool {
+        self.mouths.borrow().get(&pid).is_some_and(|mouth| !mouth.is_closed())
     }
 
     /// Says something to a process, if it is connected.

@@ -4,15 +4,16 @@
 use mainstay_core::id::Rank;
 use mainstay_proto::v1::job_order_service_server::JobOrderService;
 use mainstay_proto::v1::{
-    InjectFaultRequest, InjectFaultResponse, InjectedFault, RestartJobRequest, RestartJobResponse,
-    StopJobRequest, StopJobResponse,
+    ExcludeRankRequest, ExcludeRankResponse, InjectFaultRequest, InjectFaultResponse, InjectedFault,
+    RestartJobRequest, RestartJobResponse, StopJobRequest, StopJobResponse,
 };
 use nix::libc;
 use tokio::sync::{mpsc, oneshot};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
-use crate::launch::order::{Injected, JobOrder, Ordered, Refused};
+use crate::launch::drill::{Fault, Injected};
+use crate::launch::order::{JobOrder, Ordered, Refused};
 
 /// The service.
 #[derive(Debug)]
@@ -31,7 +32,9 @@ impl Orders {
         let gone = || Status::unavailable("the job is over");
         self.orders.send(Ordered { uid, reason, order, answer }).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?.map_err(|refused| match refused {
-            Refused::NotNow(_) | Refused::NotAllowed => Status::failed_precondition(refused.to_string()),
+            Refused::NotNow(_) | Refused::NotAllowed | Refused::NotHere(_) => {
+                Status::failed_precondition(refused.to_string())
+            }
             Refused::NoSuchRank(_) => Status::not_found(refused.to_string()),
         })
     }
@@ -57,15 +60,27 @@ fn given(reason: String) -> Result<String, Status> {
     Ok(reason)
 }
 
-fn injected(fault: InjectedFault) -> Result<Injected, Status> {
-    Ok(match fault {
-        InjectedFault::Kill => Injected { signal: libc::SIGKILL, word: "kill" },
-        InjectedFault::Terminate => Injected { signal: libc::SIGTERM, word: "terminate" },
-        InjectedFault::Stop => Injected { signal: libc::SIGSTOP, word: "stop" },
-        InjectedFault::Continue => Injected { signal: libc::SIGCONT, word: "continue" },
-        InjectedFault::Interrupt => Injected { signal: libc::SIGINT, word: "interrupt" },
+/// How much of each moment a slow rank may lose; with more it would do nothing.
+const SLOW_PERCENT: std::ops::RangeInclusive<u32> = 1..=95;
+
+fn injected(request: &InjectFaultRequest) -> Result<Injected, Status> {
+    let signal = |signal, word| Fault::Signal { signal, word };
+    let percent = request.slow_percent.unwrap_or(50);
+    let fault = match request.fault() {
+        InjectedFault::Kill => signal(libc::SIGKILL, "kill"),
+        InjectedFault::Terminate => signal(libc::SIGTERM, "terminate"),
+        InjectedFault::Stop => signal(libc::SIGSTOP, "stop"),
+        InjectedFault::Continue => signal(libc::SIGCONT, "continue"),
+        InjectedFault::Interrupt => signal(libc::SIGINT, "interrupt"),
+        InjectedFault::DiskFull => Fault::DiskFull,
+        InjectedFault::Exception => Fault::Exception,
+        InjectedFault::Hang => Fault::Hang,
+        InjectedFault::Slow if SLOW_PERCENT.contains(&percent) => Fault::Slow { percent },
+        InjectedFault::Slow => return Err(Status::invalid_argument("slow_percent: from 1 to 95")),
+        InjectedFault::Network => Fault::Network,
         InjectedFault::Unspecified => return Err(Status::invalid_argument("fault: say what is to be done")),
-    })
+    };
+    Ok(Injected { fault, at_step: request.at_step })
 }
 
 #[tonic::async_trait]
@@ -87,13 +102,23 @@ impl JobOrderService for Orders {
         Ok(Response::new(StopJobResponse {}))
     }
 
+    async fn exclude_rank(
+        &self,
+        request: Request<ExcludeRankRequest>,
+    ) -> Result<Response<ExcludeRankResponse>, Status> {
+        let uid = caller(&request)?;
+        let request = request.into_inner();
+        self.pass_on(uid, given(request.reason)?, JobOrder::Exclude(Rank(request.rank))).await?;
+        Ok(Response::new(ExcludeRankResponse {}))
+    }
+
     async fn inject_fault(
         &self,
         request: Request<InjectFaultRequest>,
     ) -> Result<Response<InjectFaultResponse>, Status> {
         let uid = caller(&request)?;
         let request = request.into_inner();
-        let (fault, rank) = (injected(request.fault())?, Rank(request.rank));
+        let (fault, rank) = (injected(&request)?, Rank(request.rank));
         self.pass_on(uid, given(request.reason)?, JobOrder::Inject(fault, rank)).await?;
         Ok(Response::new(InjectFaultResponse {}))
     }

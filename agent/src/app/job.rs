@@ -184,6 +184,7 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         boot_id: clock::boot_id_bytes(),
         cgroup_procs: cgroup.map(Cgroup::procs),
         modules_file: None,
+        devices: None,
     })
 }
 

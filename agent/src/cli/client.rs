@@ -14,8 +14,8 @@ use mainstay_proto::v1::operator_service_client::OperatorServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item as PreflightItem;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExplainIncidentRequest,
-    ExplainIncidentResponse, GetNodeRequest, InjectFaultRequest, InjectedFault, Job, ListCheckpointsRequest,
+    AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExcludeRankRequest, ExplainIncidentRequest,
+    ExplainIncidentResponse, GetNodeRequest, InjectFaultRequest, Job, ListCheckpointsRequest,
     ListCheckpointsResponse, ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse,
     ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, RestartJobRequest,
     RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
@@ -199,14 +199,16 @@ impl Client {
         within(&self.socket, said).await.map(|_| ())
     }
 
+    /// Has all ranks started anew without the GPU of one.
+    pub(super) async fn exclude_rank(&self, rank: u32, reason: &str) -> Result<(), AskError> {
+        let request = ExcludeRankRequest { rank, reason: reason.to_owned() };
+        let mut orders = JobOrderServiceClient::new(self.channel.clone());
+        let said = async { orders.exclude_rank(request).await.map_err(|status| self.failed(&status)) };
+        within(&self.socket, said).await.map(|_| ())
+    }
+
     /// Does something to a rank, for a drill.
-    pub(super) async fn inject_fault(
-        &self,
-        fault: InjectedFault,
-        rank: u32,
-        reason: &str,
-    ) -> Result<(), AskError> {
-        let request = InjectFaultRequest { fault: fault.into(), rank, reason: reason.to_owned() };
+    pub(super) async fn inject_fault(&self, request: InjectFaultRequest) -> Result<(), AskError> {
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
         let said = async { orders.inject_fault(request).await.map_err(|status| self.failed(&status)) };
         within(&self.socket, said).await.map(|_| ())

@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use mainstay_proto::v1::InjectedFault;
+use mainstay_proto::v1::{InjectFaultRequest, InjectedFault};
 
 use super::client::{AskError, Client};
-use super::find::{Ask, find};
-use super::{exit, output};
+use super::order::{self, done};
 
 /// Order something for a running job
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay job restart --job exp --reason \"new NCCL settings\"
   mainstay job stop --job exp --reason \"wrong learning rate\"
+  mainstay job exclude-rank 3 --job exp --reason \"its GPU is slow\"
 
 Root and the job's own user may order; the job's journal keeps who and why.
 Exit status: 0 done, 3 no such job, not now or not allowed, 64 the command line was not understood.")]
@@ -28,6 +28,14 @@ enum Order {
     Restart(Place),
     /// Have the ranks save where they can, and end the job
     Stop(Place),
+    /// Stop using a rank's GPU: all ranks start anew without it, where another GPU can take its place
+    ExcludeRank {
+        /// The rank; its GPU is the one at its place (LOCAL_RANK) among those that the job sees
+        #[arg(value_name = "RANK")]
+        rank: u32,
+        #[command(flatten)]
+        place: Place,
+    },
 }
 
 /// Do something to a rank of a test job that was started with --allow-inject
@@ -35,6 +43,8 @@ enum Order {
 #[command(after_help = "Examples:
   mainstay inject kill --rank 3 --job drill --reason \"weekly drill\"
   mainstay inject stop --rank 0 --job drill --reason \"is a hang found?\"
+  mainstay inject exception --rank 1 --at-step 500 --job drill --reason \"in process?\"
+  mainstay inject slow --by 30 --rank 2 --job drill --reason \"is it found?\"
 
 Exit status: 0 done, 3 no such job or rank, or the job did not opt in, 64 the command line was not understood.")]
 pub(super) struct Inject {
@@ -43,6 +53,12 @@ pub(super) struct Inject {
     /// The rank
     #[arg(long, value_name = "RANK")]
     rank: u32,
+    /// Once the rank has completed this step; at once without it
+    #[arg(long, value_name = "STEP")]
+    at_step: Option<u64>,
+    /// How much of each moment a slow rank loses
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=95))]
+    by: Option<u32>,
     #[command(flatten)]
     place: Place,
 }
@@ -59,6 +75,16 @@ enum Fault {
     Continue,
     /// SIGINT: a Python rank raises KeyboardInterrupt
     Interrupt,
+    /// None of its files can grow any more
+    DiskFull,
+    /// Its main thread raises (a Python rank that imports mainstay or torch, as for all that follow)
+    Exception,
+    /// Its main thread stands still; the others wait for it in their next collective
+    Hang,
+    /// It loses a share of each moment (--by)
+    Slow,
+    /// Its connections to other ranks break
+    Network,
 }
 
 #[derive(Debug, clap::Args)]
@@ -84,6 +110,10 @@ pub(super) async fn job(args: Job) -> anyhow::Result<ExitCode> {
             let said = async { connect(&place).await?.stop_job(&place.reason).await };
             done(said.await, "stopping\n")
         }
+        Order::ExcludeRank { rank, place } => {
+            let said = async { connect(&place).await?.exclude_rank(rank, &place.reason).await };
+            done(said.await, &format!("rank {rank}: restarting without its GPU\n"))
+        }
     }
 }
 
@@ -94,46 +124,24 @@ pub(super) async fn inject(args: Inject) -> anyhow::Result<ExitCode> {
         Fault::Stop => InjectedFault::Stop,
         Fault::Continue => InjectedFault::Continue,
         Fault::Interrupt => InjectedFault::Interrupt,
+        Fault::DiskFull => InjectedFault::DiskFull,
+        Fault::Exception => InjectedFault::Exception,
+        Fault::Hang => InjectedFault::Hang,
+        Fault::Slow => InjectedFault::Slow,
+        Fault::Network => InjectedFault::Network,
     };
-    let said = async { connect(&args.place).await?.inject_fault(fault, args.rank, &args.place.reason).await };
-    done(said.await, &format!("rank {}: done\n", args.rank))
+    let request = InjectFaultRequest {
+        fault: fault.into(),
+        rank: args.rank,
+        reason: args.place.reason.clone(),
+        at_step: args.at_step,
+        slow_percent: args.by,
+    };
+    let said = async { connect(&args.place).await?.inject_fault(request).await };
+    let words = if args.at_step.is_some() { "waits for its step" } else { "done" };
+    done(said.await, &format!("rank {}: {words}\n", args.rank))
 }
 
-/// The launcher of the job that is meant.
 async fn connect(place: &Place) -> Result<Client, AskError> {
-    let found = find(&Ask { socket: place.socket.clone(), json: false });
-    let named = |job: Option<&String>| place.job.is_none() || job == place.job.as_ref();
-    let launchers = found.places.iter().filter(|found| place.socket.is_some() || found.job.is_some());
-    let mut answering = Vec::new();
-    let mut why = None;
-    for found in launchers.filter(|found| place.socket.is_some() || named(found.job.as_ref())) {
-        match Client::connect(&found.socket).await {
-            Ok(client) => answering.push((found, client)),
-            Err(error) => why = why.or(Some(error)),
-        }
-    }
-    match answering.pop() {
-        Some((_, client)) if answering.is_empty() => Ok(client),
-        Some((found, _)) => Err(AskError::Other {
-            socket: found.socket.clone(),
-            reason: "more than one job runs here: name one with --job".to_owned(),
-        }),
-        None => {
-            let looked_at = found.looked_at.last().cloned().unwrap_or_default();
-            Err(why.unwrap_or_else(|| AskError::Missing(looked_at.into())))
-        }
-    }
-}
-
-fn done(said: Result<(), AskError>, words: &str) -> anyhow::Result<ExitCode> {
-    match said {
-        Ok(()) => {
-            output::print(words)?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => {
-            output::note(&format!("error: {error}"));
-            Ok(ExitCode::from(exit::UNKNOWN))
-        }
-    }
+    order::launcher(place.socket.clone(), place.job.as_deref()).await
 }

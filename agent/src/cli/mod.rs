@@ -16,6 +16,7 @@ mod guardian;
 mod job;
 mod json;
 mod operator;
+mod order;
 mod output;
 mod policy;
 mod probe;

@@ -5,9 +5,7 @@ use std::process::ExitCode;
 
 use mainstay_core::settings::Period;
 
-use super::client::{AskError, Client};
-use super::find::{Ask, find};
-use super::{exit, output};
+use super::order::{self, done};
 
 /// Say that the fault of a component is known: it does not count any more until it comes anew or gets worse
 #[derive(Debug, clap::Args)]
@@ -61,7 +59,8 @@ struct Agent {
 }
 
 pub(super) async fn ack(args: Ack) -> anyhow::Result<ExitCode> {
-    let said = async { connect(args.place).await?.acknowledge(&args.component, &args.reason).await };
+    let said =
+        async { order::agent(args.place.socket).await?.acknowledge(&args.component, &args.reason).await };
     done(said.await, &format!("{}: acknowledged\n", args.component))
 }
 
@@ -72,42 +71,17 @@ pub(super) async fn silence(args: Silence) -> anyhow::Result<ExitCode> {
         // The remainder of a division by 10^9 fits.
         nanos: (nanos % 1_000_000_000) as i32,
     };
-    let said = async { connect(args.place).await?.silence(&args.component, &args.reason, duration).await };
+    let said = async {
+        order::agent(args.place.socket).await?.silence(&args.component, &args.reason, duration).await
+    };
     done(said.await, &format!("{}: silenced for {}\n", args.component, args.period))
 }
 
 pub(super) async fn unsilence(args: Unsilence) -> anyhow::Result<ExitCode> {
-    let said = async { connect(args.place).await?.unsilence(&args.component).await };
+    let said = async { order::agent(args.place.socket).await?.unsilence(&args.component).await };
     done(said.await, &format!("{}: to be heard of again\n", args.component))
 }
 
 fn period(text: &str) -> Result<Period, String> {
     Period::parse(text)
-}
-
-/// The first place that answers: the agent, where there is one.
-async fn connect(place: Agent) -> Result<Client, AskError> {
-    let found = find(&Ask { socket: place.socket, json: false });
-    let mut why = None;
-    for place in found.places.iter().filter(|place| place.job.is_none()) {
-        match Client::connect(&place.socket).await {
-            Ok(client) => return Ok(client),
-            Err(error) => why = why.or(Some(error)),
-        }
-    }
-    let looked_at = found.looked_at.first().cloned().unwrap_or_default();
-    Err(why.unwrap_or_else(|| AskError::Missing(looked_at.into())))
-}
-
-fn done(said: Result<(), AskError>, words: &str) -> anyhow::Result<ExitCode> {
-    match said {
-        Ok(()) => {
-            output::print(words)?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => {
-            output::note(&format!("error: {error}"));
-            Ok(ExitCode::from(exit::UNKNOWN))
-        }
-    }
 }

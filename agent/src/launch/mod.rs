@@ -2,13 +2,18 @@
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
 pub mod advised;
+pub mod drill;
 pub mod hang;
+mod look;
 mod notice;
 pub mod order;
 pub mod places;
 mod round;
+mod ruling;
 mod save;
 mod shell;
+mod start;
+mod stop;
 mod warm;
 
 pub use shell::{Beside, Launcher, Outside};

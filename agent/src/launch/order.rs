@@ -2,8 +2,14 @@
 
 use mainstay_core::entry::Fact;
 use mainstay_core::id::Rank;
+use mainstay_core::job::Input;
 use mainstay_core::observation::{Observation, Weight};
 use tokio::sync::oneshot;
+
+use crate::act::ranks::RankProcess;
+use crate::launch::drill::Injected;
+use crate::launch::shell::Launcher;
+use crate::os::clock;
 
 /// An order with who gave it.
 #[derive(Debug)]
@@ -19,23 +25,16 @@ pub struct Ordered {
 }
 
 /// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum JobOrder {
     /// All ranks are stopped and started anew.
     Restart,
     /// The job ends.
     Stop,
+    /// The GPU of a rank is not used by the job any more.
+    Exclude(Rank),
     /// Something is done to a rank, for a drill.
     Inject(Injected, Rank),
-}
-
-/// What is done to a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Injected {
-    /// The signal by which it is done.
-    pub signal: i32,
-    /// Its word in the journal.
-    pub word: &'static str,
 }
 
 /// Why an order is not carried out.
@@ -50,18 +49,25 @@ pub enum Refused {
     /// The rank does not run.
     #[error("{0} does not run")]
     NoSuchRank(Rank),
+    /// It cannot be done in this job.
+    #[error("{0}")]
+    NotHere(String),
 }
 
 /// The order as it stands in the journal.
-pub(super) fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
+fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
     let (event, what) = match order {
         JobOrder::Restart => ("restart_ordered", "to restart all ranks".to_owned()),
         JobOrder::Stop => ("stop_ordered", "to stop the job".to_owned()),
-        JobOrder::Inject(fault, rank) => ("fault_injected", format!("to {} {rank}, for a drill", fault.word)),
+        JobOrder::Exclude(rank) => ("rank_excluded", format!("to use the GPU of {rank} no more")),
+        JobOrder::Inject(fault, rank) => ("fault_injected", format!("to {fault} {rank}, for a drill")),
     };
     let mut values = vec![("uid".to_owned(), uid.to_string()), ("reason".to_owned(), reason.to_owned())];
-    if let JobOrder::Inject(fault, rank) = order {
-        values.extend([("fault".to_owned(), fault.word.to_owned()), ("rank".to_owned(), rank.0.to_string())]);
+    if let JobOrder::Inject(fault, _) = order {
+        values.push(("fault".to_owned(), fault.word().to_owned()));
+    }
+    if let JobOrder::Exclude(rank) | JobOrder::Inject(_, rank) = order {
+        values.push(("rank".to_owned(), rank.0.to_string()));
     }
     Fact::Observed(Observation {
         component: "job.orders".to_owned(),
@@ -70,4 +76,57 @@ pub(super) fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
         detail: format!("user {uid} ordered {what}: {reason}"),
         values: values.into_iter().collect(),
     })
+}
+
+impl Launcher {
+    /// Carries out what a person orders. It goes into the journal before it is done.
+    pub(super) fn ordered(&mut self, ordered: Ordered) {
+        let Ordered { uid, reason, order, answer } = ordered;
+        // Whoever ordered may have gone; it is done all the same.
+        let _ = answer.send(self.obey(uid, &reason, order));
+    }
+
+    fn obey(&mut self, uid: u32, reason: &str, order: JobOrder) -> Result<(), Refused> {
+        let runs = |rank: &RankProcess| rank.exit.is_none();
+        let of = |wanted: Rank| self.ranks.iter().find(|rank| rank.rank == wanted && runs(rank));
+        let being_stopped = self.stop.is_some() || !self.ranks.iter().any(runs);
+        match order {
+            JobOrder::Restart | JobOrder::Exclude(_) if being_stopped => {
+                Err(Refused::NotNow("no ranks run, or they are being stopped already"))
+            }
+            JobOrder::Stop if self.asked_by.is_some() => {
+                Err(Refused::NotNow("the job is being stopped already"))
+            }
+            JobOrder::Inject(..) if !self.settings.allow_inject => Err(Refused::NotAllowed),
+            JobOrder::Inject(_, rank) | JobOrder::Exclude(rank) if of(rank).is_none() => {
+                Err(Refused::NoSuchRank(rank))
+            }
+            JobOrder::Restart => {
+                self.fact(observed(uid, reason, order));
+                self.step(clock::mono(), Input::Restart);
+                Ok(())
+            }
+            JobOrder::Stop => {
+                self.fact(observed(uid, reason, order));
+                self.asked_by = Some(nix::libc::SIGTERM);
+                let (by, exit) = (format!("user {uid} ({reason})"), 128 + nix::libc::SIGTERM);
+                self.fact(Fact::StopRequested { by, exit });
+                Ok(())
+            }
+            JobOrder::Exclude(rank) => {
+                let left = of(rank).map(|process| self.crew.devices_without(process.local_rank));
+                let left = left.ok_or(Refused::NoSuchRank(rank))?.map_err(Refused::NotHere)?;
+                self.fact(observed(uid, reason, order));
+                self.crew.devices = Some(left);
+                self.step(clock::mono(), Input::Restart);
+                Ok(())
+            }
+            JobOrder::Inject(fault, rank) => {
+                self.can_inject(fault, rank)?;
+                self.fact(observed(uid, reason, order));
+                self.inject(fault, rank);
+                Ok(())
+            }
+        }
+    }
 }

@@ -162,7 +162,7 @@ impl Launcher {
 
     /// A rank's process is gone: nothing more is said to it, and nobody waits for it to be done.
     pub(super) fn rank_gone(&mut self, rank: Rank, pid: Pid) {
-        if let Some(desk) = &self.desk {
+        for desk in self.desk.iter().chain(&self.drill) {
             desk.forget(pid);
         }
         let done = self.round.gone(rank);

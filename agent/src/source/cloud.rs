@@ -6,7 +6,6 @@
 mod amazon;
 mod azure;
 mod google;
-mod http;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,8 +15,6 @@ use std::time::Duration;
 use mainstay_core::cloud::{CloudSample, Notice};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
-
-pub use http::HttpError;
 
 /// What the firmware of every machine of Azure has as its chassis' asset tag; other machines on Hyper-V have another.
 const AZURE_ASSET_TAG: &str = "7783-7084-3265-9085-8269-3286-77";

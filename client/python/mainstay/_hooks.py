@@ -43,6 +43,8 @@ def start() -> None:
     _attempt(_role.from_environment)
     _attempt(_tell_modules_later)
     _attempt(_show_stacks_when_asked)
+    if os.environ.get("MAINSTAY_DRILL"):
+        _attempt(_take_part_in_drills)
 
 
 def program_is(code) -> None:
@@ -80,6 +82,12 @@ def _tell_modules_later() -> None:
     path = os.environ.get(_modules.VARIABLE)
     if path and not os.path.exists(path):
         _native.after_steps(_modules.AFTER_STEPS, lambda: _modules.tell(path))
+
+
+def _take_part_in_drills() -> None:
+    from . import _drill
+
+    _drill.start()
 
 
 def _show_stacks_when_asked() -> None:

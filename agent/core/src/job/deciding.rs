@@ -9,9 +9,8 @@ use crate::id::{Incident, Rank};
 use crate::judge::{RankEnd, hung, judge};
 use crate::ledger::Spending;
 use crate::observation::{Observation, Weight};
-use crate::policy::{Case, Choice, Host, PastFailure, Rung, Settings, Trouble, decide_with};
+use crate::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with};
 use crate::repeats::SeenBefore;
-use crate::rounds;
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
@@ -79,8 +78,12 @@ impl Job {
                         )
                     })
                     .collect();
-                if let Some((hang, found)) = self.hang.take() {
-                    let verdict = hung(self.next_incident(), self.attempt, &hang, found);
+                let without_words = self
+                    .hang
+                    .take()
+                    .map(|(hang, found)| hung(self.next_incident(), self.attempt, &hang, found))
+                    .or_else(|| self.overdue.take().map(|restart| self.took_too_long(at, restart)));
+                if let Some(verdict) = without_words {
                     self.ledger.enter(at, Spending::Deciding);
                     return self.propose(at, verdict, 1, out);
                 }
@@ -149,17 +152,21 @@ impl Job {
         out: &mut Vec<Output>,
     ) -> Decision {
         let verdict = &pending.verdict;
+        let count = |ranks: usize| u32::try_from(ranks).unwrap_or(u32::MAX);
         let failed = matches!(pending.trouble, Some(Trouble::Failed(_)));
-        let rungs = rounds::rungs(self.settings.rungs, self.waiting.len(), self.ranks.len());
         let (choice, trouble) = decide_with(
             self.advisor.as_deref().filter(|_| !failed),
-            &Settings { rungs, ..self.settings.clone() },
+            &self.settings,
             Case {
                 verdict,
                 past: &self.past,
-                exit,
-                lived: verdict.fault_at.since(self.attempt_began),
-                reached: self.ledger.reached(),
+                job: JobState {
+                    exit,
+                    lived: verdict.fault_at.since(self.attempt_began),
+                    reached: self.ledger.reached(),
+                    ranks: count(self.ranks.len()),
+                    waiting: count(self.waiting.len()),
+                },
                 host: Host {
                     sick: &testimony.sick,
                     held: &testimony.held,
@@ -305,7 +312,8 @@ impl Job {
                 }
                 self.pending = Some(pending);
             }
-            Phase::Starting | Phase::Running | Phase::Stopping(_) | Phase::Ended => {}
+            Phase::Running => self.look_after_restart(at, out),
+            Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}
         }
     }
 

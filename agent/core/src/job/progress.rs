@@ -61,6 +61,7 @@ impl Job {
             // Looks at the pages are rarer than quick steps: the first step counts, not the newest by now.
             let step = stepped.iter().map(|(first, _)| first.step).max().unwrap_or(0);
             let last = stepped.iter().map(|(first, _)| first.end).max().unwrap_or(at);
+            self.longest_start = self.longest_start.max(Some(last.since(self.attempt_began)));
             out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step })));
             let counted = stepped.iter().any(|(first, _)| first.counted);
             self.tell_outcome(last, step, counted, out);

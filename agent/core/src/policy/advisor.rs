@@ -68,7 +68,7 @@ pub fn decide_with(
 }
 
 fn made_of(advisor: &dyn Advisor, settings: &Settings, case: Case<'_>, advice: Advice) -> Choice {
-    let exit = if advice.rung == Some(Rung::HandBack) { settings.hand_back_exit } else { case.exit };
+    let exit = if advice.rung == Some(Rung::HandBack) { settings.hand_back_exit } else { case.job.exit };
     let action = advice.rung.map_or(Action::Wait, |rung| Action::of(rung, case.verdict.attempt.next(), exit));
     Choice { action, after: advice.after, why: format!("{} ({})", advice.why, advisor.name()) }
 }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::id::{Attempt, Incident};
     use crate::judge::start_failed;
-    use crate::policy::{Budget, Host, PastFailure};
+    use crate::policy::{Budget, Host, JobState, PastFailure};
     use crate::time::Mono;
     use crate::verdict::{Cause, Verdict};
 
@@ -108,9 +108,7 @@ mod tests {
         let case = Case {
             verdict: &verdict,
             past,
-            exit: 137,
-            lived: Span::seconds(60),
-            reached: None,
+            job: JobState { exit: 137, lived: Span::seconds(60), reached: None, ranks: 1, waiting: 0 },
             host: Host::default(),
             spares: 0,
             now: Mono(100_000_000_000),

@@ -1,9 +1,10 @@
 //! What no policy may do, whoever wrote it: the rails along which a policy file runs. The built-in policy never comes near
 //! them.
 
-use crate::policy::learned::mildest;
+use crate::policy::ladder::mildest;
 use crate::policy::{
-    Advice, Case, CauseKind, Readiness, Rung, Settings, idle, in_window, readiness, repeats_at_same_step,
+    Advice, Case, CauseKind, Readiness, Rung, Settings, hands, idle, in_window, readiness,
+    repeats_at_same_step,
 };
 use crate::time::Span;
 
@@ -44,7 +45,7 @@ fn wait(settings: &Settings, case: Case<'_>) -> Option<String> {
 
 fn restart(settings: &Settings, case: Case<'_>, rung: Rung) -> Option<String> {
     let kind = CauseKind::of(&case.verdict.cause);
-    if !settings.rungs.has(rung) {
+    if !hands(settings, case).has(rung) {
         return Some("there are no hands for it in this job now".to_owned());
     }
     if rung == Rung::Replace && case.spares == 0 {
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
     use crate::id::{Attempt, Incident};
     use crate::judge::start_failed;
-    use crate::policy::{Budget, Host, PastFailure};
+    use crate::policy::{Budget, Host, JobState, PastFailure};
     use crate::time::Mono;
     use crate::verdict::{Cause, Verdict};
 
@@ -109,8 +110,8 @@ mod tests {
         let start = start_failed(Incident(1), Attempt(0), "", Mono(0));
         let verdict = Verdict { cause: error(), step: Some(5), heartbeats: true, ..start };
         let settings = Settings::from(Budget { max_restarts: 100, window: None });
-        let (lived, now) = (Span::seconds(60), Mono(100_000_000_000));
-        let case = Case { verdict: &verdict, past, exit: 1, lived, reached: Some(5), host, spares: 0, now };
+        let job = JobState { exit: 1, lived: Span::seconds(60), reached: Some(5), ranks: 1, waiting: 0 };
+        let case = Case { verdict: &verdict, past, job, host, spares: 0, now: Mono(100_000_000_000) };
         forbidden(&settings, case, advice)
     }
 

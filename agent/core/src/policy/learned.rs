@@ -3,8 +3,8 @@
 //! A rung that fails costs its own time and then that of the next one, so the value of rung `r` is
 //! `cost(r) + (1 - helps(r)) * value(next)`, and the cheapest is taken (`docs/reference/policy.md`).
 
+use crate::policy::Rung;
 use crate::policy::history::{CauseKind, PastFailure};
-use crate::policy::{Rung, Rungs};
 use crate::time::Span;
 
 /// What is thought of a rung before it was taken: so many of so many times it helps, and takes so long, in seconds.
@@ -30,35 +30,18 @@ fn prior(rung: Rung) -> Prior {
 /// A rung that failed so often in a row for causes of a kind is not taken again for it, until it helped.
 const FAILURES_IN_A_ROW: usize = 2;
 
-/// The mildest rung that can help against the cause at all.
-pub(super) fn mildest(kind: CauseKind) -> Rung {
-    match kind {
-        // The process is there and its rank ended by itself what it was at.
-        CauseKind::Exception => Rung::InProcess,
-        CauseKind::ExitCode | CauseKind::Signal | CauseKind::OutOfMemory | CauseKind::Hang => Rung::Ranks,
-        CauseKind::Start => Rung::All,
-    }
-}
-
-/// The rung to take among those there are that keep the job on its host; none if there is none left. Rungs up to
-/// `beyond` have just failed in this same recovery.
-pub fn cheapest(kind: CauseKind, rungs: Rungs, beyond: Option<Rung>, past: &[PastFailure]) -> Option<Rung> {
-    let open = |rung: &Rung| {
-        rung.stays()
-            && *rung >= mildest(kind)
-            && beyond.is_none_or(|failed| *rung > failed || failed >= Rung::All)
-    };
-    let all: Vec<Rung> = rungs.iter().filter(open).collect();
+/// The one to take of these, the mildest first; none if there is none.
+pub fn cheapest(kind: CauseKind, open: &[Rung], past: &[PastFailure]) -> Option<Rung> {
     // The heaviest stays in any case: budgets end it, not this.
-    let heaviest = *all.last()?;
-    let mut best = (heaviest, value(kind, heaviest, past, prior(Rung::HandBack).seconds));
-    for rung in all.into_iter().rev().skip(1) {
-        if failed_in_a_row(kind, rung, past) >= FAILURES_IN_A_ROW {
+    let (heaviest, milder) = open.split_last()?;
+    let mut best = (*heaviest, value(kind, *heaviest, past, prior(Rung::HandBack).seconds));
+    for rung in milder.iter().rev() {
+        if failed_in_a_row(kind, *rung, past) >= FAILURES_IN_A_ROW {
             continue;
         }
-        let value = value(kind, rung, past, best.1);
+        let value = value(kind, *rung, past, best.1);
         if value < best.1 {
-            best = (rung, value);
+            best = (*rung, value);
         }
     }
     Some(best.0)
@@ -87,7 +70,7 @@ mod tests {
     use crate::time::Mono;
     use crate::verdict::Cause;
 
-    const ALL: Rungs = Rungs::ONE_HOST.with(Rung::InProcess).with(Rung::Ranks);
+    const ALL: [Rung; 3] = [Rung::InProcess, Rung::Ranks, Rung::All];
 
     fn tried(rung: Rung, back_after: Option<Span>) -> PastFailure {
         PastFailure {
@@ -103,35 +86,28 @@ mod tests {
     }
 
     #[test]
-    fn the_mildest_rung_that_fits_the_cause_is_taken_first() {
-        let of = |kind| cheapest(kind, ALL, None, &[]);
-        assert_eq!(of(CauseKind::Exception), Some(Rung::InProcess));
-        assert_eq!(of(CauseKind::Signal), Some(Rung::Ranks));
-        assert_eq!(cheapest(CauseKind::Signal, Rungs::ONE_HOST, None, &[]), Some(Rung::All));
+    fn the_mildest_that_is_open_is_taken_first() {
+        assert_eq!(cheapest(CauseKind::Exception, &ALL, &[]), Some(Rung::InProcess));
+        assert_eq!(cheapest(CauseKind::Signal, &ALL[1..], &[]), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Signal, &ALL[2..], &[]), Some(Rung::All));
+        assert_eq!(cheapest(CauseKind::Signal, &[], &[]), None);
     }
 
     #[test]
     fn a_rung_that_fails_is_left_and_one_that_helped_is_kept() {
         let fails: Vec<PastFailure> = (0..2).map(|_| tried(Rung::InProcess, None)).collect();
-        assert_eq!(cheapest(CauseKind::Exception, ALL, None, &fails), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Exception, &ALL, &fails), Some(Rung::Ranks));
         // Another cause has nothing to do with it.
-        assert_eq!(cheapest(CauseKind::Hang, ALL, None, &fails), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Hang, &ALL[1..], &fails), Some(Rung::Ranks));
         let helps: Vec<PastFailure> =
             (0..9).map(|_| tried(Rung::InProcess, Some(Span::millis(90)))).collect();
-        assert_eq!(cheapest(CauseKind::Exception, ALL, None, &helps), Some(Rung::InProcess));
+        assert_eq!(cheapest(CauseKind::Exception, &ALL, &helps), Some(Rung::InProcess));
     }
 
     #[test]
     fn a_rung_that_costs_more_than_the_next_is_not_worth_it() {
         let slow: Vec<PastFailure> =
             (0..20).map(|_| tried(Rung::InProcess, Some(Span::seconds(40)))).collect();
-        assert_eq!(cheapest(CauseKind::Exception, ALL, None, &slow), Some(Rung::Ranks));
-    }
-
-    #[test]
-    fn what_failed_in_this_recovery_is_not_tried_again_in_it() {
-        assert_eq!(cheapest(CauseKind::Exception, ALL, Some(Rung::InProcess), &[]), Some(Rung::Ranks));
-        assert_eq!(cheapest(CauseKind::Exception, ALL, Some(Rung::Ranks), &[]), Some(Rung::All));
-        assert_eq!(cheapest(CauseKind::Exception, ALL, Some(Rung::All), &[]), Some(Rung::InProcess));
+        assert_eq!(cheapest(CauseKind::Exception, &ALL, &slow), Some(Rung::Ranks));
     }
 }

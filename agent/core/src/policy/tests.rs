@@ -17,9 +17,7 @@ fn case<'a>(verdict: &'a Verdict, past: &'a [PastFailure]) -> Case<'a> {
     Case {
         verdict,
         past,
-        exit: 1,
-        lived: Span::seconds(60),
-        reached: verdict.step,
+        job: JobState { exit: 1, lived: Span::seconds(60), reached: verdict.step, ranks: 2, waiting: 0 },
         host: Host::default(),
         spares: 0,
         now: Mono(100_000_000_000),

@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use super::News;
-use super::http::{self, HttpError, Question};
+use crate::http::{self, HttpError, Question};
 
 /// How often each key is asked for.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -61,7 +61,8 @@ async fn ask(key: &Key, address: &str, token: &mut Option<String>) -> Result<Opt
     }
     let path = format!("/latest/meta-data/{}", key.name);
     let header = ("X-aws-ec2-metadata-token", token.as_deref().unwrap_or_default());
-    let question = Question { address, method: Method::GET, path: &path, header, deadline: DEADLINE };
+    let question =
+        Question { address, method: Method::GET, path: &path, header, body: b"", deadline: DEADLINE };
     let answer = http::ask(&question).await?;
     match answer.status {
         StatusCode::OK => Ok(Some(answer.body)),
@@ -78,7 +79,8 @@ async fn new_token(address: &str) -> Result<String, HttpError> {
     let header = ("X-aws-ec2-metadata-token-ttl-seconds", TOKEN_LIFE);
     let path = "/latest/api/token";
     let answer =
-        http::ask(&Question { address, method: Method::PUT, path, header, deadline: DEADLINE }).await?;
+        http::ask(&Question { address, method: Method::PUT, path, header, body: b"", deadline: DEADLINE })
+            .await?;
     let plain = !answer.body.is_empty() && answer.body.bytes().all(|byte| byte.is_ascii_graphic());
     match answer.status {
         StatusCode::OK if plain => Ok(answer.body),

@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use super::News;
-use super::http::{self, HttpError, Question};
+use crate::http::{self, HttpError, Question};
 
 const INTERVAL: Duration = Duration::from_secs(5);
 
@@ -49,7 +49,8 @@ async fn look(address: &str, own: &mut Option<String>) -> Result<Vec<Notice>, St
 async fn ask(address: &str, path: &str) -> Result<String, HttpError> {
     let header = ("Metadata", "true");
     let answer =
-        http::ask(&Question { address, method: Method::GET, path, header, deadline: DEADLINE }).await?;
+        http::ask(&Question { address, method: Method::GET, path, header, body: b"", deadline: DEADLINE })
+            .await?;
     match answer.status {
         StatusCode::OK => Ok(answer.body),
         status => Err(HttpError::Status(status)),

@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use super::News;
-use super::http::{self, HttpError, Question};
+use crate::http::{self, HttpError, Question};
 
 /// How long the server may hold back an answer for want of a change.
 const HELD_BACK: u64 = 60;
@@ -99,7 +99,9 @@ async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<Asked, Http
         format!("/computeMetadata/v1/{}?{}{}", key.name, key.query, wait.as_deref().unwrap_or_default());
     let deadline = if wait.is_some() { DEADLINE + Duration::from_secs(HELD_BACK) } else { DEADLINE };
     let header = (FLAVOR, "Google");
-    let answer = http::ask(&Question { address, method: Method::GET, path: &path, header, deadline }).await?;
+    let answer =
+        http::ask(&Question { address, method: Method::GET, path: &path, header, body: b"", deadline })
+            .await?;
     if answer.headers.get(FLAVOR).is_none_or(|flavor| flavor != "Google") {
         return Err(HttpError::Improper(format!("it answers {} without {FLAVOR}: Google", answer.status)));
     }

@@ -1,0 +1,73 @@
+//! Orders of people: whom they go to, and what is said of how it went.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use super::client::{AskError, Client};
+use super::find::{Ask, Place, find};
+use super::{exit, output};
+
+/// The agent of this host: the first of its places that answers, or the one that was named.
+pub(super) async fn agent(socket: Option<PathBuf>) -> Result<Client, AskError> {
+    let found = find(&Ask { socket, json: false });
+    let agents = found.places.iter().filter(|place| place.job.is_none());
+    let (answering, why) = answering(agents, 1).await;
+    match answering.into_iter().next() {
+        Some((_, client)) => Ok(client),
+        None => Err(nobody(why, found.looked_at.first())),
+    }
+}
+
+/// The launcher of the job that is meant: the one on this socket, the one of this name, or the only one there is.
+pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Result<Client, AskError> {
+    let named = socket.is_some();
+    let found = find(&Ask { socket, json: false });
+    let is_meant = |place: &&Place| {
+        named || place.job.as_deref().is_some_and(|name| job.is_none_or(|wanted| name == wanted))
+    };
+    let (mut answering, why) = answering(found.places.iter().filter(is_meant), 2).await;
+    match answering.pop() {
+        Some((_, client)) if answering.is_empty() => Ok(client),
+        Some((socket, _)) => Err(AskError::Other {
+            socket: socket.to_owned(),
+            reason: "more than one job runs here: name one with --job".to_owned(),
+        }),
+        None => Err(nobody(why, found.looked_at.last())),
+    }
+}
+
+/// The first that answer, no more than `most`; and why the first of the others does not.
+async fn answering<'a>(
+    places: impl Iterator<Item = &'a Place>,
+    most: usize,
+) -> (Vec<(&'a Path, Client)>, Option<AskError>) {
+    let (mut answering, mut why) = (Vec::new(), None);
+    for place in places {
+        if answering.len() == most {
+            break;
+        }
+        match Client::connect(&place.socket).await {
+            Ok(client) => answering.push((place.socket.as_path(), client)),
+            Err(error) => why = why.or(Some(error)),
+        }
+    }
+    (answering, why)
+}
+
+fn nobody(why: Option<AskError>, looked_at: Option<&String>) -> AskError {
+    why.unwrap_or_else(|| AskError::Missing(looked_at.cloned().unwrap_or_default().into()))
+}
+
+/// Says that it was done, or why not.
+pub(super) fn done(said: Result<(), AskError>, words: &str) -> anyhow::Result<ExitCode> {
+    match said {
+        Ok(()) => {
+            output::print(words)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => {
+            output::note(&format!("error: {error}"));
+            Ok(ExitCode::from(exit::UNKNOWN))
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Floor 1. One question by plain HTTP/1.1, over a connection of its own: metadata servers of clouds, webhooks.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+/// More than any server says that we ask.
+const LONGEST_BODY: usize = 256 << 10;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// No answer in time.
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    /// The connection could not be made or broke.
+    #[error("{0}")]
+    Connection(String),
+    /// It answered with an error.
+    #[error("status {0}")]
+    Status(StatusCode),
+    /// It is not the server that was asked for.
+    #[error("what answers is not the server that was asked for: {0}")]
+    Improper(String),
+}
+
+/// What is asked.
+#[derive(Debug)]
+pub struct Question<'a> {
+    /// `host:port`.
+    pub address: &'a str,
+    /// How.
+    pub method: Method,
+    /// What, with its query.
+    pub path: &'a str,
+    /// A header beside the usual ones.
+    pub header: (&'static str, &'a str),
+    /// What is sent along; empty for nothing.
+    pub body: &'a [u8],
+    /// How long all of it may take.
+    pub deadline: Duration,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// How it went.
+    pub status: StatusCode,
+    /// What is said beside the body.
+    pub headers: hyper::HeaderMap,
+    /// The body.
+    pub body: String,
+}
+
+/// Asks, and reads the answer.
+///
+/// # Errors
+/// [`HttpError`]; a status that tells of an error is none.
+pub async fn ask(question: &Question<'_>) -> Result<Answer, HttpError> {
+    let read = async |answer: Response<Incoming>| {
+        let (status, headers) = (answer.status(), answer.headers().clone());
+        let body = Limited::new(answer.into_body(), LONGEST_BODY).collect().await;
+        let body = body.map_err(|error| HttpError::Connection(error.to_string()))?.to_bytes();
+        let body = String::from_utf8(body.to_vec()).map_err(|_| HttpError::Improper("no text".to_owned()))?;
+        Ok(Answer { status, headers, body })
+    };
+    in_time(question, read).await
+}
+
+/// Says something; only how it went is read of the answer.
+///
+/// # Errors
+/// [`HttpError`]; a status that tells of an error is none.
+pub async fn tell(question: &Question<'_>) -> Result<StatusCode, HttpError> {
+    in_time(question, async |answer: Response<Incoming>| Ok(answer.status())).await
+}
+
+async fn in_time<T>(
+    question: &Question<'_>,
+    read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, HttpError>,
+) -> Result<T, HttpError> {
+    tokio::time::timeout(question.deadline, talk(question, read))
+        .await
+        .map_err(|_| HttpError::Late(question.deadline))?
+}
+
+async fn talk<T>(
+    question: &Question<'_>,
+    read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, HttpError>,
+) -> Result<T, HttpError> {
+    let stream = TcpStream::connect(question.address).await.map_err(|error| broken(&error))?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
+    let (name, value) = question.header;
+    let request = Request::builder()
+        .method(question.method.clone())
+        .uri(question.path)
+        .header("Host", question.address)
+        .header("Connection", "close")
+        .header(name, value)
+        .body(Full::new(Bytes::copy_from_slice(question.body)))
+        .map_err(|error| broken(&error))?;
+    let exchange = async {
+        let answer = sender.send_request(request).await.map_err(|error| broken(&error))?;
+        read(answer).await
+    };
+    // The connection is driven beside the exchange and ends with it.
+    tokio::pin!(exchange);
+    tokio::select! {
+        answer = &mut exchange => answer,
+        driven = connection => {
+            driven.map_err(|error| broken(&error))?;
+            exchange.await
+        }
+    }
+}
+
+/// An error with all that it came of.
+fn broken(error: &dyn std::error::Error) -> HttpError {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    HttpError::Connection(text)
+}

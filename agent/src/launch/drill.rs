@@ -1,0 +1,133 @@
+//! Drills: faults that a person brings about in a job that opted in. Signals and limits are the kernel's to set; what has to
+//! happen inside a rank's program is done there by its client, which listens on a socket of its own in such jobs only.
+
+use std::fmt;
+
+use mainstay_core::id::Rank;
+use mainstay_core::rounds::Call;
+
+use super::save;
+use super::shell::Launcher;
+use crate::act::ranks::RankProcess;
+use crate::launch::order::Refused;
+use crate::os::limits;
+use crate::source::pages::PageReader;
+
+/// What is done to a rank, and when.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Injected {
+    /// What.
+    pub fault: Fault,
+    /// Once the rank has completed this step; none for at once.
+    pub at_step: Option<u64>,
+}
+
+/// What is done to a rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    /// A signal is sent to its process.
+    Signal {
+        /// Which.
+        signal: i32,
+        /// Its word in the journal.
+        word: &'static str,
+    },
+    /// None of its files can grow any more.
+    DiskFull,
+    /// Its main thread raises.
+    Exception,
+    /// Its main thread stands still for good: the others wait for it in their next collective.
+    Hang,
+    /// Its program gets only the rest of each moment.
+    Slow {
+        /// The share that it loses, in percent.
+        percent: u32,
+    },
+    /// Its connections to other ranks break.
+    Network,
+}
+
+impl Injected {
+    /// Its word in the journal.
+    pub fn word(self) -> &'static str {
+        match self.fault {
+            Fault::Signal { word, .. } => word,
+            Fault::DiskFull => "disk_full",
+            Fault::Exception => "exception",
+            Fault::Hang => "hang",
+            Fault::Slow { .. } => "slow",
+            Fault::Network => "network",
+        }
+    }
+
+    /// What the rank's client is told; none for what is done from outside.
+    fn call(self) -> Option<Call> {
+        let percent = match self.fault {
+            Fault::Signal { .. } | Fault::DiskFull => return None,
+            Fault::Slow { percent } => percent,
+            Fault::Exception | Fault::Hang | Fault::Network => 0,
+        };
+        Some(Call::Inject { fault: self.word().to_owned(), percent })
+    }
+}
+
+impl fmt::Display for Injected {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fault {
+            Fault::Slow { percent } => write!(out, "slow by {percent} %")?,
+            _ => out.write_str(&self.word().replace('_', " "))?,
+        }
+        self.at_step.map_or(Ok(()), |step| write!(out, " (once it has completed step {step})"))
+    }
+}
+
+impl Launcher {
+    /// Whether there is somebody who can do it.
+    pub(super) fn can_inject(&self, injected: Injected, rank: Rank) -> Result<(), Refused> {
+        let process = self.ranks.iter().find(|process| process.rank == rank);
+        let listens = process
+            .is_some_and(|process| self.drill.as_ref().is_some_and(|desk| desk.is_connected(process.pid)));
+        if injected.call().is_some() && !listens {
+            return Err(Refused::NotHere(format!(
+                "{rank} has no client that could do it: its program has to import mainstay, or torch"
+            )));
+        }
+        let steps = self.pages.get(&rank).and_then(PageReader::beat).is_some();
+        if injected.at_step.is_some() && !steps {
+            return Err(Refused::NotHere(format!("{rank} tells of no steps")));
+        }
+        Ok(())
+    }
+
+    /// Does it now, or when its step has come.
+    pub(super) fn inject(&mut self, injected: Injected, rank: Rank) {
+        if injected.at_step.is_some() {
+            self.drills.push((injected, rank));
+            return self.inject_what_is_due();
+        }
+        let Some(process) = self.ranks.iter().find(|process| process.rank == rank) else { return };
+        match (injected.fault, injected.call(), &self.drill) {
+            (Fault::Signal { signal, .. }, ..) => save::signal(process, signal),
+            (Fault::DiskFull, ..) => fill_disk(process),
+            (_, Some(call), Some(desk)) => desk.say(process.pid, &call),
+            _ => {}
+        }
+    }
+
+    /// Does what waited for steps that are completed by now.
+    pub(super) fn inject_what_is_due(&mut self) {
+        let reached = |rank: Rank| self.pages.get(&rank).and_then(|page| page.beat()?.step);
+        let is_due = |(injected, rank): &(Injected, Rank)| injected.at_step <= reached(*rank);
+        let (due, later): (Vec<_>, Vec<_>) = self.drills.iter().copied().partition(is_due);
+        self.drills = later;
+        for (injected, rank) in due {
+            self.inject(Injected { at_step: None, ..injected }, rank);
+        }
+    }
+}
+
+fn fill_disk(process: &RankProcess) {
+    if let Err(error) = limits::no_file_may_grow(process.pid) {
+        tracing::error!(rank = process.rank.0, %error, "could not take its disk away from a rank");
+    }
+}

@@ -1,0 +1,136 @@
+//! Looking at the ranks' pages: steps, hangs, and what the ranks are at when they hang.
+
+use mainstay_core::entry::Fact;
+use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_core::job::Input;
+use mainstay_core::view::BeatView;
+use mainstay_tier::pool::Keeper;
+
+use crate::act::ranks::RankProcess;
+use crate::act::stop::reap_orphans;
+use crate::launch::hang::Evidence;
+use crate::launch::shell::Launcher;
+use crate::link::agent::LinkOrder;
+use crate::os::clock;
+use crate::source::evidence::Subject;
+use crate::source::pages::PageReader;
+
+/// Readers get a new sample of the pages every so many looks.
+const LOOKS_PER_SAMPLE: u32 = 5;
+
+/// So many of a rank's last steps go into the evidence.
+const LAST_STEPS: usize = 16;
+
+impl Launcher {
+    pub(super) fn regular_look(&mut self) {
+        self.look();
+        self.judge_hangs();
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
+            self.sample();
+            let said = self.keeper.as_ref().map(Keeper::said).unwrap_or_default();
+            said.into_iter().for_each(|line| self.terminal.say(line));
+            let ranks = self.ranks.iter().map(|rank| rank.pid);
+            let ranks: Vec<Pid> = ranks.chain(self.warm.template()).collect();
+            // The guardian too, should somebody have killed it: it would stand before all the others in line.
+            reap_orphans(|pid| !ranks.contains(&pid));
+            if self.stop.is_none()
+                && let Some(fact) = self.warm.look_after(&self.crew)
+            {
+                self.fact(fact);
+            }
+        }
+    }
+
+    /// Looks at all pages and tells the job what is new.
+    pub(super) fn look(&mut self) {
+        let attempt = self.attempt;
+        for index in 0..self.ranks.len() {
+            let (rank, pid) = (self.ranks[index].rank, self.ranks[index].pid);
+            let Some(news) = self.pages.get_mut(&rank).map(PageReader::look) else { continue };
+            let now = clock::mono();
+            if let Some(page) = self.pages.get_mut(&rank) {
+                self.hangs.see(self.ranks[index].local_rank, page, now);
+            }
+            if let Some((client, _)) = news.connected {
+                self.fact(Fact::RankConnected { attempt, rank, client });
+            }
+            if let Some(reason) = news.refused {
+                self.fact(Fact::RankRefused { attempt, rank, reason });
+            }
+            if let Some((role, stage)) = news.role {
+                self.step(now, Input::Role { attempt, rank, role, stage });
+            }
+            if !news.steps.is_empty() {
+                self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
+            }
+            if !self.drills.is_empty() {
+                self.inject_what_is_due();
+            }
+            if let Some(note) = news.raised {
+                self.ranks[index].raised = true;
+                self.fact(Fact::RankRaised { attempt, rank, pid, note });
+            }
+        }
+    }
+
+    /// Whether ranks hang: only where none is being stopped or missing.
+    fn judge_hangs(&mut self) {
+        let failed = |rank: &RankProcess| rank.raised || rank.exit.is_some_and(|exit| !exit.is_success());
+        if self.stop.is_some() || self.ranks.iter().any(failed) {
+            return;
+        }
+        if let Some(fact) = self.hangs.judge(&self.ranks, clock::mono()) {
+            self.fact(fact);
+        }
+    }
+
+    /// Begins to write down what the ranks are at, in a thread: `/proc` may hold up a reader.
+    pub(super) fn take_evidence(&mut self, attempt: Attempt) {
+        let file = self.crew.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
+        self.evidence = Some(Evidence::begin(attempt, file, self.subjects()));
+    }
+
+    fn subjects(&self) -> Vec<Subject> {
+        let living = self.ranks.iter().filter(|rank| rank.exit.is_none());
+        living
+            .map(|rank| {
+                let beat = self.pages.get(&rank.rank).and_then(PageReader::beat).unwrap_or_default();
+                Subject {
+                    rank: rank.rank,
+                    pid: rank.pid,
+                    stacks: Some(rank.files.stacks.clone()),
+                    step: beat.step,
+                    sections: beat.sections,
+                    last_steps: self
+                        .pages
+                        .get(&rank.rank)
+                        .map_or_else(Vec::new, |page| page.last_steps(LAST_STEPS)),
+                }
+            })
+            .collect()
+    }
+
+    pub(super) fn evidence_taken(&mut self, taken: Fact) {
+        self.evidence = None;
+        // A last look: what moved meanwhile did not hang.
+        self.look();
+        if let Some(passed) = self.hangs.passed(clock::mono()) {
+            return self.fact(passed);
+        }
+        self.fact(taken);
+    }
+
+    pub(super) fn sample(&mut self) {
+        let beats: Vec<(Rank, BeatView)> = self
+            .pages
+            .iter()
+            .filter_map(|(rank, page)| Some((*rank, BeatView { pace: self.job.pace(*rank), ..page.beat()? })))
+            .collect();
+        for (rank, beat) in &beats {
+            self.board.sample(&self.id, self.attempt, *rank, beat.clone());
+        }
+        self.board.publish();
+        self.send(LinkOrder::Beats { attempt: self.attempt, beats });
+    }
+}

@@ -1,0 +1,101 @@
+//! What the launcher and the agent say to each other: entries one way, rulings on proposals the other.
+
+use mainstay_core::entry::Fact;
+use mainstay_core::health::Component;
+use mainstay_core::id::Pid;
+use mainstay_core::job::{Input, Ruling};
+use mainstay_core::judged::Judged;
+use mainstay_core::surroundings::Surroundings;
+use mainstay_core::verdict::{Decision, Verdict};
+
+use crate::act::port::HeldPort;
+use crate::launch::shell::{Launcher, RULING_WITHIN};
+use crate::link::agent::{LinkEvent, LinkOrder};
+use crate::os::{clock, processes};
+
+impl Launcher {
+    pub(super) fn consult(&mut self, verdict: Verdict, proposal: Decision) {
+        let held = self.held();
+        self.step(clock::mono(), Input::Held(held));
+        if self.send(LinkOrder::Proposal(Box::new((verdict, proposal)))) {
+            self.ruling_until = Some(tokio::time::Instant::now() + RULING_WITHIN);
+        } else {
+            self.rule(None);
+        }
+    }
+
+    /// What the next ranks need and somebody else holds, as far as it can be seen without an agent.
+    fn held(&mut self) -> Vec<String> {
+        self.undying.retain(|pid| processes::is_alive(*pid));
+        let mut held: Vec<String> = self.undying.iter().map(|pid| undying(*pid)).collect();
+        if let Some(port) = self.settings.master_port {
+            // Ours of the attempt before goes first; the next attempt takes it again.
+            self.port = None;
+            if let Err(error) = HeldPort::take(port) {
+                held.push(format!("port {port} for the ranks' store (MASTER_PORT) cannot be taken: {error}"));
+            }
+        }
+        held
+    }
+
+    pub(super) fn rule(&mut self, ruling: Option<Ruling>) {
+        self.ruling_until = None;
+        self.step(clock::mono(), Input::Ruling(ruling));
+    }
+
+    pub(super) fn link(&mut self, event: LinkEvent) {
+        match event {
+            LinkEvent::Found { version, have_seq, orders } => {
+                self.agent = Some(orders);
+                let missing = self.board.reader().entries_after(have_seq, usize::MAX);
+                for entry in missing.map(|read| read.entries).unwrap_or_default() {
+                    self.send(LinkOrder::Entry(Box::new(entry)));
+                }
+                self.fact(Fact::AgentFound { version });
+            }
+            LinkEvent::Lost { reason } => {
+                self.agent = None;
+                self.fact(Fact::AgentLost { reason });
+                if self.ruling_until.is_some() {
+                    self.rule(None);
+                }
+            }
+            LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
+            LinkEvent::Surroundings(known) => self.step(clock::mono(), Input::Surroundings(known)),
+            LinkEvent::Leave { reason } => self.asked_to_leave(reason),
+        }
+    }
+
+    pub(super) fn host(&mut self, judged: Judged) {
+        for fact in judged.facts {
+            self.fact(fact);
+        }
+        self.board.show_host(clock::now(), judged.components);
+        if self.agent.is_none() {
+            // The agent knows more than this: what it tells is not to be replaced by it.
+            let components: Vec<Component> = self.board.view().components.values().cloned().collect();
+            let known = Surroundings::of(&[], &components, &[]);
+            if !known.is_as(&self.surroundings) {
+                self.surroundings = known.clone();
+                self.step(clock::mono(), Input::Surroundings(known));
+            }
+        }
+    }
+
+    /// Sends to the agent; whether there is one that takes it. A full queue ends the link; what was missed is
+    /// sent when the agent is found anew.
+    pub(super) fn send(&mut self, order: LinkOrder) -> bool {
+        let sent = self.agent.as_ref().is_some_and(|agent| agent.try_send(order).is_ok());
+        if !sent {
+            self.agent = None;
+        }
+        sent
+    }
+}
+
+/// A process that did not die of SIGKILL, for a person: what it waits in, and whether it holds a device.
+fn undying(pid: Pid) -> String {
+    let devices = processes::open_files(pid, "/dev/nvidia");
+    let holds = if devices.is_empty() { String::new() } else { format!(" and holds {}", devices.join(", ")) };
+    format!("process {} of the attempt before does not die; it is {}{holds}", pid.0, processes::waits_in(pid))
+}

@@ -1,0 +1,202 @@
+//! Starting the ranks of an attempt: plainly or from the template, each with its page, its watcher and its output.
+
+use std::path::PathBuf;
+
+use mainstay_core::entry::{Fact, JobSpec, StartedRank};
+use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_core::learned;
+use mainstay_core::rounds::Round;
+use tokio::sync::mpsc;
+
+use crate::act::guardian::Guardian;
+use crate::act::output::{self, Stream};
+use crate::act::page_files;
+use crate::act::port::HeldPort;
+use crate::act::ranks::{Crew, PageTrouble, RankProcess};
+use crate::launch::Settings;
+use crate::launch::shell::{Ended, Launcher};
+use crate::os::clock;
+use crate::source::nvrx::Monitor;
+use crate::source::pages::PageReader;
+use crate::store::learned::Memory;
+
+impl Launcher {
+    pub(super) fn start_ranks(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
+        self.attempt = attempt;
+        self.stop = None;
+        for rank in self.ranks.drain(..) {
+            for desk in self.desk.iter().chain(&self.drill) {
+                desk.forget(rank.pid);
+            }
+        }
+        if let (Some(directory), Some(old)) = (&self.crew.page_dir, attempt.0.checked_sub(2)) {
+            page_files::remove(directory, old);
+        }
+        let number = match self.take_port() {
+            Ok(number) => number,
+            Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
+        };
+        self.monitors.clear();
+        self.pages.clear();
+        if let Some(keeper) = &self.keeper {
+            keeper.begin_attempt(attempt.0.into());
+        }
+        match self.make_ranks(attempt, number, &self.crew.all_ranks(), ended) {
+            Err(error) => self.fact(Fact::StartFailed { attempt, error }),
+            Ok((ranks, page_trouble)) => {
+                self.ranks = ranks;
+                self.attempt_started(number, page_trouble);
+            }
+        }
+    }
+
+    /// Takes the port of the next attempt. The old one goes first: a fixed one is taken again.
+    pub(super) fn take_port(&mut self) -> Result<u16, String> {
+        self.port = None;
+        let port = HeldPort::take(self.settings.master_port.unwrap_or(0)).map_err(|error| {
+            let wanted =
+                self.settings.master_port.map_or("any free port".to_owned(), |port| port.to_string());
+            format!(
+                "taking port {wanted} for the ranks' store (MASTER_PORT): {error}; \
+                 leave out --master-port to have a free one chosen"
+            )
+        })?;
+        let number = port.number();
+        self.port = Some(port);
+        Ok(number)
+    }
+
+    /// Makes processes for these ranks, and watches them: from the template where there is one, else plainly.
+    pub(super) fn make_ranks(
+        &mut self,
+        attempt: Attempt,
+        port: u16,
+        which: &[u32],
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) -> Result<(Vec<RankProcess>, PageTrouble), String> {
+        self.listen_to_nvrx(attempt, which);
+        let spare = self.not_of_a_lost_rank();
+        let warm =
+            self.warm.start(&self.crew, attempt, port, which, &spare).and_then(|started| match started {
+                Ok(started) => Some(started),
+                Err(fact) => {
+                    self.fact(fact);
+                    None
+                }
+            });
+        let (ranks, trouble) = warm
+            .map_or_else(|| self.crew.start(attempt, port, which), Ok)
+            .map_err(|error| error.to_string())?;
+        for rank in &ranks {
+            if let Some(page) = self.page_reader(rank) {
+                self.pages.insert(rank.rank, page);
+            }
+            watch(rank, ended.clone());
+            if let Some(guardian) = &mut self.guardian {
+                guardian.guard(rank.pid);
+            }
+            self.show_output(rank);
+        }
+        Ok((ranks, trouble))
+    }
+
+    /// The guardian, and ranks that live.
+    pub(super) fn not_of_a_lost_rank(&self) -> Vec<Pid> {
+        let living = self.ranks.iter().filter(|rank| rank.exit.is_none()).map(|rank| rank.pid);
+        living.chain(self.guardian.as_ref().map(Guardian::pid)).collect()
+    }
+
+    /// All ranks of an attempt are there.
+    pub(super) fn attempt_started(&mut self, port: u16, page_trouble: PageTrouble) {
+        let attempt = self.attempt;
+        self.round = Round::begin(attempt, self.ranks.iter().map(|rank| rank.rank));
+        self.hangs.begin_attempt(attempt, clock::mono());
+        let ranks = self.ranks.iter().map(started_rank).collect();
+        self.fact(Fact::AttemptStarted { attempt, master_port: port, ranks });
+        if let Some(reason) = page_trouble {
+            self.fact(Fact::PagesUnavailable { reason });
+        }
+    }
+
+    /// Sockets for ranks that speak to a rank monitor of NVRx. Without them the ranks run all the same.
+    fn listen_to_nvrx(&mut self, attempt: Attempt, which: &[u32]) {
+        let Some(directory) = &self.crew.page_dir else { return };
+        for &local_rank in which {
+            // The old one takes its socket along, so it goes before the new one comes.
+            self.monitors.remove(&Rank(local_rank));
+            match Monitor::listen(directory, &self.crew.page_spec(attempt, local_rank)) {
+                Ok(monitor) => {
+                    self.monitors.insert(Rank(local_rank), monitor);
+                }
+                Err(error) => {
+                    tracing::debug!(local_rank, %error, "no socket for NVRx's client");
+                }
+            }
+        }
+    }
+
+    fn page_reader(&self, process: &RankProcess) -> Option<PageReader> {
+        let (path, file) = process.page.as_ref()?;
+        let stand_in = self.monitors.get(&process.rank).map(Monitor::page);
+        PageReader::of(file)
+            .inspect_err(
+                |error| tracing::warn!(path = %path.display(), %error, "cannot read a heartbeat page"),
+            )
+            .ok()
+            .map(|reader| reader.with_stand_in(stand_in))
+    }
+
+    fn show_output(&self, rank: &RankProcess) {
+        let (stdout, stderr) = self.settings.shown.of(rank.local_rank);
+        let prefix = format!("[rank {}] ", rank.rank.0);
+        let streams =
+            [(stdout, &rank.files.stdout, Stream::Stdout), (stderr, &rank.files.stderr, Stream::Stderr)];
+        for (_, path, stream) in streams.into_iter().filter(|(shown, ..)| *shown) {
+            self.terminal.follow(output::Shown { path: path.clone(), prefix: prefix.clone(), stream });
+        }
+    }
+}
+
+/// Where what is learned of the job is kept: beside the run directories.
+pub(super) fn memory(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<Memory> {
+    let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
+    let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
+    Some(Memory::of(log_dir, &learned::key(spec, given.as_deref())))
+}
+
+/// What the journal says of the job at its start.
+pub(super) fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
+    let text = |path: &PathBuf| path.display().to_string();
+    JobSpec {
+        command: settings.command.clone(),
+        world_size: settings.local_world_size,
+        local_world_size: settings.local_world_size,
+        first_rank: Rank(0),
+        max_restarts: settings.policy.budget.max_restarts,
+        launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
+        uid: nix::unistd::getuid().as_raw(),
+        run_dir: text(&crew.run_dir),
+        checkpoint_dir: text(&crew.checkpoint_dir),
+        page_dir: crew.page_dir.as_ref().map(text),
+    }
+}
+
+fn started_rank(process: &RankProcess) -> StartedRank {
+    StartedRank {
+        rank: process.rank,
+        local_rank: process.local_rank,
+        pid: process.pid,
+        page: process.page.as_ref().map(|(path, _)| path.display().to_string()),
+    }
+}
+
+/// Tells of a rank's end as soon as the kernel does.
+fn watch(rank: &RankProcess, ended: mpsc::UnboundedSender<Ended>) {
+    let pidfd = rank.pidfd.clone();
+    tokio::task::spawn_local(async move {
+        if pidfd.ended().await.is_ok() {
+            // The receiver goes only when the launcher does.
+            let _ = ended.send(Ended { pid: pidfd.pid(), at: clock::mono() });
+        }
+    });
+}

@@ -1,0 +1,173 @@
+//! The end of ranks and of attempts: what failed, what is stopped and by whose wish, and what is left then.
+
+use std::time::Duration;
+
+use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::entry::{ExitStatus, Fact};
+use mainstay_core::job::StopWhy;
+use mainstay_core::time::Span;
+use nix::sys::signal::Signal;
+
+use crate::act::guardian::Guardian;
+use crate::act::output;
+use crate::act::ranks::RankProcess;
+use crate::act::stop::{Grace, Stop, sweep};
+use crate::launch::save;
+use crate::launch::shell::{Ended, Launcher};
+use crate::os::{clock, pidfd, processes};
+use crate::source::error_file;
+
+/// How long a restart waits for the terminal, so that a rank's last words stand before what is made of them.
+const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
+
+impl Launcher {
+    /// Stops the attempt's ranks; after a fault those that can wait in their processes do so.
+    pub(super) async fn stop_ranks(&mut self, why: StopWhy) {
+        if why == StopWhy::Fault {
+            compile_signatures();
+            // While the ranks end and are judged.
+            self.warm.prepare(&self.crew);
+            if self.gather().await {
+                return;
+            }
+        }
+        self.round.dissolve();
+        let (now, grace) = (clock::mono(), self.settings.grace);
+        let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
+        let by = now.after(Grace::to_save(grace.requested));
+        let saving = matches!(why, StopWhy::Requested | StopWhy::Ordered)
+            && save::ask(&self.ranks, &self.pages, now, by);
+        if saving && let Some(signal) = self.settings.save_signal {
+            self.ranks.iter().for_each(|rank| save::signal(rank, signal));
+        }
+        self.stop = Some(Stop::begin(now, why, grace, signal, saving, &self.ranks));
+        self.end_attempt_if_over().await;
+    }
+
+    pub(super) async fn rank_ended(&mut self, end: &Ended) {
+        let known = self.ranks.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
+        let Some(index) = known else { return };
+        // The page is the black box: what the rank last wrote comes before its end.
+        self.look();
+        let rank = &mut self.ranks[index];
+        let status = match pidfd::exit_status(rank.pid) {
+            Ok(Some(status)) => status,
+            // Somebody else reaped our child; all that is sure is that it is gone.
+            Ok(None) | Err(_) => ExitStatus::Code(255),
+        };
+        rank.exit = Some(status);
+        if status.is_success() {
+            self.hangs.finished(rank, end.at);
+        }
+        if !status.is_success() {
+            // Before the number of the group can be given to another process.
+            processes::signal_group(rank.pid, Signal::SIGKILL);
+        }
+        if let Some(guardian) = &mut self.guardian {
+            guardian.release(rank.pid);
+        }
+        pidfd::reap(rank.pid);
+        let (which, pid, files, raised) = (rank.rank, rank.pid, rank.files.clone(), rank.raised);
+        let step = self.pages.get(&rank.rank).and_then(|page| page.beat()?.step);
+        let after_stop = self.stop.as_ref().is_some_and(|stop| match status {
+            ExitStatus::Signal(signal) => stop.sent(signal),
+            ExitStatus::Code(_) => true,
+        });
+        let failed = !status.is_success() && !after_stop;
+        let attempt = self.attempt;
+        if failed
+            && !raised
+            && let Some(note) = error_file::read(&files.error, end.at)
+        {
+            self.fact(Fact::RankRaised { attempt, rank: which, pid, note });
+        }
+        let stderr_tail = if failed { output::tail(&files.stderr, 60) } else { Vec::new() };
+        self.fact_at(
+            end.at,
+            Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
+        );
+        self.rank_gone(which, pid);
+        self.end_attempt_if_over().await;
+    }
+
+    /// When all ranks of an attempt that is being stopped are gone: what they left goes too.
+    pub(super) async fn end_attempt_if_over(&mut self) {
+        let Some(stop) = &self.stop else { return };
+        if self.round.is_gathered() && self.ranks.iter().any(|rank| rank.exit.is_none()) {
+            return self.end_round().await;
+        }
+        if self.ranks.iter().any(|rank| rank.exit.is_none()) {
+            return;
+        }
+        let patience = match stop.why {
+            StopWhy::Fault | StopWhy::Dismissed => Span::default(),
+            StopWhy::Requested | StopWhy::Ordered => Span::seconds(1),
+            StopWhy::Done => self.settings.grace.done,
+        };
+        self.stop = None;
+        let guardian = self.guardian.as_ref().map(Guardian::pid);
+        let warm = &self.warm;
+        let spared = || warm.processes().into_iter().chain(guardian).collect();
+        let swept = sweep(self.cgroup.as_ref(), spared, patience).await;
+        self.undying = swept.undying;
+        self.terminal.flush(LAST_WORDS_WITHIN);
+        let attempt = self.attempt;
+        self.fact(Fact::AttemptEnded { attempt, orphans_killed: swept.killed, waiting: Vec::new() });
+    }
+
+    pub(super) fn asked_to_stop(&mut self, signal: i32) {
+        if self.asked_by.is_some() {
+            // Asked again: somebody is in a hurry.
+            return self.force();
+        }
+        self.asked_by = Some(signal);
+        if let Some(stop) = &mut self.stop {
+            // Ranks that are being stopped for a fault get no more time than this request would give them.
+            let latest = clock::mono().after(self.settings.grace.requested);
+            stop.force_at = stop.force_at.min(latest);
+        }
+        let by = ExitStatus::Signal(signal).to_string();
+        self.fact(Fact::StopRequested { by, exit: 128 + signal });
+    }
+
+    /// The machine is to be taken away, or so: ranks save and end, and the scheduler starts the job elsewhere.
+    pub(super) fn asked_to_leave(&mut self, reason: String) {
+        if self.asked_by.is_none() && self.settings.leave_on_notice {
+            self.asked_by = Some(nix::libc::SIGTERM);
+            let exit = self.settings.policy.hand_back_exit;
+            self.fact(Fact::StopRequested { by: reason, exit });
+        }
+    }
+
+    /// Ranks that were asked to save and did not end by themselves.
+    pub(super) fn tell_to_end(&mut self) {
+        if let Some(stop) = &mut self.stop {
+            stop.tell(&self.ranks);
+        }
+    }
+
+    pub(super) fn force(&mut self) {
+        if let Some(stop) = &mut self.stop {
+            if self.round.is_gathering() {
+                let late = self.round.missing();
+                self.ranks.iter().filter(|rank| late.contains(&rank.rank)).for_each(|rank| stop.kill(rank));
+            } else {
+                stop.force(&self.ranks);
+            }
+            stop.force_at = clock::mono().after(Span::seconds(30));
+            let waits = self.round.waiting();
+            let late = |rank: &&RankProcess| rank.exit.is_none() && !waits.contains(&rank.rank);
+            for rank in self.ranks.iter().filter(late) {
+                self.terminal
+                    .say(format!("{} (pid {}) did not end in time and is killed", rank.rank, rank.pid.0));
+            }
+        }
+    }
+}
+
+/// Compiles the log signatures while the ranks end: the verdict that comes next needs them, and a job without
+/// failures need not hold them in memory. Without a thread the verdict waits for them instead.
+fn compile_signatures() {
+    let compile = || Catalog::built_in().is_ok();
+    let _ = std::thread::Builder::new().name("signatures".to_owned()).spawn(compile);
+}

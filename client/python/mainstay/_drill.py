@@ -1,0 +1,85 @@
+"""Faults for drills, in a job that was started with ``--allow-inject``: the launcher says which, on a socket that exists in
+such jobs only. Without it nothing of this is ever loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import threading
+import time
+
+VARIABLE = "MAINSTAY_DRILL"
+
+#: A slow rank is slowed in moments of this length: short beside a step, long beside a switch of threads.
+_MOMENT_S = 0.020
+
+
+class InjectedFault(RuntimeError):
+    """Brought about for a drill."""
+
+
+def start() -> None:
+    """Begins to listen. To be called on the main thread."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    line.connect(os.environ[VARIABLE])
+    faults = {
+        "exception": lambda _: _raise_in(threading.main_thread().ident),
+        "hang": _hang_by_signal(),
+        "slow": _slow,
+        "network": lambda _: _cut(),
+    }
+    threading.Thread(target=_listen, args=(line, faults), name="mainstay-drill", daemon=True).start()
+
+
+def _listen(line, faults) -> None:
+    received = b""
+    while True:
+        chunk = line.recv(4096)
+        if not chunk:
+            return
+        *orders, received = (received + chunk).split(b"\n")
+        for order in map(json.loads, orders):
+            bring_about = faults.get(order.get("fault"))
+            if bring_about is not None:
+                bring_about(order.get("percent", 0))
+
+
+def _raise_in(thread) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(InjectedFault))
+
+
+def _hang_by_signal():
+    """A handler that never returns stands on top of whatever the main thread is at."""
+    for number in range(signal.SIGRTMAX, signal.SIGRTMIN + 9, -1):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _stand_still)
+            return lambda _: signal.pthread_kill(threading.main_thread().ident, number)
+    return lambda _: None
+
+
+def _stand_still(_number, _frame) -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _slow(percent) -> None:
+    """Holds the interpreter for a share of each moment: no other thread runs Python meanwhile."""
+    hold = ctypes.PyDLL(None).usleep
+    held = _MOMENT_S * percent / 100
+
+    def go_on():
+        while True:
+            hold(int(held * 1e6))
+            time.sleep(_MOMENT_S - held)
+
+    threading.Thread(target=go_on, name="mainstay-slow", daemon=True).start()
+
+
+def _cut() -> None:
+    from . import _collectives_release
+
+    _collectives_release.shut_all()
