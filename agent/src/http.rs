@@ -24,7 +24,7 @@ pub enum HttpError {
     #[error("status {0}")]
     Status(StatusCode),
     /// It is not the server that was asked for.
-    #[error("what answers is not the server that was asked for: {0}")]
+    #[error("what answers is not the server that was asked: {0}")]
     Improper(String),
 }
 

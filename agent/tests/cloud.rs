@@ -80,7 +80,7 @@ fn a_server_that_fails_is_told_of_and_asked_again() {
     for (mood, words) in [
         (Mood::Unavailable, "status 503"),
         (Mood::Resets, "connection"),
-        (Mood::SomethingElse, "not the metadata server"),
+        (Mood::SomethingElse, "not the server that was asked"),
     ] {
         metadata.mood(mood);
         let failed =
@@ -161,7 +161,7 @@ fn amazon_is_asked_with_a_token_and_says_by_404_that_nothing_is_announced() {
     // Something that gives no token is not Amazon's.
     let other = serve(|_, _, _| ("200 OK", "<html>\n".to_owned()));
     let sample = CloudSource::new(Provider::Amazon, &other).unwrap().sample();
-    assert!(sample.notices.is_err_and(|why| why.contains("not the metadata server")));
+    assert!(sample.notices.is_err_and(|why| why.contains("not the server that was asked")));
 }
 
 #[test]

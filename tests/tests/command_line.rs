@@ -27,9 +27,10 @@ const TORCHRUN: [&str; 18] = [
 ];
 
 /// What Mainstay sets beside that.
-const OURS: [&str; 11] = [
+const OURS: [&str; 12] = [
     "MAINSTAY_ATTEMPT",
     "MAINSTAY_CHECKPOINT_DIR",
+    "MAINSTAY_CHECKPOINT_POOL",
     "MAINSTAY_JOB_ID",
     "MAINSTAY_PAGE",
     "MAINSTAY_STACKS",

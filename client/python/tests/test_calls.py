@@ -286,7 +286,7 @@ def test_importing_is_light(python):
     )
     brought = set(done.stdout.split())
     assert brought <= {
-        "mainstay", "mainstay._hooks", "mainstay._native", "mainstay._section", "atexit", "__future__",
+        "mainstay", "mainstay._hooks", "mainstay._native", "mainstay._role", "mainstay._section", "atexit", "__future__",
     }
 
 
