@@ -199,6 +199,12 @@ fn start_keeper(
     if !wanted.in_memory {
         return None;
     }
+    // Where no page could be put, perhaps because others may write there, nothing is put that a job resumes from.
+    if crew.page_dir.is_none() {
+        terminal
+            .say("no memory for checkpoints without it; ranks write them to the disk themselves".to_owned());
+        return None;
+    }
     let root = runtime_root.join("pools");
     let started = private_directory(&root).map_err(|error| error.to_string()).and_then(|()| {
         let settings = pool::Settings {
