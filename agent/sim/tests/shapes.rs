@@ -130,9 +130,14 @@ fn slowness_that_comes_and_goes_is_told_each_time_and_over_in_between() {
         assert_eq!(told.ranks(), [4], "seed {seed}: {told:?}");
         assert_eq!((told.found.len(), told.over.len()), (2, 2), "seed {seed}: {told:?}");
         // Two slow steps here and there, of whichever rank, are nobody's fault.
-        let brief = run(&alike(), seed, |rank, step, _| {
-            if step % 15 < 2 && rank as u64 == (step / 15 * 7) % 16 { 0.3 } else { 0.0 }
-        });
+        let brief =
+            run(
+                &alike(),
+                seed,
+                |rank, step, _| {
+                    if step % 15 < 2 && rank as u64 == (step / 15 * 7) % 16 { 0.3 } else { 0.0 }
+                },
+            );
         assert_eq!(brief.found, [], "seed {seed}");
     }
 }
@@ -154,8 +159,7 @@ fn a_slow_host_of_many_is_told_as_a_host_or_its_ranks_and_nobody_else() {
     let role = |rank: u32| Role { group: 0, stage: None, host: Some(rank / 8) };
     let hosts: Vec<Role> = (0..64).map(role).collect();
     for seed in 0..4 {
-        let told =
-            run(&hosts, seed, |rank, step, _| if rank / 8 == 5 && step >= 60 { 0.10 } else { 0.0 });
+        let told = run(&hosts, seed, |rank, step, _| if rank / 8 == 5 && step >= 60 { 0.10 } else { 0.0 });
         assert!(told.found.iter().any(|(slow, _)| *slow == Slow::Host(5)), "seed {seed}: {told:?}");
         assert!(told.ranks().iter().all(|rank| rank / 8 == 5), "seed {seed}: {told:?}");
         assert_eq!(run(&hosts, seed, |_, _, _| 0.0).found, [], "seed {seed}");

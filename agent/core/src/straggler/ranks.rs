@@ -197,8 +197,8 @@ fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Opt
     }
     // Over the long memory only the clipped mean is known; it is used where noise hides the effect anyway.
     let level = if steps <= ROWS { level_of(judge, &scores, steps) } else { mean * noise };
-    let by_chance = judge.sure() * noise * judge.recent().dependence(steps, judge.peers().len())
-        / (steps as f32).sqrt();
+    let by_chance =
+        judge.sure() * noise * judge.recent().dependence(steps, judge.peers().len()) / (steps as f32).sqrt();
     let apart_for_good = reach(judge.peers().len()) * apart * noise;
     let gate = by_chance.hypot(apart_for_good).max(limits.rank.ln_1p() * 0.98);
     let enough = if steps <= 16 { 0.8 } else { 0.6 };
