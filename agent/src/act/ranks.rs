@@ -73,6 +73,8 @@ pub struct RankProcess {
     pub page: Option<(PathBuf, File)>,
     /// Whether it said that it raised.
     pub raised: bool,
+    /// Whether its page's lifeline is watched: once per process, however often it connects anew.
+    pub watched: bool,
     /// How it failed, if the kernel is taking it apart: from here on nothing that is sent to it is what ends it.
     pub ending: Option<ExitStatus>,
     /// How it ended, once it has.
@@ -376,6 +378,7 @@ impl RankProcess {
             files,
             page,
             raised: false,
+            watched: false,
             ending: None,
             exit: None,
         }

@@ -76,15 +76,16 @@ impl Launcher {
     }
 
     /// Has the rank's lifeline tell when its process begins to end. Without one its pidfd tells, later.
-    fn watch_lifeline(&self, index: usize) {
-        let rank = &self.ranks[index];
+    fn watch_lifeline(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
         let word_at = self.pages.get(&rank.rank).and_then(PageReader::lifeline);
-        let (Some(word_at), Some((_, page))) = (word_at, &rank.page) else { return };
+        let (Some(word_at), Some((_, page)), false) = (word_at, &rank.page, rank.watched) else { return };
         let (pid, endings) = (rank.pid, self.endings.0.clone());
         let watched = lifeline::watch(page, word_at, move || {
             // The receiver goes only when the launcher does.
             let _ = endings.send(pid);
         });
+        rank.watched = watched.is_ok();
         if let Err(error) = watched {
             tracing::debug!(rank = rank.rank.0, %error, "cannot watch a rank's lifeline");
         }
