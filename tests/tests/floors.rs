@@ -149,7 +149,11 @@ fn the_checkpoint_tier_needs_no_runtime_and_knows_nothing_of_the_agent() {
 #[test]
 fn durable_storage_knows_the_tier_and_nothing_of_the_agent() {
     let manifest = fs::read_to_string(repository().join("agent/durable/Cargo.toml")).expect("a manifest");
-    assert_eq!(unexpected_dependencies(&manifest, DURABLE_DEPENDENCIES), Vec::<String>::new(), "agent/durable");
+    assert_eq!(
+        unexpected_dependencies(&manifest, DURABLE_DEPENDENCIES),
+        Vec::<String>::new(),
+        "agent/durable"
+    );
 }
 
 #[test]

@@ -86,7 +86,9 @@ impl Bucket {
     pub fn open(url: &str) -> Result<Bucket, DurableError> {
         let refused = |problem: String| DurableError::Url { url: url.to_owned(), problem };
         let Some((scheme, rest)) = url.split_once("://") else {
-            return Err(refused("it must be a URL such as file:///directory or s3://bucket/prefix".to_owned()));
+            return Err(refused(
+                "it must be a URL such as file:///directory or s3://bucket/prefix".to_owned(),
+            ));
         };
         if scheme == "file" {
             let directory = PathBuf::from(rest);
@@ -129,7 +131,9 @@ impl Bucket {
 
     /// The place of an object; `name` is made of plain parts and slashes.
     pub(crate) fn path(&self, name: &str) -> Path {
-        name.split('/').filter(|part| !part.is_empty()).fold(self.prefix.clone(), |path, part| path.join(part))
+        name.split('/')
+            .filter(|part| !part.is_empty())
+            .fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
     pub(crate) async fn put(&self, name: &str, content: Vec<u8>) -> Result<(), DurableError> {

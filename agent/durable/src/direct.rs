@@ -70,8 +70,10 @@ impl Direct {
             for run in runs {
                 let found = listing::steps(&self.bucket, &run, &Steps::default()).await?;
                 copies.extend(found.whole.values().flat_map(|of| listing::copies(of, self.bucket.url())));
-                problems.extend(found.damaged.iter().map(|(step, problem)| format!("{run}/{step}: {problem}")));
-                problems.extend(found.begun.iter().map(|step| format!("{run}/{step}: not brought to its end")));
+                problems
+                    .extend(found.damaged.iter().map(|(step, problem)| format!("{run}/{step}: {problem}")));
+                problems
+                    .extend(found.begun.iter().map(|step| format!("{run}/{step}: not brought to its end")));
             }
             Ok((states(&copies, run_id), problems))
         })
@@ -144,7 +146,9 @@ impl Direct {
     /// The store does not take it, or the bytes are not those that were sealed.
     pub fn push(&self, run_id: &str, directory: &Path) -> Result<Option<(u64, Sent)>, DurableError> {
         let mut found: Vec<(Sealed, PathBuf)> = Vec::new();
-        look_directory(directory, |path, sealed| found.extend(sealed.ok().map(|sealed| (sealed, path.to_owned()))));
+        look_directory(directory, |path, sealed| {
+            found.extend(sealed.ok().map(|sealed| (sealed, path.to_owned())))
+        });
         let copy = |sealed: &Sealed| Copy {
             holder: String::new(),
             medium: Medium::Disk,
@@ -154,7 +158,8 @@ impl Direct {
         };
         let copies: Vec<Copy> = found.iter().map(|(sealed, _)| copy(sealed)).collect();
         let newest = states(&copies, Some(run_id)).into_iter().find(StepState::is_whole);
-        let Some((state, record)) = newest.and_then(|state| Some((state.clone(), listing::record(&state)?))) else {
+        let Some((state, record)) = newest.and_then(|state| Some((state.clone(), listing::record(&state)?)))
+        else {
             return Ok(None);
         };
         let pace = Pace::default();
@@ -165,7 +170,8 @@ impl Direct {
             for (sealed, path) in found.iter().filter(|(sealed, _)| is_in(&record, sealed)) {
                 let path = path.join(&sealed.file);
                 let open = File::open(&path);
-                let file = open.map_err(|error| DurableError::Local(format!("{}: {error}", path.display())))?;
+                let file =
+                    open.map_err(|error| DurableError::Local(format!("{}: {error}", path.display())))?;
                 let one = upload::shard(&self.bucket, sealed, &Arc::new(file), &how).await?;
                 (sent.bytes, sent.there) = (sent.bytes + one.bytes, sent.there + one.there);
             }

@@ -5,9 +5,9 @@ use std::ops::Range;
 use mainstay_checkpoint::MANIFEST_LIMIT;
 use mainstay_checkpoint::bucket::shard_names;
 use mainstay_core::checkpoint::inventory::Shard;
+use mainstay_tier::peer::Sealed;
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::Sealed;
 use object_store::ObjectStoreExt;
 use tokio::task::JoinSet;
 
@@ -25,10 +25,14 @@ const RANGE: u64 = 16 << 20;
 pub async fn manifest(bucket: &Bucket, shard: &Shard) -> Result<Sealed, DurableError> {
     let name = in_step(&step_name(&shard.of), &shard_names(shard.rank, &shard.root).1);
     let changed = |problem: String| DurableError::Changed { path: name.clone(), problem, chunk: None };
-    let bytes = bucket.get(&name, MANIFEST_LIMIT).await?.ok_or_else(|| changed("it is missing".to_owned()))?;
+    let bytes =
+        bucket.get(&name, MANIFEST_LIMIT).await?.ok_or_else(|| changed("it is missing".to_owned()))?;
     let sealed = Sealed::of(bytes).map_err(|error| changed(error.to_string()))?;
     if sealed.shard.root != shard.root {
-        return Err(changed(format!("it is the manifest of {} and not of {}", sealed.shard.root, shard.root)));
+        return Err(changed(format!(
+            "it is the manifest of {} and not of {}",
+            sealed.shard.root, shard.root
+        )));
     }
     Ok(sealed)
 }
@@ -37,11 +41,7 @@ pub async fn manifest(bucket: &Bucket, shard: &Shard) -> Result<Sealed, DurableE
 ///
 /// # Errors
 /// The store does not give it, it is not what was sealed, or `target` refuses it.
-pub async fn shard(
-    bucket: &Bucket,
-    shard: &Shard,
-    target: &mut dyn Target,
-) -> Result<u64, Failed> {
+pub async fn shard(bucket: &Bucket, shard: &Shard, target: &mut dyn Target) -> Result<u64, Failed> {
     let sealed = manifest(bucket, shard).await?;
     target.begin(&sealed).map_err(Failed::Target)?;
     let name = in_step(&step_name(&shard.of), &shard_names(shard.rank, &shard.root).0);

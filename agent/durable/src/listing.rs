@@ -147,7 +147,8 @@ pub async fn delete(bucket: &Bucket, run: &str, step: &str) -> Result<(), Durabl
 async fn directories(bucket: &Bucket, name: &str) -> Result<Vec<String>, DurableError> {
     let path = bucket.path(name);
     let listed = bucket.again("listing", &path, || bucket.store.list_with_delimiter(Some(&path))).await?;
-    let last = |path: &object_store::path::Path| path.parts().next_back().map(|part| part.as_ref().to_owned());
+    let last =
+        |path: &object_store::path::Path| path.parts().next_back().map(|part| part.as_ref().to_owned());
     Ok(listed.common_prefixes.iter().filter_map(last).collect())
 }
 

@@ -118,9 +118,9 @@ impl Parts {
                     fs::create_dir_all(home)?;
                     fs::rename(&file, &to)?;
                     // Each name on the way, for a directory that was made now is not yet on the disk.
-                    home.ancestors().take_while(|above| above.starts_with(&root)).try_for_each(|above| {
-                        File::open(above)?.sync_all()
-                    })
+                    home.ancestors()
+                        .take_while(|above| above.starts_with(&root))
+                        .try_for_each(|above| File::open(above)?.sync_all())
                 })
                 .await
             }

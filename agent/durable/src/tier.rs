@@ -232,7 +232,12 @@ impl Inner {
             }
             if listing::missing(&self.bucket, &record).await?.is_empty() {
                 upload::commit(&self.bucket, &record).await?;
-                tracing::info!(run, step = state.key.step, url = self.bucket.url(), "a step is in durable storage");
+                tracing::info!(
+                    run,
+                    step = state.key.step,
+                    url = self.bucket.url(),
+                    "a step is in durable storage"
+                );
                 self.state().status.steps += 1;
             }
             Ok(())
@@ -304,13 +309,14 @@ impl Inner {
                 durable: there.whole.contains_key(&name),
             }
         });
-        let whole = there.whole.iter().filter(|(name, _)| !named.contains(*name)).map(|(_, record)| Candidate {
-            key: listing::key(record),
-            created: i64::try_from(record.created_unix_s()).unwrap_or(i64::MAX),
-            here: false,
-            begun: true,
-            durable: true,
-        });
+        let whole =
+            there.whole.iter().filter(|(name, _)| !named.contains(*name)).map(|(_, record)| Candidate {
+                key: listing::key(record),
+                created: i64::try_from(record.created_unix_s()).unwrap_or(i64::MAX),
+                here: false,
+                begun: true,
+                durable: true,
+            });
         let half = there.begun.iter().filter(|name| !named.contains(*name)).filter_map(|name| {
             let (step, attempt) = step_of_directory(name)?;
             let key = StepKey { step, attempt, job: name.clone(), run: run.to_owned(), world: 0 };
@@ -351,7 +357,8 @@ impl Durable for Inner {
     }
 
     fn refresh(&self, run_id: &str) -> Result<(), PeerError> {
-        self.list(run_id, Duration::from_secs(1)).map_err(|error| Failed::Durable(error).told(self.bucket.url()))
+        self.list(run_id, Duration::from_secs(1))
+            .map_err(|error| Failed::Durable(error).told(self.bucket.url()))
     }
 
     fn get(&self, shard: &Shard, target: &mut dyn Target) -> Result<u64, PeerError> {

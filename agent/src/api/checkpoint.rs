@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::checkpoint::inventory::{Medium, StepState, steps};
 use mainstay_core::id::Pid;
+use mainstay_durable::Tier;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointService;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{
@@ -15,7 +16,6 @@ use mainstay_proto::v1::{
     RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse, RestoreProgress,
     RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
-use mainstay_durable::Tier;
 use mainstay_tier::peer::{Peer, Progress, Restored, Service, User, Watched};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};

@@ -66,7 +66,13 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let launchers = Launchers::new(inputs.clone(), allowed.clone());
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
     let keeping = checkpoint::start(&config)?;
-    let checkpoints = Checkpoints::new(keeping.peers, keeping.durable, allowed, config.allow_uids.clone(), &config.state_dir);
+    let checkpoints = Checkpoints::new(
+        keeping.peers,
+        keeping.durable,
+        allowed,
+        config.allow_uids.clone(),
+        &config.state_dir,
+    );
     let routes = Routes::new(LauncherServiceServer::new(launchers))
         .add_service(OperatorServiceServer::new(operators))
         .add_service(CheckpointServiceServer::new(checkpoints));

@@ -249,7 +249,9 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
     let directory = std::path::absolute(&args.directory)?;
     let client = connect(&args.ask).await?;
     if !client.watch_checkpoints(args.run.clone(), &directory).await? {
-        anyhow::bail!("this agent keeps no replicas: neither checkpoint.listen nor checkpoint.durable is set in its configuration");
+        anyhow::bail!(
+            "this agent keeps no replicas: neither checkpoint.listen nor checkpoint.durable is set in its configuration"
+        );
     }
     let until = std::time::Instant::now() + Duration::from_secs(args.wait);
     loop {

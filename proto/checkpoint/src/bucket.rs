@@ -145,8 +145,7 @@ impl StepRecord {
 
     fn body(&self) -> Value {
         let StepName { job, run, attempt, step, world_size } = &self.of;
-        let shard =
-            |shard: &StepShard| json!([shard.root.clone(), shard.bytes, shard.created_unix_s]);
+        let shard = |shard: &StepShard| json!([shard.root.clone(), shard.bytes, shard.created_unix_s]);
         let shards: Vec<Value> = self.shards.iter().map(shard).collect();
         json!({
             "format": 1, "job": job, "run": run, "attempt": attempt, "step": step, "world_size": world_size,
@@ -237,7 +236,13 @@ mod tests {
         let of = record(2).of;
         assert_eq!(step_of_directory(&of.directory()), Some((7, 2)));
         assert_ne!(of.directory(), StepName { run: "r@2".into(), ..of.clone() }.directory());
-        for other in ["step-7", "step-000000000007", "step-000000000007.1.xyz", "x", "step-000000000007.1.0123456789abcdef.2"] {
+        for other in [
+            "step-7",
+            "step-000000000007",
+            "step-000000000007.1.xyz",
+            "x",
+            "step-000000000007.1.0123456789abcdef.2",
+        ] {
             assert_eq!(step_of_directory(other), None, "{other}");
         }
         let (_, manifest) = shard_names(3, &"ab".repeat(32));

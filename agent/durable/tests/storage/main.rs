@@ -33,7 +33,9 @@ const SIZE: usize = 400_000;
 
 fn bytes(step: u64, rank: u32) -> Vec<u8> {
     let seed = step << 8 | u64::from(rank);
-    (0..SIZE as u64 / 8).flat_map(|word| (word ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
+    (0..SIZE as u64 / 8)
+        .flat_map(|word| (word ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .collect()
 }
 
 fn save(directory: &Path, step: u64, world: u32) {
@@ -50,7 +52,10 @@ fn save(directory: &Path, step: u64, world: u32) {
                 size: content.len() as u64,
                 xxh3_128: XxHash3_128::oneshot(&content),
             },
-            chunks: Some(Chunks { bytes: CHUNK, sums: content.chunks(CHUNK as usize).map(chunk_sum).collect() }),
+            chunks: Some(Chunks {
+                bytes: CHUNK,
+                sums: content.chunks(CHUNK as usize).map(chunk_sum).collect(),
+            }),
         };
         let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
         fs::create_dir_all(&home).unwrap();
@@ -62,7 +67,10 @@ fn save(directory: &Path, step: u64, world: u32) {
 fn assert_lies_in(directory: &Path, step: u64, world: u32) {
     for rank in 0..world {
         let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
-        assert!(fs::read(home.join("state.safetensors")).unwrap() == bytes(step, rank), "rank {rank} of step {step}");
+        assert!(
+            fs::read(home.join("state.safetensors")).unwrap() == bytes(step, rank),
+            "rank {rank} of step {step}"
+        );
         assert!(home.join(MANIFEST_NAME).exists());
     }
 }
@@ -286,7 +294,11 @@ fn an_agent_brings_what_is_due_keeps_the_newest_and_one_without_history_gets_it_
     let (state, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let first = service(&state);
     let durable = tier(&store, &state, &first);
-    let place = |directory: &Path| Watched { run: RUN.to_owned(), directory: directory.to_owned(), user: User::own() };
+    let place = |directory: &Path| Watched {
+        run: RUN.to_owned(),
+        directory: directory.to_owned(),
+        user: User::own(),
+    };
     first.watch(place(from.path()));
     for step in [10, 20, 25, 30] {
         save(from.path(), step, 2);

@@ -1,10 +1,10 @@
 //! The agent's part among its peers: it listens, knows who has what, and sends what has too few copies.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
