@@ -217,7 +217,8 @@ fn how_long_tpus_have_had_no_work_is_the_least_of_what_their_services_say() {
         let name = "tpu.runtime.tensorcore.idle_duration.seconds".to_owned();
         Libtpu::start(Script { metrics: [(name, of_cores)].into(), ..Script::default() })
     };
-    let at = |services: &[&Libtpu]| idle_at(services.iter().map(|of| of.port).collect(), Duration::from_secs(20));
+    let at =
+        |services: &[&Libtpu]| idle_at(services.iter().map(|of| of.port).collect(), Duration::from_secs(20));
     let (resting, working) = (idle(&[90.0, 61.5]), idle(&[70.0, 0.0]));
     assert_eq!(at(&[&resting]), Some(Span::millis(61_500)));
     assert_eq!(at(&[&resting, &working]), Some(Span(0)));

@@ -232,7 +232,9 @@ mod tests {
     #[test]
     fn whether_a_ranks_gpu_has_work_is_told_where_it_is_known() {
         let (ranks, mut gpus) = host();
-        for (gpu, share) in gpus.iter_mut().zip([Read::Value(97), Read::Value(0), Read::NotOffered, Read::Value(3)]) {
+        for (gpu, share) in
+            gpus.iter_mut().zip([Read::Value(97), Read::Value(0), Read::NotOffered, Read::Value(3)])
+        {
             gpu.reading.as_mut().unwrap().utilization = share;
         }
         let told = Surroundings::of(&ranks, &[], &gpus);

@@ -37,7 +37,8 @@ pub fn network(process: Pid) -> u64 {
 
 /// Bytes that the ports of all RDMA devices carried: what goes past the kernel does not show on any interface.
 fn rdma(devices: &Path) -> u64 {
-    let ports = |device: fs::DirEntry| fs::read_dir(device.path().join("ports")).into_iter().flatten().flatten();
+    let ports =
+        |device: fs::DirEntry| fs::read_dir(device.path().join("ports")).into_iter().flatten().flatten();
     let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
     let of_port = |port: fs::DirEntry| {
         // InfiniBand and RoCE count in words of four bytes; EFA in bytes, among its own counters.

@@ -24,7 +24,8 @@ pub fn may_be_here(sys: &Path) -> bool {
 pub fn ask_idle(ranks: Vec<Pid>, within: Duration) -> mpsc::Receiver<Option<Span>> {
     let (sender, answer) = mpsc::channel();
     let ask = move || {
-        let family = ranks.into_iter().flat_map(|rank| processes::descendants(rank).into_iter().chain([rank]));
+        let family =
+            ranks.into_iter().flat_map(|rank| processes::descendants(rank).into_iter().chain([rank]));
         let environment = |pid: Pid| PathBuf::from(format!("/proc/{}/environ", pid.0));
         let ports = family.flat_map(|pid| holders::told_ports(&environment(pid))).collect();
         // The attempt may be over meanwhile, and nobody listens.

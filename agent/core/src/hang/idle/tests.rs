@@ -219,7 +219,10 @@ fn devices_that_have_no_work_any_more_are_a_hang_though_the_processes_spin() {
     on_devices(&mut job, 30, |second| Some(Span::seconds(50 + second)));
     let hang = job.hang().expect("a hang");
     assert_eq!((hang.kind, hang.culprits.len()), (HangKind::AllStill, 0));
-    assert!(hang.confidence <= 0.6 && hang.evidence[0].starts_with("no device of the job has had work"), "{hang:?}");
+    assert!(
+        hang.confidence <= 0.6 && hang.evidence[0].starts_with("no device of the job has had work"),
+        "{hang:?}"
+    );
 }
 
 #[test]
