@@ -220,6 +220,30 @@ fn the_newest_whole_step_stays_while_a_rank_is_ahead() {
 }
 
 #[test]
+fn the_step_that_was_saved_before_replicas_last_agreed_stays_whatever_comes_after_it() {
+    let stage = Stage::new();
+    // A file where the directory should be: nothing comes to the disk for now.
+    fs::write(&stage.checkpoints, b"in the way").unwrap();
+    let keep = Keep { steps: 1, bytes: None };
+    let keeper = Keeper::start(Settings { keep, ..stage.settings(1, 3) }).unwrap();
+    let rank = Rank::of(keeper.directory(), 0, 1);
+    assert_eq!(rank.reserve(20_000), Answer::Granted);
+    rank.save(4);
+    rank.save(9);
+    until(|| rank.sealed(), |steps| steps.contains(&9));
+    keeper.vouch(0, 9);
+    until(|| rank.with(|page| page.vouched()), |step| *step == Some(9));
+    for step in [14, 19, 24, 29] {
+        rank.save(step);
+    }
+    until(|| rank.sealed(), |steps| steps.contains(&29));
+    assert!(rank.sealed().contains(&9), "{:?}", rank.sealed());
+    fs::remove_file(&stage.checkpoints).unwrap();
+    drop(keeper.finish());
+    assert_eq!(disk::steps(&StdVolume, &stage.checkpoints), [29, 9], "one more than is kept");
+}
+
+#[test]
 fn a_launcher_that_was_killed_loses_nothing() {
     let stage = Stage::new();
     // The disk is so slow that nothing comes to it.

@@ -48,6 +48,7 @@ const AT_ANSWERED: usize = 10;
 const AT_ANSWER: usize = 11;
 const AT_SLOTS: usize = 12;
 const AT_WAITING: usize = 13;
+const AT_VOUCHED: usize = 14;
 const SLOTS: usize = 64;
 const SLOT_WORDS: usize = 16;
 
@@ -342,6 +343,17 @@ impl<'m> Control<'m> {
     /// Says whether the rank waits for a slot.
     pub fn set_waits(&self, waits: bool) {
         self.put(AT_WAITING, u64::from(waits));
+    }
+
+    /// The newest whole step that was saved before the replicas last agreed: the one to go back to if they turn out to differ.
+    #[must_use]
+    pub fn vouched(&self) -> Option<u64> {
+        self.get(AT_VOUCHED).checked_sub(1)
+    }
+
+    /// Says it. The keeper's.
+    pub fn set_vouched(&self, step: u64) {
+        self.put(AT_VOUCHED, step.saturating_add(1));
     }
 
     fn base(index: usize) -> usize {
