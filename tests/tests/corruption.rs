@@ -12,10 +12,9 @@ use mainstay_tests::{Job, Stage, has_torch};
 /// saved after steps 4, 9, 14, ... Before step 10 the ranks wait until it is known that they agreed on step 9 and that all of it is
 /// sealed. In step 30 a rank fails.
 const TRAINER: &str = r#"
-import os, time
+import os, struct, time
 import torch, torch.distributed as dist
 import mainstay
-from mainstay import _pool
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 torch.set_num_threads(1)
@@ -31,8 +30,9 @@ mainstay.report_digest(model, every=2)
 mark(f"begins.{ATTEMPT}.{RANK}", str(begin))
 for step in range(begin, 40):
     if ATTEMPT == 0 and step == 10:
-        page = _pool.of(os.environ["MAINSTAY_CHECKPOINT_DIR"], RANK).control
-        while page.vouched() != 9:
+        page = open(os.path.join(os.environ["MAINSTAY_CHECKPOINT_POOL"], f"rank-{RANK:05d}", "control"), "rb", buffering=0)
+        # Word 14: the step to go back to, and one.
+        while struct.unpack("<Q", os.pread(page.fileno(), 8, 14 * 8))[0] != 10:
             time.sleep(0.001)
     if ATTEMPT == 0 and step == 11 and RANK == dist.get_world_size() - 1:
         with torch.no_grad():

@@ -148,11 +148,6 @@ impl PyControl {
         Ok(self.page()?.keeper())
     }
 
-    /// The newest whole step that was saved before the replicas last agreed.
-    fn vouched(&self) -> PyResult<Option<u64>> {
-        Ok(self.page()?.vouched())
-    }
-
     fn ask(&self, bytes: u64) -> PyResult<u64> {
         Ok(self.page()?.ask(bytes))
     }

@@ -62,6 +62,10 @@ const SLOT_WORLD: usize = 5;
 const CHECKED: usize = 6;
 const CHECKING: usize = 7;
 const CAPACITY: usize = 8;
+const PINNED: usize = 9;
+
+/// Nobody may ask for a slot to be left alone for longer than so many milliseconds at once.
+const LONGEST_PIN_MS: u64 = 60_000;
 
 /// What a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -397,6 +401,24 @@ impl<'m> Control<'m> {
         self.get(Self::base(slot.index) + STATE) == word(slot.generation, slot.state)
     }
 
+    /// Where in the page, and what, a reader writes who asks that a sealed slot be left alone until then, in milliseconds of the
+    /// monotonic clock.
+    #[must_use]
+    pub fn pin(slot: &Slot, until_ms: u64) -> (u64, [u8; 8]) {
+        let at = (Self::base(slot.index) + PINNED) * 8;
+        (at as u64, ((until_ms << 8) | (slot.generation & 0xff)).to_le_bytes())
+    }
+
+    /// Whether a reader asks that the slot be left alone now. The keeper's, who need not.
+    #[must_use]
+    pub fn is_pinned(&self, slot: &Slot, now_ms: u64) -> bool {
+        let word = self.get(Self::base(slot.index) + PINNED);
+        let until = word >> 8;
+        word & 0xff == slot.generation & 0xff
+            && until > now_ms
+            && until.saturating_sub(now_ms) <= LONGEST_PIN_MS
+    }
+
     /// Takes a slot from one state to the next, if it still is as it was seen. The slot as it then is.
     #[must_use]
     pub fn advance(&self, seen: &Slot, to: State) -> Option<Slot> {
@@ -539,6 +561,22 @@ mod tests {
         assert_eq!(page.checked(&taken, 5), Checked::Bad, "bad stays bad");
         let filled = page.fill(&taken, 1).expect("filled");
         assert_eq!(page.checked(&filled, 5), Checked::No);
+    }
+
+    #[test]
+    fn a_slot_is_left_alone_for_as_long_as_was_asked_and_in_this_life_only() {
+        let words = blank();
+        let page = page(&words);
+        let slot = page.take(99, 0, 10, 4).expect("a slot");
+        assert!(!page.is_pinned(&slot, 5));
+        let (at, word) = Control::pin(&slot, 1000);
+        words[at as usize / 8].store(u64::from_ne_bytes(word), Ordering::SeqCst);
+        assert!(page.is_pinned(&slot, 999) && !page.is_pinned(&slot, 1000));
+        let next = page.advance(&slot, State::Free).expect("given up");
+        assert!(!page.is_pinned(&next, 999), "it has another generation");
+        let (_, word) = Control::pin(&next, 1 << 40);
+        words[at as usize / 8].store(u64::from_ne_bytes(word), Ordering::SeqCst);
+        assert!(!page.is_pinned(&next, 999), "nobody may ask for so long");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 
 use crate::disk::{self, Pace, StdVolume, WriteError};
-use crate::os::stand_back;
+use crate::os::{monotonic_ms, stand_back};
 use crate::pool::choose::{self, At, Held};
 use crate::pool::memory::{self, Memory};
 use crate::pool::writer::{self, Batch, Written};
@@ -722,7 +722,7 @@ impl Inner {
         // While ranks of this attempt may still be loading, nothing that they could choose from goes.
         let all_have_saved = (0..settings.world_size)
             .all(|rank| held.iter().any(|shard| shard.rank == rank && shard.at.0 == self.epoch));
-        let mut freed = Vec::new();
+        let (mut freed, now) = (Vec::new(), monotonic_ms());
         for memory in &self.ranks {
             let Ok(control) = memory.control() else { continue };
             let waits = control.waits();
@@ -744,6 +744,12 @@ impl Inner {
             let vouched = self.vouched.filter(|at| !self.on_disk.contains(&(*at, memory.rank)));
             // Of two slots one must be free in the end, whatever the disk is at.
             let vouched = vouched.filter(|_| !long || control.slots() > 2);
+            // One that is on its way to a peer is left alone, but a save does not wait for that.
+            let pinned = |slot: &Slot| !waits && control.is_pinned(slot, now);
+            let mut held = held.clone();
+            held.iter_mut()
+                .filter(|shard| shard.rank == memory.rank && pinned(&control.slot(shard.index)))
+                .for_each(|shard| shard.writing = true);
             let Some(index) = choose::to_free(&held, memory.rank, newest, vouched, long) else { continue };
             let slot = control.slot(index);
             // Too small for what the rank saves now: with another file.
