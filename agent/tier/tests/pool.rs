@@ -221,6 +221,21 @@ fn bytes_that_change_in_memory_withdraw_the_step_and_are_said() {
 }
 
 #[test]
+fn a_slow_disk_is_not_waited_for_at_the_end() {
+    let stage = Stage::new();
+    // The second chunk would be due in weeks.
+    let keeper = Keeper::start(Settings { rate: Some(1), ..stage.settings(1, 3) }).unwrap();
+    let mut rank = Rank::of(keeper.directory(), 0, 1);
+    rank.size = 9 << 20;
+    assert_eq!(rank.reserve(10 << 20), Answer::Granted);
+    rank.save(1);
+    let begun = || fs::read_dir(&stage.checkpoints).is_ok_and(|mut steps| steps.next().is_some());
+    until(begun, |begun| *begun);
+    assert_eq!(keeper.finish(), Vec::<String>::new());
+    assert_eq!(stage.offered(), Some(1));
+}
+
+#[test]
 fn what_is_no_checkpoint_of_its_rank_is_not_sealed() {
     let stage = Stage::new();
     let keeper = stage.keeper(1, 2);

@@ -260,6 +260,7 @@ impl Drop for Keeper {
     /// Without [`Keeper::finish`] everything stays where it is, for the guardian or the next launcher.
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::SeqCst);
+        self.shared.pace.hurry();
         self.shared.batch.notify_all();
         ring(&self.shared.directory);
         self.join();
