@@ -77,6 +77,9 @@ fn ranks_that_are_started_again_go_on_from_memory_to_the_same_parameters() {
         .variable("TROUBLE", "kill")
         .variable("MAINSTAY_CHECKPOINT_BANDWIDTH", "1")
         .start();
+    // Each of them begins with PyTorch's imports.
+    assert_eq!(job.mark("begins.0.0"), "0");
+    job.attempt(1);
     assert_eq!(job.mark("begins.1.0"), "20");
     let params = job.mark("params.1");
     job.end().assert_status(0);

@@ -60,12 +60,13 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     stop_on_signals(&stop).context("catching signals")?;
     let (board, recalled) = open_board(&config)?;
-    let listeners = listen(&config).await?;
+    let mut listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let launchers = Launchers::new(inputs.clone(), allowed.clone());
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
     let peers = checkpoint::start(&config)?;
+    listeners.checkpoints.clone_from(&peers);
     let checkpoints = Checkpoints::new(peers, allowed, config.allow_uids.clone(), &config.state_dir);
     let routes = Routes::new(LauncherServiceServer::new(launchers))
         .add_service(OperatorServiceServer::new(operators))
@@ -246,6 +247,7 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
         grpc: tcp(config.listen, "listen").await?,
         http: tcp(config.http, "http").await?,
         deep: Some(active_probes(config)),
+        checkpoints: None,
     })
 }
 

@@ -172,10 +172,9 @@ impl Own {
         let inner = self.inner();
         let told =
             |sealed: &Sealed, medium| (sealed.shard.clone(), medium, !inner.bad.contains(&sealed.shard.root));
+        // One that lies in memory and on the disk is told of twice: each may be lost alone.
         let in_memory = inner.pooled.values().map(|of| told(&of.sealed, Medium::Memory));
-        let elsewhere =
-            inner.shards.iter().filter(|(root, _)| !inner.pooled.contains_key(*root)).map(|(_, of)| of);
-        in_memory.chain(elsewhere.map(|of| told(&of.sealed, of.medium))).collect()
+        in_memory.chain(inner.shards.values().map(|of| told(&of.sealed, of.medium))).collect()
     }
 
     /// A shard by its root: from memory, or from where its ranks' checkpoints lie.

@@ -11,6 +11,7 @@ use mainstay_core::checkpoint::decision::{Decision, Decisions, Word};
 use mainstay_core::checkpoint::inventory::{Copy, StepKey, StepState, newest_whole, steps};
 use mainstay_core::checkpoint::placement::{Host, Rules};
 use mainstay_core::checkpoint::retention::{Repair, Retention, deletable, repairs};
+use mainstay_core::checkpoint::tiers::{TierState, newest_by_tier};
 
 use super::client::{Asking, Sending};
 use super::error::{PeerError, Reason};
@@ -228,6 +229,11 @@ impl Service {
     pub fn copies(&self) -> Vec<Copy> {
         self.shared.own.look();
         self.shared.copies()
+    }
+
+    /// How old the newest whole step is in each tier, as far as is known without asking or looking anywhere.
+    pub fn tiers(&self) -> Vec<TierState> {
+        newest_by_tier(&self.shared.copies())
     }
 
     /// All peers, by name.
