@@ -427,6 +427,15 @@ settings! {
         interval: Period = Period::seconds(1),
         /// How long a peer may take to go on before another one is taken.
         stall: Period = Period::seconds(10),
+        /// Storage that outlives the hosts, the same on each: "file:///shared/directory", "s3://bucket/prefix", "gs://bucket" or
+        /// "az://container"; credentials come from the environment. Empty: none.
+        durable: String = String::new(),
+        /// The first step in so many training steps goes into durable storage; 1: each that can be kept up with.
+        durable_every: u64 = 1,
+        /// Whole steps of a run that are kept in durable storage; the newest is never deleted.
+        durable_keep: u32 = 3,
+        /// Bytes a second that this host sends to durable storage; 0B: no limit.
+        durable_bandwidth: Bytes = Bytes(0),
     }
     sections {}
 }
@@ -461,6 +470,13 @@ impl CheckpointConfig {
         );
         must(self.redundancy <= 8, "checkpoint.redundancy", "it must be from 0 to 8");
         must(self.keep >= 1, "checkpoint.keep", "it must be at least 1");
+        must(
+            self.durable.is_empty() || self.durable.contains("://"),
+            "checkpoint.durable",
+            "it must be a URL, like \"file:///shared/directory\" or \"s3://bucket/prefix\"",
+        );
+        must(self.durable_every >= 1, "checkpoint.durable_every", "it must be at least 1");
+        must(self.durable_keep >= 1, "checkpoint.durable_keep", "it must be at least 1");
         must((1..=4).contains(&self.streams), "checkpoint.streams", "it must be from 1 to 4");
         must(self.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
         wrong

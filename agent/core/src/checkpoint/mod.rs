@@ -5,6 +5,7 @@
 //! the same answers.
 
 pub mod decision;
+pub mod durable;
 pub mod interval;
 pub mod inventory;
 pub mod placement;

@@ -60,10 +60,11 @@ struct Found {
 
 /// A shard that is open for reading.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    pub(crate) sealed: Arc<Sealed>,
+pub struct Opened {
+    /// What it is.
+    pub sealed: Arc<Sealed>,
     /// It begins with the shard.
-    pub(crate) file: File,
+    pub file: File,
     /// Where it lies in a launcher's memory, which may be given to another step at any time.
     pooled: Option<Pooled>,
 }
@@ -75,12 +76,12 @@ impl Opened {
     }
 
     /// Whether the file still holds it: bytes that differ then are damaged.
-    pub(crate) fn is_still(&self) -> bool {
+    pub fn is_still(&self) -> bool {
         self.pooled.as_ref().is_none_or(Pooled::is_still)
     }
 
     /// Asks that it be left where it is for the next seconds.
-    pub(crate) fn pin(&self) {
+    pub fn pin(&self) {
         self.pooled.iter().for_each(Pooled::pin);
     }
 
@@ -186,7 +187,7 @@ impl Own {
         self.open_file(root).map(Opened::of_file)
     }
 
-    fn open_file(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+    pub(crate) fn open_file(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
         let found = self.inner().shards.get(root).cloned()?;
         let _as_user = As::user(found.user).ok()?;
         let file = open_plainly(&found.directory.join(&found.sealed.file)).ok()?;
