@@ -228,7 +228,8 @@ impl Inner {
                 let Ok(file) = opened.file.try_clone() else { continue };
                 let sent = upload::shard(&self.bucket, &opened.sealed, &Arc::new(file), &how).await;
                 // In memory it may have had to make room for another step: that is no damage.
-                if let (Err(DurableError::Changed { chunk: Some(_), .. }), true) = (&sent, opened.is_still()) {
+                if let (Err(DurableError::Changed { chunk: Some(_), .. }), true) = (&sent, opened.is_still())
+                {
                     service.doubt(&shard.root);
                 }
                 self.state().status.bytes_sent += sent?.bytes;

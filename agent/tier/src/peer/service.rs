@@ -1,7 +1,6 @@
 //! The agent's part among its peers: it listens, knows who has what, and sends what has too few copies.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +19,6 @@ use super::error::{PeerError, Reason};
 use super::message::{Held, Inventory};
 use super::own::{Opened, Own, Watched};
 use super::pace::Limit;
-use super::sealed::Sealed;
 use super::server;
 use super::store::{Store, StoreError};
 use super::token::Token;
