@@ -184,5 +184,4 @@ impl Config {
     pub fn journal_dir(&self) -> PathBuf {
         self.state_dir.join("journal")
     }
-
 }

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use mainstay_core::entry::{Body, Fact};
 use mainstay_core::id::{JobId, Pid};
+use mainstay_core::kernel::LogCursor;
 use mainstay_core::repeats::Repeats;
 use mainstay_core::verdict::Verdict;
 use tokio::sync::mpsc;
@@ -27,6 +28,7 @@ use launchers::Launcher;
 use crate::act::hook::Hooks;
 use crate::board::Board;
 use crate::os::clock;
+use crate::store::forcing::Forcing;
 
 /// How often what the journal holds is forced onto the disk.
 const SYNC_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
@@ -53,19 +55,31 @@ pub struct Node {
     waiting: Vec<(Session, Verdict)>,
     /// For what is watched beside the loop.
     own_inputs: mpsc::Sender<Input>,
+    /// Keeps how far the kernel log was read once what was read is on the disk.
+    forcing: Forcing<Option<LogCursor>>,
+}
+
+/// What the journal tells of jobs before this start.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// The newest launcher's entry that it holds, by job.
+    pub origins: BTreeMap<JobId, u64>,
+    /// How jobs failed.
+    pub repeats: Repeats,
 }
 
 impl Node {
-    /// The node over a board whose journal holds `origins`: the newest launcher's entry by job.
+    /// The node over a board, with what its journal holds.
     pub fn new(
         board: Board,
-        origins: BTreeMap<JobId, u64>,
+        before: Before,
         hardware: Hardware,
         look: GpuLook,
         hooks: Hooks,
-        repeats: Repeats,
         own_inputs: mpsc::Sender<Input>,
+        forcing: Forcing<Option<LogCursor>>,
     ) -> Node {
+        let Before { origins, repeats } = before;
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
             (job.clone(), Launcher::of_journal(view, have_seq))
@@ -81,6 +95,7 @@ impl Node {
             leaving: false,
             waiting: Vec::new(),
             own_inputs,
+            forcing,
         }
     }
 
@@ -101,12 +116,32 @@ impl Node {
             }
         }
         self.record(None, Fact::AgentStopped);
-        self.sync();
+        self.end_syncing();
     }
 
+    /// Has what the journal holds forced onto the disk, unless that is still busy with the last time.
     fn sync(&mut self) {
-        self.board.sync();
-        self.hardware.keep_cursor();
+        if let Some(forced) = self.forcing.done() {
+            self.board.forced(forced);
+        }
+        if !self.forcing.is_busy()
+            && let Some(unforced) = self.board.unforced()
+        {
+            self.forcing.begin(unforced, self.hardware.cursor());
+        }
+    }
+
+    /// The last time: waits for it.
+    fn end_syncing(mut self) {
+        if let Some(forced) = self.forcing.done() {
+            self.board.forced(forced);
+        }
+        if let Some(unforced) = self.board.unforced() {
+            self.forcing.begin(unforced, self.hardware.cursor());
+        }
+        if let Some(forced) = self.forcing.finish() {
+            self.board.forced(forced);
+        }
     }
 
     fn step(&mut self, input: Input) {

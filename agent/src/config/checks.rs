@@ -47,7 +47,11 @@ impl Config {
             "preflight.paths",
             "all must be absolute paths",
         );
-        wrong.must(is_absolute(&self.nvrx.health_socket), "nvrx.health_socket", "it must be an absolute path");
+        wrong.must(
+            is_absolute(&self.nvrx.health_socket),
+            "nvrx.health_socket",
+            "it must be an absolute path",
+        );
         wrong.must(
             self.nvrx.health_socket.as_os_str().len() < 108,
             "nvrx.health_socket",

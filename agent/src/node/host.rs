@@ -9,7 +9,7 @@ use mainstay_core::judged::Judged;
 use mainstay_core::observation::Observation;
 use mainstay_core::time::{Mono, Stamp};
 
-use super::{DEVICES, KERNEL_LOG, LogReport, Node, NoSuchComponent};
+use super::{DEVICES, KERNEL_LOG, LogReport, NoSuchComponent, Node};
 use crate::os::clock;
 
 impl Node {
@@ -77,7 +77,7 @@ impl Node {
     pub(super) fn kernel_log(&mut self, report: LogReport) {
         for (at, fact) in report.facts {
             if self.hardware.hear(clock::mono(), at, &fact) {
-                self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+                self.board.note(clock::stamp_of(at), None, None, Body::Fact(fact));
             }
         }
         let now = clock::now();

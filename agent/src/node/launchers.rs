@@ -62,7 +62,11 @@ impl Node {
         }
     }
 
-    pub(super) fn attach(&mut self, hello: Hello, orders: mpsc::Sender<ToLauncher>) -> Result<Attached, String> {
+    pub(super) fn attach(
+        &mut self,
+        hello: Hello,
+        orders: mpsc::Sender<ToLauncher>,
+    ) -> Result<Attached, String> {
         let known = self.launchers.get(&hello.job);
         let same = known.is_some_and(|launcher| launcher.pid == hello.pid && launcher.uid == hello.uid);
         if let Some(other) = known.filter(|_| !same)
