@@ -31,11 +31,14 @@ fn entered(function: &str, does: impl FnOnce(&Script) -> c_int) -> c_int {
     }
 }
 
+/// CUDA's `cuInit`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(_flags: c_uint) -> c_int {
     entered("cuInit", |_| 0)
 }
 
+/// CUDA's `cuDeviceGetByPCIBusId`.
+///
 /// # Safety
 /// `address` is a text with a zero at its end, `device` a place for a number.
 #[unsafe(no_mangle)]
@@ -51,6 +54,8 @@ pub unsafe extern "C" fn cuDeviceGetByPCIBusId(device: *mut c_int, address: *con
     })
 }
 
+/// CUDA's `cuDevicePrimaryCtxRetain`.
+///
 /// # Safety
 /// `context` is a place for a pointer.
 #[unsafe(no_mangle)]
@@ -62,11 +67,14 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, dev
     })
 }
 
+/// CUDA's `cuCtxSetCurrent`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
     entered("cuCtxSetCurrent", |_| if context.is_null() { INVALID_VALUE } else { 0 })
 }
 
+/// CUDA's `cuMemGetInfo_v2`.
+///
 /// # Safety
 /// Both are places for numbers.
 #[unsafe(no_mangle)]
@@ -78,6 +86,8 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
     })
 }
 
+/// CUDA's `cuMemAlloc_v2`.
+///
 /// # Safety
 /// `pointer` is a place for a pointer.
 #[unsafe(no_mangle)]
@@ -98,6 +108,8 @@ fn place<T>(pointer: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(usize::try_from(pointer).unwrap_or(0))
 }
 
+/// CUDA's `cuMemsetD32_v2`.
+///
 /// # Safety
 /// `pointer` is of `cuMemAlloc_v2`, with room for `count` words.
 #[unsafe(no_mangle)]
@@ -109,6 +121,8 @@ pub unsafe extern "C" fn cuMemsetD32_v2(pointer: u64, value: c_uint, count: usiz
     })
 }
 
+/// CUDA's `cuMemcpyHtoD_v2`.
+///
 /// # Safety
 /// Both have room for so many bytes.
 #[unsafe(no_mangle)]
@@ -120,6 +134,8 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: us
     })
 }
 
+/// CUDA's `cuMemcpyDtoH_v2`.
+///
 /// # Safety
 /// Both have room for so many bytes.
 #[unsafe(no_mangle)]
@@ -131,6 +147,8 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usiz
     })
 }
 
+/// CUDA's `cuMemcpyDtoD_v2`.
+///
 /// # Safety
 /// Both have room for so many bytes.
 #[unsafe(no_mangle)]
@@ -147,6 +165,8 @@ pub unsafe extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) -> c_
     })
 }
 
+/// CUDA's `cuModuleLoadData`.
+///
 /// # Safety
 /// `image` is a text with a zero at its end that stays, `module` a place for a pointer.
 #[unsafe(no_mangle)]
@@ -158,6 +178,8 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *cons
     })
 }
 
+/// CUDA's `cuModuleGetFunction`.
+///
 /// # Safety
 /// `module` is of `cuModuleLoadData`, `name` a text with a zero at its end, `function` a place for a pointer.
 #[unsafe(no_mangle)]
@@ -182,6 +204,8 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     })
 }
 
+/// CUDA's `cuLaunchKernel`.
+///
 /// # Safety
 /// `function` is of `cuModuleGetFunction`, `parameters` has a pointer to each of its arguments.
 #[unsafe(no_mangle)]
@@ -205,6 +229,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     })
 }
 
+/// CUDA's `cuCtxSynchronize`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> c_int {
     entered("cuCtxSynchronize", |_| 0)
