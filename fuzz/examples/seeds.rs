@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
+use mainstay_checkpoint::bucket::{StepName, StepRecord, StepShard};
 use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::dcgm::{DcgmHealth, DcgmReport, Incident};
 use mainstay_core::device::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
@@ -95,6 +96,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("error_file", ERROR_FILES)?;
     seed("limits", LIMITS)?;
     seed("stacks", [STACKS])?;
+    seed("step_record", [step_record()])?;
     seed("straggler_trace", [TRACE])?;
     seed("prometheus", [EXPORTER])?;
     seed("proc_and_sysfs", FILES)?;
@@ -129,6 +131,13 @@ fn seed(target: &str, seeds: impl IntoIterator<Item = impl AsRef<[u8]>>) -> std:
         fs::write(folder.join(format!("seed-{number}")), seed)?;
     }
     Ok(())
+}
+
+/// The record of a step of two ranks.
+fn step_record() -> Vec<u8> {
+    let of = StepName { job: "job".into(), run: "run@a".into(), attempt: 1, step: 100, world_size: 2 };
+    let shard = |rank| StepShard { root: format!("{rank:064x}"), bytes: 1 << 30, created_unix_s: 1_700_000_000 };
+    StepRecord { of, shards: vec![shard(0), shard(1)] }.encode()
 }
 
 /// The examples of the hardware catalogue.

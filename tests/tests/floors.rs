@@ -66,6 +66,22 @@ const TIER_DEPENDENCIES: &[&str] = &[
     "blake3",
 ];
 
+/// What durable storage may depend on: it has a runtime of its own, and none of the agent's rooms.
+const DURABLE_DEPENDENCIES: &[&str] = &[
+    "mainstay-checkpoint",
+    "mainstay-core",
+    "mainstay-tier",
+    "object_store",
+    "reqwest",
+    "rustls",
+    "serde",
+    "serde_json",
+    "thiserror",
+    "tokio",
+    "tokio-stream",
+    "tracing",
+];
+
 /// Words that must not appear in the core's code, whatever the linter thinks of them.
 const NOT_IN_CORE: &[&str] = &[
     "tokio::",
@@ -128,6 +144,16 @@ fn nothing_heavy_is_linked_into_training() {
 fn the_checkpoint_tier_needs_no_runtime_and_knows_nothing_of_the_agent() {
     let manifest = fs::read_to_string(repository().join("agent/tier/Cargo.toml")).expect("a manifest");
     assert_eq!(unexpected_dependencies(&manifest, TIER_DEPENDENCIES), Vec::<String>::new(), "agent/tier");
+}
+
+#[test]
+fn durable_storage_knows_the_tier_and_nothing_of_the_agent() {
+    let manifest = fs::read_to_string(repository().join("agent/durable/Cargo.toml")).expect("a manifest");
+    assert_eq!(
+        unexpected_dependencies(&manifest, DURABLE_DEPENDENCIES),
+        Vec::<String>::new(),
+        "agent/durable"
+    );
 }
 
 #[test]

@@ -2,25 +2,10 @@
 
 #![allow(clippy::disallowed_methods, clippy::expect_used, reason = "the test reads files; the core does not")]
 
-use mainstay_core::attribute::catalog::{Catalog, Role};
+mod labelled;
 
-/// The catalogue that is compiled in, or the one in the directory that CATALOG names: for trying out signatures.
-fn catalog() -> &'static Catalog {
-    let Some(dir) = std::env::var_os("CATALOG") else {
-        return Catalog::built_in().expect("a sound catalogue");
-    };
-    let files: Vec<(String, String)> = std::fs::read_dir(dir)
-        .expect("a directory")
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.extension().is_some_and(|ext| ext == "toml"))
-        .map(|path| {
-            let text = std::fs::read_to_string(&path).expect("a readable file");
-            (path.display().to_string(), text)
-        })
-        .collect();
-    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-    Box::leak(Box::new(Catalog::read(&files).expect("a sound catalogue")))
-}
+use labelled::catalog;
+use mainstay_core::attribute::catalog::{Catalog, Role};
 
 #[test]
 fn every_example_is_matched_best_by_its_own_signature() {

@@ -7,31 +7,15 @@
     reason = "in a test, a panic is the report; the test reads files"
 )]
 
-use mainstay_core::attribute::catalog::Catalog;
+mod labelled;
+
+use labelled::catalog;
 use mainstay_core::attribute::class::Class;
 use mainstay_core::attribute::scan::{Kind, Scan};
 use mainstay_core::attribute::{Evidence, attribute};
 
 /// Right domains, in percent.
 const FLOOR: usize = 92;
-
-/// The catalogue that is compiled in, or the one in the directory that CATALOG names: for trying out signatures.
-fn catalog() -> &'static Catalog {
-    let Some(dir) = std::env::var_os("CATALOG") else {
-        return Catalog::built_in().expect("a sound catalogue");
-    };
-    let files: Vec<(String, String)> = std::fs::read_dir(dir)
-        .expect("a directory")
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.extension().is_some_and(|ext| ext == "toml"))
-        .map(|path| {
-            let text = std::fs::read_to_string(&path).expect("a readable file");
-            (path.display().to_string(), text)
-        })
-        .collect();
-    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-    Box::leak(Box::new(Catalog::read(&files).expect("a sound catalogue")))
-}
 
 #[test]
 fn lines_of_the_field_are_known() {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::checkpoint::inventory::{Medium, StepState, steps};
 use mainstay_core::id::Pid;
+use mainstay_durable::Tier;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointService;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{
@@ -34,6 +35,7 @@ const REMEMBERED: usize = 64;
 #[derive(Debug)]
 pub struct Checkpoints {
     peers: Option<Arc<Service>>,
+    durable: Option<Arc<Tier>>,
     allowed: Allowed,
     operators: Vec<u32>,
     /// The directories that are watched, over restarts of the agent.
@@ -41,9 +43,10 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// A service over `peers`, if the agent has any, that remembers in `state_dir` which directories it watches.
+    /// A service over `peers` and durable storage, if the agent has any, that remembers in `state_dir` which directories it watches.
     pub fn new(
         peers: Option<Arc<Service>>,
+        durable: Option<Arc<Tier>>,
         allowed: Allowed,
         operators: Vec<u32>,
         state_dir: &Path,
@@ -52,13 +55,13 @@ impl Checkpoints {
         if let Some(peers) = &peers {
             kept.value().into_iter().flatten().for_each(|place| peers.watch(place.clone()));
         }
-        Checkpoints { peers, allowed, operators, kept: Mutex::new(kept) }
+        Checkpoints { peers, durable, allowed, operators, kept: Mutex::new(kept) }
     }
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
         self.peers.clone().ok_or_else(|| {
             Status::failed_precondition(
-                "this agent keeps no replicas: checkpoint.listen is not set in its configuration",
+                "this agent keeps no replicas: neither checkpoint.listen nor checkpoint.durable is set in its configuration",
             )
         })
     }
@@ -133,12 +136,16 @@ impl CheckpointService for Checkpoints {
     ) -> Result<Response<ListCheckpointsResponse>, Status> {
         self.caller(&request)?;
         let peers = self.peers()?;
+        let durable = self.durable.clone();
         let ListCheckpointsRequest { run, refresh } = request.into_inner();
         aside(move || {
             if refresh {
                 peers.refresh();
+                run.iter().for_each(|run| peers.refresh_durable(run));
             }
-            Response::new(listing(&peers, run.as_deref()))
+            let mut list = listing(&peers, run.as_deref());
+            list.peers.extend(durable.map(|tier| durable_out(&tier)));
+            Response::new(list)
         })
         .await
     }
@@ -268,6 +275,12 @@ fn peer_out(name: String, peer: Peer) -> CheckpointPeer {
         store_quota: peer.inventory.quota,
         rate: peer.rate,
     }
+}
+
+/// Durable storage as a peer that keeps everything: who looks for what is wrong finds it among them.
+fn durable_out(tier: &Tier) -> CheckpointPeer {
+    let error = tier.status().error;
+    CheckpointPeer { name: tier.url().to_owned(), alive: error.is_none(), error, ..CheckpointPeer::default() }
 }
 
 fn progress_out(at: Progress) -> RestoreProgress {

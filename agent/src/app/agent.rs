@@ -66,8 +66,14 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let launchers = Launchers::new(inputs.clone(), allowed.clone());
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
-    let peers = checkpoint::start(&config)?;
-    let checkpoints = Checkpoints::new(peers, allowed, config.allow_uids.clone(), &config.state_dir);
+    let keeping = checkpoint::start(&config)?;
+    let checkpoints = Checkpoints::new(
+        keeping.peers,
+        keeping.durable,
+        allowed,
+        config.allow_uids.clone(),
+        &config.state_dir,
+    );
     let routes = Routes::new(LauncherServiceServer::new(launchers))
         .add_service(OperatorServiceServer::new(operators))
         .add_service(CheckpointServiceServer::new(checkpoints));

@@ -1,5 +1,6 @@
 //! `mainstay ckpt`: what checkpoints lie where, whether they are whole, and how they come back.
 
+mod bucket;
 mod files;
 mod show;
 
@@ -45,6 +46,7 @@ enum Command {
 #[command(after_help = "Examples:
   mainstay ckpt ls                                          all steps that the agent and its peers know
   mainstay ckpt ls --dir /nvme/ckpt                         a directory, without an agent
+  mainstay ckpt ls --dir s3://bucket/prefix                 durable storage, without an agent
   mainstay ckpt ls --json | jq '.steps[] | select(.whole)'
 
 Exit status: 0 a whole step is there, 1 there are steps but none is whole, 3 there is none or no agent answers,
@@ -52,8 +54,8 @@ Exit status: 0 a whole step is there, 1 there are steps but none is whole, 3 the
 struct Ls {
     #[command(flatten)]
     ask: Ask,
-    /// Look into this checkpoint directory, and ask no agent
-    #[arg(long, value_name = "DIRECTORY")]
+    /// Look into this checkpoint directory, or into the durable storage of this URL, and ask no agent
+    #[arg(long, value_name = "DIRECTORY|URL")]
     dir: Option<PathBuf>,
     /// Only steps of this run
     #[arg(long, value_name = "ID")]
@@ -65,8 +67,11 @@ struct Ls {
     after_help = "Exit status: 0 all bytes are as they were sealed, 2 something is damaged, 3 there is nothing."
 )]
 struct Directory {
-    /// The checkpoint directory
+    /// The checkpoint directory, or the URL of durable storage
     directory: PathBuf,
+    /// In durable storage: only steps of this run
+    #[arg(long, value_name = "ID")]
+    run: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -94,6 +99,9 @@ struct Pull {
     /// Only the shards of these ranks
     #[arg(long, value_name = "RANK", value_delimiter = ',')]
     ranks: Vec<u32>,
+    /// From this durable storage, and ask no agent
+    #[arg(long, value_name = "URL")]
+    from: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -107,6 +115,9 @@ struct Push {
     /// How many seconds to wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
+    /// Into this durable storage, now, and ask no agent
+    #[arg(long, value_name = "URL")]
+    to: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -121,13 +132,25 @@ struct Rm {
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
+        Command::Ls(Ls { dir: Some(directory), ask, run }) if bucket::is_url(&directory) => {
+            aside(move || bucket::list(&directory, run.as_deref(), ask.json)).await
+        }
         Command::Ls(Ls { dir: Some(directory), ask, run }) => {
             files::list(&directory, run.as_deref(), ask.json)
         }
         Command::Ls(Ls { dir: None, ask, run }) => list(&ask, run).await,
-        Command::Verify(Directory { directory, json }) => files::verify(&directory, json),
+        Command::Verify(Directory { directory, run, json }) if bucket::is_url(&directory) => {
+            aside(move || bucket::verify(&directory, run.as_deref(), json)).await
+        }
+        Command::Verify(Directory { directory, json, .. }) => files::verify(&directory, json),
         Command::Show(args) => show_step(args).await,
+        Command::Pull(Pull { from: Some(url), run, directory, ranks, ask }) => {
+            aside(move || bucket::pull(&url, &run, &directory, &ranks, ask.json)).await
+        }
         Command::Pull(args) => pull(args).await,
+        Command::Push(Push { to: Some(url), run, directory, ask, .. }) => {
+            aside(move || bucket::push(&url, &run, &directory, ask.json)).await
+        }
         Command::Push(args) => push(args).await,
         Command::Rm(args) => {
             let client = connect(&args.ask).await?;
@@ -139,6 +162,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             said(ask.json, &json!({"replicas": replicas}), &format!("{replicas} replica(s) deleted"))
         }
     }
+}
+
+/// Durable storage waits on a runtime of its own, which must not stand on this one.
+async fn aside(work: impl FnOnce() -> anyhow::Result<ExitCode> + Send + 'static) -> anyhow::Result<ExitCode> {
+    tokio::task::spawn_blocking(work).await?
 }
 
 fn said(as_json: bool, value: &serde_json::Value, text: &str) -> anyhow::Result<ExitCode> {
@@ -221,7 +249,9 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
     let directory = std::path::absolute(&args.directory)?;
     let client = connect(&args.ask).await?;
     if !client.watch_checkpoints(args.run.clone(), &directory).await? {
-        anyhow::bail!("this agent keeps no replicas: checkpoint.listen is not set in its configuration");
+        anyhow::bail!(
+            "this agent keeps no replicas: neither checkpoint.listen nor checkpoint.durable is set in its configuration"
+        );
     }
     let until = std::time::Instant::now() + Duration::from_secs(args.wait);
     loop {

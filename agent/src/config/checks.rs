@@ -237,6 +237,13 @@ impl Config {
         );
         wrong.must(of.redundancy <= 8, "checkpoint.redundancy", "it must be from 0 to 8");
         wrong.must(of.keep >= 1, "checkpoint.keep", "it must be at least 1");
+        wrong.must(
+            of.durable.is_empty() || of.durable.contains("://"),
+            "checkpoint.durable",
+            "it must be a URL, like \"file:///shared/directory\" or \"s3://bucket/prefix\"",
+        );
+        wrong.must(of.durable_every >= 1, "checkpoint.durable_every", "it must be at least 1");
+        wrong.must(of.durable_keep >= 1, "checkpoint.durable_keep", "it must be at least 1");
         wrong.must((1..=4).contains(&of.streams), "checkpoint.streams", "it must be from 1 to 4");
         wrong.must(of.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
     }

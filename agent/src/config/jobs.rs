@@ -77,6 +77,15 @@ settings! {
         interval: Period = Period::seconds(1),
         /// How long a peer may take to go on before another one is taken.
         stall: Period = Period::seconds(10),
+        /// Storage that outlives the hosts, the same on each: "file:///shared/directory", "s3://bucket/prefix", "gs://bucket" or
+        /// "az://container"; credentials come from the environment. Empty: none.
+        durable: String = String::new(),
+        /// The first step in so many training steps goes into durable storage; 1: each that can be kept up with.
+        durable_every: u64 = 1,
+        /// Whole steps of a run that are kept in durable storage; the newest is never deleted.
+        durable_keep: u32 = 3,
+        /// Bytes a second that this host sends to durable storage; 0B: no limit.
+        durable_bandwidth: Bytes = Bytes(0),
     }
     sections {}
 }

@@ -3,11 +3,13 @@
 //!
 //! - a shard's bytes are one safetensors file ([`container`]), readable without Mainstay;
 //! - a [`Manifest`] beside it says whose it is and what every chunk of it must be;
+//! - a [`bucket::StepRecord`] makes the shards of a step in durable storage one;
 //! - the [`control`] page is where a rank and the keeper of its memory agree on who may touch which slot.
 //!
 //! Nothing here does I/O. What is read comes from outside and is believed in nothing: sizes are bounded before anything is
 //! allocated, and no bytes make a function panic. `docs/reference/checkpoint.md` has the layouts.
 
+pub mod bucket;
 pub mod container;
 pub mod control;
 mod json;

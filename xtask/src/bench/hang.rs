@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
@@ -24,6 +24,13 @@ const WARM_WITHIN: Duration = Duration::from_secs(120);
 
 /// No verdict after so long is none.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Each launcher is measured for so long at most, with as many hangs as that gives: a restart under NVRx takes a quarter of a
+/// minute, and both together shall be done within six.
+const BUDGET: Duration = Duration::from_secs(160);
+
+/// So few hangs are no measurement.
+const LEAST: usize = 5;
 
 /// What NVRx can be set to at the tightest without killing healthy ranks here: a heartbeat every 50 ms, and a monitor that looks
 /// twice a second.
@@ -76,14 +83,16 @@ fn detect(bed: &Bed, launcher: Launcher, hangs: usize) -> Result<Samples> {
     let folder = places::target().join("bench/hang").join(format!("{launcher:?}").to_lowercase());
     let mut samples = Samples::default();
     let mut jobs = 0;
-    while samples.seconds.len() < hangs {
+    let began = Instant::now();
+    let over = |so_far: usize| so_far >= LEAST.min(hangs) && began.elapsed() > BUDGET;
+    while samples.seconds.len() < hangs && !over(samples.seconds.len()) {
         let before = samples.seconds.len();
         let job = folder.join(format!("job_{jobs}"));
         if job.exists() {
             fs::remove_dir_all(&job).with_context(|| format!("emptying {}", job.display()))?;
         }
         fs::create_dir_all(&job).with_context(|| format!("creating {}", job.display()))?;
-        one_job(bed, launcher, &job, hangs, &mut samples)?;
+        one_job(bed, launcher, &job, hangs, &over, &mut samples)?;
         jobs += 1;
         if samples.seconds.len() == before {
             bail!("a job ended without a single hang being noticed");
@@ -92,8 +101,15 @@ fn detect(bed: &Bed, launcher: Launcher, hangs: usize) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Stops the last rank of each attempt once it is warm, until there are enough samples or the launcher restarts no more.
-fn one_job(bed: &Bed, launcher: Launcher, folder: &Path, hangs: usize, samples: &mut Samples) -> Result<()> {
+/// Stops the last rank of each attempt once it is warm, until there are enough samples, time is over, or the launcher restarts no more.
+fn one_job(
+    bed: &Bed,
+    launcher: Launcher,
+    folder: &Path,
+    hangs: usize,
+    over: &dyn Fn(usize) -> bool,
+    samples: &mut Samples,
+) -> Result<()> {
     let mut command = bed.job(launcher, RANKS, folder, "hang.py")?;
     if launcher == Launcher::Nvrx {
         // Options come before the script, which is the last argument so far.
@@ -107,10 +123,11 @@ fn one_job(bed: &Bed, launcher: Launcher, folder: &Path, hangs: usize, samples: 
         command = tighter;
     }
     command.env("BENCH_FOLDER", folder);
-    let mut running = Running::start(command, &folder.join("launcher.log"))?;
+    let mut running = Running::start(ends_with_us(command), &folder.join("launcher.log"))?;
     let mut journal = Follower::new(folder);
     let (mut seconds, mut attempt) = (Vec::new(), 0);
-    while samples.seconds.len() + seconds.len() < hangs {
+    let so_far = |seconds: &[f64]| samples.seconds.len() + seconds.len();
+    while so_far(&seconds) < hangs && !over(so_far(&seconds)) {
         let warm = running.wait_for("a warm rank", WARM_WITHIN, || {
             // An attempt may fail before it is warm.
             (attempt..attempt + 3).find_map(|number| {
@@ -132,12 +149,27 @@ fn one_job(bed: &Bed, launcher: Launcher, folder: &Path, hangs: usize, samples: 
             }
         })?;
         seconds.push(noticed.saturating_sub(at) as f64 / 1e9);
+        let (of, took) = (so_far(&seconds), seconds.last().copied().unwrap_or_default());
+        eprintln!("  {}: hang {of} of {hangs}, noticed after {took:.2} s", launcher.name());
     }
     drop(running);
     let limit = limit(folder)?;
     samples.shares.extend(seconds.iter().map(|seconds| seconds / limit));
     samples.seconds.extend(seconds);
     Ok(())
+}
+
+/// The same program, which is asked to stop when this process is killed: stopped ranks would stay for ever.
+fn ends_with_us(command: std::process::Command) -> std::process::Command {
+    let known = std::process::Command::new("setpriv").arg("--version").output();
+    if known.is_err() {
+        return command;
+    }
+    let mut tied = std::process::Command::new("setpriv");
+    tied.args(["--pdeathsig", "TERM", "--"]).arg(command.get_program()).args(command.get_args());
+    tied.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    tied.current_dir(command.get_current_dir().unwrap_or(Path::new(".")));
+    tied
 }
 
 /// Dead, though perhaps not yet waited for.

@@ -126,12 +126,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Counters, _) => gpus::detect(&story, polls(args), &mut report),
             (Name::Detect, Some(bed)) => {
                 detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report);
-                hang::measure(&story, bed, args.samples.unwrap_or(30).min(30), &mut report);
+                hang::measure(&story, bed, args.samples.unwrap_or(20).min(20), &mut report);
                 kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report);
                 gpus::detect(&story, polls(args), &mut report);
             }
             (Name::Hang, Some(bed)) => {
-                hang::measure(&story, bed, args.samples.unwrap_or(30), &mut report);
+                hang::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
             }
             (Name::KernelLog, _) => kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report),
             (Name::Restart, Some(bed)) => {

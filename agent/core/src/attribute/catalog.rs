@@ -59,6 +59,9 @@ pub(super) const STRUCTURE: [&str; 10] = [
     "xid",
 ];
 
+/// Words up to this length are no part of another word.
+const SHORT: usize = 6;
+
 /// The place of "xid" among them.
 pub(super) const XID: usize = STRUCTURE.len() - 1;
 
@@ -73,6 +76,8 @@ pub struct Catalog {
     words: AhoCorasick,
     /// For each word the signatures that look for it; the first words are those of [`STRUCTURE`].
     of_word: Vec<Vec<usize>>,
+    /// Whether the word counts only where no letter stands before it: "uct_" is no part of "product_".
+    begins: Vec<bool>,
     /// What words tell of a line that no signature knows.
     vocabulary: Words,
 }
@@ -195,6 +200,15 @@ impl Catalog {
                 of_word[at].push(index);
             }
         }
+        let begins = words
+            .iter()
+            .enumerate()
+            .map(|(at, word)| {
+                at >= STRUCTURE.len()
+                    && word.len() <= SHORT
+                    && word.starts_with(|c: char| c.is_ascii_alphabetic())
+            })
+            .collect();
         let words = AhoCorasick::builder()
             .ascii_case_insensitive(true)
             .kind(Some(AhoCorasickKind::DFA))
@@ -205,7 +219,7 @@ impl Catalog {
                 .flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())])
                 .chain(lines()),
         );
-        Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word, vocabulary })
+        Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word, begins, vocabulary })
     }
 
     /// All signatures, those of XIDs among them.
@@ -227,11 +241,8 @@ impl Catalog {
     /// words.
     pub fn matches(&self, line: &str) -> Vec<&Signature> {
         let line = lines::clean(line.as_bytes()).to_ascii_lowercase();
-        let mut found: Vec<usize> = self
-            .words
-            .find_overlapping_iter(&line)
-            .flat_map(|hit| self.of_word[hit.pattern().as_usize()].iter().copied())
-            .collect();
+        let mut found: Vec<usize> =
+            self.hits(line.as_bytes()).flat_map(|(word, _)| self.of_word[word].iter().copied()).collect();
         found.sort_unstable();
         found.dedup();
         found.retain(|index| self.confirms(*index, &line));
@@ -259,8 +270,18 @@ impl Catalog {
         self.vocabulary.opinion(line)
     }
 
-    pub(super) fn words(&self) -> &AhoCorasick {
-        &self.words
+    /// What words tell of a line that no signature knows.
+    pub(super) fn vocabulary(&self) -> &Words {
+        &self.vocabulary
+    }
+
+    /// The words in a text, with their places: those of signatures and those of [`STRUCTURE`].
+    pub(super) fn hits<'t>(&'t self, text: &'t [u8]) -> impl Iterator<Item = (usize, usize)> + 't {
+        self.words.find_overlapping_iter(text).filter_map(|hit| {
+            let (word, at) = (hit.pattern().as_usize(), hit.start());
+            let inside = self.begins[word] && at > 0 && text[at - 1].is_ascii_alphabetic();
+            (!inside).then_some((word, at))
+        })
     }
 
     pub(super) fn of_word(&self, word: usize) -> &[usize] {

@@ -101,7 +101,9 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let class = committed(&posterior, &domains);
     let (mut for_it, mut against, mut consequences) = (Vec::new(), Vec::new(), Vec::new());
     for vote in votes {
-        let speaks = vote.classes().any(|(of, _)| of == class);
+        // Words alone name no line, and where nothing is known no cause.
+        let says_more = class != Class::Unknown || !vote.spots.is_empty();
+        let speaks = vote.classes().any(|(of, _)| of == class) && says_more;
         match vote.role {
             Role::Primary if speaks => for_it.push(vote),
             Role::Primary => against.push(vote),
@@ -158,7 +160,9 @@ fn committed(posterior: &Posterior, domains: &[FaultDomain; Class::ALL.len()]) -
     let alone = posterior.of(likeliest) > COMMIT;
     let best = FaultDomain::ALL.into_iter().max_by(|a, b| of(*a).total_cmp(&of(*b)));
     let domain = if alone { domains[likeliest.index()] } else { best.unwrap_or(FaultDomain::Unknown) };
-    if of(domain) < COMMIT && !leads(posterior, domains, domain) {
+    // To exchange a host for a program's bug costs more than to abstain.
+    let may_lead = domain != FaultDomain::Hardware && leads(posterior, domains, domain);
+    if of(domain) < COMMIT && !may_lead {
         return Class::Unknown;
     }
     let mut classes = posterior.ranked().into_iter().map(|(class, _)| class);

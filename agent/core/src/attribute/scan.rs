@@ -101,6 +101,8 @@ pub struct Findings {
     pub exceptions: Vec<Exception>,
     /// Of the lines that nothing explains the one whose words say most, with what they speak for.
     pub words: Option<(Spot, Opinion)>,
+    /// All words that say something: of a small text those of all lines, of a large one those of the lines that matter.
+    pub vocabulary: BTreeSet<String>,
     /// Lines read.
     pub lines: u64,
     /// Bytes read.
@@ -189,6 +191,8 @@ impl<'c> Scan<'c> {
         if self.findings.bytes <= JOINED as u64 {
             let text = std::mem::take(&mut self.small);
             self.joined(&text);
+        } else {
+            self.vocabulary_of_spots();
         }
         self.findings
     }
@@ -211,8 +215,7 @@ impl<'c> Scan<'c> {
     fn plain_block(&mut self, block: &[u8]) {
         let catalog = self.catalog;
         let (mut counted, mut start, mut end) = (0, 0, 0);
-        for hit in catalog.words().find_overlapping_iter(block) {
-            let at = hit.start();
+        for (word, at) in catalog.hits(block) {
             if at >= end {
                 self.look(block.get(start..end).unwrap_or_default());
                 let from = end.max(at.saturating_sub(LINE_WINDOW));
@@ -222,7 +225,7 @@ impl<'c> Scan<'c> {
                 self.findings.lines += newlines(&block[counted..start]);
                 counted = start;
             }
-            self.words.push(hit.pattern().as_usize());
+            self.words.push(word);
         }
         self.look(block.get(start..end).unwrap_or_default());
         self.findings.lines += newlines(&block[counted..]);
@@ -358,6 +361,7 @@ impl<'c> Scan<'c> {
             embedded: raised.embedded,
             known,
         };
+
         if self.findings.exceptions.len() < EXCEPTIONS {
             self.findings.exceptions.push(exception);
             return;
@@ -387,19 +391,24 @@ impl<'c> Scan<'c> {
             }
             for glue in [" ", ""] {
                 let both = format!("{first}{glue}{second}");
-                let hits: Vec<(usize, usize)> = self
-                    .catalog
-                    .words()
-                    .find_overlapping_iter(&both)
-                    .map(|hit| (hit.pattern().as_usize(), hit.start()))
-                    .collect();
+                let hits: Vec<(usize, usize)> = self.catalog.hits(both.as_bytes()).collect();
                 let in_second = hits.iter().all(|(_, start)| *start >= first.len());
                 let words: Vec<usize> = hits.iter().map(|(word, _)| *word).collect();
                 let number = at as u64 + 1 + u64::from(in_second);
                 self.signatures_of(&both, number, &words, true);
             }
         }
+        let words = self.catalog.vocabulary();
+        self.findings.vocabulary = lines.iter().flat_map(|line| words.known(line)).collect();
         self.hints(&lines);
+    }
+
+    fn vocabulary_of_spots(&mut self) {
+        let words = self.catalog.vocabulary();
+        let sighted = self.findings.sightings.iter().filter_map(|of| of.spots.first());
+        let raised = self.findings.exceptions.iter().map(|of| &of.spot);
+        let vocabulary = sighted.chain(raised).flat_map(|spot| words.known(&spot.text)).collect();
+        self.findings.vocabulary = vocabulary;
     }
 
     /// Hints of the lines that nothing explains.

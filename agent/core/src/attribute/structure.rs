@@ -19,6 +19,9 @@ const LIBRARY_KERNEL: f64 = 1.4;
 /// Log-odds of one library that asks another for what that one does not have: versions that do not fit together.
 const BETWEEN_LIBRARIES: f64 = 2.4;
 
+/// Log-odds of an installed library that uses a name which it does not define: no program can mend that.
+const LIBRARY_NAME: f64 = 6.0;
+
 /// Libraries that bring GPU kernels of their own.
 const KERNEL_LIBRARIES: [&str; 14] = [
     "/vllm/",
@@ -44,13 +47,23 @@ const KERNEL_FAULTS: [&str; 5] = [
     "cuda.illegal_instruction",
     "amd.page_fault",
 ];
+/// What processes of an inference engine write before their lines: no code of the training program runs in them.
+const ENGINES: [&str; 4] = ["(EngineCore", "[EngineCore", "(VllmWorker", "(Worker_TP"];
+/// Log-odds of a GPU fault in such a process.
+const IN_ENGINE: f64 = 6.0;
 /// Signatures that read "killed by SIGKILL" in a launcher's table.
 const KILLED: [&str; 3] = ["exit.minus9", "torch.sigkill", "exit.minus15"];
 
 /// Causes that are consequences where the same source tells of one of these.
-const FOLLOWS: [(&str, &[&str]); 3] = [
+const FOLLOWS: [(&str, &[&str]); 6] = [
     ("nccl.internal_error", &["nccl.closed_by_peer", "nccl.remote_error", "nccl.socket_lost"]),
     ("crash.segv", &["exit.134", "amd.gpu_hang", "intel.gpu_hang"]),
+    // A program that hangs in a collective had what it needed: what was not found is a side matter, a monitor.
+    ("conda.env", &["nccl.watchdog_timeout"]),
+    // A host that never came up is reported as one that failed.
+    ("host.node_failure", &["slurm.boot"]),
+    // A GPU whose program went out of bounds is reset, and said to hang.
+    ("amd.gpu_hang", &["amd.page_fault"]),
     // What a rank finds when it tries again after another fault.
     ("python.file_exists", &["storage.quota", "storage.enospc"]),
 ];
@@ -71,7 +84,13 @@ struct Waiting {
 pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     let waiting = waiting(catalog, evidence);
     let kernel = library_kernel(catalog, evidence);
-    disagreement(&waiting).into_iter().chain(kernel).chain(between_libraries(evidence)).collect()
+    let engine = in_engine(catalog, evidence);
+    disagreement(&waiting)
+        .into_iter()
+        .chain(kernel)
+        .chain(engine)
+        .chain(between_libraries(evidence))
+        .collect()
 }
 
 /// The rank that all others wait for: the only one that is behind in a group, or that has nothing under way while
@@ -230,6 +249,20 @@ fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     None
 }
 
+/// A fault that a program's kernel causes, told by a process of an inference engine.
+fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let faults = KERNEL_FAULTS.into_iter().chain(["cuda.device_assert"]);
+    let mut spots = faults.flat_map(|fault| spots_of(catalog, evidence, fault));
+    let (place, spot) = spots.find(|(_, spot)| ENGINES.iter().any(|engine| spot.text.contains(engine)))?;
+    Some(vote(
+        "frame.engine",
+        "the fault shows in a process of the inference engine, which runs no code of the program".to_owned(),
+        (Class::SoftwarePlatform, IN_ENGINE),
+        vec![(place, spot.clone())],
+        "frames",
+    ))
+}
+
 /// An attribute, an argument or a name that is not there, asked for by an installed library: had the program asked, the
 /// innermost frame would be its own.
 fn between_libraries(evidence: &Evidence) -> Option<Vote> {
@@ -246,6 +279,17 @@ fn between_libraries(evidence: &Evidence) -> Option<Vote> {
             let installed = frame.path.contains("site-packages/") || frame.path.contains("dist-packages/");
             let text = &exception.spot.text;
             let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
+            let names =
+                exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
+            if installed && names {
+                return Some(vote(
+                    "frame.library_name",
+                    format!("an installed library uses a name that it does not define ({})", frame.path),
+                    (Class::SoftwarePlatform, LIBRARY_NAME),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
             if installed && asks {
                 return Some(vote(
                     "frame.between_libraries",
@@ -421,6 +465,46 @@ mod tests {
         let library = judged(&raised("/usr/lib/python3.12/site-packages/vllm/model_executor/mla.py"));
         assert_eq!(library.class, Class::SoftwarePlatform);
         assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_name_that_an_installed_library_does_not_define_is_the_librarys_fault() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 9, in train\n    r = stats\nUnboundLocalError: cannot access local variable 'stats' \
+                 where it is not associated with a value\n"
+            )
+        };
+        let library = judged(&raised("/usr/lib/python3.12/site-packages/rfdetr/main.py"));
+        assert_eq!(library.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_gpu_fault_in_an_inference_engine_is_not_the_programs() {
+        let told = |who: &str| {
+            format!(
+                "{who}ERROR 01-04 [core.py:844] torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+            )
+        };
+        assert_eq!(judged(&told("(EngineCore_DP0 pid=43065) ")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&told("")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_gpu_that_is_reset_after_a_page_fault_is_not_broken() {
+        let hang = "HW Exception by GPU node-1 (Agent handle: 0x56) reason :GPU Hang\n";
+        let fault = "Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f52c3f5f000. Reason: Page not present or supervisor privilege.\n";
+        assert_eq!(judged(hang).class, Class::HardwareGpu);
+        assert_eq!(judged(&format!("{fault}{hang}")).class, Class::SoftwarePlatform);
+    }
+
+    #[test]
+    fn a_host_that_never_came_up_is_not_one_that_failed() {
+        let failed = "srun: error: Node failure on node17\n";
+        let boot = "srun: error: Something is wrong with the boot of the nodes.\n";
+        assert_eq!(judged(failed).class, Class::HardwareHost);
+        assert_eq!(judged(&format!("{failed}{boot}")).class, Class::SoftwarePlatform);
     }
 
     #[test]

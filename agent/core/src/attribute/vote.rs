@@ -24,6 +24,8 @@ const BETTER_THAN_HINTS: f64 = 1.5;
 
 /// How far the words of a line are trusted.
 const WORDS: f64 = 1.0;
+/// How far the words of a whole text are trusted: little, beside signatures, and enough to decide where these hesitate.
+const ALL_WORDS: f64 = 0.25;
 /// Words that say less than this are not heard.
 const LEAST_WORDS: f64 = 0.3;
 /// Words do not say more than this.
@@ -86,6 +88,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     if !votes.iter().any(|vote| !vote.hint && vote.weight >= LEAST_SIGNATURE) {
         votes.extend(of_words(evidence));
     }
+    votes.extend(of_all_words(catalog, evidence));
     votes.extend(of_exits(evidence));
     votes.extend(of_repeated_xids(catalog, evidence));
     votes.extend(structure::votes(catalog, evidence));
@@ -247,6 +250,37 @@ fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
             spots: vec![(place, spot.clone())],
             count: 1,
         })
+    })
+}
+
+/// What all words together speak for. They are read beside the signatures, for these see only what they know.
+fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
+    let words: BTreeSet<&String> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
+    let opinion = catalog.vocabulary().opinion_of(words.into_iter())?;
+    let even = 1.0 / Class::ALL.len() as f64;
+    let mut classes: Vec<(Class, f64)> = Class::ALL
+        .into_iter()
+        .map(|class| (class, ALL_WORDS * (opinion[class.index()] / even).ln()))
+        .filter(|(_, weight)| *weight > LEAST_WORDS)
+        .collect();
+    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let (class, weight) = classes.first().copied()?;
+    Some(Vote {
+        family: "vocabulary".to_owned(),
+        id: "words".to_owned(),
+        meaning: format!("the words of the log are those of {}", class.words()),
+        role: Role::Primary,
+        class,
+        weight,
+        also: classes.split_off(1),
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        reporter: false,
+        hint: false,
+        spots: Vec::new(),
+        count: 1,
     })
 }
 

@@ -14,6 +14,8 @@ const SMOOTHING: f64 = 1.2;
 const SEEN: f64 = 2.0;
 /// The words of a line that are heard: those that say most, for each class.
 const HEARD: usize = 12;
+/// The same of a whole text.
+const HEARD_OF_TEXT: usize = 25;
 /// Words of a line are no independent witnesses: their sum is divided by this.
 const DEPENDENCE: f64 = 3.0;
 
@@ -51,7 +53,21 @@ impl Words {
 
     /// How likely each class is by the words of the line alone; none if no word is known.
     pub fn opinion(&self, line: &str) -> Option<[f64; CLASSES]> {
-        let known: Vec<&[f64; CLASSES]> = words(line).iter().filter_map(|word| self.odds.get(word)).collect();
+        self.weighed(words(line).iter(), HEARD)
+    }
+
+    /// The words of a line that say something.
+    pub fn known(&self, line: &str) -> impl Iterator<Item = String> {
+        words(line).into_iter().filter(|word| self.odds.contains_key(word))
+    }
+
+    /// How likely each class is by the words of a text.
+    pub fn opinion_of<'w>(&self, words: impl Iterator<Item = &'w String>) -> Option<[f64; CLASSES]> {
+        self.weighed(words, HEARD_OF_TEXT)
+    }
+
+    fn weighed<'w>(&self, words: impl Iterator<Item = &'w String>, most: usize) -> Option<[f64; CLASSES]> {
+        let known: Vec<&[f64; CLASSES]> = words.filter_map(|word| self.odds.get(word)).collect();
         if known.is_empty() {
             return None;
         }
@@ -59,7 +75,7 @@ impl Words {
         for (class, sum) in sums.iter_mut().enumerate() {
             let mut heard: Vec<f64> = known.iter().map(|odds| odds[class]).collect();
             heard.sort_by(|a, b| b.abs().total_cmp(&a.abs()));
-            *sum = heard.into_iter().take(HEARD).sum::<f64>() / DEPENDENCE;
+            *sum = heard.into_iter().take(most).sum::<f64>() / DEPENDENCE;
         }
         let highest = sums.into_iter().fold(f64::NEG_INFINITY, f64::max);
         let likely = sums.map(|sum| (sum - highest).exp());

@@ -105,9 +105,10 @@ impl StepState {
     }
 }
 
-/// The hosts among `copies`, each once.
+/// The hosts among `copies`, each once. Durable storage is no host: what lies only there is far, and frees nobody of keeping copies.
 pub fn holders(copies: &[Copy]) -> BTreeSet<&str> {
-    copies.iter().map(|copy| copy.holder.as_str()).collect()
+    let on_hosts = copies.iter().filter(|copy| copy.medium != Medium::Durable);
+    on_hosts.map(|copy| copy.holder.as_str()).collect()
 }
 
 /// All steps of `run` (of all runs without it) that `copies` tell of, newest first.

@@ -4,6 +4,7 @@
 //! the same answers.
 
 pub mod decision;
+pub mod durable;
 pub mod inventory;
 pub mod placement;
 pub mod plan;

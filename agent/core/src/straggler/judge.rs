@@ -25,6 +25,13 @@ const MOST_DEPENDENT: f32 = 3.0;
 /// So many ranks are few.
 const FEW: usize = 4;
 
+/// Of few ranks: one false alarm in some 10^8 looks; and the steps after which their noise is known well enough for that.
+const SURE_OF_FEW: f32 = 5.6;
+const KNOWN_AFTER: usize = 32;
+
+/// Where ranks are too few for a spread between them, scores are compared over so many steps.
+const MOVES_OVER: usize = 4;
+
 /// From when on something is told.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
@@ -243,10 +250,11 @@ impl Judge {
         }
     }
 
+    /// How scores move over a few steps, as the deviation of one. Neighbours may depend on each other and move less.
     fn movement(&mut self) -> f32 {
         let moved: Vec<f32> = (0..self.peers.len() as u32)
             .filter_map(|rank| {
-                let (_, before) = self.history.last(rank, 1).next()?;
+                let (_, before) = self.history.last(rank, MOVES_OVER).next()?;
                 Some((self.scores[rank as usize] - before) / std::f32::consts::SQRT_2)
             })
             .collect();
@@ -346,6 +354,13 @@ impl Judge {
 
     pub(super) fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// How many standard deviations make sure. The limit holds for a hundred thousand ranks, of which one is always far out;
+    /// among few there is no such one, once their noise is known.
+    pub(super) fn sure(&self) -> f32 {
+        let few = self.peers.len() <= FEW && self.history.seen() >= KNOWN_AFTER;
+        if few { self.limits.sure.min(SURE_OF_FEW) } else { self.limits.sure }
     }
 
     /// The ranks and their roles.

@@ -14,8 +14,9 @@ const SHORTEST: usize = 8;
 /// So many slow ranks at once are no fault of single ranks.
 const MOST_AT_ONCE: usize = 64;
 
-/// So many ranks are few.
+/// So many ranks are few, and so many very few.
 const FEW: usize = 16;
+const VERY_FEW: usize = 4;
 
 /// The standard deviation of a normal value that is clipped at four of its own.
 const CLIPPED_SIGMA: f32 = 0.9997;
@@ -120,7 +121,7 @@ pub(super) fn find(judge: &Judge) -> Vec<Found> {
 /// Looks at all sums over `steps` steps; what stands out is looked at more closely.
 fn look<T: Copy + Into<i32>>(judge: &Judge, sums: &[T], steps: usize, suspects: &mut BTreeMap<u32, Suspect>) {
     let unit = CLIP_UNITS * CLIPPED_SIGMA * (steps as f32).sqrt();
-    let bar = (judge.limits().sure * unit) as i32;
+    let bar = (judge.sure() * unit) as i32;
     let mut apart = None;
     for (rank, sum) in sums.iter().enumerate() {
         let sum: i32 = (*sum).into();
@@ -148,7 +149,7 @@ fn look_for_changes(judge: &Judge, suspects: &mut BTreeMap<u32, Suspect>) {
     if both != 2 * steps {
         return;
     }
-    let bar = judge.limits().sure * movement * CLIP_UNITS * (both as f32).sqrt();
+    let bar = judge.sure() * movement * CLIP_UNITS * (both as f32).sqrt();
     for (rank, (last, twice)) in last.iter().zip(twice).enumerate() {
         let rank = rank as u32;
         let moved = 2 * i32::from(*last) - i32::from(*twice);
@@ -195,9 +196,9 @@ fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Opt
         return None;
     }
     // Over the long memory only the clipped mean is known; it is used where noise hides the effect anyway.
-    let level = if steps <= ROWS { median(&mut scores.clone()) } else { mean * noise };
-    let by_chance = judge.limits().sure * noise * judge.recent().dependence(steps, judge.peers().len())
-        / (steps as f32).sqrt();
+    let level = if steps <= ROWS { level_of(judge, &scores, steps) } else { mean * noise };
+    let by_chance =
+        judge.sure() * noise * judge.recent().dependence(steps, judge.peers().len()) / (steps as f32).sqrt();
     let apart_for_good = reach(judge.peers().len()) * apart * noise;
     let gate = by_chance.hypot(apart_for_good).max(limits.rank.ln_1p() * 0.98);
     let enough = if steps <= 16 { 0.8 } else { 0.6 };
@@ -207,7 +208,7 @@ fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Opt
         || level < 2.5 * noise
         || lasts(gate / 2.0) && (level < 6.0 * noise || lasts(level / 2.0));
     if level >= gate && persists {
-        let z = level / (gate / judge.limits().sure);
+        let z = level / (gate / judge.sure());
         return Some(Suspect { rank, effect: level, z, steps, before: None });
     }
     if steps <= 16 { confirm_change(judge, rank, steps) } else { None }
@@ -217,18 +218,57 @@ fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Opt
 fn confirm_change(judge: &Judge, rank: u32, steps: usize) -> Option<Suspect> {
     let (limits, noise) = (judge.limits(), judge.recent().noise());
     let moving = noise * judge.recent().movement().unwrap_or(1.0) / (steps as f32).sqrt();
-    let gate = (judge.limits().sure * moving).max(limits.change.ln_1p());
+    let gate = (judge.sure() * moving).max(least_change(judge, steps));
     let scores: Vec<f32> = judge.history().last(rank, steps).map(|(_, score)| score).collect();
     let usual = usual(judge, rank, steps)?;
-    let level = median(&mut scores.clone());
+    let level = middle_mean(&mut scores.clone()).min(median(&mut scores.clone()));
     let effect = level - usual;
-    (level >= gate && effect >= gate && share_above(&scores, usual + gate / 2.0) >= 0.8).then_some(Suspect {
+    let above_peers = level >= gate.min(limits.change.ln_1p()).max(limits.rank.ln_1p() * 0.98);
+    (above_peers && effect >= gate && share_above(&scores, usual + gate / 2.0) >= 0.8).then_some(Suspect {
         rank,
         effect,
         z: effect / moving,
         steps,
         before: Some(usual),
     })
+}
+
+/// The least change that is told. Among few ranks nobody can say well how far ranks are apart for good, but each one's own past
+/// can be read whole: a change must be twice what any of them has shown since it is remembered.
+fn least_change(judge: &Judge, steps: usize) -> f32 {
+    let (limits, ranks) = (judge.limits(), judge.peers().len());
+    let always = limits.change.ln_1p();
+    if ranks > FEW {
+        return always;
+    }
+    let wandered = (0..ranks as u32)
+        .filter(|rank| !judge.is_known(*rank))
+        .map(|rank| wandering(judge, rank, steps))
+        .fold(0.0, f32::max);
+    (2.0 * wandered).max(limits.rank.ln_1p() * 0.98).min(always)
+}
+
+/// How far a rank's level strayed from its usual one over spans as long as the last `steps` steps, before these.
+fn wandering(judge: &Judge, rank: u32, steps: usize) -> f32 {
+    let mut all: Vec<f32> = judge.history().last(rank, ROWS).map(|(_, score)| score).collect();
+    all.truncate(all.len().saturating_sub(steps));
+    let usual = median(&mut all.clone());
+    let strayed = |span: &[f32]| (middle_mean(&mut span.to_vec()) - usual).abs();
+    all.chunks_exact(steps.max(1)).map(strayed).fold(0.0, f32::max)
+}
+
+/// What scores come to. Of few ranks each of the newest steps counts; else the median is as good, and outliers matter less.
+fn level_of(judge: &Judge, scores: &[f32], steps: usize) -> f32 {
+    let each_counts = judge.peers().len() <= VERY_FEW && steps < 16;
+    if each_counts { middle_mean(&mut scores.to_vec()) } else { median(&mut scores.to_vec()) }
+}
+
+/// The mean of the middle half: nearly as good as the mean, and outliers on either side do not count.
+fn middle_mean(values: &mut [f32]) -> f32 {
+    values.sort_unstable_by(f32::total_cmp);
+    let out = values.len() / 4;
+    let middle = &values[out..values.len() - out];
+    middle.iter().sum::<f32>() / middle.len() as f32
 }
 
 fn share_above(scores: &[f32], bar: f32) -> f32 {

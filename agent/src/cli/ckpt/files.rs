@@ -20,9 +20,18 @@ pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow
         Ok(sealed) => copies.push(copy(sealed)),
         Err(problem) => problems.push(format!("{}: {problem}", path.display())),
     });
-    let states = steps(&copies, run);
+    told(&directory.display().to_string(), &steps(&copies, run), &problems, as_json)
+}
+
+/// Tells steps that lie in one place.
+pub(super) fn told(
+    place: &str,
+    states: &[StepState],
+    problems: &[String],
+    as_json: bool,
+) -> anyhow::Result<ExitCode> {
     if as_json {
-        let value = json!({"directory": directory, "steps": states.iter().map(step_json).collect::<Vec<_>>(), "problems": problems});
+        let value = json!({"directory": place, "steps": states.iter().map(step_json).collect::<Vec<_>>(), "problems": problems});
         output::print(&format!("{value}\n"))?;
     } else {
         let lines: Vec<String> = states.iter().map(line).collect();
@@ -42,6 +51,11 @@ pub(super) fn verify(directory: &Path, as_json: bool) -> anyhow::Result<ExitCode
         }
         Err(problem) => bad.push(format!("{}: {problem}", path.display())),
     });
+    weighed(good, bytes, &bad, as_json)
+}
+
+/// Tells what came of comparing all bytes.
+pub(super) fn weighed(good: usize, bytes: u64, bad: &[String], as_json: bool) -> anyhow::Result<ExitCode> {
     if as_json {
         output::print(&format!("{}\n", json!({"good": good, "bytes": bytes, "problems": bad})))?;
     } else {

@@ -8,6 +8,7 @@
 //! manifest while it is in the cache, and no name in it becomes a path.
 
 pub mod client;
+mod durable;
 pub mod error;
 pub mod frame;
 mod message;
@@ -22,6 +23,7 @@ pub mod token;
 mod user;
 pub mod wire;
 
+pub use durable::Durable;
 pub use message::{Held, Inventory};
 pub use own::Watched;
 pub use restore::{Progress, Restored, look_directory, verify_directory};

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::decision::Decision;
-use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey};
 use mainstay_core::checkpoint::plan::{Transfer, plan};
 
 use super::client::Target;
@@ -243,6 +243,15 @@ impl Work<'_> {
     fn bring_from(&self, copy: &Copy) -> Result<(), PeerError> {
         let root = &copy.shard.root;
         let user = self.place.user;
+        if copy.medium == Medium::Durable {
+            let gone = || PeerError::Local("durable storage is not known here".to_owned());
+            let mut landing = Landing { directory: &self.place.directory, user, taken: None };
+            let bytes = self.shared.durable().ok_or_else(gone)?.get(&copy.shard, &mut landing)?;
+            landing.finish()?;
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.fetched.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
         if copy.holder != self.shared.name() {
             let mut landing = Landing { directory: &self.place.directory, user, taken: None };
             let bytes = self.shared.asking().get(&copy.holder, root, &mut landing)?;

@@ -1,10 +1,11 @@
 //! The agent's part among its peers: it listens, knows who has what, and sends what has too few copies.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::decision::{Decision, Decisions, Word};
@@ -13,10 +14,12 @@ use mainstay_core::checkpoint::placement::{Host, Rules};
 use mainstay_core::checkpoint::retention::{Repair, Retention, deletable, repairs};
 
 use super::client::{Asking, Sending};
+use super::durable::{self, Durable};
 use super::error::{PeerError, Reason};
 use super::message::{Held, Inventory};
 use super::own::{Own, Watched};
 use super::pace::Limit;
+use super::sealed::Sealed;
 use super::server;
 use super::store::{Store, StoreError};
 use super::token::Token;
@@ -119,6 +122,7 @@ pub(crate) struct Shared {
     pub(crate) token: Token,
     pub(crate) store: Store,
     pub(crate) own: Own,
+    durable: OnceLock<Arc<dyn Durable>>,
     peers: Mutex<BTreeMap<String, Peer>>,
     decisions: Mutex<Decisions>,
     distrusted: Mutex<BTreeMap<(String, String), Instant>>,
@@ -177,6 +181,7 @@ impl Service {
             token,
             store,
             own: Own::default(),
+            durable: OnceLock::new(),
             peers: Mutex::new(peers),
             decisions: Mutex::default(),
             distrusted: Mutex::default(),
@@ -214,6 +219,21 @@ impl Service {
     /// All directories that are watched.
     pub fn watched(&self) -> Vec<Watched> {
         self.shared.own.watched()
+    }
+
+    /// There is storage that outlives the hosts: its steps are offered from now on. A second one is not taken.
+    pub fn attach(&self, durable: Arc<dyn Durable>) {
+        let _ = self.shared.durable.set(durable);
+    }
+
+    /// A shard that lies on this host: what it is, and its file.
+    pub fn open(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+        self.shared.own.open(root).or_else(|| self.shared.store.open_replica(root))
+    }
+
+    /// The bytes of a shard on this host were found not to be those that were sealed: it is offered no more.
+    pub fn doubt(&self, root: &str) {
+        self.shared.distrust(self.name(), root);
     }
 
     /// Something was sealed: it is looked at now.
@@ -262,7 +282,12 @@ impl Service {
         self.shared.refresh();
     }
 
-    /// Deletes all copies of a step, here and at peers; how many there were.
+    /// Looks what lies in durable storage of a run, now.
+    pub fn refresh_durable(&self, run: &str) {
+        self.shared.refresh_durable(run);
+    }
+
+    /// Deletes all copies of a step, here, at peers and in durable storage; how many there were.
     ///
     /// # Errors
     /// A copy is there and cannot be deleted.
@@ -278,6 +303,9 @@ impl Service {
         for root in &roots {
             let own = shared.own.remove(root).map_err(|error| PeerError::Local(error.to_string()))?;
             count += usize::from(own) + usize::from(shared.store.remove(root));
+        }
+        if let Some(durable) = shared.durable() {
+            count += durable.remove(key)?;
         }
         let roots: Vec<String> = roots.into_iter().collect();
         for peer in shared.alive() {
@@ -397,6 +425,20 @@ impl Shared {
         &self.settings.name
     }
 
+    /// Storage that outlives the hosts, where there is one.
+    pub(crate) fn durable(&self) -> Option<&dyn Durable> {
+        self.durable.get().map(|durable| &**durable)
+    }
+
+    /// Looks what lies there of a run. Storage that does not answer holds no job up: what is known of it counts.
+    fn refresh_durable(&self, run: &str) {
+        if let Some(durable) = self.durable()
+            && let Err(error) = durable.refresh(run)
+        {
+            tracing::warn!(run, %error, "durable storage does not answer");
+        }
+    }
+
     fn stops(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
@@ -445,6 +487,7 @@ impl Shared {
         for (name, peer) in self.peers().iter().filter(|(_, peer)| peer.alive) {
             copies.extend(peer.inventory.copies.iter().cloned().map(|held| named(name, held)));
         }
+        copies.extend(self.durable().into_iter().flat_map(durable::copies));
         let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
         distrusted.retain(|_, since| since.elapsed() < DISTRUST);
         copies.retain(|copy| !distrusted.contains_key(&(copy.holder.clone(), copy.shard.root.clone())));
@@ -620,6 +663,7 @@ impl Shared {
         }
         self.own.look();
         self.refresh();
+        self.refresh_durable(run);
         let newest = newest_whole(&self.copies(), run).map(|step| step.key);
         // A peer that knows a newer decision puts the number up; after that many there is something wrong.
         for _ in 0..8 {
@@ -654,6 +698,7 @@ impl Shared {
 
     /// What is known of a step.
     pub(crate) fn step(&self, key: &StepKey) -> Option<StepState> {
+        self.refresh_durable(key.run_id());
         steps(&self.copies(), Some(key.run_id())).into_iter().find(|step| step.key == *key)
     }
 }

@@ -1,0 +1,140 @@
+//! What goes into durable storage and what may go from it. Every agent that knows the same steps comes to the same answer, and one
+//! that comes late joins what others have begun: a step is worth nothing there until all its shards are.
+
+use crate::checkpoint::inventory::StepKey;
+
+/// A step of one run, as far as durable storage is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The step.
+    pub key: StepKey,
+    /// When its newest shard was sealed, seconds since 1970.
+    pub created: i64,
+    /// Whether every shard of it lies on some host.
+    pub here: bool,
+    /// Whether somebody has begun to bring it there.
+    pub begun: bool,
+    /// Whether it lies there, whole.
+    pub durable: bool,
+}
+
+impl Candidate {
+    fn age(&self) -> (u64, i64, &StepKey) {
+        (self.key.step, self.created, &self.key)
+    }
+}
+
+/// The step that is to be brought there next, of the steps of one run: the newest that is due, but first one that somebody has
+/// begun, so that hosts of different speed come to an end together.
+///
+/// A step is due when it is newer than what lies there, and the first in its `every` training steps: with 1000, a step from
+/// 2000 to 2999 once there is none of them.
+#[must_use]
+pub fn next(steps: &[Candidate], every: u64) -> Option<&Candidate> {
+    let every = every.max(1);
+    let newest = steps.iter().filter(|step| step.durable).max_by_key(|step| step.age());
+    let due = |step: &&Candidate| {
+        let is_newer = newest.is_none_or(|newest| {
+            step.age() > newest.age() && step.key.step / every > newest.key.step / every
+        });
+        step.here && !step.durable && is_newer
+    };
+    steps.iter().filter(due).max_by_key(|step| (step.begun, step.age()))
+}
+
+/// What may be deleted from there, of the steps of one run, oldest first: all beyond the `keep` newest that are whole there, and
+/// what was never brought to its end and is older than all that are kept.
+#[must_use]
+pub fn expired(steps: &[Candidate], keep: usize) -> Vec<&Candidate> {
+    let mut whole: Vec<&Candidate> = steps.iter().filter(|step| step.durable).collect();
+    whole.sort_by_key(|step| std::cmp::Reverse(step.age()));
+    let Some(oldest) = whole.get(keep.max(1) - 1).or(whole.last()) else { return Vec::new() };
+    let mut gone: Vec<&Candidate> =
+        steps.iter().filter(|step| (step.durable || step.begun) && step.age() < oldest.age()).collect();
+    gone.sort_by_key(|step| step.age());
+    gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn candidate(step: u64) -> Candidate {
+        let key = StepKey { step, job: "j".into(), run: "r".into(), attempt: 0, world: 2 };
+        Candidate { key, created: 0, here: true, begun: false, durable: false }
+    }
+
+    fn there(step: u64) -> Candidate {
+        Candidate { durable: true, begun: true, ..candidate(step) }
+    }
+
+    fn step(found: Option<&Candidate>) -> Option<u64> {
+        found.map(|found| found.key.step)
+    }
+
+    #[test]
+    fn the_newest_whole_step_goes_first_and_a_begun_one_before_it() {
+        let mut steps = vec![candidate(10), candidate(20), candidate(30)];
+        assert_eq!(step(next(&steps, 1)), Some(30));
+        steps[1].begun = true;
+        assert_eq!(step(next(&steps, 1)), Some(20));
+        steps[1].here = false;
+        assert_eq!(step(next(&steps, 1)), Some(30), "what lies nowhere cannot be brought");
+        assert_eq!(next(&[], 1), None);
+    }
+
+    #[test]
+    fn one_step_in_so_many_is_due() {
+        let mut steps = vec![there(1000), candidate(1100), candidate(1900)];
+        assert_eq!(next(&steps, 1000), None);
+        steps.push(candidate(2050));
+        assert_eq!(step(next(&steps, 1000)), Some(2050));
+        assert_eq!(next(&[there(2050), candidate(1900)], 1), None, "never an older one");
+    }
+
+    #[test]
+    fn the_newest_stay_and_what_was_left_half_goes_with_the_older_ones() {
+        let half = |step| Candidate { begun: true, here: false, ..candidate(step) };
+        let steps = [there(1), half(2), there(3), there(4), half(5)];
+        let gone: Vec<u64> = expired(&steps, 2).iter().map(|gone| gone.key.step).collect();
+        assert_eq!(gone, [1, 2]);
+        assert!(expired(&steps[..1], 0).is_empty(), "the newest is never deleted");
+        assert!(expired(&[half(2)], 1).is_empty(), "somebody may be at it");
+    }
+
+    proptest! {
+        /// Hosts that take different times for their shard, while a step is saved at every tick: steps come to an end.
+        #[test]
+        fn hosts_of_different_speed_finish_steps(speeds in proptest::collection::vec(1_u64..9, 1..5), every in 1_u64..4) {
+            let mut done: Vec<std::collections::BTreeSet<u64>> = vec![Default::default(); speeds.len()];
+            let mut busy: Vec<Option<(u64, u64)>> = vec![None; speeds.len()];
+            let mut begun = std::collections::BTreeSet::new();
+            for now in 1..200_u64 {
+                for host in 0..speeds.len() {
+                    if let Some((of, until)) = busy[host] {
+                        if until > now { continue }
+                        done[host].insert(of);
+                        busy[host] = None;
+                    }
+                    // The last 20 steps are still on the hosts' disks.
+                    let steps: Vec<Candidate> = (now.saturating_sub(20).max(1)..=now)
+                        .map(|of| Candidate {
+                            begun: begun.contains(&of),
+                            durable: done.iter().all(|done| done.contains(&of)),
+                            ..candidate(of)
+                        })
+                        .collect();
+                    if let Some(of) = next(&steps, every).map(|next| next.key.step)
+                        && !done[host].contains(&of)
+                    {
+                        begun.insert(of);
+                        busy[host] = Some((of, now + speeds[host]));
+                    }
+                }
+            }
+            let whole = done[0].iter().filter(|of| done.iter().all(|done| done.contains(of))).count();
+            prop_assert!(whole >= 3, "{whole} steps of {speeds:?} came to an end");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! A bucket without an agent, for somebody who waits: what lies there, whether it is as it was sealed, and getting it back. All
+//! that a host needs which never had an agent.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mainstay_checkpoint::bucket::StepRecord;
+use mainstay_checkpoint::{MANIFEST_NAME, Manifest};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, StepState, steps as states};
+use mainstay_tier::disk::{Pace, shard_directory, step_directory};
+use mainstay_tier::peer::client::Target;
+use mainstay_tier::peer::error::PeerError;
+use mainstay_tier::peer::{Sealed, look_directory};
+use tokio::runtime::Runtime;
+
+use crate::bucket::{Bucket, DurableError};
+use crate::fetch::Failed;
+use crate::listing::{self, Steps};
+use crate::upload::{self, How, Sent};
+
+/// A bucket and what is needed to wait for it.
+#[derive(Debug)]
+pub struct Direct {
+    bucket: Bucket,
+    runtime: Runtime,
+}
+
+/// What became of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// The step.
+    pub step: u64,
+    /// Shards that were fetched.
+    pub shards: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Direct {
+    /// Opens a bucket.
+    ///
+    /// # Errors
+    /// The URL is of no use, or there are no threads.
+    pub fn open(url: &str) -> Result<Direct, DurableError> {
+        Direct::over(Bucket::open(url)?)
+    }
+
+    /// Waits for a bucket that is open.
+    ///
+    /// # Errors
+    /// There are no threads.
+    pub fn over(bucket: Bucket) -> Result<Direct, DurableError> {
+        Ok(Direct { bucket, runtime: crate::tier::runtime()? })
+    }
+
+    /// All steps of a run, or of all runs, newest first; and what is damaged, a line each.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn list(&self, run_id: Option<&str>) -> Result<(Vec<StepState>, Vec<String>), DurableError> {
+        let (mut copies, mut problems) = (Vec::<Copy>::new(), Vec::new());
+        self.runtime.block_on(async {
+            let runs = match run_id {
+                Some(run_id) => vec![mainstay_checkpoint::bucket::run_directory(run_id)],
+                None => listing::runs(&self.bucket).await?,
+            };
+            for run in runs {
+                let found = listing::steps(&self.bucket, &run, &Steps::default()).await?;
+                copies.extend(found.whole.values().flat_map(|of| listing::copies(of, self.bucket.url())));
+                problems
+                    .extend(found.damaged.iter().map(|(step, problem)| format!("{run}/{step}: {problem}")));
+                problems
+                    .extend(found.begun.iter().map(|step| format!("{run}/{step}: not brought to its end")));
+            }
+            Ok((states(&copies, run_id), problems))
+        })
+    }
+
+    /// Reads every byte of the steps of a run (of all runs without it) and compares it. Tells of each shard; good shards and bytes.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    pub fn verify(
+        &self,
+        run_id: Option<&str>,
+        mut told: impl FnMut(Result<u64, String>),
+    ) -> Result<(), DurableError> {
+        let (steps, problems) = self.list(run_id)?;
+        for copy in steps.iter().flat_map(|step| step.ranks.values().flatten()) {
+            let read = upload::in_step(&upload::step_name(&copy.shard.of), "");
+            let done = self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut Nowhere));
+            told(done.map_err(|error| format!("{read}: rank {}: {}", copy.shard.rank, error.told("it"))));
+        }
+        problems.into_iter().filter(|line| !line.ends_with("end")).for_each(|line| told(Err(line)));
+        Ok(())
+    }
+
+    /// Gets the newest whole step of a run into a directory of the disk's layout; one whose bytes are damaged is passed over for
+    /// the next older one, which `say` is told. None if there is none.
+    ///
+    /// # Errors
+    /// The store does not answer, no step is good, or the directory cannot be written.
+    pub fn pull(
+        &self,
+        run_id: &str,
+        ranks: &[u32],
+        directory: &Path,
+        say: &dyn Fn(String),
+    ) -> Result<Option<Pulled>, PeerError> {
+        let name = self.bucket.url();
+        let listed = self.list(Some(run_id)).map_err(|error| Failed::Durable(error).told(name))?;
+        let mut last = None;
+        for state in listed.0 {
+            match self.pull_step(&state, ranks, directory) {
+                Ok(pulled) => return Ok(Some(pulled)),
+                Err(error @ PeerError::Local(_)) => return Err(error),
+                Err(error) => {
+                    say(format!("step {} cannot be had: {error}; an older one is tried", state.key.step));
+                    last = Some(error);
+                }
+            }
+        }
+        last.map_or(Ok(None), Err)
+    }
+
+    fn pull_step(&self, state: &StepState, ranks: &[u32], directory: &Path) -> Result<Pulled, PeerError> {
+        let mut pulled = Pulled { step: state.key.step, shards: 0, bytes: 0 };
+        let wanted = |rank: &u32| ranks.is_empty() || ranks.contains(rank);
+        for (_, copies) in state.ranks.iter().filter(|(rank, _)| wanted(rank)) {
+            let Some(copy) = copies.first() else { continue };
+            let mut landing = Landing::new(directory);
+            let fetched = self.runtime.block_on(crate::fetch::shard(&self.bucket, &copy.shard, &mut landing));
+            pulled.bytes += fetched.map_err(|error| error.told(self.bucket.url()))?;
+            pulled.shards += 1;
+            landing.finish()?;
+        }
+        Ok(pulled)
+    }
+
+    /// Brings the newest whole step of a directory into the bucket; none if no step of the run is whole there.
+    ///
+    /// # Errors
+    /// The store does not take it, or the bytes are not those that were sealed.
+    pub fn push(&self, run_id: &str, directory: &Path) -> Result<Option<(u64, Sent)>, DurableError> {
+        let mut found: Vec<(Sealed, PathBuf)> = Vec::new();
+        look_directory(directory, |path, sealed| {
+            found.extend(sealed.ok().map(|sealed| (sealed, path.to_owned())))
+        });
+        let copy = |sealed: &Sealed| Copy {
+            holder: String::new(),
+            medium: Medium::Disk,
+            own: true,
+            verified: true,
+            shard: sealed.shard.clone(),
+        };
+        let copies: Vec<Copy> = found.iter().map(|(sealed, _)| copy(sealed)).collect();
+        let newest = states(&copies, Some(run_id)).into_iter().find(StepState::is_whole);
+        let Some((state, record)) = newest.and_then(|state| Some((state.clone(), listing::record(&state)?)))
+        else {
+            return Ok(None);
+        };
+        let pace = Pace::default();
+        let how = How { notes: None, pace: &pace, part_bytes: None, given_up: &|| false };
+        let mut sent = Sent::default();
+        self.runtime.block_on(async {
+            upload::begin(&self.bucket, &record.of).await?;
+            for (sealed, path) in found.iter().filter(|(sealed, _)| is_in(&record, sealed)) {
+                let path = path.join(&sealed.file);
+                let open = File::open(&path);
+                let file =
+                    open.map_err(|error| DurableError::Local(format!("{}: {error}", path.display())))?;
+                let one = upload::shard(&self.bucket, sealed, &Arc::new(file), &how).await?;
+                (sent.bytes, sent.there) = (sent.bytes + one.bytes, sent.there + one.there);
+            }
+            upload::commit(&self.bucket, &record).await
+        })?;
+        Ok(Some((state.key.step, sent)))
+    }
+}
+
+fn is_in(record: &StepRecord, sealed: &Sealed) -> bool {
+    let shard = record.shards.get(sealed.shard.rank as usize);
+    shard.is_some_and(|shard| shard.root == sealed.shard.root)
+}
+
+/// For bytes that are only to be compared.
+struct Nowhere;
+
+impl Target for Nowhere {
+    fn begin(&mut self, _sealed: &Sealed) -> Result<(), PeerError> {
+        Ok(())
+    }
+
+    fn write(&mut self, _offset: u64, _bytes: &[u8]) -> Result<(), PeerError> {
+        Ok(())
+    }
+}
+
+/// A shard on its way into a directory: beside its place, and in it when all of it is there.
+struct Landing<'a> {
+    directory: &'a Path,
+    taken: Option<(File, PathBuf, Sealed)>,
+}
+
+impl<'a> Landing<'a> {
+    fn new(directory: &'a Path) -> Landing<'a> {
+        Landing { directory, taken: None }
+    }
+
+    fn told(&self, error: std::io::Error) -> PeerError {
+        PeerError::Local(format!("writing into {}: {error}", self.directory.display()))
+    }
+
+    fn finish(&mut self) -> Result<(), PeerError> {
+        let Some((file, aside, sealed)) = self.taken.take() else { return Ok(()) };
+        let put = || -> std::io::Result<()> {
+            file.sync_all()?;
+            let mut manifest = File::create_new(aside.join(MANIFEST_NAME))?;
+            manifest.write_all(&sealed.manifest)?;
+            manifest.sync_all()?;
+            File::open(&aside)?.sync_all()?;
+            let home = shard_directory(self.directory, sealed.shard.of.step, sealed.shard.rank);
+            if home.exists() {
+                std::fs::remove_dir_all(&home)?;
+            }
+            std::fs::rename(&aside, &home)?;
+            home.parent().map_or(Ok(()), |step| File::open(step)?.sync_all())
+        };
+        put().map_err(|error| self.told(error))
+    }
+}
+
+impl Target for Landing<'_> {
+    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
+        // The name is from a manifest that was read as one: a name and no path.
+        let is_one = Manifest::decode(&sealed.manifest).is_ok_and(|of| of.file.name == sealed.file);
+        if !is_one {
+            return Err(PeerError::Local("the manifest is none".to_owned()));
+        }
+        let make = || -> std::io::Result<(File, PathBuf)> {
+            let step = step_directory(self.directory, sealed.shard.of.step);
+            std::fs::create_dir_all(&step)?;
+            let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
+            let _ = std::fs::remove_dir_all(&aside);
+            std::fs::create_dir(&aside)?;
+            Ok((File::create_new(aside.join(&sealed.file))?, aside))
+        };
+        let (file, aside) = make().map_err(|error| self.told(error))?;
+        self.taken = Some((file, aside, sealed.clone()));
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
+        let Some((file, ..)) = &self.taken else { return Ok(()) };
+        file.write_all_at(bytes, offset).map_err(|error| self.told(error))
+    }
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        if let Some((_, aside, _)) = self.taken.take() {
+            let _ = std::fs::remove_dir_all(aside);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Gets one shard back, each byte compared with its manifest before it counts.
+
+use std::ops::Range;
+
+use mainstay_checkpoint::MANIFEST_LIMIT;
+use mainstay_checkpoint::bucket::shard_names;
+use mainstay_core::checkpoint::inventory::Shard;
+use mainstay_tier::peer::Sealed;
+use mainstay_tier::peer::client::Target;
+use mainstay_tier::peer::error::PeerError;
+use object_store::ObjectStoreExt;
+use tokio::task::JoinSet;
+
+use crate::bucket::{Bucket, DurableError};
+use crate::upload::{first_bad, in_step, step_name};
+
+/// Ranges on their way at once, and bytes of each.
+const AT_ONCE: usize = 4;
+const RANGE: u64 = 16 << 20;
+
+/// The manifest of a shard as it lies in a bucket.
+///
+/// # Errors
+/// It is not there, or not that of this shard.
+pub async fn manifest(bucket: &Bucket, shard: &Shard) -> Result<Sealed, DurableError> {
+    let name = in_step(&step_name(&shard.of), &shard_names(shard.rank, &shard.root).1);
+    let changed = |problem: String| DurableError::Changed { path: name.clone(), problem, chunk: None };
+    let bytes =
+        bucket.get(&name, MANIFEST_LIMIT).await?.ok_or_else(|| changed("it is missing".to_owned()))?;
+    let sealed = Sealed::of(bytes).map_err(|error| changed(error.to_string()))?;
+    if sealed.shard.root != shard.root {
+        return Err(changed(format!(
+            "it is the manifest of {} and not of {}",
+            sealed.shard.root, shard.root
+        )));
+    }
+    Ok(sealed)
+}
+
+/// Brings a shard to `target`; its bytes. All of them were compared when this returns.
+///
+/// # Errors
+/// The store does not give it, it is not what was sealed, or `target` refuses it.
+pub async fn shard(bucket: &Bucket, shard: &Shard, target: &mut dyn Target) -> Result<u64, Failed> {
+    let sealed = manifest(bucket, shard).await?;
+    target.begin(&sealed).map_err(Failed::Target)?;
+    let name = in_step(&step_name(&shard.of), &shard_names(shard.rank, &shard.root).0);
+    let size = sealed.shard.bytes;
+    let chunk = u64::from(sealed.chunk_bytes).max(1);
+    let step = RANGE.div_ceil(chunk) * chunk;
+    let mut offsets = (0..size.div_ceil(step)).map(|index| index * step);
+    let mut coming = JoinSet::new();
+    let mut tried_again = 0;
+    loop {
+        while coming.len() < AT_ONCE
+            && let Some(from) = offsets.next()
+        {
+            ask(&mut coming, bucket, &name, from..(from + step).min(size));
+        }
+        let Some(came) = coming.join_next().await else { break };
+        let (range, bytes) = came.map_err(|error| DurableError::Local(error.to_string()))??;
+        let is_short = bytes.len() as u64 != range.end - range.start;
+        match first_bad(&sealed, range.start, &bytes) {
+            None if !is_short => target.write(range.start, &bytes).map_err(Failed::Target)?,
+            // Once more: what was spoilt on the way may come right.
+            _ if tried_again < AT_ONCE => {
+                tried_again += 1;
+                ask(&mut coming, bucket, &name, range);
+            }
+            bad => {
+                let chunk = bad.or_else(|| u32::try_from(range.start / chunk).ok());
+                let problem = "its bytes are not those of its manifest".to_owned();
+                return Err(DurableError::Changed { path: name, problem, chunk }.into());
+            }
+        }
+    }
+    Ok(size)
+}
+
+type Came = Result<(Range<u64>, Vec<u8>), DurableError>;
+
+fn ask(coming: &mut JoinSet<Came>, bucket: &Bucket, name: &str, range: Range<u64>) {
+    let (bucket, path) = (bucket.clone(), bucket.path(name));
+    coming.spawn(async move {
+        let get = || bucket.store.get_range(&path, range.clone());
+        let bytes = bucket.again("reading", &path, get).await?;
+        Ok((range, bytes.to_vec()))
+    });
+}
+
+/// Why a shard did not come.
+#[derive(Debug)]
+pub enum Failed {
+    /// Of the storage.
+    Durable(DurableError),
+    /// Of where it was to go.
+    Target(PeerError),
+}
+
+impl From<DurableError> for Failed {
+    fn from(error: DurableError) -> Failed {
+        Failed::Durable(error)
+    }
+}
+
+impl Failed {
+    /// In the words of the tier; `name` is the storage's.
+    #[must_use]
+    pub fn told(self, name: &str) -> PeerError {
+        match self {
+            Failed::Target(error) => error,
+            Failed::Durable(DurableError::Changed { chunk: Some(chunk), .. }) => {
+                PeerError::Corrupt { peer: name.to_owned(), chunk }
+            }
+            Failed::Durable(error) => {
+                PeerError::Unreadable { peer: name.to_owned(), error: error.to_string() }
+            }
+        }
+    }
+}

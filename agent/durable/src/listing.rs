@@ -1,0 +1,170 @@
+//! What lies in a bucket: runs, steps, and which of them are whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mainstay_checkpoint::bucket::{
+    RECORD_LIMIT, STEP_NAME, StepRecord, run_directory, shard_names, step_of_directory,
+};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState};
+use tokio_stream::StreamExt;
+
+use crate::bucket::{Bucket, DurableError};
+use crate::upload::in_step;
+
+/// The steps of a run, by the names of their directories.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Steps {
+    /// Those that are whole.
+    pub whole: BTreeMap<String, StepRecord>,
+    /// Those that somebody has begun.
+    pub begun: BTreeSet<String>,
+    /// Those whose record is damaged, with what is wrong with it. They count as neither.
+    pub damaged: BTreeMap<String, String>,
+}
+
+/// A record in the words of the core.
+#[must_use]
+pub fn key(record: &StepRecord) -> StepKey {
+    let of = record.of.clone();
+    StepKey { step: of.step, job: of.job, run: of.run, attempt: of.attempt, world: of.world_size }
+}
+
+/// The shards of a record, in the words of the core.
+#[must_use]
+pub fn shards(record: &StepRecord) -> Vec<Shard> {
+    let of = key(record);
+    let shard = |(rank, shard): (u32, &mainstay_checkpoint::bucket::StepShard)| Shard {
+        of: of.clone(),
+        rank,
+        root: shard.root.clone(),
+        bytes: shard.bytes,
+        created: i64::try_from(shard.created_unix_s).unwrap_or(i64::MAX),
+    };
+    (0..).zip(&record.shards).map(shard).collect()
+}
+
+/// As copies that everyone may take. `holder`: what the storage is called.
+#[must_use]
+pub fn copies(record: &StepRecord, holder: &str) -> Vec<Copy> {
+    let copy = |shard| Copy {
+        holder: holder.to_owned(),
+        medium: Medium::Durable,
+        own: false,
+        // Of the record; each byte is compared when it is fetched.
+        verified: true,
+        shard,
+    };
+    shards(record).into_iter().map(copy).collect()
+}
+
+/// The record of a step that lies on hosts, for when all its shards lie in the bucket too; none while a rank is missing.
+#[must_use]
+pub fn record(state: &StepState) -> Option<StepRecord> {
+    let shard = |rank| {
+        let shard = &state.ranks.get(&rank)?.first()?.shard;
+        Some(mainstay_checkpoint::bucket::StepShard {
+            root: shard.root.clone(),
+            bytes: shard.bytes,
+            created_unix_s: u64::try_from(shard.created).unwrap_or(0),
+        })
+    };
+    let shards: Option<Vec<_>> = (0..state.key.world).map(shard).collect();
+    Some(StepRecord { of: crate::upload::step_name(&state.key), shards: shards? })
+}
+
+/// The directories of all runs.
+///
+/// # Errors
+/// The store does not answer.
+pub async fn runs(bucket: &Bucket) -> Result<Vec<String>, DurableError> {
+    let names = directories(bucket, "").await?;
+    Ok(names.into_iter().filter(|name| !name.starts_with('.')).collect())
+}
+
+/// The steps in a run's directory. Of those that `known` has, nothing is read again: a record never changes.
+///
+/// # Errors
+/// The store does not answer.
+pub async fn steps(bucket: &Bucket, run: &str, known: &Steps) -> Result<Steps, DurableError> {
+    let mut found = Steps::default();
+    for name in directories(bucket, run).await? {
+        if step_of_directory(&name).is_none() {
+            continue;
+        }
+        if let Some(record) = known.whole.get(&name) {
+            found.whole.insert(name, record.clone());
+            continue;
+        }
+        let content = bucket.get(&format!("{run}/{name}/{STEP_NAME}"), RECORD_LIMIT).await;
+        match content.map(|content| content.map(|content| StepRecord::decode(&content))) {
+            Ok(None) => drop(found.begun.insert(name)),
+            // Under another step's name it is worth nothing: a copied object would offer old bytes as new.
+            Ok(Some(Ok(record))) if record.of.directory() == name => drop(found.whole.insert(name, record)),
+            Ok(Some(Ok(_))) => drop(found.damaged.insert(name, "its record is another step's".to_owned())),
+            Ok(Some(Err(error))) => drop(found.damaged.insert(name, error.to_string())),
+            Err(error @ DurableError::Changed { .. }) => drop(found.damaged.insert(name, error.to_string())),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// The steps of a run by its id.
+///
+/// # Errors
+/// The store does not answer.
+pub async fn of_run(bucket: &Bucket, run_id: &str, known: &Steps) -> Result<Steps, DurableError> {
+    steps(bucket, &run_directory(run_id), known).await
+}
+
+/// The ranks whose shards do not lie there yet, bytes and manifest, at most 64 of them.
+///
+/// # Errors
+/// The store does not answer.
+pub async fn missing(bucket: &Bucket, record: &StepRecord) -> Result<Vec<u32>, DurableError> {
+    let sizes = objects(bucket, &in_step(&record.of, "")).await?;
+    let lies = |(rank, shard): &(u32, &mainstay_checkpoint::bucket::StepShard)| {
+        let (data, manifest) = shard_names(*rank, &shard.root);
+        sizes.get(&data) == Some(&shard.bytes) && sizes.contains_key(&manifest)
+    };
+    let ranks = (0..).zip(&record.shards).filter(|shard| !lies(shard)).map(|(rank, _)| rank);
+    Ok(ranks.take(64).collect())
+}
+
+/// Deletes a step: its record first, so that it is either there or not.
+///
+/// # Errors
+/// The store does not do it. What is left is no step, and the next look deletes it.
+pub async fn delete(bucket: &Bucket, run: &str, step: &str) -> Result<(), DurableError> {
+    let home = format!("{run}/{step}");
+    bucket.delete(&format!("{home}/{STEP_NAME}")).await?;
+    for name in objects(bucket, &home).await?.into_keys() {
+        bucket.delete(&format!("{home}/{name}")).await?;
+    }
+    Ok(())
+}
+
+async fn directories(bucket: &Bucket, name: &str) -> Result<Vec<String>, DurableError> {
+    let path = bucket.path(name);
+    let listed = bucket.again("listing", &path, || bucket.store.list_with_delimiter(Some(&path))).await?;
+    let last =
+        |path: &object_store::path::Path| path.parts().next_back().map(|part| part.as_ref().to_owned());
+    Ok(listed.common_prefixes.iter().filter_map(last).collect())
+}
+
+/// The objects in a directory with their sizes.
+async fn objects(bucket: &Bucket, name: &str) -> Result<BTreeMap<String, u64>, DurableError> {
+    let path = bucket.path(name);
+    let all = || async {
+        let mut found = BTreeMap::new();
+        let mut objects = bucket.store.list(Some(&path));
+        while let Some(object) = objects.next().await {
+            let object = object?;
+            if let Some(name) = object.location.parts().next_back() {
+                found.insert(name.as_ref().to_owned(), object.size);
+            }
+        }
+        Ok(found)
+    };
+    bucket.again("listing", &path, all).await
+}

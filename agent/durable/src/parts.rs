@@ -1,0 +1,159 @@
+//! Uploads in parts. A part that has come is kept by the store until the upload is completed, so that an agent that was killed
+//! goes on where it was: what it must know for that lies in a small file of its own.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path;
+use object_store::{Error, PutPayload};
+use serde::{Deserialize, Serialize};
+
+/// The directory in a bucket of files where uploads lie that are not complete.
+const UPLOADS: &str = ".uploads";
+
+/// Who takes parts.
+#[derive(Clone)]
+pub enum Parts {
+    /// A store that knows uploads in parts.
+    Store(Arc<dyn MultipartStore>),
+    /// A directory: parts are written to their place in a file, which takes its name when all are there.
+    Files(PathBuf),
+}
+
+/// What is known of an upload under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Under {
+    /// The object.
+    pub(crate) name: String,
+    /// Its name at the store.
+    pub(crate) id: String,
+    /// Bytes of each part but the last.
+    pub(crate) part_bytes: u64,
+    /// What the store said to each part that it has.
+    pub(crate) done: BTreeMap<usize, String>,
+}
+
+impl Under {
+    pub(crate) fn read(file: &FilePath) -> Option<Under> {
+        serde_json::from_slice(&fs::read(file).ok()?).ok()
+    }
+
+    /// Written beside and moved: a file that is half written would lose the parts that are there.
+    pub(crate) fn write(&self, file: &FilePath) -> io::Result<()> {
+        let aside = file.with_extension("tmp");
+        fs::write(&aside, serde_json::to_vec(self).map_err(io::Error::other)?)?;
+        fs::rename(&aside, file)
+    }
+}
+
+impl Parts {
+    pub(crate) async fn begin(&self, path: &Path) -> Result<String, Error> {
+        match self {
+            Parts::Store(store) => store.create_multipart(path).await,
+            Parts::Files(root) => {
+                let (root, path) = (root.clone(), path.to_string());
+                aside(&path, move || {
+                    static COUNT: AtomicU64 = AtomicU64::new(0);
+                    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+                    let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+                    let id = format!("{now:x}-{:x}-{count:x}", std::process::id());
+                    fs::create_dir_all(root.join(UPLOADS))?;
+                    File::create_new(root.join(UPLOADS).join(&id))?;
+                    Ok(id)
+                })
+                .await
+            }
+        }
+    }
+
+    /// Brings part `index`, which begins at `offset`.
+    pub(crate) async fn put(
+        &self,
+        path: &Path,
+        id: &str,
+        index: usize,
+        offset: u64,
+        bytes: PutPayload,
+    ) -> Result<String, Error> {
+        match self {
+            Parts::Store(store) => {
+                let id = id.to_owned();
+                store.put_part(path, &id, index, bytes).await.map(|part| part.content_id)
+            }
+            Parts::Files(root) => {
+                let file = upload(root, id);
+                aside(&path.to_string(), move || {
+                    // Never made anew here: an upload that is gone is gone with all its parts.
+                    let file = OpenOptions::new().write(true).open(file)?;
+                    let mut at = offset;
+                    for piece in &bytes {
+                        file.write_all_at(piece, at)?;
+                        at += piece.len() as u64;
+                    }
+                    file.sync_data()?;
+                    Ok(String::new())
+                })
+                .await
+            }
+        }
+    }
+
+    pub(crate) async fn complete(&self, path: &Path, id: &str, parts: Vec<String>) -> Result<(), Error> {
+        match self {
+            Parts::Store(store) => {
+                let parts = parts.into_iter().map(|content_id| PartId { content_id }).collect();
+                store.complete_multipart(path, &id.to_owned(), parts).await.map(drop)
+            }
+            Parts::Files(root) => {
+                let (file, root, to) = (upload(root, id), root.clone(), root.join(path.as_ref()));
+                aside(&path.to_string(), move || {
+                    File::open(&file)?.sync_all()?;
+                    let home = to.parent().unwrap_or(&root);
+                    fs::create_dir_all(home)?;
+                    fs::rename(&file, &to)?;
+                    // Each name on the way, for a directory that was made now is not yet on the disk.
+                    home.ancestors()
+                        .take_while(|above| above.starts_with(&root))
+                        .try_for_each(|above| File::open(above)?.sync_all())
+                })
+                .await
+            }
+        }
+    }
+
+    pub(crate) async fn abort(&self, path: &Path, id: &str) -> Result<(), Error> {
+        match self {
+            Parts::Store(store) => store.abort_multipart(path, &id.to_owned()).await,
+            Parts::Files(root) => {
+                let file = upload(root, id);
+                aside(&path.to_string(), move || fs::remove_file(file)).await
+            }
+        }
+    }
+}
+
+/// An id is a name and no path, whatever lies in the file that it was read from.
+fn upload(root: &FilePath, id: &str) -> PathBuf {
+    let plain: String = id.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').collect();
+    root.join(UPLOADS).join(plain)
+}
+
+async fn aside<T: Send + 'static>(
+    path: &str,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await.map_err(|source| Error::JoinError { source })?;
+    done.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::NotFound { path: path.to_owned(), source: error.into() },
+        io::ErrorKind::PermissionDenied => {
+            Error::PermissionDenied { path: path.to_owned(), source: error.into() }
+        }
+        _ => Error::Generic { store: "file", source: error.into() },
+    })
+}

@@ -1,0 +1,379 @@
+//! Behind an agent's back: steps that are due are brought into the bucket, old ones go, and the service among peers is told what
+//! lies there, so that a host without any history finds it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mainstay_checkpoint::bucket::{StepRecord, run_directory, step_of_directory};
+use mainstay_core::checkpoint::durable::{Candidate, expired, next};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, StepState, steps};
+use mainstay_core::checkpoint::placement::score;
+use mainstay_tier::disk::Pace;
+use mainstay_tier::peer::client::Target;
+use mainstay_tier::peer::error::PeerError;
+use mainstay_tier::peer::{Durable, Service};
+use tokio::runtime::Runtime;
+
+use crate::bucket::{Bucket, DurableError};
+use crate::fetch::Failed;
+use crate::listing::{self, Steps};
+use crate::upload::{self, How, step_name};
+
+/// How long the bucket may not answer before a decision is made without it.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// How long what was listed counts as new, while something is under way and else.
+const LISTED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
+
+/// The wait after a failure, twice as long each time.
+const BACK_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The first step in so many training steps goes there.
+    pub every: u64,
+    /// Whole steps of a run that are kept there.
+    pub keep: usize,
+    /// Bytes a second; none for no limit.
+    pub bandwidth: Option<u64>,
+    /// Bytes of a part at least; none for what suits object stores.
+    pub part_bytes: Option<u64>,
+    /// Where it is written down how far uploads are.
+    pub notes: PathBuf,
+    /// Time from one look to the next.
+    pub interval: Duration,
+}
+
+/// How it stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// What is being brought there.
+    pub uploading: Option<u64>,
+    /// What went wrong last, until something goes right.
+    pub error: Option<String>,
+    /// Bytes that went there since the start.
+    pub bytes_sent: u64,
+    /// Steps that this agent made whole there since the start.
+    pub steps: u64,
+    /// Tries that failed since the start.
+    pub failures: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By run id.
+    runs: BTreeMap<String, (Instant, Steps)>,
+    status: Status,
+}
+
+/// The durable tier of an agent. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Tier {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    bucket: Bucket,
+    settings: Settings,
+    runtime: Runtime,
+    state: Mutex<State>,
+    stop: AtomicBool,
+    bell: (Mutex<bool>, Condvar),
+}
+
+pub(crate) fn runtime() -> Result<Runtime, DurableError> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let built = builder.worker_threads(2).thread_name("ckpt-durable").enable_all().build();
+    built.map_err(|error| DurableError::Local(format!("starting threads: {error}")))
+}
+
+impl Tier {
+    /// Begins to watch `service`, and tells it what lies in the bucket.
+    ///
+    /// # Errors
+    /// There are no threads, or the directory for notes cannot be made.
+    pub fn start(bucket: Bucket, settings: Settings, service: &Arc<Service>) -> Result<Tier, DurableError> {
+        let made = fs::create_dir_all(&settings.notes);
+        made.map_err(|error| DurableError::Local(format!("{}: {error}", settings.notes.display())))?;
+        let inner = Arc::new(Inner {
+            bucket,
+            settings,
+            runtime: runtime()?,
+            state: Mutex::default(),
+            stop: AtomicBool::new(false),
+            bell: (Mutex::new(false), Condvar::new()),
+        });
+        service.attach(Arc::clone(&inner) as Arc<dyn Durable>);
+        let (worker, service) = (Arc::clone(&inner), Arc::clone(service));
+        let work = move || worker.work(&service);
+        let spawned = std::thread::Builder::new().name("ckpt-durable".to_owned()).spawn(work);
+        spawned.map_err(|error| DurableError::Local(format!("starting a thread: {error}")))?;
+        Ok(Tier { inner })
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.inner.state().status.clone()
+    }
+
+    /// What the bucket is called.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        self.inner.bucket.url()
+    }
+}
+
+impl Drop for Tier {
+    fn drop(&mut self) {
+        self.inner.stop.store(true, Ordering::SeqCst);
+        *self.inner.bell.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.inner.bell.1.notify_all();
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    fn work(&self, service: &Service) {
+        let pace = Pace::of(self.settings.bandwidth);
+        let mut failures: u32 = 0;
+        while !self.stops() {
+            let looked = self.look(service, &pace);
+            let wait = match &looked {
+                Ok(()) => self.settings.interval,
+                Err(_) => {
+                    failures += 1;
+                    (BACK_OFF.0 * (1 << failures.min(8))).min(BACK_OFF.1)
+                }
+            };
+            let mut state = self.state();
+            state.status.uploading = None;
+            match looked {
+                Ok(()) => (failures, state.status.error) = (0, None),
+                Err(DurableError::GivenUp) => {}
+                Err(error) => {
+                    let told = error.to_string();
+                    if state.status.error.as_ref() != Some(&told) {
+                        tracing::warn!(url = self.bucket.url(), error = told, "durable storage");
+                    }
+                    state.status.failures += 1;
+                    state.status.error = Some(told);
+                }
+            }
+            drop(state);
+            let rung = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(self.bell.1.wait_timeout_while(rung, wait, |rung| !*rung));
+        }
+    }
+
+    /// One look: what is due is brought there.
+    fn look(&self, service: &Service, pace: &Pace) -> Result<(), DurableError> {
+        let copies: Vec<Copy> =
+            service.copies().into_iter().filter(|copy| copy.medium != Medium::Durable).collect();
+        let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
+        for run in runs {
+            let states = steps(&copies, Some(run));
+            self.list(run, LISTED.1)?;
+            if next(&self.candidates(run, &states), self.settings.every).is_none() {
+                continue;
+            }
+            // Somebody else may have begun with another step.
+            self.list(run, LISTED.0)?;
+            let candidates = self.candidates(run, &states);
+            let Some(due) = next(&candidates, self.settings.every) else { continue };
+            if let Some(state) = states.iter().find(|state| state.key == due.key) {
+                self.bring(service, run, state, &copies, pace)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings this agent's shards of a step, and makes it one if all others are there.
+    fn bring(
+        &self,
+        service: &Service,
+        run: &str,
+        state: &StepState,
+        copies: &[Copy],
+        pace: &Pace,
+    ) -> Result<(), DurableError> {
+        let Some(record) = listing::record(state) else { return Ok(()) };
+        self.state().status.uploading = Some(state.key.step);
+        let how = How {
+            notes: Some(&self.settings.notes),
+            pace,
+            part_bytes: self.settings.part_bytes,
+            given_up: &|| self.stops(),
+        };
+        let mut notes = BTreeSet::new();
+        self.runtime.block_on(async {
+            upload::begin(&self.bucket, &record.of).await?;
+            for shard in ours(service.name(), state, copies) {
+                let Some((sealed, file)) = service.open(&shard.root) else { continue };
+                notes.insert(format!("{}.json", shard.root));
+                let sent = upload::shard(&self.bucket, &sealed, &Arc::new(file), &how).await;
+                if let Err(DurableError::Changed { chunk: Some(_), .. }) = &sent {
+                    service.doubt(&shard.root);
+                }
+                self.state().status.bytes_sent += sent?.bytes;
+            }
+            if listing::missing(&self.bucket, &record).await?.is_empty() {
+                upload::commit(&self.bucket, &record).await?;
+                tracing::info!(
+                    run,
+                    step = state.key.step,
+                    url = self.bucket.url(),
+                    "a step is in durable storage"
+                );
+                self.state().status.steps += 1;
+            }
+            Ok(())
+        })?;
+        self.forget_notes(&notes);
+        self.list(run, Duration::ZERO)?;
+        self.tidy(run)
+    }
+
+    /// Uploads that were begun for steps that are over: the store need not keep their parts.
+    fn forget_notes(&self, of_now: &BTreeSet<String>) {
+        for entry in fs::read_dir(&self.settings.notes).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(|name| of_now.contains(name)) {
+                continue;
+            }
+            if let Some(under) = crate::parts::Under::read(&entry.path()) {
+                let path = self.bucket.path(&under.name);
+                let _ = self.runtime.block_on(self.bucket.parts.abort(&path, &under.id));
+            }
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+
+    /// Deletes what is beyond `keep`.
+    fn tidy(&self, run: &str) -> Result<(), DurableError> {
+        let candidates = self.candidates(run, &[]);
+        for gone in expired(&candidates, self.settings.keep) {
+            let name = if gone.durable { step_name(&gone.key).directory() } else { gone.key.job.clone() };
+            self.runtime.block_on(listing::delete(&self.bucket, &run_directory(run), &name))?;
+            if let Some((_, steps)) = self.state().runs.get_mut(run) {
+                steps.whole.remove(&name);
+                steps.begun.remove(&name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks what lies there of a run, unless that was asked within `within`.
+    fn list(&self, run: &str, within: Duration) -> Result<(), DurableError> {
+        let known = self.state().runs.get(run).cloned();
+        if known.as_ref().is_some_and(|(at, _)| at.elapsed() < within) {
+            return Ok(());
+        }
+        let known = known.map(|(_, steps)| steps).unwrap_or_default();
+        let asked = listing::of_run(&self.bucket, run, &known);
+        let late = |_| DurableError::Local(format!("{} did not answer within {ANSWER:?}", self.bucket.url()));
+        let found =
+            self.runtime.block_on(async { tokio::time::timeout(ANSWER, asked).await }).map_err(late)??;
+        for (step, problem) in found.damaged.iter().filter(|(step, _)| !known.damaged.contains_key(*step)) {
+            tracing::warn!(run, step, problem, "a step in durable storage is damaged and not offered");
+        }
+        self.state().runs.insert(run.to_owned(), (Instant::now(), found));
+        Ok(())
+    }
+
+    /// The steps of a run: those on hosts and those in the bucket. What nobody here knows more of than its directory has that name
+    /// in place of its job.
+    fn candidates(&self, run: &str, states: &[StepState]) -> Vec<Candidate> {
+        let state = self.state();
+        let Some((_, there)) = state.runs.get(run) else { return Vec::new() };
+        let named: BTreeSet<String> = states.iter().map(|of| step_name(&of.key).directory()).collect();
+        let here = states.iter().map(|of| {
+            let name = step_name(&of.key).directory();
+            Candidate {
+                key: of.key.clone(),
+                created: of.created,
+                here: of.is_whole(),
+                begun: there.begun.contains(&name),
+                durable: there.whole.contains_key(&name),
+            }
+        });
+        let whole =
+            there.whole.iter().filter(|(name, _)| !named.contains(*name)).map(|(_, record)| Candidate {
+                key: listing::key(record),
+                created: i64::try_from(record.created_unix_s()).unwrap_or(i64::MAX),
+                here: false,
+                begun: true,
+                durable: true,
+            });
+        let half = there.begun.iter().filter(|name| !named.contains(*name)).filter_map(|name| {
+            let (step, attempt) = step_of_directory(name)?;
+            let key = StepKey { step, attempt, job: name.clone(), run: run.to_owned(), world: 0 };
+            Some(Candidate { key, created: 0, here: false, begun: true, durable: false })
+        });
+        here.chain(whole).chain(half).collect()
+    }
+
+    fn record_of(&self, key: &StepKey) -> Option<StepRecord> {
+        let name = step_name(key).directory();
+        self.state().runs.get(key.run_id()).and_then(|(_, steps)| steps.whole.get(&name).cloned())
+    }
+}
+
+/// The shards that this agent is to bring: its own, and of those whose owner is gone the ones that are its by rendezvous.
+fn ours(me: &str, state: &StepState, copies: &[Copy]) -> Vec<Shard> {
+    let mut ours = Vec::new();
+    for shards in state.ranks.values() {
+        let Some(shard) = shards.first().map(|copy| &copy.shard) else { continue };
+        let of_it = copies.iter().filter(|copy| copy.shard.root == shard.root);
+        let owner = of_it.clone().find(|copy| copy.own).map(|copy| copy.holder.as_str());
+        let by_score = of_it.max_by_key(|copy| score(&shard.root, &copy.holder));
+        if owner.or_else(|| by_score.map(|copy| copy.holder.as_str())) == Some(me) {
+            ours.push(shard.clone());
+        }
+    }
+    ours
+}
+
+impl Durable for Inner {
+    fn name(&self) -> String {
+        self.bucket.url().to_owned()
+    }
+
+    fn shards(&self) -> Vec<Shard> {
+        let state = self.state();
+        state.runs.values().flat_map(|(_, steps)| steps.whole.values()).flat_map(listing::shards).collect()
+    }
+
+    fn refresh(&self, run_id: &str) -> Result<(), PeerError> {
+        self.list(run_id, Duration::from_secs(1))
+            .map_err(|error| Failed::Durable(error).told(self.bucket.url()))
+    }
+
+    fn get(&self, shard: &Shard, target: &mut dyn Target) -> Result<u64, PeerError> {
+        let got = self.runtime.block_on(crate::fetch::shard(&self.bucket, shard, target));
+        got.map_err(|error| error.told(self.bucket.url()))
+    }
+
+    fn remove(&self, key: &StepKey) -> Result<usize, PeerError> {
+        let Some(record) = self.record_of(key) else { return Ok(0) };
+        let (run, name) = (run_directory(key.run_id()), step_name(key).directory());
+        let deleted = self.runtime.block_on(listing::delete(&self.bucket, &run, &name));
+        deleted.map_err(|error| Failed::Durable(error).told(self.bucket.url()))?;
+        if let Some((_, steps)) = self.state().runs.get_mut(key.run_id()) {
+            steps.whole.remove(&name);
+        }
+        Ok(record.shards.len())
+    }
+}

@@ -1,0 +1,251 @@
+//! Brings one shard into a bucket, and makes a step of shards that are all there.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use mainstay_checkpoint::bucket::{BEGUN_NAME, STEP_NAME, StepName, StepRecord, run_directory, shard_names};
+use mainstay_checkpoint::{MANIFEST_LIMIT, chunk_sum};
+use mainstay_tier::disk::Pace;
+use mainstay_tier::peer::Sealed;
+use object_store::PutPayload;
+use tokio::task::JoinSet;
+
+use crate::bucket::{Bucket, DurableError};
+use crate::parts::Under;
+
+/// Parts on their way at once.
+const AT_ONCE: usize = 4;
+
+/// Bytes of a part, as long as there are not too many: S3 takes 5 MiB at least, and 10,000 parts at most.
+const PART: u64 = 16 << 20;
+
+/// Parts of one upload at most.
+const MOST_PARTS: u64 = 9000;
+
+/// How an upload is done.
+pub struct How<'a> {
+    /// Where it is written down how far an upload is; none for uploads that are begun anew.
+    pub notes: Option<&'a Path>,
+    /// How fast.
+    pub pace: &'a Pace,
+    /// Bytes of a part at least; none for what suits object stores.
+    pub part_bytes: Option<u64>,
+    /// Whether to stop here: parts that have come stay.
+    pub given_up: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Bytes that went to the store.
+    pub bytes: u64,
+    /// Bytes that lay there already.
+    pub there: u64,
+}
+
+/// The name of a step's object.
+pub(crate) fn in_step(of: &StepName, name: &str) -> String {
+    format!("{}/{}/{name}", run_directory(of.run_id()), of.directory())
+}
+
+/// Which step a shard is of, in the words of a bucket.
+pub(crate) fn step_name(of: &mainstay_core::checkpoint::inventory::StepKey) -> StepName {
+    StepName {
+        job: of.job.clone(),
+        run: of.run.clone(),
+        attempt: of.attempt,
+        step: of.step,
+        world_size: of.world,
+    }
+}
+
+/// Says that somebody has begun with a step.
+///
+/// # Errors
+/// The store does not take it.
+pub async fn begin(bucket: &Bucket, of: &StepName) -> Result<(), DurableError> {
+    bucket.put(&in_step(of, BEGUN_NAME), Vec::new()).await
+}
+
+/// Makes a step of shards that are all there: its record is written, last of all.
+///
+/// # Errors
+/// The store does not take it.
+pub async fn commit(bucket: &Bucket, record: &StepRecord) -> Result<(), DurableError> {
+    bucket.put(&in_step(&record.of, STEP_NAME), record.encode()).await
+}
+
+/// Brings a shard: its bytes, each compared with its manifest on the way, then its manifest. What lies there is not sent again.
+///
+/// # Errors
+/// The store does not take it, or the bytes are not those that were sealed.
+pub async fn shard(
+    bucket: &Bucket,
+    sealed: &Sealed,
+    file: &Arc<File>,
+    how: &How<'_>,
+) -> Result<Sent, DurableError> {
+    let of = step_name(&sealed.shard.of);
+    let (data, manifest) = shard_names(sealed.shard.rank, &sealed.shard.root);
+    let (data, manifest) = (in_step(&of, &data), in_step(&of, &manifest));
+    let mut sent = Sent { bytes: 0, there: sealed.shard.bytes };
+    if bucket.length(&data).await? != Some(sealed.shard.bytes) {
+        sent = bytes(bucket, &data, sealed, file, how).await?;
+        let found = bucket.length(&data).await?;
+        if found != Some(sealed.shard.bytes) {
+            let problem = format!("{} bytes were sent and {found:?} lie there", sealed.shard.bytes);
+            return Err(DurableError::Changed { path: data, problem, chunk: None });
+        }
+    }
+    if bucket.get(&manifest, MANIFEST_LIMIT).await?.as_ref() != Some(&sealed.manifest) {
+        bucket.put(&manifest, sealed.manifest.clone()).await?;
+        if bucket.get(&manifest, MANIFEST_LIMIT).await?.as_ref() != Some(&sealed.manifest) {
+            let problem = "the manifest is read back as another".to_owned();
+            return Err(DurableError::Changed { path: manifest, problem, chunk: None });
+        }
+    }
+    Ok(sent)
+}
+
+async fn bytes(
+    bucket: &Bucket,
+    name: &str,
+    sealed: &Sealed,
+    file: &Arc<File>,
+    how: &How<'_>,
+) -> Result<Sent, DurableError> {
+    let size = sealed.shard.bytes;
+    let part_bytes = part_bytes(size, u64::from(sealed.chunk_bytes), how.part_bytes);
+    if size <= part_bytes {
+        how.pace.wait(size);
+        bucket.put(name, read(sealed, file, 0, size)?).await?;
+        return Ok(Sent { bytes: size, there: 0 });
+    }
+    let notes = how.notes.map(|notes| notes.join(format!("{}.json", sealed.shard.root)));
+    let before = notes.as_deref().and_then(Under::read);
+    if let Some(before) = before.filter(|before| before.name == name && before.part_bytes == part_bytes) {
+        let job = Job { bucket, sealed, file, how, notes: notes.as_deref() };
+        match job.run(before).await {
+            // The store has thrown the upload away; a lifecycle rule may.
+            Err(error) if error.is_gone() => {
+                tracing::info!(name, %error, "an upload cannot be gone on with and is begun anew");
+            }
+            done => return done,
+        }
+    }
+    let path = bucket.path(name);
+    let id = bucket.again("beginning", &path, || bucket.parts.begin(&path)).await?;
+    let under = Under { name: name.to_owned(), id, part_bytes, done: Default::default() };
+    Job { bucket, sealed, file, how, notes: notes.as_deref() }.run(under).await
+}
+
+/// Whole chunks, and few enough parts.
+fn part_bytes(size: u64, chunk: u64, wanted: Option<u64>) -> u64 {
+    let least = wanted.unwrap_or(PART).max(size.div_ceil(MOST_PARTS)).max(1);
+    least.div_ceil(chunk.max(1)).saturating_mul(chunk.max(1))
+}
+
+/// One upload in parts.
+struct Job<'a> {
+    bucket: &'a Bucket,
+    sealed: &'a Sealed,
+    file: &'a Arc<File>,
+    how: &'a How<'a>,
+    notes: Option<&'a Path>,
+}
+
+impl Job<'_> {
+    async fn run(&self, mut under: Under) -> Result<Sent, DurableError> {
+        let size = self.sealed.shard.bytes;
+        let parts = usize::try_from(size.div_ceil(under.part_bytes)).unwrap_or(usize::MAX);
+        under.done.retain(|index, _| *index < parts);
+        self.note(&under)?;
+        let mut sent = Sent::default();
+        let mut coming = JoinSet::new();
+        for index in 0..parts {
+            let offset = index as u64 * under.part_bytes;
+            let length = under.part_bytes.min(size - offset);
+            if under.done.contains_key(&index) {
+                sent.there += length;
+                continue;
+            }
+            if (self.how.given_up)() {
+                return Err(DurableError::GivenUp);
+            }
+            if coming.len() >= AT_ONCE {
+                self.take(&mut coming, &mut under).await?;
+            }
+            self.how.pace.wait(length);
+            // Read and compared here, on this thread: the runtime's own bring what was read before.
+            let payload = PutPayload::from(read(self.sealed, self.file, offset, length)?);
+            let (bucket, path, id) = (self.bucket.clone(), self.bucket.path(&under.name), under.id.clone());
+            coming.spawn(async move {
+                let put = || bucket.parts.put(&path, &id, index, offset, payload.clone());
+                bucket.again("sending a part of", &path, put).await.map(|part| (index, part))
+            });
+            sent.bytes += length;
+        }
+        while !coming.is_empty() {
+            self.take(&mut coming, &mut under).await?;
+        }
+        let path = self.bucket.path(&under.name);
+        let all: Vec<String> = under.done.values().cloned().collect();
+        let complete = || self.bucket.parts.complete(&path, &under.id, all.clone());
+        let completed = self.bucket.again("completing", &path, complete).await;
+        // Also where it was refused: parts that the store has lost would make it fail for ever.
+        if let Some(notes) = self.notes {
+            let _ = fs::remove_file(notes);
+        }
+        completed.map(|()| sent)
+    }
+
+    /// Waits for one part, and writes down that it is there.
+    async fn take(
+        &self,
+        coming: &mut JoinSet<Result<(usize, String), DurableError>>,
+        under: &mut Under,
+    ) -> Result<(), DurableError> {
+        match coming.join_next().await {
+            None => Ok(()),
+            Some(Ok(done)) => {
+                let (index, part) = done?;
+                under.done.insert(index, part);
+                self.note(under)
+            }
+            Some(Err(error)) => Err(DurableError::Local(format!("sending a part: {error}"))),
+        }
+    }
+
+    fn note(&self, under: &Under) -> Result<(), DurableError> {
+        let Some(notes) = self.notes else { return Ok(()) };
+        under.write(notes).map_err(|error| DurableError::Local(format!("{}: {error}", notes.display())))
+    }
+}
+
+/// Bytes of a shard, whole chunks of it, as they were sealed.
+fn read(sealed: &Sealed, file: &File, offset: u64, length: u64) -> Result<Vec<u8>, DurableError> {
+    let told = |problem: String, chunk| DurableError::Changed {
+        path: format!("the shard of rank {} of step {}", sealed.shard.rank, sealed.shard.of.step),
+        problem,
+        chunk,
+    };
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, offset).map_err(|error| told(format!("reading it: {error}"), None))?;
+    first_bad(sealed, offset, &bytes).map_or(Ok(bytes), |chunk| {
+        Err(told(format!("its bytes have changed since (chunk {chunk})"), Some(chunk)))
+    })
+}
+
+/// The first of the chunks from `offset` on that is not what the manifest says.
+pub(crate) fn first_bad(sealed: &Sealed, offset: u64, bytes: &[u8]) -> Option<u32> {
+    let chunk = u64::from(sealed.chunk_bytes).max(1);
+    let first = offset / chunk;
+    let size = usize::try_from(chunk).unwrap_or(usize::MAX);
+    bytes.chunks(size).zip(first..).find_map(|(piece, index)| {
+        let index = u32::try_from(index).ok()?;
+        let is_good = sealed.sums.get(index as usize) == Some(&chunk_sum(piece));
+        (!is_good).then_some(index)
+    })
+}

@@ -1,0 +1,60 @@
+//! Durable storage without an agent: all that a host needs which never had one.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use mainstay_durable::direct::Direct;
+use serde_json::json;
+
+use super::files::{told, weighed};
+use super::said;
+use super::show::size;
+use crate::cli::output::clean;
+use crate::cli::{exit, output};
+
+/// Whether a URL was given in place of a directory.
+pub(super) fn is_url(place: &Path) -> bool {
+    place.to_str().is_some_and(|place| place.contains("://"))
+}
+
+pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
+    let url = url.display().to_string();
+    let (states, problems) = Direct::open(&url)?.list(run)?;
+    told(&url, &states, &problems, as_json)
+}
+
+pub(super) fn verify(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
+    let (mut good, mut bytes, mut bad) = (0, 0, Vec::new());
+    Direct::open(&url.display().to_string())?.verify(run, |checked| match checked {
+        Ok(size) => (good, bytes) = (good + 1, bytes + size),
+        Err(problem) => bad.push(problem),
+    })?;
+    weighed(good, bytes, &bad, as_json)
+}
+
+pub(super) fn pull(
+    url: &str,
+    run: &str,
+    directory: &Path,
+    ranks: &[u32],
+    as_json: bool,
+) -> anyhow::Result<ExitCode> {
+    let say = |line: String| output::note(&clean(&line));
+    let Some(pulled) = Direct::open(url)?.pull(run, ranks, directory, &say)? else {
+        said(as_json, &json!({"step": null}), "no whole step of this run is there")?;
+        return Ok(ExitCode::from(exit::UNKNOWN));
+    };
+    let value = json!({"step": pulled.step, "shards_fetched": pulled.shards, "bytes_fetched": pulled.bytes});
+    let text = format!("step {}: {} shard(s), {}", pulled.step, pulled.shards, size(pulled.bytes));
+    said(as_json, &value, &text)
+}
+
+pub(super) fn push(url: &str, run: &str, directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
+    let Some((step, sent)) = Direct::open(url)?.push(run, directory)? else {
+        said(as_json, &json!({"step": null}), "no whole step of this run lies in the directory")?;
+        return Ok(ExitCode::from(exit::UNKNOWN));
+    };
+    let value = json!({"step": step, "bytes_sent": sent.bytes, "bytes_there": sent.there});
+    let text = format!("step {step}: {} sent, {} lay there", size(sent.bytes), size(sent.there));
+    said(as_json, &value, &text)
+}

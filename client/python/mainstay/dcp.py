@@ -1,0 +1,334 @@
+"""Distributed checkpoints of PyTorch into Mainstay's: ``dcp.save(state, storage_writer=mainstay.dcp.Writer(step))`` and
+``dcp.load(state, storage_reader=mainstay.dcp.Reader())``.
+
+What ``dcp.save`` or ``dcp.async_save`` of any planner writes becomes one shard of each rank, in the launcher's memory or on the disk,
+where replicas, durable storage and retention find it like any other. A step is whole when the coordinator has sealed its own
+shard, last of all and with DCP's metadata in it: a save that is cut short leaves the older step. Loading reads the ranks' shards that a
+rank needs, on any number of ranks, and checks every byte before it is used.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+import warnings
+from typing import Any, Dict, List, NamedTuple, Optional, Union
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from . import _memory_steps, _pool, _seal, _shard, checkpoint
+
+__all__ = ["Reader", "Writer"]
+
+_MARK = "__mainstay_dcp__"
+_STEP = re.compile(r"(\d+)/*$")
+
+
+class Where(NamedTuple):
+    """Where an item lies: in which rank's shard, under which name."""
+
+    rank: int
+    name: str
+
+
+class Writer(StorageWriter):
+    """Writes a step. ``step``, or a ``checkpoint_id`` that ends in its number (``"runs/a/step-100"``). `directory`: as for
+    `mainstay.checkpoint.save`.
+    """
+
+    def __init__(self, step: Optional[int] = None, *, directory: Optional[str] = None):
+        super().__init__()
+        self._step = step if step is None else checkpoint._step_number(step)
+        self._directory = directory
+        self._leads = False
+        self._held: Optional[dict] = None
+
+    def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
+        self._held = None
+        self._step = _step_of(checkpoint_id, self._step)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        self._leads = is_coordinator
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future:
+        if self._step is None:
+            raise ValueError("mainstay.dcp.Writer: no step: Writer(step), or a checkpoint_id that ends in its number")
+        place = _place(self._directory)
+        tensors: Dict[str, torch.Tensor] = {}
+        blobs: Dict[str, bytes] = {}
+        results = []
+        for item in plan.items:
+            name = _name(item.index)
+            data = planner.resolve_data(item)
+            if item.type is WriteItemType.BYTE_IO:
+                blobs[name] = data.getvalue()
+                size = len(blobs[name])
+            else:
+                tensors[name] = _plain(data)
+                size = data.numel() * data.element_size()
+            results.append(WriteResult(item.index, size, Where(place.rank, name)))
+        shard = {_MARK: 1, "tensors": tensors, "bytes": blobs}
+        if self._leads:
+            # Sealed in `finish`, with what only the coordinator knows: until then the step is not whole.
+            self._held = shard
+        else:
+            _save(place, self._step, shard)
+        done: Future = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:
+        metadata.storage_data = {written.index: written.storage_data for of_rank in results for written in of_rank}
+        metadata.storage_meta = self.storage_meta()
+        shard, self._held = self._held, None
+        _save(_place(self._directory), self._step, {**(shard or {_MARK: 1}), "metadata": pickle.dumps(metadata)})
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:
+        return _STEP.search(os.fspath(checkpoint_id)) is not None
+
+
+class Reader(StorageReader):
+    """Reads a step: ``step``, or that of a ``checkpoint_id``, or the newest that is whole, the same on all ranks.
+
+    The newest is read and checked completely by each rank before it is chosen, and passed over if a byte of it has changed. Ranks
+    choose together, by torch.distributed if it is initialised; ``together=False`` where not all of them load.
+    """
+
+    def __init__(self, step: Optional[int] = None, *, directory: Optional[str] = None, together: bool = True):
+        super().__init__()
+        self._wanted = step if step is None else checkpoint._step_number(step)
+        self._directory = directory
+        self._together = together
+        self._shards: Optional[_Shards] = None
+        self._data: dict = {}
+
+    @property
+    def step(self) -> Optional[int]:
+        """The step that is being read; None before it was chosen."""
+        return self._shards and self._shards.step
+
+    def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
+        self._shards, self._data = None, {}
+        self._wanted = _step_of(checkpoint_id, self._wanted)
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        place = _place(self._directory)
+        if self._wanted is not None:
+            self._shards = _Shards(place, self._wanted)
+        else:
+            self._shards = _newest(place, self._together and dist.is_available() and dist.is_initialized())
+        return self._shards.metadata()
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        self._data = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: List[LoadPlan]) -> List[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future:
+        by_rank: Dict[int, list] = {}
+        for item in plan.items:
+            where = self._data[item.storage_index]
+            by_rank.setdefault(where.rank, []).append((where.name, item))
+        for rank, items in sorted(by_rank.items()):
+            # One at a time: another rank's shard may be as large as this one's memory has room for.
+            shard = self._shards.of(rank)
+            for name, item in items:
+                if item.type == LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, io.BytesIO(shard["bytes"][name]))
+                    continue
+                part = shard["tensors"][name]
+                for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
+                    part = part.narrow(dimension, offset, length)
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(part)
+                planner.commit_tensor(item, target)
+        done: Future = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:
+        return Writer.validate_checkpoint_id(checkpoint_id)
+
+
+class _Shards:
+    """The shards of one step, wherever they lie on this host. Raises what is wrong with them."""
+
+    def __init__(self, place, step: int):
+        self.step = step
+        self._place = place
+        self._memory = _memory(place)
+        self._kept: Dict[int, dict] = {}
+        held = self._memory and self._memory._steps.get(step)
+        self._copies = held[1] if held else {}
+        self.world_size = _world_size(place.directory, step, self._copies)
+        if not self._copies and not _seal.looks_whole(place.directory, step, self.world_size):
+            raise _seal.Incomplete(f"step {step} in {place.directory} is not whole")
+
+    def of(self, rank: int) -> dict:
+        if rank in self._kept:
+            return self._kept[rank]
+        return self._from_memory(rank) or self._from_disk(rank)
+
+    def _from_memory(self, rank: int) -> Optional[dict]:
+        copy = self._copies.get(rank)
+        if copy is None:
+            return None
+        try:
+            return _pool.state_of(copy, checkpoint._attempt())
+        except _pool.Spoilt as spoilt:
+            _warn(f"step {self.step}: {spoilt}; the disk is asked")
+            return None
+
+    def _from_disk(self, rank: int) -> dict:
+        taken = _seal.take_one(self._place.directory, self.step, rank)
+        if taken is None:
+            raise _seal.Damaged(
+                f"the shard of rank {rank} of step {self.step} in {self._place.directory} is missing, or its bytes have changed "
+                "since it was sealed; it is not loaded"
+            )
+        manifest, file = taken
+        with file:
+            if manifest["format"] == 2:
+                return _shard.Reader(file.fileno(), manifest).state()
+            # This user's own file, compared with its manifest just now: as trusted as the script itself.
+            return torch.load(file, map_location="cpu", weights_only=False)
+
+    def verify(self) -> None:
+        """Raises Damaged unless every byte of every rank's shard is as it was sealed."""
+        for rank in range(self.world_size):
+            if rank not in self._copies and not _seal.is_intact(self._place.directory, self.step, rank):
+                raise _seal.Damaged(f"the shard of rank {rank} has changed since it was sealed")
+
+    def metadata(self) -> Metadata:
+        for rank in range(self.world_size):
+            shard = self.of(rank)
+            if not isinstance(shard, dict) or _MARK not in shard:
+                break
+            if "metadata" in shard:
+                # Kept: it is needed again in a moment, and the coordinator is the first rank almost always.
+                self._kept = {rank: shard}
+                return pickle.loads(shard["metadata"])
+        raise _seal.Incomplete(f"step {self.step} in {self._place.directory} was not written by torch.distributed.checkpoint")
+
+
+def _newest(place, together: bool) -> _Shards:
+    memory = _memory(place)
+    on_disk = _seal.steps(place.directory)
+    steps = memory.with_those_of(on_disk) if memory else on_disk
+    limit = None
+    while True:
+        found = _newest_good(place, [step for step in steps if limit is None or step <= limit])
+        number = -1 if found is None else found.step
+        # Every rank sees the same answers, and so asks the same number of times.
+        told = _told_by_all(number) if together else [number]
+        limit = min(told)
+        if limit < 0:
+            raise FileNotFoundError(f"mainstay.dcp.Reader: no whole step in {place.directory} on every rank")
+        if max(told) == limit:
+            return found
+
+
+def _told_by_all(number: int) -> list:
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, number)
+    return told
+
+
+def _newest_good(place, steps: list) -> Optional[_Shards]:
+    for step in steps:
+        try:
+            shards = _Shards(place, step)
+            shards.verify()
+            shards.metadata()
+            return shards
+        except _seal.Incomplete:
+            continue
+        except (_seal.Damaged, _shard.Changed, OSError) as damage:
+            _warn(f"step {step} is skipped: {damage}; an older whole step is taken if there is one")
+    return None
+
+
+def _world_size(directory: str, step: int, copies: dict) -> int:
+    for copy in copies.values():
+        return copy.manifest["world_size"]
+    home = _seal.step_directory(directory, step)
+    for name in sorted(os.listdir(home)) if os.path.isdir(home) else []:
+        if name.startswith("rank-"):
+            path = os.path.join(home, name, _seal.MANIFEST)
+            return _seal.read_manifest(path, int(name[len("rank-"):]))["world_size"]
+    raise _seal.Incomplete(f"step {step} is not in {directory}")
+
+
+def _memory(place):
+    try:
+        return _memory_steps.MemorySteps.of(place.directory, place.rank, place.world_size, checkpoint._attempt())
+    except (OSError, ValueError):
+        return None
+
+
+def _place(directory: Optional[str]):
+    place = checkpoint._place(directory)
+    if dist.is_available() and dist.is_initialized():
+        place = place._replace(rank=dist.get_rank(), world_size=dist.get_world_size())
+    return place
+
+
+def _save(place, step: int, shard: dict) -> None:
+    """As `mainstay.checkpoint.save`, but what goes wrong is raised: DCP tells it to all ranks."""
+    with checkpoint._saving:
+        identity = _seal.Identity(checkpoint._job(), checkpoint._attempt(), step, place.rank, place.world_size)
+        facts, suffix, serialise = checkpoint._serialisation(shard)
+        if checkpoint._into_memory(place, identity, facts, shard):
+            return
+        checkpoint._quietly(_seal.clear_aside, place.directory, place.rank)
+        _seal.write(place.directory, identity, facts, suffix, serialise, checkpoint._attempt)
+        if _seal.looks_whole(place.directory, step, place.world_size):
+            keep = checkpoint._number(checkpoint._KEEP, 2, at_least=1)
+            counts = lambda of: checkpoint._doubtful(place, of) is None  # noqa: E731
+            checkpoint._quietly(_seal.prune, place.directory, place.world_size, keep, counts)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the host, without the rest of a larger storage that it is a view of."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        return tensor.cpu()
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _name(index) -> str:
+    offset = ",".join(map(str, index.offset)) if index.offset is not None else ""
+    return f"{index.fqn}@{offset}" if offset else index.fqn
+
+
+def _step_of(checkpoint_id: Union[str, os.PathLike, None], otherwise: Optional[int]) -> Optional[int]:
+    if checkpoint_id is None:
+        return otherwise
+    found = _STEP.search(os.fspath(checkpoint_id))
+    if found is None:
+        raise ValueError(f"mainstay.dcp: checkpoint_id={os.fspath(checkpoint_id)!r} does not end in the number of a step")
+    return int(found[1])
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"mainstay.dcp: {text}", RuntimeWarning, stacklevel=4)

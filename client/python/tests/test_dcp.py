@@ -1,0 +1,205 @@
+"""Distributed checkpoints of PyTorch into Mainstay's, by the real torch: real ranks over gloo, other numbers of ranks, kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("torch.distributed.checkpoint")
+
+PRELUDE = """
+import os, signal, sys, warnings
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor
+import mainstay.dcp
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cpu", (world,))
+def full(seed, rows=13, columns=6):
+    return torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns) + 1000 * seed
+def state(seed):
+    return {
+        "sharded": distribute_tensor(full(seed), mesh, [Shard(0)]),
+        "columns": distribute_tensor(full(seed, 5, 9), mesh, [Shard(1)]),
+        "same": full(seed, 3, 3),
+        "half": full(seed, 4, 4).to(torch.bfloat16),
+        "step": seed,
+        "note": {"lr": 0.1 * seed},
+    }
+def assert_is(loaded, seed):
+    assert torch.equal(loaded["sharded"].full_tensor(), full(seed)), loaded["sharded"]
+    assert torch.equal(loaded["columns"].full_tensor(), full(seed, 5, 9))
+    assert torch.equal(loaded["same"], full(seed, 3, 3)) and torch.equal(loaded["half"], full(seed, 4, 4).to(torch.bfloat16))
+    assert loaded["step"] == seed and loaded["note"]["lr"] == 0.1 * seed, loaded
+"""
+
+
+class Ranks:
+    """Runs a script on so many ranks, as torchrun starts them, and waits."""
+
+    def __init__(self, tmp_path):
+        self.tmp_path = tmp_path
+        self.directory = tmp_path / "checkpoints"
+
+    def __call__(self, code: str, world: int, check: bool = True, **variables):
+        script = self.tmp_path / f"ranks-{len(list(self.tmp_path.glob('ranks-*')))}.py"
+        script.write_text(PRELUDE + textwrap.dedent(code) + "\ndist.destroy_process_group()\n")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {
+            **os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "MAINSTAY_CHECKPOINT_DIR": str(self.directory), "OMP_NUM_THREADS": "1", **variables,
+        }
+        ranks = [
+            subprocess.Popen([sys.executable, str(script)], env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for rank in range(world)
+        ]
+        try:
+            said = [rank.communicate(timeout=180)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        if check:
+            assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(said)
+        return [rank.returncode for rank in ranks], "\n".join(said)
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    return Ranks(tmp_path)
+
+
+SAVE = "dcp.save(state(SEED), storage_writer=mainstay.dcp.Writer(SEED))\n"
+LOAD = """
+loaded = state(0)
+reader = mainstay.dcp.Reader()
+dcp.load(loaded, storage_reader=reader)
+assert reader.step == SEED, reader.step
+assert_is(loaded, SEED)
+"""
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_what_two_ranks_saved_is_loaded_on_any_number(ranks, world):
+    ranks(SAVE.replace("SEED", "7") + SAVE.replace("SEED", "8"), 2)
+    ranks(LOAD.replace("SEED", "8"), world)
+
+
+def test_an_asynchronous_save_and_a_checkpoint_id(ranks):
+    ranks("""
+        future = dcp.async_save(state(9), checkpoint_id="runs/a/step-9", storage_writer=mainstay.dcp.Writer())
+        future.result()
+        loaded = state(0)
+        dcp.load(loaded, checkpoint_id="runs/a/step-9", storage_reader=mainstay.dcp.Reader())
+        assert_is(loaded, 9)
+    """, 2)
+
+
+def test_a_model_under_fsdp2_goes_on_with_its_optimizer_on_more_ranks(ranks):
+    model = """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+        def made():
+            torch.manual_seed(5)
+            model = torch.nn.Sequential(torch.nn.Linear(7, 11), torch.nn.Linear(11, 3))
+            for layer in model:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            return model, optimizer
+        def train(model, optimizer):
+            model(torch.ones(4, 7)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        def whole(model):
+            return torch.cat([p.full_tensor().flatten() for p in model.parameters()])
+        model, optimizer = made()
+    """
+    ranks(model + """
+        train(model, optimizer)
+        weights, moments = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optimizer": moments}, storage_writer=mainstay.dcp.Writer(1))
+        train(model, optimizer)
+        result = whole(model)
+        if rank == 0:
+            torch.save(result, os.environ["MAINSTAY_CHECKPOINT_DIR"] + ".expected")
+    """, 2)
+    ranks(model + """
+        weights, moments = get_state_dict(model, optimizer)
+        state = {"model": weights, "optimizer": moments}
+        dcp.load(state, storage_reader=mainstay.dcp.Reader())
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        train(model, optimizer)
+        expected = torch.load(os.environ["MAINSTAY_CHECKPOINT_DIR"] + ".expected")
+        assert torch.allclose(whole(model), expected, atol=1e-6), (whole(model) - expected).abs().max()
+    """, 3)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_in_a_save_leaves_the_older_step(ranks, victim):
+    ranks(SAVE.replace("SEED", "7"), 2)
+    codes, said = ranks(f"""
+        import mainstay._disk as disk
+        plain, at = disk.do, [0]
+        def do(operation, *arguments, **named):
+            at[0] += 1
+            if rank == {victim} and at[0] == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(operation, *arguments, **named)
+        disk.do = do
+        dcp.save(state(8), storage_writer=mainstay.dcp.Writer(8))
+    """, 2, check=False)
+    assert codes[victim] == -signal.SIGKILL, said
+    ranks(LOAD.replace("SEED", "7"), 2)
+
+
+def test_a_flipped_bit_is_told_and_the_older_step_taken_by_all_ranks(ranks):
+    ranks(SAVE.replace("SEED", "7") + SAVE.replace("SEED", "8"), 2)
+    (state,) = (ranks.directory / "step-000000000008/rank-00001").glob("state*")
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 4
+    state.write_bytes(content)
+    _, said = ranks(LOAD.replace("SEED", "7"), 2)
+    assert "step 8 is skipped" in said and "rank 1" in said
+    codes, said = ranks("""
+        loaded = state(0)
+        dcp.load(loaded, storage_reader=mainstay.dcp.Reader(8))
+    """, 2, check=False)
+    assert 0 not in codes and "bytes have changed" in said, said
+
+
+def test_what_cannot_be_written_is_raised(ranks):
+    ranks.directory.parent.mkdir(exist_ok=True)
+    ranks.directory.write_text("a file where the directory should be")
+    codes, said = ranks(SAVE.replace("SEED", "7"), 2, check=False)
+    assert 0 not in codes and "checkpoints" in said, said
+
+
+def test_without_any_step_it_is_said(ranks):
+    codes, said = ranks("dcp.load(state(0), storage_reader=mainstay.dcp.Reader())", 2, check=False)
+    assert 0 not in codes and "no whole step" in said
+
+
+def test_under_the_launcher_a_step_goes_through_memory(run_job, tmp_path):
+    code = PRELUDE + """
+import mainstay._pool
+for step in (1, 2):
+    dcp.save(state(step), storage_writer=mainstay.dcp.Writer(step))
+    loaded = state(0)
+    reader = mainstay.dcp.Reader()
+    dcp.load(loaded, storage_reader=reader)
+    assert reader.step == step, reader.step
+    assert_is(loaded, step)
+assert mainstay._pool.of(os.environ["MAINSTAY_CHECKPOINT_DIR"], rank) is not None
+dist.destroy_process_group()
+"""
+    run_job(code, ranks=2, MAINSTAY_CHECKPOINT_DIR=tmp_path / "checkpoints")
