@@ -33,6 +33,8 @@ pub fn journal_remote() -> Result<Verdict> {
     Ok(if status.success() && is_there() {
         Verdict::of(true)
     } else {
-        Verdict::skipped("apt-get could not install systemd-journal-remote: the tests of systemd's own journal are skipped")
+        Verdict::skipped(
+            "apt-get could not install systemd-journal-remote: the tests of systemd's own journal are skipped",
+        )
     })
 }

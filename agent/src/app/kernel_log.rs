@@ -170,12 +170,18 @@ impl Follower {
 #[derive(Debug, Default)]
 struct Pace {
     since: Mono,
+    /// When lines were last counted.
+    last: Mono,
     lines: u64,
     storm: bool,
 }
 
 impl Pace {
     fn count(&mut self, now: Mono, lines: u64) {
+        // After a pause it begins anew: what was before it says nothing of now.
+        if now.since(std::mem::replace(&mut self.last, now)) >= PACE_OVER {
+            *self = Pace { since: now, last: now, ..Pace::default() };
+        }
         self.lines = self.lines.saturating_add(lines);
         let over = now.since(self.since);
         if over >= PACE_OVER {

@@ -251,7 +251,6 @@ impl Readings {
             needed.extend([
                 ("the count of uncorrected ECC errors", failed(&last.ecc_volatile)),
                 ("the remapping of rows", failed(&last.remapped)),
-                ("the power that it draws", failed(&last.power)),
                 ("the state of its NVLinks", last.nvlinks.iter().find_map(|link| failed(&link.up))),
             ]);
         }

@@ -295,7 +295,9 @@ mod tests {
     #[test]
     fn every_event_of_the_catalogue_is_explained() {
         let catalog = catalog();
-        let codes = (0..1000).filter_map(|code| catalog.xid(code)).chain((10_000..30_000).filter_map(|code| catalog.sxid(code)));
+        let codes = (0..1000)
+            .filter_map(|code| catalog.xid(code))
+            .chain((10_000..30_000).filter_map(|code| catalog.sxid(code)));
         let of_codes = codes.map(|of| (of.example.clone(), of.name.clone()));
         let of_lines = catalog.kernel_meanings().map(|of| (of.example.clone(), of.name.clone()));
         let all: Vec<(String, String)> = of_codes.chain(of_lines).collect();

@@ -20,11 +20,23 @@ const NVML: (&str, &str) = (CHECKS, "GPUs by the driver: NVML");
 
 /// The longest that fits counts.
 pub(super) const COMPONENTS: [Known; 38] = [
-    known("gpu.*", "A GPU, named by its PCI address: what the driver reads of it and what the kernel log told.", NVML),
+    known(
+        "gpu.*",
+        "A GPU, named by its PCI address: what the driver reads of it and what the kernel log told.",
+        NVML,
+    ),
     known("gpu.driver", "The driver of NVIDIA's GPUs as a whole, and how many GPUs it counts.", NVML),
-    known("gpu.power", "The power supply's brake, which slows several GPUs down at once: of node or rack.", NVML),
+    known(
+        "gpu.power",
+        "The power supply's brake, which slows several GPUs down at once: of node or rack.",
+        NVML,
+    ),
     known("nvlink.*", "One NVLink of a GPU that is or was ill.", NVML),
-    known("nvswitch.*", "An NVSwitch, by what the kernel log told of it.", (CHECKS, "Switches: `nvswitch.<PCI address>`")),
+    known(
+        "nvswitch.*",
+        "An NVSwitch, by what the kernel log told of it.",
+        (CHECKS, "Switches: `nvswitch.<PCI address>`"),
+    ),
     known("host.kernel_log", "Whether the kernel's own messages can be read.", LOG),
     known("host.gpu", "What the kernel log told of a GPU without saying which.", LINES),
     known("host.pcie", "PCIe errors that the kernel log told of.", LINES),
@@ -33,7 +45,11 @@ pub(super) const COMPONENTS: [Known; 38] = [
     known("host.storage", "Disks and file systems of this host, by the kernel log.", LINES),
     known("host.network_storage", "File systems over the network, by the kernel log.", LINES),
     known("host.network_card", "Network cards, by the kernel log.", LINES),
-    known("host.cpu", "How much the CPUs have to do, and how much of a virtual machine's time others took.", LOAD),
+    known(
+        "host.cpu",
+        "How much the CPUs have to do, and how much of a virtual machine's time others took.",
+        LOAD,
+    ),
     known("host.memory", "Whether processes wait for memory.", LOAD),
     known("host.disk", "Room on the file systems that jobs and the agent need.", LOAD),
     known("host.oom", "Kills for lack of memory.", LOAD),
@@ -48,7 +64,11 @@ pub(super) const COMPONENTS: [Known; 38] = [
     known("host.modules", "Kernel modules and devices that training needs.", SYSTEM),
     known("host.memory_errors", "Errors of memory modules, by the kernel's counters.", SYSTEM),
     known("host.cpu_speed", "Whether heat or a setting keeps CPUs slow.", SYSTEM),
-    known("host.pcie_switches", "Whether PCIe switches pass traffic between GPUs and network cards on directly.", SYSTEM),
+    known(
+        "host.pcie_switches",
+        "Whether PCIe switches pass traffic between GPUs and network cards on directly.",
+        SYSTEM,
+    ),
     known("host.cloud", "What the cloud announces for this machine.", (CHECKS, "The cloud: `host.cloud`")),
     known("tpu.*", "A TPU chip of this host.", (CHECKS, "TPUs")),
     known("tpu.runtime", "libtpu's metrics service in the process that holds the chips.", (CHECKS, "TPUs")),
@@ -57,14 +77,14 @@ pub(super) const COMPONENTS: [Known; 38] = [
     known("fabric.*", "A port of a network card (InfiniBand, RoCE).", (CHECKS, "The network")),
     known("net.*", "An Ethernet interface that matters.", (CHECKS, "The network")),
     known("dcgm", "NVIDIA's DCGM, a second opinion on GPUs.", (CHECKS, "DCGM: `dcgm`, `dcgm.exporter`")),
-    known("dcgm.*", "What DCGM says of GPUs whose place nobody knows, and its exporter.", (CHECKS, "DCGM: `dcgm`, `dcgm.exporter`")),
+    known(
+        "dcgm.*",
+        "What DCGM says of GPUs whose place nobody knows, and its exporter.",
+        (CHECKS, "DCGM: `dcgm`, `dcgm.exporter`"),
+    ),
 ];
 
-const fn known(
-    name: &'static str,
-    what: &'static str,
-    documented: (&'static str, &'static str),
-) -> Known {
+const fn known(name: &'static str, what: &'static str, documented: (&'static str, &'static str)) -> Known {
     Known { name, what, documented }
 }
 
@@ -98,7 +118,8 @@ mod tests {
         for known in &COMPONENTS {
             let (document, section) = known.documented;
             let text = documents.iter().find(|(name, _)| *name == document).unwrap().1;
-            let is_heading = |line: &str| line.trim_start_matches('#').trim() == section && line.starts_with('#');
+            let is_heading =
+                |line: &str| line.trim_start_matches('#').trim() == section && line.starts_with('#');
             assert!(text.lines().any(is_heading), "{}: {document} has no section {section:?}", known.name);
         }
     }
@@ -111,12 +132,29 @@ mod tests {
             let name = name.split('<').next().unwrap_or(name);
             // Keys of the configuration begin so, too.
             let is_key = name.matches('.').count() > 1
-                || ["interval", "deadline", "library", "exporter", "mode", "address", "policies", "exclude", "endpoints",
-                    "log_dir", "metadata", "provider", "expected_ports", "json", "sys_root", "details_interval"]
-                    .iter()
-                    .any(|key| name.ends_with(&format!(".{key}")));
-            let is_component =
-                ["host.", "gpu.", "nvlink.", "nvswitch.", "tpu.", "fabric.", "net.", "dcgm."].iter().any(|of| name.starts_with(of));
+                || [
+                    "interval",
+                    "deadline",
+                    "library",
+                    "exporter",
+                    "mode",
+                    "address",
+                    "policies",
+                    "exclude",
+                    "endpoints",
+                    "log_dir",
+                    "metadata",
+                    "provider",
+                    "expected_ports",
+                    "json",
+                    "sys_root",
+                    "details_interval",
+                ]
+                .iter()
+                .any(|key| name.ends_with(&format!(".{key}")));
+            let is_component = ["host.", "gpu.", "nvlink.", "nvswitch.", "tpu.", "fabric.", "net.", "dcgm."]
+                .iter()
+                .any(|of| name.starts_with(of));
             if is_component && !is_key {
                 count += 1;
                 assert!(of(name).is_some(), "{name}");
