@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use libtpu::{Libtpu, Script, core};
-use mainstay_agent::source::tpu::{TpuPlan, TpuSource};
+use mainstay_agent::source::tpu::{TpuPlan, TpuSource, idle_at};
+use mainstay_core::time::Span;
 use mainstay_core::tpu::{Answer, Chip, Holders, Runtime, TpuSample, outliers};
 use mainstay_proto::libtpu::tpu::monitoring::runtime::gauge::Value;
 use mainstay_proto::libtpu::tpu_telemetry::AllCoreStateSummaries;
@@ -206,6 +207,24 @@ fn the_service_of_the_process_that_holds_a_chip_is_asked_where_it_was_told_to_se
         (cores[0].program.as_str(), cores[0].queued, cores[0].counters.as_slice()),
         ("abcd", 1, &[0x1f40][..])
     );
+}
+
+#[test]
+fn how_long_tpus_have_had_no_work_is_the_least_of_what_their_services_say() {
+    let idle = |seconds: &[f64]| {
+        let cores = seconds.iter().enumerate();
+        let of_cores = cores.map(|(core, seconds)| (core as i64, Value::AsDouble(*seconds))).collect();
+        let name = "tpu.runtime.tensorcore.idle_duration.seconds".to_owned();
+        Libtpu::start(Script { metrics: [(name, of_cores)].into(), ..Script::default() })
+    };
+    let at =
+        |services: &[&Libtpu]| idle_at(services.iter().map(|of| of.port).collect(), Duration::from_secs(20));
+    let (resting, working) = (idle(&[90.0, 61.5]), idle(&[70.0, 0.0]));
+    assert_eq!(at(&[&resting]), Some(Span::millis(61_500)));
+    assert_eq!(at(&[&resting, &working]), Some(Span(0)));
+    // One that does not tell leaves it open.
+    let silent = Libtpu::start(Script::default());
+    assert_eq!(at(&[&resting, &silent]), None);
 }
 
 #[test]

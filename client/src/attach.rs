@@ -20,7 +20,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use crate::error::OpenError;
 use crate::token::Token;
-use crate::{clock, mapping, process};
+use crate::{clock, lifeline, mapping, process};
 
 /// A page that this process writes. It is never taken down: a handle to it stays good whatever happens.
 pub(crate) struct Attached {
@@ -58,7 +58,7 @@ impl Attached {
         let status = page.metadata().map_err(failed)?;
         check_usable(&page, path)?;
         lock(&page, path)?;
-        let writer = mapping::writer(&page)
+        let (writer, start) = mapping::writer(&page)
             .map_err(|source| OpenError::Map { path: path.to_owned(), source })?
             .map_err(|source| OpenError::Layout { path: path.to_owned(), source })?;
         let who = process::claiming(language);
@@ -70,6 +70,13 @@ impl Attached {
         }
         if !writer.claim(clock::now_ns(), &who) {
             return Err(OpenError::Busy { path: path.to_owned(), pid: Some(who.pid as i32) });
+        }
+        if writer.wants_lifeline()
+            // SAFETY: mapped whole, for writing and for good by `mapping::writer`; this process has the claim, and whoever
+            // had it before is dead, or wanted none.
+            && let Some(word_at) = unsafe { lifeline::hold(start) }
+        {
+            writer.lay_lifeline(word_at);
         }
         let attached = Self {
             writer,

@@ -29,6 +29,7 @@ mod client;
 mod clock;
 mod error;
 pub mod ffi;
+mod lifeline;
 mod mapping;
 mod process;
 mod token;

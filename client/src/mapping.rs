@@ -9,16 +9,17 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 
 const LENGTH: NonZeroUsize = NonZeroUsize::new(PAGE_BYTES).unwrap();
 
-/// Maps a page to write. The mapping is never undone, so no handle can ever point to unmapped memory; a process opens
+/// Maps a page to write, and says where. The mapping is never undone, so no handle can ever point to unmapped memory; a process opens
 /// one page, or a few.
 ///
 /// The caller has checked that the file is at least a page long, and allocated.
-pub(crate) fn writer(page: &File) -> Result<Result<Writer<'static>, LayoutError>, Errno> {
+pub(crate) fn writer(page: &File) -> Result<Result<(Writer<'static>, *mut u8), LayoutError>, Errno> {
     // Populated at once, so that no beat takes a page fault.
     let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
     // SAFETY: a new mapping at an address of the kernel's choosing touches no memory of anybody's.
     let start = unsafe { mmap(None, LENGTH, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags, page, 0)? };
     // SAFETY: mapped readable and writable just now, LENGTH bytes, never unmapped; this process touches it only
     // through the Writer. Page files are never truncated: that is part of the page's contract.
-    Ok(unsafe { Writer::from_raw(start.as_ptr().cast(), PAGE_BYTES) })
+    let writer = unsafe { Writer::from_raw(start.as_ptr().cast(), PAGE_BYTES) };
+    Ok(writer.map(|writer| (writer, start.as_ptr().cast())))
 }

@@ -183,3 +183,48 @@ fn a_stopped_writer_leaves_a_whole_beat() {
     kill(writer, Signal::SIGKILL).unwrap();
     waitpid(writer, None).unwrap();
 }
+
+/// The word in the page that the kernel marks when its claimant's first thread ends.
+fn lifeline(page: &TestPage) -> u32 {
+    let at = page.page.lifeline().expect("a lifeline");
+    let bytes = std::fs::read(&page.path).unwrap();
+    u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+const OWNER_DIED: u32 = 0x4000_0000;
+const WAITERS: u32 = 0x8000_0000;
+
+#[test]
+fn the_kernel_marks_the_lifeline_of_a_writer_that_is_killed_and_of_no_other() {
+    let page = TestPage::new();
+    let path = page.path.clone();
+    let writer = forked(move || {
+        let Ok(client) = Client::open(&path) else { return false };
+        // A worker that ends is not the rank that ends, and one that opened the page again has nothing to add.
+        ends_well(forked(|| true));
+        client.close();
+        let Ok(client) = Client::open(&path) else { return false };
+        client.step(1);
+        loop {
+            nix::unistd::pause();
+        }
+    });
+    await_beat(&page.page, 1);
+    assert_eq!(lifeline(&page), writer.as_raw() as u32 | WAITERS, "held by the writer's first thread");
+    kill(writer, Signal::SIGKILL).unwrap();
+    waitpid(writer, None).unwrap();
+    assert_eq!(lifeline(&page), WAITERS | OWNER_DIED);
+
+    // The next process to claim it has one of its own.
+    let path = page.path.clone();
+    ends_well(forked(move || Client::open(&path).is_ok_and(|client| client.is_active())));
+    assert_eq!(lifeline(&page), WAITERS | OWNER_DIED);
+}
+
+#[test]
+fn another_thread_than_the_first_lays_no_lifeline() {
+    let page = TestPage::new();
+    let path = page.path.clone();
+    std::thread::spawn(move || drop(Client::open(&path).unwrap())).join().unwrap();
+    assert_eq!(page.page.lifeline(), None);
+}

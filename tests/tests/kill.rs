@@ -1,6 +1,6 @@
 //! A rank that is killed is named, all ranks are started again, and the job goes on to its end.
 
-use mainstay_core::entry::ExitStatus;
+use mainstay_core::entry::{Body, ExitStatus, Fact};
 use mainstay_core::id::{Attempt, Rank};
 use mainstay_core::verdict::{Action, Cause, DecidedBy};
 use mainstay_tests::{Stage, has_client, processes, story};
@@ -48,6 +48,79 @@ fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint() {
     assert_eq!((summary.books.steps, summary.books.steps_lost), (20, 1), "{end}");
     end.assert_said("rank 1 was ended by SIGKILL after step 6");
     end.assert_said("restart 1 of 3");
+}
+
+/// The first thread of rank 1 ends as if killed while another one of its threads goes on: as the kernel sees it, a process
+/// that is ending and has not ended, for as long as we like.
+const LINGERER: &str = r#"
+import ctypes, platform, threading
+import mainstay
+mainstay.step(1)
+mark(f"stepped.{ATTEMPT}.{RANK}")
+if ATTEMPT == 0:
+    wait_for("go")
+    if RANK == 1:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        exit_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+        ctypes.CDLL(None).syscall(exit_thread, 7)
+    wait_for("never")
+"#;
+
+#[test]
+fn the_others_are_stopped_while_a_failed_rank_is_still_ending() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let job = stage.python(LINGERER).ranks(2).start();
+    job.mark("stepped.0.0");
+    job.mark("stepped.0.1");
+    stage.mark("go");
+    let end = job.end();
+    end.assert_status(0);
+    let at = |what: &str, is: fn(&Fact) -> bool| {
+        let place = end.story.iter().position(|entry| matches!(&entry.body, Body::Fact(fact) if is(fact)));
+        place.unwrap_or_else(|| panic!("no {what}\n{end}"))
+    };
+    let ending = at("rank that is ending", |fact| {
+        matches!(fact, Fact::RankEnding { rank: Rank(1), status: ExitStatus::Code(7), .. })
+    });
+    let survivor =
+        at("end of rank 0", |fact| matches!(fact, Fact::RankExited { rank: Rank(0), after_stop: true, .. }));
+    let exited = at("end of rank 1", |fact| {
+        matches!(fact, Fact::RankExited { rank: Rank(1), status: ExitStatus::Code(7), after_stop: false, .. })
+    });
+    assert!(ending < survivor && ending < exited, "{end}");
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!((verdict.culprit, &verdict.victims[..]), (Some(Rank(1)), &[Rank(0)][..]), "{end}");
+    assert_eq!(end.summary().attempts, 2, "{end}");
+}
+
+#[test]
+fn a_program_that_replaces_itself_is_not_ending() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let replaced = r#"
+import os, sys
+import mainstay
+mainstay.step(1)
+mark(f"stepped.{RANK}")
+wait_for("go")
+os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])
+"#;
+    let job = stage.python(replaced).ranks(2).start();
+    job.mark("stepped.0");
+    job.mark("stepped.1");
+    stage.mark("go");
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(end.summary().attempts, 1, "{end}");
+    assert!(
+        !end.story.iter().any(|entry| matches!(entry.body, Body::Fact(Fact::RankEnding { .. }))),
+        "{end}"
+    );
 }
 
 #[test]

@@ -11,6 +11,9 @@ use mainstay_tests::{End, Stage, story};
 /// Three seconds of work with output, as training logs its steps.
 const WORK: &str = "i=0; while [ $i -lt 60 ]; do sleep 0.05; echo step $i; i=$((i+1)); done";
 
+/// So much that a launcher on a busy machine, which looks late and leaves out what it could not see, has seen enough of it.
+const LONG_WORK: &str = "i=0; while [ $i -lt 240 ]; do sleep 0.05; echo step $i; i=$((i+1)); done";
+
 fn assert_not_judged(end: &End) {
     end.assert_status(0);
     assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
@@ -64,7 +67,7 @@ fn a_rank_that_sleeps_while_another_works_is_left_alone() {
 #[test]
 fn a_hang_that_is_only_reported_passes_when_the_ranks_go_on() {
     let stage = Stage::new();
-    let script = format!("mkfifo $MARKS/pipe; {WORK}; read line < $MARKS/pipe; {WORK}");
+    let script = format!("mkfifo $MARKS/pipe; {LONG_WORK}; read line < $MARKS/pipe; {WORK}");
     let job = stage.sh(&script).options("--hang report --hang-limit idle=3s").start();
     job.wait_for_fact("the hang", |fact| matches!(fact, Fact::RanksHung { acts: false, .. }));
     std::fs::write(stage.marks().join("pipe"), "on\n").expect("a word for the rank");

@@ -78,10 +78,23 @@ impl Entry {
         None
     }
 
-    /// The process of a rank that ended before anyone had told it to.
+    /// The process of a rank that failed and is ending, or has ended before anyone had told it to.
     pub fn rank_died(&self) -> Option<i32> {
-        let unasked = self.is_fact("rank_exited") && self.body["after_stop"] != true;
-        if unasked { i32::try_from(self.body["pid"].as_i64()?).ok() } else { None }
+        if self.is_fact("rank_ending") || self.rank_gone() {
+            i32::try_from(self.body["pid"].as_i64()?).ok()
+        } else {
+            None
+        }
+    }
+
+    /// Whether all processes of an attempt are gone.
+    pub fn attempt_ended(&self) -> bool {
+        self.is_fact("attempt_ended")
+    }
+
+    /// Whether a rank's process is gone that nobody had told to end.
+    fn rank_gone(&self) -> bool {
+        self.is_fact("rank_exited") && self.body["after_stop"] != true
     }
 
     /// Whether ranks were found to hang.

@@ -178,6 +178,18 @@ pub enum Fact {
         /// What it wrote.
         note: Note,
     },
+    /// A rank failed and its process is ending: it runs nothing any more, but the kernel still takes its memory and devices
+    /// apart. Seen by the lifeline of its heartbeat page, before its exit.
+    RankEnding {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// Its process.
+        pid: Pid,
+        /// How it will have ended.
+        status: ExitStatus,
+    },
     /// A rank's process ended.
     RankExited {
         /// Which attempt.
@@ -297,6 +309,9 @@ pub struct JobSpec {
     /// Where the heartbeat pages are, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_dir: Option<String>,
+    /// What the job runs, as one number: its command and the files of its program. None if they cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 /// A rank's process at its start.
@@ -340,6 +355,14 @@ pub enum ExitStatus {
 }
 
 impl ExitStatus {
+    /// From the number that `wait` gives: the signal in its low seven bits, or the code in the byte above.
+    pub fn of_wait(number: i32) -> ExitStatus {
+        match number & 0x7f {
+            0 => ExitStatus::Code((number >> 8) & 0xff),
+            signal => ExitStatus::Signal(signal),
+        }
+    }
+
     /// Exit code 0.
     pub fn is_success(self) -> bool {
         self == ExitStatus::Code(0)

@@ -61,6 +61,8 @@ enum Phase {
 #[derive(Clone, Debug, Default)]
 struct RankState {
     connected: bool,
+    /// When the kernel began to take it apart, where that was seen.
+    ending_at: Option<Mono>,
     end: RankEnd,
     first: Option<StepDone>,
     newest: Option<StepDone>,
@@ -233,12 +235,21 @@ impl Job {
                 }
                 self.failure(at, fault_at, out);
             }
+            Fact::RankEnding { attempt, rank, status, .. } if attempt == self.attempt => {
+                if let Some(state) = self.ranks.get_mut(&rank) {
+                    state.end.detected_at.get_or_insert(at);
+                    state.ending_at.get_or_insert(at);
+                }
+                if !status.is_success() {
+                    self.failure(at, at, out);
+                }
+            }
             Fact::RankExited { attempt, rank, status, step, after_stop, stderr_tail, .. }
                 if attempt == self.attempt =>
             {
                 if let Some(state) = self.ranks.get_mut(&rank) {
                     state.end.detected_at.get_or_insert(at);
-                    state.end.exit = Some((status, at));
+                    state.end.exit = Some((status, state.ending_at.unwrap_or(at)));
                     state.end.after_stop = after_stop;
                     state.end.step = step;
                     state.end.stderr_tail = stderr_tail;
@@ -286,6 +297,7 @@ impl Job {
             // Facts of attempts that are over, and those that only readers want.
             Fact::RankConnected { .. }
             | Fact::RankRaised { .. }
+            | Fact::RankEnding { .. }
             | Fact::RankExited { .. }
             | Fact::AttemptEnded { .. }
             | Fact::RanksHung { .. }

@@ -30,13 +30,16 @@ pub struct Surroundings {
     /// What may hold ranks back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hints: Vec<Hint>,
+    /// Whether the GPUs that a rank computes on had work when they were last looked at; absent where the driver does not tell.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub at_work: BTreeMap<Rank, bool>,
 }
 
 impl Surroundings {
     /// What is known around the processes of a job's ranks.
     pub fn of(ranks: &[(Rank, Pid)], components: &[Component], gpus: &[GpuView]) -> Surroundings {
         let mut hints: Vec<Hint> = components.iter().filter_map(of_component).collect();
-        let mut devices = BTreeMap::new();
+        let (mut devices, mut at_work) = (BTreeMap::new(), BTreeMap::new());
         let readings: Vec<(String, &GpuView, &GpuReading)> = gpus
             .iter()
             .filter_map(|gpu| Some((format!("gpu.{}", gpu.address), gpu, gpu.reading.as_ref()?)))
@@ -45,6 +48,12 @@ impl Surroundings {
             let on_it: Vec<&(Rank, Pid)> =
                 ranks.iter().filter(|(_, pid)| processes(reading).any(|of| of.0 == *pid)).collect();
             devices.extend(on_it.iter().map(|(rank, _)| (*rank, name.clone())));
+            for (rank, _) in &on_it {
+                // Of several GPUs one that has work is enough; one that does not tell leaves it open.
+                if let Some(share) = reading.utilization.value() {
+                    *at_work.entry(*rank).or_insert(false) |= *share > 0;
+                }
+            }
             if !on_it.is_empty() {
                 hints.extend(another_process(name, reading, ranks));
             }
@@ -53,7 +62,7 @@ impl Surroundings {
             hints.extend(low_power_limit(name, gpu, &readings));
             hints.extend(storm(name, reading));
         }
-        Surroundings { devices, hints }
+        Surroundings { devices, hints, at_work }
     }
 
     /// Whether this says nothing that `before` did not: readings that moved on are no news.
@@ -61,7 +70,7 @@ impl Surroundings {
         let keys = |of: &Surroundings| -> Vec<(Option<String>, String)> {
             of.hints.iter().map(|hint| (hint.device.clone(), hint.about.clone())).collect()
         };
-        self.devices == before.devices && keys(self) == keys(before)
+        self.devices == before.devices && self.at_work == before.at_work && keys(self) == keys(before)
     }
 }
 
@@ -218,6 +227,20 @@ mod tests {
         assert_eq!(told.hints, []);
         assert_eq!(told.devices.len(), 4);
         assert_eq!(told.devices[&Rank(2)], "gpu.0000:02:00");
+    }
+
+    #[test]
+    fn whether_a_ranks_gpu_has_work_is_told_where_it_is_known() {
+        let (ranks, mut gpus) = host();
+        for (gpu, share) in
+            gpus.iter_mut().zip([Read::Value(97), Read::Value(0), Read::NotOffered, Read::Value(3)])
+        {
+            gpu.reading.as_mut().unwrap().utilization = share;
+        }
+        let told = Surroundings::of(&ranks, &[], &gpus);
+        assert_eq!(told.at_work, [(Rank(0), true), (Rank(1), false), (Rank(3), true)].into());
+        gpus[1].reading.as_mut().unwrap().utilization = Read::Value(50);
+        assert!(!Surroundings::of(&ranks, &[], &gpus).is_as(&told), "it is news");
     }
 
     #[test]

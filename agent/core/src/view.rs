@@ -261,6 +261,11 @@ impl JobView {
                 self.phase = JobPhase::Recovering;
                 self.set_phase(*rank, RankPhase::Raised);
             }
+            Fact::RankEnding { .. } => {
+                if self.phase != JobPhase::Stopping {
+                    self.phase = JobPhase::Recovering;
+                }
+            }
             Fact::RankExited { rank, status, .. } => {
                 if !status.is_success() && self.phase != JobPhase::Stopping {
                     self.phase = JobPhase::Recovering;

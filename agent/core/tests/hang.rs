@@ -303,6 +303,92 @@ fn a_judge_that_was_held_up_does_not_blame_the_ranks() {
     }
 }
 
+/// What a rank may be at for minutes without being dead: a file system that stalls, a collection of garbage, memory that comes
+/// back from swap.
+#[test]
+fn a_rank_that_is_slow_but_alive_is_waited_for() {
+    let mut job = Job::trained(100);
+    job.all_still();
+    job.probes[1].as_mut().expect("set").state = ProcessState::Uninterruptible;
+    job.is_calm_for(Span::seconds(25));
+    job.probes[1].as_mut().expect("set").state = ProcessState::Normal;
+    job.step_together(100, Span::millis(200));
+    for _ in 0..900 {
+        job.works(2, Span::millis(99), 0);
+        job.is_calm_for(LOOK);
+    }
+    job.step_together(101, Span::millis(200));
+    for _ in 0..3000 {
+        job.probes[5].as_mut().expect("set").faults += 500;
+        job.is_calm_for(LOOK);
+    }
+    job.step_together(102, Span::millis(200));
+    job.is_calm_for(Span::seconds(1));
+}
+
+/// New processes import, connect and compile again, however quick the steps were before; and there may be fewer of them.
+#[test]
+fn the_first_step_after_a_restart_is_given_its_time_also_with_fewer_ranks() {
+    let mut job = Job::trained(100);
+    for ranks in [RANKS, RANKS - 2] {
+        job.watch.begin_attempt(job.now, ranks);
+        job.sights = vec![Sight::default(); RANKS];
+        job.all_still();
+        job.is_calm_for(Span::seconds(100));
+        for rank in 0..ranks {
+            (job.sights[rank].registered, job.sights[rank].claim) = (true, 1);
+            job.beat(rank);
+        }
+        job.is_calm_for(Span::seconds(600));
+    }
+    for step in 40..45 {
+        job.wait(Span::millis(200), &mut |_| panic!("a healthy job is judged"));
+        (0..RANKS - 2).for_each(|rank| job.step_of(rank, step));
+    }
+    (0..RANKS - 2).filter(|rank| *rank != 4).for_each(|rank| job.step_of(rank, 45));
+    let (hang, took) = job.hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(2), "what steps take is known from before: {took}");
+    assert_eq!(hang.culprits, [Rank(4)]);
+}
+
+/// A machine that slept, or a clock that jumped: nobody moved meanwhile, and nobody is to blame.
+#[test]
+fn a_jump_of_the_clock_blames_nobody_and_a_hang_after_it_is_found() {
+    let mut job = Job::trained(100);
+    job.now = job.now.after(Span::seconds(8 * 3600));
+    assert_eq!(job.look(), Outlook::Calm);
+    job.is_calm_for(Span::seconds(1));
+    job.step_together(100, Span::millis(200));
+    (0..RANKS).filter(|rank| *rank != 6).for_each(|rank| job.step_of(rank, 101));
+    let (hang, took) = job.hangs(Span::seconds(60));
+    assert!(took <= Span::seconds(2), "{took}");
+    assert_eq!(hang.culprits, [Rank(6)]);
+}
+
+/// What the run before took for its steps holds in the first steps of the next one, with room.
+#[test]
+fn a_second_run_knows_from_the_first_what_steps_take() {
+    let learned = Job::trained(100).watch.phases().remembered();
+    let takes = |learned: &[mainstay_core::hang::PhaseMemory], pause: Span| {
+        let mut job = Job::begun(Limits::default());
+        job.watch.phases().recall(learned);
+        for step in 0..5 {
+            job.step_together(step, Span::millis(200));
+        }
+        job.is_calm_for(pause);
+        job.step_together(5, Span::millis(200));
+        (0..RANKS).filter(|rank| *rank != 3).for_each(|rank| job.step_of(rank, 6));
+        let (hang, took) = job.hangs(Span::seconds(1200));
+        assert_eq!(hang.culprits, [Rank(3)]);
+        took
+    };
+    // A second run may warm up slowly, and is judged ten times as soon as a job that nobody knows.
+    let second = takes(&learned, Span::seconds(50));
+    assert!(second <= Span::seconds(300), "{second}");
+    let first = takes(&[], Span::seconds(50));
+    assert!(first >= Span::seconds(590), "{first}");
+}
+
 /// Numbers from a seed (SplitMix64).
 struct Dice(u64);
 

@@ -73,6 +73,11 @@ impl Run {
         });
     }
 
+    fn ending(&mut self, attempt: u32, rank: u32, status: ExitStatus) {
+        let (attempt, rank) = (Attempt(attempt), Rank(rank));
+        self.fact(Fact::RankEnding { attempt, rank, pid: Pid(1), status });
+    }
+
     fn raise(&mut self, attempt: u32, rank: u32, message: &str) {
         let note = Note {
             exception: "builtins.ValueError".into(),
@@ -372,6 +377,40 @@ fn a_start_that_fails_is_not_tried_again() {
     assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
 }
 
+#[test]
+fn the_others_are_stopped_as_soon_as_a_failed_rank_begins_to_end_and_it_is_the_one_that_is_named() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.ending(0, 1, ExitStatus::Signal(9));
+    let began_to_end = Mono(run.now);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    let orders = run.orders().len();
+    // The survivor is gone long before the kernel is done with the large one.
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    assert_eq!(run.orders().len(), orders, "stopped once");
+    run.ended(0);
+    run.tell(Input::Ruling(None));
+    let verdict = run.bodies().into_iter().find_map(|body| match body {
+        Body::Verdict(verdict) => Some(verdict.clone()),
+        _ => None,
+    });
+    let verdict = verdict.expect("a verdict");
+    assert_eq!((verdict.culprit, &verdict.victims[..]), (Some(Rank(1)), &[Rank(0)][..]));
+    assert_eq!((verdict.fault_at, verdict.detected_at), (began_to_end, began_to_end));
+}
+
+#[test]
+fn an_end_of_another_attempt_or_one_without_failure_stops_nobody() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    let before = run.orders().len();
+    run.ending(0, 1, ExitStatus::Code(0));
+    run.ending(7, 1, ExitStatus::Signal(9));
+    assert_eq!(run.orders().len(), before);
+}
+
 /// Anything the launcher might say, in any order.
 fn any_input() -> impl Strategy<Value = Input> {
     let attempt = (0u32..3).prop_map(Attempt);
@@ -381,7 +420,7 @@ fn any_input() -> impl Strategy<Value = Input> {
         ExitStatus::Signal(9),
         ExitStatus::Signal(15),
     ]);
-    (attempt, 0u32..3, status, any::<bool>(), 0u8..11).prop_map(|(attempt, n, status, flag, kind)| {
+    (attempt, 0u32..3, status, any::<bool>(), 0u8..12).prop_map(|(attempt, n, status, flag, kind)| {
         let rank = Rank(n);
         let started = |n: u32| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None };
         let note = Note { exception: "E".into(), ..Note::default() };
@@ -407,6 +446,7 @@ fn any_input() -> impl Strategy<Value = Input> {
             6 => Input::Fact(Fact::StartFailed { attempt, error: "e".into() }),
             7 => Input::Ruling(None),
             8 => Input::LookAgain,
+            10 => Input::Fact(Fact::RankEnding { attempt, rank, pid: Pid(1), status }),
             9 => Input::Held(if flag { vec!["a port".into()] } else { Vec::new() }),
             _ => Input::Steps {
                 attempt,

@@ -72,6 +72,7 @@ fn on_gpu_5(about: &str) -> Surroundings {
                 ..Hint::default()
             },
         ],
+        ..Surroundings::default()
     }
 }
 

@@ -73,6 +73,10 @@ pub struct RankProcess {
     pub page: Option<(PathBuf, File)>,
     /// Whether it said that it raised.
     pub raised: bool,
+    /// Whether its page's lifeline is watched: once per process, however often it connects anew.
+    pub watched: bool,
+    /// How it failed, if the kernel is taking it apart: from here on nothing that is sent to it is what ends it.
+    pub ending: Option<ExitStatus>,
     /// How it ended, once it has.
     pub exit: Option<ExitStatus>,
 }
@@ -366,7 +370,18 @@ impl RankProcess {
         page: Option<(PathBuf, File)>,
     ) -> RankProcess {
         let rank = Rank(local_rank);
-        RankProcess { rank, local_rank, pid, pidfd: Rc::new(pidfd), files, page, raised: false, exit: None }
+        RankProcess {
+            rank,
+            local_rank,
+            pid,
+            pidfd: Rc::new(pidfd),
+            files,
+            page,
+            raised: false,
+            watched: false,
+            ending: None,
+            exit: None,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The judge of hangs beside the loop: what the pages and the kernel tell goes in, what is to be told comes out.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use crate::os::{clock, processes};
 use crate::source::activity;
 use crate::source::evidence::{self, Subject, Taken};
 use crate::source::pages::PageReader;
+use crate::source::tpu;
 
 /// What is done about hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,12 @@ pub(super) struct Judge {
     watch: Watch,
     /// Judges as long as no rank sends heartbeats.
     idle: Idle,
+    /// Whether ranks' GPUs have work, as the agent told last, and since when none has.
+    gpus: BTreeMap<Rank, bool>,
+    gpus_idle: Option<Mono>,
+    /// Whether there may be TPUs here, once that was looked for; and a question to libtpu that is under way.
+    tpus: Option<bool>,
+    asked_tpus: Option<mpsc::Receiver<Option<Span>>>,
     /// A question to NCCL's RAS service that is under way.
     asked: Option<mpsc::Receiver<Option<(String, Waits)>>>,
     ranks: usize,
@@ -74,6 +81,10 @@ impl Judge {
             mode: settings.mode,
             watch: Watch::new(settings.limits.clone(), Rank(0), ranks, now),
             idle: Idle::new(settings.limits.idle, Rank(0), ranks),
+            gpus: BTreeMap::new(),
+            gpus_idle: None,
+            tpus: None,
+            asked_tpus: None,
             asked: None,
             ranks,
             attempt: Attempt(0),
@@ -100,6 +111,11 @@ impl Judge {
         self.idle.begin_attempt();
         self.asked = None;
         (self.told, self.found) = (None, None);
+    }
+
+    /// Takes in whether ranks' GPUs have work, as the agent tells it; empty when there is nobody who would.
+    pub(super) fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>) {
+        self.gpus.clone_from(at_work);
     }
 
     /// A rank's process ended with status 0.
@@ -178,11 +194,39 @@ impl Judge {
                 self.idle.collectives(now, counts, waits);
             }
         }
+        if let Some(idle) = self.devices_idle(ranks, now) {
+            self.idle.devices(now, idle);
+        }
         if self.idle.wants_collectives(now) {
             let ranks = living().map(|rank| (rank.rank, rank.pid)).collect();
             self.asked = Some(evidence::ask_nccl(ranks, NCCL_WITHIN));
         }
         Some(self.idle.look(now, &pulses, || living().any(|rank| holds_a_device(rank.pid))))
+    }
+
+    /// For how long none of the ranks' devices has had work, where that is told of all of them.
+    fn devices_idle(&mut self, ranks: &[RankProcess], now: Mono) -> Option<Span> {
+        let living: Vec<&RankProcess> = ranks.iter().filter(|rank| rank.exit.is_none()).collect();
+        if !living.is_empty() && living.iter().all(|rank| self.gpus.contains_key(&rank.rank)) {
+            if living.iter().any(|rank| self.gpus.get(&rank.rank) == Some(&true)) {
+                self.gpus_idle = None;
+                return Some(Span(0));
+            }
+            return Some(now.since(*self.gpus_idle.get_or_insert(now)));
+        }
+        self.gpus_idle = None;
+        if !*self.tpus.get_or_insert_with(|| tpu::may_be_here(Path::new("/sys"))) {
+            return None;
+        }
+        let pids = || living.iter().map(|rank| rank.pid).collect();
+        let asked = self.asked_tpus.get_or_insert_with(|| tpu::ask_idle(pids(), TPU_WITHIN));
+        match asked.try_recv() {
+            Err(mpsc::TryRecvError::Empty) => None,
+            answer => {
+                self.asked_tpus = None;
+                answer.ok().flatten()
+            }
+        }
     }
 
     fn hung(&self, hang: Hang) -> Fact {
@@ -296,6 +340,8 @@ impl Evidence {
 const EVIDENCE_WITHIN: Duration = Duration::from_secs(3);
 /// How long NCCL's RAS service may take, where there are no heartbeats to judge by.
 const NCCL_WITHIN: Duration = Duration::from_secs(10);
+/// How long libtpu may take to say what its TPUs do.
+const TPU_WITHIN: Duration = Duration::from_secs(5);
 /// For what is under way at that time.
 const EVIDENCE_GRACE: Duration = Duration::from_millis(500);
 

@@ -11,7 +11,7 @@ use crate::act::stop::reap_orphans;
 use crate::launch::hang::Evidence;
 use crate::launch::shell::Launcher;
 use crate::link::agent::LinkOrder;
-use crate::os::clock;
+use crate::os::{clock, lifeline};
 use crate::source::evidence::Subject;
 use crate::source::pages::PageReader;
 
@@ -53,6 +53,7 @@ impl Launcher {
                 self.hangs.see(self.ranks[index].local_rank, page, now);
             }
             if let Some((client, _)) = news.connected {
+                self.watch_lifeline(index);
                 self.fact(Fact::RankConnected { attempt, rank, client });
             }
             if let Some(reason) = news.refused {
@@ -74,9 +75,27 @@ impl Launcher {
         }
     }
 
+    /// Has the rank's lifeline tell when its process begins to end. Without one its pidfd tells, later.
+    fn watch_lifeline(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        let word_at = self.pages.get(&rank.rank).and_then(PageReader::lifeline);
+        let (Some(word_at), Some((_, page)), false) = (word_at, &rank.page, rank.watched) else { return };
+        let (pid, endings) = (rank.pid, self.endings.0.clone());
+        let watched = lifeline::watch(page, word_at, move || {
+            // The receiver goes only when the launcher does.
+            let _ = endings.send(pid);
+        });
+        rank.watched = watched.is_ok();
+        if let Err(error) = watched {
+            tracing::debug!(rank = rank.rank.0, %error, "cannot watch a rank's lifeline");
+        }
+    }
+
     /// Whether ranks hang: only where none is being stopped or missing.
     fn judge_hangs(&mut self) {
-        let failed = |rank: &RankProcess| rank.raised || rank.exit.is_some_and(|exit| !exit.is_success());
+        let failed = |rank: &RankProcess| {
+            rank.raised || rank.ending.is_some() || rank.exit.is_some_and(|exit| !exit.is_success())
+        };
         if self.stop.is_some() || self.ranks.iter().any(failed) {
             return;
         }

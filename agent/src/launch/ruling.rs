@@ -1,5 +1,7 @@
 //! What the launcher and the agent say to each other: entries one way, rulings on proposals the other.
 
+use std::collections::BTreeMap;
+
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
 use mainstay_core::id::Pid;
@@ -55,13 +57,17 @@ impl Launcher {
             }
             LinkEvent::Lost { reason } => {
                 self.agent = None;
+                self.hangs.gpus_at_work(&BTreeMap::new());
                 self.fact(Fact::AgentLost { reason });
                 if self.ruling_until.is_some() {
                     self.rule(None);
                 }
             }
             LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
-            LinkEvent::Surroundings(known) => self.step(clock::mono(), Input::Surroundings(known)),
+            LinkEvent::Surroundings(known) => {
+                self.hangs.gpus_at_work(&known.at_work);
+                self.step(clock::mono(), Input::Surroundings(known));
+            }
             LinkEvent::Leave { reason } => self.asked_to_leave(reason),
         }
     }

@@ -86,6 +86,8 @@ pub struct Launcher {
     pub(super) ranks: Vec<RankProcess>,
     /// The pages of those that have one.
     pub(super) pages: BTreeMap<Rank, PageReader>,
+    /// Where lifelines tell that a rank's process is ending.
+    pub(super) endings: (mpsc::UnboundedSender<Pid>, mpsc::UnboundedReceiver<Pid>),
     /// The sockets of ranks that may speak to a rank monitor of NVRx.
     pub(super) monitors: BTreeMap<Rank, Monitor>,
     pub(super) stop: Option<Stop>,
@@ -191,6 +193,7 @@ impl Launcher {
             attempt: Attempt(0),
             ranks: Vec::new(),
             pages: BTreeMap::new(),
+            endings: mpsc::unbounded_channel(),
             monitors: BTreeMap::new(),
             stop: None,
             desk,
@@ -229,6 +232,7 @@ impl Launcher {
             tokio::select! {
                 biased;
                 Some(end) = ended.recv() => self.rank_ended(&end).await,
+                Some(pid) = self.endings.1.recv() => self.rank_ending(pid),
                 Some(signal) = outside.signals.recv() => self.asked_to_stop(signal),
                 (pid, word) = next_word(self.desk.as_mut()) => self.heard(pid, word).await,
                 Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::entry::{ExitStatus, Fact};
+use mainstay_core::id::Pid;
 use mainstay_core::job::StopWhy;
 use mainstay_core::time::Span;
 use nix::sys::signal::Signal;
@@ -44,6 +45,22 @@ impl Launcher {
         self.end_attempt_if_over().await;
     }
 
+    /// A rank's first thread has ended. If it failed, the others are stopped now and not when its memory is gone.
+    pub(super) fn rank_ending(&mut self, pid: Pid) {
+        let living = |rank: &RankProcess| rank.pid == pid && rank.exit.is_none() && rank.ending.is_none();
+        let Some(index) = self.ranks.iter().position(living) else { return };
+        if self.stop.is_some() || matches!(pidfd::exit_status(pid), Ok(Some(_)) | Err(_)) {
+            return;
+        }
+        let Some(status) = processes::ending(pid).filter(|status| !status.is_success()) else { return };
+        // The page is the black box: what the rank last wrote comes before its end.
+        self.look();
+        let rank = &mut self.ranks[index];
+        rank.ending = Some(status);
+        let (attempt, rank) = (self.attempt, rank.rank);
+        self.fact(Fact::RankEnding { attempt, rank, pid, status });
+    }
+
     pub(super) async fn rank_ended(&mut self, end: &Ended) {
         let known = self.ranks.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
         let Some(index) = known else { return };
@@ -55,6 +72,7 @@ impl Launcher {
             // Somebody else reaped our child; all that is sure is that it is gone.
             Ok(None) | Err(_) => ExitStatus::Code(255),
         };
+        let status = rank.ending.unwrap_or(status);
         rank.exit = Some(status);
         if status.is_success() {
             self.hangs.finished(rank, end.at);
@@ -67,12 +85,14 @@ impl Launcher {
             guardian.release(rank.pid);
         }
         pidfd::reap(rank.pid);
-        let (which, pid, files, raised) = (rank.rank, rank.pid, rank.files.clone(), rank.raised);
+        let (which, pid, files) = (rank.rank, rank.pid, rank.files.clone());
+        let (raised, ending) = (rank.raised, rank.ending);
         let step = self.pages.get(&rank.rank).and_then(|page| page.beat()?.step);
-        let after_stop = self.stop.as_ref().is_some_and(|stop| match status {
-            ExitStatus::Signal(signal) => stop.sent(signal),
-            ExitStatus::Code(_) => true,
-        });
+        let after_stop = ending.is_none()
+            && self.stop.as_ref().is_some_and(|stop| match status {
+                ExitStatus::Signal(signal) => stop.sent(signal),
+                ExitStatus::Code(_) => true,
+            });
         let failed = !status.is_success() && !after_stop;
         let attempt = self.attempt;
         if failed

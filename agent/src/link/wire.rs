@@ -196,7 +196,8 @@ mod tests {
             fact: "held down".into(),
             ..Hint::default()
         };
-        let known = Surroundings { devices: [(Rank(0), "gpu.0000:3b:00".into())].into(), hints: vec![hint] };
+        let devices = [(Rank(0), "gpu.0000:3b:00".into())].into();
+        let known = Surroundings { devices, hints: vec![hint], at_work: [(Rank(0), true)].into() };
         let told = surroundings_out(&known).unwrap();
         assert_eq!(surroundings_in(&told).unwrap(), known);
         assert!(surroundings_in(&v1::Surroundings { known: "[1]".into() }).is_err());

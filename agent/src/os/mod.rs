@@ -4,6 +4,7 @@ pub mod affinity;
 pub mod cgroup;
 pub mod clock;
 pub mod inotify;
+pub mod lifeline;
 pub mod limits;
 pub mod mapping;
 pub mod pidfd;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use mainstay_core::entry::ExitStatus;
 use mainstay_core::id::Pid;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -75,6 +76,13 @@ pub fn is_alive(pid: Pid) -> bool {
     stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
 }
 
+/// How a process ends that the kernel is taking apart: it runs no code of its own any more, but what it holds is not free
+/// yet. None for one that lives.
+pub fn ending(pid: Pid) -> Option<ExitStatus> {
+    let stat = stat(pid).filter(|stat| stat.exiting)?;
+    Some(ExitStatus::of_wait(stat.exit_code))
+}
+
 /// The files that a process has open whose path begins with `prefix`, each once. None for one that is not ours to look at.
 pub fn open_files(pid: Pid, prefix: &str) -> Vec<String> {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", pid.0)).into_iter().flatten().flatten();
@@ -111,7 +119,14 @@ pub fn signal_group(group: Pid, signal: Signal) -> bool {
 struct Stat {
     parent: Pid,
     state: char,
+    /// Its first thread has begun to end: `PF_EXITING`.
+    exiting: bool,
+    /// As `wait` would give it; 0 while it lives, and where it is not ours to know.
+    exit_code: i32,
 }
+
+/// Of field 9 of `/proc/<pid>/stat`.
+const PF_EXITING: u64 = 0x4;
 
 fn all() -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -125,5 +140,8 @@ fn stat(pid: Pid) -> Option<Stat> {
     let mut fields = rest.split_whitespace();
     let state = fields.next()?.chars().next()?;
     let parent = Pid(fields.next()?.parse().ok()?);
-    Some(Stat { parent, state })
+    // Fields 9 and 52, counted from 1; the last two were 3 and 4.
+    let flags: u64 = fields.nth(4).and_then(|flags| flags.parse().ok()).unwrap_or(0);
+    let exit_code = fields.nth(42).and_then(|code| code.parse().ok()).unwrap_or(0);
+    Some(Stat { parent, state, exiting: flags & PF_EXITING != 0, exit_code })
 }

@@ -29,8 +29,30 @@ pub fn probe(rank: Pid) -> Option<Probe> {
     Some(probe)
 }
 
-/// Bytes that the network of the process's namespace carried so far; zero where that is not to be read.
+/// Bytes that the network of the process's namespace and the host's RDMA devices carried so far; zero where that is not to be
+/// read.
 pub fn network(process: Pid) -> u64 {
+    interfaces(process).saturating_add(rdma(Path::new("/sys/class/infiniband")))
+}
+
+/// Bytes that the ports of all RDMA devices carried: what goes past the kernel does not show on any interface.
+fn rdma(devices: &Path) -> u64 {
+    let ports =
+        |device: fs::DirEntry| fs::read_dir(device.path().join("ports")).into_iter().flatten().flatten();
+    let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let of_port = |port: fs::DirEntry| {
+        // InfiniBand and RoCE count in words of four bytes; EFA in bytes, among its own counters.
+        let words = ["port_rcv_data", "port_xmit_data"];
+        let bytes = ["rx_bytes", "tx_bytes"];
+        let words = words.iter().filter_map(|name| number(&port.path().join("counters").join(name)));
+        let bytes = bytes.iter().filter_map(|name| number(&port.path().join("hw_counters").join(name)));
+        words.map(|words| words.saturating_mul(4)).chain(bytes).fold(0, u64::saturating_add)
+    };
+    let devices = fs::read_dir(devices).into_iter().flatten().flatten();
+    devices.flat_map(ports).map(of_port).fold(0, u64::saturating_add)
+}
+
+fn interfaces(process: Pid) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/net/dev", process.0)).unwrap_or_default();
     // A line of an interface: its name, eight counters of what came in, eight of what went out; bytes are the first of each.
     let of_line = |line: &str| {
@@ -74,6 +96,23 @@ fn transferred(process: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_rdma_devices_carry_is_counted_in_bytes() {
+        let host = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let file = host.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        assert_eq!(rdma(&host.path().join("absent")), 0);
+        write("mlx5_0/ports/1/counters/port_rcv_data", "1000\n");
+        write("mlx5_0/ports/1/counters/port_xmit_data", "500\n");
+        write("mlx5_0/ports/1/counters/symbol_error", "7\n");
+        write("efa_0/ports/1/hw_counters/rx_bytes", "30\n");
+        write("efa_0/ports/1/hw_counters/tx_bytes", "N/A (no counter)\n");
+        assert_eq!(rdma(host.path()), 6030);
+    }
 
     #[test]
     fn our_own_process_can_be_read_and_uses_time() {

@@ -218,6 +218,11 @@ impl PageReader {
         records.iter().rev().take(most).rev().map(|record| (record.step, took(record))).collect()
     }
 
+    /// Where in the page the word of its claimant's lifeline lies, if it has one.
+    pub fn lifeline(&self) -> Option<usize> {
+        self.mapped.page().ok()?.lifeline()
+    }
+
     /// Whether the rank looks for requests to save.
     pub fn listens_for_saves(&self) -> bool {
         self.mapped.page().is_ok_and(|page| page.listens_for_saves())

@@ -7,6 +7,7 @@
 mod chips;
 mod driver;
 mod holders;
+mod idle;
 mod service;
 mod stalls;
 
@@ -15,6 +16,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_core::tpu::{Answer, CoreState, Service, TpuSample};
+
+pub use idle::{ask_idle, idle_at, may_be_here};
 
 use driver::DriverLogs;
 use service::Question;

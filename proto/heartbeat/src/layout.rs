@@ -8,7 +8,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 /// The layout's major version: a client or reader of another major must not touch anything but the identity zone.
 pub const MAJOR: u16 = 1;
 /// The layout's minor version: later minors only give meaning to words that were reserved (and zero) before.
-pub const MINOR: u16 = 3;
+pub const MINOR: u16 = 4;
 /// The size of a page file, fixed within a major version.
 pub const PAGE_BYTES: usize = 128 * 1024;
 pub(crate) const PAGE_WORDS: usize = PAGE_BYTES / WORD;
@@ -74,6 +74,12 @@ pub(crate) const LANGUAGE: usize = 624;
 pub(crate) const ROLE: usize = 640;
 /// Since minor 3: 0 while no role is told; else bit 63, and below the stage plus one.
 pub(crate) const STAGE: usize = 688;
+/// Since minor 4: 0, or the offset in the page of the 32-bit word that the kernel marks when the claimant dies.
+pub(crate) const LIFELINE_WORD: usize = 696;
+/// Since minor 4: the claimant's C library keeps a lock in here; nobody else touches it, and only the word is read.
+pub const LIFELINE: usize = 704;
+/// The room for that lock.
+pub const LIFELINE_BYTES: usize = 64;
 
 // Counters of this claim, 768..1024.
 pub(crate) const SKIPPED: usize = 768;
@@ -256,6 +262,8 @@ pub const FIELDS: &[(&str, usize, usize)] = &[
     ("language", LANGUAGE, LANGUAGE_BYTES),
     ("role", ROLE, ROLE_BYTES),
     ("stage", STAGE, WORD),
+    ("lifeline_word", LIFELINE_WORD, WORD),
+    ("lifeline", LIFELINE, LIFELINE_BYTES),
     ("skipped", SKIPPED, WORD),
     ("unmatched_leaves", UNMATCHED_LEAVES, WORD),
     ("names_refused", NAMES_REFUSED, WORD),

@@ -19,6 +19,7 @@ mod error;
 mod format;
 mod identity;
 pub mod layout;
+mod lifeline;
 mod note;
 mod page;
 mod raw;

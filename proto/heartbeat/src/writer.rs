@@ -11,6 +11,7 @@ use crate::beat::{self, shown, stack_at};
 use crate::collective::{self, Collective};
 use crate::error::LayoutError;
 use crate::layout::*;
+use crate::lifeline;
 use crate::note::{self, Note};
 use crate::page::{Page, check};
 use crate::record::record_at;
@@ -101,13 +102,21 @@ impl<'m> Writer<'m> {
         true
     }
 
+    /// Whether a lock may be laid out as this claim's lifeline: there is room, and no copy of the client did so before.
+    #[must_use]
+    pub fn wants_lifeline(&self) -> bool {
+        lifeline::has_room(self.words) && self.words.load(LIFELINE_WORD) == 0
+    }
+
+    /// The claimant's first thread holds the lock in [`LIFELINE`](crate::layout::LIFELINE)'s room, whose word lies at
+    /// this offset in the page.
+    pub fn lay_lifeline(&self, word_at: usize) {
+        lifeline::lay(self.words, word_at);
+    }
+
     /// Whether the page is claimed by exactly this process.
     fn is_claimed_by(&self, who: &Claiming<'_>) -> bool {
-        self.words.load_acquire(CLAIM_STATE) == claim_state::CLAIMED
-            && self.words.load(PID) == u64::from(who.pid)
-            && self.words.load(START_TICKS) == who.start_ticks
-            && self.words.load(PID_NAMESPACE) == who.pid_namespace
-            && self.words.load(IMAGE) == who.image
+        self.words.load_acquire(CLAIM_STATE) == claim_state::CLAIMED && was_claimed_by(self.words, who)
     }
 
     fn lock_for_claim(&self, key: u64) -> Option<Writing<'m>> {
@@ -175,9 +184,18 @@ impl<'m> Writer<'m> {
     }
 }
 
+/// Whether this process was the last to claim the page, be it closed since.
+fn was_claimed_by(words: Words<'_>, who: &Claiming<'_>) -> bool {
+    words.load(PID) == u64::from(who.pid)
+        && words.load(START_TICKS) == who.start_ticks
+        && words.load(PID_NAMESPACE) == who.pid_namespace
+        && words.load(IMAGE) == who.image
+}
+
 impl Writing<'_> {
     fn claim(&mut self, now_ns: u64, who: &Claiming<'_>) {
         let words = self.words;
+        let again = was_claimed_by(words, who);
         words.store(CLAIM_STATE, claim_state::CLAIMING);
         std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
         let claims = words.load(CLAIMS).wrapping_add(1);
@@ -188,6 +206,9 @@ impl Writing<'_> {
         words.store(IMAGE, who.image);
         words.store_padded(VERSION, VERSION_BYTES, who.version);
         words.store_padded(LANGUAGE, LANGUAGE_BYTES, who.language);
+        if !again {
+            lifeline::forget(words);
+        }
         self.begin_anew(now_ns, claims);
         words.store_release(CLAIM_STATE, claim_state::CLAIMED);
     }

@@ -13,6 +13,7 @@ mod heartbeat;
 mod in_process;
 mod judge;
 mod kernel_log;
+mod large;
 mod launchers;
 mod peers;
 mod process;
@@ -63,6 +64,8 @@ enum Name {
     Gpus,
     /// From the death of a rank to the fact in the journal.
     Detect,
+    /// From the SIGKILL of a rank with much memory to the fact, and to the end of its process. Part of detect.
+    Large,
     /// From the SIGSTOP of a rank to the verdict that it hangs, beside NVRx. Part of detect.
     Hang,
     /// From a counter of NVML to the verdict in the API's stream. Part of detect.
@@ -126,9 +129,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Counters, _) => gpus::detect(&story, polls(args), &mut report),
             (Name::Detect, Some(bed)) => {
                 detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report);
+                large::measure(&story, bed, args.samples.unwrap_or(7).min(7), &mut report);
                 hang::measure(&story, bed, args.samples.unwrap_or(20).min(20), &mut report);
                 kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report);
                 gpus::detect(&story, polls(args), &mut report);
+            }
+            (Name::Large, Some(bed)) => {
+                large::measure(&story, bed, args.samples.unwrap_or(7), &mut report);
             }
             (Name::Hang, Some(bed)) => {
                 hang::measure(&story, bed, args.samples.unwrap_or(20), &mut report);

@@ -4,11 +4,15 @@
 //! Idleness alone is no fault. Only a job that was at work nearly all its life is judged, and only after a rest that is
 //! much longer than any that it took before: a program that sleeps by design, or waits for requests, never is.
 
+mod devices;
+
 use crate::hang::activity::{Activity, Probe, ProcessState, between};
 use crate::hang::finding::{ACTIVITY, Hang, HangKind, Outlook, Suspicion, listed};
 use crate::hang::witness::Waits;
 use crate::id::Rank;
 use crate::time::{Mono, Span};
+
+use devices::Devices;
 
 /// A rest is out of the ordinary when it is so many times the longest before.
 const BEYOND: u64 = 5;
@@ -59,6 +63,7 @@ pub struct Idle {
     signs: u32,
     gap: Span,
     network: f64,
+    devices: Devices,
     /// When NCCL was last asked, and what it said since nothing but CPU time is seen.
     asked: Option<Mono>,
     collectives: Option<Collectives>,
@@ -89,6 +94,7 @@ impl Idle {
             signs: 0,
             gap: Span::default(),
             network: 0.0,
+            devices: Devices::default(),
             asked: None,
             collectives: None,
         }
@@ -99,6 +105,13 @@ impl Idle {
         self.ranks.fill(Seen::default());
         self.looked = None;
         self.collectives = None;
+        self.devices.forget_the_present();
+    }
+
+    /// Takes in for how long none of the devices that the ranks hold has had work, by their driver or libtpu; zero while one
+    /// has. To be told again and again: a word that is half a minute old counts no more.
+    pub fn devices(&mut self, now: Mono, idle: Span) {
+        self.devices.take(now, idle);
     }
 
     /// Whether NCCL should be asked how far the ranks are: seldom, and only while they do nothing but use CPU time, for each
@@ -159,11 +172,12 @@ impl Idle {
             (self.active, self.worked) = (now, now);
             return Outlook::Calm;
         }
-        self.stopped(now).or_else(|| self.waits_in_collectives(now)).unwrap_or_else(|| {
-            match now.since(self.active) {
-                Span(0) => self.only_spins(now),
-                rest => self.rests(now, rest, unseen),
-            }
+        // Devices that are known to do nothing are not unseen.
+        let unseen = || self.devices.rest(now).is_none_or(|rest| rest < self.interval()) && unseen();
+        let known = self.stopped(now).or_else(|| self.waits_in_collectives(now));
+        known.or_else(|| self.devices_rest(now)).unwrap_or_else(|| match now.since(self.active) {
+            Span(0) => self.only_spins(now),
+            rest => self.rests(now, rest, unseen),
         })
     }
 
@@ -238,6 +252,20 @@ impl Idle {
         let kind = waits.kind.unwrap_or(HangKind::UserCode);
         let told = format!("{}, and no counter of NCCL moved for {}", waits.told, last.since(*since));
         Some(self.hang(now, kind, &culprits, self.worked, limit, 0.7, told))
+    }
+
+    /// The devices always had work and have none, and all that the processes do is to use CPU time.
+    fn devices_rest(&self, now: Mono) -> Option<Outlook> {
+        let rest = self.devices.rest(now)?;
+        let limit = self.floor.max(Span(self.devices.longest().0.saturating_mul(BEYOND)));
+        let out_of_the_ordinary = rest >= limit && now.since(self.worked) >= limit;
+        if !out_of_the_ordinary || !self.devices.usually_work(Span(self.floor.0 / 2), SELDOM) {
+            return None;
+        }
+        let told = format!(
+            "no device of the job has had work for {rest}, and its processes read, wrote and put out nothing meanwhile"
+        );
+        Some(self.hang(now, HangKind::AllStill, &[], now_minus(now, rest), limit, 0.6, told))
     }
 
     /// Nothing of the job does anything.
@@ -346,6 +374,10 @@ impl Idle {
     fn named(&self, ranks: &[usize]) -> String {
         listed(&self.numbers(ranks))
     }
+}
+
+fn now_minus(now: Mono, span: Span) -> Mono {
+    Mono(now.0.saturating_sub(span.0))
 }
 
 impl Seen {

@@ -10,6 +10,9 @@ use crate::time::Span;
 /// So many steps have to be seen before what they took is believed.
 const ENOUGH: u32 = 50;
 
+/// No tail is followed further than so many times the longest that was seen.
+const BEYOND_LONGEST: u64 = 8;
+
 /// What earlier runs saw counts as so many samples: this run soon outweighs it.
 const RECALLED: u64 = 1000;
 
@@ -359,7 +362,9 @@ fn learned(sketch: &Sketch) -> Span {
     let spread = median.plus(Span(sketch.scaled_mad().0.saturating_mul(8)));
     // Each power of ten in rarity multiplies a heavy tail by about the same: three more take it to one in a million.
     let decade = (q999.0.max(1) as f64 / q99.0.max(1) as f64).max(1.0);
-    let tail = Span((q999.0 as f64 * decade.powi(3)) as u64);
+    // But one stall among few samples is both of these quantiles' only witness, and its cube may be hours.
+    let most = Span(sketch.longest().0.saturating_mul(BEYOND_LONGEST));
+    let tail = Span((q999.0 as f64 * decade.powi(3)) as u64).min(most);
     let seen = Span((sketch.longest().0 as f64 * 1.1) as u64);
     Span::seconds(1).max(far).max(spread).max(tail).max(seen)
 }

@@ -71,6 +71,7 @@ fn type_of(body: &Body) -> &'static str {
             Fact::RanksStepping { .. } => "ranks_stepping",
             Fact::Progress { .. } => "progress",
             Fact::RankRaised { .. } => "rank_raised",
+            Fact::RankEnding { .. } => "rank_ending",
             Fact::RankExited { .. } => "rank_exited",
             Fact::RanksHung { .. } => "ranks_hung",
             Fact::HangPassed { .. } => "hang_passed",
@@ -119,6 +120,7 @@ fn fact_severity(fact: &Fact) -> Severity {
         | Fact::RanksHung { .. }
         | Fact::StartFailed { .. }
         | Fact::RankRaised { .. }
+        | Fact::RankEnding { .. }
         | Fact::LauncherLost { .. } => Severity::Error,
         Fact::Observed(observation) => match observation.weight {
             Weight::Info => Severity::Info,
@@ -164,6 +166,7 @@ fn attempt(body: &Body) -> Option<Attempt> {
             | Fact::RanksStepping { attempt, .. }
             | Fact::Progress { attempt, .. }
             | Fact::RankRaised { attempt, .. }
+            | Fact::RankEnding { attempt, .. }
             | Fact::RankExited { attempt, .. }
             | Fact::RanksHung { attempt, .. }
             | Fact::HangPassed { attempt, .. }
@@ -203,6 +206,7 @@ fn rank(body: &Body) -> Option<Rank> {
             Fact::RankConnected { rank, .. }
             | Fact::RankRefused { rank, .. }
             | Fact::RankRaised { rank, .. }
+            | Fact::RankEnding { rank, .. }
             | Fact::RankExited { rank, .. },
         ) => Some(*rank),
         Body::Fact(Fact::RanksHung { hang, .. }) => hang.culprits.first().copied(),

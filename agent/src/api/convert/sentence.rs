@@ -73,6 +73,9 @@ fn fact_sentence(fact: &Fact) -> String {
             let message = note.message.lines().next().unwrap_or_default();
             format!("{rank} (pid {}) raised {}: {message}{}", pid.0, note.exception, after(note.step))
         }
+        Fact::RankEnding { rank, pid, status, .. } => {
+            format!("{rank} (pid {}) is ending by {status}: the kernel takes its memory apart", pid.0)
+        }
         Fact::RankExited { rank, pid, status, step, after_stop, .. } => {
             format!("{rank} (pid {}) {}", pid.0, exited(*status, *step, *after_stop))
         }

@@ -10,7 +10,7 @@ use mainstay_core::tpu::{Chip, Holder, Holders};
 use super::FORBIDDEN_PORT;
 
 /// The variable by which processes are told where each is to serve its metrics.
-const PORTS: &str = "TPU_RUNTIME_METRICS_PORTS=";
+pub(super) const PORTS: &str = "TPU_RUNTIME_METRICS_PORTS=";
 
 /// Fills in who holds the chips. Returns the ports at which those processes were told to serve.
 pub(super) fn find(proc: &Path, chips: &mut [Chip]) -> BTreeSet<u16> {
@@ -78,7 +78,8 @@ fn open_files(directory: &Path) -> io::Result<BTreeSet<String>> {
     Ok(files)
 }
 
-fn told_ports(environment: &Path) -> Vec<u16> {
+/// The ports at which a process was told to serve, by its environment.
+pub(super) fn told_ports(environment: &Path) -> Vec<u16> {
     let environment = std::fs::read(environment).unwrap_or_default();
     let told =
         environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(PORTS.as_bytes()));

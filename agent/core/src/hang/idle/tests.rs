@@ -199,3 +199,69 @@ fn a_debugger_is_no_hang() {
     job.works(300).seconds(600, |_, _, pulse| pulse.probe.state = ProcessState::Traced);
     assert!(job.said_nothing());
 }
+
+/// A job whose processes spin all the time, as those do that wait for a device, and whose devices rest as told.
+fn on_devices(job: &mut Job, seconds: u64, idle: impl Fn(u64) -> Option<Span>) {
+    for second in 0..seconds {
+        job.seconds(1, |_, _, pulse| work(pulse));
+        if let Some(idle) = idle(second) {
+            job.idle.devices(job.now, idle);
+        }
+    }
+}
+
+#[test]
+fn devices_that_have_no_work_any_more_are_a_hang_though_the_processes_spin() {
+    let mut job = Job::of(2);
+    on_devices(&mut job, 300, |_| Some(Span(0)));
+    on_devices(&mut job, 50, |second| Some(Span::seconds(second)));
+    assert!(job.hang().is_none(), "not before its time");
+    on_devices(&mut job, 30, |second| Some(Span::seconds(50 + second)));
+    let hang = job.hang().expect("a hang");
+    assert_eq!((hang.kind, hang.culprits.len()), (HangKind::AllStill, 0));
+    assert!(
+        hang.confidence <= 0.6 && hang.evidence[0].starts_with("no device of the job has had work"),
+        "{hang:?}"
+    );
+}
+
+#[test]
+fn devices_that_rest_by_design_or_save_or_of_which_nothing_is_known_are_no_hang() {
+    // They rest half of the time.
+    let mut job = Job::of(2);
+    on_devices(&mut job, 1200, |second| Some(Span::seconds(if second % 100 < 50 { 0 } else { second % 50 })));
+    assert!(job.hang().is_none());
+    // Something is written while they rest.
+    let mut job = Job::of(2);
+    on_devices(&mut job, 300, |_| Some(Span(0)));
+    for second in 0..150 {
+        job.works(1);
+        job.idle.devices(job.now, Span::seconds(second));
+    }
+    assert!(job.hang().is_none());
+    // Whoever told of them is gone.
+    let mut job = Job::of(2);
+    on_devices(&mut job, 300, |_| Some(Span(0)));
+    on_devices(&mut job, 300, |_| None);
+    assert!(job.hang().is_none());
+}
+
+#[test]
+fn devices_that_are_known_to_rest_are_not_unseen() {
+    for idle in [false, true] {
+        let mut job = Job::of(1);
+        job.works(300);
+        for second in 0..100 {
+            job.now = job.now.after(Span::seconds(1));
+            if let Some(pulse) = &mut job.pulses[0] {
+                pulse.probe.at = job.now;
+            }
+            job.idle.devices(job.now, Span::seconds(if idle { second } else { 0 }));
+            if job.idle.wants_look(job.now) {
+                let outlook = job.idle.look(job.now, &job.pulses, || true);
+                job.told.push(outlook);
+            }
+        }
+        assert_eq!(job.hang().is_some(), idle);
+    }
+}

@@ -16,6 +16,17 @@ fn little_seen_is_not_believed() {
     assert_eq!(phases.limit(PhaseId::STEP), Limit { span: Span::seconds(1), from: LimitFrom::Learned });
 }
 
+/// A busy machine holds up one batch of some hundred: that must not blind the judge for hours.
+#[test]
+fn one_stall_among_few_samples_promises_no_tail_of_hours() {
+    let mut phases = Phases::new(Limits::default());
+    let data = phases.section("data");
+    learned_from(&mut phases, data, (0..400).map(|step| if step == 37 { 400 } else { 3 }));
+    let limit = phases.limit(data);
+    assert!(limit.from == LimitFrom::Learned && limit.span <= Span::millis(3300), "{limit:?}");
+    assert!(limit.span >= Span::seconds(1), "{limit:?}");
+}
+
 #[test]
 fn what_earlier_runs_took_is_believed_with_more_room_until_this_one_knows_better() {
     let mut first = Phases::new(Limits::default());

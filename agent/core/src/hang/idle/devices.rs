@@ -1,0 +1,57 @@
+//! What the ranks' devices do, where a driver or libtpu tells. A job whose devices always had work and have none any more rests,
+//! whatever its processes spin on. That they have work says nothing: a collective that never ends is work to a GPU.
+
+use crate::time::{Mono, Span};
+
+/// A word that is older is none: who told may be gone.
+const FRESH: Span = Span::seconds(30);
+
+/// The rests of all devices of a job together.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Devices {
+    told: Option<Mono>,
+    /// When one of them last had work, as far as it is known.
+    active: Mono,
+    at_work: Span,
+    rested: Span,
+    longest: Span,
+}
+
+impl Devices {
+    /// Takes in for how long none of them has had work; zero while one has.
+    pub(super) fn take(&mut self, now: Mono, idle: Span) {
+        let active = Mono(now.0.saturating_sub(idle.0));
+        match self.told.replace(now).filter(|before| now.since(*before) <= FRESH) {
+            Some(before) if active > before => {
+                let rest = before.since(self.active);
+                self.rested = self.rested.plus(rest);
+                self.longest = self.longest.max(rest);
+                self.at_work = self.at_work.plus(active.since(before));
+                self.active = active;
+            }
+            Some(_) => {}
+            None => self.active = active,
+        }
+    }
+
+    /// New processes; what was learned stays.
+    pub(super) fn forget_the_present(&mut self) {
+        self.told = None;
+    }
+
+    /// For how long none has had work; none if that is not known.
+    pub(super) fn rest(&self, now: Mono) -> Option<Span> {
+        self.told.filter(|told| now.since(*told) <= FRESH).map(|_| now.since(self.active))
+    }
+
+    /// The longest rest that ended by itself.
+    pub(super) fn longest(&self) -> Span {
+        self.longest
+    }
+
+    /// Whether they had work for so long, and rested for less than one part in `seldom`.
+    pub(super) fn usually_work(&self, least: Span, seldom: u64) -> bool {
+        self.at_work >= least
+            && self.rested.0.saturating_mul(seldom) <= self.at_work.0.saturating_add(self.rested.0)
+    }
+}
