@@ -53,7 +53,7 @@ fn exit_status() -> impl Strategy<Value = ExitStatus> {
 
 fn job_spec() -> impl Strategy<Value = JobSpec> {
     let who = (any::<[u32; 4]>(), rank(), pid());
-    let places = (text(), text(), option::of(text()));
+    let places = (text(), text(), option::of(text()), option::of(text()));
     (vec(text(), 0..4), who, places).prop_map(|(command, (numbers, first_rank, launcher), places)| JobSpec {
         command,
         world_size: numbers[0],
@@ -65,6 +65,7 @@ fn job_spec() -> impl Strategy<Value = JobSpec> {
         run_dir: places.0,
         checkpoint_dir: places.1,
         page_dir: places.2,
+        program: places.3,
     })
 }
 

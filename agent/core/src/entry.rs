@@ -309,6 +309,9 @@ pub struct JobSpec {
     /// Where the heartbeat pages are, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_dir: Option<String>,
+    /// What the job runs, as one number: its command and the files of its program. None if they cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 /// A rank's process at its start.

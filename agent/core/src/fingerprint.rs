@@ -2,6 +2,8 @@
 
 use crate::entry::Note;
 
+use crate::learned::Fnv;
+
 /// How many of the innermost frames count.
 const FRAMES: usize = 5;
 
@@ -10,6 +12,17 @@ const FRAMES: usize = 5;
 pub fn fingerprint(note: &Note) -> String {
     let frames = innermost_frames(&note.traceback);
     format!("{}: {} @ {}", note.exception, masked(&note.message), frames.join(" < "))
+}
+
+/// What a job runs, as one number: its command and the files of its program, by name and content, in any order.
+pub fn program(command: &[String], files: &std::collections::BTreeMap<String, Vec<u8>>) -> String {
+    let mut hash = Fnv::default();
+    command.iter().for_each(|word| hash.word(word.as_bytes()));
+    for (name, content) in files {
+        hash.word(name.as_bytes());
+        hash.word(content);
+    }
+    hash.to_string()
 }
 
 /// The message with every run of digits, every hexadecimal number and every directory replaced.

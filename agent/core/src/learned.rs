@@ -76,27 +76,40 @@ impl Learned {
 /// A name for what jobs have in common that are runs of one another: where they keep their checkpoints, if somebody said so,
 /// with what they run; else the whole command. And how many ranks they have.
 pub fn key(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
-    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-    hash.word(&spec.world_size.to_string());
+    let mut hash = Fnv::default();
+    hash.word(spec.world_size.to_string().as_bytes());
     match checkpoint_dir {
         Some(directory) => {
-            hash.word(directory);
+            hash.word(directory.as_bytes());
             let program = spec.command.iter().filter(|word| !word.starts_with('-')).take(2);
-            program.for_each(|word| hash.word(word));
+            program.for_each(|word| hash.word(word.as_bytes()));
         }
-        None => spec.command.iter().for_each(|word| hash.word(word)),
+        None => spec.command.iter().for_each(|word| hash.word(word.as_bytes())),
     }
-    format!("{:016x}", hash.0)
+    hash.to_string()
 }
 
-/// 64-bit FNV-1a.
-struct Fnv(u64);
+/// 64-bit FNV-1a: names things for life, and guards against nothing.
+pub(crate) struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Fnv {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+}
 
 impl Fnv {
-    fn word(&mut self, word: &str) {
-        for byte in word.bytes().chain([0]) {
+    /// Takes in a word, and that it ends here.
+    pub(crate) fn word(&mut self, word: &[u8]) {
+        for byte in word.iter().copied().chain([0]) {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
+    }
+}
+
+impl std::fmt::Display for Fnv {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{:016x}", self.0)
     }
 }
 

@@ -1,11 +1,12 @@
 //! The same failure again: what the journal tells of earlier failures with the fingerprint of the present one, in this job and
-//! in others, in this boot of the host and in earlier ones.
+//! in others, in this boot of the host and in earlier ones. A job whose program was changed since gets a new chance: what failed
+//! before the change does not speak against it.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::entry::{Body, Entry};
+use crate::entry::{Body, Entry, Fact};
 use crate::id::{BootId, JobId};
 use crate::time::Mono;
 use crate::verdict::{Cause, Verdict};
@@ -14,6 +15,8 @@ use crate::verdict::{Cause, Verdict};
 const FINGERPRINTS: usize = 512;
 /// Failures that are remembered of each, the newest.
 const FAILURES: usize = 32;
+/// Jobs whose programs are remembered.
+const JOBS: usize = 512;
 
 /// Earlier failures with the same fingerprint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +48,8 @@ struct Failure {
     boot: BootId,
     step: Option<u64>,
     fault_at: Mono,
+    /// What the job ran then.
+    program: Option<String>,
 }
 
 /// Remembers failures by their fingerprints. Bounded.
@@ -53,11 +58,16 @@ pub struct Repeats {
     failures: BTreeMap<String, VecDeque<Failure>>,
     /// Fingerprints by age, oldest first.
     order: VecDeque<String>,
+    /// What each job ran when it was last started.
+    programs: BTreeMap<JobId, String>,
 }
 
 impl Repeats {
-    /// Takes in an entry of the journal; only verdicts on exceptions tell something.
+    /// Takes in an entry of the journal; only verdicts on exceptions and starts of jobs tell something.
     pub fn take_in(&mut self, entry: &Entry) {
+        if let (Body::Fact(Fact::JobStarted(spec)), Some(job)) = (&entry.body, &entry.job) {
+            self.started(job, spec.program.as_ref());
+        }
         let (Body::Verdict(verdict), Some(job)) = (&entry.body, &entry.job) else { return };
         let Cause::Exception { fingerprint, .. } = &verdict.cause else { return };
         let failures = self.failures.entry(fingerprint.clone()).or_default();
@@ -67,7 +77,8 @@ impl Repeats {
         // A verdict that changed by what a host said is told twice and is one failure.
         failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
         let (job, boot) = (job.clone(), entry.boot.clone());
-        failures.push_back(Failure { job, boot, step: verdict.step, fault_at: verdict.fault_at });
+        let program = self.programs.get(&job).cloned();
+        failures.push_back(Failure { job, boot, step: verdict.step, fault_at: verdict.fault_at, program });
         if failures.len() > FAILURES {
             failures.pop_front();
         }
@@ -78,13 +89,28 @@ impl Repeats {
         }
     }
 
+    fn started(&mut self, job: &JobId, program: Option<&String>) {
+        self.programs.remove(job);
+        if self.programs.len() >= JOBS {
+            self.programs.clear();
+        }
+        if let Some(program) = program {
+            self.programs.insert(job.clone(), program.clone());
+        }
+    }
+
     /// What was seen before the failure of that verdict; none if nothing was, or if it has no fingerprint.
     pub fn before(&self, job: &JobId, boot: &BootId, verdict: &Verdict) -> Option<SeenBefore> {
         let Cause::Exception { fingerprint, .. } = &verdict.cause else { return None };
         let mut seen = SeenBefore::default();
         let mut others: Vec<&JobId> = Vec::new();
         let failures = self.failures.get(fingerprint)?;
+        let now = self.programs.get(job);
+        let changed = |of: &Failure| of.program.as_ref().zip(now).is_some_and(|(then, now)| then != now);
         for of in failures.iter().filter(|of| !(of.fault_at == verdict.fault_at && of.boot == *boot)) {
+            if of.job == *job && changed(of) {
+                continue;
+            }
             if of.job == *job {
                 seen.in_this_job += 1;
                 seen.at_this_step += u32::from(of.step == verdict.step);
@@ -101,6 +127,7 @@ impl Repeats {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::JobSpec;
     use crate::id::{Attempt, Incident};
     use crate::time::{Stamp, Wall};
     use crate::verdict::FaultDomain;
@@ -151,6 +178,27 @@ mod tests {
         assert_eq!(seen, Some(expected));
         let new = verdict("z", 7, 21);
         assert_eq!(repeats.before(&JobId("a".into()), &BootId("second".into()), &new), None);
+    }
+
+    #[test]
+    fn a_changed_program_is_a_new_chance_and_an_unchanged_one_is_not() {
+        let started = |program: Option<&str>| {
+            let spec = JobSpec { program: program.map(str::to_owned), ..JobSpec::default() };
+            Entry { body: Body::Fact(Fact::JobStarted(spec)), ..entry("a", "boot", verdict("x", 7, 1)) }
+        };
+        let seen = |second: Option<&str>| {
+            let mut repeats = Repeats::default();
+            repeats.take_in(&started(Some("one")));
+            repeats.take_in(&entry("a", "boot", verdict("x", 7, 10)));
+            repeats.take_in(&started(second));
+            let now = verdict("x", 7, 20);
+            repeats.take_in(&entry("a", "boot", now.clone()));
+            repeats.before(&JobId("a".into()), &BootId("boot".into()), &now).map(|seen| seen.in_this_job)
+        };
+        assert_eq!(seen(Some("two")), None);
+        assert_eq!(seen(Some("one")), Some(1));
+        // What cannot be read is no change.
+        assert_eq!(seen(None), Some(1));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::launch::shell::{Ended, Launcher};
 use crate::os::clock;
 use crate::source::nvrx::Monitor;
 use crate::source::pages::PageReader;
+use crate::source::program;
 use crate::store::learned::Memory;
 
 impl Launcher {
@@ -178,6 +179,7 @@ pub(super) fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         run_dir: text(&crew.run_dir),
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
+        program: program::hash(&settings.command),
     }
 }
 

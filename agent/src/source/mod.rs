@@ -16,5 +16,6 @@ pub mod kmsg;
 pub mod nccl_ras;
 pub mod nvrx;
 pub mod pages;
+pub mod program;
 pub mod slurm;
 pub mod tpu;
