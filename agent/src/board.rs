@@ -21,7 +21,8 @@ use tokio::sync::watch;
 
 pub use roster::{Looking, Roster};
 
-use crate::store::journal::{Journal, JournalError, JournalReader, Read, Replayed};
+use crate::store::forcing::Forced;
+use crate::store::journal::{Journal, JournalError, JournalReader, Read, Replayed, Unforced};
 
 /// Jobs that are over and still shown.
 pub const FINISHED_JOBS: usize = 32;
@@ -84,12 +85,19 @@ impl Board {
     /// This does not fail. If the journal cannot be written, the entry is kept in memory under its number and
     /// written when that is possible again; [`Board::journal_error`] tells.
     pub fn record(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
+        let entry = self.note(at, job, origin_seq, body);
+        self.publish();
+        entry
+    }
+
+    /// As [`Board::record`], but shown at the next [`Board::publish`]: where several entries come together, readers are
+    /// shown them together.
+    pub fn note(&mut self, at: Stamp, job: Option<&JobId>, origin_seq: Option<u64>, body: Body) -> Entry {
         self.newest = self.newest.saturating_add(1);
         let boot = self.journal.boot().clone();
         let entry = Entry { seq: self.newest, at, boot, job: job.cloned(), origin_seq, body };
         self.write(&entry);
         self.apply(&entry);
-        self.publish();
         entry
     }
 
@@ -113,13 +121,13 @@ impl Board {
     /// view.
     pub fn show_host(&mut self, at: Stamp, components: Vec<Component>) {
         for change in changes(&self.view.components, &components) {
-            self.record(at, None, None, Body::Health(change));
+            self.note(at, None, None, Body::Health(change));
         }
         for component in components {
             let over = self.view.attention.judged(&component);
             self.set_component(component);
             if let Some(observation) = over {
-                self.record(at, None, None, Body::Fact(Fact::Observed(observation)));
+                self.note(at, None, None, Body::Fact(Fact::Observed(observation)));
             }
         }
         self.publish();
@@ -161,6 +169,28 @@ impl Board {
     pub fn sync(&mut self) {
         let synced = self.write_waiting().and_then(|()| self.journal.sync());
         self.note_journal(synced);
+    }
+
+    /// Writes what still waits, and hands out what is to be forced onto the disk elsewhere; none where that cannot be
+    /// had, which [`Board::journal_error`] tells.
+    pub fn unforced(&mut self) -> Option<Unforced> {
+        let unforced = self.write_waiting().and_then(|()| self.journal.unforced());
+        match unforced {
+            Ok(unforced) => Some(unforced),
+            Err(error) => {
+                self.note_journal(Err(error));
+                None
+            }
+        }
+    }
+
+    /// Takes in whether what was handed out is on the disk.
+    pub fn forced(&mut self, forced: Forced) {
+        let forced = forced.map_err(|(error, unforced)| {
+            self.journal.not_forced(unforced);
+            error
+        });
+        self.note_journal(forced);
     }
 
     /// The view as it stands, published or not.

@@ -10,7 +10,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// No event of a scenario takes as long as this on any machine; whatever does has gone wrong.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(180);
 
 /// A wait for a condition that changes with the content of directories or with the end of a process.
 #[derive(Debug)]

@@ -162,8 +162,10 @@ fn an_agent_that_belongs_to_somebody_else_is_not_trusted() {
     let mut line: Vec<String> = nobody.iter().map(|part| (*part).to_owned()).collect();
     line.push(program);
     let agent = Agent::start_under(&line, &stage);
-    // Long enough for more than one look for an agent.
-    let end = stage.sh("sleep 0.7").with(&agent).start().end();
+    let job = stage.sh(r#"until [ -e "$MARKS/seen" ]; do sleep 0.02; done"#).with(&agent).start();
+    job.wait_until_said("is served by user 65534");
+    stage.mark("seen");
+    let end = job.end();
     end.assert_status(0);
     assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::AgentFound { .. })), "{end}");
     assert!(!story::facts(&agent.story()).any(|fact| matches!(fact, Fact::JobStarted(_))));

@@ -8,80 +8,16 @@
     reason = "in a test, a panic is the report"
 )]
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod hosts;
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use hosts::{Hosts, ckpt, json};
 use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
 use mainstay_tests::{Agent, Stage, mainstay, processes};
-use serde_json::Value;
 use twox_hash::XxHash3_128;
-
-/// Hosts that know each other.
-struct Hosts {
-    stages: Vec<Stage>,
-    names: Vec<String>,
-    options: Vec<String>,
-}
-
-impl Hosts {
-    /// So many, each with further keys of `checkpoint`.
-    fn new(test: u8, count: u8, options: &[&str]) -> Hosts {
-        let process = std::process::id() % 60_000;
-        let name = |host: u8| {
-            format!("127.{}.{}.{}:7140", 20 + process / 250 % 200, 1 + process % 250, 16 * test + host)
-        };
-        Hosts {
-            stages: (0..count).map(|_| Stage::new()).collect(),
-            names: (1..=count).map(name).collect(),
-            options: options.iter().map(|option| (*option).to_owned()).collect(),
-        }
-    }
-
-    fn agent(&self, host: usize) -> Agent {
-        let stage = &self.stages[host];
-        let token = stage.work().join("token");
-        fs::write(&token, "the same on all hosts of this test").unwrap();
-        fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
-        let key = |name: &str, value: String| format!("MAINSTAY_AGENT_CHECKPOINT_{name}={value}");
-        let mut line = vec!["env".to_owned()];
-        line.push(key("LISTEN", self.names[host].clone()));
-        line.push(key("PEERS", self.names.join(",")));
-        line.push(key("TOKEN_FILE", token.display().to_string()));
-        line.push(key("STORE", self.store(host).display().to_string()));
-        line.push(key("INTERVAL", "100ms".to_owned()));
-        line.extend(self.options.iter().map(|option| format!("MAINSTAY_AGENT_CHECKPOINT_{option}")));
-        line.push(mainstay().display().to_string());
-        Agent::start_under(&line, stage)
-    }
-
-    fn store(&self, host: usize) -> PathBuf {
-        self.stages[host].tmpfs().join("replicas")
-    }
-
-    /// Where the ranks of this host keep checkpoints.
-    fn directory(&self, host: usize) -> PathBuf {
-        self.stages[host].work().join("checkpoints")
-    }
-
-    /// Whether anything of a shard lies in a host's store already.
-    fn has_begun(&self, host: usize) -> bool {
-        fs::read_dir(self.store(host).join("incoming")).is_ok_and(|mut entries| entries.next().is_some())
-    }
-}
-
-fn ckpt(agent: &Agent, arguments: &[&str]) -> Output {
-    let mut command = Command::new(mainstay());
-    command.arg("ckpt").args(arguments).arg("--socket").arg(agent.socket());
-    command.output().expect("mainstay can be started")
-}
-
-fn json(output: &Output) -> Value {
-    let told = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(&told)
-        .unwrap_or_else(|error| panic!("{error}: {told}{}", String::from_utf8_lossy(&output.stderr)))
-}
 
 fn bytes(rank: u32, size: usize) -> Vec<u8> {
     let words =

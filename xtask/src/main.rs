@@ -11,6 +11,7 @@ mod fuzz;
 mod journal;
 mod lint;
 mod nvrx;
+mod packages;
 mod places;
 mod say;
 mod status;

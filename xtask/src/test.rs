@@ -12,6 +12,7 @@ use crate::frameworks;
 use crate::fuzz;
 use crate::lint::{self, cargo};
 use crate::nvrx;
+use crate::packages;
 use crate::places;
 use crate::say::Story;
 use crate::venv::{self, Venv};
@@ -60,6 +61,7 @@ pub fn run(args: &Args) -> ExitCode {
         lint::systemd(&mut checks);
     }
     if args.wants(Part::Unit) {
+        checks.run("systemd-journal-remote (apt-get)", packages::journal_remote);
         checks.run("unit and property tests (cargo test)", || {
             // The scenarios' crate is left to its own step; its floors need nothing but the sources.
             cargo_test(&["--workspace", "--exclude", "mainstay-tests"], None)

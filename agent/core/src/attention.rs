@@ -201,11 +201,13 @@ fn cut(reason: &str) -> String {
 }
 
 /// The name of a state or an action, as the journal writes it.
-fn name(of: impl serde::Serialize) -> String {
+/// The name of a state or an action in the journal.
+pub(crate) fn name(of: impl serde::Serialize) -> String {
     serde_json::to_value(of).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn named<T: serde::de::DeserializeOwned>(name: &str) -> Option<T> {
+/// What has that name in the journal.
+pub(crate) fn named<T: serde::de::DeserializeOwned>(name: &str) -> Option<T> {
     serde_json::from_value(serde_json::Value::String(name.to_owned())).ok()
 }
 

@@ -48,6 +48,7 @@ use siblings::Sibling;
 use told::Told;
 use watch::{Change, Patience};
 
+use crate::attention::name;
 use crate::catalog::Catalog;
 use crate::entry::Fact;
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
@@ -57,8 +58,6 @@ use crate::time::Mono;
 
 /// XID of a GPU that has fallen off the bus.
 const OFF_BUS: u32 = 79;
-/// Stands for a GPU that could not be initialised among the codes, of which none is so large.
-const NOT_INITIALISED: u32 = u32::MAX;
 /// XID by which the driver says what a GPU needs.
 const RECOVERY_ACTION: u32 = 154;
 
@@ -153,7 +152,7 @@ impl DeviceJudge {
             if gpu.is_replaced_by(identity) {
                 *gpu = Gpu { shown: gpu.shown.clone(), ..Gpu::default() };
                 let words = format!("another board sits here now: {}", identity.uuid);
-                facts.push(observed(identity.address, "gpu_replaced", Weight::Info, words, []));
+                facts.push(observed(identity.address, recall::REPLACED, Weight::Info, words, []));
             }
             let rules = Rules { limits: &self.limits, expected: &self.expected, gpus: readings.len() };
             let changes = gpu.readings.take_in(at, reading, rules);
@@ -274,9 +273,9 @@ impl DeviceJudge {
                 gpu.missing = missing;
                 let (event, weight, words) = if missing {
                     gpu.fault_at = Some(at);
-                    ("gpu_missing", Weight::Error, "the driver counted it before and does not any more")
+                    (recall::MISSING, Weight::Error, "the driver counted it before and does not any more")
                 } else {
-                    ("gpu_back", Weight::Info, "the driver counts it again")
+                    (recall::BACK, Weight::Info, "the driver counts it again")
                 };
                 facts.push(observed(*address, event, weight, words.to_owned(), []));
             }
@@ -397,31 +396,35 @@ impl DeviceJudge {
 
 /// What a check of a GPU came to, for the journal.
 fn noted(gpu: PciAddress, check: String, change: Change) -> Fact {
+    let mut values = vec![("check".to_owned(), check)];
     let (event, weight, words) = match change {
         Change::Began(problem) => {
             let weight =
                 if problem.state == HealthState::Unhealthy { Weight::Error } else { Weight::Warning };
-            ("finding_began", weight, problem.reason)
+            // With these it is found again after a restart.
+            values.push(("state".to_owned(), name(problem.state)));
+            values.push(("action".to_owned(), name(problem.action)));
+            (recall::BEGAN, weight, problem.reason)
         }
-        Change::Ended(problem) => ("finding_ended", Weight::Info, format!("no longer: {}", problem.reason)),
+        Change::Ended(problem) => (recall::ENDED, Weight::Info, format!("no longer: {}", problem.reason)),
         Change::None => ("finding_unchanged", Weight::Info, String::new()),
     };
-    observed(gpu, event, weight, words, [("check".to_owned(), check)])
+    observed(gpu, event, weight, words, values)
 }
 
-fn observed<const N: usize>(
+fn observed(
     gpu: PciAddress,
     event: &str,
     weight: Weight,
     detail: String,
-    values: [(String, String); N],
+    values: impl IntoIterator<Item = (String, String)>,
 ) -> Fact {
     Fact::Observed(Observation {
         component: format!("gpu.{gpu}"),
         event: event.to_owned(),
         weight,
         detail,
-        values: values.into(),
+        values: values.into_iter().collect(),
     })
 }
 

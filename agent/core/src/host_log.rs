@@ -141,7 +141,7 @@ impl HostLogJudge {
             let Some(name) = &meaning.component else { continue };
             let Some(subjects) = self.classes.get_mut(&meaning.class) else { continue };
             // What is about a GPU that is named, is that GPU's own.
-            let of_a_gpu = matches!(meaning.class, KernelClass::GpuInitFailed | KernelClass::GpuOffBus);
+            let of_a_gpu = meaning.class == KernelClass::GpuOffBus || meaning.class.code_of_a_gpu().is_some();
             let own = |subject: &Option<String>| !of_a_gpu || subject.is_none();
             if !subjects.keys().any(own) {
                 continue;

@@ -391,6 +391,11 @@ impl Job {
         self.watch.pace(rank)
     }
 
+    /// The last step of this attempt of which it is known that no replica had differed until then.
+    pub fn vouched(&self) -> Option<u64> {
+        self.watch.vouched()
+    }
+
     /// What the job runs.
     pub fn spec(&self) -> &JobSpec {
         &self.spec

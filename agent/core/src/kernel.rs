@@ -150,6 +150,21 @@ pub fn journal_position(at: Mono) -> u64 {
     (at.0 / 1000).saturating_add(1)
 }
 
+impl KernelClass {
+    /// Whether it is held against the GPU that the line names, by the code that it then stands under; none of the
+    /// drivers' own codes is so large.
+    pub fn code_of_a_gpu(self) -> Option<u32> {
+        let place = match self {
+            KernelClass::GpuInitFailed => 0,
+            KernelClass::GpuUncorrected => 1,
+            KernelClass::GpuMemoryWornOut => 2,
+            KernelClass::GpuResetFailed => 3,
+            _ => return None,
+        };
+        Some(u32::MAX - place)
+    }
+}
+
 macro_rules! kernel_classes {
     ($( $(#[doc = $doc:literal])+ $class:ident = $name:literal, )*) => {
         /// Kinds of lines that the kernel writes of a host.
@@ -175,6 +190,16 @@ kernel_classes! {
     GpuOffBus = "gpu_off_bus",
     /// A GPU that could not be initialised, said without an XID.
     GpuInitFailed = "gpu_init_failed",
+    /// The GPUs' driver itself cannot go on.
+    GpuDriverFatal = "gpu_driver_fatal",
+    /// Errors of a GPU's memory, engines or links that were not corrected (AMD).
+    GpuUncorrected = "gpu_uncorrected",
+    /// A GPU of which so much memory is bad that it has no more to put in its place (AMD).
+    GpuMemoryWornOut = "gpu_memory_worn_out",
+    /// A GPU that could not be reset (AMD).
+    GpuResetFailed = "gpu_reset_failed",
+    /// A GPU that was reset (AMD).
+    GpuReset = "gpu_reset",
     /// The NVIDIA driver was loaded.
     GpuDriverLoaded = "gpu_driver_loaded",
     /// The kernel started: what the log told before was of another boot.

@@ -32,12 +32,11 @@ settings! {
     pub struct NcclLimits {
         /// How long the ranks of a communicator must have stood at different places, without any of them moving.
         still_for: Period = Period::seconds(600),
+        /// How long what a job told is held against it when only others answer.
+        forget_after: Period = Period::seconds(300),
     }
     sections {}
 }
-
-/// How long what a job told is held against it when only others answer.
-const FORGET: Span = Span::seconds(300);
 
 /// The component.
 const NAME: &str = "nccl";
@@ -110,7 +109,7 @@ impl NcclJudge {
             }
             Asked::Told(report) => self.told(now, report, &mut facts),
         }
-        self.troubles.retain(|_, trouble| now.since(trouble.told) <= FORGET);
+        self.troubles.retain(|_, trouble| now.since(trouble.told) <= self.limits.forget_after.0);
         self.places.retain(|_, place| now.since(place.told) <= Span::seconds(3600));
         Judged { components: self.component(now, asked, unread).into_iter().collect(), facts }
     }

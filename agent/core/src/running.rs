@@ -178,6 +178,12 @@ impl Watch {
         present.paces.pace(index, present.stragglers.last_scores(index as u32, LAST))
     }
 
+    /// The last step of this attempt of which it is known that no replica had differed until then: what was saved up to it can be
+    /// gone back to. None where digests are not told.
+    pub fn vouched(&self) -> Option<u64> {
+        self.now.as_ref()?.numbers.vouched()
+    }
+
     /// Takes in steps that a rank completed; what they bring to light is returned.
     pub fn steps(&mut self, rank: Rank, done: &[StepDone]) -> Vec<Finding> {
         let mut found = Vec::new();

@@ -1,148 +1,17 @@
 //! The judge of the network: sentences over samples, each with the case that must stay silent.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::entry::Fact;
-use mainstay_core::fabric::{
-    Expected, FabricJudge, FabricLimits, FabricSample, Identity, Learned, LinkKind, LinkReading, LinkState,
-};
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
+mod support;
+
+use mainstay_core::fabric::{Expected, FabricSample, LinkReading, LinkState};
+use mainstay_core::health::{HealthState, RecommendedAction};
 use mainstay_core::host::Reading;
-use mainstay_core::id::BootId;
-use mainstay_core::observation::Observation;
-use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::time::{Mono, Span};
 use proptest::prelude::*;
+use support::fabric::*;
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, None as Nothing, RebootNode};
-
-const INTERVAL: u64 = 10;
-const HOUR: u64 = 3600;
-
-fn port(number: usize) -> LinkReading {
-    LinkReading {
-        name: format!("mlx5_{number}/1"),
-        identity: Identity {
-            serial: Some(format!("guid-{number}")),
-            place: Some(format!("0000:{number:02x}:00.0")),
-        },
-        kind: LinkKind::InfiniBand,
-        state: up(),
-        rate: Reading::Value(400.0),
-        counters: [("link_downed", 0), ("symbol_error", 0)].map(|(name, count)| (name.into(), count)).into(),
-        ..LinkReading::default()
-    }
-}
-
-fn up() -> Reading<LinkState> {
-    Reading::Value(LinkState { active: true, logical: "ACTIVE".into(), physical: Some("LinkUp".into()) })
-}
-
-fn down(physical: &str) -> Reading<LinkState> {
-    Reading::Value(LinkState { active: false, logical: "DOWN".into(), physical: Some(physical.into()) })
-}
-
-fn boot(name: &str) -> BootId {
-    BootId(name.into())
-}
-
-/// A host with its clock and its journal.
-struct Host {
-    judge: FabricJudge,
-    sample: FabricSample,
-    now: Mono,
-    boot: BootId,
-    journal: Vec<(Stamp, BootId, Observation)>,
-}
-
-impl Host {
-    fn with_ports(count: usize) -> Host {
-        Host::new((0..count).map(port).collect(), &[])
-    }
-
-    fn new(links: Vec<LinkReading>, expected: &[&str]) -> Host {
-        let configured = expected.iter().map(|text| Expected::parse(text).unwrap()).collect();
-        Host {
-            judge: FabricJudge::new(FabricLimits::default(), boot("first"), configured, Learned::default()),
-            sample: FabricSample { links, ..FabricSample::default() },
-            now: Mono(0).after(Span::seconds(HOUR)),
-            boot: boot("first"),
-            journal: Vec::new(),
-        }
-    }
-
-    /// All links are known well.
-    fn settled(count: usize) -> Host {
-        let mut host = Host::with_ports(count);
-        host.looks(10);
-        host
-    }
-
-    fn stamp(&self) -> Stamp {
-        let (now, rebooted) = (self.now, i64::from(self.boot.0 != "first"));
-        Stamp {
-            mono: now,
-            wall: Wall(1_700_000_000_000_000_000 + now.0 as i64 + rebooted * 10_000_000_000_000),
-        }
-    }
-
-    fn look(&mut self) -> Vec<Component> {
-        self.now = self.now.after(Span::seconds(INTERVAL));
-        let judged = self.judge.step(self.now, &self.sample);
-        for fact in judged.facts {
-            let Fact::Observed(observation) = fact else { continue };
-            self.journal.push((self.stamp(), self.boot.clone(), observation));
-        }
-        judged.components
-    }
-
-    fn looks(&mut self, count: usize) {
-        for _ in 0..count {
-            self.look();
-        }
-    }
-
-    fn sees(&mut self, name: &str) -> Component {
-        let all = self.look();
-        let names: Vec<&str> = all.iter().map(|component| component.name.as_str()).collect();
-        let found = all.iter().find(|component| component.name == name);
-        found.unwrap_or_else(|| panic!("no {name} in {names:?}")).clone()
-    }
-
-    fn expect(&mut self, name: &str, state: HealthState, action: RecommendedAction) -> String {
-        let seen = self.sees(name);
-        assert_eq!((seen.state, seen.action), (state, action), "{name}: {}", seen.reason);
-        seen.reason
-    }
-
-    fn link(&mut self, number: usize) -> &mut LinkReading {
-        &mut self.sample.links[number]
-    }
-
-    fn set(&mut self, number: usize, counter: &str, value: u64) {
-        self.link(number).counters.insert(counter.into(), value);
-    }
-
-    /// The agent starts anew, in this boot or another.
-    fn restart(&mut self, boot: BootId) {
-        self.boot = boot.clone();
-        let learned = self.judge.learned().clone();
-        self.judge = FabricJudge::new(FabricLimits::default(), boot, vec![], learned);
-        let now = self.stamp();
-        self.judge.recall(now, &self.journal);
-    }
-
-    fn events(&self, event: &str) -> usize {
-        self.journal.iter().filter(|(.., observation)| observation.event == event).count()
-    }
-
-    /// It goes down for one reading.
-    fn blink(&mut self, number: usize) {
-        self.link(number).state = down("Polling");
-        self.look();
-        self.link(number).state = up();
-        self.look();
-    }
-}
 
 #[test]
 fn a_host_without_fabric_shows_nothing() {
@@ -482,91 +351,6 @@ fn all_links_at_once_point_at_the_switch() {
     host.looks(10);
     let reason = host.expect("fabric", Unhealthy, ContactSupport);
     assert!(reason.contains("3 of 4"), "{reason}");
-}
-
-/// Raises a counter by `each` at every reading, and tells the state after each.
-fn rises(counter: &str, each: u64, readings: u64) -> (HealthState, RecommendedAction) {
-    let mut host = Host::with_ports(1);
-    host.set(0, counter, 1_000_000);
-    host.looks(10);
-    let mut last = None;
-    for reading in 1..=readings {
-        host.set(0, counter, 1_000_000 + each * reading);
-        last = Some(host.sees("fabric.mlx5_0/1"));
-    }
-    last.map(|seen| (seen.state, seen.action)).unwrap()
-}
-
-#[test]
-fn error_rates_degrade_and_what_a_sound_link_has_does_not() {
-    let cable = (Degraded, ContactSupport);
-    let well = (Healthy, Nothing);
-    // Counter, growth within ten seconds, readings.
-    let cases = [
-        ("symbol_error", 1, 119, well),
-        ("symbol_error", 1, 120, cable),
-        ("symbol_error", 500, 1, cable),
-        ("link_error_recovery", 1, 29, well),
-        ("link_error_recovery", 1, 60, cable),
-        ("local_link_integrity_errors", 2, 1, well),
-        ("local_link_integrity_errors", 1, 3, cable),
-        ("excessive_buffer_overrun_errors", 2, 1, well),
-        ("excessive_buffer_overrun_errors", 1, 3, cable),
-        ("port_rcv_errors", 90, 30, well),
-        ("port_rcv_errors", 110, 30, cable),
-        ("port_xmit_discards", 900, 30, well),
-        ("port_xmit_discards", 1100, 30, (Degraded, Nothing)),
-        ("local_ack_timeout_err", 500, 1, well),
-        ("local_ack_timeout_err", 11, 60, (Degraded, Nothing)),
-        ("rx_icrc_encapsulated", 1, 9, well),
-        ("rx_icrc_encapsulated", 1, 10, cable),
-        ("roce_slow_restart", 50, 60, well),
-        ("roce_slow_restart", 110, 60, (Degraded, Nothing)),
-        ("rx_crc_errors", 120, 1, cable),
-        ("rnr_nak_retry_err", 100_000, 60, well),
-        ("req_transport_retries_exceeded", 100, 60, well),
-        ("port_xmit_wait", 1_000_000, 60, well),
-    ];
-    for (counter, each, readings, expected) in cases {
-        assert_eq!(rises(counter, each, readings), expected, "{counter} by {each} in {readings} readings");
-    }
-}
-
-#[test]
-fn too_many_errors_outlive_a_restart_and_not_their_window() {
-    let mut host = Host::settled(1);
-    host.set(0, "symbol_error", 500);
-    host.expect("fabric.mlx5_0/1", Degraded, ContactSupport);
-    host.looks(5);
-    assert_eq!(host.events("too_many_errors"), 1);
-    host.restart(boot("first"));
-    host.expect("fabric.mlx5_0/1", Degraded, ContactSupport);
-    assert_eq!(host.events("too_many_errors"), 1);
-    host.now = host.now.after(Span::seconds(HOUR));
-    host.expect("fabric.mlx5_0/1", Healthy, Nothing);
-    host.restart(boot("second"));
-    host.expect("fabric.mlx5_0/1", Healthy, Nothing);
-}
-
-#[test]
-fn errors_of_a_link_that_goes_down_are_its_echo() {
-    let mut host = Host::settled(1);
-    host.link(0).state = down("Polling");
-    host.set(0, "symbol_error", 5000);
-    host.look();
-    host.link(0).state = up();
-    host.set(0, "symbol_error", 9000);
-    host.expect("fabric.mlx5_0/1", Healthy, Nothing);
-    host.set(0, "symbol_error", 9200);
-    host.expect("fabric.mlx5_0/1", Degraded, ContactSupport);
-}
-
-#[test]
-fn an_old_count_of_errors_says_nothing() {
-    let mut host = Host::with_ports(1);
-    host.set(0, "symbol_error", 60_000);
-    host.looks(100);
-    host.expect("fabric.mlx5_0/1", Healthy, Nothing);
 }
 
 #[test]

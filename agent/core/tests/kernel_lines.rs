@@ -335,7 +335,7 @@ fn disks_and_file_systems() {
         "XFS (dm-3): log I/O error -5\nXFS (dm-3): Filesystem has been shut down due to log error (0x2).",
         damaged,
     );
-    check("BTRFS: error (device sdb1) in btrfs_commit_transaction:2456: errno=-5 IO failure", &[]);
+    check("BTRFS: error (device sdb1) in btrfs_commit_transaction:2456: errno=-5 IO failure", damaged);
     check("BTRFS error (device sdb1: state EA): forced readonly", damaged);
     check("BTRFS critical (device sdb1): corrupt leaf, slot offset bad", damaged);
     check("nfs: server filer1 not responding, still trying", &[("host.network_storage", Degraded, Nothing)]);

@@ -194,7 +194,7 @@ impl Target for Nowhere {
         Ok(())
     }
 
-    fn write(&mut self, _offset: u64, _bytes: &[u8]) -> Result<(), PeerError> {
+    fn write(&self, _offset: u64, _bytes: &[u8]) -> Result<(), PeerError> {
         Ok(())
     }
 }
@@ -253,7 +253,7 @@ impl Target for Landing<'_> {
         Ok(())
     }
 
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
         let Some((file, ..)) = &self.taken else { return Ok(()) };
         file.write_all_at(bytes, offset).map_err(|error| self.told(error))
     }

@@ -88,7 +88,7 @@ impl Parts {
             }
             Parts::Files(root) => {
                 let file = upload(root, id);
-                aside(&path.to_string(), move || {
+                aside(path.as_ref(), move || {
                     // Never made anew here: an upload that is gone is gone with all its parts.
                     let file = OpenOptions::new().write(true).open(file)?;
                     let mut at = offset;
@@ -112,7 +112,7 @@ impl Parts {
             }
             Parts::Files(root) => {
                 let (file, root, to) = (upload(root, id), root.clone(), root.join(path.as_ref()));
-                aside(&path.to_string(), move || {
+                aside(path.as_ref(), move || {
                     File::open(&file)?.sync_all()?;
                     let home = to.parent().unwrap_or(&root);
                     fs::create_dir_all(home)?;
@@ -132,7 +132,7 @@ impl Parts {
             Parts::Store(store) => store.abort_multipart(path, &id.to_owned()).await,
             Parts::Files(root) => {
                 let file = upload(root, id);
-                aside(&path.to_string(), move || fs::remove_file(file)).await
+                aside(path.as_ref(), move || fs::remove_file(file)).await
             }
         }
     }

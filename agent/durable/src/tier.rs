@@ -222,10 +222,14 @@ impl Inner {
         self.runtime.block_on(async {
             upload::begin(&self.bucket, &record.of).await?;
             for shard in ours(service.name(), state, copies) {
-                let Some((sealed, file)) = service.open(&shard.root) else { continue };
+                let Some(opened) = service.open(&shard.root) else { continue };
                 notes.insert(format!("{}.json", shard.root));
-                let sent = upload::shard(&self.bucket, &sealed, &Arc::new(file), &how).await;
-                if let Err(DurableError::Changed { chunk: Some(_), .. }) = &sent {
+                opened.pin();
+                let Ok(file) = opened.file.try_clone() else { continue };
+                let sent = upload::shard(&self.bucket, &opened.sealed, &Arc::new(file), &how).await;
+                // In memory it may have had to make room for another step: that is no damage.
+                if let (Err(DurableError::Changed { chunk: Some(_), .. }), true) = (&sent, opened.is_still())
+                {
                     service.doubt(&shard.root);
                 }
                 self.state().status.bytes_sent += sent?.bytes;

@@ -106,12 +106,13 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
 }
 
-fn place(run: String, directory: String, user: User) -> Result<Watched, Status> {
+fn place(run: String, directory: String, pool: String, user: User) -> Result<Watched, Status> {
     let directory = PathBuf::from(directory);
-    if run.is_empty() || !directory.is_absolute() {
-        return Err(Status::invalid_argument("run: a run id; directory: an absolute path"));
+    let pool = (!pool.is_empty()).then(|| PathBuf::from(pool));
+    if run.is_empty() || !directory.is_absolute() || pool.as_ref().is_some_and(|pool| !pool.is_absolute()) {
+        return Err(Status::invalid_argument("run: a run id; directory and pool: absolute paths"));
     }
-    Ok(Watched { run, directory, user })
+    Ok(Watched { run, directory, user, pool })
 }
 
 #[tonic::async_trait]
@@ -122,7 +123,7 @@ impl CheckpointService for Checkpoints {
     ) -> Result<Response<WatchCheckpointsResponse>, Status> {
         let user = self.caller(&request)?;
         let WatchCheckpointsRequest { run, directory } = request.into_inner();
-        let place = place(run, directory, user)?;
+        let place = place(run, directory, String::new(), user)?;
         if let Some(peers) = &self.peers {
             self.remember(&place);
             peers.watch(place);
@@ -159,8 +160,8 @@ impl CheckpointService for Checkpoints {
     ) -> Result<Response<Self::RestoreCheckpointStream>, Status> {
         let user = self.caller(&request)?;
         let peers = self.peers()?;
-        let RestoreCheckpointRequest { run, directory, ranks } = request.into_inner();
-        let place = place(run, directory, user)?;
+        let RestoreCheckpointRequest { run, directory, ranks, pool } = request.into_inner();
+        let place = place(run, directory, pool, user)?;
         self.remember(&place);
         let (sender, receiver) = mpsc::channel(64);
         tokio::task::spawn_blocking(move || {

@@ -56,6 +56,8 @@ const JOB_POLICY_TROUBLES: &str = "mainstay_job_policy_troubles_total";
 const JOB_RESTARTS_BY_RUNG: &str = "mainstay_job_restarts_by_rung_total";
 const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
+const CHECKPOINT_AGE: &str = "mainstay_checkpoint_age_seconds";
+const CHECKPOINT_STEP: &str = "mainstay_checkpoint_step";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
 const RANK_SELF_TIME: &str = "mainstay_rank_self_time_seconds";
@@ -131,6 +133,12 @@ pub const METRICS: &[Metric] = &[
         "1 while something is wrong with the job although no rank has failed.",
     ),
     gauge_of(JOB_FINDING_COST, &["job", "number", "what"], "The share of a step that it costs, from 0 to 1."),
+    gauge_of(
+        CHECKPOINT_AGE,
+        &["run", "tier"],
+        "Seconds since the newest step was sealed that is whole in a tier: memory, disk, peer, durable.",
+    ),
+    gauge_of(CHECKPOINT_STEP, &["run", "tier"], "That step."),
     gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
     gauge_of(
@@ -171,6 +179,7 @@ pub(super) fn render(read: &ReadSide, now: Stamp) -> String {
         node(&view, now);
         view.gpus.iter().for_each(gpu);
         view.jobs.values().for_each(|of| job(of, read, now));
+        checkpoints(read, now);
         gauge!(JOURNAL_NEWEST).set(read.board.newest() as f64);
         gauge!(JOURNAL_OLDEST).set(read.board.oldest() as f64);
         gauge!(JOURNAL_WRITABLE).set(flag(read.board.journal_error().is_none()));
@@ -306,6 +315,15 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
             gauge!(RANK_HEARTBEAT_AGE, "job" => id.clone(), "rank" => number)
                 .set(now.mono.since(beat.at).as_seconds());
         }
+    }
+}
+
+fn checkpoints(read: &ReadSide, now: Stamp) {
+    let seconds = now.wall.0 / 1_000_000_000;
+    for of in read.checkpoints.iter().flat_map(|checkpoints| checkpoints.tiers()) {
+        let tier = of.tier.word();
+        gauge!(CHECKPOINT_AGE, "run" => of.run.clone(), "tier" => tier).set(of.age_s(seconds) as f64);
+        gauge!(CHECKPOINT_STEP, "run" => of.run, "tier" => tier).set(of.step as f64);
     }
 }
 

@@ -87,6 +87,8 @@ pub struct Listeners {
     pub http: Option<TcpListener>,
     /// Active probes for callers on the Unix socket; none are run without.
     pub deep: Option<DeepChecks>,
+    /// What is known of checkpoints, for metrics.
+    pub checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
 }
 
 /// Why the API cannot be served.
@@ -114,6 +116,8 @@ struct ReadSide {
     pace: Pace,
     /// Active probes; none for callers who may not have them run.
     deep: Option<DeepChecks>,
+    /// What is known of checkpoints; none where this agent has no peers.
+    checkpoints: Option<Arc<mainstay_tier::peer::Service>>,
     /// Cancelled once nothing writes to the board any more.
     board_gone: CancellationToken,
     stop: CancellationToken,
@@ -138,6 +142,7 @@ pub async fn serve(
         clock,
         pace: Pace::default(),
         deep: None,
+        checkpoints: listeners.checkpoints,
         board_gone: CancellationToken::new(),
         stop: stop.clone(),
     };

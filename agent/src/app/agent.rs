@@ -41,11 +41,12 @@ use crate::app::nvrx;
 use crate::app::rooms;
 use crate::board::{Board, Roster};
 use crate::config::Config;
-use crate::node::{DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
+use crate::node::{Before, DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::active::{ActivePlan, Deep};
 use crate::source::device::ProbePlan;
 use crate::source::journald::JOURNALD;
+use crate::store::forcing::Forcing;
 use crate::store::journal::Journal;
 use crate::store::kept::Kept;
 
@@ -60,12 +61,13 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     stop_on_signals(&stop).context("catching signals")?;
     let (board, recalled) = open_board(&config)?;
-    let listeners = listen(&config).await?;
+    let mut listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let launchers = Launchers::new(inputs.clone(), allowed.clone());
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
     let keeping = checkpoint::start(&config)?;
+    listeners.checkpoints.clone_from(&keeping.peers);
     let checkpoints = Checkpoints::new(
         keeping.peers,
         keeping.durable,
@@ -95,7 +97,9 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         memory_held: config.preflight.gpu_memory_held,
     };
     let hooks = Hooks::start(&hook_plan(&config)).context("starting the threads of the hooks")?;
-    let node = Node::new(board, recalled.origins, hardware, look, hooks, recalled.repeats, inputs);
+    let forcing = start_forcing(&config)?;
+    let before = Before { origins: recalled.origins, repeats: recalled.repeats };
+    let node = Node::new(board, before, hardware, look, hooks, inputs, forcing);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
     notify(&[NotifyState::Ready, NotifyState::Status("watching the host")]);
@@ -221,10 +225,16 @@ pub(super) fn watch_hardware(
     let mut devices =
         DeviceJudge::new(catalog, config.gpu.limits.clone()).expecting(config.gpu.expected.clone());
     remember_earlier_boots(&mut devices, &recalled.earlier);
-    recalled.observed.iter().for_each(|(_, _, observation)| devices.recall(observation));
-    let file = Kept::open(&config.state_dir.join("kernel-log.cursor"));
-    let cursor = recalled.cursor(file.value().cloned());
-    let hardware = Hardware::new(devices, host_log, file, &recalled.kernel);
+    let this_boot = clock::boot_id();
+    for (at, boot, observation) in &recalled.observed {
+        devices.recall(observation);
+        // What an earlier boot found, this one finds again if it is still there.
+        if *boot == this_boot {
+            devices.recall_finding(at.mono, observation);
+        }
+    }
+    let cursor = recalled.cursor(cursor_file(config).value().cloned());
+    let hardware = Hardware::new(devices, host_log, &recalled.kernel);
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));
     }
@@ -232,6 +242,26 @@ pub(super) fn watch_hardware(
         kernel_log::follow(&config.kernel_log, clock::boot_id(), cursor, inputs.clone(), roster.clone())
             .context("starting the thread that reads the kernel log")?;
     Ok((hardware, Some(following)))
+}
+
+fn cursor_file(config: &Config) -> Kept<LogCursor> {
+    Kept::open(&config.state_dir.join("kernel-log.cursor"))
+}
+
+/// Forces the journal onto the disk, and then keeps how far the kernel log was read.
+///
+/// # Errors
+/// The kernel gives no more threads.
+pub(super) fn start_forcing(config: &Config) -> anyhow::Result<Forcing<Option<LogCursor>>> {
+    let mut file = cursor_file(config);
+    let keep = move |cursor: Option<LogCursor>| {
+        if let Some(cursor) = cursor
+            && let Err(error) = file.keep(&cursor)
+        {
+            tracing::debug!(%error, "the cursor of the kernel log cannot be kept");
+        }
+    };
+    Forcing::start(keep).context("starting the thread that forces the journal onto the disk")
 }
 
 async fn listen(config: &Config) -> anyhow::Result<Listeners> {
@@ -252,6 +282,7 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
         grpc: tcp(config.listen, "listen").await?,
         http: tcp(config.http, "http").await?,
         deep: Some(active_probes(config)),
+        checkpoints: None,
     })
 }
 

@@ -108,7 +108,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     };
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let say = |text: String| terminal.say(text);
-    link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, &say).await;
+    let pool = crew.checkpoint_pool.as_deref();
+    link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, &say).await;
     let link = tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)

@@ -8,7 +8,7 @@ use mainstay_core::host_log::LogState;
 use mainstay_core::id::BootId;
 use mainstay_core::kernel::LogCursor;
 use mainstay_core::parse::log::LogLimits;
-use mainstay_core::time::Span;
+use mainstay_core::time::{Mono, Span};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
@@ -35,6 +35,12 @@ const CURSOR_EVERY: Duration = Duration::from_secs(1);
 /// In a storm, how long the next lines are left to gather: to be woken for each of them would cost more than to read them.
 /// At 100,000 lines a second that is a third of the smallest buffer that kernels have (256 KiB).
 const GATHERING: Duration = Duration::from_millis(5);
+
+/// Lines in a second from which on it is a storm. What comes more slowly is read line by line, and told at once.
+const STORM: u64 = 2000;
+
+/// Over how long lines are counted for that.
+const PACE_OVER: Span = Span(20_000_000);
 
 /// How often it says at least that it still reads.
 pub const LONGEST_SILENCE: Span = Span::seconds(10);
@@ -102,9 +108,11 @@ impl Follower {
             Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?
                 .limited(self.limits.clone());
         let (mut told, mut told_at) = (None, clock::mono());
+        let mut pace = Pace::default();
         while !self.stopped(Duration::ZERO) {
             let batch = log.read(clock::mono())?;
             let more = batch.more;
+            pace.count(clock::mono(), batch.lines);
             let since_told = clock::mono().since(told_at);
             let silent = since_told >= LONGEST_SILENCE;
             let Some(state) = log.state() else {
@@ -128,9 +136,8 @@ impl Follower {
             if !more {
                 self.is_abreast()?;
                 let to_tell = told.as_ref() != Some(log.cursor());
-                let began = clock::mono();
                 log.wait(&self.stop, if to_tell { CURSOR_EVERY } else { LONGEST_WAIT })?;
-                if Duration::from_nanos(clock::mono().since(began).0) < GATHERING {
+                if pace.is_storm(clock::mono()) {
                     self.stopped(GATHERING);
                 }
             }
@@ -159,6 +166,36 @@ impl Follower {
     }
 }
 
+/// How fast lines come.
+#[derive(Debug, Default)]
+struct Pace {
+    since: Mono,
+    /// When lines were last counted.
+    last: Mono,
+    lines: u64,
+    storm: bool,
+}
+
+impl Pace {
+    fn count(&mut self, now: Mono, lines: u64) {
+        // After a pause it begins anew: what was before it says nothing of now.
+        if now.since(std::mem::replace(&mut self.last, now)) >= PACE_OVER {
+            *self = Pace { since: now, last: now, ..Pace::default() };
+        }
+        self.lines = self.lines.saturating_add(lines);
+        let over = now.since(self.since);
+        if over >= PACE_OVER {
+            self.storm = u128::from(self.lines) * 1_000_000_000 >= u128::from(STORM) * u128::from(over.0);
+            (self.since, self.lines) = (now, 0);
+        }
+    }
+
+    /// Whether lines came as fast as that, and just now.
+    fn is_storm(&self, now: Mono) -> bool {
+        self.storm && now.since(self.since) < PACE_OVER
+    }
+}
+
 enum Trouble {
     Log(SourceError),
     Gone,
@@ -173,5 +210,35 @@ impl From<SourceError> for Trouble {
 impl From<Gone> for Trouble {
     fn from(_: Gone) -> Trouble {
         Trouble::Gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Mono {
+        Mono(millis * 1_000_000)
+    }
+
+    #[test]
+    fn single_lines_are_no_storm_however_close_they_are() {
+        let mut pace = Pace::default();
+        for millis in 0..1000 {
+            pace.count(at(millis), 1);
+            assert!(!pace.is_storm(at(millis)), "{millis}");
+        }
+    }
+
+    #[test]
+    fn a_storm_is_one_while_it_lasts() {
+        let mut pace = Pace::default();
+        for millis in (0..100).step_by(5) {
+            pace.count(at(1000 + millis), 500);
+        }
+        assert!(pace.is_storm(at(1095)));
+        assert!(!pace.is_storm(at(1200)), "what comes after a pause is told at once");
+        pace.count(at(1200), 1);
+        assert!(!pace.is_storm(at(1200)));
     }
 }

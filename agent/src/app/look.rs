@@ -13,11 +13,11 @@ use tonic::service::Routes;
 
 use crate::act::hook::Hooks;
 use crate::api::{self, Listeners, Mode, UnixSocket};
-use crate::app::agent::{QUEUE, Recalled, start_probing, watch_hardware};
+use crate::app::agent::{QUEUE, Recalled, start_forcing, start_probing, watch_hardware};
 use crate::app::{about, device, rooms};
 use crate::board::Board;
 use crate::config::Config;
-use crate::node::{GpuLook, Node};
+use crate::node::{Before, GpuLook, Node};
 use crate::os::clock;
 use crate::store::journal::{Journal, JournalReader};
 
@@ -48,7 +48,9 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
         nudge: probing.as_ref().map(device::Probing::nudge).transpose()?,
         memory_held: own.preflight.gpu_memory_held,
     };
-    let node = Node::new(board, recalled.origins, hardware, look, Hooks::default(), recalled.repeats, inputs);
+    let forcing = start_forcing(&own)?;
+    let before = Before { origins: recalled.origins, repeats: recalled.repeats };
+    let node = Node::new(board, before, hardware, look, Hooks::default(), inputs, forcing);
     let node = tokio::spawn(node.run(node_inputs, || {}, stop.clone()));
     stop_with_standard_input(stop.clone())?;
     writeln!(std::io::stdout(), "{READY}").context("telling that the checks can be asked for")?;

@@ -297,7 +297,8 @@ impl Client {
         directory: &Path,
         ranks: Vec<u32>,
     ) -> Result<Streaming<RestoreCheckpointResponse>, AskError> {
-        let request = RestoreCheckpointRequest { run, directory: directory.display().to_string(), ranks };
+        let directory = directory.display().to_string();
+        let request = RestoreCheckpointRequest { run, directory, ranks, pool: String::new() };
         let answer = self.checkpoints().restore_checkpoint(request).await;
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }

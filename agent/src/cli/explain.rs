@@ -2,6 +2,7 @@
 //! component of the host, or an event.
 
 mod host;
+mod known;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

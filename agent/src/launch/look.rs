@@ -64,6 +64,9 @@ impl Launcher {
             }
             if !news.steps.is_empty() {
                 self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
+                if let (Some(keeper), Some(step)) = (&self.keeper, self.job.vouched()) {
+                    keeper.vouch(attempt.0.into(), step);
+                }
             }
             if !self.drills.is_empty() {
                 self.inject_what_is_due();

@@ -188,6 +188,9 @@ pub(super) async fn connect(socket: PathBuf) -> std::io::Result<TokioIo<UnixStre
              has made for that user",
             socket.display()
         );
+        // Once: it is looked for again and again, and there may be another one.
+        static SAID: std::sync::Once = std::sync::Once::new();
+        SAID.call_once(|| tracing::warn!("no agent is asked: {message}"));
         return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, message));
     }
     Ok(TokioIo::new(stream))

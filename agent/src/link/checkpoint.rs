@@ -21,13 +21,20 @@ const GO_ON_WITHIN: Duration = Duration::from_secs(600);
 /// How often counts are told.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
-/// Has the agent bring the newest whole step of `run` into `directory`, and replicate what is sealed there from then on.
+/// Has the agent bring the newest whole step of `run` into `directory`, and replicate from then on what is sealed there and in `pool`,
+/// this launcher's memory.
 ///
 /// Without an agent, or with one that keeps no replicas, nothing happens. Whatever goes wrong is said, and the job begins
 /// with what lies there.
-pub async fn restore(sockets: &[PathBuf], run: &str, directory: &Path, say: &dyn Fn(String)) {
+pub async fn restore(
+    sockets: &[PathBuf],
+    run: &str,
+    directory: &Path,
+    pool: Option<&Path>,
+    say: &dyn Fn(String),
+) {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, run, directory, say).await {
+        match ask(socket, run, directory, pool, say).await {
             Ok(Some(result)) => return say(told(&result)),
             Ok(None) => return,
             Err(status) if status.code() == Code::Aborted => {
@@ -47,13 +54,15 @@ async fn ask(
     socket: &Path,
     run: &str,
     directory: &Path,
+    pool: Option<&Path>,
     say: &dyn Fn(String),
 ) -> Result<Option<RestoreResult>, Status> {
     let late = |_| Status::deadline_exceeded("the agent does not answer");
     let channel = tokio::time::timeout(ANSWER_WITHIN, channel(socket.to_owned())).await.map_err(late)??;
     let mut client = CheckpointServiceClient::new(channel);
     let directory = directory.display().to_string();
-    let request = RestoreCheckpointRequest { run: run.to_owned(), directory, ranks: Vec::new() };
+    let pool = pool.map(|pool| pool.display().to_string()).unwrap_or_default();
+    let request = RestoreCheckpointRequest { run: run.to_owned(), directory, ranks: Vec::new(), pool };
     let answer =
         tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
     let mut messages = answer?.into_inner();

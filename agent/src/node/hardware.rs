@@ -15,8 +15,6 @@ use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Mono;
 use mainstay_core::witness::Witness;
 
-use crate::store::kept::Kept;
-
 /// What was read of the kernel log.
 #[derive(Debug)]
 pub struct LogReport {
@@ -34,7 +32,6 @@ pub struct Hardware {
     devices: DeviceJudge,
     host_log: HostLogJudge,
     witness: Witness,
-    file: Kept<LogCursor>,
     cursor: Option<LogCursor>,
     /// Whether the kernel log is read at present.
     log_is_read: bool,
@@ -42,20 +39,9 @@ pub struct Hardware {
 
 impl Hardware {
     /// Judges over the facts that the journal has of this boot, in their order.
-    pub fn new(
-        devices: DeviceJudge,
-        host_log: HostLogJudge,
-        file: Kept<LogCursor>,
-        recalled: &[(Mono, Fact)],
-    ) -> Hardware {
-        let mut hardware = Hardware {
-            devices,
-            host_log,
-            witness: Witness::default(),
-            file,
-            cursor: None,
-            log_is_read: false,
-        };
+    pub fn new(devices: DeviceJudge, host_log: HostLogJudge, recalled: &[(Mono, Fact)]) -> Hardware {
+        let mut hardware =
+            Hardware { devices, host_log, witness: Witness::default(), cursor: None, log_is_read: false };
         for (at, fact) in recalled {
             hardware.hear(*at, *at, fact);
         }
@@ -131,12 +117,8 @@ impl Hardware {
         (components, gpus)
     }
 
-    /// Keeps how far the log was read. To be called when what was read is in the journal.
-    pub(super) fn keep_cursor(&mut self) {
-        if let Some(cursor) = &self.cursor
-            && let Err(error) = self.file.keep(cursor)
-        {
-            tracing::debug!(%error, "the cursor of the kernel log cannot be kept");
-        }
+    /// How far the log was read.
+    pub(super) fn cursor(&self) -> Option<LogCursor> {
+        self.cursor.clone()
     }
 }

@@ -105,6 +105,11 @@ impl Probe {
         };
         let count = match calls::count(library.nvml()) {
             Ok(count) => count,
+            // It was ended behind our back: it is begun again, once.
+            Err(NvmlError::Uninitialized) if !is_new => {
+                self.library = None;
+                return self.sample(request);
+            }
             Err(error) => return Ok(trouble(&error)),
         };
         self.lines.write(&ProbeLine::Counted(count))?;

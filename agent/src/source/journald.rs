@@ -182,6 +182,7 @@ impl Journald {
             let mut line = std::mem::take(&mut self.unfinished);
             line.extend_from_slice(&rest[..end]);
             rest = &rest[end + 1..];
+            batch.lines += 1;
             if let Some(entry) = JournalEntry::parse(&String::from_utf8_lossy(&line)) {
                 batch.facts.extend(self.entry(now, &entry));
             }

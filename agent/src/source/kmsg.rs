@@ -55,6 +55,8 @@ impl LogError {
 pub struct Batch {
     /// The facts, with their times.
     pub facts: Vec<(Mono, Fact)>,
+    /// How many lines there were.
+    pub lines: u64,
     /// Whether there is more to read already.
     pub more: bool,
 }
@@ -161,7 +163,7 @@ impl KernelLog {
                     batch.facts.extend(self.reader.held_back(now).into_iter().map(|fact| (now, fact)));
                     return Ok(batch);
                 }
-                Ok(length) => self.take_in(now, length, &mut batch.facts),
+                Ok(length) => self.take_in(now, length, &mut batch),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => {
                         batch.facts.extend(self.reader.held_back(now).into_iter().map(|fact| (now, fact)));
@@ -202,12 +204,15 @@ impl KernelLog {
         LogError { operation: "reading", path: self.path.clone(), advice: advice(&source), source }
     }
 
-    fn take_in(&mut self, now: Mono, length: usize, facts: &mut Vec<(Mono, Fact)>) {
+    fn take_in(&mut self, now: Mono, length: usize, batch: &mut Batch) {
         let buffer = std::mem::take(&mut self.buffer);
         let bytes = &buffer[..length];
         match self.form {
-            Form::Records => self.record(now, bytes, facts),
-            Form::Pipe | Form::File { .. } => self.lines(now, bytes, facts),
+            Form::Records => {
+                batch.lines += 1;
+                self.record(now, bytes, &mut batch.facts);
+            }
+            Form::Pipe | Form::File { .. } => self.lines(now, bytes, batch),
         }
         self.buffer = buffer;
     }
@@ -228,17 +233,18 @@ impl KernelLog {
         facts.extend(self.reader.read(now, &record, self.cursor.next));
     }
 
-    fn lines(&mut self, now: Mono, bytes: &[u8], facts: &mut Vec<(Mono, Fact)>) {
+    fn lines(&mut self, now: Mono, bytes: &[u8], batch: &mut Batch) {
         let mut rest = bytes;
         while let Some(end) = memchr::memchr(b'\n', rest) {
             let (line, after) = rest.split_at(end);
             rest = &after[1..];
+            batch.lines += 1;
             if self.unfinished.is_empty() {
-                self.line(now, line, facts);
+                self.line(now, line, &mut batch.facts);
             } else {
                 let mut whole = std::mem::take(&mut self.unfinished);
                 whole.extend_from_slice(line);
-                self.line(now, &whole, facts);
+                self.line(now, &whole, &mut batch.facts);
             }
         }
         self.unfinished.extend_from_slice(rest);

@@ -86,10 +86,38 @@ pub struct Journal {
 }
 
 /// What has to reach the disk at the next sync.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Unsynced {
+    /// Segments that were left since, with their paths.
+    left: Vec<(PathBuf, File)>,
+    /// The current segment.
     data: bool,
     directory: bool,
+}
+
+/// What was written and is not known to be on the disk. It may be forced there by another thread, while the journal is
+/// written on.
+#[derive(Debug, Default)]
+pub struct Unforced {
+    files: Vec<(PathBuf, File)>,
+    directory: Option<PathBuf>,
+}
+
+impl Unforced {
+    /// Waits until it is on the disk (fdatasync).
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn force(&self) -> Result<(), JournalError> {
+        for (path, file) in &self.files {
+            file.sync_data().map_err(|source| JournalError::io("syncing", path, source))?;
+        }
+        if let Some(directory) = &self.directory {
+            let syncing = |source| JournalError::io("syncing the directory", directory, source);
+            File::open(directory).and_then(|open| open.sync_all()).map_err(syncing)?;
+        }
+        Ok(())
+    }
 }
 
 impl Journal {
@@ -149,16 +177,36 @@ impl Journal {
 
     /// Waits until all appended entries are on the disk (fdatasync).
     pub fn sync(&mut self) -> Result<(), JournalError> {
+        let unforced = self.unforced()?;
+        let forced = unforced.force();
+        if forced.is_err() {
+            self.not_forced(unforced);
+        }
+        forced
+    }
+
+    /// Hands out what is not known to be on the disk. Who could not force it there says so by
+    /// [`Journal::not_forced`].
+    ///
+    /// # Errors
+    /// The kernel gives no more descriptors.
+    pub fn unforced(&mut self) -> Result<Unforced, JournalError> {
+        let mut files = Vec::new();
         if let Some(file) = self.current.as_ref().filter(|_| self.unsynced.data) {
-            file.sync_data().map_err(|source| JournalError::io("syncing", &self.current_path(), source))?;
-            self.unsynced.data = false;
+            let path = self.current_path();
+            let file = file.try_clone().map_err(|source| JournalError::io("syncing", &path, source))?;
+            files.push((path, file));
         }
-        if self.unsynced.directory {
-            let syncing = |source| JournalError::io("syncing the directory", &self.dir, source);
-            File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(syncing)?;
-            self.unsynced.directory = false;
-        }
-        Ok(())
+        files.append(&mut self.unsynced.left);
+        let directory = self.unsynced.directory.then(|| self.dir.clone());
+        (self.unsynced.data, self.unsynced.directory) = (false, false);
+        Ok(Unforced { files, directory })
+    }
+
+    /// What was handed out did not reach the disk: it is handed out again.
+    pub fn not_forced(&mut self, unforced: Unforced) {
+        self.unsynced.left.extend(unforced.files);
+        self.unsynced.directory |= unforced.directory.is_some();
     }
 
     /// Calls `take` with every entry that the journal holds, oldest first.
@@ -243,17 +291,16 @@ impl Journal {
     }
 
     fn begin_segment(&mut self, first_seq: u64) -> Result<(), JournalError> {
-        // The segment that is left will not be in reach of a later sync.
-        if let Some(file) = self.current.as_ref().filter(|_| self.unsynced.data) {
-            file.sync_data().map_err(|source| JournalError::io("syncing", &self.current_path(), source))?;
-            self.unsynced.data = false;
-        }
+        let left = self.current_path();
         let path = segment_path(&self.dir, first_seq);
         let creating = |source| JournalError::io("creating", &path, source);
         let file = OpenOptions::new().append(true).create(true).mode(0o640).open(&path).map_err(creating)?;
         file.set_len(0).map_err(creating)?;
         self.segments.push_back(Segment { first_seq, bytes: 0 });
-        self.current = Some(file);
+        // To wait for the disk is the next sync's, not this entry's.
+        let before = self.current.replace(file).filter(|_| self.unsynced.data);
+        self.unsynced.left.extend(before.map(|before| (left, before)));
+        self.unsynced.data = false;
         self.unsynced.directory = true;
         Ok(())
     }

@@ -66,6 +66,7 @@ impl Server {
             grpc: Some(api::tcp("127.0.0.1:0").await.unwrap()),
             http: Some(api::tcp("127.0.0.1:0").await.unwrap()),
             deep,
+            checkpoints: None,
         };
         let grpc = listeners.grpc.as_ref().unwrap().local_addr().unwrap();
         let http = listeners.http.as_ref().unwrap().local_addr().unwrap();

@@ -194,7 +194,7 @@ fn what_was_told_before_and_is_not_any_more_is_not_well() {
     assert!(reason.contains("does not any more"), "{reason}");
     host.expect(SECOND, Healthy, Nothing);
     // A count of errors that is gone makes nothing well either.
-    host.set("/gpus/1/codes", json!({"nvmlDeviceGetTotalEccErrors": 3, "nvmlDeviceGetFieldValues": 3}));
+    host.set("/gpus/1/codes", json!({"nvmlDeviceGetTotalEccErrors": 3, "nvmlDeviceGetFieldValues": 3, "nvmlDeviceGetMemoryErrorCounter": 3}));
     host.gpus();
     host.expect(SECOND, Unknown, Nothing);
     host.set("/gpus/1/codes", json!({}));
@@ -295,4 +295,32 @@ fn a_board_without_a_limit_of_its_own_is_too_hot_where_its_clocks_are_held_down(
     host.set("/gpus/0/values", json!({"hottest": null, "temperature": 89}));
     host.look_for_a_while();
     host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn a_library_that_forgets_that_it_was_begun_is_begun_again() {
+    let mut host = Host::with_gpus(2);
+    host.look_for_a_while();
+    host.expect(FIRST, Healthy, Nothing);
+    host.set("/begins", json!(1));
+    assert_eq!(host.gpus().len(), 2);
+    host.expect(FIRST, Healthy, Nothing);
+    host.expect("gpu.driver", Healthy, Nothing);
+    // One that never lets itself be begun again is unknown, and its GPUs are not well.
+    host.set("/codes", json!({"nvmlInit_v2": 1, "nvmlInitWithFlags": 1}));
+    host.set("/begins", json!(2));
+    host.look();
+    assert_eq!(host.component("gpu.driver").state, Unknown);
+    assert_ne!(host.component(FIRST).state, Healthy);
+}
+
+#[test]
+fn errors_that_are_told_of_each_memory_alone_are_errors() {
+    let mut host = Host::with_gpus(2);
+    host.set("/gpus/0/values", json!({"ecc_volatile": null, "dram_uncorrected_volatile": 2}));
+    host.set("/gpus/1/values", json!({"ecc_volatile": null}));
+    host.gpus();
+    let reason = host.expect(FIRST, Unhealthy, ResetDevice);
+    assert!(reason.contains('2'), "{reason}");
+    host.expect(SECOND, Healthy, Nothing);
 }

@@ -11,7 +11,8 @@ use crate::host::{FIRST, Host, SECOND};
 #[test]
 fn what_a_gpu_does_not_have_is_no_fault() {
     let mut host = Host::with_gpus(1);
-    let values = json!({"ecc_volatile": null, "ecc_aggregate": null, "remapped_corrected": null, "recovery_action": null, "power": null, "nvlinks": 0, "pages_pending": null});
+    let values = json!({"ecc_volatile": null, "ecc_aggregate": null, "remapped_corrected": null, "recovery_action": null, "power": null, "nvlinks": 0, "pages_pending": null,
+        "dram_uncorrected_volatile": null, "sram_uncorrected_volatile": null});
     host.set("/gpus/0/values", values);
     let gpus = host.gpus();
     assert_eq!((&gpus[0].ecc_volatile, &gpus[0].power), (&Read::NotOffered, &Read::NotOffered));

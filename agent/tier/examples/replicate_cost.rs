@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, chunk_sum};
 use mainstay_tier::peer::client::{Asking, Sending};
 use mainstay_tier::peer::pace::Limit;
 use mainstay_tier::peer::token::Token;
@@ -21,6 +22,9 @@ use twox_hash::XxHash3_128;
 
 const PIECE: usize = 1 << 20;
 
+/// What is received is put into so much memory, again and again: more than any cache holds.
+const RECEIVED: usize = 512 << 20;
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let mebibytes: usize = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(1024);
@@ -28,89 +32,121 @@ fn main() {
     let root = PathBuf::from(
         arguments.next().unwrap_or_else(|| format!("/dev/shm/mainstay-bench-{}", std::process::id())),
     );
-    let bytes = mebibytes << 20;
-    let content: Vec<u8> = (0..bytes as u64 / 8)
-        .flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
-        .collect();
+    let measured = std::panic::catch_unwind(|| measure(mebibytes << 20, rounds, &root));
+    // Gigabytes of memory: they go whatever came of it.
+    let _ = fs::remove_dir_all(&root);
+    match measured {
+        Ok(result) => println!("{}", serde_json::to_string(&result).unwrap()),
+        Err(_) => std::process::exit(1),
+    }
+}
+
+fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<&'static str, Vec<f64>> {
+    let began = Instant::now();
+    let told = |what: &str| eprintln!("{:7.1} s  {what}", began.elapsed().as_secs_f64());
+    fs::create_dir_all(root).unwrap();
+    let own = root.join("state.safetensors");
+    let (sum, sums) = fill(&own, bytes);
+    let file = fs::File::open(&own).unwrap();
+    told("the shard lies in memory");
     let token = Token::new(b"a token for a benchmark").expect("it is long enough");
     let holder = service(&root.join("holder"), &token);
-    let directory = root.join("own");
+    let at = holder.address().to_string();
 
-    let mut result: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    let mut received = vec![0; bytes];
+    let mut result: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+    let mut add = |name: &'static str, value: f64| result.entry(name).or_default().push(value);
+    let mut received = vec![0; bytes.min(RECEIVED)];
     // The first round pays for fresh pages; it is told apart.
     for round in 0..=rounds {
         let name = |steady: &'static str, first: &'static str| if round == 0 { first } else { steady };
-        let plain = plain_tcp(&content, &mut received);
-        result
-            .entry(name("plain_tcp_bytes_per_s", "plain_tcp_first_bytes_per_s"))
-            .or_default()
-            .push(bytes as f64 / plain);
+        let plain = plain_tcp(&file, bytes, &mut received);
+        add(name("plain_tcp_bytes_per_s", "plain_tcp_first_bytes_per_s"), bytes as f64 / plain);
 
-        let sealed = seal(&directory, round as u64, &content);
-        let file = fs::File::open(home(&directory, round as u64).join(&sealed.file)).unwrap();
+        // Another step with the same bytes: the holder cannot know that.
+        let sealed = sealed(round as u64, bytes as u64, sum, &sums);
         let asking = Asking { token: &token, patience: Patience::default() };
-        let sending = Sending { limit: &Limit::new(0), streams: 1 };
-        let at = holder.address().to_string();
+        let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| () };
         let (began, cpu) = (Instant::now(), cpu());
         asking.put(&at, &sealed, &file, &sending).expect("the holder takes it");
         let (took, cpu) = (began.elapsed().as_secs_f64(), self::cpu() - cpu);
-        result
-            .entry(name("replicate_bytes_per_s", "replicate_first_bytes_per_s"))
-            .or_default()
-            .push(bytes as f64 / took);
-        result
-            .entry(name("replicate_cpu_s_per_gb", "replicate_first_cpu_s_per_gb"))
-            .or_default()
-            .push(cpu * 1e9 / bytes as f64);
+        add(name("replicate_bytes_per_s", "replicate_first_bytes_per_s"), bytes as f64 / took);
+        add(name("replicate_cpu_s_per_gb", "replicate_first_cpu_s_per_gb"), cpu * 1e9 / bytes as f64);
 
-        // A host that lost its directory asks for the newest step.
-        fs::remove_dir_all(&directory).unwrap();
+        // A host that has nothing asks for the newest step.
         let back = root.join("back");
-        let place = Watched { run: "bench".to_owned(), directory: back.clone(), user: User::own() };
-        let began = Instant::now();
+        let place =
+            Watched { run: "bench".to_owned(), directory: back.clone(), user: User::own(), pool: None };
         let restorer = restorer(&root.join("restorer"), &token, &at);
-        let cpu = self::cpu();
-        let asked = Instant::now();
+        let (began, cpu) = (Instant::now(), self::cpu());
         let restored = restorer.restore(&place, None, &|_| {}).expect("the holder has it");
-        let (took, cpu) = (asked.elapsed().as_secs_f64(), self::cpu() - cpu);
-        assert!(restored.fetched == 1 && began.elapsed() >= asked.elapsed());
-        result
-            .entry(name("restore_bytes_per_s", "restore_first_bytes_per_s"))
-            .or_default()
-            .push(bytes as f64 / took);
-        result
-            .entry(name("restore_cpu_s_per_gb", "restore_first_cpu_s_per_gb"))
-            .or_default()
-            .push(cpu * 1e9 / bytes as f64);
+        let (took, cpu) = (began.elapsed().as_secs_f64(), self::cpu() - cpu);
+        assert_eq!(restored.fetched, 1);
+        add(name("restore_bytes_per_s", "restore_first_bytes_per_s"), bytes as f64 / took);
+        add(name("restore_cpu_s_per_gb", "restore_first_cpu_s_per_gb"), cpu * 1e9 / bytes as f64);
         drop(restorer);
         fs::remove_dir_all(&back).unwrap();
         // The next shard finds the pages of this one.
-        let key = sealed.shard.of.clone();
-        holder.remove(&key).expect("the replica can be deleted");
+        holder.remove(&sealed.shard.of).expect("the replica can be deleted");
+        told(&format!("round {round} of {rounds}"));
     }
-    drop(holder);
-    let _ = fs::remove_dir_all(&root);
-    println!("{}", serde_json::to_string(&result).unwrap());
+    result
 }
 
-/// Bytes to the other end of a loopback connection and into a warm buffer, in seconds.
-fn plain_tcp(content: &[u8], received: &mut [u8]) -> f64 {
+/// Connections for one shard, as agents are configured without a word about it.
+const STREAMS: usize = 2;
+
+/// Fills a file, and returns the checksums that a rank's keeper takes of it.
+fn fill(path: &Path, bytes: usize) -> (u128, Vec<u64>) {
+    let mut file = fs::File::create(path).unwrap();
+    let (mut whole, mut sums) = (XxHash3_128::new(), Vec::new());
+    let mut words = (0..bytes as u64 / 8).map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut chunk = vec![0; CHUNK_BYTES as usize];
+    for at in (0..bytes).step_by(chunk.len()) {
+        let chunk = &mut chunk[..(bytes - at).min(CHUNK_BYTES as usize)];
+        for (place, word) in chunk.chunks_exact_mut(8).zip(&mut words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        whole.write(chunk);
+        sums.push(chunk_sum(chunk));
+        file.write_all(chunk).unwrap();
+    }
+    (whole.finish_128(), sums)
+}
+
+/// Bytes to the other end of as many loopback connections, from warm memory into warm memory, in seconds.
+fn plain_tcp(file: &fs::File, bytes: usize, received: &mut [u8]) -> f64 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
+    // Of a large shard the beginning, again and again.
+    let mut sent = vec![0; received.len()];
+    file.read_exact_at(&mut sent, 0).unwrap();
+    let turns = bytes / sent.len();
+    let part = sent.len() / STREAMS;
     std::thread::scope(|scope| {
-        let receiving = scope.spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            received.chunks_mut(PIECE).for_each(|piece| stream.read_exact(piece).unwrap());
-            stream.write_all(&[1]).unwrap();
-        });
-        let mut stream = TcpStream::connect(at).unwrap();
         let began = Instant::now();
-        content.chunks(PIECE).for_each(|piece| stream.write_all(piece).unwrap());
-        stream.read_exact(&mut [0]).unwrap();
-        let took = began.elapsed().as_secs_f64();
-        receiving.join().unwrap();
-        took
+        let sending: Vec<_> = sent
+            .chunks(part)
+            .map(|sent| {
+                scope.spawn(move || {
+                    let mut stream = TcpStream::connect(at).unwrap();
+                    for _ in 0..turns {
+                        sent.chunks(PIECE).for_each(|piece| stream.write_all(piece).unwrap());
+                    }
+                    stream.read_exact(&mut [0]).unwrap();
+                })
+            })
+            .collect();
+        for received in received.chunks_mut(part) {
+            let (mut stream, _) = listener.accept().unwrap();
+            scope.spawn(move || {
+                for _ in 0..turns {
+                    received.chunks_mut(PIECE).for_each(|piece| stream.read_exact(piece).unwrap());
+                }
+                stream.write_all(&[1]).unwrap();
+            });
+        }
+        sending.into_iter().for_each(|sending| sending.join().unwrap());
+        began.elapsed().as_secs_f64()
     })
 }
 
@@ -135,38 +171,23 @@ fn settings(store: &Path, peers: Vec<String>) -> Settings {
         keep: 2,
         avoid: Default::default(),
         rate: 0,
-        streams: 1,
+        streams: STREAMS,
         interval: Duration::from_secs(3600),
         patience: Patience::default(),
         software: String::new(),
     }
 }
 
-fn home(directory: &Path, step: u64) -> PathBuf {
-    directory.join(format!("step-{step:012}/rank-00000"))
-}
-
-fn seal(directory: &Path, step: u64, content: &[u8]) -> Sealed {
+fn sealed(step: u64, size: u64, sum: u128, sums: &[u64]) -> Sealed {
     let manifest = Manifest {
         identity: Identity { job: "bench".to_owned(), attempt: 0, step, rank: 0, world_size: 1 },
         run: "bench".to_owned(),
-        created_unix_s: 0,
+        created_unix_s: step,
         serialisation: "safetensors".to_owned(),
         software: BTreeMap::new(),
-        file: SealedFile {
-            name: "state.safetensors".to_owned(),
-            size: content.len() as u64,
-            xxh3_128: XxHash3_128::oneshot(content),
-        },
-        chunks: Some(Chunks {
-            bytes: CHUNK_BYTES,
-            sums: content.chunks(CHUNK_BYTES as usize).map(chunk_sum).collect(),
-        }),
+        file: SealedFile { name: "state.safetensors".to_owned(), size, xxh3_128: sum },
+        chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: sums.to_vec() }),
     };
-    let home = home(directory, step);
-    fs::create_dir_all(&home).unwrap();
-    fs::write(home.join(&manifest.file.name), content).unwrap();
-    fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
     Sealed::of(manifest.encode()).unwrap()
 }
 

@@ -63,6 +63,15 @@ impl Drop for ControlPage {
     }
 }
 
+/// Milliseconds on the clock that all processes of this host share.
+#[must_use]
+pub fn monotonic_ms() -> u64 {
+    let mut now = nix::libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a timespec of ours, which the call writes and of which it keeps no pointer. Refused, it stays zero.
+    unsafe { nix::libc::clock_gettime(nix::libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
+}
+
 /// Makes this thread stand back behind training: for the processor, and if `idle` for the disk too. What the kernel refuses is no
 /// harm.
 pub fn stand_back(nice: i32, idle: bool) {

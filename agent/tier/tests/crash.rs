@@ -352,7 +352,7 @@ fn save(volume: &Recorder, home: &Path, scene: &Scene, (attempt, step): (u64, u6
         let (manifest, bytes) = shard(attempt, step, rank, scene.world_size);
         disk::write(volume, home, &manifest, &bytes, &Pace::default(), &|| false).expect("written");
     }
-    disk::prune(volume, home, Keep { steps: scene.keep, bytes: None }, &Doubts::default());
+    disk::prune(volume, home, Keep { steps: scene.keep, bytes: None }, &Doubts::default(), None);
 }
 
 fn contents(volume: &Recorder, shards: &[disk::Found]) -> Vec<Vec<u8>> {

@@ -76,7 +76,7 @@ fn older_steps_go_and_the_newest_whole_one_never() {
     let (manifest, bytes) = manifest("job", 0, 40, 0, 2, b"half");
     disk::write(&VOLUME, home.path(), &manifest, &bytes, &Pace::default(), &|| false).unwrap();
     let prune = |steps, bytes, doubts: &Doubts| {
-        disk::prune(&VOLUME, home.path(), Keep { steps, bytes }, doubts);
+        disk::prune(&VOLUME, home.path(), Keep { steps, bytes }, doubts, None);
         disk::steps(&VOLUME, home.path())
     };
     let none = Doubts::default();
@@ -90,4 +90,6 @@ fn older_steps_go_and_the_newest_whole_one_never() {
     let doubts = Doubts::read(&VOLUME, home.path());
     assert!(doubts.about(&Identity { job: "job".into(), attempt: 0, step: 30, rank: 0, world_size: 2 }));
     assert_eq!(prune(1, None, &doubts), [40, 30, 10], "a doubtful step pushes no trusted one out");
+    disk::prune(&VOLUME, home.path(), Keep { steps: 1, bytes: None }, &none, Some(10));
+    assert_eq!(disk::steps(&VOLUME, home.path()), [40, 30, 10], "the one to go back to stays in any case");
 }

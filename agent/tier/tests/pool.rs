@@ -9,14 +9,12 @@
 
 mod common;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use common::container;
-use mainstay_checkpoint::control::{Answer, BELL_NAME, Control, ControlWords, Slot, State};
+use common::rank::{Rank, until};
+use mainstay_checkpoint::control::{Answer, State};
 use mainstay_tier::disk::{self, Keep, StdVolume};
 use mainstay_tier::pool::{self, Keeper, Settings};
 
@@ -61,125 +59,6 @@ impl Stage {
     }
 }
 
-/// A rank, as the client plays it.
-struct Rank {
-    pool: PathBuf,
-    home: PathBuf,
-    rank: u32,
-    world_size: u32,
-    epoch: u64,
-}
-
-impl Rank {
-    fn of(pool: &Path, rank: u32, world_size: u32) -> Rank {
-        let home = pool.join(format!("rank-{rank:05}"));
-        Rank { pool: pool.to_owned(), home, rank, world_size, epoch: 0 }
-    }
-
-    /// The page through the file, word by word: a test needs no mapping. Changes are written back, as one process would make them.
-    fn with<T>(&self, act: impl FnOnce(&Control<'_>) -> T) -> T {
-        let file = OpenOptions::new().read(true).write(true).open(self.home.join("control")).unwrap();
-        let page = mapped(&file);
-        act(&Control::new(&page).expect("a page"))
-    }
-
-    fn ring(&self) {
-        let _ = UnixDatagram::unbound().unwrap().send_to(b"!", self.pool.join(BELL_NAME));
-    }
-
-    fn reserve(&self, bytes: u64) -> Answer {
-        let number = self.with(|page| page.ask(bytes));
-        self.ring();
-        until(|| self.with(|page| page.answer(number)), |answer| *answer != Answer::None)
-    }
-
-    fn take(&self, step: u64) -> Slot {
-        let taken = || {
-            let bytes = self.bytes(step).len() as u64;
-            let slot = self.with(|page| page.take(bytes, self.epoch, step, self.world_size.into()));
-            self.with(|page| page.set_waits(slot.is_none()));
-            self.ring();
-            slot
-        };
-        until(taken, Option::is_some).unwrap()
-    }
-
-    fn bytes(&self, step: u64) -> Vec<u8> {
-        let state = vec![step as u8 ^ self.rank as u8; 5000];
-        container("job", self.epoch, step, self.rank, self.world_size, &state)
-    }
-
-    fn file(&self, slot: &Slot) -> File {
-        let path = self.home.join(format!("slot-{}.{}", slot.index, slot.file));
-        OpenOptions::new().read(true).write(true).open(path).unwrap()
-    }
-
-    fn fill(&self, slot: &Slot, step: u64) -> bool {
-        self.fill_in(&self.file(slot), slot, step)
-    }
-
-    /// Fills a slot through a file that is open already, as a rank does that keeps it mapped.
-    fn fill_in(&self, file: &File, slot: &Slot, step: u64) -> bool {
-        let bytes = self.bytes(step);
-        file.write_all_at(&bytes, 0).unwrap();
-        let filled = self.with(|page| page.fill(slot, bytes.len() as u64)).is_some();
-        self.ring();
-        filled
-    }
-
-    fn save(&self, step: u64) {
-        let slot = self.take(step);
-        assert!(self.fill(&slot, step));
-    }
-
-    fn sealed(&self) -> Vec<u64> {
-        let slots: Vec<Slot> = self.with(|page| page.all().collect());
-        let mut steps: Vec<u64> =
-            slots.iter().filter(|slot| slot.state == State::Sealed).map(|slot| slot.step).collect();
-        steps.sort_unstable();
-        steps
-    }
-}
-
-/// A shared mapping of the page, for the length of a test's step.
-fn mapped(file: &File) -> Page {
-    use nix::sys::mman::{MapFlags, ProtFlags, mmap};
-    let length = std::num::NonZeroUsize::new(4096).unwrap();
-    let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a fresh shared mapping of a page that is as long as that; it is unmapped in drop.
-    Page(unsafe { mmap(None, length, both, MapFlags::MAP_SHARED, file, 0).unwrap() })
-}
-
-struct Page(std::ptr::NonNull<std::ffi::c_void>);
-
-impl std::ops::Deref for Page {
-    type Target = ControlWords;
-
-    fn deref(&self) -> &ControlWords {
-        // SAFETY: mapped for as long as `self`, page aligned, and touched as atomics only.
-        unsafe { Control::words_at(self.0.as_ptr().cast(), 4096).unwrap() }
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping, which nothing refers to any more.
-        unsafe { nix::sys::mman::munmap(self.0, 4096).unwrap() };
-    }
-}
-
-fn until<T>(mut look: impl FnMut() -> T, good: impl Fn(&T) -> bool) -> T {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        let seen = look();
-        if good(&seen) {
-            return seen;
-        }
-        assert!(Instant::now() < end, "it did not come to pass within a minute");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn what_ranks_copied_is_sealed_and_comes_to_the_disk() {
     let stage = Stage::new();
@@ -217,6 +96,30 @@ fn the_newest_whole_step_stays_while_a_rank_is_ahead() {
     assert_eq!(ranks[1].sealed(), [1]);
     drop(keeper.finish());
     assert_eq!(stage.offered(), Some(1));
+}
+
+#[test]
+fn the_step_that_was_saved_before_replicas_last_agreed_stays_whatever_comes_after_it() {
+    let stage = Stage::new();
+    // A file where the directory should be: nothing comes to the disk for now.
+    fs::write(&stage.checkpoints, b"in the way").unwrap();
+    let keep = Keep { steps: 1, bytes: None };
+    let keeper = Keeper::start(Settings { keep, ..stage.settings(1, 3) }).unwrap();
+    let rank = Rank::of(keeper.directory(), 0, 1);
+    assert_eq!(rank.reserve(20_000), Answer::Granted);
+    rank.save(4);
+    rank.save(9);
+    until(|| rank.sealed(), |steps| steps.contains(&9));
+    keeper.vouch(0, 9);
+    until(|| rank.with(|page| page.vouched()), |step| *step == Some(9));
+    for step in [14, 19, 24, 29] {
+        rank.save(step);
+    }
+    until(|| rank.sealed(), |steps| steps.contains(&29));
+    assert!(rank.sealed().contains(&9), "{:?}", rank.sealed());
+    fs::remove_file(&stage.checkpoints).unwrap();
+    drop(keeper.finish());
+    assert_eq!(disk::steps(&StdVolume, &stage.checkpoints), [29, 9], "one more than is kept");
 }
 
 #[test]
@@ -318,13 +221,28 @@ fn bytes_that_change_in_memory_withdraw_the_step_and_are_said() {
 }
 
 #[test]
+fn a_slow_disk_is_not_waited_for_at_the_end() {
+    let stage = Stage::new();
+    // The second chunk would be due in weeks.
+    let keeper = Keeper::start(Settings { rate: Some(1), ..stage.settings(1, 3) }).unwrap();
+    let mut rank = Rank::of(keeper.directory(), 0, 1);
+    rank.size = 9 << 20;
+    assert_eq!(rank.reserve(10 << 20), Answer::Granted);
+    rank.save(1);
+    let begun = || fs::read_dir(&stage.checkpoints).is_ok_and(|mut steps| steps.next().is_some());
+    until(begun, |begun| *begun);
+    assert_eq!(keeper.finish(), Vec::<String>::new());
+    assert_eq!(stage.offered(), Some(1));
+}
+
+#[test]
 fn what_is_no_checkpoint_of_its_rank_is_not_sealed() {
     let stage = Stage::new();
     let keeper = stage.keeper(1, 2);
     let rank = Rank::of(keeper.directory(), 0, 1);
     assert_eq!(rank.reserve(20_000), Answer::Granted);
     let slot = rank.take(5);
-    let another = Rank { epoch: 0, ..Rank::of(keeper.directory(), 0, 1) }.bytes(4);
+    let another = rank.bytes(4);
     rank.file(&slot).write_all_at(&another, 0).unwrap();
     assert!(rank.with(|page| page.fill(&slot, another.len() as u64)).is_some());
     rank.ring();

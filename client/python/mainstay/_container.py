@@ -7,6 +7,7 @@ the pickled part whole. Tensors that share a storage in different views go as th
 
 from __future__ import annotations
 
+import bisect
 import io
 import math
 import pickle
@@ -206,6 +207,13 @@ _DEEPEST = 64
 def _paths(state: Any) -> Dict[int, str]:
     """The path of everything in nested dicts, lists and tuples, by id. The state holds all of it meanwhile."""
     paths: Dict[int, str] = {}
+    for path, here in _walk(state):
+        paths.setdefault(id(here), path or "state")
+    return paths
+
+
+def _walk(state: Any):
+    """Everything in nested dicts, lists and tuples that is none of them, with its path."""
     seen = set()
     open_ends = [("", state, 0)]
     while open_ends:
@@ -215,7 +223,7 @@ def _paths(state: Any) -> Dict[int, str]:
         elif isinstance(here, (list, tuple)):
             items = list(enumerate(here))
         else:
-            paths.setdefault(id(here), path or "state")
+            yield path, here
             continue
         if id(here) in seen or depth > _DEEPEST:
             continue
@@ -224,7 +232,6 @@ def _paths(state: Any) -> Dict[int, str]:
             if hasattr(value, "shape") or isinstance(value, (dict, list, tuple)):
                 name = str(key).encode("utf-8", "replace").decode()[:512]
                 open_ends.append((f"{path}.{name}" if path else name, value, depth + 1))
-    return paths
 
 
 class _Pickler(pickle.Pickler):
@@ -304,6 +311,62 @@ def room(kind: str, dtype: str, shape, element: Optional[str]):
     names = {safe: name for name, safe in _TORCH.items()}
     tensor = torch.empty(tuple(shape), dtype=getattr(torch, names[dtype]))
     return tensor, tensor.data_ptr()
+
+
+class Targets:
+    """Tensors and arrays of a state that is there already: what is loaded under their paths goes into their memory."""
+
+    def __init__(self, state: Any):
+        self._by_path: Dict[str, Any] = {}
+        for path, here in _walk(state):
+            self._by_path.setdefault(path, here)
+        #: Begins and ends of what was given out, in order: nothing is loaded over something else.
+        self._taken: List[int] = []
+        #: Whether something may have been written there.
+        self.written = False
+
+    def room(self, name: str, kind: str, dtype: str, shape) -> Optional[tuple]:
+        """As :func:`room`; None where nothing fits under that name."""
+        known = self._by_path.get(name)
+        found = None
+        if kind == "tensor":
+            found = self._tensor(known, dtype, tuple(shape))
+        elif kind == "array":
+            found = self._array(known, dtype, tuple(shape))
+        if found is None or not self._take(found[1], found[1] + bytes_of(shape, dtype)):
+            return None
+        self.written = True
+        return found
+
+    @staticmethod
+    def _tensor(known, dtype: str, shape) -> Optional[tuple]:
+        torch = sys.modules.get("torch")
+        if torch is None or type(known) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        plain = known.layout is torch.strided and known.device.type == "cpu" and not known.is_quantized
+        if not plain or known.is_conj() or known.is_neg() or not known.is_contiguous() or not known.numel():
+            return None
+        if (_element(known.dtype), tuple(known.shape)) != (dtype, shape):
+            return None
+        return known.detach(), known.data_ptr()
+
+    @staticmethod
+    def _array(known, dtype: str, shape) -> Optional[tuple]:
+        numpy = sys.modules.get("numpy")
+        if numpy is None or type(known) is not numpy.ndarray or not known.size:
+            return None
+        fits = known.flags.c_contiguous and known.flags.writeable and known.dtype.isnative
+        if not fits or (_NUMPY.get(known.dtype.name), known.shape) != (dtype, shape):
+            return None
+        return known, known.__array_interface__["data"][0]
+
+    def _take(self, begin: int, end: int) -> bool:
+        # Tensors of one storage: what was saved apart does not fit into both.
+        place = bisect.bisect_right(self._taken, begin)
+        if place % 2 or (place < len(self._taken) and self._taken[place] < end):
+            return False
+        self._taken[place:place] = [begin, end]
+        return True
 
 
 def bytes_of(shape, dtype: str) -> int:

@@ -65,14 +65,14 @@ class MemorySteps:
         good = all(self._is_good(step, rank, made_in, shards.get(rank), say) for rank in range(self._world_size))
         return made_in if good else None
 
-    def take(self, step: int, say: Callable):
+    def take(self, step: int, say: Callable, into=None):
         """This rank's shard of a step that memory holds, if every shard of it has a good copy: :class:`Loaded`, or manifest and open
-        file. None otherwise."""
+        file. None otherwise. ``into`` is memory that may be loaded into."""
         held = self._steps.get(step)
         if held is None:
             return None
         made_in, shards = held
-        mine = self._mine(step, made_in, shards.get(self._rank), say)
+        mine = self._mine(step, made_in, shards.get(self._rank), say, into)
         others = (rank for rank in range(self._world_size) if rank != self._rank)
         if mine is not None and all(self._is_good(step, rank, made_in, shards.get(rank), say) for rank in others):
             return mine
@@ -80,12 +80,12 @@ class MemorySteps:
             mine[1].close()
         return None
 
-    def _mine(self, step: int, made_in: tuple, copy: Optional[_pool.Copy], say: Callable):
+    def _mine(self, step: int, made_in: tuple, copy: Optional[_pool.Copy], say: Callable, into):
         was_good = False
         if copy is not None:
             was_good = copy.control.checked(copy.slot, self._epoch)
             try:
-                return Loaded(_pool.state_of(copy, self._epoch))
+                return Loaded(_pool.state_of(copy, self._epoch, into))
             except _pool.Spoilt as spoilt:
                 say(f"step {step}: {spoilt}; the disk is asked")
         if self._on_disk(step, self._rank, *made_in):

@@ -308,13 +308,13 @@ class Spoilt(Exception):
     """A copy in memory is not what was sealed; the text says whose."""
 
 
-def state_of(copy: Copy, epoch: int) -> Any:
+def state_of(copy: Copy, epoch: int, into=None) -> Any:
     """The state in a copy, every byte checked; tells the other ranks what was found. Raises Spoilt, and what unpickling raises."""
     known = copy.control.checked(copy.slot, epoch)
     if known is False:
         raise Spoilt(f"{copy.path}: another rank found that it has changed since it was sealed")
     copy.control.begin_check(copy.slot, epoch)
-    return _checked(copy, epoch, lambda reader: reader.state())
+    return _checked(copy, epoch, lambda reader: reader.state(into))
 
 
 def check(copy: Copy, epoch: int) -> None:

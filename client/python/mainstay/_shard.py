@@ -35,8 +35,8 @@ class Reader:
         """Raises Changed unless every byte is as it was sealed."""
         self._read(0, len(self._sums), [])
 
-    def state(self) -> Any:
-        """The state. Raises Changed, and what unpickling raises."""
+    def state(self, into: Optional[_container.Targets] = None) -> Any:
+        """The state, in the memory of ``into`` where that fits. Raises Changed, and what unpickling raises."""
         header = self._bytes(0, 8)
         header = self._bytes(0, 8 + int.from_bytes(header, "little"))
         table = _container.layout(bytes(header), self._size)
@@ -46,7 +46,9 @@ class Reader:
         rooms, pieces = {}, []
         for name, (dtype, shape, at, length) in table.items():
             kind, more = how.get(name, ("tensor", ()))
-            rooms[name], address = _container.room(kind, dtype, shape, more[0] if kind in ("array", "jax") else None)
+            element = more[0] if kind in ("array", "jax") else None
+            given = into.room(name, kind, dtype, shape) if into is not None else None
+            rooms[name], address = given or _container.room(kind, dtype, shape, element)
             if length:
                 pieces.append((at, length, address))
         self._read(0, len(self._sums), sorted(pieces))

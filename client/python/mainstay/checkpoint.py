@@ -30,7 +30,7 @@ import time
 import warnings
 from typing import Any, NamedTuple, Optional
 
-from . import _doubt, _memory_steps, _native, _pool, _seal, _shard
+from . import _container, _doubt, _memory_steps, _native, _pool, _seal, _shard
 
 __all__ = ["latest", "load", "reserve", "save"]
 
@@ -132,21 +132,28 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
     return None
 
 
-def load(step: Optional[int] = None, *, directory: Optional[str] = None) -> Any:
+def load(step: Optional[int] = None, *, into: Any = None, directory: Optional[str] = None) -> Any:
     """This rank's state of `step`, or of the newest whole step; None where there is none.
 
     A step that is damaged is said so in a warning; without `step` the next older whole one is taken. Raises only what
     unpickling raises, for instance where a class has gone: beginning again from nothing would be worse than stopping.
+
+    ``into`` is a state like the one that was saved: tensors on the host and arrays are loaded into the memory of those that have the
+    same path, type and shape there, and those of the returned state share it. That saves the time for new memory, and the copy out
+    of it. Where nothing could be loaded after such memory was written to, RuntimeError is raised.
     """
-    taken = _take(step, directory)
+    targets = None if into is None else _container.Targets(into)
+    taken = _take(step, directory, targets)
     if taken is None:
+        if targets is not None and targets.written:
+            raise RuntimeError("mainstay.checkpoint.load: no step is whole, and what was given as `into` is spoilt")
         return None
     if isinstance(taken, _memory_steps.Loaded):
         return taken.state
     manifest, file = taken
     with file:
         if manifest["format"] == 2:
-            return _shard.Reader(file.fileno(), manifest).state()
+            return _shard.Reader(file.fileno(), manifest).state(targets)
         if manifest["serialisation"] == "torch":
             import torch
 
@@ -155,12 +162,12 @@ def load(step: Optional[int] = None, *, directory: Optional[str] = None) -> Any:
         return pickle.load(file)
 
 
-def _take(step: Optional[int], directory: Optional[str]):
+def _take(step: Optional[int], directory: Optional[str], into=None):
     try:
         place = _place(directory)
         memory = _in_memory(place)
         if step is not None:
-            return _take_one(place, memory, _step_number(step))
+            return _take_one(place, memory, _step_number(step), into)
         wanted = _doubt_policy()
         for candidate in memory.with_those_of(_seal.steps(place.directory)):
             try:
@@ -168,7 +175,7 @@ def _take(step: Optional[int], directory: Optional[str]):
                 in_memory = memory.made_in(candidate)
                 if in_memory is not None and not _passes(place, candidate, wanted, "load", 4, in_memory):
                     continue
-                taken = memory.take(candidate, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 5))
+                taken = memory.take(candidate, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 5), into)
                 if taken is not None:
                     return taken
                 taken = _seal.take(place.directory, candidate, place.rank, place.world_size)
@@ -213,8 +220,8 @@ def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, made_i
     return not skipped
 
 
-def _take_one(place: _Place, memory, step: int):
-    taken = memory.take(step, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 6))
+def _take_one(place: _Place, memory, step: int, into=None):
+    taken = memory.take(step, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 6), into)
     if taken is not None:
         return taken
     try:

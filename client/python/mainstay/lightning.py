@@ -1,6 +1,9 @@
 """PyTorch Lightning: ``Trainer(callbacks=[mainstay.lightning.MainstayCallback()])``, or nothing at all.
 
 Lightning finds the callback by itself through the package's entry points. Where no heartbeat page is named, there is none.
+
+``Trainer(plugins=[mainstay.lightning.MainstayCheckpointIO()])`` has Lightning's own checkpoints sealed: whole or not there, and every byte
+checked when one is loaded.
 """
 
 from __future__ import annotations
@@ -9,10 +12,11 @@ import functools
 import os
 import sys
 
-from . import _native, section, step, torch
+from . import _disk, _native, _seal, section, step, torch
+from . import checkpoint as _checkpoint
 from ._section import around
 
-__all__ = ["MainstayCallback", "callbacks", "callbacks_of_pytorch_lightning"]
+__all__ = ["MainstayCallback", "MainstayCheckpointIO", "callbacks", "callbacks_of_pytorch_lightning"]
 
 
 @functools.lru_cache(maxsize=None)
@@ -108,12 +112,91 @@ def callbacks_of_pytorch_lightning() -> list:
     return [_made_for(Callback)()]
 
 
+@functools.lru_cache(maxsize=None)
+def _io_made_for(base):
+    """The plugin for one of the two packages under whose name Lightning is installed."""
+
+    class MainstayCheckpointIO(base):
+        """Each checkpoint is a directory of Mainstay's layout, of one rank: what Lightning hands over is the state of all.
+
+        A file that Lightning wrote before is still loaded. What cannot be written is raised, as with Lightning's own.
+        """
+
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            state = checkpoint
+            if storage_options is not None:
+                raise TypeError("mainstay.lightning.MainstayCheckpointIO takes no storage_options")
+            path = os.path.abspath(os.fspath(path))
+            number = int(state.get("global_step", 0))
+            attempt = _checkpoint._attempt()
+            identity = _seal.Identity(_checkpoint._job(), attempt, number, 0, 1)
+            facts, suffix, serialise = _checkpoint._serialisation(state)
+            before = _out_of_the_way(path)
+            _seal.clear_aside(path, 0)
+            _seal.write(path, identity, facts, suffix, serialise, lambda: attempt)
+            # The name is used for one checkpoint at a time ("last.ckpt"): the one before goes when this one is whole.
+            _forget_newer(path, number)
+            _checkpoint._quietly(_seal.prune, path, 1, 1)
+            if before is not None:
+                _checkpoint._quietly(os.unlink, before)
+
+        def load_checkpoint(self, path, map_location=lambda storage, loc: storage, weights_only=None):
+            import torch
+
+            path = os.path.abspath(os.fspath(path))
+            if not os.path.isdir(path):
+                return torch.load(path, map_location=map_location, weights_only=weights_only)
+            damage = None
+            for number in _seal.steps(path):
+                try:
+                    _, file = _seal.take(path, number, 0, 1)
+                except _seal.Incomplete:
+                    continue
+                except _seal.Damaged as found:
+                    damage = damage or found
+                    continue
+                with file:
+                    return torch.load(file, map_location=map_location, weights_only=weights_only)
+            if damage is not None:
+                raise RuntimeError(f"{path} is damaged and is not loaded: {damage}")
+            raise FileNotFoundError(f"{path} holds no checkpoint that was written to its end")
+
+        def remove_checkpoint(self, path):
+            _disk.remove_tree(os.path.abspath(os.fspath(path)))
+
+    return MainstayCheckpointIO
+
+
+def _out_of_the_way(path: str):
+    """A file that has the name of the directory to be made, by its new name; it stays until the directory is whole."""
+    if not os.path.isfile(path):
+        return None
+    before = f"{path}.before"
+    os.replace(path, before)
+    return before
+
+
+def _forget_newer(path: str, number: int) -> None:
+    """A training that was begun again from an older step saves lower numbers: what it saved last is what counts."""
+    for other in _seal.steps(path):
+        if other > number:
+            _checkpoint._quietly(_seal._remove_step, path, other)
+
+
 def __getattr__(name: str):
+    by_old_name = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     if name == "MainstayCallback":
-        if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+        if by_old_name:
             from pytorch_lightning import Callback
         else:
             from lightning.pytorch import Callback
         globals()[name] = _made_for(Callback)
+        return globals()[name]
+    if name == "MainstayCheckpointIO":
+        if by_old_name:
+            from lightning_fabric.plugins import CheckpointIO
+        else:
+            from lightning.fabric.plugins import CheckpointIO
+        globals()[name] = _io_made_for(CheckpointIO)
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -64,6 +64,71 @@ def manifest(steps, step, rank=0) -> dict:
     return json.loads((steps / f"step-{step:012d}" / f"rank-{rank:05d}" / "manifest.json").read_text())
 
 
+def test_a_state_is_loaded_into_the_memory_of_another_where_it_fits_and_nowhere_twice(launch):
+    end(launch(
+        """
+        assert checkpoint.save(3, state(3))
+        while checkpoint.latest() != 3: time.sleep(0.01)
+        into = state(0)
+        into["model"]["b"] = into["model"]["b"].astype(np.int32)  # Of another type: not touched.
+        loaded = checkpoint.load(into=into)
+        assert same(loaded, 3) and loaded["model"]["w"] is into["model"]["w"]
+        assert loaded["model"]["b"] is not into["model"]["b"] and into["model"]["b"][0] == 0
+        both = np.zeros(8)
+        assert checkpoint.save(4, {"a": np.full(8, 1.0), "b": np.full(8, 2.0)})
+        while checkpoint.latest() != 4: time.sleep(0.01)
+        loaded = checkpoint.load(into={"a": both, "b": both})
+        assert (loaded["a"] == 1).all() and (loaded["b"] == 2).all() and loaded["a"] is not loaded["b"]
+        """,
+        ranks=1,
+    ))  # fmt: skip
+
+
+def test_torch_tensors_are_loaded_in_place(launch):
+    pytest.importorskip("torch")
+    end(launch(
+        """
+        import torch
+        model = torch.nn.Linear(64, 64)
+        wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        assert checkpoint.save(1, {"step": 1, "model": model.state_dict(), "bare": torch.arange(5)})
+        while checkpoint.latest() != 1: time.sleep(0.01)
+        fresh = torch.nn.Linear(64, 64)
+        loaded = checkpoint.load(into={"model": fresh.state_dict()})
+        assert loaded["step"] == 1 and torch.equal(loaded["bare"], torch.arange(5))
+        for name, tensor in fresh.state_dict().items():
+            assert torch.equal(tensor, wanted[name]) and loaded["model"][name].data_ptr() == tensor.data_ptr()
+        """,
+        ranks=1,
+    ))  # fmt: skip
+
+
+def test_what_was_written_over_in_vain_is_said(launch):
+    end(launch(
+        """
+        assert checkpoint.save(1, {"w": np.full(3_000_000, 1.0, np.float32)})
+        while in_memory().made_in(1) is None: time.sleep(0.01)
+        # Every copy of it is spoilt, in its second chunk.
+        import glob
+        for path in glob.glob(os.path.join(os.environ["MAINSTAY_CHECKPOINT_POOL"], "rank-00000", "slot-*.*")):
+            if not path.endswith(".json"):
+                with open(path, "r+b") as file:
+                    file.seek(5 << 20)
+                    file.write(b"spoilt")
+        import shutil
+        shutil.rmtree(os.environ["MAINSTAY_CHECKPOINT_DIR"], ignore_errors=True)
+        try:
+            loaded = checkpoint.load(into={"w": np.zeros(3_000_000, np.float32)})
+        except RuntimeError as error:
+            assert "is spoilt" in str(error), error
+        else:
+            raise AssertionError(loaded)
+        """,
+        "--checkpoint-bandwidth=1",
+        ranks=1,
+    ))  # fmt: skip
+
+
 def pools(launch) -> list:
     return [each.name for each in launch.pools.iterdir() if each.is_dir()]
 

@@ -48,6 +48,7 @@ const AT_ANSWERED: usize = 10;
 const AT_ANSWER: usize = 11;
 const AT_SLOTS: usize = 12;
 const AT_WAITING: usize = 13;
+const AT_VOUCHED: usize = 14;
 const SLOTS: usize = 64;
 const SLOT_WORDS: usize = 16;
 
@@ -61,6 +62,10 @@ const SLOT_WORLD: usize = 5;
 const CHECKED: usize = 6;
 const CHECKING: usize = 7;
 const CAPACITY: usize = 8;
+const PINNED: usize = 9;
+
+/// Nobody may ask for a slot to be left alone for longer than so many milliseconds at once.
+const LONGEST_PIN_MS: u64 = 60_000;
 
 /// What a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -344,6 +349,17 @@ impl<'m> Control<'m> {
         self.put(AT_WAITING, u64::from(waits));
     }
 
+    /// The newest whole step that was saved before the replicas last agreed: the one to go back to if they turn out to differ.
+    #[must_use]
+    pub fn vouched(&self) -> Option<u64> {
+        self.get(AT_VOUCHED).checked_sub(1)
+    }
+
+    /// Says it. The keeper's.
+    pub fn set_vouched(&self, step: u64) {
+        self.put(AT_VOUCHED, step.saturating_add(1));
+    }
+
     fn base(index: usize) -> usize {
         SLOTS + (index % MAX_SLOTS) * SLOT_WORDS
     }
@@ -383,6 +399,24 @@ impl<'m> Control<'m> {
     #[must_use]
     pub fn is_still(&self, slot: &Slot) -> bool {
         self.get(Self::base(slot.index) + STATE) == word(slot.generation, slot.state)
+    }
+
+    /// Where in the page, and what, a reader writes who asks that a sealed slot be left alone until then, in milliseconds of the
+    /// monotonic clock.
+    #[must_use]
+    pub fn pin(slot: &Slot, until_ms: u64) -> (u64, [u8; 8]) {
+        let at = (Self::base(slot.index) + PINNED) * 8;
+        (at as u64, ((until_ms << 8) | (slot.generation & 0xff)).to_le_bytes())
+    }
+
+    /// Whether a reader asks that the slot be left alone now. The keeper's, who need not.
+    #[must_use]
+    pub fn is_pinned(&self, slot: &Slot, now_ms: u64) -> bool {
+        let word = self.get(Self::base(slot.index) + PINNED);
+        let until = word >> 8;
+        word & 0xff == slot.generation & 0xff
+            && until > now_ms
+            && until.saturating_sub(now_ms) <= LONGEST_PIN_MS
     }
 
     /// Takes a slot from one state to the next, if it still is as it was seen. The slot as it then is.
@@ -527,6 +561,22 @@ mod tests {
         assert_eq!(page.checked(&taken, 5), Checked::Bad, "bad stays bad");
         let filled = page.fill(&taken, 1).expect("filled");
         assert_eq!(page.checked(&filled, 5), Checked::No);
+    }
+
+    #[test]
+    fn a_slot_is_left_alone_for_as_long_as_was_asked_and_in_this_life_only() {
+        let words = blank();
+        let page = page(&words);
+        let slot = page.take(99, 0, 10, 4).expect("a slot");
+        assert!(!page.is_pinned(&slot, 5));
+        let (at, word) = Control::pin(&slot, 1000);
+        words[at as usize / 8].store(u64::from_ne_bytes(word), Ordering::SeqCst);
+        assert!(page.is_pinned(&slot, 999) && !page.is_pinned(&slot, 1000));
+        let next = page.advance(&slot, State::Free).expect("given up");
+        assert!(!page.is_pinned(&next, 999), "it has another generation");
+        let (_, word) = Control::pin(&next, 1 << 40);
+        words[at as usize / 8].store(u64::from_ne_bytes(word), Ordering::SeqCst);
+        assert!(!page.is_pinned(&next, 999), "nobody may ask for so long");
     }
 
     #[test]

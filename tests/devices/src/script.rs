@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub(crate) struct Script {
     pub(crate) chatter: bool,
     /// Whether waiting for events returns at once where there are none. Whoever asks again without end is ended.
     pub(crate) impatient: bool,
+    /// How often the library has to have been begun by now: it forgets that it was.
+    pub(crate) begins: u64,
     /// Kinds of events that GPUs offer; all if none are named.
     pub(crate) event_kinds: Option<u64>,
 }
@@ -58,6 +61,10 @@ pub(crate) struct Event {
 
 /// NVML_ERROR_UNKNOWN: the script cannot be read.
 pub(crate) const UNKNOWN: u32 = 999;
+/// NVML_ERROR_UNINITIALIZED.
+const UNINITIALIZED: u32 = 1;
+/// How often it should have been begun when it was.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
 /// NVML_ERROR_INVALID_ARGUMENT.
 pub(crate) const INVALID: u32 = 2;
 /// NVML_ERROR_NOT_SUPPORTED.
@@ -108,6 +115,11 @@ impl Script {
             crate::older::chatter();
         }
         hang_if(&script.hang, function);
+        if function.starts_with("nvmlInit") {
+            BEGUN.store(script.begins, Ordering::Relaxed);
+        } else if BEGUN.load(Ordering::Relaxed) < script.begins {
+            return Err(UNINITIALIZED);
+        }
         if script.slow_ms > 0 {
             // A slow driver is what is played here.
             std::thread::sleep(Duration::from_millis(script.slow_ms));

@@ -18,7 +18,8 @@ use crate::say::Story;
 
 const SCRIPT: &str = "checkpoint.py";
 
-const LIMIT: Duration = Duration::from_secs(900);
+/// One tool at one size.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Sizes of a rank's state, by the name of their figures.
 const SIZES: [(&str, f64); 2] = [("1g", 1.0), ("4g", 4.0)];
@@ -67,6 +68,9 @@ pub fn measure(story: &Story, bed: &Bed, samples: usize, most_gib: f64, report: 
         add(format!("checkpoint.behind_s_{name}"), "s", &|times| times.behind());
         add(format!("checkpoint.restore_memory_{name}"), "of memcpy", &|times| times.speeds("load"));
         add(format!("checkpoint.restore_memory_s_{name}"), "s", &|times| times.seconds("load"));
+        // Only of ours: into tensors that are there already, as a training script has them when it loads.
+        let into = ours.speeds("load into");
+        report.add(Figure::median(&format!("checkpoint.restore_memory_into_{name}"), "of memcpy", &into));
     }
 }
 
@@ -113,7 +117,7 @@ fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
     }
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let out = folder.join("events.jsonl");
-    let mut command = command(bed, tool, &folder)?;
+    let mut command = command(bed, tool, gib, &folder)?;
     command.arg(script_path(SCRIPT)).args([tool, &gib.to_string(), &samples.to_string()]).arg(&out);
     let mut running = Running::start(command, &folder.join("log"))?;
     let done = || read(&out).iter().any(|event| event.what == "done").then_some(());
@@ -125,19 +129,26 @@ fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
     Ok(times)
 }
 
-fn command(bed: &Bed, tool: &str, folder: &Path) -> Result<Command> {
+/// A large state leaves room for two slots only on a small host; then each save comes to the disk before the next.
+const THREE_SLOTS_UP_TO_GIB: f64 = 1.0;
+
+fn command(bed: &Bed, tool: &str, gib: f64, folder: &Path) -> Result<Command> {
     Ok(match tool {
         "mainstay" => {
             let mut command = Command::new(places::release_mainstay());
             // The launcher takes the checksums of one save while the next memcpy is measured, as in life; the disk is another matter.
+            command.args(["run", "--no-agent", "--no-warm", "--max-restarts", "0"]);
+            let slots = if gib <= THREE_SLOTS_UP_TO_GIB { 3 } else { 2 };
+            if slots == 3 {
+                command.args(["--checkpoint-bandwidth", "50M"]);
+            }
+            // What a slot of that size has to spare, and a little.
+            let memory = (gib * 1.02 * f64::from(slots) * 1024.0) as u64 + 64;
             command.args([
-                "run",
-                "--no-agent",
-                "--no-warm",
-                "--max-restarts",
-                "0",
-                "--checkpoint-bandwidth",
-                "50M",
+                "--checkpoint-slots",
+                &slots.to_string(),
+                "--checkpoint-memory",
+                &format!("{memory}M"),
             ]);
             command.arg("--log-dir").arg(folder.join("logs")).arg("--no-python").arg(bed.venv.python());
             command

@@ -1,11 +1,15 @@
 //! Checkpoints on peers: a shard to another agent and back over loopback, beside plain TCP with the same bytes in the same run.
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use serde_json::Value;
 
 use super::figure::{Figure, Report};
+use super::process::Running;
 use crate::command;
 use crate::places;
 use crate::say::Story;
@@ -13,16 +17,24 @@ use crate::say::Story;
 /// What plain sockets are called in the figures.
 const PLAIN: &str = "plain TCP";
 
-/// Measures shards of these sizes.
+/// Sizes in GiB, how often each is measured, and how long that may take.
+const SIZES: [(usize, usize, Duration); 2] =
+    [(1, 5, Duration::from_secs(120)), (4, 2, Duration::from_secs(240))];
+
+/// Measures shards of these sizes, each `rounds` times at most.
 pub fn measure(story: &Story, rounds: usize, report: &mut Report) {
-    for gibibytes in [1, 4] {
+    let built = story.step("Building what measures replication", build);
+    if built.is_err() {
+        return report.part("checkpoint.replicate", built.map(|()| Vec::new()));
+    }
+    for (gibibytes, most, within) in SIZES {
         let name = format!("checkpoint.replicate ({gibibytes} GiB)");
-        let measured = story.step(&name, || shard(gibibytes, rounds));
+        let measured = story.step(&name, || shard(gibibytes, rounds.min(most), within));
         report.part(&name, measured);
     }
 }
 
-fn shard(gibibytes: usize, rounds: usize) -> Result<Vec<Figure>> {
+fn build() -> Result<()> {
     let mut build = Command::new("cargo");
     build.args([
         "build",
@@ -33,13 +45,42 @@ fn shard(gibibytes: usize, rounds: usize) -> Result<Vec<Figure>> {
         "--example",
         "replicate_cost",
     ]);
-    command::run(build.current_dir(places::root()))?;
+    command::run(build.current_dir(places::root()))
+}
+
+fn shard(gibibytes: usize, rounds: usize, within: Duration) -> Result<Vec<Figure>> {
+    // The shard, its replica and what comes back lie in memory.
+    let memory = Path::new("/dev/shm");
+    let scratch = memory.join(format!("mainstay-bench-{}", std::process::id()));
+    let (needed, free) = (3 * gibibytes + 1, free_gibibytes(memory));
+    if free < needed {
+        bail!("it needs {needed} GiB in {}, of which {free} are free", memory.display());
+    }
+    let measured = timed(gibibytes, rounds, within, &scratch);
+    // If it was stopped, it could not tidy up.
+    let _ = fs::remove_dir_all(&scratch);
+    measured
+}
+
+fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> Result<Vec<Figure>> {
     let program = places::target().join("release/examples/replicate_cost");
     let mut run = Command::new(program);
-    run.arg((gibibytes << 10).to_string()).arg(rounds.to_string());
-    let told = command::output(&mut run)?;
-    let told: Value = serde_json::from_str(told.trim()).context("what replicate_cost printed")?;
+    run.arg((gibibytes << 10).to_string()).arg(rounds.to_string()).arg(scratch);
+    let log = places::target().join("bench/replicate.log");
+    fs::create_dir_all(places::target().join("bench"))?;
+    // It ends with this process, and is stopped when its time is over; the log says how far it came.
+    let mut running = Running::start(run, &log)?;
+    let told = running.wait_for("figures", within, || {
+        let said = fs::read_to_string(&log).ok()?;
+        said.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok().filter(Value::is_object))
+    })?;
     Ok(figures(gibibytes, &told))
+}
+
+fn free_gibibytes(at: &Path) -> usize {
+    let free =
+        nix::sys::statvfs::statvfs(at).map_or(0, |found| found.blocks_available() * found.fragment_size());
+    usize::try_from(free >> 30).unwrap_or(0)
 }
 
 fn figures(gibibytes: usize, told: &Value) -> Vec<Figure> {

@@ -163,7 +163,7 @@ impl Faults {
 
     /// Counts an error of a link. Returns how many there were within a week.
     pub(super) fn on_link(&mut self, link: u32, at: Mono, limits: &DeviceLimits) -> u32 {
-        self.history.on_link(link, at, limits.remembered.0)
+        self.history.on_link(link, at, limits.link_burst.0, limits.remembered.0)
     }
 
     /// An operator knows of all that came until then.

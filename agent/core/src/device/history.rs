@@ -15,9 +15,6 @@ pub(super) struct Terms {
     pub(super) remembered: Span,
 }
 
-/// Errors of a link that follow each other so soon are one.
-const BURST: Span = Span::seconds(60);
-
 /// The past of one device, by code of fault.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
@@ -94,14 +91,15 @@ impl History {
         }
     }
 
-    /// Counts an error of a link; those of a burst are one. Returns how many there were since it is `remembered`.
-    pub(super) fn on_link(&mut self, link: u32, at: Mono, remembered: Span) -> u32 {
+    /// Counts an error of a link; those that follow within a `burst` are one. Returns how many there were since it is
+    /// `remembered`.
+    pub(super) fn on_link(&mut self, link: u32, at: Mono, burst: Span, remembered: Span) -> u32 {
         let (last, count) = self.links.entry(link).or_default();
         let since = last.map(|last| at.since(last));
         if since.is_some_and(|since| since > remembered) {
             *count = 0;
         }
-        if since.is_none_or(|since| since > BURST) {
+        if since.is_none_or(|since| since > burst) {
             *count = count.saturating_add(1);
         }
         *last = Some(at);

@@ -59,6 +59,12 @@ settings! {
         unhealed_after: Period = Period::seconds(3600),
         /// How long faults are remembered for what was tried against them and did not help.
         remembered: Period = Period::seconds(7 * 86_400),
+        /// Errors of an NVLink (XID 74) that follow each other so soon are one.
+        link_burst: Period = Period::seconds(60),
+        /// Within this time an event of NVML and a line of the kernel log about the same XID are one fact.
+        event_window: Period = Period::seconds(5),
+        /// How long an event of NVML waits for its line before it stands in the journal by itself.
+        line_wait: Period = Period::seconds(1),
         /// How long after the boot a GPU may take to be taken up into the fabric.
         fabric_grace: Period = Period::seconds(300),
     }

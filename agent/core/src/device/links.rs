@@ -47,6 +47,26 @@ impl Links {
         self.learned = learned;
     }
 
+    /// What was held against a link before a restart, by `nvlink_down 3` and its like; none: it was over. Whether there is
+    /// such a check.
+    pub(super) fn recall_finding(&mut self, check: &str, problem: Option<Problem>, until: Mono) -> bool {
+        let Some((what, link)) = check.split_once(' ') else { return false };
+        let Ok(link) = link.parse() else { return false };
+        let of = self.links.entry(link).or_default();
+        let watch = match what {
+            "nvlink_down" => &mut of.down,
+            "nvlink_errors" => &mut of.errors,
+            "nvlink_recovery_failed" => &mut of.failed,
+            "nvlink_error_rate" => &mut of.rate,
+            _ => return false,
+        };
+        *watch = Watch::default();
+        if let Some(problem) = problem {
+            watch.hold(problem, until);
+        }
+        true
+    }
+
     pub(super) fn learned(&self) -> &BTreeSet<u32> {
         &self.learned
     }
@@ -254,7 +274,7 @@ impl Link {
                 problem.gained("NVML NVLink recoveries that failed", &grown, 0)
             }))
         });
-        push(changes, told.link, "nvlink_recovery_failed", self.failed.step(failed, rules.at_once()));
+        push(changes, told.link, "nvlink_recovery_failed", self.failed.step_at(at, failed, rules.at_once()));
         let rate = told.effective_ber.map_or(Look::Absent, |rate| {
             let limit = limits.nvlink_error_rate;
             let words =

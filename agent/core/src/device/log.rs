@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::faults::Came;
 use super::programs::Programs;
-use super::{DeviceJudge, NOT_INITIALISED, OFF_BUS, RECOVERY_ACTION, Switch};
+use super::{DeviceJudge, OFF_BUS, RECOVERY_ACTION, Switch};
 use crate::catalog::{Blame, CodeMeaning, NvlinkMeaning, RegisterMeaning};
 use crate::health::{Component, HealthState, RecommendedAction};
 use crate::kernel::{KernelClass, KernelReport, Sxid, Xid};
@@ -114,6 +114,7 @@ impl DeviceJudge {
     }
 
     pub(super) fn kernel_report(&mut self, at: Mono, report: &KernelReport) {
+        let address = report.subject.as_deref().and_then(PciAddress::parse);
         match report.class {
             KernelClass::GpuDriverLoaded => {
                 for gpu in self.gpus.values_mut() {
@@ -128,15 +129,28 @@ impl DeviceJudge {
                 }
                 self.switches.clear();
             }
-            KernelClass::GpuInitFailed => {
-                let address = report.subject.as_deref().and_then(PciAddress::parse);
-                let (Some(address), Some(meaning)) = (address, self.catalog.kernel(report.class)) else {
+            KernelClass::GpuReset => {
+                if let Some(gpu) = address.and_then(|address| self.gpus.get_mut(&address)) {
+                    gpu.faults.forget_what_a_reset_heals(at);
+                }
+            }
+            KernelClass::GpuOffBus => {
+                let (Some(address), Some(meaning)) = (address, self.catalog.xid(OFF_BUS)) else { return };
+                let came = Came::known(at, "XID", OFF_BUS, meaning, &report.place.line);
+                let echoes = self.catalog.echoes_of(OFF_BUS);
+                let gpu = self.gpus.entry(address).or_default();
+                gpu.faults.came(came, &echoes, &self.limits);
+            }
+            class => {
+                let meaning = self.catalog.kernel(class);
+                let (Some(address), Some(code), Some(meaning)) = (address, class.code_of_a_gpu(), meaning)
+                else {
                     return;
                 };
                 let came = Came {
                     at,
                     kind: "",
-                    code: NOT_INITIALISED,
+                    code,
                     name: meaning.name.clone(),
                     state: meaning.state,
                     action: meaning.action,
@@ -146,15 +160,6 @@ impl DeviceJudge {
                 let gpu = self.gpus.entry(address).or_default();
                 gpu.faults.came(came, &no_codes(), &self.limits);
             }
-            KernelClass::GpuOffBus => {
-                let address = report.subject.as_deref().and_then(PciAddress::parse);
-                let (Some(address), Some(meaning)) = (address, self.catalog.xid(OFF_BUS)) else { return };
-                let came = Came::known(at, "XID", OFF_BUS, meaning, &report.place.line);
-                let echoes = self.catalog.echoes_of(OFF_BUS);
-                let gpu = self.gpus.entry(address).or_default();
-                gpu.faults.came(came, &echoes, &self.limits);
-            }
-            _ => {}
         }
     }
 }

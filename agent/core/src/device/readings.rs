@@ -78,6 +78,8 @@ pub(super) struct Readings {
     pub(super) replays: Growth,
     times: Option<(Mono, SlowdownTimes)>,
     watches: BTreeMap<&'static str, Watch>,
+    /// What was held before a restart, by check, and is to be held until that is looked at.
+    recalled: BTreeMap<String, Problem>,
 }
 
 /// The check of what the power supply does to all GPUs at once.
@@ -185,9 +187,21 @@ impl Readings {
         patience: Patience,
         changes: &mut Vec<(String, Change)>,
     ) {
-        match self.watches.entry(name).or_default().step(look, patience) {
+        let watch = self.watches.entry(name).or_default();
+        if let Some(before) = self.recalled.remove(name) {
+            watch.hold(before, Mono::default());
+        }
+        match watch.step(look, patience) {
             Change::None => {}
             change => changes.push((name.to_owned(), change)),
+        }
+    }
+
+    /// What was held before a restart; none: it was over.
+    pub(super) fn recall(&mut self, check: &str, problem: Option<Problem>) {
+        match problem {
+            Some(problem) => drop(self.recalled.insert(check.to_owned(), problem)),
+            None => drop(self.recalled.remove(check)),
         }
     }
 

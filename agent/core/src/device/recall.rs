@@ -2,15 +2,27 @@
 
 use std::collections::BTreeSet;
 
+use super::checks::SAMPLED;
 use super::gpu::{Gpu, Known};
 use super::reading::GpuIdentity;
+use super::watch::Problem;
 use super::{DeviceJudge, observed, ranges};
+use crate::attention::named;
 use crate::entry::Fact;
 use crate::observation::{Observation, Weight};
 use crate::pci::PciAddress;
+use crate::time::Mono;
 
 /// A GPU was seen to be well in several readings, as it is told here; the newest for a component counts.
 const LEARNED: &str = "gpu_learned";
+/// A check found something, and it is over.
+pub(super) const BEGAN: &str = "finding_began";
+pub(super) const ENDED: &str = "finding_ended";
+/// Another board sits there.
+pub(super) const REPLACED: &str = "gpu_replaced";
+/// The driver does not count it any more, and counts it again.
+pub(super) const MISSING: &str = "gpu_missing";
+pub(super) const BACK: &str = "gpu_back";
 
 pub(super) fn learned(of: &Known) -> Fact {
     let Known { index, identity, links, peers } = of;
@@ -83,6 +95,41 @@ impl DeviceJudge {
         gpu.readings.links.recall(known.links.clone());
         gpu.readings.peers.clone_from(&known.peers);
         gpu.known = Some(known);
+    }
+}
+
+impl DeviceJudge {
+    /// Takes in what was found at `at` in this boot before a restart, in its order. It stands until a reading says that
+    /// it is over: a restart of the agent mends nothing.
+    pub fn recall_finding(&mut self, at: Mono, seen: &Observation) {
+        let Some(address) = seen.component.strip_prefix("gpu.").and_then(PciAddress::parse) else { return };
+        let gpu: &mut Gpu = match seen.event.as_str() {
+            BEGAN | ENDED | MISSING | BACK | REPLACED => self.gpus.entry(address).or_default(),
+            _ => return,
+        };
+        match seen.event.as_str() {
+            REPLACED => *gpu = Gpu { known: gpu.known.take(), ..Gpu::default() },
+            MISSING => (gpu.missing, gpu.fault_at) = (true, Some(at)),
+            BACK => gpu.missing = false,
+            event => {
+                let value = |name: &str| seen.values.get(name).map_or("", String::as_str);
+                // Older journals do not tell what it meant: it is found anew.
+                let (Some(state), Some(action)) = (named(value("state")), named(value("action"))) else {
+                    if event == ENDED {
+                        gpu.readings.links.recall_finding(value("check"), None, at);
+                        gpu.readings.recall(value("check"), None);
+                    }
+                    return;
+                };
+                let problem = Problem::new(state, seen.detail.clone(), action).sure(SAMPLED);
+                let until = at.after(self.limits.nvlink_failed_for.0);
+                if !gpu.readings.links.recall_finding(value("check"), Some(problem.clone()), until) {
+                    gpu.readings.recall(value("check"), Some(problem));
+                    gpu.shown.said = Some((state, at));
+                }
+                gpu.fault_at = Some(at);
+            }
+        }
     }
 }
 

@@ -13,10 +13,6 @@ use crate::kernel::{LogPlace, Xid};
 use crate::pci::PciAddress;
 use crate::time::{Mono, Span};
 
-/// Within this time line and event are of the same XID.
-const SAME: Span = Span::seconds(5);
-/// How long the line is waited for where the kernel log is read.
-const WAIT: Span = Span::seconds(1);
 /// Sightings that are remembered.
 const REMEMBERED: usize = 256;
 /// NVML's code for an XID that it does not know: the line knows better.
@@ -54,9 +50,10 @@ impl Told {
         self.seen.push_back(sighting);
     }
 
-    fn same(&self, at: Mono, gpu: PciAddress, code: u32, wanted: impl Fn(&By) -> bool) -> Option<usize> {
+    fn same(&self, of: (Mono, PciAddress, u32), within: Span, wanted: impl Fn(&By) -> bool) -> Option<usize> {
+        let (at, gpu, code) = of;
         self.seen.iter().position(|of| {
-            let near = at.since(of.at) <= SAME && of.at.since(at) <= SAME;
+            let near = at.since(of.at) <= within && of.at.since(at) <= within;
             near && of.gpu == gpu
                 && (of.code == code || of.code == UNKNOWN || code == UNKNOWN)
                 && wanted(&of.by)
@@ -70,7 +67,7 @@ impl DeviceJudge {
         // What else happened to a GPU shows in its next reading.
         let (Some(gpu), true) = (event.gpu, event.kind & GpuEvent::XID != 0) else { return };
         let Ok(code) = u32::try_from(event.data) else { return };
-        if self.told.same(at, gpu, code, |by| *by == By::Line).is_some() {
+        if self.told.same((at, gpu, code), self.limits.event_window.0, |by| *by == By::Line).is_some() {
             return;
         }
         let line = "told by an event of NVML".to_owned();
@@ -92,9 +89,9 @@ impl DeviceJudge {
     /// The events that are for the journal at `now`: those whose line did not come, or cannot come because nobody reads
     /// the log.
     pub fn due(&mut self, now: Mono, log_is_read: bool) -> Vec<(Mono, Fact)> {
-        let mut due = Vec::new();
+        let (mut due, wait) = (Vec::new(), self.limits.line_wait.0);
         for of in &mut self.told.seen {
-            if log_is_read && now.since(of.at) < WAIT {
+            if log_is_read && now.since(of.at) < wait {
                 continue;
             }
             match std::mem::replace(&mut of.by, By::Event) {
@@ -118,7 +115,8 @@ impl DeviceJudge {
             // One of the journal, after a restart.
             self.told.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
         } else {
-            let event = self.told.same(now, xid.gpu, xid.code, |by| *by != By::Line);
+            let event =
+                self.told.same((now, xid.gpu, xid.code), self.limits.event_window.0, |by| *by != By::Line);
             match event.and_then(|place| self.told.seen.remove(place)).map(|of| of.by) {
                 Some(By::Waiting(_, judged)) => {
                     if judged {

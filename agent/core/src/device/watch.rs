@@ -103,11 +103,26 @@ pub(super) struct Watch {
     held: Option<Problem>,
     /// What was last wrong, held or not yet.
     last: Option<Problem>,
+    /// It is not over before this, whatever readings say.
+    until: Mono,
 }
 
 impl Watch {
     pub(super) fn held(&self) -> Option<&Problem> {
         self.held.as_ref()
+    }
+
+    /// What was held before a restart: it stands until readings say that it is over.
+    pub(super) fn hold(&mut self, problem: Problem, until: Mono) {
+        self.last = Some(problem.clone());
+        self.held = Some(problem);
+        self.until = until;
+    }
+
+    /// The same with the time of the reading: what counts for a while is not over before.
+    pub(super) fn step_at(&mut self, at: Mono, look: Look, patience: Patience) -> Change {
+        let stands = look == Look::Well && self.held.is_some() && at < self.until;
+        self.step(if stands { Look::Unread } else { look }, patience)
     }
 
     pub(super) fn step(&mut self, look: Look, patience: Patience) -> Change {

@@ -87,6 +87,11 @@ impl Judge {
         Judge { replicas: Replicas::known(groups), ..Judge::default() }
     }
 
+    /// The last step of which it is known that no replica had differed until then; none where digests are not told.
+    pub fn vouched(&self) -> Option<u64> {
+        self.replicas.vouched()
+    }
+
     /// Takes in a step, by rank; what that changes is appended to `out`.
     pub fn step(&mut self, step: u64, ranks: &[Numbers], out: &mut Vec<Sick>) {
         if ranks.iter().any(|rank| rank.checkpointed) {

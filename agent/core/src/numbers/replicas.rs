@@ -4,7 +4,7 @@
 //! first comparison on and are never replicas; replicas are equal in classes of one size, as meshes are regular. One rank beside a majority
 //! of equal ones is no regular mesh: that rank is wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Which ranks hold the same parameters, and how far they agreed.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +13,10 @@ pub(super) struct Replicas {
     groups: Option<Vec<Option<u32>>>,
     /// By group: the last step at which all agreed.
     agreed: BTreeMap<u32, u64>,
+    /// The last step at which all groups agreed, while none had ever differed.
+    vouched: Option<u64>,
+    /// Whether replicas differed in this attempt: what is compared from then on vouches for nothing.
+    differed: bool,
 }
 
 /// Replicas that do not agree at a step.
@@ -30,7 +34,12 @@ pub(super) struct Split {
 impl Replicas {
     /// With groups that are known: ranks with the same number hold the same parameters.
     pub(super) fn known(groups: Vec<u32>) -> Replicas {
-        Replicas { groups: Some(groups.into_iter().map(Some).collect()), agreed: BTreeMap::new() }
+        Replicas { groups: Some(groups.into_iter().map(Some).collect()), ..Replicas::default() }
+    }
+
+    /// The last step of which it is known that no replica had differed until then.
+    pub(super) fn vouched(&self) -> Option<u64> {
+        self.vouched
     }
 
     /// Compares the digests of a step: the groups that agree, and those that do not.
@@ -66,6 +75,12 @@ impl Replicas {
             let mut ranks: Vec<u32> = classes.values().filter(outside).flatten().copied().collect();
             ranks.sort_unstable();
             splits.push(Split { group, ranks, majority, of, last_agreed: self.agreed.get(&group).copied() });
+        }
+        self.differed |= !splits.is_empty();
+        if !self.differed {
+            let all: BTreeSet<u32> = groups.iter().flatten().copied().collect();
+            let agreed = all.iter().map(|group| self.agreed.get(group).copied());
+            self.vouched = agreed.collect::<Option<Vec<u64>>>().and_then(|steps| steps.into_iter().min());
         }
         (whole, splits)
     }

@@ -45,6 +45,12 @@ fn leading_priority(line: &str) -> Option<(Option<u8>, &str)> {
 /// `kern  :err   : ` as `dmesg --decode` writes.
 fn decoded_facility(line: &str) -> &str {
     const FACILITIES: [&str; 4] = ["kern", "user", "daemon", "syslog"];
+    // `kern.err: `, as some daemons write.
+    if let Some((level, rest)) = line.strip_prefix("kern.").and_then(|rest| rest.split_once(": "))
+        && level.bytes().all(|byte| byte.is_ascii_lowercase())
+    {
+        return rest;
+    }
     let decoded = || {
         let (facility, rest) = line.split_once(':')?;
         let (level, rest) = rest.split_once(':')?;
@@ -166,9 +172,9 @@ fn date(line: &str) -> Option<(&str, bool)> {
     unix.then_some((rest, true))
 }
 
-/// What the kernel wrote, behind `host kernel: ` or `kernel: `.
+/// What the kernel wrote, behind `host kernel: `, `kernel: ` or `kernel[0]: `.
 fn of_kernel(line: &str) -> Option<&str> {
-    let (before, message) = line.split_once("kernel:")?;
+    let (before, message) = line.split_once("kernel:").or_else(|| line.split_once("kernel[0]:"))?;
     let only_a_host = before.is_empty()
         || (before.ends_with(' ') && !before.contains(':') && before.split_whitespace().count() <= 3);
     only_a_host.then(|| message.strip_prefix(' ').unwrap_or(message).trim_start())

@@ -3,11 +3,13 @@
 //! Lines are known by how they begin, so that no name that a program chose for itself is taken for the kernel's word.
 //! What the kernel says in the normal course of things (a link that comes up, a volume that is mounted) is no report.
 
+mod amd;
 mod hardware;
 mod network;
 mod storage;
 mod system;
 
+pub(super) use hardware::pcie_of_firmware;
 pub(super) use system::group_of_kill;
 
 use crate::id::Pid;
@@ -17,8 +19,8 @@ use crate::kernel::{KernelClass, KernelReport, LogPlace};
 pub fn report(message: &str) -> Option<KernelReport> {
     // Storms are mostly of devices, and most readers are not of these.
     if let Some(device) = of_device(message) {
-        const OF_DEVICES: [fn(&str, OfDevice<'_>) -> Option<KernelReport>; 3] =
-            [network::of_device, hardware::of_device, storage::of_device];
+        const OF_DEVICES: [fn(&str, OfDevice<'_>) -> Option<KernelReport>; 4] =
+            [network::of_device, amd::of_device, hardware::of_device, storage::of_device];
         return OF_DEVICES.iter().find_map(|reader| reader(message, device));
     }
     const READERS: [fn(&str) -> Option<KernelReport>; 4] =
@@ -26,7 +28,7 @@ pub fn report(message: &str) -> Option<KernelReport> {
     READERS.iter().find_map(|reader| reader(message))
 }
 
-fn about(class: KernelClass, subject: Option<&str>) -> KernelReport {
+pub(super) fn about(class: KernelClass, subject: Option<&str>) -> KernelReport {
     let subject = subject.map(|subject| subject.trim().to_owned()).filter(|subject| !subject.is_empty());
     KernelReport { class, subject, pid: None, process: None, cgroup: None, place: LogPlace::default() }
 }

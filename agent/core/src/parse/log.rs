@@ -87,6 +87,8 @@ pub struct LogReader {
     last_kill: Option<Pid>,
     /// The control group of which older kernels say, in a line of its own, that a process of it is to be killed.
     group_of_kill: Option<String>,
+    /// The last report of the firmware that is of an error which was not corrected.
+    of_firmware: Option<String>,
     /// The GPU that a line named whose trouble stands in the lines behind it.
     preface: Option<String>,
     /// Messages that were held back, and of which kind they were: to take one apart costs more than to compare it.
@@ -180,7 +182,7 @@ impl LogReader {
             self.group_of_kill = Some(shortened(group));
             return None;
         }
-        let mut report = self.of_driver(message).or_else(|| host::report(message))?;
+        let mut report = self.of_driver(message).or_else(|| self.of_host(message))?;
         if report.class == KernelClass::OutOfMemory {
             let group = self.group_of_kill.take();
             if message.starts_with("Memory cgroup") {
@@ -211,6 +213,19 @@ impl LogReader {
             return None;
         };
         report.subject = report.subject.or(preface);
+        Some(report)
+    }
+
+    /// What the kernel says of the host; the firmware tells in one line how bad something is and in a later one what.
+    fn of_host(&mut self, message: &str) -> Option<KernelReport> {
+        if let Some(of) = host::pcie_of_firmware(message) {
+            let told = self.of_firmware.take_if(|told| *told == of)?;
+            return Some(host::about(KernelClass::AerNonFatal, Some(&told)));
+        }
+        let report = host::report(message)?;
+        if message.starts_with('{') {
+            self.of_firmware = report.subject.clone();
+        }
         Some(report)
     }
 

@@ -69,7 +69,9 @@ pub fn other(message: &str) -> Option<KernelReport> {
     if text.starts_with("loading NVIDIA ") {
         return Some(report(KernelClass::GpuDriverLoaded, None));
     }
-    let class = if text.contains("fallen off the bus") {
+    let class = if text.contains("requiring os reboot to recover") {
+        KernelClass::GpuDriverFatal
+    } else if text.contains("fallen off the bus") {
         KernelClass::GpuOffBus
     } else if text.contains("RmInitAdapter failed") || text.contains("rm_init_adapter failed") {
         KernelClass::GpuInitFailed

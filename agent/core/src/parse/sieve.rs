@@ -11,6 +11,8 @@ const WORDS: &[&str] = &[
     // The drivers of NVIDIA.
     "nvrm: ",
     "nvidia-nvswitch",
+    // That of AMD.
+    "amdgpu ",
     // The kernel and its processes.
     "linux version ",
     "oom-kill:",
@@ -22,6 +24,7 @@ const WORDS: &[&str] = &[
     "bug: ",
     "kernel bug at ",
     "oops",
+    "internal error: ",
     "unable to handle kernel ",
     "general protection fault",
     "invalid opcode: ",
@@ -46,13 +49,16 @@ const WORDS: &[&str] = &[
     "rejecting i/o",
     "megaraid_sas ",
     "fault_state(",
-    "jbd2: error ",
+    "jbd2: ",
+    "device-mapper: ",
+    "lneterror: ",
     "i/o failure",
     "ext4-fs ",
     "aborting journal",
     "remounting filesystem read-only",
     "xfs (",
     "btrfs ",
+    "btrfs: ",
     "server ",
     "cifs",
     "lustre",
@@ -69,6 +75,7 @@ const WORDS: &[&str] = &[
     "temperature reached",
     "edac ",
     "memory failure: ",
+    "serror interrupt",
     "mce: ",
     "nmi: ",
     "ras: ",
@@ -106,6 +113,9 @@ const WORDS: &[&str] = &[
     "tx timeout detected",
     "tx_timeout",
     "transmit queue",
+    "transmit timeout",
+    "initializing state, aborting",
+    "heartbeat stopped",
 ];
 
 /// Whether the line can say anything; whatever it is wrapped in.

@@ -6,6 +6,7 @@
     reason = "each test uses a part; a panic is how it reports"
 )]
 
+pub mod fabric;
 pub mod gpus;
 
 use mainstay_core::catalog::Catalog;

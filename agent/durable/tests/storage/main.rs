@@ -298,6 +298,7 @@ fn an_agent_brings_what_is_due_keeps_the_newest_and_one_without_history_gets_it_
         run: RUN.to_owned(),
         directory: directory.to_owned(),
         user: User::own(),
+        pool: None,
     };
     first.watch(place(from.path()));
     for step in [10, 20, 25, 30] {

@@ -3,11 +3,13 @@
 
 use mainstay_core::catalog::{Blame, Catalog, CodeMeaning, KernelMeaning, RegisterMeaning};
 use mainstay_core::entry::Fact;
+use mainstay_core::health::RecommendedAction as Action;
 use mainstay_core::parse::log::LogReader;
 use mainstay_core::time::Mono;
 use mainstay_proto::v1::{Component, Event, RecommendedAction};
 use serde_json::{Value, json};
 
+use super::known;
 use crate::cli::json::plain;
 use crate::cli::output::clean;
 
@@ -18,6 +20,7 @@ struct Meaning {
     name: String,
     meaning: String,
     blame: Option<Blame>,
+    action: Action,
     source: String,
     differs: Option<String>,
     origin: Option<String>,
@@ -31,8 +34,10 @@ pub(super) fn component(component: &Component, catalog: &Catalog) -> (String, Va
     let mut lines = vec![
         format!("{} is {}", component.name, plain(component.state().as_str_name(), "HEALTH_STATE")),
         String::new(),
-        format!("What was seen: {}", component.reason),
     ];
+    let known = known::of(&component.name);
+    lines.extend(known.map(|known| format!("What it is: {}", known.what)));
+    lines.push(format!("What was seen: {}", component.reason));
     for of in &component.evidence {
         let before = of.before.as_ref().map(|before| format!(" (before: {before})")).unwrap_or_default();
         let limit = of.limit.as_ref().map(|limit| format!(" (limit {limit})")).unwrap_or_default();
@@ -48,16 +53,20 @@ pub(super) fn component(component: &Component, catalog: &Catalog) -> (String, Va
         lines.push(format!("  silenced by user {}: {}", silence.uid, silence.reason));
     }
     let told = component.evidence.iter().map(|of| of.reading.as_str());
-    let meanings = meanings(told, catalog);
+    let meanings = meanings(told.chain(std::iter::once(component.reason.as_str())), catalog);
     lines.extend(meanings.iter().flat_map(Meaning::lines));
     lines.push(String::new());
     lines.push(format!("What to do: {}", advice(component.recommended_action())));
-    lines.push(format!("Documented in {DOCUMENT}."));
+    let (document, section) = known.map_or((DOCUMENT, ""), |known| known.documented);
+    let section = if section.is_empty() { String::new() } else { format!(", {}", section.replace('`', "")) };
+    lines.push(format!("Documented in {document}{section}."));
     let action = plain(component.recommended_action().as_str_name(), "RECOMMENDED_ACTION");
     let value = json!({
         "component": component.name,
         "state": plain(component.state().as_str_name(), "HEALTH_STATE"),
+        "what": known.map(|known| known.what),
         "reason": component.reason,
+        "documented": document,
         "recommended_action": action,
         "meanings": meanings.iter().map(Meaning::as_json).collect::<Vec<Value>>(),
     });
@@ -68,12 +77,15 @@ pub(super) fn component(component: &Component, catalog: &Catalog) -> (String, Va
 pub(super) fn event(event: &Event, catalog: &Catalog) -> (String, Value) {
     let mut lines = vec![format!("event {}: {}", event.cursor, event.message)];
     let line = event.attributes.get("line").map_or(event.message.as_str(), String::as_str);
-    let meanings = meanings(std::iter::once(line), catalog);
+    let meanings = meanings([line, event.message.as_str()].into_iter(), catalog);
     for (name, value) in event.attributes.iter().filter(|(name, _)| *name != "line") {
         lines.push(format!("  {name}: {value}"));
     }
     lines.extend(meanings.iter().flat_map(Meaning::lines));
     lines.push(String::new());
+    if let Some(most) = meanings.iter().map(|meaning| meaning.action).max() {
+        lines.push(format!("What to do, if it is all there is: {}", advice(of_core(most))));
+    }
     lines.push(format!("Documented in {DOCUMENT} and docs/reference/journal.md."));
     let value = json!({
         "cursor": event.cursor,
@@ -94,10 +106,30 @@ fn meanings<'a>(lines: impl Iterator<Item = &'a str>, catalog: &Catalog) -> Vec<
     let mut found: Vec<Meaning> = Vec::new();
     for line in lines {
         let fact = LogReader::default().line(Mono(1), line, 1).map(|(_, fact)| fact);
-        if let Some(meaning) = fact.and_then(|fact| meaning(&fact, catalog))
-            && !found.iter().any(|of| of.what == meaning.what)
-        {
-            found.push(meaning);
+        let of_line = fact.and_then(|fact| meaning(&fact, catalog));
+        for meaning in of_line.into_iter().chain(named(line, catalog)) {
+            if !found.iter().any(|of| of.what == meaning.what) {
+                found.push(meaning);
+            }
+        }
+    }
+    found
+}
+
+/// What a sentence of ours names: `XID 79: the GPU has fallen off the bus`. An event of NVML has no line.
+fn named(text: &str, catalog: &Catalog) -> Vec<Meaning> {
+    let mut found = Vec::new();
+    for (kind, of_switch) in [("XID ", false), ("SXID ", true)] {
+        for (place, _) in text.match_indices(kind) {
+            // The second word holds the first.
+            if text[..place].ends_with(|letter: char| letter.is_alphanumeric()) {
+                continue;
+            }
+            let digits = &text[place + kind.len()..];
+            let end = digits.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(digits.len());
+            let Ok(code) = digits[..end].parse() else { continue };
+            let meaning = if of_switch { catalog.sxid(code) } else { catalog.xid(code) };
+            found.extend(meaning.map(|meaning| Meaning::of_code(format!("{kind}{code}"), meaning)));
         }
     }
     found
@@ -127,6 +159,7 @@ impl Meaning {
             name: of.name.clone(),
             meaning: of.meaning.clone(),
             blame: Some(of.blame),
+            action: of.action,
             source: of.source.clone(),
             differs: of.differs.clone(),
             origin: of.origin.clone(),
@@ -139,6 +172,7 @@ impl Meaning {
             name: of.name.clone(),
             meaning: of.meaning.clone(),
             blame: None,
+            action: of.action,
             source: String::new(),
             differs: None,
             origin: of.origin.clone(),
@@ -175,6 +209,17 @@ impl Meaning {
             "differs": self.differs,
             "origin": self.origin(),
         })
+    }
+}
+
+fn of_core(action: Action) -> RecommendedAction {
+    match action {
+        Action::None => RecommendedAction::None,
+        Action::RestartProcess => RecommendedAction::RestartProcess,
+        Action::ResetDevice => RecommendedAction::ResetDevice,
+        Action::RebootNode => RecommendedAction::RebootNode,
+        Action::ReplaceNode => RecommendedAction::ReplaceNode,
+        Action::ContactSupport => RecommendedAction::ContactSupport,
     }
 }
 
@@ -243,6 +288,57 @@ mod tests {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert_eq!(value["meanings"][0]["what"], "XID 63");
+    }
+
+    /// Every entry of the catalogues, by the line that is its example: what was seen, what it means, what to do, where that is
+    /// documented.
+    #[test]
+    fn every_event_of_the_catalogue_is_explained() {
+        let catalog = catalog();
+        let codes = (0..1000)
+            .filter_map(|code| catalog.xid(code))
+            .chain((10_000..30_000).filter_map(|code| catalog.sxid(code)));
+        let of_codes = codes.map(|of| (of.example.clone(), of.name.clone()));
+        let of_lines = catalog.kernel_meanings().map(|of| (of.example.clone(), of.name.clone()));
+        let all: Vec<(String, String)> = of_codes.chain(of_lines).collect();
+        assert!(all.len() > 150, "{}", all.len());
+        for (line, name) in all {
+            let of = Event { cursor: 7, message: line.clone(), ..Event::default() };
+            let (text, value) = event(&of, &catalog);
+            for part in [line.as_str(), "What it means: ", &name, "What to do", DOCUMENT] {
+                assert!(text.contains(&clean(part)), "{part} in\n{text}");
+            }
+            assert_eq!(value["meanings"].as_array().map(Vec::len), Some(1), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_component_says_what_it_is_and_where_that_is_documented() {
+        for known in &known::COMPONENTS {
+            let name = known.name().replace('*', "0000:3b:00");
+            let of = Component { name, reason: "it is so".into(), ..Component::default() };
+            let (text, _) = component(&of, &catalog());
+            let (document, _) = known.documented;
+            for part in [known.what, "What was seen: it is so", "What to do: ", document] {
+                assert!(text.contains(part), "{part} in\n{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_event_of_the_driver_told_is_explained_by_its_number() {
+        let of = Component {
+            name: "gpu.0000:3b:00".into(),
+            reason: "XID 79: the GPU has fallen off the bus".into(),
+            evidence: vec![Evidence { reading: "told by an event of NVML".into(), ..Evidence::default() }],
+            ..Component::default()
+        };
+        let (text, value) = component(&of, &catalog());
+        assert!(text.contains("What it means: XID 79"), "{text}");
+        assert_eq!(value["meanings"].as_array().map(Vec::len), Some(1), "{text}");
+        // A switch's code is none of a GPU.
+        let of = Component { reason: "SXID 20034: fatal".into(), ..Component::default() };
+        assert!(component(&of, &catalog()).0.contains("What it means: SXID 20034"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlEccSramErrorStatus_v1_t;
 
 use super::Library;
-use super::calls::{Answer, Handle, version};
+use super::calls::{Answer, Handle, Nvml, version};
 use super::fields::{self, PAGES_RETIRED, SLOWDOWN_MARGIN, WHOLE};
 use super::gpu::Notes;
 use super::links;
@@ -58,6 +58,17 @@ pub(super) fn read(
         inforom_valid: notes.take(inforom(library, gpu)),
         links,
         peers,
+    }
+}
+
+/// All errors, where only those of each kind of memory are told.
+pub(super) fn ecc_by_place(nvml: &Nvml, gpu: Handle, corrected: bool, lifetime: bool) -> Answer<u64> {
+    let at = |place| gpu.ecc(nvml, corrected, lifetime, Some(place));
+    let on_chip = || ON_CHIP.iter().filter_map(|part| at(*part).ok()).reduce(u64::saturating_add);
+    match (at(DRAM), at(SRAM).ok().or_else(on_chip)) {
+        (Ok(memory), chip) => Ok(memory.saturating_add(chip.unwrap_or(0))),
+        (Err(_), Some(chip)) => Ok(chip),
+        (Err(error), None) => Err(error),
     }
 }
 

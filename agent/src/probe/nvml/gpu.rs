@@ -197,7 +197,8 @@ fn memory(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut 
     let nvml = library.nvml();
     let lib = nvml.lib();
     let ecc = |corrected, lifetime, field| {
-        fields::or_field(nvml, gpu, gpu.ecc(nvml, corrected, lifetime, None), field)
+        let told = fields::or_field(nvml, gpu, gpu.ecc(nvml, corrected, lifetime, None), field);
+        or(told, || details::ecc_by_place(nvml, gpu, corrected, lifetime))
     };
     reading.ecc_volatile = notes.take(ecc(false, false, ECC_VOLATILE));
     reading.ecc_aggregate = notes.take(ecc(false, true, ECC_AGGREGATE));

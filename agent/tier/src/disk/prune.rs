@@ -62,8 +62,9 @@ impl Doubts {
     }
 }
 
-/// Removes the steps that are older than those to be kept. Doubtful ones do not count as kept, so that they push no other out.
-pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts) {
+/// Removes the steps that are older than those to be kept. Doubtful ones do not count as kept, so that they push no other out. `vouched`,
+/// which was saved before the replicas last agreed, stays in any case: it is the one to go back to should they turn out to differ.
+pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts, vouched: Option<u64>) {
     let mut kept = 0;
     let mut bytes = 0_u64;
     let mut oldest = None;
@@ -85,7 +86,7 @@ pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts)
     }
     let enough = kept >= keep.steps.max(1) || keep.bytes.is_some_and(|most| bytes > most);
     let Some(oldest) = oldest.filter(|_| enough) else { return };
-    for step in all.into_iter().filter(|step| *step < oldest) {
+    for step in all.into_iter().filter(|step| *step < oldest && Some(*step) != vouched) {
         remove_step(volume, directory, step);
     }
 }

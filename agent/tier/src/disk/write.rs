@@ -3,8 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::{CHUNK_BYTES, MANIFEST_NAME, Manifest, chunk_sum};
@@ -51,8 +50,15 @@ impl WriteError {
 #[derive(Debug, Default)]
 pub struct Pace {
     bytes_per_second: Option<u64>,
-    next: Mutex<Option<Instant>>,
-    hurry: AtomicBool,
+    state: Mutex<Paced>,
+    hurried: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Paced {
+    /// When the next bytes may go.
+    next: Option<Instant>,
+    hurry: bool,
 }
 
 impl Pace {
@@ -62,20 +68,21 @@ impl Pace {
         Pace { bytes_per_second: bytes_per_second.filter(|rate| *rate > 0), ..Pace::default() }
     }
 
-    /// From now on as fast as the disk: there is no training any more to be spared.
+    /// From now on as fast as the disk: there is no training any more to be spared. Who waits already waits no longer.
     pub fn hurry(&self) {
-        self.hurry.store(true, Ordering::SeqCst);
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).hurry = true;
+        self.hurried.notify_all();
     }
 
     /// Waits until so many bytes may be written.
     pub fn wait(&self, bytes: u64) {
-        let Some(rate) = self.bytes_per_second.filter(|_| !self.hurry.load(Ordering::SeqCst)) else { return };
+        let Some(rate) = self.bytes_per_second else { return };
         let now = Instant::now();
-        let Ok(mut next) = self.next.lock() else { return };
-        let from = next.map_or(now, |next| next.max(now));
-        *next = Some(from + Duration::from_secs_f64(bytes as f64 / rate as f64));
-        drop(next);
-        std::thread::sleep(from.saturating_duration_since(now));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = state.next.map_or(now, |next| next.max(now));
+        state.next = Some(from + Duration::from_secs_f64(bytes as f64 / rate as f64));
+        let wait = from.saturating_duration_since(now);
+        drop(self.hurried.wait_timeout_while(state, wait, |state| !state.hurry));
     }
 }
 

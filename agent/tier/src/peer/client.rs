@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::hash::Hasher;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,12 +34,22 @@ pub struct Asking<'a> {
 }
 
 /// How a shard is sent.
-#[derive(Debug)]
 pub struct Sending<'a> {
     /// What all sending together may not exceed.
     pub limit: &'a Limit,
     /// Connections for one shard, 1 to 4.
     pub streams: usize,
+    /// Is called before each chunk: the file is still needed.
+    pub going: &'a (dyn Fn() + Sync),
+}
+
+impl std::fmt::Debug for Sending<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sending")
+            .field("limit", self.limit)
+            .field("streams", &self.streams)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A shard was sent.
@@ -186,29 +197,100 @@ impl Asking<'_> {
         wire.send(header_of(job.sealed, Kind::End), &[])
     }
 
-    /// Gets a shard back, or some of its chunks: `begin` gets its manifest first, then `take` each piece with its place.
-    /// A chunk counts when `done` is told its number.
+    /// Gets a shard back over so many connections at once, 1 to 4: `begin` gets its manifest first, then `write` each piece with its
+    /// place, from all connections.
     ///
     /// # Errors
     /// It is not there, or what comes is not what was asked for.
-    pub fn get(&self, address: &str, root: &str, target: &mut dyn Target) -> Result<u64, PeerError> {
-        let mut wire = self.connect(address)?;
-        wire.send_json(Header::of(Kind::Get), &Get { root: root.to_owned(), from: 0, to: None })?;
-        let (_, manifest) = wire.expect(Kind::Manifest)?;
+    pub fn get(
+        &self,
+        address: &str,
+        root: &str,
+        target: &mut dyn Target,
+        streams: usize,
+    ) -> Result<u64, PeerError> {
         let unreadable = |error: String| PeerError::Unreadable { peer: address.to_owned(), error };
+        let mut first = self.connect(address)?;
+        // Nothing but the manifest: it tells what there is to be shared out.
+        first.send_json(Header::of(Kind::Get), &Get { root: root.to_owned(), from: 0, to: Some(0) })?;
+        let (_, manifest) = first.expect(Kind::Manifest)?;
+        first.expect(Kind::End)?;
         let sealed = Sealed::of(manifest).map_err(|error| unreadable(error.to_string()))?;
         if sealed.shard.root != root {
             return Err(unreadable("it sent another shard than was asked for".to_owned()));
         }
         target.begin(&sealed)?;
+        let streams = streams.clamp(1, 4).min(sealed.chunks().max(1) as usize);
+        let share = sealed.chunks().div_ceil(4 * streams as u32).clamp(1, MOST_CHUNKS);
+        let fetch = Fetch { sealed: &sealed, target: &*target, share, next: AtomicU32::new(0), asking: self };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..streams)
+                .map(|_| scope.spawn(|| self.connect(address).and_then(|mut wire| fetch.run(&mut wire))))
+                .collect();
+            let own = fetch.run(&mut first);
+            others.into_iter().fold(own, |all, other| {
+                let other = other.join().unwrap_or_else(|_| {
+                    Err(PeerError::Local("a receiving thread ended in disorder".to_owned()))
+                });
+                Ok(all? + other?)
+            })
+        })
+    }
+}
+
+/// Chunks that are asked for at once at most.
+const MOST_CHUNKS: u32 = 64;
+
+/// A shard that is being got back over some connections.
+struct Fetch<'a> {
+    sealed: &'a Sealed,
+    target: &'a dyn Target,
+    /// Chunks that a connection asks for at a time.
+    share: u32,
+    next: AtomicU32,
+    asking: &'a Asking<'a>,
+}
+
+impl Fetch<'_> {
+    /// Gets shares while there are any; its bytes.
+    fn run(&self, wire: &mut Wire) -> Result<u64, PeerError> {
+        let (began, mut bytes) = (Instant::now(), 0);
         let mut buffer = Vec::new();
-        let began = Instant::now();
+        loop {
+            let from = self.next.fetch_add(self.share, Ordering::Relaxed);
+            let to = from.saturating_add(self.share).min(self.sealed.chunks());
+            if from >= to {
+                return Ok(bytes);
+            }
+            let done = self.get(wire, from..to, &mut buffer, (began, bytes));
+            if done.is_err() {
+                // One share less is no shard: the others need not come.
+                self.next.store(self.sealed.chunks(), Ordering::Relaxed);
+            }
+            bytes += done?;
+        }
+    }
+
+    fn get(
+        &self,
+        wire: &mut Wire,
+        chunks: std::ops::Range<u32>,
+        buffer: &mut Vec<u8>,
+        (began, before): (Instant, u64),
+    ) -> Result<u64, PeerError> {
+        let peer = wire.peer().to_owned();
+        let unreadable = |error: String| PeerError::Unreadable { peer: peer.clone(), error };
+        let root = self.sealed.shard.root.clone();
+        wire.send_json(Header::of(Kind::Get), &Get { root, from: chunks.start, to: Some(chunks.end) })?;
+        if wire.expect(Kind::Manifest)?.1 != self.sealed.manifest {
+            return Err(unreadable("it sent another manifest than before".to_owned()));
+        }
         let mut bytes = 0;
-        for index in 0..sealed.chunks() {
+        for index in chunks {
             let Some(Frame::Chunk(header)) = wire.receive()? else {
                 return Err(unreadable(format!("chunk {index} did not come")));
             };
-            let due = sealed.chunk(index);
+            let due = self.sealed.chunk(index);
             if header.chunk != index
                 || due.map(|(offset, length, _)| (offset, length)) != Some((header.offset, header.length))
             {
@@ -216,17 +298,17 @@ impl Asking<'_> {
             }
             let mut hasher = XxHash3_64::new();
             let mut offset = header.offset;
-            wire.read_chunk(header.length, &mut buffer, |piece| {
+            wire.read_chunk(header.length, buffer, |piece| {
                 hasher.write(piece);
-                target.write(offset, piece)?;
+                self.target.write(offset, piece)?;
                 offset += piece.len() as u64;
                 Ok(())
             })?;
             if due.map(|(_, _, sum)| sum) != Some(hasher.finish()) {
-                return Err(PeerError::Corrupt { peer: address.to_owned(), chunk: index });
+                return Err(PeerError::Corrupt { peer, chunk: index });
             }
             bytes += u64::from(header.length);
-            check_speed(address, began, bytes, self.patience.stall, SLOWEST)?;
+            check_speed(&peer, began, before + bytes, self.asking.patience.stall, SLOWEST)?;
         }
         wire.expect(Kind::End)?;
         Ok(bytes)
@@ -234,18 +316,18 @@ impl Asking<'_> {
 }
 
 /// Where a shard goes that is got back.
-pub trait Target {
+pub trait Target: Sync {
     /// Its manifest is good, and its bytes come now.
     ///
     /// # Errors
     /// There is no room for it.
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError>;
 
-    /// Some of its bytes. They are known to be right only when all have come.
+    /// Some of its bytes, from several threads at once. They are known to be right only when all have come.
     ///
     /// # Errors
     /// They cannot be written.
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), PeerError>;
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError>;
 }
 
 /// A shard that is being sent over some connections.
@@ -301,6 +383,7 @@ impl Job<'_> {
 
     fn send_chunk(&self, wire: &mut Wire, index: u32) -> Result<u64, PeerError> {
         let Some((offset, length, digest)) = self.sealed.chunk(index) else { return Ok(0) };
+        (self.how.going)();
         let wait = self.how.limit.take(u64::from(length), Instant::now());
         if !wait.is_zero() {
             std::thread::sleep(wait);

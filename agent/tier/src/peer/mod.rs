@@ -1,7 +1,7 @@
 //! Replicas of shards on other hosts: their bytes go from agent to agent over plain TCP.
 //!
 //! From the bottom: `frame` (headers), `error`, `token` (who may), `pace` (how fast), `wire` (one connection); `sealed` (a
-//! shard by its manifest), `user`, `store` (what is kept for others), `own` (what this host made); `message`, `server`,
+//! shard by its manifest), `user`, `store` (what is kept for others), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `server`,
 //! `client`; `service`, which joins them, and `restore`.
 //!
 //! What comes over the wire is believed in nothing: every header is signed, every chunk is compared with the owner's
@@ -14,6 +14,7 @@ pub mod frame;
 mod message;
 mod own;
 pub mod pace;
+pub(crate) mod pooled;
 mod restore;
 mod sealed;
 mod server;
@@ -25,7 +26,7 @@ pub mod wire;
 
 pub use durable::Durable;
 pub use message::{Held, Inventory};
-pub use own::Watched;
+pub use own::{Opened, Watched};
 pub use restore::{Progress, Restored, look_directory, verify_directory};
 pub use sealed::{Sealed, SealedError};
 pub use service::{Counts, Peer, Service, Settings, StartError};

@@ -12,6 +12,7 @@ use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
 use serde::{Deserialize, Serialize};
 
+use super::pooled::{self, Pooled};
 use super::sealed::{Sealed, open_plainly};
 use super::user::{As, User};
 
@@ -24,6 +25,9 @@ pub struct Watched {
     pub directory: PathBuf,
     /// Whose files they are; others are not looked at.
     pub user: User,
+    /// The memory of its launcher, where a step lies before it comes to the disk.
+    #[serde(default)]
+    pub pool: Option<PathBuf>,
 }
 
 /// The shards in all directories that are watched.
@@ -36,6 +40,8 @@ pub struct Own {
 struct Inner {
     watched: Vec<Watched>,
     shards: BTreeMap<String, Found>,
+    /// What lies in launchers' memory, by root: the nearer copy while it lies there.
+    pooled: BTreeMap<String, Pooled>,
     /// Manifests that were read, by path, with what tells whether they changed.
     read: BTreeMap<PathBuf, (Mark, Option<Arc<Sealed>>)>,
     /// Shards whose bytes are not what was sealed.
@@ -50,6 +56,51 @@ struct Found {
     directory: PathBuf,
     user: User,
     medium: Medium,
+}
+
+/// A shard that is open for reading.
+#[derive(Debug)]
+pub struct Opened {
+    /// What it is.
+    pub sealed: Arc<Sealed>,
+    /// It begins with the shard.
+    pub file: File,
+    /// Where it lies in a launcher's memory, which may be given to another step at any time.
+    pooled: Option<Pooled>,
+}
+
+impl Opened {
+    /// Of a file that is a shard and nothing else.
+    pub(crate) fn of_file((sealed, file): (Arc<Sealed>, File)) -> Opened {
+        Opened { sealed, file, pooled: None }
+    }
+
+    /// Whether the file still holds it: bytes that differ then are damaged.
+    pub fn is_still(&self) -> bool {
+        self.pooled.as_ref().is_none_or(Pooled::is_still)
+    }
+
+    /// Asks that it be left where it is for the next seconds.
+    pub fn pin(&self) {
+        self.pooled.iter().for_each(Pooled::pin);
+    }
+
+    /// Whether the file is as long as it must be.
+    pub(crate) fn fits(&self) -> bool {
+        let bytes = self.sealed.shard.bytes;
+        self.file.metadata().is_ok_and(|found| match self.pooled {
+            Some(_) => found.len() >= bytes,
+            None => found.len() == bytes,
+        })
+    }
+
+    /// The first chunk that is not what was sealed.
+    pub(crate) fn first_bad(&self) -> io::Result<Option<u32>> {
+        match self.pooled {
+            Some(_) => self.sealed.first_bad_from_start(&self.file),
+            None => self.sealed.first_bad(&self.file),
+        }
+    }
 }
 
 impl Own {
@@ -71,10 +122,15 @@ impl Own {
 
     /// Looks through all directories. Whether anything is there that was not there before.
     pub fn look(&self) -> bool {
-        let (watched, read) = {
+        let (watched, read, known) = {
             let mut inner = self.inner();
-            (inner.watched.clone(), std::mem::take(&mut inner.read))
+            let known: Vec<Pooled> = inner.pooled.values().cloned().collect();
+            (inner.watched.clone(), std::mem::take(&mut inner.read), known)
         };
+        let in_memory = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place.user)));
+        let in_memory = in_memory.flat_map(|(pool, user)| pooled::look(pool, user, &known));
+        let pooled: BTreeMap<String, Pooled> =
+            in_memory.map(|found| (found.sealed.shard.root.clone(), found)).collect();
         let mut looked = BTreeMap::new();
         let mut shards = BTreeMap::new();
         for place in &watched {
@@ -95,22 +151,43 @@ impl Own {
         }
         let mut inner = self.inner();
         inner.read = looked;
-        inner.bad.retain(|root| shards.contains_key(root));
-        let news = shards.keys().any(|root| !inner.shards.contains_key(root));
-        inner.shards = shards;
+        inner.bad.retain(|root| shards.contains_key(root) || pooled.contains_key(root));
+        let is_new = |root: &String| !inner.shards.contains_key(root) && !inner.pooled.contains_key(root);
+        let news = shards.keys().chain(pooled.keys()).any(is_new);
+        (inner.shards, inner.pooled) = (shards, pooled);
         news
+    }
+
+    /// A number that is another one when something was sealed in launchers' memory, or given up. Much cheaper than a look.
+    pub(crate) fn stamp_of_memory(&self) -> u64 {
+        stamp_of(&self.watched())
+    }
+
+    /// Whether there is any launcher's memory to look at.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.inner().watched.iter().any(|place| place.pool.is_some())
     }
 
     /// What lies there: each with where it lies, and whether it is as far as is known what was sealed.
     pub fn list(&self) -> Vec<(Shard, Medium, bool)> {
         let inner = self.inner();
         let told =
-            |of: &Found| (of.sealed.shard.clone(), of.medium, !inner.bad.contains(&of.sealed.shard.root));
-        inner.shards.values().map(told).collect()
+            |sealed: &Sealed, medium| (sealed.shard.clone(), medium, !inner.bad.contains(&sealed.shard.root));
+        // One that lies in memory and on the disk is told of twice: each may be lost alone.
+        let in_memory = inner.pooled.values().map(|of| told(&of.sealed, Medium::Memory));
+        in_memory.chain(inner.shards.values().map(|of| told(&of.sealed, of.medium))).collect()
     }
 
-    /// A shard by its root: what it is, and its file.
-    pub fn open(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+    /// A shard by its root: from memory, or from where its ranks' checkpoints lie.
+    pub(crate) fn open(&self, root: &str) -> Option<Opened> {
+        let pooled = self.inner().pooled.get(root).cloned();
+        if let Some((pooled, file)) = pooled.and_then(|pooled| pooled.open().map(|file| (pooled, file))) {
+            return Some(Opened { sealed: Arc::clone(&pooled.sealed), file, pooled: Some(pooled) });
+        }
+        self.open_file(root).map(Opened::of_file)
+    }
+
+    pub(crate) fn open_file(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
         let found = self.inner().shards.get(root).cloned()?;
         let _as_user = As::user(found.user).ok()?;
         let file = open_plainly(&found.directory.join(&found.sealed.file)).ok()?;
@@ -139,6 +216,11 @@ impl Own {
         self.inner().shards.remove(root);
         Ok(true)
     }
+}
+
+fn stamp_of(watched: &[Watched]) -> u64 {
+    let pools = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place.user)));
+    pools.fold(0, |sum: u64, (pool, user)| sum.rotate_left(7) ^ pooled::stamp(pool, user))
 }
 
 /// The directories of ranks below `directory`: `step-*/rank-*`.

@@ -254,29 +254,27 @@ impl Work<'_> {
         }
         if copy.holder != self.shared.name() {
             let mut landing = Landing { directory: &self.place.directory, user, taken: None };
-            let bytes = self.shared.asking().get(&copy.holder, root, &mut landing)?;
+            let streams = self.shared.settings.streams;
+            let bytes = self.shared.asking().get(&copy.holder, root, &mut landing, streams)?;
             landing.finish()?;
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
             self.fetched.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        let (sealed, file) = self
-            .shared
-            .own
-            .open(root)
-            .or_else(|| self.shared.store.open_replica(root))
-            .ok_or_else(|| PeerError::Local("it cannot be opened".to_owned()))?;
+        let opened =
+            self.shared.open(root).ok_or_else(|| PeerError::Local("it cannot be opened".to_owned()))?;
+        let (sealed, file) = (&*opened.sealed, &opened.file);
         let reading = |error: io::Error| {
             PeerError::Local(format!("reading the shard of rank {}: {error}", copy.shard.rank))
         };
-        if let Some(chunk) = sealed.first_bad(&file).map_err(reading)? {
+        if let Some(chunk) = opened.first_bad().map_err(reading)? {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
-        if lies_there(&self.place.directory, &sealed, user) {
+        if lies_there(&self.place.directory, sealed, user) {
             return Ok(());
         }
         let mut landing = Landing { directory: &self.place.directory, user, taken: None };
-        landing.begin(&sealed)?;
+        landing.begin(sealed)?;
         let mut buffer = vec![0; 1 << 20];
         let mut offset = 0;
         while offset < sealed.shard.bytes {
@@ -379,19 +377,32 @@ impl Target for Landing<'_> {
             }
             let path = aside.join(&sealed.file);
             let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
-            if sealed.shard.bytes > 0 {
-                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, sealed.shard.bytes)?;
-            }
+            make_room(&file, sealed.shard.bytes)?;
             Ok(Taken { file, aside, home, manifest: sealed.manifest.clone() })
         };
         self.taken = Some(begin().map_err(|error| self.told("making room for a shard in", &error))?);
         Ok(())
     }
 
-    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
         let Some(taken) = &self.taken else { return Ok(()) };
         taken.file.write_all_at(bytes, offset).map_err(|error| self.told("writing a shard into", &error))
     }
+}
+
+/// Sees that a file finds room, now or not at all: no shard fails in its middle for want of it.
+fn make_room(file: &File, bytes: u64) -> io::Result<()> {
+    const TMPFS: i64 = 0x0102_1994;
+    let found = rustix::fs::fstatfs(file)?;
+    if found.f_type == TMPFS {
+        // Pages that are allocated ahead are filled with zeros first, which takes as long as what comes over the wire.
+        let free = found.f_bavail.saturating_mul(found.f_bsize.unsigned_abs());
+        return if free < bytes { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) };
+    }
+    if bytes > 0 {
+        rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+    }
+    Ok(())
 }
 
 /// Reads the manifests in a checkpoint directory, without an agent and without the bytes; for each, what is wrong with it.

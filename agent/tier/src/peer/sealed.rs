@@ -110,6 +110,14 @@ impl Sealed {
         if file.metadata()?.len() != self.shard.bytes {
             return Ok(Some(self.chunks().saturating_sub(1)));
         }
+        self.first_bad_from_start(file)
+    }
+
+    /// The same of a file that begins with the shard and may be longer.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn first_bad_from_start(&self, file: &File) -> io::Result<Option<u32>> {
         let mut buffer = vec![0; PIECE];
         for index in 0..self.chunks() {
             if !self.chunk_is_good(file, index, &mut buffer)? {

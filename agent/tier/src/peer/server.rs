@@ -43,7 +43,7 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<(), PeerError
             }
             Kind::Drop => {
                 let asked: Drop = read(wire, &message)?;
-                let count = asked.roots.iter().filter(|root| shared.store.remove(root)).count();
+                let count = asked.roots.iter().filter(|root| shared.store.forget(root)).count();
                 wire.send_json(Header::of(Kind::Dropped), &Dropped { count })?;
             }
             _ => return Err(unexpected(wire, header, Kind::Put)),
@@ -160,23 +160,25 @@ fn take_chunk(
 /// Gives a shard back. Its bytes are compared by who asked.
 fn get(wire: &mut Wire, shared: &Shared, message: &[u8]) -> Result<(), PeerError> {
     let asked: Get = read(wire, message)?;
-    let found = shared.own.open(&asked.root).or_else(|| shared.store.open_replica(&asked.root));
-    let Some((sealed, file)) = found else {
+    let Some(opened) = shared.open(&asked.root) else {
         return report(wire, Header::of(Kind::Error), Reason::NotHere, "that shard is not here");
     };
+    let sealed = &opened.sealed;
     let of = Header {
         attempt: sealed.shard.of.attempt,
         step: sealed.shard.of.step,
         key: sealed.key,
         ..Header::of(Kind::Manifest)
     };
-    if !file.metadata().is_ok_and(|found| found.len() == sealed.shard.bytes) {
+    if !opened.fits() {
         return report(wire, of, Reason::Corrupt, "its file is not as long as its manifest says");
     }
     wire.send(of, &sealed.manifest)?;
     for index in asked.from..asked.to.unwrap_or(u32::MAX).min(sealed.chunks()) {
         let Some((offset, length, digest)) = sealed.chunk(index) else { break };
-        wire.send_chunk(Header { kind: Kind::Chunk, offset, length, digest, chunk: index, ..of }, &file)?;
+        opened.pin();
+        let header = Header { kind: Kind::Chunk, offset, length, digest, chunk: index, ..of };
+        wire.send_chunk(header, &opened.file)?;
     }
     wire.send(Header { kind: Kind::End, ..of }, &[])
 }

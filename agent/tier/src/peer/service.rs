@@ -1,7 +1,6 @@
 //! The agent's part among its peers: it listens, knows who has what, and sends what has too few copies.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,14 +11,14 @@ use mainstay_core::checkpoint::decision::{Decision, Decisions, Word};
 use mainstay_core::checkpoint::inventory::{Copy, StepKey, StepState, newest_whole, steps};
 use mainstay_core::checkpoint::placement::{Host, Rules};
 use mainstay_core::checkpoint::retention::{Repair, Retention, deletable, repairs};
+use mainstay_core::checkpoint::tiers::{TierState, newest_by_tier};
 
 use super::client::{Asking, Sending};
 use super::durable::{self, Durable};
 use super::error::{PeerError, Reason};
 use super::message::{Held, Inventory};
-use super::own::{Own, Watched};
+use super::own::{Opened, Own, Watched};
 use super::pace::Limit;
-use super::sealed::Sealed;
 use super::server;
 use super::store::{Store, StoreError};
 use super::token::Token;
@@ -30,6 +29,9 @@ const CONNECTIONS: usize = 256;
 
 /// How long a shard that was half sent is waited for.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
+
+/// What ranks have sealed in launchers' memory is looked for this often: a few reads for each rank.
+const LOOK_INTO_MEMORY: Duration = Duration::from_millis(50);
 
 /// A peer that failed is left alone for that long, twice as long each time it fails again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
@@ -226,9 +228,11 @@ impl Service {
         let _ = self.shared.durable.set(durable);
     }
 
-    /// A shard that lies on this host: what it is, and its file.
-    pub fn open(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
-        self.shared.own.open(root).or_else(|| self.shared.store.open_replica(root))
+    /// A shard that lies on this host, for one who reads it slowly: rather from the disk than from a launcher's memory.
+    pub fn open(&self, root: &str) -> Option<Opened> {
+        let shared = &self.shared;
+        let on_disk = shared.own.open_file(root).or_else(|| shared.store.open_replica(root));
+        on_disk.map(Opened::of_file).or_else(|| shared.own.open(root))
     }
 
     /// The bytes of a shard on this host were found not to be those that were sealed: it is offered no more.
@@ -245,6 +249,11 @@ impl Service {
     pub fn copies(&self) -> Vec<Copy> {
         self.shared.own.look();
         self.shared.copies()
+    }
+
+    /// How old the newest whole step is in each tier, as far as is known without asking or looking anywhere.
+    pub fn tiers(&self) -> Vec<TierState> {
+        newest_by_tier(&self.shared.copies())
     }
 
     /// All peers, by name.
@@ -330,6 +339,11 @@ impl Drop for Service {
     }
 }
 
+/// Whether the bytes were not as they were sealed before they went out.
+fn is_ours(error: &PeerError) -> bool {
+    matches!(error, PeerError::Corrupt { peer, .. } if peer == "this host")
+}
+
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(StartError::Thread)
 }
@@ -362,7 +376,17 @@ fn ask(shared: &Shared) {
 
 /// Sends what has too few copies, whenever something may have changed.
 fn send(shared: &Shared) {
-    while shared.wait(shared.settings.interval) {
+    let (mut last, mut seen) = (Instant::now(), 0);
+    loop {
+        let nudged = shared.wait();
+        if shared.stops() {
+            return;
+        }
+        let stamp = shared.own.stamp_of_memory();
+        if !nudged && last.elapsed() < shared.settings.interval && stamp == seen {
+            continue;
+        }
+        (last, seen) = (Instant::now(), stamp);
         shared.own.look();
         // One at a time: after each the world may be another.
         while !shared.stops() {
@@ -448,12 +472,19 @@ impl Shared {
         self.nudge.notify_all();
     }
 
-    /// Waits until something may have changed; false when the service ends.
-    fn wait(&self, longest: Duration) -> bool {
+    /// Waits until something may have changed, or a launcher's memory is to be looked at; whether somebody said that something has.
+    fn wait(&self) -> bool {
+        let longest = self.settings.interval;
+        let longest = if self.own.has_memory() { longest.min(LOOK_INTO_MEMORY) } else { longest };
         let nudged = self.nudged.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.nudge.wait_timeout_while(nudged, longest, |nudged| !*nudged);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
-        !self.stops()
+        let mut nudged = waited.unwrap_or_else(PoisonError::into_inner).0;
+        std::mem::take(&mut *nudged)
+    }
+
+    /// A shard that lies here: of this host's ranks, or kept for others.
+    pub(crate) fn open(&self, root: &str) -> Option<Opened> {
+        self.own.open(root).or_else(|| self.store.open_replica(root).map(Opened::of_file))
     }
 
     /// What this agent tells others.
@@ -582,15 +613,14 @@ impl Shared {
 
     fn repair(&self, repair: &Repair) {
         let Repair { shard, to } = repair;
-        let Some((sealed, file)) =
-            self.own.open(&shard.root).or_else(|| self.store.open_replica(&shard.root))
-        else {
+        let Some(opened) = self.open(&shard.root) else {
             // It was deleted meanwhile, or cannot be read: the next look tells.
             self.distrust(self.name(), &shard.root);
             return;
         };
-        let sending = Sending { limit: &self.limit, streams: self.settings.streams };
-        match self.asking().put(to, &sealed, &file, &sending) {
+        let going = || opened.pin();
+        let sending = Sending { limit: &self.limit, streams: self.settings.streams, going: &going };
+        match self.asking().put(to, &opened.sealed, &opened.file, &sending) {
             Ok(sent) => {
                 self.counters.shards_sent.fetch_add(1, Ordering::Relaxed);
                 self.counters.bytes_sent.fetch_add(sent.bytes, Ordering::Relaxed);
@@ -606,15 +636,22 @@ impl Shared {
                 peer.inventory.copies.retain(|other| other.shard.root != shard.root);
                 peer.inventory.copies.push(held);
             }
+            Err(error) if is_ours(&error) && !opened.is_still() => {
+                // A save needed its memory; nothing is wrong with it. What replaced it, or its copy on the disk, is next.
+                tracing::debug!(
+                    step = shard.of.step,
+                    rank = shard.rank,
+                    "a step was passed over in memory while it was sent"
+                );
+                let _ = self.asking().forget(to, vec![shard.root.clone()]);
+            }
             Err(error) => self.failed(shard, to, &error),
         }
     }
 
     fn failed(&self, shard: &mainstay_core::checkpoint::inventory::Shard, to: &str, error: &PeerError) {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
-        if let PeerError::Corrupt { peer, .. } = error
-            && peer == "this host"
-        {
+        if is_ours(error) {
             tracing::error!(
                 run = shard.of.run,
                 step = shard.of.step,

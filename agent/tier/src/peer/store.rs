@@ -322,6 +322,13 @@ impl Store {
         there
     }
 
+    /// The same, and what has come of one that is on its way is given up.
+    pub fn forget(&self, root: &str) -> bool {
+        let coming = self.inner().uploads.get(root).cloned();
+        coming.iter().for_each(|upload| self.abandon(upload));
+        self.remove(root)
+    }
+
     /// Its manifest goes first, so that it is either there or not; its file is kept to be used again.
     fn drop_replica(&self, inner: &mut Inner, root: &str) {
         let Some(replica) = inner.replicas.remove(root) else { return };

@@ -37,12 +37,20 @@ pub fn to_write(held: &[Held], newest: Option<At>, on_disk: &dyn Fn(At, u32) -> 
 }
 
 /// Which sealed slot of a rank is given free, when it has no free one: the oldest that is neither of the newest whole step nor being
-/// written. One of a step that is newer than that, and may still become whole, only for a rank that has waited long.
+/// written, nor `vouched`, the one to go back to should replicas turn out to differ. One of a step that is newer than that, and may
+/// still become whole, only for a rank that has waited long.
 #[must_use]
-pub fn to_free(held: &[Held], rank: u32, newest: Option<At>, waited_long: bool) -> Option<usize> {
+pub fn to_free(
+    held: &[Held],
+    rank: u32,
+    newest: Option<At>,
+    vouched: Option<At>,
+    waited_long: bool,
+) -> Option<usize> {
     let goes = |shard: &&Held| {
         shard.rank == rank
             && !shard.writing
+            && Some(shard.at) != vouched
             && match newest {
                 Some(newest) => shard.at < newest || (shard.at > newest && waited_long),
                 None => waited_long,
@@ -72,23 +80,30 @@ mod tests {
     #[test]
     fn the_newest_whole_step_is_never_given_free() {
         let mut shards = vec![held(0, 0, 0, 10), held(1, 0, 0, 10), held(0, 1, 0, 20)];
-        assert_eq!(to_free(&shards, 0, Some((0, 10)), false), None);
+        assert_eq!(to_free(&shards, 0, Some((0, 10)), None, false), None);
         assert_eq!(
-            to_free(&shards, 0, Some((0, 10)), true),
+            to_free(&shards, 0, Some((0, 10)), None, true),
             Some(1),
             "step 20 may be passed over, 10 may not"
         );
         shards.push(held(1, 1, 0, 20));
-        assert_eq!(to_free(&shards, 0, Some((0, 20)), false), Some(0));
+        assert_eq!(to_free(&shards, 0, Some((0, 20)), None, false), Some(0));
         shards[0].writing = true;
-        assert_eq!(to_free(&shards, 0, Some((0, 20)), true), None, "it is on its way to the disk");
+        assert_eq!(to_free(&shards, 0, Some((0, 20)), None, true), None, "it is on its way to the disk");
+    }
+
+    #[test]
+    fn the_step_to_go_back_to_is_not_given_free_for_newer_ones() {
+        let shards = [held(0, 0, 0, 10), held(0, 1, 0, 20), held(0, 2, 0, 30)];
+        assert_eq!(to_free(&shards, 0, Some((0, 30)), Some((0, 10)), true), Some(1));
+        assert_eq!(to_free(&shards[1..], 0, Some((0, 30)), Some((0, 20)), true), None);
     }
 
     #[test]
     fn what_a_later_attempt_saved_is_newer_though_its_number_is_lower() {
         let shards = [held(0, 0, 0, 30), held(0, 1, 1, 20)];
         assert_eq!(newest_whole(&shards, 1, NOWHERE), Some((1, 20)));
-        assert_eq!(to_free(&shards, 0, Some((1, 20)), false), Some(0));
+        assert_eq!(to_free(&shards, 0, Some((1, 20)), None, false), Some(0));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 
 use crate::disk::{self, Pace, StdVolume, WriteError};
-use crate::os::stand_back;
+use crate::os::{monotonic_ms, stand_back};
 use crate::pool::choose::{self, At, Held};
 use crate::pool::memory::{self, Memory};
 use crate::pool::writer::{self, Batch, Written};
@@ -86,6 +86,10 @@ struct Inner {
     last_said: String,
     trouble: Option<(String, Instant)>,
     waiting_since: BTreeMap<u32, Instant>,
+    /// The attempt, and the last of its steps at which replicas agreed.
+    agreed: Option<At>,
+    /// The newest whole step that was saved by then.
+    vouched: Option<At>,
     memory: Option<(u64, Instant)>,
     disk: Option<(u64, Instant)>,
 }
@@ -172,6 +176,17 @@ impl Keeper {
         ring(&self.shared.directory);
     }
 
+    /// Replicas of this attempt agreed at a step, and never differed before. The newest whole step that was saved by then stays, in
+    /// memory until it is on the disk, and there whatever else goes: it is the one to go back to should they turn out to differ.
+    pub fn vouch(&self, attempt: u64, step: u64) {
+        let mut inner = self.shared.inner();
+        if inner.agreed != Some((attempt, step)) {
+            inner.agreed = Some((attempt, step));
+            drop(inner);
+            ring(&self.shared.directory);
+        }
+    }
+
     /// What a person should hear, since it was last asked for.
     #[must_use]
     pub fn said(&self) -> Vec<String> {
@@ -217,9 +232,7 @@ impl Keeper {
         ring(&self.shared.directory);
         self.join();
         let mut inner = self.shared.inner();
-        let newest = inner.newest_whole(&self.shared.settings);
-        let unsaved =
-            choose::to_write(&inner.held(), newest, &|at, rank| inner.on_disk.contains(&(at, rank)));
+        let unsaved = inner.unsaved(&self.shared.settings);
         if let Some(shard) = unsaved.first() {
             let (step, place) = (shard.at.1, self.shared.directory.display());
             inner.said.push(format!(
@@ -247,6 +260,7 @@ impl Drop for Keeper {
     /// Without [`Keeper::finish`] everything stays where it is, for the guardian or the next launcher.
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::SeqCst);
+        self.shared.pace.hurry();
         self.shared.batch.notify_all();
         ring(&self.shared.directory);
         self.join();
@@ -381,6 +395,7 @@ impl Shared {
         self.seal_all();
         let mut inner = self.inner();
         inner.pages().for_each(|control| control.beat());
+        inner.vouch(&self.settings);
         inner.free(&self.settings);
         inner.begin_write(&self.settings, self.finishing.load(Ordering::SeqCst));
         self.batch.notify_all();
@@ -392,9 +407,7 @@ impl Shared {
         let at_work = inner
             .pages()
             .any(|control| control.all().any(|slot| matches!(slot.state, State::Filled | State::Sealing)));
-        let newest = inner.newest_whole(&self.settings);
-        let unsaved =
-            choose::to_write(&inner.held(), newest, &|at, rank| inner.on_disk.contains(&(at, rank)));
+        let unsaved = inner.unsaved(&self.settings);
         // What could not be written when it was tried last is not tried for ever.
         let nothing_to_write = unsaved.is_empty() || inner.trouble.is_some();
         !at_work && nothing_to_write && !inner.writing && inner.batch.is_none()
@@ -601,6 +614,34 @@ impl Inner {
 
     /// The newest step that is whole over memory and what the ranks themselves wrote to the disk when there was no slot for them.
     fn newest_whole(&self, settings: &Settings) -> Option<At> {
+        self.newest_whole_of(&self.held(), settings)
+    }
+
+    /// What is to be written next: first the step to go back to, then the newest whole one.
+    fn unsaved(&self, settings: &Settings) -> Vec<Held> {
+        let held = self.held();
+        let on_disk = |at: At, rank: u32| self.on_disk.contains(&(at, rank));
+        let vouched = choose::to_write(&held, self.vouched, &on_disk);
+        if vouched.is_empty() {
+            choose::to_write(&held, self.newest_whole_of(&held, settings), &on_disk)
+        } else {
+            vouched
+        }
+    }
+
+    /// Sees which whole step was saved before the replicas last agreed.
+    fn vouch(&mut self, settings: &Settings) {
+        let Some((attempt, agreed)) = self.agreed else { return };
+        let mut held = self.held();
+        held.retain(|shard| shard.at.0 == attempt && shard.at.1 <= agreed);
+        let newest = self.newest_whole_of(&held, settings).filter(|at| Some(*at) > self.vouched);
+        if let Some(at) = newest {
+            self.vouched = Some(at);
+            self.pages().for_each(|control| control.set_vouched(at.1));
+        }
+    }
+
+    fn newest_whole_of(&self, held: &[Held], settings: &Settings) -> Option<At> {
         let elsewhere = |at: At, rank: u32| {
             self.on_disk.contains(&(at, rank))
                 || disk::manifest(&StdVolume, &settings.directory, at.1, rank).is_some_and(|(manifest, _)| {
@@ -609,7 +650,7 @@ impl Inner {
                         == (settings.job.as_str(), at.0, settings.world_size)
                 })
         };
-        choose::newest_whole(&self.held(), settings.world_size, &elsewhere)
+        choose::newest_whole(held, settings.world_size, &elsewhere)
     }
 
     /// What is to be sealed: filled in this attempt, or accepted when it ended.
@@ -682,7 +723,7 @@ impl Inner {
         // While ranks of this attempt may still be loading, nothing that they could choose from goes.
         let all_have_saved = (0..settings.world_size)
             .all(|rank| held.iter().any(|shard| shard.rank == rank && shard.at.0 == self.epoch));
-        let mut freed = Vec::new();
+        let (mut freed, now) = (Vec::new(), monotonic_ms());
         for memory in &self.ranks {
             let Ok(control) = memory.control() else { continue };
             let waits = control.waits();
@@ -700,7 +741,17 @@ impl Inner {
                 continue;
             }
             let long = since.is_some_and(|since| since.elapsed() > LONG);
-            let Some(index) = choose::to_free(&held, memory.rank, newest, long) else { continue };
+            // On the disk it is safe.
+            let vouched = self.vouched.filter(|at| !self.on_disk.contains(&(*at, memory.rank)));
+            // Of two slots one must be free in the end, whatever the disk is at.
+            let vouched = vouched.filter(|_| !long || control.slots() > 2);
+            // One that is on its way to a peer is left alone, but a save does not wait for that.
+            let pinned = |slot: &Slot| !waits && control.is_pinned(slot, now);
+            let mut held = held.clone();
+            held.iter_mut()
+                .filter(|shard| shard.rank == memory.rank && pinned(&control.slot(shard.index)))
+                .for_each(|shard| shard.writing = true);
+            let Some(index) = choose::to_free(&held, memory.rank, newest, vouched, long) else { continue };
             let slot = control.slot(index);
             // Too small for what the rank saves now: with another file.
             let to = if slot.capacity < memory.wanted { State::Damaged } else { State::Free };
@@ -719,8 +770,7 @@ impl Inner {
         if self.writing || self.batch.is_some() || paused {
             return;
         }
-        let newest = self.newest_whole(settings);
-        let wanted = choose::to_write(&self.held(), newest, &|at, rank| self.on_disk.contains(&(at, rank)));
+        let wanted = self.unsaved(settings);
         if wanted.is_empty() {
             return;
         }
@@ -734,7 +784,7 @@ impl Inner {
             }
         }
         self.writing = true;
-        self.batch = Some(Batch { shards });
+        self.batch = Some(Batch { shards, vouched: self.vouched.map(|at| at.1) });
     }
 
     /// The writer is done with a batch.

@@ -74,8 +74,9 @@ pub(super) fn bring_to_disk(pool: &Path) -> Result<Recovered, PoolError> {
     fs::write(&mark, []).map_err(told(&mark))?;
     let about = About::read(pool)?;
     let mut recovered = Recovered { directory: about.directory.clone(), ..Recovered::default() };
+    let vouched = vouched(pool);
     let shards = shards(pool, &about, &mut recovered.failed);
-    write(&about, &shards, &mut recovered);
+    write(&about, &shards, vouched, &mut recovered);
     if recovered.failed.is_empty() {
         empty(pool).map_err(told(pool))?;
     } else {
@@ -129,6 +130,12 @@ impl About {
         let known = number("version") == Some(VERSION);
         read().filter(|about| known && about.directory.is_absolute()).ok_or(PoolError::NotOurs(path))
     }
+}
+
+/// The step to go back to should replicas turn out to differ; it stands in every page.
+fn vouched(pool: &Path) -> Option<u64> {
+    let memory = Memory::open(&super::memory::directory_of(pool, 0)).ok()?;
+    memory.control().ok()?.vouched()
 }
 
 struct Left {
@@ -190,7 +197,7 @@ fn now() -> u64 {
 }
 
 /// Writes the newest whole step first, then older whole ones, then what may belong to a step that others hold the rest of.
-fn write(about: &About, shards: &[Left], recovered: &mut Recovered) {
+fn write(about: &About, shards: &[Left], vouched: Option<u64>, recovered: &mut Recovered) {
     let volume = StdVolume;
     disk::clear_aside(&volume, &about.directory, &lives);
     let held: Vec<Held> = shards.iter().map(|left| left.held).collect();
@@ -228,5 +235,5 @@ fn write(about: &About, shards: &[Left], recovered: &mut Recovered) {
             Err(error) => tracing::warn!(step = at.1, %error, "an older step is not brought to the disk"),
         }
     }
-    disk::prune(&volume, &about.directory, about.keep, &Doubts::read(&volume, &about.directory));
+    disk::prune(&volume, &about.directory, about.keep, &Doubts::read(&volume, &about.directory), vouched);
 }

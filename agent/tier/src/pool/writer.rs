@@ -13,6 +13,8 @@ use crate::pool::choose::Held;
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) shards: Vec<(Held, Manifest, Arc<File>)>,
+    /// The step that stays on the disk whatever else goes.
+    pub(super) vouched: Option<u64>,
 }
 
 /// What came of a batch.
@@ -41,6 +43,7 @@ pub(super) fn write(
                 directory,
                 Keep { steps: 1, bytes: None },
                 &Doubts::read(&volume, directory),
+                batch.vouched,
             );
             done = disk::write(&volume, directory, manifest, &**file, pace, given_up);
         }
@@ -52,6 +55,6 @@ pub(super) fn write(
             }
         }
     }
-    disk::prune(&volume, directory, keep, &Doubts::read(&volume, directory));
+    disk::prune(&volume, directory, keep, &Doubts::read(&volume, directory), batch.vouched);
     written
 }

@@ -1,6 +1,8 @@
 //! Shards for tests.
 
-#![allow(dead_code, clippy::expect_used, reason = "each test takes what it needs")]
+#![allow(dead_code, clippy::expect_used, clippy::unwrap_used, reason = "each test takes what it needs")]
+
+pub mod rank;
 
 use std::collections::BTreeMap;
 use std::path::Path;

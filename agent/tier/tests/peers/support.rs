@@ -79,7 +79,8 @@ impl Host {
     }
 
     pub fn place(&self) -> Watched {
-        Watched { run: RUN.to_owned(), directory: self.directory.path().to_owned(), user: User::own() }
+        let directory = self.directory.path().to_owned();
+        Watched { run: RUN.to_owned(), directory, user: User::own(), pool: None }
     }
 
     /// Its ranks seal a step, and the agent is told where.

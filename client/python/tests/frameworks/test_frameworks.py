@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 
 import pytest
 
@@ -49,6 +50,40 @@ def test_lightning(run_job, tmp_path, how):
     assert sections(page) >= {"data", "backward", "optimizer", "evaluation", "checkpoint"}
     assert all(record["loss"] > 0 for record in page["records"])
     assert page["beat"]["sections"] == []
+
+
+@needs("lightning")
+def test_lightnings_own_checkpoints_are_sealed(tmp_path, python):
+    train = LIGHTNING.format(more="plugins=[io], callbacks=[saving]").replace("sys.argv[1]", repr(str(tmp_path)))
+    train = train.replace("trainer = pl", """import mainstay.lightning
+    io = mainstay.lightning.MainstayCheckpointIO()
+    saving = pl.callbacks.ModelCheckpoint(dirpath=HERE, save_top_k=1, save_last=True, monitor=None)
+    trainer = pl""").replace("HERE", repr(str(tmp_path / "saved")))
+    # In one process: what takes long here is importing Lightning.
+    again = textwrap.dedent("""
+    import pathlib
+    last = pathlib.Path(HERE, "last.ckpt")
+    (manifest,) = last.glob("step-*/rank-00000/manifest.json")
+    assert manifest.parent.parent.name == "step-000000000004", "the one of the first epoch is gone"
+    def resume(epochs):
+        trainer = pl.Trainer(
+            max_epochs=epochs, accelerator="cpu", devices=1, num_nodes=1, logger=False, enable_progress_bar=False,
+            enable_model_summary=False, accumulate_grad_batches=2, enable_checkpointing=False, plugins=[io],
+        )
+        trainer.fit(Net(), data, data, ckpt_path=str(last))
+        return trainer.global_step
+    print("at", resume(3))
+    (state,) = last.glob("step-*/rank-00000/state*")
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1
+    state.write_bytes(content)
+    try:
+        resume(3)
+    except RuntimeError as error:
+        print(error)
+    """).replace("HERE", repr(str(tmp_path / "saved")))
+    said = python(textwrap.dedent(train) + again).stdout
+    assert "at 6" in said and "is damaged and is not loaded" in said
 
 
 @needs("transformers", "accelerate")

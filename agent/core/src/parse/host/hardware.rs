@@ -102,6 +102,10 @@ fn edac(message: &str) -> Option<KernelReport> {
 }
 
 fn memory_failure(message: &str) -> Option<KernelReport> {
+    // Of ARM's CPUs: an error that came back from memory or a device after the CPU had gone on.
+    if message.starts_with("SError Interrupt on CPU") {
+        return Some(about(MachineCheck, word_after(message, "SError Interrupt on ")));
+    }
     const LOST: [&str; 5] = [
         "Memory failure: ",
         "MCE: Killing ",
@@ -118,10 +122,29 @@ fn memory_failure(message: &str) -> Option<KernelReport> {
 /// The firmware's own reports: `{1}[Hardware Error]: event severity: fatal`. Without the number in front they are of
 /// the boot before (BERT), which nobody can mend any more.
 fn firmware(message: &str) -> Option<KernelReport> {
-    let (_, what) = message.strip_prefix('{')?.split_once("}[Hardware Error]: ")?;
-    let severity = what.trim_start().strip_prefix("event severity: ")?;
+    let (number, what) = of_firmware(message)?;
+    let severity = what.strip_prefix("event severity: ")?;
     let corrected = starts_with_any(severity, &["corrected", "info"]);
-    Some(about(if corrected { MachineCheckCorrected } else { MachineCheck }, None))
+    if corrected {
+        return Some(about(MachineCheckCorrected, None));
+    }
+    Some(about(MachineCheck, Some(&report_of_firmware(number))))
+}
+
+/// A later line of the same report says what it is about: `{1}[Hardware Error]:   section_type: PCIe error`. Returns
+/// the report, if it is about PCIe and not about memory or a CPU.
+pub(in crate::parse) fn pcie_of_firmware(message: &str) -> Option<String> {
+    let (number, what) = of_firmware(message)?;
+    what.starts_with("section_type: PCIe").then(|| report_of_firmware(number))
+}
+
+fn of_firmware(message: &str) -> Option<(&str, &str)> {
+    let (number, what) = message.strip_prefix('{')?.split_once("}[Hardware Error]: ")?;
+    Some((number, what.trim_start()))
+}
+
+fn report_of_firmware(number: &str) -> String {
+    format!("report {number} of the firmware")
 }
 
 fn machine_check(message: &str) -> Option<KernelReport> {

@@ -6,6 +6,10 @@ use crate::kernel::{KernelClass, KernelReport};
 use KernelClass::{NetworkCard, NetworkCardBack, NetworkCardWarning, TransmitTimeout};
 
 pub(super) fn report(message: &str) -> Option<KernelReport> {
+    // IPoIB: `ib0: transmit timeout: latency 1234 msecs`.
+    if let Some((name, _)) = message.split_once(": transmit timeout: latency ") {
+        return (!name.contains(' ')).then(|| about(TransmitTimeout, Some(name)));
+    }
     let rest = message.strip_prefix("NETDEV WATCHDOG: ")?;
     Some(about(TransmitTimeout, rest.split([' ', ':']).next()))
 }
@@ -28,7 +32,8 @@ pub(super) fn of_device(_: &str, (driver, device, text): OfDevice<'_>) -> Option
 }
 
 fn mellanox(text: &str) -> Option<KernelClass> {
-    const TROUBLE: [&str; 16] = [
+    const TROUBLE: [&str; 17] = [
+        "initializing state, aborting",
         "health compromised",
         "unrecoverable",
         "Will cause a leak of a command resource",
@@ -67,12 +72,21 @@ fn mellanox(text: &str) -> Option<KernelClass> {
     if contains_any(text, &TROUBLE) {
         return Some(NetworkCard);
     }
-    contains_any(&text.to_ascii_lowercase(), &WARNING).then_some(NetworkCardWarning)
+    if contains_any(&text.to_ascii_lowercase(), &WARNING) {
+        return Some(NetworkCardWarning);
+    }
+    text.contains("TX timeout detected").then_some(TransmitTimeout)
 }
 
 fn broadcom(text: &str) -> Option<KernelClass> {
-    const TROUBLE: [&str; 4] =
-        ["Firmware not responding", "Firmware health status", "FW reset failed", "Abandoning msg"];
+    const TROUBLE: [&str; 6] = [
+        "Firmware not responding",
+        "Firmware health status",
+        "Firmware fatal",
+        "heartbeat stopped",
+        "FW reset failed",
+        "Abandoning msg",
+    ];
     trouble(text, &TROUBLE)
 }
 

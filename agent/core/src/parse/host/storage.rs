@@ -54,12 +54,19 @@ fn ext4(message: &str) -> Option<KernelReport> {
     if let Some(journal) = journal {
         return Some(about(FileSystemError, Some(journal.trim_end_matches('.').rsplit_once('-')?.0)));
     }
-    if let Some(journal) = between(message, "JBD2: Error ", ".") {
-        let (_, journal) = journal.split_once("journal superblock for ")?;
-        return Some(about(FileSystemError, Some(journal.rsplit_once('-')?.0)));
+    if let Some(what) = message.strip_prefix("JBD2: ") {
+        let of = |journal: &str| {
+            journal.trim_end_matches('.').rsplit_once('-').map(|(device, _)| device.to_owned())
+        };
+        if let Some((_, journal)) = what.split_once("journal superblock for ") {
+            let failed = starts_with_any(what, &["Error ", "I/O error "]);
+            return failed.then(|| about(FileSystemError, of(journal).as_deref()));
+        }
+        let (_, journal) = what.split_once("Detected IO errors while flushing file data on ")?;
+        return Some(about(DiskError, of(journal).as_deref()));
     }
     if let Some((device, what)) = message.strip_prefix("EXT4-fs (").and_then(|rest| rest.split_once("): ")) {
-        if what.starts_with("This should not happen") {
+        if what.starts_with("This should not happen") || what.contains("potential data loss") {
             return Some(about(FileSystemError, Some(device)));
         }
         if what.starts_with("I/O error while writing superblock") {
@@ -75,7 +82,8 @@ fn xfs(message: &str) -> Option<KernelReport> {
     let (device, what) = message.strip_prefix("XFS (")?.split_once("): ")?;
     let what = what.to_ascii_lowercase();
     // A file system that XFS shut down can no more be written than one that EXT4 made read-only.
-    if contains_any(&what, &["shut down", "shutting down", "xfs_log_force: error"]) {
+    const SHUT_DOWN: [&str; 4] = ["shut down", "shutting down", "force_shutdown(", "xfs_log_force: error"];
+    if contains_any(&what, &SHUT_DOWN) {
         return Some(about(RemountedReadOnly, Some(device)));
     }
     const DAMAGED: [&str; 8] = [
@@ -95,13 +103,27 @@ fn other_file_systems(message: &str) -> Option<KernelReport> {
     if message.starts_with("WARNING: Pool '") && message.contains("uncorrectable I/O failure") {
         return Some(about(RemountedReadOnly, between(message, "Pool '", "'")));
     }
-    let rest = message.strip_prefix("BTRFS ")?;
+    if let Some(what) = message.strip_prefix("device-mapper: ") {
+        return mapper(what);
+    }
+    let rest = message.strip_prefix("BTRFS ").or_else(|| message.strip_prefix("BTRFS: "))?;
     let device =
         between(rest, "(device ", ")").map(|device| device.split([':', ' ']).next().unwrap_or(device));
     if rest.contains("forced readonly") {
         return Some(about(RemountedReadOnly, device));
     }
     starts_with_any(rest, &["error", "critical"]).then(|| about(FileSystemError, device))
+}
+
+/// `device-mapper: multipath: 253:3: Failing path 8:16.`, `device-mapper: thin: 253:4: switching pool to read-only mode`.
+fn mapper(what: &str) -> Option<KernelReport> {
+    let (target, rest) = what.split_once(": ")?;
+    let (device, what) = rest.split_once(": ")?;
+    match target {
+        "multipath" if what.starts_with("Failing path ") => Some(about(DiskError, Some(device))),
+        "thin" | "raid" if what.contains("read-only mode") => Some(about(RemountedReadOnly, Some(device))),
+        _ => None,
+    }
 }
 
 /// `Buffer I/O error on dev sdb1, …`, `blk_update_request: I/O error, dev sdb, sector …`,
@@ -178,6 +200,13 @@ fn server(message: &str) -> Option<KernelReport> {
             return None;
         };
         return Some(about(class, target));
+    }
+    // The network below Lustre: `LNetError: 2314:0:(o2iblnd_cb.c:3536:kiblnd_check_conns()) Timed out RDMA with 10.12.0.4@o2ib`.
+    if let Some(rest) = message.strip_prefix("LNetError: ") {
+        let late = rest.contains(") Timed out ");
+        let peer =
+            rest.split_once(" with ").map_or("LNet", |(_, peer)| peer.split(' ').next().unwrap_or(peer));
+        return late.then(|| about(NetworkStorage, Some(peer)));
     }
     if let Some(rest) = message.strip_prefix("LustreError: ") {
         let target = between(rest, "evicted by ", ";").map(|by| by.split(' ').next().unwrap_or(by));

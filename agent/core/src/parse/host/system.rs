@@ -85,7 +85,8 @@ fn stuck(message: &str) -> Option<KernelReport> {
 }
 
 fn kernel_bug(message: &str) -> Option<KernelReport> {
-    const BEGINNINGS: [&str; 21] = [
+    const BEGINNINGS: [&str; 22] = [
+        "Internal error: synchronous external abort",
         "BUG: unable to handle ",
         "BUG: kernel NULL pointer dereference",
         "BUG: Bad page ",

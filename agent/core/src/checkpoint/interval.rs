@@ -1,0 +1,125 @@
+//! How often to save: what a save costs against what a failure costs that comes before the next one.
+//!
+//! After Young (1974), per tier: a save every t seconds costs its stall divided by t, and each failure that this tier answers costs half
+//! of t on average. Both together are least at the square root of twice the stall over the rate of failures. Where a stall is no small
+//! part of the time between failures, Daly's (2006) higher order is taken.
+
+/// What is known of one tier, the nearest first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// How long training stands still for one save, seconds.
+    pub stall: f64,
+    /// From the call until the step counts in this tier, seconds: two saves at once are of no use.
+    pub in_flight: f64,
+    /// Failures per second of which this is the nearest tier that survives them.
+    pub failures: f64,
+    /// How long it takes until training goes on from it, seconds.
+    pub restore: f64,
+}
+
+/// What is advised for one tier.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Advice {
+    /// Seconds from one save to the next; infinite where nothing fails.
+    pub every: f64,
+    /// The share of all time that saves, repeated steps and restores of this tier then cost, from 0 to 1.
+    pub cost: f64,
+}
+
+/// The rate of failures after `count` in `seconds`, with an earlier guess of one in `guess` seconds that weighs like one failure. A
+/// job that has not failed yet is not taken for one that never will.
+pub fn rate(count: u32, seconds: f64, guess: f64) -> f64 {
+    (1.0 + f64::from(count)) / (guess.max(1.0) + seconds.max(0.0))
+}
+
+/// The best interval for each tier. What lies farther away is saved to at multiples of the nearer interval.
+pub fn advise(tiers: &[Cost]) -> Vec<Advice> {
+    let mut nearer = 0.0_f64;
+    let advise = |of: &Cost| {
+        let best = best(of).max(of.in_flight);
+        let every =
+            if nearer > 0.0 && best.is_finite() { (best / nearer).round().max(1.0) * nearer } else { best };
+        nearer = if every.is_finite() { every } else { nearer };
+        Advice { every, cost: cost(of, every) }
+    };
+    tiers.iter().map(advise).collect()
+}
+
+/// What saving every so many seconds costs, as a share of all time.
+pub fn cost(of: &Cost, every: f64) -> f64 {
+    let saves = if every.is_finite() { of.stall / every.max(f64::MIN_POSITIVE) } else { 0.0 };
+    let lost = if of.failures > 0.0 { of.failures * (every / 2.0 + of.in_flight + of.restore) } else { 0.0 };
+    (saves + lost).min(1.0)
+}
+
+fn best(of: &Cost) -> f64 {
+    if of.failures <= 0.0 {
+        return f64::INFINITY;
+    }
+    let between = 1.0 / of.failures;
+    let young = (2.0 * of.stall.max(0.0) * between).sqrt();
+    if of.stall <= 0.1 * between {
+        return young;
+    }
+    if of.stall >= 2.0 * between {
+        return between;
+    }
+    let part = of.stall / (2.0 * between);
+    young * (1.0 + part.sqrt() / 3.0 + part / 9.0) - of.stall
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tier(stall: f64, failures: f64) -> Cost {
+        Cost { stall, in_flight: 0.0, failures, restore: 0.0 }
+    }
+
+    #[test]
+    fn a_large_job_saves_nearby_every_few_steps_and_far_away_seldom() {
+        // 2,048 hosts that fail once in 154 days each; four in ten failures leave the host, one in a hundred takes its neighbours.
+        let all = 2048.0 * 6.5e-3 / 86_400.0;
+        let alone = |stall, share| advise(&[tier(stall, share * all)])[0].every;
+        assert!((alone(0.02, 0.40) - 25.5).abs() < 0.1);
+        assert!((alone(0.05, 0.59) - 33.2).abs() < 0.1);
+        assert!((alone(1.0, 0.01) / 60.0 - 19.0).abs() < 0.1);
+        let nested = advise(&[tier(0.02, 0.40 * all), tier(0.05, 0.59 * all), tier(1.0, 0.01 * all)]);
+        assert!((nested[2].every / nested[1].every).fract().abs() < 1e-9, "{nested:?}");
+        assert!(nested.iter().map(|of| of.cost).sum::<f64>() < 0.0065, "{nested:?}");
+    }
+
+    #[test]
+    fn no_other_interval_costs_less() {
+        for (stall, failures) in [(0.3, 1e-5), (20.0, 1e-4), (0.001, 1e-3)] {
+            let of = tier(stall, failures);
+            let best = advise(&[of])[0];
+            for factor in [0.5, 0.9, 1.1, 2.0] {
+                assert!(cost(&of, best.every * factor) >= best.cost * (1.0 - 1e-9), "{of:?} at {factor}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_saved_faster_than_it_arrives_and_nothing_for_failures_that_do_not_come() {
+        let slow = Cost { in_flight: 600.0, ..tier(0.1, 1e-4) };
+        assert_eq!(advise(&[slow])[0].every, 600.0);
+        let never = advise(&[tier(1.0, 0.0), tier(0.02, 1e-4)]);
+        assert!(never[0].every.is_infinite() && never[0].cost == 0.0 && never[1].every.is_finite());
+    }
+
+    #[test]
+    fn a_job_that_has_not_failed_is_believed_to_fail_some_day() {
+        let day = 86_400.0;
+        assert!((rate(0, 0.0, day) * day - 1.0).abs() < 1e-9);
+        assert!(rate(0, 9.0 * day, day) < rate(0, day, day));
+        assert!((rate(9, 9.0 * day, day) * day - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_stall_that_is_as_long_as_the_time_between_failures_is_no_reason_to_panic() {
+        let advised = advise(&[tier(5000.0, 1e-3), tier(200.0, 1e-3)]);
+        assert_eq!(advised[0].every, 1000.0);
+        assert!(advised.iter().all(|of| of.every > 0.0 && of.cost <= 1.0), "{advised:?}");
+    }
+}

@@ -1,0 +1,175 @@
+//! What each component of a host is, and where its checks are documented.
+
+/// One component, or all whose names begin so.
+pub(super) struct Known {
+    /// Its name, or how the names begin (with `*` at the end).
+    name: &'static str,
+    pub(super) what: &'static str,
+    /// The document and its section.
+    pub(super) documented: (&'static str, &'static str),
+}
+
+const CHECKS: &str = "docs/reference/checks.md";
+const CONFIGURATION: &str = "docs/reference/configuration.md";
+
+const LOG: (&str, &str) = (CHECKS, "The kernel log");
+const LINES: (&str, &str) = (CHECKS, "The host");
+const SYSTEM: (&str, &str) = (CHECKS, "The operating system");
+const LOAD: (&str, &str) = (CONFIGURATION, "How the host is judged");
+const NVML: (&str, &str) = (CHECKS, "GPUs by the driver: NVML");
+
+/// The longest that fits counts.
+pub(super) const COMPONENTS: [Known; 38] = [
+    known(
+        "gpu.*",
+        "A GPU, named by its PCI address: what the driver reads of it and what the kernel log told.",
+        NVML,
+    ),
+    known("gpu.driver", "The driver of NVIDIA's GPUs as a whole, and how many GPUs it counts.", NVML),
+    known(
+        "gpu.power",
+        "The power supply's brake, which slows several GPUs down at once: of node or rack.",
+        NVML,
+    ),
+    known("nvlink.*", "One NVLink of a GPU that is or was ill.", NVML),
+    known(
+        "nvswitch.*",
+        "An NVSwitch, by what the kernel log told of it.",
+        (CHECKS, "Switches: `nvswitch.<PCI address>`"),
+    ),
+    known("host.kernel_log", "Whether the kernel's own messages can be read.", LOG),
+    known("host.gpu", "What the kernel log told of a GPU without saying which.", LINES),
+    known("host.pcie", "PCIe errors that the kernel log told of.", LINES),
+    known("host.hardware", "Errors of memory and CPUs, and heat, that the kernel log told of.", LINES),
+    known("host.kernel", "The kernel itself: what is stuck in it, and its own faults.", LINES),
+    known("host.storage", "Disks and file systems of this host, by the kernel log.", LINES),
+    known("host.network_storage", "File systems over the network, by the kernel log.", LINES),
+    known("host.network_card", "Network cards, by the kernel log.", LINES),
+    known(
+        "host.cpu",
+        "How much the CPUs have to do, and how much of a virtual machine's time others took.",
+        LOAD,
+    ),
+    known("host.memory", "Whether processes wait for memory.", LOAD),
+    known("host.disk", "Room on the file systems that jobs and the agent need.", LOAD),
+    known("host.oom", "Kills for lack of memory.", LOAD),
+    known("host.processes", "Processes that are stuck, dead and not waited for, or too many.", SYSTEM),
+    known("host.tasks", "How many tasks there may be, and are.", SYSTEM),
+    known("host.files", "How many files may be open, and are.", SYSTEM),
+    known("host.clock", "Whether the clock is right and kept so.", SYSTEM),
+    known("host.boot", "How often the host was booted.", SYSTEM),
+    known("host.mounts", "Whether network file systems answer.", SYSTEM),
+    known("host.services", "Services of systemd that training needs.", SYSTEM),
+    known("host.chassis", "Power supplies, fans and sensors, by the management controller.", SYSTEM),
+    known("host.modules", "Kernel modules and devices that training needs.", SYSTEM),
+    known("host.memory_errors", "Errors of memory modules, by the kernel's counters.", SYSTEM),
+    known("host.cpu_speed", "Whether heat or a setting keeps CPUs slow.", SYSTEM),
+    known(
+        "host.pcie_switches",
+        "Whether PCIe switches pass traffic between GPUs and network cards on directly.",
+        SYSTEM,
+    ),
+    known("host.cloud", "What the cloud announces for this machine.", (CHECKS, "The cloud: `host.cloud`")),
+    known("tpu.*", "A TPU chip of this host.", (CHECKS, "TPUs")),
+    known("tpu.runtime", "libtpu's metrics service in the process that holds the chips.", (CHECKS, "TPUs")),
+    known("nccl", "The communicators of the job, by NCCL's own RAS service.", (CHECKS, "NCCL: `nccl`")),
+    known("fabric", "Whether all links to the network are there that should be.", (CHECKS, "The network")),
+    known("fabric.*", "A port of a network card (InfiniBand, RoCE).", (CHECKS, "The network")),
+    known("net.*", "An Ethernet interface that matters.", (CHECKS, "The network")),
+    known("dcgm", "NVIDIA's DCGM, a second opinion on GPUs.", (CHECKS, "DCGM: `dcgm`, `dcgm.exporter`")),
+    known(
+        "dcgm.*",
+        "What DCGM says of GPUs whose place nobody knows, and its exporter.",
+        (CHECKS, "DCGM: `dcgm`, `dcgm.exporter`"),
+    ),
+];
+
+const fn known(name: &'static str, what: &'static str, documented: (&'static str, &'static str)) -> Known {
+    Known { name, what, documented }
+}
+
+impl Known {
+    /// Its name, or how the names begin (with `*` at the end).
+    #[cfg(test)]
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+/// What is known of a component of that name.
+pub(super) fn of(component: &str) -> Option<&'static Known> {
+    let fits = |known: &&Known| match known.name.strip_suffix('*') {
+        Some(beginning) => component.starts_with(beginning),
+        None => component == known.name,
+    };
+    COMPONENTS.iter().filter(fits).max_by_key(|known| (!known.name.ends_with('*'), known.name.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_documented_where_it_is_said_to_be() {
+        let documents = [
+            (CHECKS, include_str!("../../../../docs/reference/checks.md")),
+            (CONFIGURATION, include_str!("../../../../docs/reference/configuration.md")),
+        ];
+        for known in &COMPONENTS {
+            let (document, section) = known.documented;
+            let text = documents.iter().find(|(name, _)| *name == document).unwrap().1;
+            let is_heading =
+                |line: &str| line.trim_start_matches('#').trim() == section && line.starts_with('#');
+            assert!(text.lines().any(is_heading), "{}: {document} has no section {section:?}", known.name);
+        }
+    }
+
+    #[test]
+    fn every_component_that_the_reference_names_is_known() {
+        let reference = include_str!("../../../../docs/reference/checks.md");
+        let mut count = 0;
+        for name in reference.split('`').skip(1).step_by(2) {
+            let name = name.split('<').next().unwrap_or(name);
+            // Keys of the configuration begin so, too.
+            let is_key = name.matches('.').count() > 1
+                || [
+                    "interval",
+                    "deadline",
+                    "library",
+                    "exporter",
+                    "mode",
+                    "address",
+                    "policies",
+                    "exclude",
+                    "endpoints",
+                    "log_dir",
+                    "metadata",
+                    "provider",
+                    "expected_ports",
+                    "json",
+                    "sys_root",
+                    "details_interval",
+                ]
+                .iter()
+                .any(|key| name.ends_with(&format!(".{key}")));
+            let is_component = ["host.", "gpu.", "nvlink.", "nvswitch.", "tpu.", "fabric.", "net.", "dcgm."]
+                .iter()
+                .any(|of| name.starts_with(of));
+            if is_component && !is_key {
+                count += 1;
+                assert!(of(name).is_some(), "{name}");
+            }
+        }
+        assert!(count > 20, "{count}");
+    }
+
+    #[test]
+    fn the_nearest_name_counts() {
+        assert!(of("gpu.driver").unwrap().what.contains("as a whole"));
+        assert!(of("gpu.0000:3b:00").unwrap().what.contains("PCI address"));
+        assert!(of("tpu.runtime").unwrap().what.contains("metrics service"));
+        assert!(of("fabric").unwrap().what.contains("all links"));
+        assert!(of("fabric.mlx5_0/1").unwrap().what.contains("port"));
+        assert!(of("something").is_none());
+    }
+}

@@ -1,0 +1,128 @@
+//! Keys of what is read of the host itself, and of the checks before a start.
+
+use std::path::PathBuf;
+
+use mainstay_core::host::{HostLimits, SystemLimits};
+use mainstay_core::parse::log::LogLimits;
+use mainstay_core::preflight::deep::DeepLimits;
+use mainstay_core::settings;
+use mainstay_core::settings::{Bytes, Period};
+
+settings! {
+    /// How the host is read.
+    pub struct HostConfig {
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(5),
+        /// File systems to watch, by any path on them, beside /, /run, /dev/shm, the state directory and the checkpoint
+        /// directories of jobs.
+        watch_paths: Vec<PathBuf> = Vec::new(),
+        /// Where the host's procfs is mounted; another place in a container that has it there.
+        proc_root: PathBuf = PathBuf::from("/proc"),
+        /// Where the host's sysfs is mounted.
+        sys_root: PathBuf = PathBuf::from("/sys"),
+        /// The host's table of file systems.
+        fstab: PathBuf = PathBuf::from("/etc/fstab"),
+    }
+    sections {
+        /// When the host counts as degraded or unhealthy.
+        limits: HostLimits,
+        /// Processes, clocks, network mounts, services and the like: docs/reference/checks.md.
+        system: SystemConfig,
+    }
+}
+
+settings! {
+    /// How the host's operating system is watched.
+    pub struct SystemConfig {
+        /// Time from one reading to the next; at least 1s.
+        interval: Period = Period::seconds(10),
+        /// Least time between two looks through all processes. There are fewer where there are very many processes, and
+        /// on an idle host.
+        scan_interval: Period = Period::seconds(30),
+        /// Time from one question to a network file system to the next.
+        mounts_interval: Period = Period::seconds(30),
+        /// Network file systems that are not asked, by where they are mounted or a directory above that.
+        exclude_mounts: Vec<PathBuf> = Vec::new(),
+        /// Types of network file systems beside those that are known, like "fuse.myfs".
+        file_systems: Vec<String> = Vec::new(),
+        /// Services of systemd that matter. Those that are not installed are passed over.
+        units: Vec<String> = DEFAULT_UNITS.iter().map(|unit| (*unit).to_owned()).collect(),
+        /// The program that tells of services. Empty: systemctl, where systemd runs.
+        systemctl: PathBuf = PathBuf::new(),
+        /// The program that asks the host's management controller for power supplies and fans. Empty: ipmitool, where it is and
+        /// the kernel has such a controller.
+        ipmitool: PathBuf = PathBuf::new(),
+        /// Kernel modules that must be loaded.
+        modules: Vec<String> = Vec::new(),
+    }
+    sections {
+        /// When the operating system counts as degraded or unhealthy.
+        limits: SystemLimits,
+    }
+}
+
+/// Services that GPUs and their networks need, and those by which work comes to the host.
+const DEFAULT_UNITS: [&str; 11] = [
+    "nvidia-fabricmanager.service",
+    "nvidia-persistenced.service",
+    "nvidia-imex.service",
+    "nvidia-dcgm.service",
+    "openibd.service",
+    "opensm.service",
+    "containerd.service",
+    "crio.service",
+    "docker.service",
+    "kubelet.service",
+    "slurmd.service",
+];
+
+settings! {
+    /// How the kernel log is read.
+    pub struct KernelLogConfig {
+        /// The kernel log: /dev/kmsg, or a file or pipe in its place; "journald": systemd's journal. Empty: it is not read.
+        path: PathBuf = PathBuf::from("/dev/kmsg"),
+    }
+    sections {
+        /// What a storm of lines may cost.
+        limits: LogLimits,
+    }
+}
+
+settings! {
+    /// The catalogue of what the kernel and the drivers say.
+    pub struct CatalogConfig {
+        /// Files whose entries replace those of the compiled-in catalogue that have the same id, or are added to it; the later
+        /// weigh more. `mainstay explain` shows where an entry came from.
+        files: Vec<PathBuf> = Vec::new(),
+    }
+    sections {}
+}
+
+settings! {
+    /// Checks before a start.
+    pub struct PreflightConfig {
+        /// Directories that active probes (--deep) write to and read back.
+        paths: Vec<PathBuf> = Vec::new(),
+        /// GPU memory in use from which a GPU that nobody works on is not free.
+        gpu_memory_held: Bytes = Bytes(512 << 20),
+    }
+    sections {
+        /// What active probes do, and what they call slow.
+        deep: DeepLimits,
+    }
+}
+
+settings! {
+    /// The doors for NVRx.
+    pub struct NvrxConfig {
+        /// The Unix socket on which NVRx's node health service is served, like "/run/nvhcd/nvhcd.sock", for
+        /// ft_launcher --ft-node-health-check-endpoint. Every user may ask. Empty: none.
+        health_socket: PathBuf = PathBuf::new(),
+        /// Whether NVRx leaves out a node of which something cannot be told, beside one that is unhealthy.
+        fail_on_unknown: bool = false,
+        /// The shared directory of ft_launcher --ft-segment-health-check-dir: while the node is unhealthy, the Slurm jobs on
+        /// it find a file there that leaves their segment out. Empty: none.
+        segment_health_dir: PathBuf = PathBuf::new(),
+    }
+    sections {}
+}

@@ -1,0 +1,112 @@
+//! What the rooms tell of the host, the driver of its GPUs and the kernel of its log, and what operators say to that.
+
+use mainstay_core::attention::Word;
+use mainstay_core::device::{DeviceReport, GpuEvent};
+use mainstay_core::entry::{Body, Fact};
+use mainstay_core::health::Component;
+use mainstay_core::host_log;
+use mainstay_core::judged::Judged;
+use mainstay_core::observation::Observation;
+use mainstay_core::time::{Mono, Stamp};
+
+use super::{DEVICES, KERNEL_LOG, LogReport, NoSuchComponent, Node};
+use crate::os::clock;
+
+impl Node {
+    pub(super) fn sensed(&mut self, judged: Judged) {
+        for fact in judged.facts {
+            self.record(None, fact);
+        }
+        self.tell_launchers_to_leave(&judged.components);
+        // With each look, what time has done to the hardware is shown too.
+        let now = clock::now();
+        self.show(now, judged.components);
+    }
+
+    /// Shows what was sensed, and the hardware as it stands.
+    pub(super) fn show(&mut self, now: Stamp, mut components: Vec<Component>) {
+        let (hardware, gpus) = self.hardware.judge(now.mono);
+        components.extend(hardware);
+        self.board.set_gpus(gpus);
+        self.board.show_host(now, components);
+    }
+
+    /// What was told of them last is not to stay as if it were so still.
+    pub(super) fn unwatched(&mut self, names: &[String]) {
+        for name in names {
+            self.record(
+                None,
+                Fact::Observed(Observation {
+                    component: name.clone(),
+                    event: "unwatched".to_owned(),
+                    detail: "it is not watched any more".to_owned(),
+                    ..Observation::default()
+                }),
+            );
+        }
+        self.board.hide(names);
+    }
+
+    pub(super) fn devices(&mut self, began: Mono, report: DeviceReport) {
+        let now = clock::now();
+        self.gpus.read(began, &report, self.board.view().jobs.values());
+        self.rule_on_what_waits();
+        for fact in self.hardware.devices_are(now.mono, report) {
+            self.record(None, fact);
+        }
+        self.show(now, Vec::new());
+        let read =
+            self.board.view().components.keys().filter(|name| name.starts_with("gpu.")).cloned().collect();
+        self.board.roster().has_looked(DEVICES, now.mono, read);
+    }
+
+    pub(super) fn gpu_events(&mut self, events: &[GpuEvent]) {
+        let now = clock::now();
+        events.iter().for_each(|event| self.hardware.event(now.mono, event));
+        self.tell_events();
+        self.show(now, Vec::new());
+    }
+
+    /// Tells what the driver told, once its line in the kernel log had its time to come.
+    pub(super) fn tell_events(&mut self) {
+        for (at, fact) in self.hardware.due(clock::mono()) {
+            self.board.record(clock::stamp_of(at), None, None, Body::Fact(fact));
+        }
+    }
+
+    pub(super) fn kernel_log(&mut self, report: LogReport) {
+        for (at, fact) in report.facts {
+            if self.hardware.hear(clock::mono(), at, &fact) {
+                self.board.note(clock::stamp_of(at), None, None, Body::Fact(fact));
+            }
+        }
+        let now = clock::now();
+        self.hardware.log_is(now.mono, report.state, report.cursor);
+        self.board.roster().has_looked(KERNEL_LOG, now.mono, vec![host_log::LOG.to_owned()]);
+        self.show(now, Vec::new());
+    }
+
+    pub(super) fn operator(&mut self, uid: u32, component: &str, word: &Word) -> Result<(), NoSuchComponent> {
+        let now = clock::now();
+        if self.board.attend(now, uid, component, word).is_none() {
+            let known = self.board.view().components.keys().cloned().collect();
+            return Err(NoSuchComponent { name: component.to_owned(), known });
+        }
+        if let Word::Acknowledge { .. } = word {
+            self.hardware.acknowledge(now.mono, component);
+            self.show(now, Vec::new());
+        }
+        self.board.publish();
+        Ok(())
+    }
+
+    /// What time alone changes: silences run out, and what was read too long ago must not stand as healthy.
+    pub(super) fn look_at_the_clock(&mut self) {
+        let now = clock::now();
+        self.board.end_silences(now);
+        let stale = self.board.roster().stale(now.mono, &self.board.view().components);
+        if !stale.is_empty() {
+            self.board.show_host(now, stale);
+        }
+    }
+}

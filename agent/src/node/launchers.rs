@@ -1,0 +1,197 @@
+//! Launchers of this host: who reports for which job, what they report, and what they are told unasked.
+
+use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::id::{JobId, Pid, Rank};
+use mainstay_core::surroundings::Surroundings;
+use mainstay_core::view::{JobPhase, JobView};
+use tokio::sync::mpsc;
+
+use super::{Attached, Hello, Input, Node, Session, ToLauncher};
+use crate::os::pidfd::PidFd;
+use crate::os::{clock, processes};
+
+/// What the cloud announces for this machine.
+const CLOUD: &str = "host.cloud";
+
+/// A job's launcher, as far as it matters here.
+#[derive(Debug)]
+pub(super) struct Launcher {
+    pid: Pid,
+    uid: u32,
+    have_seq: u64,
+    /// What the GPUs did when ranks of the job were last found to hang.
+    pub(super) gpus_in_hang: Vec<String>,
+    /// The current connection.
+    pub(super) session: Option<(u64, mpsc::Sender<ToLauncher>)>,
+    /// What surrounds its ranks, as it was last told over this connection.
+    surroundings: Surroundings,
+}
+
+impl Launcher {
+    /// One that the journal tells of, and that has not come back yet.
+    pub(super) fn of_journal(view: &JobView, have_seq: u64) -> Launcher {
+        Launcher {
+            pid: view.spec.launcher,
+            uid: view.spec.uid,
+            have_seq,
+            gpus_in_hang: Vec::new(),
+            session: None,
+            surroundings: Surroundings::default(),
+        }
+    }
+}
+
+impl Node {
+    /// Jobs of the journal whose launchers live are waited for; of the others it is said that they are lost.
+    pub(super) fn find_jobs_again(&mut self) {
+        let open: Vec<(JobId, Pid)> = self
+            .board
+            .view()
+            .jobs
+            .values()
+            .filter(|job| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost))
+            .map(|job| (job.id.clone(), job.spec.launcher))
+            .collect();
+        for (job, pid) in open {
+            if processes::is_alive(pid) {
+                self.watch(job, pid);
+            } else {
+                self.launcher_ended(&job, pid);
+            }
+        }
+    }
+
+    pub(super) fn attach(
+        &mut self,
+        hello: Hello,
+        orders: mpsc::Sender<ToLauncher>,
+    ) -> Result<Attached, String> {
+        let known = self.launchers.get(&hello.job);
+        let same = known.is_some_and(|launcher| launcher.pid == hello.pid && launcher.uid == hello.uid);
+        if let Some(other) = known.filter(|_| !same)
+            && self.is_open(&hello.job)
+            && processes::is_alive(other.pid)
+        {
+            return Err(format!(
+                "job {} is run by the launcher {} of user {}; choose another --rdzv-id",
+                hello.job, other.pid.0, other.uid
+            ));
+        }
+        self.sessions += 1;
+        let number = self.sessions;
+        let have_seq = known.filter(|_| same).map_or(0, |launcher| launcher.have_seq);
+        let session = Some((number, orders));
+        self.launchers.insert(
+            hello.job.clone(),
+            Launcher {
+                pid: hello.pid,
+                uid: hello.uid,
+                have_seq,
+                gpus_in_hang: Vec::new(),
+                session,
+                surroundings: Surroundings::default(),
+            },
+        );
+        self.watch(hello.job.clone(), hello.pid);
+        Ok(Attached { session: Session { job: hello.job, number }, have_seq })
+    }
+
+    pub(super) fn entry(&mut self, session: &Session, entry: Entry) {
+        if !self.is_current(session) || entry.job.as_ref() != Some(&session.job) {
+            return;
+        }
+        let Some(launcher) = self.launchers.get_mut(&session.job) else { return };
+        if entry.seq <= launcher.have_seq {
+            return;
+        }
+        launcher.have_seq = entry.seq;
+        if let Body::Fact(Fact::RanksHung { .. }) = &entry.body {
+            // Now, while they hang: when the verdict is asked about, they have been stopped.
+            let now = clock::mono();
+            let gpus = self.board.view().gpus.iter();
+            launcher.gpus_in_hang = gpus.filter_map(|gpu| gpu.doing(now)).collect();
+        }
+        let body = match entry.body {
+            // Whose job it is, the kernel has said; a launcher cannot speak for another user or process.
+            Body::Fact(Fact::JobStarted(mut spec)) => {
+                (spec.launcher, spec.uid) = (launcher.pid, launcher.uid);
+                Body::Fact(Fact::JobStarted(spec))
+            }
+            // The host's health is the agent's own to judge.
+            Body::Health(_) => return,
+            body => body,
+        };
+        match &body {
+            Body::Fact(Fact::AttemptStarted { .. }) => self.gpus.begun(&session.job),
+            Body::Fact(Fact::AttemptEnded { .. }) => self.gpus.emptied(&session.job, clock::mono()),
+            Body::Fact(Fact::JobEnded { .. }) => self.gpus.over(&session.job),
+            _ => {}
+        }
+        let recorded = self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
+        self.repeats.take_in(&recorded);
+        self.hooks.tell(&recorded);
+    }
+
+    /// Tells launchers what surrounds their ranks, where that has changed.
+    pub(super) fn tell_surroundings(&mut self) {
+        let view = self.board.view();
+        let mut components = None;
+        for (job, launcher) in &mut self.launchers {
+            let (Some((_, orders)), Some(of)) = (&launcher.session, view.jobs.get(job)) else { continue };
+            let components: &Vec<Component> =
+                components.get_or_insert_with(|| view.components.values().cloned().collect());
+            let ranks: Vec<(Rank, Pid)> = of.ranks.values().map(|rank| (rank.rank, rank.pid)).collect();
+            let known = Surroundings::of(&ranks, components, &view.gpus);
+            if !known.is_as(&launcher.surroundings)
+                && orders.try_send(ToLauncher::Surroundings(known.clone())).is_ok()
+            {
+                launcher.surroundings = known;
+            }
+        }
+    }
+
+    /// Tells every launcher, once, when the cloud takes the machine away.
+    pub(super) fn tell_launchers_to_leave(&mut self, components: &[Component]) {
+        let Some(cloud) = components.iter().find(|component| component.name == CLOUD) else { return };
+        let leaves = cloud.state == HealthState::Unhealthy && cloud.action >= RecommendedAction::ReplaceNode;
+        if !leaves {
+            self.leaving = false;
+        } else if !std::mem::replace(&mut self.leaving, true) {
+            let sessions = self.launchers.values().filter_map(|launcher| launcher.session.as_ref());
+            for (_, orders) in sessions {
+                let _ = orders.try_send(ToLauncher::Leave(cloud.reason.clone()));
+            }
+        }
+    }
+
+    pub(super) fn launcher_ended(&mut self, job: &JobId, pid: Pid) {
+        let is_its = self.launchers.get(job).is_some_and(|launcher| launcher.pid == pid);
+        if is_its && self.is_open(job) {
+            self.gpus.over(job);
+            self.record(Some(job), Fact::LauncherLost { pid });
+        }
+    }
+
+    /// Tells when the launcher's process ends.
+    fn watch(&self, job: JobId, pid: Pid) {
+        let inputs = self.own_inputs.clone();
+        match PidFd::open(pid) {
+            Ok(launcher) => {
+                tokio::spawn(async move {
+                    if launcher.ended().await.is_ok() {
+                        let _ = inputs.send(Input::LauncherEnded(job, pid)).await;
+                    }
+                });
+            }
+            // In another PID namespace, or gone: its connection is what tells of it.
+            Err(error) => tracing::debug!(%job, pid = pid.0, %error, "cannot watch the launcher's process"),
+        }
+    }
+
+    /// Whether the job is known and not over.
+    fn is_open(&self, job: &JobId) -> bool {
+        let phase = self.board.view().jobs.get(job).map(|job| job.phase);
+        phase.is_some_and(|phase| !matches!(phase, JobPhase::Ended(_) | JobPhase::Lost))
+    }
+}

@@ -1,0 +1,129 @@
+//! What the node is told, and what it tells launchers.
+
+use std::collections::BTreeMap;
+
+use mainstay_core::attention::Word;
+use mainstay_core::device::{DeviceReport, GpuEvent, Opinion};
+use mainstay_core::entry::Entry;
+use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
+use mainstay_core::judged::Judged;
+use mainstay_core::pci::PciAddress;
+use mainstay_core::surroundings::Surroundings;
+use mainstay_core::testimony::Testimony;
+use mainstay_core::time::Mono;
+use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::view::BeatView;
+use tokio::sync::{mpsc, oneshot};
+
+use super::LogReport;
+
+/// What the node is told.
+#[derive(Debug)]
+pub enum Input {
+    /// A launcher wants to report.
+    Attach {
+        /// Who and what.
+        hello: Hello,
+        /// The way back to it.
+        orders: mpsc::Sender<ToLauncher>,
+        /// Taken up, or refused with the reason.
+        answer: oneshot::Sender<Result<Attached, String>>,
+    },
+    /// An entry of a launcher's journal.
+    Entry(Session, Box<Entry>),
+    /// A sample of a job's pages.
+    Beats(Session, Attempt, Vec<(Rank, BeatView)>),
+    /// A verdict, and what the launcher would do about it.
+    Proposal(Session, Box<(Verdict, Decision)>),
+    /// A proposal has waited for the GPUs to be read as long as it may.
+    RulingDue(Session, Incident),
+    /// A launcher's connection ended.
+    Detached(Session),
+    /// A launcher's process ended.
+    LauncherEnded(JobId, Pid),
+    /// A room that watches a part of the host has looked at it.
+    Sensed(Judged),
+    /// A room does not watch these components any more.
+    Unwatched(Vec<String>),
+    /// A room has looked, and what it saw was told before.
+    Looked {
+        /// Its name on the roster.
+        room: String,
+        /// The components that it told of.
+        components: Vec<String>,
+    },
+    /// The GPUs' driver was asked.
+    Devices {
+        /// When they began to be read.
+        began: Mono,
+        /// What came of it.
+        report: DeviceReport,
+    },
+    /// What another one who watches GPUs says of them, all of it.
+    SecondOpinions(BTreeMap<PciAddress, Vec<Opinion>>),
+    /// The GPUs' driver told something unasked.
+    GpuEvents(Vec<GpuEvent>),
+    /// The kernel log was read.
+    KernelLog(LogReport),
+    /// An operator says something of a component.
+    Operator {
+        /// Who, on the kernel's word.
+        uid: u32,
+        /// The component.
+        component: String,
+        /// What.
+        word: Word,
+        /// Whether there is such a component.
+        answer: oneshot::Sender<Result<(), NoSuchComponent>>,
+    },
+}
+
+/// No component has that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no component {name:?} here; known: {}", known.join(", "))]
+pub struct NoSuchComponent {
+    /// What was asked for.
+    pub name: String,
+    /// What there is.
+    pub known: Vec<String>,
+}
+
+/// What a launcher says of itself; process and user are the kernel's word, not its own.
+#[derive(Clone, Debug)]
+pub struct Hello {
+    /// Its job.
+    pub job: JobId,
+    /// Its process.
+    pub pid: Pid,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// One connection of one launcher.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Session {
+    /// The job.
+    pub job: JobId,
+    /// Counts the connections.
+    pub number: u64,
+}
+
+/// A launcher was taken up.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    /// Its session.
+    pub session: Session,
+    /// The newest of its entries that the journal holds; 0 for none.
+    pub have_seq: u64,
+}
+
+/// What the node tells a launcher.
+#[derive(Clone, Debug)]
+pub enum ToLauncher {
+    /// The word on a proposal, none if it is agreed to; and what the host has to say of the failure.
+    Ruling(Incident, Option<Decision>, Testimony),
+    /// What is known of the host that may explain why ranks are slow.
+    Surroundings(Surroundings),
+    /// The machine is to be taken away; what was announced.
+    Leave(String),
+}
