@@ -46,7 +46,7 @@ impl Faulty {
     fn pass(&self) -> Result<()> {
         let number = self.requests.fetch_add(1, Ordering::SeqCst);
         match self.fault {
-            Fault::Busy(every) if number % every == 0 => {
+            Fault::Busy(every) if number.is_multiple_of(every) => {
                 Err(Error::Generic { store: "faulty", source: "503 Slow Down".into() })
             }
             Fault::Dead(from) if number >= from => {
