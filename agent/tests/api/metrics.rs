@@ -14,6 +14,7 @@ use mainstay_core::tpu::metric;
 use mainstay_core::verdict::FaultDomain;
 use mainstay_core::view::BeatView;
 
+use crate::checkpoints;
 use crate::http::get;
 use crate::server::{SECOND, Server, component};
 
@@ -151,7 +152,7 @@ fn slow_rank() -> Finding {
 
 /// A server with one of everything.
 async fn scraped(dir: &std::path::Path) -> (Server, Page) {
-    let mut server = Server::start(dir).await;
+    let mut server = Server::with_checkpoints(dir, checkpoints::knowing_one_step(dir)).await;
     server.health("host.cpu", HealthState::Healthy);
     server.health("host.disk", HealthState::Degraded);
     let readings = [metric::DUTY_CYCLE, metric::HBM_USED, metric::HBM_TOTAL, metric::HBM_BANDWIDTH];
@@ -214,6 +215,10 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
     let finding = [job, ("what", "slow_rank"), ("number", "1")];
     assert_eq!(page.value("mainstay_job_finding", &finding), Some(1.0));
     assert_eq!(page.value("mainstay_job_finding_cost_ratio", &finding), Some(0.25));
+    let tier = [("run", checkpoints::RUN), ("tier", "disk")];
+    assert_eq!(page.value("mainstay_checkpoint_step", &tier), Some(checkpoints::STEP as f64));
+    let age = (100 - checkpoints::SEALED_AT) as f64;
+    assert_eq!(page.value("mainstay_checkpoint_age_seconds", &tier), Some(age));
     assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(6.0));
     assert_eq!(page.value("mainstay_journal_writable", &[]), Some(1.0));
     let gpu = [("gpu", "0000:3b:00"), ("uuid", "GPU-1")];

@@ -13,6 +13,7 @@ use mainstay_core::entry::{Body, Fact, JobSpec, StartedRank};
 use mainstay_core::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, BootId, JobId, Pid, Rank};
 use mainstay_core::time::{Mono, Stamp, Wall};
+use mainstay_tier::peer::Service;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -46,14 +47,25 @@ impl Server {
 
     /// With active probes for callers on the Unix socket.
     pub async fn with_probes(dir: &Path, probes: DeepChecks) -> Server {
-        Server::start_whole(dir, Limits::default(), Routes::default(), Some(probes)).await
+        Server::start_whole(dir, Limits::default(), Routes::default(), Some(probes), None).await
+    }
+
+    /// Of an agent that knows of checkpoints.
+    pub async fn with_checkpoints(dir: &Path, checkpoints: Arc<Service>) -> Server {
+        Server::start_whole(dir, Limits::default(), Routes::default(), None, Some(checkpoints)).await
     }
 
     pub async fn start_with(dir: &Path, limits: Limits, local: Routes) -> Server {
-        Server::start_whole(dir, limits, local, None).await
+        Server::start_whole(dir, limits, local, None, None).await
     }
 
-    async fn start_whole(dir: &Path, limits: Limits, local: Routes, deep: Option<DeepChecks>) -> Server {
+    async fn start_whole(
+        dir: &Path,
+        limits: Limits,
+        local: Routes,
+        deep: Option<DeepChecks>,
+        checkpoints: Option<Arc<Service>>,
+    ) -> Server {
         let open = || Journal::open(&dir.join("journal"), limits, BootId("boot".into()));
         let journal = once_free(open, |error| matches!(error, JournalError::Locked { .. }));
         let board = Board::open(journal).unwrap();
@@ -66,7 +78,7 @@ impl Server {
             grpc: Some(api::tcp("127.0.0.1:0").await.unwrap()),
             http: Some(api::tcp("127.0.0.1:0").await.unwrap()),
             deep,
-            checkpoints: None,
+            checkpoints,
         };
         let grpc = listeners.grpc.as_ref().unwrap().local_addr().unwrap();
         let http = listeners.http.as_ref().unwrap().local_addr().unwrap();
