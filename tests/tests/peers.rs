@@ -172,5 +172,8 @@ fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_says_so() {
     let agent = stage.agent();
     let asked = ckpt(&agent, &["ls"]);
     assert_eq!(asked.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&asked.stderr).contains("checkpoint.listen is not set"));
+    assert!(
+        String::from_utf8_lossy(&asked.stderr)
+            .contains("neither checkpoint.listen nor checkpoint.durable is set")
+    );
 }

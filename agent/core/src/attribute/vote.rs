@@ -26,6 +26,8 @@ const BETTER_THAN_HINTS: f64 = 1.5;
 const WORDS: f64 = 1.0;
 /// How far the words of a whole text are trusted: little, beside signatures, and enough to decide where these hesitate.
 const ALL_WORDS: f64 = 0.25;
+/// Of so few different words nobody can tell what a log is of: a traceback alone has the words of every bug.
+const FEW_WORDS: usize = 40;
 /// Words that say less than this are not heard.
 const LEAST_WORDS: f64 = 0.3;
 /// Words do not say more than this.
@@ -257,6 +259,9 @@ fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
 fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
     let words: BTreeSet<&String> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
+    if words.len() < FEW_WORDS {
+        return None;
+    }
     let opinion = catalog.vocabulary().opinion_of(words.into_iter())?;
     let even = 1.0 / Class::ALL.len() as f64;
     let mut classes: Vec<(Class, f64)> = Class::ALL
