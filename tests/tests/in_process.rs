@@ -118,7 +118,7 @@ def fault(step, round):
     assert_eq!(pids.len(), 2);
     assert_ne!(pids[0][&Rank(1)], pids[1][&Rank(1)]);
     for rank in [Rank(0), Rank(2)] {
-        assert_eq!(pids[0][&rank], pids[1][&rank], "{rank} was not started again");
+        assert_eq!(pids[0][&rank], pids[1][&rank], "{rank} was not started again\n{end}");
     }
 }
 

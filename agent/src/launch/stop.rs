@@ -49,7 +49,10 @@ impl Launcher {
     pub(super) fn rank_ending(&mut self, pid: Pid) {
         let living = |rank: &RankProcess| rank.pid == pid && rank.exit.is_none() && rank.ending.is_none();
         let Some(index) = self.ranks.iter().position(living) else { return };
-        if self.stop.is_some() || matches!(pidfd::exit_status(pid), Ok(Some(_)) | Err(_)) {
+        // Ranks that leave a round in their processes do so when it is gone: until then its end of their connections is open,
+        // and what they are interrupted in may not be over.
+        let in_process = self.round.can_gather();
+        if self.stop.is_some() || in_process || matches!(pidfd::exit_status(pid), Ok(Some(_)) | Err(_)) {
             return;
         }
         let Some(status) = processes::ending(pid).filter(|status| !status.is_success()) else { return };
