@@ -116,6 +116,8 @@ def fault(step, round):
     assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
     let pids = pids(&end.story);
     assert_eq!(pids.len(), 2);
+    // The others leave when it is gone, not while it ends: until then its end of their connections is open.
+    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankEnding { .. })), "{end}");
     assert_ne!(pids[0][&Rank(1)], pids[1][&Rank(1)]);
     for rank in [Rank(0), Rank(2)] {
         assert_eq!(pids[0][&rank], pids[1][&rank], "{rank} was not started again\n{end}");

@@ -131,3 +131,32 @@ fn the_same_fault_on_many_ranks_is_no_ranks() {
     let judged = of_text(text.as_bytes());
     assert_eq!((judged.class, judged.root.rank, judged.root.common.len()), (Class::Storage, None, 8));
 }
+
+/// What the words of a whole log speak for is heard beside its signatures.
+fn hears_the_words_of(judged: &Attribution) -> bool {
+    judged.evidence.iter().chain(&judged.against).any(|vote| vote.meaning.starts_with("the words of the log"))
+}
+
+/// A kernel that died: a bug or a lost GPU, and nothing tells which.
+const DIED: &str = r#"Traceback (most recent call last):
+  File "/work/train.py", line 18, in <module>
+    raise RuntimeError("CUDA error: unspecified launch failure")
+RuntimeError: CUDA error: unspecified launch failure
+"#;
+
+#[test]
+fn a_traceback_alone_has_the_words_of_every_bug_and_they_are_not_weighed() {
+    let judged = of_text(DIED.as_bytes());
+    assert!(!hears_the_words_of(&judged), "{:?}", judged.evidence);
+    assert_eq!(judged.class, Class::Unknown);
+}
+
+#[test]
+fn the_words_of_a_log_that_says_much_are_weighed() {
+    let said = "the node was drained after nvidia-smi reported uncorrectable ecc errors and row remapping pending on this gpu, \
+        the driver needs a reset of the device, nvlink replay errors were seen on the same board, the fan failed, the \
+        temperature rose above the slowdown threshold, dcgm diagnostics failed with memory bandwidth below the minimum, pcie \
+        link width degraded, the card has fallen off the bus and is lost; rma was opened with the vendor for replacement";
+    let judged = of_text(format!("{said}\n{DIED}").as_bytes());
+    assert!(hears_the_words_of(&judged), "{:?} {:?}", judged.evidence, judged.against);
+}

@@ -226,55 +226,28 @@ fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote 
 fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
     evidence.findings.iter().enumerate().filter_map(|(place, findings)| {
         let (spot, opinion) = findings.words.as_ref()?;
-        // Against a class of which nothing was said, one of as many.
-        let even = 1.0 / Class::ALL.len() as f64;
-        let mut classes: Vec<(Class, f64)> = Class::ALL
-            .into_iter()
-            .map(|class| (class, WORDS * (opinion[class.index()] / even).ln()))
-            .filter(|(_, weight)| *weight > LEAST_WORDS)
-            .map(|(class, weight)| (class, weight.min(MOST_WORDS)))
-            .collect();
-        classes.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let (class, weight) = classes.first().copied()?;
-        Some(Vote {
-            family: "vocabulary".to_owned(),
-            id: "words".to_owned(),
-            meaning: format!("the words of the line are those of {}", class.words()),
-            role: if class == Class::Unknown { Role::Secondary } else { Role::Primary },
-            class,
-            weight,
-            also: classes.split_off(1),
-            determinism: Determinism::Either,
-            restart: None,
-            domain: None,
-            reporter: false,
-            hint: true,
-            spots: vec![(place, spot.clone())],
-            count: 1,
-        })
+        let vote = by_words("line", opinion, WORDS)?;
+        let role = if vote.class == Class::Unknown { Role::Secondary } else { Role::Primary };
+        Some(Vote { role, hint: true, spots: vec![(place, spot.clone())], ..vote })
     })
 }
 
-/// What all words together speak for. They are read beside the signatures, for these see only what they know.
-fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
-    let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
-    let words: BTreeSet<&String> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
-    if words.len() < FEW_WORDS {
-        return None;
-    }
-    let opinion = catalog.vocabulary().opinion_of(words.into_iter())?;
+/// The classes that the words of something are those of, heaviest first, as far as the words are trusted.
+fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<Vote> {
+    // Against a class of which nothing was said, one of as many.
     let even = 1.0 / Class::ALL.len() as f64;
     let mut classes: Vec<(Class, f64)> = Class::ALL
         .into_iter()
-        .map(|class| (class, ALL_WORDS * (opinion[class.index()] / even).ln()))
+        .map(|class| (class, trust * (opinion[class.index()] / even).ln()))
         .filter(|(_, weight)| *weight > LEAST_WORDS)
+        .map(|(class, weight)| (class, weight.min(MOST_WORDS)))
         .collect();
     classes.sort_by(|a, b| b.1.total_cmp(&a.1));
     let (class, weight) = classes.first().copied()?;
     Some(Vote {
         family: "vocabulary".to_owned(),
         id: "words".to_owned(),
-        meaning: format!("the words of the log are those of {}", class.words()),
+        meaning: format!("the words of the {of} are those of {}", class.words()),
         role: Role::Primary,
         class,
         weight,
@@ -287,6 +260,17 @@ fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
         spots: Vec::new(),
         count: 1,
     })
+}
+
+/// What all words together speak for. They are read beside the signatures, for these see only what they know.
+fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
+    let words: BTreeSet<&String> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
+    if words.len() < FEW_WORDS {
+        return None;
+    }
+    let opinion = catalog.vocabulary().opinion_of(words.into_iter())?;
+    by_words("log", &opinion, ALL_WORDS)
 }
 
 /// Faults that a program can cause by itself are the GPU's when several programs meet them on one device.
