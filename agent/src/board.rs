@@ -15,6 +15,7 @@ use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::Component;
 use mainstay_core::host::changes;
 use mainstay_core::id::{Attempt, JobId, Rank};
+use mainstay_core::standing::Standing;
 use mainstay_core::time::Stamp;
 use mainstay_core::view::{BeatView, JobPhase, NodeView};
 use tokio::sync::watch;
@@ -44,6 +45,7 @@ pub struct Board {
     replayed: Replayed,
     publisher: watch::Sender<Published>,
     roster: Roster,
+    standing: Standing,
 }
 
 /// What readers see: never changed, only replaced.
@@ -58,7 +60,7 @@ struct Published {
 
 impl Board {
     /// A board that shows what the journal tells. Components are not taken over from it: what was not read since
-    /// this start is not known.
+    /// this start is not known. Of those that are found as they were in this boot it is known since when.
     pub fn open(journal: Journal) -> Result<Board, JournalError> {
         let mut board = Board {
             newest: journal.next_seq() - 1,
@@ -69,12 +71,20 @@ impl Board {
             replayed: Replayed::default(),
             publisher: watch::Sender::new(Published::default()),
             roster: Roster::default(),
+            standing: Standing::default(),
             journal,
         };
         let reader = board.journal.reader();
-        board.replayed = reader.replay(|entry| board.apply(&entry))?;
-        board.view.components.clear();
         let boot = board.journal.boot().clone();
+        board.replayed = reader.replay(|entry| {
+            if let Body::Health(change) = &entry.body
+                && entry.boot == boot
+            {
+                board.standing.recall(&change.component);
+            }
+            board.apply(&entry);
+        })?;
+        board.view.components.clear();
         board.view.attention.only_of(&boot);
         board.publish();
         Ok(board)
@@ -119,7 +129,8 @@ impl Board {
 
     /// Shows the components as they stand: changes of state go into the journal, fresh readings only into the
     /// view.
-    pub fn show_host(&mut self, at: Stamp, components: Vec<Component>) {
+    pub fn show_host(&mut self, at: Stamp, mut components: Vec<Component>) {
+        components.iter_mut().for_each(|component| self.standing.keep(component));
         for change in changes(&self.view.components, &components) {
             self.note(at, None, None, Body::Health(change));
         }

@@ -8,6 +8,7 @@ mod checks;
 mod devices;
 mod document;
 mod error;
+mod files;
 mod host;
 mod jobs;
 mod layers;
@@ -23,10 +24,12 @@ use mainstay_core::settings::Period;
 use serde::{Deserialize, Serialize};
 
 pub use devices::{
-    CloudConfig, CloudProvider, DcgmConfig, DcgmMode, FabricConfig, GpuConfig, NcclConfig, TpuConfig,
+    CloudConfig, CloudProvider, DcgmConfig, DcgmMode, FabricConfig, GpuConfig, NcclConfig, ResetConfig,
+    TpuConfig,
 };
 pub use document::{Key, environment_name, keys, reference_rows};
 pub use error::{ConfigError, Origin, Problem};
+pub use files::{CacheConfig, CacheTable, WatchConfig, WatchTable};
 pub use host::{CatalogConfig, HostConfig, KernelLogConfig, NvrxConfig, PreflightConfig, SystemConfig};
 pub use jobs::{CheckpointConfig, HooksConfig, JournalConfig, PolicyConfig};
 pub use paths::Environment;

@@ -5,6 +5,7 @@ mod gpus;
 mod hardware;
 mod host;
 mod launchers;
+mod resets;
 mod rulings;
 mod words;
 
@@ -13,7 +14,9 @@ use std::collections::BTreeMap;
 use mainstay_core::entry::{Body, Fact};
 use mainstay_core::id::{JobId, Pid};
 use mainstay_core::kernel::LogCursor;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::repeats::Repeats;
+use mainstay_core::time::Mono;
 use mainstay_core::verdict::Verdict;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +27,7 @@ pub use words::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
 
 use gpus::Gpus;
 use launchers::Launcher;
+use resets::Resets;
 
 use crate::act::hook::Hooks;
 use crate::board::Board;
@@ -47,6 +51,7 @@ pub struct Node {
     sessions: u64,
     hardware: Hardware,
     gpus: Gpus,
+    resets: Resets,
     hooks: Hooks,
     repeats: Repeats,
     /// Whether launchers were told that the machine is to be taken away.
@@ -66,6 +71,8 @@ pub struct Before {
     pub origins: BTreeMap<JobId, u64>,
     /// How jobs failed.
     pub repeats: Repeats,
+    /// When the agent last reset GPUs of its own accord.
+    pub resets: BTreeMap<PciAddress, Mono>,
 }
 
 impl Node {
@@ -79,7 +86,7 @@ impl Node {
         own_inputs: mpsc::Sender<Input>,
         forcing: Forcing<Option<LogCursor>>,
     ) -> Node {
-        let Before { origins, repeats } = before;
+        let Before { origins, repeats, resets } = before;
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
             (job.clone(), Launcher::of_journal(view, have_seq))
@@ -90,6 +97,7 @@ impl Node {
             sessions: 0,
             hardware,
             gpus: Gpus::new(look),
+            resets: Resets::new(resets),
             hooks,
             repeats,
             leaving: false,
@@ -185,6 +193,9 @@ impl Node {
             }
             Input::GpuEvents(events) => self.gpu_events(&events),
             Input::KernelLog(report) => self.kernel_log(report),
+            Input::ResetGpu { uid, gpu, reason, answer } => self.order_reset(uid, &gpu, reason, answer),
+            Input::ResetBegins(order) => self.record(None, order.begins()),
+            Input::GpuReset { order, outcome } => self.was_reset(&order, outcome),
             Input::Operator { uid, component, word, answer } => {
                 let _ = answer.send(self.operator(uid, &component, &word));
             }

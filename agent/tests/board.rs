@@ -68,6 +68,33 @@ fn jobs_come_back_after_a_restart_and_components_are_unknown_until_read() {
 }
 
 #[test]
+fn a_component_that_is_found_as_it_was_stands_since_then_in_the_same_boot_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let in_boot = |boot: &str| {
+        let journal = Journal::open(dir.path(), Limits::default(), BootId(boot.into())).unwrap();
+        Board::open(journal).unwrap()
+    };
+    let found = |since, state| Component { since: Mono(since), ..component(state, since) };
+    let since = |board: &Board| board.view().components["host.cpu"].since;
+    let mut board = in_boot("first");
+    board.show_host(Stamp::default(), vec![found(1, HealthState::Degraded)]);
+    drop(board);
+    for restart in 2..4 {
+        let mut board = in_boot("first");
+        board.show_host(Stamp::default(), vec![found(restart, HealthState::Degraded)]);
+        assert_eq!(since(&board), Mono(1), "restart {restart}");
+    }
+    let mut board = in_boot("second");
+    board.show_host(Stamp::default(), vec![found(5, HealthState::Degraded)]);
+    assert_eq!(since(&board), Mono(5));
+    board.show_host(Stamp::default(), vec![found(6, HealthState::Healthy)]);
+    drop(board);
+    let mut board = in_boot("second");
+    board.show_host(Stamp::default(), vec![found(7, HealthState::Degraded)]);
+    assert_eq!(since(&board), Mono(7), "another one");
+}
+
+#[test]
 fn samples_and_components_show_when_published() {
     let dir = tempfile::tempdir().unwrap();
     let mut board = open(dir.path());

@@ -153,6 +153,29 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
+fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused() {
+    let lines =
+        "[checkpoint]\ndurable = \"file:///d\"\nwatch = [\"llama=megatron:/ckpt\"]\ncache = [\"xla=/c\"]\n";
+    let tables = "[checkpoint]\ndurable = \"file:///d\"\n[[checkpoint.watch]]\nrun = \"llama\"\nkind = \"megatron\"\n\
+                  directory = \"/ckpt\"\n[[checkpoint.cache]]\nname = \"xla\"\ndirectory = \"/c\"\nquota = \"8GiB\"\n";
+    let read = load(lines, &[], &[]).unwrap().checkpoint;
+    assert_eq!(read, load(tables, &[], &[]).unwrap().checkpoint);
+    let by_variable = [("MAINSTAY_AGENT_CHECKPOINT_WATCH", "llama=megatron:/ckpt")];
+    assert_eq!(load(&lines.replace("megatron", "auto"), &by_variable, &[]).unwrap().checkpoint, read);
+    for (line, told) in [
+        ("watch = [\"/ckpt\"]", "RUN=DIRECTORY"),
+        ("watch = [\"r=megatrom:/ckpt\"]", "known are"),
+        ("watch = [{run = \"r\", directory = \"/c\", patern = \"x\"}]", "patern"),
+        ("watch = [{run = \"r\", directory = \"/c\", pattern = \"x\"}]", "{step}"),
+        ("cache = [\"xla=cache\"]", "absolute"),
+        ("replicator = [\"/local\"]", "else nothing is kept"),
+    ] {
+        let error = load(&format!("[checkpoint]\n{line}\n"), &[], &[]).unwrap_err();
+        assert!(error.contains(told), "{line}: {error}");
+    }
+}
+
+#[test]
 fn the_file_may_be_named_by_the_environment_and_must_exist_if_it_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("other.toml");

@@ -3,16 +3,14 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
-use std::collections::BTreeMap;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::PathBuf;
-use std::process::Command;
+mod drill;
 
+use std::collections::BTreeMap;
+
+use drill::{Random, Trace, held, is_template, order, overlapping, signal};
 use mainstay_core::entry::Fact;
-use mainstay_core::id::Attempt;
-use mainstay_tests::{Job, Stage, has_client, mainstay, processes, story};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use mainstay_tests::{Stage, has_client, processes, story};
+use nix::sys::signal::Signal;
 
 const RANKS: u32 = 3;
 
@@ -74,105 +72,6 @@ const FAULTS: [Fault; 16] = [
     Fault::Hang,
 ];
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ (word >> 31)) % bound
-    }
-}
-
-/// What the ranks write down, read as it grows.
-struct Trace {
-    path: PathBuf,
-    read: u64,
-    attempt: u32,
-    /// By rank: its process, and its steps in this attempt.
-    steps: BTreeMap<u32, (i32, u32)>,
-}
-
-impl Trace {
-    fn look(&mut self) {
-        let Ok(mut file) = std::fs::File::open(&self.path) else { return };
-        let mut text = String::new();
-        file.seek(SeekFrom::Start(self.read)).expect("a file");
-        file.read_to_string(&mut text).expect("text");
-        let whole = text.rfind('\n').map_or(0, |last| last + 1);
-        for line in text[..whole].lines() {
-            let numbers: Vec<i64> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
-            let [attempt, rank, pid, _] = numbers[..] else { panic!("a line of another form: {line}") };
-            let (attempt, rank, pid) = (attempt as u32, rank as u32, pid as i32);
-            assert!(
-                attempt >= self.attempt,
-                "attempt {attempt} still trains beside attempt {}",
-                self.attempt
-            );
-            if attempt > self.attempt {
-                (self.attempt, self.steps) = (attempt, BTreeMap::new());
-            }
-            let steps = self.steps.entry(rank).or_insert((pid, 0));
-            assert_eq!(steps.0, pid, "two processes of rank {rank} train in attempt {attempt}");
-            steps.1 += 1;
-        }
-        self.read += whole as u64;
-    }
-
-    /// The ranks' processes, once all of them have made so many steps in an attempt from this one on.
-    fn wait_for(&mut self, attempt: u32, steps: u32) -> BTreeMap<u32, i32> {
-        let seen = std::cell::RefCell::new(self);
-        processes::wait_until(&format!("all ranks make {steps} steps in attempt {attempt} or later"), || {
-            let mut trace = seen.borrow_mut();
-            trace.look();
-            let enough = trace.steps.len() == RANKS as usize && trace.steps.values().all(|of| of.1 >= steps);
-            trace.attempt >= attempt && enough
-        });
-        let trace = seen.into_inner();
-        trace.steps.iter().map(|(rank, (pid, _))| (*rank, *pid)).collect()
-    }
-}
-
-fn order(job: &Job, arguments: &[&str]) {
-    let output = Command::new(mainstay())
-        .args(arguments)
-        .args(["--reason", "drill", "--socket"])
-        .arg(job.socket())
-        .output()
-        .expect("mainstay can be started");
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn signal(pid: i32, signal: Signal) {
-    // A process that has just ended by itself is as good.
-    let _ = kill(Pid::from_raw(pid), signal);
-}
-
-fn is_template(pid: &i32) -> bool {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&line).contains("template.py")
-}
-
-/// What one launcher holds, as numbers that must not grow.
-fn held(job: &Job, stage: &Stage, ranks: &BTreeMap<u32, i32>) -> BTreeMap<&'static str, usize> {
-    let pages = std::fs::read_dir(stage.tmpfs().join(job.id())).expect("the job's directory").count();
-    let template = usize::from(processes::of_job(job.id()).iter().any(is_template));
-    // Standbys come and go; all else beside the ranks is the guardian, and no zombies for long.
-    let is_other = |pid: &i32| !is_template(pid) && !ranks.values().any(|rank| rank == pid);
-    let others = || processes::children(job.launcher()).into_iter().filter(is_other).count();
-    processes::wait_until("all orphans are taken off the table", || others() <= 1);
-    BTreeMap::from([
-        // One to the template, which is not always there.
-        ("open files", processes::open_files(job.launcher()) - template),
-        ("sockets", processes::sockets(job.launcher()) - template),
-        ("children", others()),
-        ("files on tmpfs", pages),
-    ])
-}
-
 #[test]
 fn whatever_fails_in_whatever_order_the_job_goes_on_and_leaves_nothing() {
     if !has_client() {
@@ -185,7 +84,7 @@ fn whatever_fails_in_whatever_order_the_job_goes_on_and_leaves_nothing() {
     std::fs::write(stage.marks().join("slots"), [0; 8 * RANKS as usize]).expect("a file");
     let options = "--allow-inject --max-restarts 1000000 --fault-timeout 3s --hang-limit step=2s";
     let job = stage.python(TRAINING).ranks(RANKS).options(options).start();
-    let mut trace = Trace { path: stage.marks().join("trace"), read: 0, attempt: 0, steps: BTreeMap::new() };
+    let mut trace = Trace::of(&stage, RANKS);
     let mut random = Random(seed);
     let mut at_first = BTreeMap::new();
     for count in 0..faults {
@@ -242,19 +141,8 @@ fn whatever_fails_in_whatever_order_the_job_goes_on_and_leaves_nothing() {
             at_first[what]
         );
     }
-    // Each attempt is over before the next one begins, by the journal as well.
-    let mut running = None;
-    for fact in story::facts(&end.story) {
-        match fact {
-            Fact::AttemptStarted { attempt, .. } => {
-                assert_eq!(running, None, "{end}");
-                running = Some(*attempt);
-            }
-            Fact::AttemptEnded { attempt, .. } if running == Some(*attempt) => running = None,
-            _ => {}
-        }
-    }
-    assert_eq!(running, None::<Attempt>, "{end}");
+    assert!(trace.overlaps.is_empty(), "{:?}\n{end}", trace.overlaps);
+    assert!(overlapping(&end.story).is_empty(), "{:?}\n{end}", overlapping(&end.story));
     let started = story::facts(&end.story).filter(|fact| matches!(fact, Fact::AttemptStarted { .. })).count();
     assert!(started as u64 > faults, "each fault is followed by an attempt: {started} of {faults}");
 }

@@ -99,13 +99,15 @@ fn all_ranks_stopped() {
     if !has_client() {
         return;
     }
-    let stage = Stage::new();
-    let job = stage.python(&format!("{how}\n{LOCKSTEP}")).ranks(RANKS).variable("CULPRIT", "all").start();
-    let end = job.end();
-    end.assert_status(0);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
-    assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
-    end.assert_said("ranks 0-7 hang after step 59, in section forward: each is stopped by a signal");
+    for _ in 0..repeats() {
+        let stage = Stage::new();
+        let job = stage.python(&format!("{how}\n{LOCKSTEP}")).ranks(RANKS).variable("CULPRIT", "all").start();
+        let end = job.end();
+        end.assert_status(0);
+        let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+        assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
+        end.assert_said("ranks 0-7 hang after step 59, in section forward: each is stopped by a signal");
+    }
 }
 
 #[test]

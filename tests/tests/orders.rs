@@ -5,7 +5,7 @@
 use std::process::{Command, Output};
 
 use mainstay_core::entry::Fact;
-use mainstay_tests::{End, Job, Stage, has_client, mainstay, story};
+use mainstay_tests::{End, Job, Stage, has_client, mainstay, processes, story};
 
 /// Ranks that work until they are told to end.
 const WORKS: &str = r#"trap 'exit 0' TERM
@@ -180,6 +180,69 @@ fn an_injected_exception_comes_at_its_step_and_a_full_disk_ends_what_writes() {
     assert!(verdicts[0].headline.contains("InjectedFault"), "{end}");
     assert!(verdicts[0].step >= Some(200), "{end}");
     assert!(verdicts[1].headline.contains("OSError"), "{end}");
+}
+
+#[test]
+fn an_injected_cut_of_the_network_breaks_the_connections_of_that_rank_and_of_no_other() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay, socket, threading
+listener = socket.create_server(("127.0.0.1", 0))
+line = socket.create_connection(listener.getsockname())
+other, _ = listener.accept()
+local, _ = socket.socketpair()
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+threading.Thread(target=lambda: mark(f"cut.{RANK}", repr(line.recv(1))), daemon=True).start()
+threading.Thread(target=lambda: mark(f"local.{RANK}", repr(local.recv(1))), daemon=True).start()
+mark(f"up.{RANK}")
+while True:
+    time.sleep(0.01)
+"#;
+    let job = stage.python(script).ranks(2).options("--allow-inject").start();
+    job.mark("up.0");
+    job.mark("up.1");
+    let injected = order(&job, &["inject", "network", "--rank", "1", "--reason", "drill"]);
+    assert!(injected.status.success(), "{}", said(&injected));
+    assert_eq!(job.mark("cut.1"), "b''");
+    let kept = ["cut.0", "local.0", "local.1"].map(|name| stage.marks().join(name).exists());
+    assert_eq!(kept, [false; 3], "other ranks' connections, and those that are no network");
+    order(&job, &["job", "stop", "--reason", "enough"]);
+    job.end();
+}
+
+#[test]
+fn a_rank_that_is_made_slow_falls_behind_its_peer() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+for step in range(1, 10_000_000):
+    sum(range(20_000))
+    mainstay.step(step)
+    if step % 20 == 0:
+        mark(f"at.{RANK}", step)
+    if step == 20:
+        mark(f"up.{RANK}")
+"#;
+    let job = stage.python(script).ranks(2).options("--allow-inject").start();
+    job.mark("up.0");
+    job.mark("up.1");
+    let injected = order(&job, &["inject", "slow", "--by", "95", "--rank", "1", "--reason", "drill"]);
+    assert!(injected.status.success(), "{}", said(&injected));
+    let at = |rank: u32| -> u64 { job.mark(&format!("at.{rank}")).parse().expect("a step") };
+    let (first, second) = (at(0), at(1));
+    // Both go on by the same clock, so that how busy the machine is does not matter much.
+    processes::wait_until("the peer has made a thousand steps", || at(0) >= first + 1000);
+    let (peer, slow) = (at(0) - first, at(1) - second);
+    assert!(slow * 2 < peer, "{slow} steps beside {peer}");
+    order(&job, &["job", "stop", "--reason", "enough"]);
+    job.end();
 }
 
 #[test]

@@ -18,7 +18,9 @@ fn without_options_everything_goes_to_the_users_own_places_and_is_found_there() 
         .start();
     job.mark("up");
     let runs = stage.home().join(".local/state/mainstay/runs");
-    let names: Vec<_> = fs::read_dir(&runs).expect("runs").flatten().map(|run| run.file_name()).collect();
+    let names = fs::read_dir(&runs).expect("runs").flatten().map(|run| run.file_name());
+    // What was learned of jobs lies beside their runs.
+    let names: Vec<_> = names.filter(|name| name != ".learned").collect();
     let [name] = &names[..] else { panic!("one run: {names:?}") };
     let name = name.to_string_lossy().into_owned();
     let mut status = std::process::Command::new(mainstay());

@@ -2,10 +2,13 @@
 //! said.
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::Command;
 
 use mainstay_core::entry::{Body, Fact};
-use mainstay_tests::{End, Stage};
+use mainstay_tests::{End, Job, Stage, mainstay};
 
 /// The job's first failure under this policy: a rank exits with 9, and with 0 after a restart.
 fn under(text: &str, options: &str) -> End {
@@ -63,4 +66,75 @@ fn no_policy_restarts_beyond_the_budget() {
     end.assert_status(9);
     end.assert_said("restarting all ranks is not allowed: the budget of 0 restart(s) is used up");
     assert_eq!(troubles(&end), ["policy_overruled"], "{end}");
+}
+
+#[test]
+fn what_is_wrong_with_it_stands_on_the_screen_and_is_counted_while_the_job_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("mine.star");
+    std::fs::write(&file, "def decide(case):\n    return case.verdct\n").expect("the policy is written");
+    let stage = Stage::new();
+    let script = r#"[ "$ATTEMPT" = 0 ] && exit 9; mark again; wait_for enough"#;
+    let job = stage.sh(script).variable("MAINSTAY_POLICY", &file).start();
+    job.mark("again");
+    let screen = screen(&job);
+    assert!(screen.contains("there is no field verdct"), "{screen}");
+    assert!(screen.contains("the built-in policy decides"), "{screen}");
+    let counted = metrics(&job);
+    let line = counted.lines().find(|line| line.starts_with("mainstay_job_policy_troubles_total{"));
+    assert!(line.is_some_and(|line| line.ends_with(" 1")), "{counted}");
+    stage.mark("enough");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn one_without_trouble_leaves_the_screen_and_the_count_alone() {
+    let stage = Stage::new();
+    let job = stage.sh(r#"[ "$ATTEMPT" = 0 ] && exit 9; mark again; wait_for enough"#).start();
+    job.mark("again");
+    let screen = screen(&job);
+    assert!(screen.contains("decision:") && !screen.contains("policy"), "{screen}");
+    let counted = metrics(&job);
+    let line = counted.lines().find(|line| line.starts_with("mainstay_job_policy_troubles_total{"));
+    assert!(line.is_none_or(|line| line.ends_with(" 0")), "{counted}");
+    stage.mark("enough");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn the_hosts_policy_holds_for_jobs_that_bring_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (hosts, own, config) =
+        (folder.path().join("hosts.star"), folder.path().join("own.star"), folder.path().join("agent.toml"));
+    let hands_back =
+        |words: &str| format!("def decide(case):\n    return decision('hand_back', 0, '{words}')\n");
+    std::fs::write(&hosts, hands_back("as the site wants it")).expect("the policy is written");
+    std::fs::write(&own, hands_back("as I want it")).expect("the policy is written");
+    std::fs::write(&config, format!("[policy]\nfile = {:?}\n", hosts.display().to_string())).expect("a file");
+    let stage = Stage::new();
+    let of_the_host = stage.sh("exit 9").variable("MAINSTAY_AGENT_CONFIG", &config).start().end();
+    of_the_host.assert_status(75);
+    of_the_host.assert_said("as the site wants it (hosts.star)");
+    let plan =
+        stage.sh("exit 9").variable("MAINSTAY_AGENT_CONFIG", &config).variable("MAINSTAY_POLICY", &own);
+    let of_the_job = plan.start().end();
+    of_the_job.assert_status(75);
+    of_the_job.assert_said("as I want it (own.star)");
+}
+
+/// What `mainstay status` shows, whatever it makes of the job's state.
+fn screen(job: &Job) -> String {
+    let asked = Command::new(mainstay()).args(["status", "--socket"]).arg(job.socket()).output();
+    String::from_utf8_lossy(&asked.expect("mainstay can be started").stdout).into_owned()
+}
+
+/// What Prometheus is shown by the launcher.
+fn metrics(job: &Job) -> String {
+    let mut stream = UnixStream::connect(job.socket()).expect("the launcher listens");
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .expect("asked");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).expect("an answer");
+    page
 }

@@ -55,7 +55,7 @@ def seen():
     yield "threads", threading.current_thread() is threading.main_thread(), threading.active_count()
     yield "files", sorted(os.readlink(f"/proc/self/fd/{n}").replace(f"attempt_{ATTEMPT}", "") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}"))
     yield "limits", resource.getrlimit(resource.RLIMIT_NOFILE), sorted(os.sched_getaffinity(0)), os.nice(0)
-    known = ("MASTER_PORT", "MAINSTAY_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MAINSTAY_PAGE", "MAINSTAY_STACKS",
+    known = ("MASTER_PORT", "MAINSTAY_ATTEMPT", "MAINSTAY_PREVIOUS_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MAINSTAY_PAGE", "MAINSTAY_STACKS",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     yield "environment", sorted((k, v) for k, v in os.environ.items() if k not in known)
     yield "cgroup", open("/proc/self/cgroup").read()
@@ -222,6 +222,59 @@ if ATTEMPT == 0:
     told(&job, "warm");
     job.kill_rank(0, 0);
     assert_eq!(job.mark("seen.1"), "(False, True) 2");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn a_console_entry_point_is_forked_as_the_program_that_it_is() {
+    let stage = Stage::new();
+    let text = format!(
+        r#"#!{}
+import os, sys, time
+attempt, marks = os.environ["MAINSTAY_ATTEMPT"], os.environ["MARKS"]
+seen = [__name__, __file__, sys.argv, sys.path[0], type(__spec__).__name__, "decimal" in sys.modules]
+with open(f"{{marks}}/seen.{{attempt}}.new", "w") as file:
+    file.write(repr(seen[:-1]) + " " + str(seen[-1]))
+os.rename(f"{{marks}}/seen.{{attempt}}.new", f"{{marks}}/seen.{{attempt}}")
+if attempt == "0":
+    time.sleep(1000)
+"#,
+        python_path().display()
+    );
+    let program = stage.script("train-it", &text);
+    let job =
+        stage.command(&[&program, "--x"]).options("--no-python --warm-imports decimal").ranks(1).start();
+    let plain = job.mark("seen.0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    let (plain, forked) = (plain.replace("False", "True"), job.mark("seen.1"));
+    assert_eq!(plain, forked);
+    assert!(forked.ends_with(" True"), "it was forked: {forked}");
+    job.end().assert_status(0);
+}
+
+/// A shebang takes no name that is looked for.
+fn python_path() -> std::path::PathBuf {
+    let python = mainstay_tests::python();
+    if python.is_absolute() {
+        return python;
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|place| place.join(&python)).find(|file| file.exists());
+    // A name that is nowhere shows by itself when it is started.
+    found.unwrap_or(python)
+}
+
+#[test]
+fn a_program_that_cannot_be_forked_is_started_plainly_and_it_is_said_why() {
+    let stage = Stage::new();
+    let python = mainstay_tests::python().display().to_string();
+    let wait =
+        "import os, time\nwhile not os.path.exists(os.environ['MARKS'] + '/enough'): time.sleep(0.01)\n";
+    let job = stage.command(&[&python, "-c", wait]).options("--no-python").start();
+    let why = told(&job, "plain");
+    assert!(why.contains("ranks are started plainly") && why.contains("-c"), "{why}");
+    stage.mark("enough");
     job.end().assert_status(0);
 }
 

@@ -25,8 +25,10 @@ const FRAMEWORKS: &[&str] = &[
 /// The newest that installs where glibc is older than 2.39.
 const NVRX: &str = "nvidia-resiliency-ext==0.4.1";
 
-const WORKS: &str =
-    "import lightning.pytorch, transformers, accelerate, jax, nvidia_resiliency_ext.fault_tolerance";
+/// Where Megatron-LM keeps a rank's place in its pipeline; of what it needs, torch is there.
+const MEGATRON: &str = "megatron-core==0.16.1";
+
+const WORKS: &str = "import lightning.pytorch, transformers, accelerate, jax, nvidia_resiliency_ext.fault_tolerance, megatron.core.parallel_state";
 
 /// An environment with the frameworks and the wheel; the frameworks are installed once and kept in the user's cache.
 ///
@@ -35,21 +37,31 @@ const WORKS: &str =
 pub fn ensure(story: &Story, heavy: &Venv) -> Result<Venv> {
     let base = places::cache()?.join("frameworks-venv");
     let stamp = base.join("frameworks-stamp");
-    let recipe = format!("{}\n{NVRX}\n", FRAMEWORKS.join("\n"));
+    let recipe = format!("{}\n{NVRX}\n{MEGATRON}\n", FRAMEWORKS.join("\n"));
     venv::overlay(heavy.base(), &base)?;
     if fs::read_to_string(&stamp).ok().as_deref() != Some(&recipe) {
-        story.step("Installing Lightning, Transformers, JAX and NVRx's client (760 MB, once)", || {
-            let python = base.join("bin/python");
-            let pip = |arguments: &[&str]| {
-                let mut pip = Command::new(&python);
-                pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]);
-                command::run_logged(pip.args(arguments), &base.join("pip.log"))
-            };
-            pip(FRAMEWORKS)?;
-            pip(&["--no-deps", NVRX])?;
-            command::output(Command::new(&python).args(["-c", WORKS]))?;
-            fs::write(&stamp, &recipe).with_context(|| format!("writing {}", stamp.display()))
-        })?;
+        story.step(
+            "Installing Lightning, Transformers, JAX, Megatron Core and NVRx's client (760 MB, once)",
+            || {
+                let python = base.join("bin/python");
+                let pip = |arguments: &[&str]| {
+                    let mut pip = Command::new(&python);
+                    pip.args([
+                        "-m",
+                        "pip",
+                        "install",
+                        "--disable-pip-version-check",
+                        "--progress-bar",
+                        "off",
+                    ]);
+                    command::run_logged(pip.args(arguments), &base.join("pip.log"))
+                };
+                pip(FRAMEWORKS)?;
+                pip(&["--no-deps", NVRX, MEGATRON])?;
+                command::output(Command::new(&python).args(["-c", WORKS]))?;
+                fs::write(&stamp, &recipe).with_context(|| format!("writing {}", stamp.display()))
+            },
+        )?;
     }
     let venv = Venv::over(base, places::target().join("frameworks-venv"))?;
     wheel::install(story, &venv)?;

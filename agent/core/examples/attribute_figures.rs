@@ -7,6 +7,7 @@
 use std::time::Instant;
 
 use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::attribute::lessons;
 use mainstay_core::attribute::scan::{Kind, Scan};
 use mainstay_core::attribute::score::{self, Case};
 use mainstay_core::attribute::{Evidence, attribute, explain};
@@ -59,19 +60,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// Leave-one-source-out: a signature counts for a source only if another source, the lines of the field or the cases
 /// from issue threads bear it out.
 fn cross_validated(catalog: &Catalog, file: &str) -> Result<(), Box<dyn std::error::Error>> {
-    const ELSEWHERE: [&str; 11] = [
-        include_str!("../../catalog/signatures/lines.tsv"),
-        include_str!("../tests/cases/batch1.txt"),
-        include_str!("../tests/cases/batch2.txt"),
-        include_str!("../tests/cases/batch3.txt"),
-        include_str!("../tests/cases/batch4.txt"),
-        include_str!("../tests/cases/batch5.txt"),
-        include_str!("../tests/cases/batch6.txt"),
-        include_str!("../tests/cases/batch7.txt"),
-        include_str!("../tests/cases/batch8.txt"),
-        include_str!("../tests/cases/batch9.txt"),
-        include_str!("../tests/cases/batch10.txt"),
-    ];
     let text = std::fs::read_to_string(file)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     let cases: Vec<Case> = (1..).zip(lines).map(|(number, line)| Case::read(number, line)).collect();
@@ -79,7 +67,11 @@ fn cross_validated(catalog: &Catalog, file: &str) -> Result<(), Box<dyn std::err
         let all = score::summary(&cases, answers).all;
         100.0 * f64::from(all.domain) / f64::from(all.cases.max(1))
     };
-    figure("attribute.dev_domain_cv", "%", &[share(&score::without_memory(catalog, &cases, &ELSEWHERE))]);
+    figure(
+        "attribute.dev_domain_cv",
+        "%",
+        &[share(&score::without_memory(catalog, &cases, &lessons::cases(), lessons::LINES))],
+    );
     let seen: Vec<score::Answer> = cases.iter().map(|case| score::answer(catalog, case)).collect();
     figure("attribute.dev_domain_seen", "%", &[share(&seen)]);
     Ok(())

@@ -24,6 +24,7 @@ mod programs;
 mod reading;
 mod readings;
 mod recall;
+pub mod reset;
 mod siblings;
 mod told;
 mod watch;
@@ -36,7 +37,7 @@ pub use opinion::Opinion;
 pub use reading::{
     Clocks, DeviceReport, DriverTrouble, EccCount, EccPlace, FabricInfo, GpuDetails, GpuEvent, GpuIdentity,
     GpuProcess, GpuReading, GpuTrouble, LinkErrors, LinkReading, PcieLink, PeerAccess, ProbeAnswer,
-    ProbeLine, ProbeRequest, Read, RemappedRows, SlowdownTimes, SramErrors,
+    ProbeLine, ProbeRequest, Read, RemappedRows, SlowdownTimes, SramErrors, settle,
 };
 pub use recall::learned_gpus;
 
@@ -93,6 +94,12 @@ impl Shown {
         let since = self.said.filter(|(before, _)| *before == state).map_or(now, |(_, since)| since);
         self.said = Some((state, since));
         since
+    }
+
+    /// The same of what began before it was looked at: the log of a fault may be older than the agent.
+    fn since_it_began(&mut self, state: HealthState, now: Mono, began: Option<Mono>) -> Mono {
+        let got_worse = self.said.is_none_or(|(before, _)| before < state);
+        self.since(state, if got_worse { began.map_or(now, |began| began.min(now)) } else { now })
     }
 }
 
@@ -295,6 +302,7 @@ impl DeviceJudge {
             Fact::Xid(xid) => return self.xid_line(now, at, xid),
             Fact::Sxid(sxid) => self.sxid(at, sxid),
             Fact::KernelReport(report) => self.kernel_report(at, report),
+            Fact::Observed(seen) if seen.event == reset::DONE => self.was_reset(&seen.component, at),
             _ => {}
         }
         true

@@ -158,8 +158,12 @@ impl HostLogJudge {
         }
         let mut components: Vec<Component> = found.into_values().collect();
         for component in &mut components {
-            let before = self.shown.get(&component.name).filter(|(state, _)| *state == component.state);
-            component.since = before.map_or(now, |(_, since)| *since);
+            component.since = match self.shown.get(&component.name) {
+                Some((state, since)) if *state == component.state => *since,
+                // It got better, and does so now.
+                Some((state, _)) if *state > component.state => now,
+                Some(_) | None => component.since,
+            };
             self.shown.insert(component.name.clone(), (component.state, component.since));
         }
         components
@@ -206,6 +210,10 @@ impl Reports {
         self.times.push_back((at, count));
     }
 
+    fn first(&self) -> Mono {
+        self.times.front().map_or(Mono(0), |(at, _)| *at)
+    }
+
     fn last(&self) -> Mono {
         self.times.back().map_or(Mono(0), |(at, _)| *at)
     }
@@ -234,6 +242,13 @@ fn hold_against(component: &mut Component, meaning: &KernelMeaning, held: &[(Opt
         component.reason = told;
     } else {
         component.reason = format!("{}; {told}", component.reason);
+    }
+    // Since the first of the lines that make it so bad: the log may be older than the agent.
+    let began = held.iter().map(|(_, _, reports)| reports.first()).min().unwrap_or(component.since);
+    if meaning.state > component.state {
+        component.since = began;
+    } else if meaning.state == component.state {
+        component.since = component.since.min(began);
     }
     component.state = component.state.max(meaning.state);
     component.action = component.action.max(meaning.action);

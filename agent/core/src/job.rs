@@ -25,6 +25,7 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::checkpoint::advice;
 use crate::entry::{Body, Fact, JobSpec, StepDone};
 use crate::hang::{Hang, PlaceGroup};
 use crate::id::{Attempt, Rank};
@@ -193,6 +194,10 @@ impl Job {
             exit,
             reason,
             attempts: self.attempt.0.saturating_add(1),
+            saving: advice::of(
+                &self.ledger.books(at),
+                u32::try_from(self.incidents.len()).unwrap_or(u32::MAX),
+            ),
             books: self.ledger.books(at),
             incidents: self.incidents.clone(),
         }

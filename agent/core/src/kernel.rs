@@ -242,7 +242,7 @@ kernel_classes! {
     Nvme = "nvme",
     /// An NVMe disk that was given up.
     NvmeLost = "nvme_lost",
-    /// A file system over the network whose server does not answer.
+    /// A file system or a disk over the network whose server does not answer.
     NetworkStorage = "network_storage",
     /// It answers again.
     NetworkStorageBack = "network_storage_back",

@@ -38,6 +38,9 @@ pub struct Learned {
     /// The pipeline stage of each rank, where that was learned.
     #[serde(default)]
     pub stages: Vec<u32>,
+    /// How many ranks the job had, where it is kept for runs of any size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u32>,
 }
 
 impl Learned {
@@ -78,6 +81,19 @@ impl Learned {
 pub fn key(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
     let mut hash = Fnv::default();
     hash.word(spec.world_size.to_string().as_bytes());
+    name(spec, checkpoint_dir, &mut hash);
+    hash.to_string()
+}
+
+/// The same for runs of any number of ranks.
+pub fn key_of_any_size(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
+    let mut hash = Fnv::default();
+    hash.word(b"any size");
+    name(spec, checkpoint_dir, &mut hash);
+    hash.to_string()
+}
+
+fn name(spec: &JobSpec, checkpoint_dir: Option<&str>, hash: &mut Fnv) {
     match checkpoint_dir {
         Some(directory) => {
             hash.word(directory.as_bytes());
@@ -86,7 +102,6 @@ pub fn key(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
         }
         None => spec.command.iter().for_each(|word| hash.word(word.as_bytes())),
     }
-    hash.to_string()
 }
 
 /// 64-bit FNV-1a: names things for life, and guards against nothing.
@@ -173,5 +188,9 @@ mod tests {
         let in_place = |command| key(&spec(command, 8), Some("/nvme/run7"));
         assert_eq!(in_place("python train.py --lr 1"), in_place("python train.py --lr 2"));
         assert_ne!(in_place("python train.py"), in_place("python other.py"));
+        let any = |command, ranks| key_of_any_size(&spec(command, ranks), None);
+        assert_eq!(any("python train.py", 8), any("python train.py", 16));
+        assert_ne!(any("python train.py", 8), any("python other.py", 8));
+        assert_ne!(any("python train.py", 8), key_of("python train.py", 8));
     }
 }

@@ -69,6 +69,7 @@ pub struct Ledger {
     last_step_end: Option<Mono>,
     steps: u64,
     steps_lost: u64,
+    saves: u64,
 }
 
 /// The books of a job at one moment.
@@ -84,6 +85,9 @@ pub struct Books {
     pub steps: u64,
     /// Steps that were done again, as far as their numbers tell.
     pub steps_lost: u64,
+    /// Steps of which a part went into a checkpoint.
+    #[serde(default)]
+    pub saves: u64,
 }
 
 impl Ledger {
@@ -101,6 +105,7 @@ impl Ledger {
             last_step_end: None,
             steps: 0,
             steps_lost: 0,
+            saves: 0,
         }
     }
 
@@ -148,6 +153,7 @@ impl Ledger {
         } else {
             self.steps += 1;
             self.saved = self.saved.plus(Span(done.checkpoint_ns.min(length.0)));
+            self.saves += u64::from(done.checkpoint_ns.min(length.0) > 0);
         }
         self.reached = self.reached.max(Some(number));
         self.last_step_end = Some(done.end);
@@ -170,7 +176,7 @@ impl Ledger {
         parts.retain(|_, span| span.0 > 0);
         let wall = at.since(self.began);
         let goodput = if wall.0 == 0 { 0.0 } else { training.0 as f64 / wall.0 as f64 };
-        Books { wall, parts, goodput, steps: self.steps, steps_lost: self.steps_lost }
+        Books { wall, parts, goodput, steps: self.steps, steps_lost: self.steps_lost, saves: self.saves }
     }
 
     /// The part of a step that a fault cut off is lost work.

@@ -61,6 +61,7 @@ pub mod replay;
 pub mod rounds;
 pub mod running;
 pub mod settings;
+pub mod standing;
 pub mod story;
 pub mod straggler;
 pub mod surroundings;

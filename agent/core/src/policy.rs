@@ -178,7 +178,13 @@ fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
         _ => return None,
     };
     let mut in_a_row = case.past.iter().rev().take(idle as usize);
-    in_a_row.any(|past| past.cause == verdict.cause).then_some(why)
+    in_a_row.any(|past| came_again(past, verdict)).then_some(why)
+}
+
+/// Whether a failure is that of `past`. A signal tells nothing of who sent it: it is the same at the same step only.
+fn came_again(past: &PastFailure, verdict: &Verdict) -> bool {
+    let same_place = !matches!(verdict.cause, Cause::Signal { .. }) || past.step == verdict.step;
+    past.cause == verdict.cause && same_place
 }
 
 /// What is not restarted any more, though it may pass.

@@ -195,6 +195,17 @@ mod tests {
     }
 
     #[test]
+    fn a_ticket_has_a_title_and_lists_and_the_terminal_has_neither() {
+        let told = told(FaultDomain::User, Some("user_code"));
+        let (ticket, terminal) =
+            (render(&told, Some("/runs/x"), true), render(&told, Some("/runs/x"), false));
+        assert!(ticket.starts_with("## rank 3 raised ValueError: bad\n"), "{ticket}");
+        assert!(ticket.contains("\n- exit note of rank 3\n"), "{ticket}");
+        assert!(ticket.contains("\n- the output of all ranks is in /runs/x\n"), "{ticket}");
+        assert!(!terminal.contains("## ") && !terminal.contains("\n- "), "{terminal}");
+    }
+
+    #[test]
     fn what_is_not_known_is_not_said() {
         let text = render(&told(FaultDomain::Unknown, None), None, true);
         assert!(text.starts_with("## rank 3") && text.contains("cannot be told"), "{text}");

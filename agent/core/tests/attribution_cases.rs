@@ -6,7 +6,7 @@ mod labelled;
 
 use labelled::{catalog, labelled};
 use mainstay_core::attribute::class::{Class, Restart};
-use mainstay_core::attribute::score;
+use mainstay_core::attribute::{lessons, score};
 
 /// Right domains, in percent, below which something broke.
 const FLOOR: u32 = 82;
@@ -33,4 +33,22 @@ fn labelled_cases_are_judged_well() {
         summary.all.domain,
         summary.all.cases
     );
+}
+
+/// The same for cases whose source is not remembered.
+const BLIND_FLOOR: u32 = 80;
+
+#[test]
+fn labelled_cases_are_judged_well_without_memory_of_their_source() {
+    let Some(cases) = labelled() else { return };
+    let answers = score::without_memory(catalog(), &cases, &lessons::cases(), lessons::LINES);
+    let summary = score::summary(&cases, &answers);
+    println!("{}", serde_json::to_string(&summary.all).expect("plain"));
+    assert!(
+        summary.all.domain * 100 >= summary.all.cases * BLIND_FLOOR,
+        "{} of {} domains are right",
+        summary.all.domain,
+        summary.all.cases
+    );
+    assert_eq!(summary.false_hardware, 0, "a user's failure was called the hardware's");
 }

@@ -1,5 +1,5 @@
 //! Failures of real jobs as they were told in public issue threads, one decisive piece of each log, labelled by what the thread
-//! found. `cases/README.md` tells where they come from and how many were right before the catalogue had met them.
+//! found. `agent/catalog/cases/README.md` tells where they come from and how many were right before the catalogue had met them.
 
 #![allow(clippy::disallowed_methods, clippy::expect_used, reason = "the test reads files; the core does not")]
 
@@ -7,6 +7,7 @@ mod labelled;
 
 use labelled::{batches, catalog};
 use mainstay_core::attribute::class::{Class, Restart};
+use mainstay_core::attribute::lessons;
 use mainstay_core::attribute::score::{self, Case};
 use mainstay_core::verdict::FaultDomain;
 
@@ -16,7 +17,7 @@ const FLOOR: u32 = 84;
 #[test]
 fn failures_from_issue_threads_are_judged_well() {
     let catalog = catalog();
-    let all: Vec<Case> = batches().into_iter().flat_map(|(_, cases)| cases).collect();
+    let all: Vec<Case> = batches();
     let answers: Vec<score::Answer> = all.iter().map(|case| score::answer(catalog, case)).collect();
     let summary = score::summary(&all, &answers);
     for (case, answer) in all.iter().zip(&answers) {
@@ -67,6 +68,46 @@ fn failures_from_issue_threads_are_judged_well() {
         let right = summary.per_class.get(class.name()).map_or(0, |share| share.class);
         assert!(right > 0, "{} is never the answer where it is right", class.name());
     }
+}
+
+/// Right domains, in percent, of failures that are judged without memory of their batch.
+const BLIND_FLOOR: u32 = 82;
+
+#[test]
+fn failures_are_judged_well_without_memory_of_their_batch() {
+    let all: Vec<Case> = batches();
+    let answers = score::without_memory(catalog(), &all, &lessons::cases(), lessons::LINES);
+    let summary = score::summary(&all, &answers);
+    let wrong = all.iter().zip(&answers).filter(|(_, answer)| answer.right == Some(false));
+    for (case, answer) in wrong {
+        println!(
+            "{} of {}: {} {:.2}: {}",
+            case.id,
+            case.group.as_deref().unwrap_or_default(),
+            answer.class.name(),
+            answer.confidence,
+            answer.reasons.join("; ")
+        );
+    }
+    println!("{}", serde_json::to_string(&summary.all).expect("plain"));
+    println!("{}", serde_json::to_string(&summary.calibration).expect("plain"));
+    println!("false hardware {}, {:?}", summary.false_hardware, summary.false_do_not_restart);
+    assert!(
+        summary.all.domain * 100 >= summary.all.cases * BLIND_FLOOR,
+        "{} of {} domains are right",
+        summary.all.domain,
+        summary.all.cases
+    );
+}
+
+#[test]
+fn who_is_not_sure_does_not_stop_the_job() {
+    let answers = batches().into_iter().map(|case| score::answer(catalog(), &case));
+    let unsure = answers.filter(|of| of.confidence < 0.5 && of.restart == Restart::DoNotRestart);
+    // Only an exit code that is an agreement may say so.
+    let told: Vec<String> =
+        unsure.filter(|of| !of.reasons.iter().any(|of| of.contains("(exit)"))).map(|of| of.id).collect();
+    assert!(told.is_empty(), "{told:?}");
 }
 
 #[test]

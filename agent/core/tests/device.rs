@@ -5,6 +5,7 @@ mod support;
 
 use mainstay_core::health::{HealthState, RecommendedAction};
 use mainstay_core::host_log::LogState;
+use mainstay_core::time::Mono;
 use proptest::prelude::*;
 use support::Host;
 
@@ -28,6 +29,26 @@ fn a_gpu_off_the_bus_needs_a_reboot_and_stays_so() {
     host.log("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15");
     host.expect(GPU, Unhealthy, RebootNode);
     assert_eq!(host.component(GPU).since, component.since);
+}
+
+#[test]
+fn a_fault_stands_since_its_line_was_written_however_late_it_is_read() {
+    let mut host = Host::new();
+    let written = "4,1,400000000,-;";
+    host.log(&format!("{written}NVRM: Xid (PCI:0000:01:00): 79, off"));
+    host.log(&format!("{written}EXT4-fs (sdb1): Remounting filesystem read-only"));
+    host.log(&format!("{written}nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 1 x"));
+    host.wait(50);
+    for name in ["gpu.0000:01:00", "host.storage", "nvswitch.0000:c1:00"] {
+        assert_eq!(host.component(name).since, Mono(400_000_000_000), "{name}");
+    }
+    // The same once more changes nothing, and what gets better does so when that is known.
+    host.wait(50);
+    host.log("NVRM: Xid (PCI:0000:01:00): 79, off");
+    assert_eq!(host.component("gpu.0000:01:00").since, Mono(400_000_000_000));
+    host.log("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)");
+    let (now, gpu) = (host.now, host.component("gpu.0000:01:00"));
+    assert_eq!((gpu.state, gpu.since), (HealthState::Healthy, now));
 }
 
 #[test]

@@ -123,6 +123,35 @@ fn what_only_a_line_can_weigh_waits_for_it() {
 }
 
 #[test]
+fn an_event_of_nobody_is_of_the_only_gpu_or_blames_none() {
+    let nobody = GpuEvent { gpu: None, ..event(79) };
+    let mut host = Host::new();
+    host.look();
+    host.judge.event(host.now, &nobody);
+    let told = host.judge.due(host.now, true);
+    assert!(
+        matches!(&told[..], [(_, Fact::Observed(seen))] if seen.event == "xid_of_unknown_gpu" && seen.detail.contains("XID 79")),
+        "{told:?}"
+    );
+    assert_eq!((host.ill(), host.judge.due(host.now, true)), (Vec::new(), Vec::new()));
+    let mut host = Host::new();
+    host.gpus.truncate(1);
+    host.look();
+    host.judge.event(host.now, &nobody);
+    host.expect(FIRST, Unhealthy, RebootNode);
+    // There is no XID 0, and no code so large.
+    let mut host = Host::new();
+    host.look();
+    for code in [0, 1 << 40] {
+        host.judge.event(host.now, &event(code));
+    }
+    assert_eq!(
+        (host.ill(), host.judge.due(host.now.after(Span::seconds(9)), true)),
+        (Vec::new(), Vec::new())
+    );
+}
+
+#[test]
 fn a_program_that_fails_is_counted_once() {
     let mut host = Host::new();
     host.look();

@@ -6,6 +6,7 @@ mod support;
 use mainstay_core::health::HealthState;
 use mainstay_core::host_log::LogState;
 use support::Host;
+use support::lines::ORDINARY;
 
 /// Numbers that look random and are the same each time.
 struct Dice(u64);
@@ -95,6 +96,7 @@ fn a_healthy_day_is_silent() {
     let mut dice = Dice(7);
     host.host.log_is(host.now, LogState::Reading);
     BOOT.iter().for_each(|line| host.log(line));
+    let ordinary: Vec<&str> = ORDINARY.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let mut lines = 0u32;
     for tick in 0u64..24 * 360 {
         let gpu = dice.of(&GPUS);
@@ -111,6 +113,9 @@ fn a_healthy_day_is_silent() {
         }
         if dice.below(3) == 0 {
             say(dice.of(&CHATTER));
+        }
+        if dice.below(3) == 0 {
+            say(dice.of(&ordinary));
         }
         if dice.below(12) == 0 {
             // Each corrected error of PCIe takes two lines.

@@ -7,40 +7,7 @@ mod support;
 use mainstay_core::entry::Fact;
 use mainstay_core::parse::log::LogReader;
 use mainstay_core::time::Mono;
-use support::Host;
-
-/// What a host is like after these lines: its components that are ill, each as `name STATE ACTION`.
-fn comes_to(lines: &str) -> String {
-    let mut host = Host::new();
-    lines.split(" || ").for_each(|line| host.log(line));
-    let ill = host.ill().into_iter();
-    let told: Vec<String> =
-        ill.map(|(of, state, action)| format!("{of} {} {}", name(state), name(action))).collect();
-    if told.is_empty() { "nothing".to_owned() } else { told.join(", ") }
-}
-
-fn name(of: impl serde::Serialize) -> String {
-    serde_json::to_value(of).unwrap().as_str().unwrap().to_owned()
-}
-
-/// A table of groups: `= what` and the lines below that come to it, alone or several joined by `||`.
-fn check(table: &str) {
-    let mut expected = "";
-    let mut wrong = Vec::new();
-    let mut count = 0;
-    for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        if let Some(what) = line.strip_prefix("= ") {
-            expected = what;
-            continue;
-        }
-        count += 1;
-        let found = comes_to(line);
-        if found != expected {
-            wrong.push(format!("{line}\n    must come to {expected}\n    comes to     {found}"));
-        }
-    }
-    assert!(wrong.is_empty(), "{} of {count} wrong:\n{}", wrong.len(), wrong.join("\n"));
-}
+use support::lines::{check, comes_to};
 
 #[test]
 fn gpus_of_nvidia() {

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use mainstay_checkpoint::bucket::StepRecord;
 use mainstay_checkpoint::{MANIFEST_NAME, Manifest};
@@ -172,7 +171,7 @@ impl Direct {
                 let open = File::open(&path);
                 let file =
                     open.map_err(|error| DurableError::Local(format!("{}: {error}", path.display())))?;
-                let one = upload::shard(&self.bucket, sealed, &Arc::new(file), &how).await?;
+                let one = upload::shard(&self.bucket, sealed, &file.into(), &how).await?;
                 (sent.bytes, sent.there) = (sent.bytes + one.bytes, sent.there + one.there);
             }
             upload::commit(&self.bucket, &record).await

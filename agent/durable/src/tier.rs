@@ -15,7 +15,7 @@ use mainstay_core::checkpoint::placement::score;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::client::Target;
 use mainstay_tier::peer::error::PeerError;
-use mainstay_tier::peer::{Durable, Service};
+use mainstay_tier::peer::{Durable, Figures, Service};
 use tokio::runtime::Runtime;
 
 use crate::bucket::{Bucket, DurableError};
@@ -225,8 +225,7 @@ impl Inner {
                 let Some(opened) = service.open(&shard.root) else { continue };
                 notes.insert(format!("{}.json", shard.root));
                 opened.pin();
-                let Ok(file) = opened.file.try_clone() else { continue };
-                let sent = upload::shard(&self.bucket, &opened.sealed, &Arc::new(file), &how).await;
+                let sent = upload::shard(&self.bucket, &opened.sealed, &opened.bytes, &how).await;
                 // In memory it may have had to make room for another step: that is no damage.
                 if let (Err(DurableError::Changed { chunk: Some(_), .. }), true) = (&sent, opened.is_still())
                 {
@@ -358,6 +357,11 @@ impl Durable for Inner {
     fn shards(&self) -> Vec<Shard> {
         let state = self.state();
         state.runs.values().flat_map(|(_, steps)| steps.whole.values()).flat_map(listing::shards).collect()
+    }
+
+    fn figures(&self) -> Figures {
+        let Status { bytes_sent, failures, .. } = self.state().status;
+        Figures { bytes_sent, failures }
     }
 
     fn refresh(&self, run_id: &str) -> Result<(), PeerError> {

@@ -1,14 +1,14 @@
 //! Brings one shard into a bucket, and makes a step of shards that are all there.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use mainstay_checkpoint::bucket::{BEGUN_NAME, STEP_NAME, StepName, StepRecord, run_directory, shard_names};
 use mainstay_checkpoint::{MANIFEST_LIMIT, chunk_sum};
+use mainstay_tier::bytes::Bytes;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::Sealed;
+use mainstay_tier::seal::ReadAt;
 use object_store::PutPayload;
 use tokio::task::JoinSet;
 
@@ -84,7 +84,7 @@ pub async fn commit(bucket: &Bucket, record: &StepRecord) -> Result<(), DurableE
 pub async fn shard(
     bucket: &Bucket,
     sealed: &Sealed,
-    file: &Arc<File>,
+    from: &Bytes,
     how: &How<'_>,
 ) -> Result<Sent, DurableError> {
     let of = step_name(&sealed.shard.of);
@@ -92,7 +92,7 @@ pub async fn shard(
     let (data, manifest) = (in_step(&of, &data), in_step(&of, &manifest));
     let mut sent = Sent { bytes: 0, there: sealed.shard.bytes };
     if bucket.length(&data).await? != Some(sealed.shard.bytes) {
-        sent = bytes(bucket, &data, sealed, file, how).await?;
+        sent = bytes(bucket, &data, sealed, from, how).await?;
         let found = bucket.length(&data).await?;
         if found != Some(sealed.shard.bytes) {
             let problem = format!("{} bytes were sent and {found:?} lie there", sealed.shard.bytes);
@@ -113,20 +113,20 @@ async fn bytes(
     bucket: &Bucket,
     name: &str,
     sealed: &Sealed,
-    file: &Arc<File>,
+    from: &Bytes,
     how: &How<'_>,
 ) -> Result<Sent, DurableError> {
     let size = sealed.shard.bytes;
     let part_bytes = part_bytes(size, u64::from(sealed.chunk_bytes), how.part_bytes);
     if size <= part_bytes {
         how.pace.wait(size);
-        bucket.put(name, read(sealed, file, 0, size)?).await?;
+        bucket.put(name, read(sealed, from, 0, size)?).await?;
         return Ok(Sent { bytes: size, there: 0 });
     }
     let notes = how.notes.map(|notes| notes.join(format!("{}.json", sealed.shard.root)));
     let before = notes.as_deref().and_then(Under::read);
     if let Some(before) = before.filter(|before| before.name == name && before.part_bytes == part_bytes) {
-        let job = Job { bucket, sealed, file, how, notes: notes.as_deref() };
+        let job = Job { bucket, sealed, from, how, notes: notes.as_deref() };
         match job.run(before).await {
             // The store has thrown the upload away; a lifecycle rule may.
             Err(error) if error.is_gone() => {
@@ -138,7 +138,7 @@ async fn bytes(
     let path = bucket.path(name);
     let id = bucket.again("beginning", &path, || bucket.parts.begin(&path)).await?;
     let under = Under { name: name.to_owned(), id, part_bytes, done: Default::default() };
-    Job { bucket, sealed, file, how, notes: notes.as_deref() }.run(under).await
+    Job { bucket, sealed, from, how, notes: notes.as_deref() }.run(under).await
 }
 
 /// Whole chunks, and few enough parts.
@@ -151,7 +151,7 @@ fn part_bytes(size: u64, chunk: u64, wanted: Option<u64>) -> u64 {
 struct Job<'a> {
     bucket: &'a Bucket,
     sealed: &'a Sealed,
-    file: &'a Arc<File>,
+    from: &'a Bytes,
     how: &'a How<'a>,
     notes: Option<&'a Path>,
 }
@@ -179,7 +179,7 @@ impl Job<'_> {
             }
             self.how.pace.wait(length);
             // Read and compared here, on this thread: the runtime's own bring what was read before.
-            let payload = PutPayload::from(read(self.sealed, self.file, offset, length)?);
+            let payload = PutPayload::from(read(self.sealed, self.from, offset, length)?);
             let (bucket, path, id) = (self.bucket.clone(), self.bucket.path(&under.name), under.id.clone());
             coming.spawn(async move {
                 let put = || bucket.parts.put(&path, &id, index, offset, payload.clone());
@@ -225,14 +225,14 @@ impl Job<'_> {
 }
 
 /// Bytes of a shard, whole chunks of it, as they were sealed.
-fn read(sealed: &Sealed, file: &File, offset: u64, length: u64) -> Result<Vec<u8>, DurableError> {
+fn read(sealed: &Sealed, from: &Bytes, offset: u64, length: u64) -> Result<Vec<u8>, DurableError> {
     let told = |problem: String, chunk| DurableError::Changed {
         path: format!("the shard of rank {} of step {}", sealed.shard.rank, sealed.shard.of.step),
         problem,
         chunk,
     };
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
-    file.read_exact_at(&mut bytes, offset).map_err(|error| told(format!("reading it: {error}"), None))?;
+    from.read_exact_at(&mut bytes, offset).map_err(|error| told(format!("reading it: {error}"), None))?;
     first_bad(sealed, offset, &bytes).map_or(Ok(bytes), |chunk| {
         Err(told(format!("its bytes have changed since (chunk {chunk})"), Some(chunk)))
     })

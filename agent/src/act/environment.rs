@@ -20,6 +20,8 @@ pub struct RankEnvironment<'a> {
     pub world_size: u32,
     /// `LOCAL_WORLD_SIZE`.
     pub local_world_size: u32,
+    /// How many ranks the attempt before had, where that is known.
+    pub previous_size: Option<u32>,
     /// `ROLE_NAME`.
     pub role: &'a str,
     /// `MASTER_ADDR`.
@@ -53,7 +55,7 @@ pub struct RankEnvironment<'a> {
 }
 
 /// What tells a rank who it is in a round: all that changes for one that goes on in its process.
-const OF_A_ROUND: [&str; 12] = [
+const OF_A_ROUND: [&str; 13] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -66,6 +68,7 @@ const OF_A_ROUND: [&str; 12] = [
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
     "MAINSTAY_ATTEMPT",
+    "MAINSTAY_PREVIOUS_WORLD_SIZE",
 ];
 
 impl RankEnvironment<'_> {
@@ -95,6 +98,9 @@ impl RankEnvironment<'_> {
             ("MAINSTAY_ATTEMPT", self.attempt.to_string()),
             ("MAINSTAY_CHECKPOINT_DIR", self.checkpoint_dir.display().to_string()),
         ];
+        if let Some(size) = self.previous_size {
+            variables.push(("MAINSTAY_PREVIOUS_WORLD_SIZE", size.to_string()));
+        }
         if let Some(page) = self.page {
             variables.push(("MAINSTAY_PAGE", page.display().to_string()));
         }
@@ -179,6 +185,7 @@ mod tests {
             local_rank: 1,
             world_size: 2,
             local_world_size,
+            previous_size: None,
             role: "default",
             master_addr: "127.0.0.1",
             master_port: 1234,
@@ -212,7 +219,7 @@ mod tests {
 
     #[test]
     fn all_that_a_round_changes_is_told_to_a_rank_that_goes_on() {
-        let told = environment(2).of_the_round();
+        let told = RankEnvironment { previous_size: Some(4), ..environment(2) }.of_the_round();
         assert_eq!(told.len(), OF_A_ROUND.len(), "{told:?}");
         assert_eq!(told["TORCHELASTIC_RESTART_COUNT"], "2");
         assert!(!told.contains_key("TORCHELASTIC_ERROR_FILE"));

@@ -5,19 +5,16 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hyper::Method;
 use mainstay_core::entry::{Body, Entry, Fact};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::runtime::Builder;
 
+use super::child::{ended, kill_group};
 use crate::http::{self, Question};
 
 /// Entries that may wait for a hook.
@@ -170,36 +167,11 @@ impl Teller {
             Ok(Some(status)) if status.success() => Ok(()),
             Ok(Some(status)) => Err(format!("it ended with {status}")),
             Ok(None) | Err(_) => {
-                let group = i32::try_from(child.id()).unwrap_or(0);
-                if group > 0 {
-                    let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
-                }
+                kill_group(&child);
                 let _ = child.wait();
                 Err(format!("it took longer than {} s and was killed", self.deadline.as_secs_f64()))
             }
         }
-    }
-}
-
-/// How a child ended, if it did in time.
-fn ended(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
-    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
-    let handle = pidfd_open(pid.ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?;
-    let until = Instant::now() + within;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        let left = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        };
-        // Interrupted or not: the child is looked at again.
-        let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&left));
     }
 }
 

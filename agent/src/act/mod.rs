@@ -1,5 +1,6 @@
 //! Floor 2. Hands: processes are started, watched and stopped, their output is kept.
 
+mod child;
 pub mod devices;
 pub mod doubt;
 pub mod environment;
@@ -7,8 +8,10 @@ pub mod guardian;
 pub mod hook;
 pub mod output;
 pub mod page_files;
+pub mod played;
 pub mod port;
 pub mod ranks;
+pub mod reset;
 pub mod rounds;
 pub mod segment_file;
 pub mod stop;

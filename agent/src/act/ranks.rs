@@ -32,6 +32,8 @@ pub struct Crew {
     pub command: Vec<String>,
     /// Ranks on this host, which is all there is.
     pub local_world_size: u32,
+    /// How many ranks the job's last run had, where that is known.
+    pub previous_size: Option<u32>,
     /// `ROLE_NAME`.
     pub role: String,
     /// `MASTER_ADDR`.
@@ -202,12 +204,16 @@ impl Crew {
     /// # Errors
     /// There would be too few of them; in words for a person.
     pub fn devices_without(&self, local_rank: u32) -> Result<Vec<String>, String> {
+        devices::without(&self.visible_devices(), local_rank, self.local_world_size)
+    }
+
+    /// The GPUs that the ranks see, by the names that they have in `CUDA_VISIBLE_DEVICES`.
+    pub fn visible_devices(&self) -> Vec<String> {
         let given = std::env::var(devices::VARIABLE).ok();
-        let visible = match &self.devices {
+        match &self.devices {
             Some(devices) => devices.clone(),
             None => devices::visible(given.as_deref(), Path::new("/dev")),
-        };
-        devices::without(&visible, local_rank, self.local_world_size)
+        }
     }
 
     /// All ranks of the host, by their places.
@@ -251,6 +257,7 @@ impl Crew {
         command
             .args(arguments.iter().map(|argument| OsString::from(expand(argument, local_rank))))
             .env_remove("MAINSTAY_PAGE")
+            .env_remove("MAINSTAY_PREVIOUS_WORLD_SIZE")
             .env_remove("MAINSTAY_CHECKPOINT_POOL")
             .envs(environment)
             .stdin(Stdio::null())
@@ -303,6 +310,7 @@ impl Crew {
             local_rank,
             world_size: self.local_world_size,
             local_world_size: self.local_world_size,
+            previous_size: if attempt.0 == 0 { self.previous_size } else { Some(self.local_world_size) },
             role: &self.role,
             master_addr: &self.master_addr,
             master_port,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use mainstay_core::checkpoint::files::Kind;
 use mainstay_core::checkpoint::inventory::{Medium, StepState, steps};
 use mainstay_core::id::Pid;
 use mainstay_durable::Tier;
@@ -16,7 +17,9 @@ use mainstay_proto::v1::{
     RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse, RestoreProgress,
     RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
+use mainstay_tier::files::{FileWatch, Files, Wanted, ensure_directory};
 use mainstay_tier::peer::{Peer, Progress, Restored, Service, User, Watched};
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::transport::server::UdsConnectInfo;
@@ -36,10 +39,13 @@ const REMEMBERED: usize = 64;
 pub struct Checkpoints {
     peers: Option<Arc<Service>>,
     durable: Option<Arc<Tier>>,
+    files: Option<Arc<Files>>,
     allowed: Allowed,
     operators: Vec<u32>,
     /// The directories that are watched, over restarts of the agent.
     kept: Mutex<Kept<Vec<Watched>>>,
+    /// Those into which trainers write in their own way.
+    kept_files: Mutex<Kept<Vec<FilesPlace>>>,
 }
 
 impl Checkpoints {
@@ -47,6 +53,7 @@ impl Checkpoints {
     pub fn new(
         peers: Option<Arc<Service>>,
         durable: Option<Arc<Tier>>,
+        files: Option<Arc<Files>>,
         allowed: Allowed,
         operators: Vec<u32>,
         state_dir: &Path,
@@ -55,7 +62,16 @@ impl Checkpoints {
         if let Some(peers) = &peers {
             kept.value().into_iter().flatten().for_each(|place| peers.watch(place.clone()));
         }
-        Checkpoints { peers, durable, allowed, operators, kept: Mutex::new(kept) }
+        let kept_files: Kept<Vec<FilesPlace>> = Kept::open(&state_dir.join("checkpoint-trainers.json"));
+        for place in kept_files.value().into_iter().flatten() {
+            if let Some(files) = &files
+                && let Err(error) = files.watch(place.wanted())
+            {
+                tracing::warn!(directory = %place.directory.display(), %error, "a directory is not watched any more");
+            }
+        }
+        let (kept, kept_files) = (Mutex::new(kept), Mutex::new(kept_files));
+        Checkpoints { peers, durable, files, allowed, operators, kept, kept_files }
     }
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
@@ -89,6 +105,30 @@ impl Checkpoints {
         Err(Status::permission_denied(format!("user {uid} may not delete checkpoints of this agent")))
     }
 
+    /// The watch of a directory into which a trainer writes in its own way: one that is there, or that is asked for.
+    fn watch_files(&self, place: &Watched, kind: &str) -> Result<Option<Arc<FileWatch>>, Status> {
+        let Some(files) = &self.files else { return Ok(None) };
+        if kind.is_empty() {
+            let known = files.find(&place.directory).filter(|watch| watch.run() == place.run);
+            return Ok(known);
+        }
+        Kind::parse(kind).map_err(Status::invalid_argument)?;
+        ensure_directory(&place.directory, place.user)
+            .map_err(|error| Status::permission_denied(error.to_string()))?;
+        let known =
+            FilesPlace { run: place.run.clone(), directory: place.directory.clone(), kind: kind.to_owned() };
+        let watch = files.watch(known.wanted()).map_err(|error| Status::aborted(error.to_string()))?;
+        let mut kept = self.kept_files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = kept.value().cloned().unwrap_or_default();
+        all.retain(|other| other.directory != known.directory);
+        all.push(known);
+        let all = all.split_off(all.len().saturating_sub(REMEMBERED));
+        if let Err(error) = kept.keep(&all) {
+            tracing::warn!(%error, "the watched directories cannot be written down");
+        }
+        Ok(Some(watch))
+    }
+
     fn remember(&self, place: &Watched) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = kept.value().cloned().unwrap_or_default();
@@ -97,6 +137,37 @@ impl Checkpoints {
         let all = all.split_off(all.len().saturating_sub(REMEMBERED));
         if let Err(error) = kept.keep(&all) {
             tracing::warn!(%error, "the watched checkpoint directories cannot be written down");
+        }
+    }
+}
+
+/// A directory that a launcher wants watched, for a trainer that writes in its own way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct FilesPlace {
+    run: String,
+    directory: PathBuf,
+    kind: String,
+}
+
+impl FilesPlace {
+    fn wanted(&self) -> Wanted {
+        Wanted {
+            directory: self.directory.clone(),
+            run: self.run.clone(),
+            rules: Kind::parse(&self.kind).unwrap_or(Kind::Auto).rules(),
+            expect: 0,
+            quiet: 0,
+            hosts: Vec::new(),
+            shared: None,
+        }
+    }
+}
+
+/// What was compiled elsewhere need not be compiled again.
+fn pull_caches(files: &Files, user: User) {
+    for (cache, pulled) in files.pull_caches(user) {
+        if let Err(error) = pulled {
+            tracing::warn!(cache, %error, "a cache could not be brought");
         }
     }
 }
@@ -160,22 +231,31 @@ impl CheckpointService for Checkpoints {
     ) -> Result<Response<Self::RestoreCheckpointStream>, Status> {
         let user = self.caller(&request)?;
         let peers = self.peers()?;
-        let RestoreCheckpointRequest { run, directory, ranks, pool } = request.into_inner();
+        let RestoreCheckpointRequest { run, directory, ranks, pool, files_kind } = request.into_inner();
         let place = place(run, directory, pool, user)?;
-        self.remember(&place);
+        let watch = self.watch_files(&place, &files_kind)?;
+        if watch.is_none() {
+            self.remember(&place);
+        }
+        let files = self.files.clone();
         let (sender, receiver) = mpsc::channel(64);
         tokio::task::spawn_blocking(move || {
+            files.iter().for_each(|files| pull_caches(files, user));
             let ranks = (!ranks.is_empty()).then_some(ranks.as_slice());
             let progress = |at: Progress| {
                 let message = Message::Progress(progress_out(at));
                 // Counts that nobody has read yet are not waited for.
                 let _ = sender.try_send(Ok(RestoreCheckpointResponse { message: Some(message) }));
             };
-            let last = match peers.restore(&place, ranks, &progress) {
+            let restored = match watch {
+                Some(watch) => watch.restore(&progress).map_err(|error| error.to_string()),
+                None => peers.restore(&place, ranks, &progress).map_err(|error| error.to_string()),
+            };
+            let last = match restored {
                 Ok(restored) => {
                     Ok(RestoreCheckpointResponse { message: Some(Message::Result(result_out(restored))) })
                 }
-                Err(error) => Err(Status::aborted(error.to_string())),
+                Err(error) => Err(Status::aborted(error)),
             };
             let _ = sender.blocking_send(last);
         });

@@ -58,6 +58,9 @@ const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
 const CHECKPOINT_AGE: &str = "mainstay_checkpoint_age_seconds";
 const CHECKPOINT_STEP: &str = "mainstay_checkpoint_step";
+const CHECKPOINT_SENT: &str = "mainstay_checkpoint_sent_bytes_total";
+const CHECKPOINT_FAILURES: &str = "mainstay_checkpoint_send_failures_total";
+const CHECKPOINT_DAMAGED: &str = "mainstay_checkpoint_damaged_total";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
 const RANK_SELF_TIME: &str = "mainstay_rank_self_time_seconds";
@@ -139,6 +142,24 @@ pub const METRICS: &[Metric] = &[
         "Seconds since the newest step was sealed that is whole in a tier: memory, disk, peer, durable.",
     ),
     gauge_of(CHECKPOINT_STEP, &["run", "tier"], "That step."),
+    Metric {
+        name: CHECKPOINT_SENT,
+        kind: Kind::Counter,
+        labels: &["to"],
+        help: "Bytes of checkpoints that this agent has sent: to peer, to durable storage.",
+    },
+    Metric {
+        name: CHECKPOINT_FAILURES,
+        kind: Kind::Counter,
+        labels: &["to"],
+        help: "Tries to send them that failed.",
+    },
+    Metric {
+        name: CHECKPOINT_DAMAGED,
+        kind: Kind::Counter,
+        labels: &[],
+        help: "Copies of checkpoints that were found to be damaged, here or when they were fetched.",
+    },
     gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
     gauge_of(
@@ -320,6 +341,16 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
 
 fn checkpoints(read: &ReadSide, now: Stamp) {
     let seconds = now.wall.0 / 1_000_000_000;
+    if let Some(checkpoints) = &read.checkpoints {
+        let counts = checkpoints.counts();
+        counter!(CHECKPOINT_SENT, "to" => "peer").absolute(counts.bytes_sent);
+        counter!(CHECKPOINT_FAILURES, "to" => "peer").absolute(counts.failures);
+        counter!(CHECKPOINT_DAMAGED).absolute(counts.damaged);
+        if let Some(durable) = checkpoints.durable_figures() {
+            counter!(CHECKPOINT_SENT, "to" => "durable").absolute(durable.bytes_sent);
+            counter!(CHECKPOINT_FAILURES, "to" => "durable").absolute(durable.failures);
+        }
+    }
     for of in read.checkpoints.iter().flat_map(|checkpoints| checkpoints.tiers()) {
         let tier = of.tier.word();
         gauge!(CHECKPOINT_AGE, "run" => of.run.clone(), "tier" => tier).set(of.age_s(seconds) as f64);

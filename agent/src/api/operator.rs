@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use mainstay_core::attention::Word;
+use mainstay_core::device::reset::ResetError;
 use mainstay_core::time::Wall;
 use mainstay_proto::v1::operator_service_server::OperatorService;
 use mainstay_proto::v1::{
-    AcknowledgeRequest, AcknowledgeResponse, SilenceComponentRequest, SilenceComponentResponse,
-    UnsilenceComponentRequest, UnsilenceComponentResponse,
+    AcknowledgeRequest, AcknowledgeResponse, ResetGpuRequest, ResetGpuResponse, SilenceComponentRequest,
+    SilenceComponentResponse, UnsilenceComponentRequest, UnsilenceComponentResponse,
 };
 use tokio::sync::{mpsc, oneshot};
 use tonic::transport::server::UdsConnectInfo;
@@ -92,6 +93,23 @@ impl OperatorService for Operators {
         let uid = self.caller(&request)?;
         self.say(uid, request.into_inner().component, Word::Unsilence).await?;
         Ok(Response::new(UnsilenceComponentResponse {}))
+    }
+
+    async fn reset_gpu(
+        &self,
+        request: Request<ResetGpuRequest>,
+    ) -> Result<Response<ResetGpuResponse>, Status> {
+        let uid = self.caller(&request)?;
+        let ResetGpuRequest { gpu, reason } = request.into_inner();
+        let (reason, (answer, answered)) = (given(reason)?, oneshot::channel());
+        let gone = || Status::unavailable("the agent is stopping");
+        self.inputs.send(Input::ResetGpu { uid, gpu, reason, answer }).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?.map_err(|error| match &error {
+            ResetError::Unknown { .. } => Status::not_found(error.to_string()),
+            error if error.was_tried() => Status::aborted(error.to_string()),
+            error => Status::failed_precondition(error.to_string()),
+        })?;
+        Ok(Response::new(ResetGpuResponse {}))
     }
 }
 

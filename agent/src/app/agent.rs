@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use mainstay_core::attention::ACKNOWLEDGED;
-use mainstay_core::device::{DeviceJudge, learned_gpus};
+use mainstay_core::device::{DeviceJudge, learned_gpus, reset};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::host_log::HostLogJudge;
 use mainstay_core::id::{BootId, JobId};
 use mainstay_core::kernel::{LogCursor, journal_position};
 use mainstay_core::observation::Observation;
+use mainstay_core::pci::PciAddress;
 use mainstay_core::repeats::Repeats;
 use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_proto::v1::checkpoint_service_server::CheckpointServiceServer;
@@ -28,6 +29,7 @@ use tonic::service::Routes;
 
 use crate::act::hook::{HookPlan, Hooks};
 use crate::act::page_files::private_directory;
+use crate::act::reset::ResetPlan;
 use crate::api::attach::{Allowed, Launchers};
 use crate::api::checkpoint::Checkpoints;
 use crate::api::operator::Operators;
@@ -68,9 +70,13 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
     let keeping = checkpoint::start(&config)?;
     listeners.checkpoints.clone_from(&keeping.peers);
+    if let Some(files) = &keeping.files {
+        tokio::spawn(checkpoint::follow(Arc::clone(files), stop.clone()));
+    }
     let checkpoints = Checkpoints::new(
         keeping.peers,
         keeping.durable,
+        keeping.files.clone(),
         allowed,
         config.allow_uids.clone(),
         &config.state_dir,
@@ -95,10 +101,13 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let look = GpuLook {
         nudge: probing.as_ref().map(Probing::nudge).transpose()?,
         memory_held: config.preflight.gpu_memory_held,
+        resets: probing.as_ref().map(Probing::resets),
+        reset_mode: config.gpu.reset.mode,
     };
     let hooks = Hooks::start(&hook_plan(&config)).context("starting the threads of the hooks")?;
     let forcing = start_forcing(&config)?;
-    let before = Before { origins: recalled.origins, repeats: recalled.repeats };
+    let before =
+        Before { resets: own_resets(&recalled), origins: recalled.origins, repeats: recalled.repeats };
     let node = Node::new(board, before, hardware, look, hooks, inputs, forcing);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");
@@ -159,8 +168,12 @@ impl Recalled {
             return;
         }
         if let Fact::Observed(observation) = fact {
-            if observation.event == ACKNOWLEDGED && entry.boot == *boot {
+            let of_faults = observation.event == ACKNOWLEDGED || observation.event == reset::DONE;
+            if of_faults && entry.boot == *boot {
                 self.kernel.push((entry.at.mono, Fact::Observed(observation.clone())));
+            } else if observation.event == reset::DONE {
+                // A fault that came again in spite of a reset needs more than one.
+                self.earlier.push((entry.at, entry.boot.clone(), Fact::Observed(observation.clone())));
             }
             return self.observed.push((entry.at, entry.boot, observation));
         }
@@ -337,10 +350,25 @@ pub(super) fn start_probing(
         details_every: config.gpu.details_interval.0,
         known: learned_gpus(of_this_boot),
     };
+    let program = &config.gpu.reset.program;
+    let usual = program.as_os_str().is_empty();
+    let reset = ResetPlan {
+        program: if usual { "nvidia-smi".into() } else { program.clone() },
+        deadline: Duration::from_nanos(config.gpu.reset.deadline.0.0),
+        proc: config.host.proc_root.clone(),
+        may_stay: config.gpu.reset.may_stay.clone(),
+    };
     let interval = Duration::from_nanos(config.gpu.interval.0.0);
-    let probing = device::probe(plan, interval, inputs.clone(), roster.clone())
+    let probing = device::probe(plan, reset, interval, inputs.clone(), roster.clone())
         .context("starting the thread that asks the GPUs' driver")?;
     Ok(Some(probing))
+}
+
+/// The GPUs that the agent has reset of its own accord in this boot, and when.
+fn own_resets(recalled: &Recalled) -> BTreeMap<PciAddress, Mono> {
+    let boot = clock::boot_id();
+    let here = recalled.observed.iter().filter(|(_, of, _)| *of == boot);
+    here.filter_map(|(at, _, seen)| Some((reset::own_try(seen)?, at.mono))).collect()
 }
 
 fn hook_plan(config: &Config) -> HookPlan {

@@ -1,16 +1,27 @@
 //! Replicas of checkpoints on other hosts and in durable storage, as the agent is configured to have them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use mainstay_durable::{Bucket, Tier};
+use mainstay_tier::files::{Files, Plan, Wanted, WantedCache};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{Service, Settings};
+use tokio_util::sync::CancellationToken;
 
-use crate::config::{CheckpointConfig, Config};
+use crate::config::{CacheConfig, CacheTable, CheckpointConfig, Config, WatchConfig};
+use crate::os::inotify::{WatchId, Watcher};
+
+/// Directories that appear later are found that often.
+const LOOK_FOR_DIRECTORIES: Duration = Duration::from_secs(2);
+
+/// Events that come meanwhile are one.
+const AFTER_A_WRITE: Duration = Duration::from_millis(100);
 
 /// What keeps checkpoints beyond this host.
 #[derive(Debug, Default)]
@@ -19,6 +30,8 @@ pub(super) struct Keeping {
     pub(super) peers: Option<Arc<Service>>,
     /// Durable storage.
     pub(super) durable: Option<Arc<Tier>>,
+    /// What others write: trainers' own checkpoints, and compile caches.
+    pub(super) files: Option<Arc<Files>>,
 }
 
 /// Starts the service among peers and the one for durable storage; none where none is configured.
@@ -43,7 +56,8 @@ pub(super) fn start(config: &Config) -> anyhow::Result<Keeping> {
         tracing::info!(url = of.durable, "checkpoints are brought into durable storage");
         anyhow::Ok(Arc::new(tier))
     });
-    Ok(Keeping { peers: Some(service), durable: durable.transpose()? })
+    let files = Some(Arc::new(files(config, &service)?));
+    Ok(Keeping { peers: Some(service), durable: durable.transpose()?, files })
 }
 
 fn settings(config: &Config) -> anyhow::Result<(Settings, Token)> {
@@ -81,6 +95,76 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Token)> {
         software: env!("CARGO_PKG_VERSION").to_owned(),
     };
     Ok((settings, token))
+}
+
+/// What the configuration names of others' files.
+fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
+    let of = &config.checkpoint;
+    let store =
+        if of.store.as_os_str().is_empty() { config.state_dir.join("replicas") } else { of.store.clone() };
+    let plan = Plan {
+        home: config.state_dir.join("checkpoint-files"),
+        spool: store.join("files"),
+        hosts: of.peers.clone(),
+        interval: Duration::from_nanos(of.interval.0.0),
+    };
+    let files = Files::new(Arc::clone(service), plan);
+    for WatchConfig(table) in &of.watch {
+        let wanted = Wanted {
+            directory: table.directory.clone(),
+            run: table.run.clone(),
+            rules: table.rules().map_err(anyhow::Error::msg).context("key `checkpoint.watch`")?,
+            expect: table.expect,
+            quiet: table.quiet_s,
+            hosts: table.hosts.clone(),
+            shared: table.shared,
+        };
+        files.watch(wanted).context("key `checkpoint.watch`")?;
+    }
+    for directory in &of.replicator {
+        files.replicate(directory).context("key `checkpoint.replicator`")?;
+    }
+    for CacheConfig(table) in &of.cache {
+        let CacheTable { name, directory, quota, quiet_s } = table.clone();
+        let wanted = WantedCache { name, directory, quota: quota.0, quiet: quiet_s };
+        files.cache(wanted).context("key `checkpoint.cache`")?;
+    }
+    Ok(files)
+}
+
+/// What is written into watched directories is looked at soon, and not only when it is looked there anyway.
+pub(super) async fn follow(files: Arc<Files>, stop: CancellationToken) {
+    let Ok(watcher) = Watcher::new() else { return };
+    let mut known: BTreeMap<PathBuf, WatchId> = BTreeMap::new();
+    loop {
+        let directories = files.directories();
+        known.retain(|directory, watch| {
+            let stays = directories.contains(directory) && directory.is_dir();
+            if !stays {
+                watcher.forget(*watch);
+            }
+            stays
+        });
+        for directory in directories {
+            if !known.contains_key(&directory)
+                && let Ok(watch) = watcher.watch(&directory)
+            {
+                known.insert(directory, watch);
+            }
+        }
+        let events = tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(LOOK_FOR_DIRECTORIES) => continue,
+            events = watcher.next() => events.unwrap_or_default(),
+        };
+        let rung: BTreeSet<WatchId> = events.iter().map(|event| event.watch).collect();
+        known
+            .iter()
+            .filter(|(_, watch)| rung.contains(watch))
+            .for_each(|(directory, _)| files.nudge(directory));
+        // A file that is being written tells so at each write.
+        tokio::time::sleep(AFTER_A_WRITE).await;
+    }
 }
 
 fn nobodys_token() -> anyhow::Result<Token> {

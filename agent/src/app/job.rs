@@ -110,6 +110,11 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let say = |text: String| terminal.say(text);
     let pool = crew.checkpoint_pool.as_deref();
     link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, &say).await;
+    for (kind, directory) in &plan.settings.checkpoints.watch {
+        let name = directory.file_name().unwrap_or_default().to_string_lossy();
+        let run = format!("{}:{name}", plan.settings.run_id);
+        link::checkpoint::restore_files(&sockets, &run, directory, kind, &say).await;
+    }
     let link = tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
@@ -175,6 +180,7 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         run_id: settings.run_id.clone(),
         command: settings.command.clone(),
         local_world_size: settings.local_world_size,
+        previous_size: None,
         role: settings.role.clone(),
         master_addr: settings.master_addr.clone(),
         max_restarts: settings.policy.budget.max_restarts,
@@ -280,8 +286,9 @@ fn last_words(job: &str, summary: &Summary) -> String {
         books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let parts: Vec<String> = parts.iter().map(|(state, seconds)| format!("{state} {seconds:.1} s")).collect();
+    let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.told()));
     format!(
-        "job {job} ended with status {}: {}; {} attempt(s), {} step(s), goodput {:.1} % of {} ({})",
+        "job {job} ended with status {}: {}; {} attempt(s), {} step(s), goodput {:.1} % of {} ({}){saving}",
         summary.exit,
         summary.reason,
         summary.attempts,

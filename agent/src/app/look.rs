@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use mainstay_core::device::reset::ResetMode;
 use mainstay_core::entry::{Body, Entry, Fact};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -47,9 +48,11 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let look = GpuLook {
         nudge: probing.as_ref().map(device::Probing::nudge).transpose()?,
         memory_held: own.preflight.gpu_memory_held,
+        resets: None,
+        reset_mode: ResetMode::Off,
     };
     let forcing = start_forcing(&own)?;
-    let before = Before { origins: recalled.origins, repeats: recalled.repeats };
+    let before = Before { origins: recalled.origins, repeats: recalled.repeats, ..Before::default() };
     let node = Node::new(board, before, hardware, look, Hooks::default(), inputs, forcing);
     let node = tokio::spawn(node.run(node_inputs, || {}, stop.clone()));
     stop_with_standard_input(stop.clone())?;

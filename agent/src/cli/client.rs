@@ -17,7 +17,7 @@ use mainstay_proto::v1::{
     AcknowledgeRequest, CollectCheckpointsRequest, EventFilter, ExcludeRankRequest, ExplainIncidentRequest,
     ExplainIncidentResponse, GetNodeRequest, InjectFaultRequest, Job, ListCheckpointsRequest,
     ListCheckpointsResponse, ListDevicesRequest, ListDevicesResponse, ListEventsRequest, ListEventsResponse,
-    ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, RestartJobRequest,
+    ListJobsRequest, Node, PreflightCheck, RemoveCheckpointRequest, ResetGpuRequest, RestartJobRequest,
     RestoreCheckpointRequest, RestoreCheckpointResponse, RunPreflightRequest, RunPreflightResponse, Server,
     SilenceComponentRequest, StopJobRequest, UnsilenceComponentRequest, WatchCheckpointsRequest,
     WatchEventsRequest, WatchEventsResponse,
@@ -174,6 +174,13 @@ impl Client {
         within(&self.socket, said).await.map(|_| ())
     }
 
+    /// Has a GPU reset, and waits until that is done: the agent has a deadline of its own for it.
+    pub(super) async fn reset_gpu(&self, gpu: &str, reason: &str) -> Result<(), AskError> {
+        let request = ResetGpuRequest { gpu: gpu.to_owned(), reason: reason.to_owned() };
+        let mut operator = OperatorServiceClient::new(self.channel.clone());
+        operator.reset_gpu(request).await.map(|_| ()).map_err(|status| self.failed(&status))
+    }
+
     /// Takes the silence over a component back, within the deadline.
     pub(super) async fn unsilence(&self, component: &str) -> Result<(), AskError> {
         let request = UnsilenceComponentRequest { component: component.to_owned() };
@@ -298,7 +305,8 @@ impl Client {
         ranks: Vec<u32>,
     ) -> Result<Streaming<RestoreCheckpointResponse>, AskError> {
         let directory = directory.display().to_string();
-        let request = RestoreCheckpointRequest { run, directory, ranks, pool: String::new() };
+        let request =
+            RestoreCheckpointRequest { run, directory, ranks, ..RestoreCheckpointRequest::default() };
         let answer = self.checkpoints().restore_checkpoint(request).await;
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }

@@ -1,6 +1,7 @@
 //! `mainstay gpus`: one line a device.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use mainstay_proto::v1::{Device, HealthState, ListDevicesResponse, RecommendedAction, ServerMode};
@@ -10,10 +11,11 @@ use super::client::{AskError, Client};
 use super::find::{Ask, find};
 use super::json::{plain, present, seconds};
 use super::output::{self, Paint, clean};
-use super::{exit, status};
+use super::{exit, order, status};
 
 /// Show the host's GPUs, one line each.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "Examples:
   mainstay gpus                                             all GPUs that the agent watches
   mainstay gpus --json | jq '.devices[] | select(.state != \"HEALTHY\")'
@@ -23,9 +25,43 @@ or it cannot be told how one is, 64 the command line was not understood.")]
 pub(super) struct Args {
     #[command(flatten)]
     ask: Ask,
+    #[command(subcommand)]
+    order: Option<Order>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Order {
+    Reset(Reset),
+}
+
+/// Reset an idle GPU, where the agent's configuration allows it (gpu.reset.mode), and see whether that helped
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  mainstay gpus reset gpu.0000:3b:00 --reason \"XID 48, ticket 4711\"
+
+Root, the agent's own user and the users of allow_uids may; the journal keeps who, why and how it went.
+Exit status: 0 it was reset and is well, 3 it was refused, it did not help or no agent answers, with why,
+64 the command line was not understood.")]
+struct Reset {
+    /// The GPU: its component as `mainstay status` names it, its PCI address or its UUID
+    gpu: String,
+    /// Why; it is kept in the journal with who said it
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    /// Ask the agent on this socket, and no other
+    #[arg(long, value_name = "PATH", env = "MAINSTAY_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+async fn reset(args: Reset) -> anyhow::Result<ExitCode> {
+    let said = async { order::agent(args.socket).await?.reset_gpu(&args.gpu, &args.reason).await };
+    order::done(said.await, &format!("{}: reset, and it is well\n", args.gpu))
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(Order::Reset(args)) = args.order {
+        return reset(args).await;
+    }
     let found = find(&args.ask);
     let mut problem = None;
     for place in &found.places {

@@ -85,6 +85,8 @@ enum Fault {
     Slow,
     /// Its connections to other ranks break
     Network,
+    /// Its GPU has a memory error that could not be corrected (where the agent's gpu.library is the one for drills)
+    Ecc,
 }
 
 #[derive(Debug, clap::Args)]
@@ -129,6 +131,7 @@ pub(super) async fn inject(args: Inject) -> anyhow::Result<ExitCode> {
         Fault::Hang => InjectedFault::Hang,
         Fault::Slow => InjectedFault::Slow,
         Fault::Network => InjectedFault::Network,
+        Fault::Ecc => InjectedFault::Ecc,
     };
     let request = InjectFaultRequest {
         fault: fault.into(),

@@ -1,10 +1,12 @@
 //! `mainstay run`: torchrun's command line in front of the launcher.
 
+mod command;
+mod values;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use mainstay_core::hang::Limits;
 use mainstay_core::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 use mainstay_core::time::Span;
 
@@ -15,6 +17,12 @@ use crate::config::{Config, Environment};
 use crate::launch::hang::{HangSettings, Mode};
 use crate::launch::{CheckpointSettings, Settings, Shown, WarmSettings, places};
 use crate::os::clock;
+
+use command::command;
+use values::{
+    CheckpointMemory, ReadyWithin, bytes, cause_budget, checkpoint_memory, checkpoint_watch, duration,
+    hang_limit, hang_mode, limits, ready_within, save_signal,
+};
 
 /// The usual status for that, as the command line takes it.
 const HAND_BACK: u8 = HAND_BACK_EXIT as u8;
@@ -177,6 +185,10 @@ pub struct Args {
     /// Where ranks keep checkpoints, to go on from them in a later run too; a directory of this run if not given
     #[arg(long, env = "MAINSTAY_CHECKPOINT_DIR", value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
+    /// A directory into which the trainer writes checkpoints in its own way; the agent replicates them, and brings them back before
+    /// the ranks start. KIND is auto, megatron, deepspeed, huggingface, torch, dcp, orbax or nemo
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_WATCH", value_name = "[KIND:]DIR", value_delimiter = ',', value_parser = checkpoint_watch)]
+    checkpoint_watch: Vec<(String, PathBuf)>,
     /// Memory for checkpoints of all ranks together, such as 64G: ranks copy into it and go on, and the launcher writes to the
     /// disk; off has the ranks write to the disk themselves. Half of what is free if not given
     #[arg(long, env = "MAINSTAY_CHECKPOINT_MEMORY", value_name = "BYTES|off", value_parser = checkpoint_memory)]
@@ -275,10 +287,14 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         save_signal: args.save_signal,
         leave_on_notice: !args.stay_on_notice,
         allow_inject: args.allow_inject,
+        gpu_library: configuration_of_the_host()
+            .filter(|_| args.allow_inject)
+            .map(|config| config.gpu.library),
         hang: HangSettings { mode: args.hang, limits: limits(&args.hang_limit) },
         checkpoint_dir: args.checkpoint_dir,
         remember: !args.forget,
         checkpoints: CheckpointSettings {
+            watch: args.checkpoint_watch,
             memory: args.checkpoint_memory.and_then(|memory| memory.0),
             in_memory: args.checkpoint_memory != Some(CheckpointMemory(None)),
             slots: args.checkpoint_slots.into(),
@@ -301,9 +317,12 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
 
 /// What the agent's configuration names for jobs that name none. A configuration that cannot be read is the agent's trouble.
 fn policy_of_the_host() -> Option<PathBuf> {
+    Some(configuration_of_the_host()?.policy.file).filter(|file| !file.as_os_str().is_empty())
+}
+
+fn configuration_of_the_host() -> Option<Config> {
     let environment = Environment::new(usual::variables(), nix::unistd::geteuid().as_raw());
-    let config = Config::load(None, &environment, &[]).ok()?;
-    Some(config.policy.file).filter(|file| !file.as_os_str().is_empty())
+    Config::load(None, &environment, &[]).ok()
 }
 
 /// With torchrun's static backend the rendezvous endpoint is the address of the ranks' store.
@@ -320,166 +339,6 @@ fn static_endpoint(args: &Args) -> anyhow::Result<(Option<String>, Option<u16>)>
         None => (endpoint, None),
     };
     Ok((Some(host.to_owned()), port))
-}
-
-/// The command of each rank: as torchrun builds it, and programs that are no Python also without --no-python.
-fn command(args: &Args) -> anyhow::Result<Vec<String>> {
-    let (script, arguments) = args.command.split_first().context("there is no script to run")?;
-    if script.starts_with('-') {
-        bail!("{script}: no such option of `mainstay run`; see `mainstay run --help`");
-    }
-    let mut command = Vec::new();
-    let is_python = args.module || (!args.no_python && !is_program(script));
-    if is_python {
-        command.push(python());
-        if args.module {
-            command.push("-m".to_owned());
-        } else if !Path::new(script).exists() {
-            bail!("{script}: no such script or program");
-        }
-    }
-    command.push(script.clone());
-    command.extend(arguments.iter().cloned());
-    Ok(command)
-}
-
-/// Whether `script` is a program to be executed by itself: found on PATH, or an executable file that does not
-/// end in `.py`.
-fn is_program(script: &str) -> bool {
-    if script.ends_with(".py") {
-        return false;
-    }
-    if script.contains('/') { is_executable(Path::new(script)) } else { on_path(script) }
-}
-
-fn on_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| is_executable(&directory.join(program)))
-}
-
-fn is_executable(path: &Path) -> bool {
-    path.is_file() && nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok()
-}
-
-/// The interpreter: torchrun's `PYTHON_EXEC`, or the first on PATH, which in an activated environment is its own.
-fn python() -> String {
-    std::env::var("PYTHON_EXEC").unwrap_or_else(|_| {
-        let name = if on_path("python3") { "python3" } else { "python" };
-        name.to_owned()
-    })
-}
-
-/// A span such as `30s`, `2m`, `1h 30m`, or a bare number of seconds.
-fn duration(text: &str) -> Result<Span, String> {
-    if let Ok(seconds) = text.parse::<f64>()
-        && seconds.is_finite()
-        && seconds >= 0.0
-    {
-        return Ok(Span((seconds * 1e9) as u64));
-    }
-    let parsed: jiff::SignedDuration =
-        text.parse().map_err(|_| format!("{text:?} is no duration: write 30s, 2m or 1h"))?;
-    u64::try_from(parsed.as_nanos()).map(Span).map_err(|_| format!("{text:?}: a duration cannot be negative"))
-}
-
-/// Bytes of memory for checkpoints; none for no memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct CheckpointMemory(Option<u64>);
-
-fn checkpoint_memory(text: &str) -> Result<CheckpointMemory, String> {
-    if text == "off" {
-        Ok(CheckpointMemory(None))
-    } else {
-        bytes(text).map(|bytes| CheckpointMemory(Some(bytes)))
-    }
-}
-
-/// A number of bytes such as `64G`: K, M, G and T are powers of 1024.
-fn bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no number of bytes: write 500M, 64G or 2T");
-    let digits = text.trim_end_matches(['B', 'i', 'b']);
-    let (number, unit) = match digits.char_indices().last() {
-        Some((at, unit)) if unit.is_ascii_alphabetic() => (&digits[..at], unit.to_ascii_uppercase()),
-        _ => (digits, ' '),
-    };
-    let shift = match unit {
-        ' ' => 0,
-        'K' => 10,
-        'M' => 20,
-        'G' => 30,
-        'T' => 40,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = number.trim().parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
-}
-
-/// How long a host is waited for; none to not look.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct ReadyWithin(Option<Span>);
-
-fn ready_within(text: &str) -> Result<ReadyWithin, String> {
-    if text == "off" { Ok(ReadyWithin(None)) } else { duration(text).map(|span| ReadyWithin(Some(span))) }
-}
-
-/// `hang=2`, `signal=10/1h`.
-fn cause_budget(text: &str) -> Result<(CauseKind, Budget), String> {
-    let (cause, budget) =
-        text.split_once('=').ok_or_else(|| format!("{text:?}: write CAUSE=N or CAUSE=N/WINDOW"))?;
-    let kind = CauseKind::parse(cause).ok_or_else(|| {
-        let known: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.word()).collect();
-        format!("{cause:?} is no cause; write one of {}", known.join(", "))
-    })?;
-    let (max, window) = match budget.split_once('/') {
-        Some((max, window)) => (max, Some(duration(window)?)),
-        None => (budget, None),
-    };
-    let max_restarts = max.parse().map_err(|_| format!("{max:?} is no number of restarts"))?;
-    Ok((kind, Budget { max_restarts, window }))
-}
-
-fn save_signal(text: &str) -> Result<i32, String> {
-    match text.strip_prefix("SIG").unwrap_or(text) {
-        "USR1" => Ok(nix::libc::SIGUSR1),
-        "USR2" => Ok(nix::libc::SIGUSR2),
-        _ => Err(format!("{text:?}: write SIGUSR1 or SIGUSR2")),
-    }
-}
-
-fn hang_mode(text: &str) -> Result<Mode, String> {
-    match text {
-        "auto" => Ok(Mode::Auto),
-        "report" => Ok(Mode::Report),
-        "off" => Ok(Mode::Off),
-        _ => Err(format!("{text:?} is none of auto, report, off")),
-    }
-}
-
-/// `checkpoint=1h`.
-fn hang_limit(text: &str) -> Result<(String, Span), String> {
-    let (phase, span) = text.split_once('=').ok_or_else(|| format!("{text:?}: write PHASE=DURATION"))?;
-    match duration(span)? {
-        Span(0) => Err(format!("{text:?}: a limit of nothing would be exceeded at once")),
-        span => Ok((phase.trim().to_owned(), span)),
-    }
-}
-
-fn limits(given: &[(String, Span)]) -> Limits {
-    let mut limits = Limits::default();
-    for (name, span) in given {
-        let place = match name.as_str() {
-            "unlearned" => &mut limits.unlearned,
-            "long" => &mut limits.long,
-            "confirm" => &mut limits.confirm,
-            "passing" => &mut limits.passing,
-            "spinning" => &mut limits.spinning,
-            "working" => &mut limits.working,
-            "idle" => &mut limits.idle,
-            phase => limits.given.entry(phase.to_owned()).or_default(),
-        };
-        *place = *span;
-    }
-    limits
 }
 
 #[cfg(test)]

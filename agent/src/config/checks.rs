@@ -121,6 +121,8 @@ impl Config {
     /// Accelerators, the network, the cloud.
     fn check_devices(&self, wrong: &mut Wrong) {
         wrong.must(is_absolute(&self.gpu.library), "gpu.library", "it must be an absolute path");
+        let program = &self.gpu.reset.program;
+        wrong.must(is_absolute(program), "gpu.reset.program", "it must be an absolute path");
         wrong.must(is_absolute(&self.dcgm.library), "dcgm.library", "it must be an absolute path");
         wrong.must(self.dcgm.interval >= Period::seconds(1), "dcgm.interval", "it must be at least 1s");
         wrong.must(
@@ -246,6 +248,17 @@ impl Config {
         wrong.must(of.durable_keep >= 1, "checkpoint.durable_keep", "it must be at least 1");
         wrong.must((1..=4).contains(&of.streams), "checkpoint.streams", "it must be from 1 to 4");
         wrong.must(of.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
+        let files = of.watch.is_empty() && of.replicator.is_empty() && of.cache.is_empty();
+        wrong.must(
+            files || of.listen.is_some() || !of.durable.is_empty(),
+            "checkpoint.listen",
+            "it, or checkpoint.durable, must be set where checkpoint.watch, replicator or cache is: else nothing is kept",
+        );
+        wrong.must(
+            of.replicator.iter().all(|path| path.is_absolute()),
+            "checkpoint.replicator",
+            "each must be absolute",
+        );
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use mainstay_core::cloud::CloudLimits;
+use mainstay_core::device::reset::ResetMode;
 use mainstay_core::device::{DeviceLimits, ExpectedGpus};
 use mainstay_core::fabric::{Expected, FabricLimits};
 use mainstay_core::nccl_ras::NcclLimits;
@@ -34,7 +35,26 @@ settings! {
         expected: ExpectedGpus,
         /// When a GPU counts as degraded or unhealthy, and for how long.
         limits: DeviceLimits,
+        /// Whether and how a GPU is reset: docs/reference/policy.md.
+        reset: ResetConfig,
     }
+}
+
+settings! {
+    /// How GPUs are reset.
+    pub struct ResetConfig {
+        /// Who may have an idle GPU reset: "off" (nobody), "ordered" (operators, by mainstay gpus reset), "automatic" (the
+        /// agent too, where a GPU's recommended action is RESET_DEVICE).
+        mode: ResetMode = ResetMode::Off,
+        /// The program that resets: it is called with --gpu-reset -i and the GPU's UUID, as the agent's user, who has to be root.
+        /// Empty: nvidia-smi, as it is found on PATH.
+        program: PathBuf = PathBuf::new(),
+        /// How long it may take; it is killed then.
+        deadline: Period = Period::seconds(120),
+        /// Programs, by the names of their processes, that may have the GPU open while it is reset.
+        may_stay: Vec<String> = vec!["nvidia-persistenced".to_owned()],
+    }
+    sections {}
 }
 
 settings! {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use mainstay_core::settings;
 use mainstay_core::settings::{Bytes, Period};
 
+use super::files::{CacheConfig, WatchConfig};
 use super::none_is_empty;
 
 settings! {
@@ -86,6 +87,13 @@ settings! {
         durable_keep: u32 = 3,
         /// Bytes a second that this host sends to durable storage; 0B: no limit.
         durable_bandwidth: Bytes = Bytes(0),
+        /// Directories into which trainers write checkpoints in their own way: tables, or "RUN=DIRECTORY" or "RUN=KIND:DIRECTORY";
+        /// docs/reference/checkpoint-files.md.
+        watch: Vec<WatchConfig> = Vec::new(),
+        /// Directories in which this agent is the replicator of GKE's multi-tier checkpointing.
+        replicator: Vec<PathBuf> = Vec::new(),
+        /// Caches of compiled programs that are kept and handed to hosts that have none: tables, or "NAME=DIRECTORY".
+        cache: Vec<CacheConfig> = Vec::new(),
     }
     sections {}
 }

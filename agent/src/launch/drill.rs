@@ -2,12 +2,14 @@
 //! happen inside a rank's program is done there by its client, which listens on a socket of its own in such jobs only.
 
 use std::fmt;
+use std::path::Path;
 
 use mainstay_core::id::Rank;
 use mainstay_core::rounds::Call;
 
 use super::save;
 use super::shell::Launcher;
+use crate::act::played;
 use crate::act::ranks::RankProcess;
 use crate::launch::order::Refused;
 use crate::os::limits;
@@ -45,6 +47,8 @@ pub enum Fault {
     },
     /// Its connections to other ranks break.
     Network,
+    /// Its GPU has a memory error that could not be corrected, where GPUs are played.
+    Ecc,
 }
 
 impl Injected {
@@ -57,13 +61,14 @@ impl Injected {
             Fault::Hang => "hang",
             Fault::Slow { .. } => "slow",
             Fault::Network => "network",
+            Fault::Ecc => "ecc",
         }
     }
 
     /// What the rank's client is told; none for what is done from outside.
     fn call(self) -> Option<Call> {
         let percent = match self.fault {
-            Fault::Signal { .. } | Fault::DiskFull => return None,
+            Fault::Signal { .. } | Fault::DiskFull | Fault::Ecc => return None,
             Fault::Slow { percent } => percent,
             Fault::Exception | Fault::Hang | Fault::Network => 0,
         };
@@ -92,6 +97,9 @@ impl Launcher {
                 "{rank} has no client that could do it: its program has to import mainstay, or torch"
             )));
         }
+        if injected.fault == Fault::Ecc {
+            self.played_gpus().map_err(Refused::NotHere)?;
+        }
         let steps = self.pages.get(&rank).and_then(PageReader::beat).is_some();
         if injected.at_step.is_some() && !steps {
             return Err(Refused::NotHere(format!("{rank} tells of no steps")));
@@ -109,8 +117,31 @@ impl Launcher {
         match (injected.fault, injected.call(), &self.drill) {
             (Fault::Signal { signal, .. }, ..) => save::signal(process, signal),
             (Fault::DiskFull, ..) => fill_disk(process),
+            (Fault::Ecc, ..) => self.damage_memory_of_gpu(process),
             (_, Some(call), Some(desk)) => desk.say(process.pid, &call),
             _ => {}
+        }
+    }
+
+    /// The library that plays the host's GPUs.
+    fn played_gpus(&self) -> Result<&Path, String> {
+        let library = self.settings.gpu_library.as_deref();
+        library.filter(|library| played::is_played(library)).ok_or_else(|| {
+            format!(
+                "real GPUs are left alone: for errors of GPUs, gpu.library of the agent's configuration has to name the \
+                 library for drills, with its {} beside it",
+                played::SCRIPT
+            )
+        })
+    }
+
+    fn damage_memory_of_gpu(&self, process: &RankProcess) {
+        let names = self.crew.visible_devices();
+        let gpu = names.get(process.local_rank as usize).cloned();
+        let gpu = gpu.unwrap_or_else(|| process.local_rank.to_string());
+        let done = self.played_gpus().and_then(|library| played::memory_error(library, &gpu));
+        if let Err(error) = done {
+            tracing::error!(rank = process.rank.0, %error, "could not bring about a memory error");
         }
     }
 

@@ -57,6 +57,8 @@ pub struct Settings {
     pub save_signal: Option<i32>,
     /// Whether faults may be injected into the ranks.
     pub allow_inject: bool,
+    /// The library by which the host's agent asks for GPUs, if it is not the usual one; known to jobs that take faults.
+    pub gpu_library: Option<PathBuf>,
     /// Whether the job ends when the machine is to be taken away.
     pub leave_on_notice: bool,
     /// Whether what earlier runs of the job learned is used, and kept for the next one.
@@ -68,6 +70,8 @@ pub struct Settings {
 /// The memory for checkpoints, and the disk behind it.
 #[derive(Clone, Debug)]
 pub struct CheckpointSettings {
+    /// Directories into which the trainer writes in its own way, each with whose way that is.
+    pub watch: Vec<(String, PathBuf)>,
     /// Bytes for all ranks; none for half of what is free.
     pub memory: Option<u64>,
     /// Whether there is any: else ranks write to the disk themselves.

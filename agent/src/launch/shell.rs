@@ -26,7 +26,7 @@ use crate::board::Board;
 use crate::launch::drill::Injected;
 use crate::launch::hang::{Evidence, Judge};
 use crate::launch::order::Ordered;
-use crate::launch::start::{job_spec, memory};
+use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::{Settings, Warm, advised, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
@@ -132,7 +132,7 @@ impl Launcher {
     /// Begins the job: records it and takes the order for the first start.
     pub fn begin(
         settings: Settings,
-        crew: Crew,
+        mut crew: Crew,
         board: Board,
         beside: Beside,
         terminal: Terminal,
@@ -145,6 +145,7 @@ impl Launcher {
         let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
         let spec = job_spec(&settings, &crew);
         let memory = memory(&settings, &crew, &spec);
+        crew.previous_size = previous_size(&settings, &crew, &spec);
         let mut job = Job::begin(began, spec, policy, &mut out);
         if let Some(file) = &settings.policy_file {
             let (advisor, trouble) = advised::read(file);

@@ -8,7 +8,7 @@ use mainstay_core::id::{Attempt, Pid};
 use mainstay_core::observation::{Observation, Weight};
 
 use crate::act::ranks::{Crew, PageTrouble, RankProcess};
-use crate::act::warm::{Module, News, PythonProgram, Template, TemplatePlan};
+use crate::act::warm::{Module, News, NoTemplate, PythonProgram, Template, TemplatePlan};
 use crate::os::processes;
 
 /// How the user wants ranks to be started.
@@ -35,6 +35,8 @@ pub struct Warm {
     settings: WarmSettings,
     /// None when ranks have to be started plainly.
     program: Option<PythonProgram>,
+    /// Why a Python program has to be, until that is told.
+    plainly: Option<String>,
     directory: PathBuf,
     template: Option<Template>,
     /// Whether the template imports what the ranks told, and not what could be read from their program.
@@ -50,12 +52,17 @@ impl Warm {
     /// For a job with this command, which keeps its template's files in `directory`.
     pub fn new(settings: WarmSettings, command: &[String], directory: PathBuf) -> Warm {
         let search = std::env::var_os("PATH");
-        let program =
-            if settings.enabled { PythonProgram::of(command, search.as_deref()).ok() } else { None };
+        let (program, plainly) = match PythonProgram::of(command, search.as_deref()) {
+            _ if !settings.enabled => (None, None),
+            Ok(program) => (Some(program), None),
+            Err(NoTemplate::Plainly(why)) => (None, Some(why)),
+            Err(NoTemplate::NotPython(_)) => (None, None),
+        };
         let (without, began) = (Vec::new(), Instant::now());
         Warm {
             settings,
             program,
+            plainly,
             directory,
             template: None,
             learned: false,
@@ -91,6 +98,9 @@ impl Warm {
 
     /// Starts a template when it is time, and has it fork standbys.
     pub fn look_after(&mut self, crew: &Crew) -> Option<Fact> {
+        if let Some(why) = self.plainly.take() {
+            return Some(observed("plain", Weight::Info, format!("ranks are started plainly: {why}")));
+        }
         let learned = self.modules_file().filter(|file| file.exists());
         if learned.is_some() && !self.learned {
             // Lazy imports, which no program names, cost a restart most: a template without them is replaced.

@@ -34,7 +34,7 @@ pub async fn restore(
     say: &dyn Fn(String),
 ) {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
-        match ask(socket, run, directory, pool, say).await {
+        match ask(socket, run, directory, pool, "", say).await {
             Ok(Some(result)) => return say(told(&result)),
             Ok(None) => return,
             Err(status) if status.code() == Code::Aborted => {
@@ -50,11 +50,41 @@ pub async fn restore(
     }
 }
 
+/// The same for a directory into which the trainer writes in its own way, and which is watched from then on.
+pub async fn restore_files(
+    sockets: &[PathBuf],
+    run: &str,
+    directory: &Path,
+    kind: &str,
+    say: &dyn Fn(String),
+) {
+    let place = directory.display();
+    for socket in sockets.iter().filter(|socket| socket.exists()) {
+        match ask(socket, run, directory, None, kind, say).await {
+            Ok(result) => {
+                return say(format!(
+                    "{place}: {}",
+                    result.as_ref().map_or_else(|| "watched".to_owned(), told)
+                ));
+            }
+            Err(status) if status.code() != Code::Unavailable => {
+                return say(format!(
+                    "{place}: not restored: {}; the trainer finds what lies there",
+                    status.message()
+                ));
+            }
+            Err(status) => tracing::debug!(socket = %socket.display(), %status, "no restore"),
+        }
+    }
+    say(format!("{place}: no agent answers: what the trainer writes there is kept on this host only"));
+}
+
 async fn ask(
     socket: &Path,
     run: &str,
     directory: &Path,
     pool: Option<&Path>,
+    kind: &str,
     say: &dyn Fn(String),
 ) -> Result<Option<RestoreResult>, Status> {
     let late = |_| Status::deadline_exceeded("the agent does not answer");
@@ -62,7 +92,8 @@ async fn ask(
     let mut client = CheckpointServiceClient::new(channel);
     let directory = directory.display().to_string();
     let pool = pool.map(|pool| pool.display().to_string()).unwrap_or_default();
-    let request = RestoreCheckpointRequest { run: run.to_owned(), directory, ranks: Vec::new(), pool };
+    let (run, files_kind) = (run.to_owned(), kind.to_owned());
+    let request = RestoreCheckpointRequest { run, directory, ranks: Vec::new(), pool, files_kind };
     let answer =
         tokio::time::timeout(ANSWER_WITHIN, client.restore_checkpoint(request)).await.map_err(late)?;
     let mut messages = answer?.into_inner();

@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{PipeWriter, Write};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use mainstay_core::device::reset::{ResetError, ResetMode, ResetOrder};
 use mainstay_core::device::{DeviceReport, GpuReading, ProbeAnswer};
 use mainstay_core::id::{JobId, Pid};
 use mainstay_core::preflight::GpuUse;
@@ -24,6 +26,10 @@ pub struct GpuLook {
     pub nudge: Option<PipeWriter>,
     /// What the driver itself may hold of a GPU's memory.
     pub memory_held: Bytes,
+    /// Takes orders to reset a GPU; none where GPUs are not watched.
+    pub resets: Option<Sender<ResetOrder>>,
+    /// Who may have one reset.
+    pub reset_mode: ResetMode,
 }
 
 /// What is known of the GPUs for the sake of restarts.
@@ -106,6 +112,25 @@ impl Gpus {
             self.nudge();
         }
         Some(held)
+    }
+
+    /// The GPUs as they were read last.
+    pub(super) fn newest(&self) -> &[GpuReading] {
+        &self.newest
+    }
+
+    /// Who may have a GPU reset.
+    pub(super) fn reset_mode(&self) -> ResetMode {
+        self.look.reset_mode
+    }
+
+    /// Has a GPU reset: after the next reading, which is made at once.
+    pub(super) fn reset(&mut self, order: ResetOrder) -> Result<(), ResetError> {
+        let resets = self.look.resets.as_ref().ok_or(ResetError::NotWatched)?;
+        resets.send(order).map_err(|_| ResetError::NotWatched)?;
+        self.nudged = false;
+        self.nudge();
+        Ok(())
     }
 
     /// Has the GPUs read now. One nudge at a time: a driver that hangs must not fill the pipe.

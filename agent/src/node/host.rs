@@ -58,6 +58,7 @@ impl Node {
         let read =
             self.board.view().components.keys().filter(|name| name.starts_with("gpu.")).cloned().collect();
         self.board.roster().has_looked(DEVICES, now.mono, read);
+        self.reset_what_needs_it();
     }
 
     pub(super) fn gpu_events(&mut self, events: &[GpuEvent]) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::attention::Word;
+use mainstay_core::device::reset::{ResetError, ResetOrder};
 use mainstay_core::device::{DeviceReport, GpuEvent, Opinion};
 use mainstay_core::entry::Entry;
 use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
@@ -65,6 +66,26 @@ pub enum Input {
     GpuEvents(Vec<GpuEvent>),
     /// The kernel log was read.
     KernelLog(LogReport),
+    /// An operator orders a GPU to be reset.
+    ResetGpu {
+        /// Who, on the kernel's word.
+        uid: u32,
+        /// Which: a component, an address or a UUID.
+        gpu: String,
+        /// Why.
+        reason: String,
+        /// How it went.
+        answer: oneshot::Sender<Result<(), ResetError>>,
+    },
+    /// A GPU is idle and is about to be reset.
+    ResetBegins(ResetOrder),
+    /// A reset is over.
+    GpuReset {
+        /// What was ordered.
+        order: ResetOrder,
+        /// How it went.
+        outcome: Result<(), ResetError>,
+    },
     /// An operator says something of a component.
     Operator {
         /// Who, on the kernel's word.

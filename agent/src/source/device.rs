@@ -15,7 +15,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use mainstay_core::device::{
-    DeviceReport, GpuEvent, GpuIdentity, GpuReading, GpuTrouble, ProbeAnswer, ProbeLine, ProbeRequest,
+    DeviceReport, GpuEvent, GpuIdentity, GpuReading, GpuTrouble, ProbeAnswer, ProbeLine, ProbeRequest, settle,
 };
 use mainstay_core::pci::PciAddress;
 use mainstay_core::time::{Mono, Span};
@@ -70,17 +70,23 @@ pub struct DeviceSource {
     /// GPUs that were counted last.
     counted: usize,
     details_at: Option<Mono>,
+    /// How often the probe did not survive to read what is read seldom.
+    fatal_details: u32,
+    /// Whether a GPU was in trouble since the probe was begun.
+    was_ill: bool,
     events: Vec<GpuEvent>,
-    /// GPUs for which a call has not returned, by their place in the driver's list.
+    /// GPUs for which a call has not returned, or has ended the probe, by their place in the driver's list.
     hung: BTreeMap<u32, Hung>,
     /// The driver's version, as it was last told.
     driver: Option<String>,
 }
 
-/// A GPU for which a call has not returned.
+/// A GPU for which a call has not returned, or has ended the probe.
 #[derive(Clone, Copy, Debug)]
 struct Hung {
     since: Mono,
+    /// The library crashed, and did not hang.
+    crashed: bool,
     /// When it was last tried.
     tried: Mono,
     /// How often it was.
@@ -88,6 +94,10 @@ struct Hung {
 }
 
 impl Hung {
+    fn new(since: Mono, crashed: bool) -> Hung {
+        Hung { since, crashed, tried: since, tries: 0 }
+    }
+
     /// Whether it is time to try it again: soon at first, then ever more seldom, for each try takes a deadline and a new
     /// probe.
     fn is_due(&self, now: Mono) -> bool {
@@ -120,6 +130,8 @@ impl DeviceSource {
             most: 0,
             counted: 0,
             details_at: None,
+            fatal_details: 0,
+            was_ill: false,
             events: Vec::new(),
             hung: BTreeMap::new(),
             driver: None,
@@ -139,7 +151,7 @@ impl DeviceSource {
             }
             self.abandoned = None;
         }
-        let details = self.details_at.is_none_or(|at| now.since(at) >= self.plan.details_every);
+        let details = self.details_at.is_none_or(|at| now.since(at) >= self.details_every());
         let mut known = Vec::new();
         let probe = match self.probe.take() {
             Some(probe) => Ok(probe),
@@ -159,6 +171,29 @@ impl DeviceSource {
                 report => report,
             },
             Err(why) => DeviceReport::Broken(why),
+        }
+    }
+
+    /// Lets go of all GPUs: the probe has them open. Whether that is so; the next sample begins anew.
+    pub fn let_go(&mut self) -> bool {
+        if let Some(probe) = self.probe.take() {
+            self.put_away(probe);
+        }
+        (self.details_at, self.hung) = (None, BTreeMap::new());
+        match self.abandoned.as_mut().map(Child::try_wait) {
+            Some(Ok(None)) => false,
+            _ => {
+                self.abandoned = None;
+                true
+            }
+        }
+    }
+
+    /// What the probe does not survive is asked for ever more seldom: each time nothing is known of any GPU.
+    fn details_every(&self) -> Span {
+        match self.fatal_details {
+            0 => self.plan.details_every,
+            times => Span(self.plan.details_every.max(RENEW_EVERY).0 << times.min(6)),
         }
     }
 
@@ -251,12 +286,14 @@ impl DeviceSource {
                     ProbeLine::Gpu(gpu) => {
                         self.hung.remove(&gpu.index);
                         gpus.push(*gpu);
+                        // What goes wrong now, goes wrong with none of them.
+                        reading = None;
                     }
                     ProbeLine::Answer(answer) => {
                         let answer = self.whole(answer, gpus);
                         self.silent = None;
                         if request.details {
-                            self.details_at = Some(now);
+                            (self.details_at, self.fatal_details) = (Some(now), 0);
                         }
                         self.keep(probe, &answer, now);
                         return DeviceReport::Answered(answer);
@@ -266,22 +303,45 @@ impl DeviceSource {
         };
         self.put_away(probe);
         self.silent = None;
-        DeviceReport::Broken(broken)
+        self.crashed(now, reading, request.details);
+        self.of_the_others(gpus).unwrap_or(DeviceReport::Broken(broken))
+    }
+
+    /// The probe ended by itself: a library that crashes for one GPU, or at a question that is asked seldom, is to hide no
+    /// more than that.
+    fn crashed(&mut self, now: Mono, reading: Option<u32>, details: bool) {
+        let Some(index) = reading else { return };
+        if details {
+            (self.details_at, self.fatal_details) = (Some(now), self.fatal_details.saturating_add(1));
+        } else {
+            let of = self.hung.entry(index).or_insert(Hung::new(now, true));
+            (of.tried, of.tries) = (now, of.tries.saturating_add(1));
+        }
     }
 
     /// A call for the GPU at `reading` has not returned. What was read of the others before stands, if they are all.
     fn hangs(&mut self, now: Mono, reading: Option<u32>, gpus: Vec<GpuReading>) -> DeviceReport {
         let Some(index) = reading else { return self.is_silent(now, None) };
         let since = self.silent.map_or(now, |(since, _)| since);
-        let hung = self.hung.entry(index).or_insert(Hung { since, tried: now, tries: 0 });
+        let hung = self.hung.entry(index).or_insert(Hung::new(since, false));
         (hung.tried, hung.tries) = (now, hung.tries.saturating_add(1));
+        match self.of_the_others(gpus) {
+            Some(report) => {
+                self.silent = None;
+                report
+            }
+            None => self.is_silent(now, reading),
+        }
+    }
+
+    /// What was read before the probe hung or crashed, if that is all but the GPUs for which it does.
+    fn of_the_others(&mut self, gpus: Vec<GpuReading>) -> Option<DeviceReport> {
         let all = gpus.len() + self.hung.len() >= self.counted;
         if gpus.is_empty() || !all {
-            return self.is_silent(now, reading);
+            return None;
         }
         let answer = ProbeAnswer::Gpus { driver: self.driver.clone(), gpus: Vec::new(), bound: Vec::new() };
-        self.silent = None;
-        DeviceReport::Answered(self.whole(answer, gpus))
+        Some(DeviceReport::Answered(self.whole(answer, gpus)))
     }
 
     /// The answer with what was read of each GPU, and what is known of those that were left out.
@@ -289,14 +349,16 @@ impl DeviceSource {
         let ProbeAnswer::Gpus { driver, .. } = answer else { return answer };
         self.driver.clone_from(&driver);
         for (index, hung) in &self.hung {
+            let crashes = || GpuTrouble::Other("NVIDIA's library crashes when it is read".to_owned());
             gpus.push(GpuReading {
                 index: *index,
                 identity: self.known.get(index).cloned(),
-                trouble: Some(GpuTrouble::Hangs(hung.since)),
+                trouble: Some(if hung.crashed { crashes() } else { GpuTrouble::Hangs(hung.since) }),
                 ..GpuReading::default()
             });
         }
         gpus.sort_by_key(|gpu| gpu.index);
+        settle(&mut gpus, self.known.values());
         ProbeAnswer::Gpus { driver, gpus, bound: bound(&self.plan.proc) }
     }
 
@@ -310,7 +372,10 @@ impl DeviceSource {
         let fewer = gpus.len() < self.most;
         self.most = self.most.max(gpus.len());
         let ill = fewer || gpus.iter().any(|gpu| gpu.trouble.is_some());
-        if ill && now.since(probe.started) >= RENEW_EVERY {
+        // Of a GPU that was in trouble when the probe began, and is not any more, no events would come.
+        let is_well_again = !ill && std::mem::replace(&mut self.was_ill, ill);
+        self.was_ill |= ill;
+        if is_well_again || (ill && now.since(probe.started) >= RENEW_EVERY) {
             self.details_at = None;
             self.put_away(probe);
         } else {

@@ -1,5 +1,6 @@
-//! The files of a training program, to tell a job that was changed from one that was only started again: the script of the
-//! command and the Python files in its folder and below. Bounded; what lies elsewhere and is imported is not seen.
+//! The files of a training program, to tell a job that was changed from one that was only started again: the script or the module
+//! of the command, the Python files in its folder and below, and the configuration files that the command names. Bounded; what
+//! lies elsewhere and is imported is not seen.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,29 +11,84 @@ use mainstay_core::fingerprint;
 const FILES: usize = 256;
 /// Bytes that are read, of all files together.
 const BYTES: u64 = 4 << 20;
+/// A configuration is no larger; what is larger and ends like one is data.
+const CONFIGURATION: u64 = 256 << 10;
 /// Folders that are looked into.
 const FOLDERS: usize = 64;
+/// How configuration files end.
+const ENDS: [&str; 7] = ["yaml", "yml", "json", "toml", "ini", "cfg", "conf"];
 
-/// What the command runs, as one number; none if it names no script that can be read.
+/// What the command runs, as one number; none if it names no script and no module below the working directory that can be read.
 pub fn hash(command: &[String]) -> Option<String> {
-    let script =
-        command.iter().map(Path::new).find(|word| word.extension().is_some_and(|ext| ext == "py"))?;
-    let script = script.canonicalize().ok()?;
-    let folder = script.parent()?;
+    hash_in(Path::new("."), command)
+}
+
+fn hash_in(folder: &Path, command: &[String]) -> Option<String> {
+    let script = script(folder, command)?.canonicalize().ok()?;
+    let beside = script.parent()?;
     let mut files = BTreeMap::new();
     let mut room = BYTES;
-    // The script first: there may be room for nothing else.
-    for path in std::iter::once(script.clone()).chain(python_files(folder)) {
-        let size = std::fs::metadata(&path).map_or(u64::MAX, |of| of.len());
-        if files.len() >= FILES || size > room {
-            continue;
-        }
-        if let Ok(content) = std::fs::read(&path) {
+    let mut read = |name: String, path: &Path, most: u64| {
+        let size = std::fs::metadata(path).map_or(u64::MAX, |of| of.len());
+        if files.len() < FILES
+            && size <= room.min(most)
+            && let Ok(content) = std::fs::read(path)
+        {
             room -= size;
-            files.insert(path.strip_prefix(folder).unwrap_or(&path).display().to_string(), content);
+            files.insert(name, content);
         }
+    };
+    // The script first, and what it is told to do: there may be room for nothing else.
+    read(name_in(beside, &script), &script, BYTES);
+    for (name, path) in configurations(folder, command) {
+        read(name, &path, CONFIGURATION);
+    }
+    for path in python_files(beside).into_iter().filter(|path| *path != script) {
+        read(name_in(beside, &path), &path, BYTES);
     }
     (!files.is_empty()).then(|| fingerprint::program(command, &files))
+}
+
+fn name_in(folder: &Path, path: &Path) -> String {
+    path.strip_prefix(folder).unwrap_or(path).display().to_string()
+}
+
+/// The file that the command begins with: a word that ends in `.py`, or the module after `-m`.
+fn script(folder: &Path, command: &[String]) -> Option<PathBuf> {
+    let ends = |word: &&String| Path::new(word).extension().is_some_and(|ext| ext == "py");
+    if let Some(script) = command.iter().find(ends) {
+        return Some(folder.join(script));
+    }
+    let modules = command.windows(2).filter(|pair| matches!(pair[0].as_str(), "-m" | "--module"));
+    // `python -m torch.distributed.run -m train`: the last one is the program, the others are installed elsewhere.
+    let mut files = modules.rev().flat_map(|pair| {
+        let module = folder.join(pair[1].replace('.', "/"));
+        [module.join("__main__.py"), module.with_extension("py"), module.join("__init__.py")]
+    });
+    files.find(|path| path.is_file())
+}
+
+/// The configuration files that the command names, as words, after `=`, or in Hydra's way by folder and name.
+fn configurations(folder: &Path, command: &[String]) -> Vec<(String, PathBuf)> {
+    let value = |names: &[&str]| {
+        command.iter().enumerate().find_map(|(at, word)| {
+            let (name, value) =
+                word.split_once('=').map_or((word.as_str(), None), |(name, of)| (name, Some(of)));
+            let value = value.or_else(|| command.get(at + 1).map(String::as_str));
+            value.filter(|_| names.contains(&name))
+        })
+    };
+    let hydra = value(&["--config-name", "-cn"]).map(|name| {
+        let within = value(&["--config-path", "-cp", "--config-dir", "-cd"]).unwrap_or_default();
+        Path::new(within).join(format!("{}.yaml", name.trim_end_matches(".yaml"))).display().to_string()
+    });
+    let words = command.iter().map(|word| word.rsplit_once('=').map_or(word.as_str(), |(_, value)| value));
+    let named = words.map(str::to_owned).chain(hydra);
+    named
+        .filter(|word| Path::new(word).extension().is_some_and(|ext| ENDS.iter().any(|end| ext == *end)))
+        .map(|word| (format!("configuration {word}"), folder.join(&word)))
+        .filter(|(_, path)| path.is_file())
+        .collect()
 }
 
 /// The Python files of a folder and of those below, in order, without hidden folders.
@@ -84,7 +140,80 @@ mod tests {
         assert_ne!(second, first);
         write("train.py", "import model.net  # more");
         assert_ne!(of("--lr=1"), second);
-        assert_eq!(hash(&["python".into(), "-m".into(), "train".into()]), None);
+        assert_eq!(hash(&["python".into(), "-m".into(), "gone".into()]), None);
         assert_eq!(hash(&["gone.py".into()]), None);
+    }
+
+    /// A folder with a package `train` and a configuration.
+    fn project() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a folder");
+        for folder in ["train", "conf"] {
+            std::fs::create_dir(dir.path().join(folder)).expect("a folder");
+        }
+        for (name, text) in
+            [("train/__main__.py", "import a"), ("train/a.py", "x = 1"), ("conf/base.yaml", "lr: 1")]
+        {
+            std::fs::write(dir.path().join(name), text).expect("written");
+        }
+        dir
+    }
+
+    fn words(command: &str) -> Vec<String> {
+        command.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_module_is_the_program_as_a_script_is() {
+        let dir = project();
+        let of = |command: &str| hash_in(dir.path(), &words(command));
+        let first = of("python -m train --lr=1");
+        assert!(first.is_some());
+        assert_eq!(of("python -m train --lr=1"), first);
+        std::fs::write(dir.path().join("train/a.py"), "x = 2").expect("written");
+        assert_ne!(of("python -m train --lr=1"), first);
+        assert!(of("python -m torch.distributed.run --nproc-per-node 8 -m train.a").is_some());
+        assert_eq!(
+            of("python -m torch.distributed.run"),
+            None,
+            "what is installed elsewhere is not the program"
+        );
+    }
+
+    #[test]
+    fn a_configuration_that_the_command_names_is_part_of_the_program() {
+        let dir = project();
+        let of = |command: &str| hash_in(dir.path(), &words(command));
+        let commands = [
+            "python -m train conf/base.yaml",
+            "python -m train --config=conf/base.yaml",
+            "python -m train --config conf/base.yaml",
+            "python -m train --config-path conf --config-name base",
+            "python -m train --config-dir=conf --config-name=base.yaml",
+        ];
+        let before = commands.map(of);
+        let other = of("python -m train --data /data/c4");
+        std::fs::write(dir.path().join("conf/base.yaml"), "lr: 2").expect("written");
+        for (command, before) in commands.iter().zip(before) {
+            assert!(before.is_some() && of(command) != before, "{command}");
+        }
+        assert_eq!(
+            of("python -m train --data /data/c4"),
+            other,
+            "a configuration that is not named is not read"
+        );
+    }
+
+    #[test]
+    fn what_ends_like_a_configuration_and_is_large_is_data() {
+        let dir = project();
+        let write = |text: &str| {
+            let text = text.repeat(1 + usize::try_from(CONFIGURATION).expect("small"));
+            std::fs::write(dir.path().join("set.json"), text).expect("written");
+        };
+        let of = || hash_in(dir.path(), &words("python -m train --data=set.json"));
+        write("a");
+        let first = of();
+        write("b");
+        assert_eq!(of(), first);
     }
 }

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use mainstay_core::learned::{LONGEST, Learned};
 
-/// So many jobs are remembered; those that ran last.
-const KEPT: usize = 64;
+/// So many files are kept, two for a job: those of the jobs that ran last.
+const KEPT: usize = 128;
 
 /// The place of one job's memory.
 #[derive(Clone, Debug)]

@@ -292,7 +292,7 @@ fn a_board_without_a_limit_of_its_own_is_too_hot_where_its_clocks_are_held_down(
     host.set("/gpus/0/values", json!({"hottest": null, "temperature": 91}));
     host.look_for_a_while();
     host.expect(FIRST, Degraded, mainstay_core::health::RecommendedAction::ContactSupport);
-    host.set("/gpus/0/values", json!({"hottest": null, "temperature": 89}));
+    host.set("/gpus/0/values", json!({"hottest": null, "temperature": 85}));
     host.look_for_a_while();
     host.expect(FIRST, Healthy, Nothing);
 }

@@ -9,5 +9,6 @@ mod foreign;
 mod hanging;
 mod host;
 mod libraries;
+mod odd;
 mod readings;
 mod trouble;

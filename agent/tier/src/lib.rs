@@ -1,11 +1,13 @@
 //! The checkpoint tier of one host. A rank copies its state into memory that the launcher owns ([`pool`]) and goes on; everything
 //! else happens here, outside training: checksums ([`seal`]), the disk ([`disk`]), the list of what lies where ([`shelf`]), and replicas on other hosts
-//! ([`peer`]).
+//! ([`peer`]). What trainers write without Mainstay is in [`files`].
 //!
 //! Three rules hold everywhere: a shard without an intact manifest is not there; a manifest appears last and at once; the
 //! newest step that is whole is removed only after a newer one is whole.
 
+pub mod bytes;
 pub mod disk;
+pub mod files;
 mod os;
 pub mod peer;
 pub mod pool;

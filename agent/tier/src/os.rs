@@ -2,10 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::net::TcpStream;
 use std::num::NonZeroUsize;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use mainstay_checkpoint::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
+use mainstay_core::checkpoint::backoff::Signs;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A control page that is mapped for as long as this value lives.
@@ -70,6 +73,31 @@ pub fn monotonic_ms() -> u64 {
     // SAFETY: `now` is a timespec of ours, which the call writes and of which it keeps no pointer. Refused, it stays zero.
     unsafe { nix::libc::clock_gettime(nix::libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
+}
+
+/// What a connection shows of its path; none where the kernel does not tell.
+#[must_use]
+pub fn signs(stream: &TcpStream) -> Option<Signs> {
+    // Where tcpi_rtt and tcpi_total_retrans lie in `struct tcp_info` of linux/tcp.h, which only grows at its end.
+    const ROUND_TRIP: usize = 68;
+    const SENT_AGAIN: usize = 100;
+    let mut info = [0_u8; 104];
+    let mut length = nix::libc::socklen_t::try_from(info.len()).ok()?;
+    // SAFETY: the descriptor is open for as long as `stream` lives; the kernel writes at most `length` bytes into `info`, and how many
+    // into `length`. Neither nix nor rustix has this option.
+    let done = unsafe {
+        nix::libc::getsockopt(
+            stream.as_raw_fd(),
+            nix::libc::IPPROTO_TCP,
+            nix::libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    let told = done == 0 && usize::try_from(length).is_ok_and(|length| length >= info.len());
+    let word = |at: usize| info.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+    let round_trip_us = told.then(|| word(ROUND_TRIP)).flatten()?;
+    Some(Signs { round_trip_us, sent_again: word(SENT_AGAIN)? })
 }
 
 /// Makes this thread stand back behind training: for the processor, and if `idle` for the disk too. What the kernel refuses is no

@@ -19,8 +19,8 @@ from ._role import role
 from ._section import expect_long
 
 __all__ = [
-    "Interrupted", "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "on_save_request", "pause",
-    "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
+    "Interrupted", "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "on_save_request",
+    "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
 ]  # fmt: skip
 
 _hooks.start()
@@ -43,6 +43,13 @@ def report_digest(tensors, *, every: int = 100):
     from ._digest import report_digest as begin
 
     return begin(tensors, every=every)
+
+
+def on_world_change(callback):
+    """Has ``callback(old, new)`` called when the job goes on with another number of ranks: see :mod:`mainstay._world`."""
+    from ._world import on_world_change as register
+
+    return register(callback)
 
 
 def __getattr__(name: str):

@@ -16,8 +16,8 @@ class expect_long:
 
 __version__: str
 __all__ = [
-    "Interrupted", "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "on_save_request", "pause",
-    "report_digest", "restartable", "resume", "rounds", "save_requested", "save_within", "section", "status", "step",
+    "Interrupted", "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "on_save_request",
+    "on_world_change", "pause", "report_digest", "restartable", "resume", "rounds", "save_requested", "save_within", "section", "status", "step",
 ]
 
 _Hooks = Union[Callable[[], Any], Iterable[Callable[[], Any]]]
@@ -42,6 +42,9 @@ class _Status(TypedDict):
     page: Optional[str]
     refusal: Optional[str]
 
+_C = TypeVar("_C", bound=Callable[[int, int], Any])
+
+def on_world_change(callback: _C) -> _C: ...
 def status() -> _Status: ...
 def role(name: str = "", *, stage: Optional[int] = None) -> None: ...
 def digest(tensors: Any) -> SupportsIndex: ...

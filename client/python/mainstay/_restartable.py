@@ -28,7 +28,7 @@ import signal
 import sys
 import threading
 
-from . import _collectives_release, _hooks, _native, _rounds
+from . import _collectives_release, _hooks, _native, _rounds, _world
 
 #: How long a rank may take to come out of its function before it is asked again, more widely each time.
 _AGAIN_S = 0.25
@@ -190,7 +190,9 @@ class _Rank:
         call = self._desk.next("go", self._epoch + 1)
         if call is None:
             return False
+        size = _world.size()
         os.environ.update(call["environment"])
+        _world.changed(size)
         _hooks._attempt(_forget_error_file)
         _native.begin_round()
         return True

@@ -100,7 +100,7 @@ def test_the_stubs_name_what_is_there():
     native = {name for name in dir(_native) if not name.startswith("__")}
     assert stub_names(package / "_native.pyi") == native
     assert stub_names(package / "__init__.pyi") == {
-        "Interrupted", "Round", "_Status", "digest", "expect_long", "report_digest", "restartable", "role", "rounds", "status",
+        "Interrupted", "Round", "_Status", "digest", "expect_long", "on_world_change", "report_digest", "restartable", "role", "rounds", "status",
     }
     for name in mainstay.__all__:
         assert getattr(mainstay, name) is not None

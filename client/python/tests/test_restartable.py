@@ -251,3 +251,38 @@ def test_a_checkpoint_of_a_round_that_is_over_is_not_sealed(tmp_path, monkeypatc
     assert mainstay.checkpoint.latest() is None
     assert mainstay.checkpoint.save(3, 5)
     assert mainstay.checkpoint.latest() == 3
+
+
+WORLDS = """
+@mainstay.on_world_change
+def scaled(old, new):
+    print(old, new, flush=True)
+mainstay.on_world_change(scaled)
+@mainstay.restartable
+def train():
+    if os.environ["MAINSTAY_ATTEMPT"] == "4":
+        raise OSError("lost")
+    return os.environ["WORLD_SIZE"]
+print("in", train())
+"""
+
+
+@pytest.mark.parametrize(
+    "before, told", [({}, ""), ({"MAINSTAY_PREVIOUS_WORLD_SIZE": "8"}, ""), ({"MAINSTAY_PREVIOUS_WORLD_SIZE": "6"}, "6 8\n")]
+)
+def test_a_change_of_the_world_is_told_once_before_the_function_runs_in_it(desk, rank, before, told):
+    process = rank(WORLDS, desk, WORLD_SIZE="8", **before)
+    assert [desk.heard()["say"] for _ in range(3)] == ["hello", "raised", "ready"]
+    desk.tell("go", 7, environment={"MAINSTAY_ATTEMPT": "7", "WORLD_SIZE": "4", "MAINSTAY_PREVIOUS_WORLD_SIZE": "8"})
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("finished", 7)
+    assert end(process) == f"{told}8 4\nin 4"
+
+
+def test_a_world_that_stays_as_it_was_is_not_told_of(desk, rank):
+    process = rank(WORLDS, desk, WORLD_SIZE="8")
+    assert [desk.heard()["say"] for _ in range(3)] == ["hello", "raised", "ready"]
+    desk.tell("go", 7, environment={"MAINSTAY_ATTEMPT": "7", "WORLD_SIZE": "8"})
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("finished", 7)
+    assert end(process) == "in 8"

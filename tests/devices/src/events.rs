@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::functions::{Handle, done, put};
-use crate::script::{INVALID, Script, TIMEOUT};
+use crate::script::{INVALID, Script, TIMEOUT, handle};
 
 /// How many events of the script were told, or had come before the registration.
 static TOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -60,7 +60,8 @@ pub extern "C" fn nvmlEventSetWait_v2(_set: usize, place: *mut EventData, longes
         if let Some(event) = script.events.get(told) {
             TOLD.store(told + 1, Ordering::SeqCst);
             let instances = [event.instance.unwrap_or(u32::MAX), u32::MAX];
-            let data = EventData { device: event.gpu + 1, kind: event.kind, data: event.data, instances };
+            let device = if event.of_nobody { 0 } else { handle(event.gpu as u32, &script) };
+            let data = EventData { device, kind: event.kind, data: event.data, instances };
             return done(put(place, data));
         }
         if script.impatient {

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
-use crate::script::{INVALID, OTHER_VERSION, Script, TOO_SMALL};
+use crate::script::{FRESH, INVALID, OTHER_VERSION, Script, TOO_SMALL, handle};
 
 /// A device: its place in the script, from 1.
 pub(crate) type Handle = usize;
@@ -23,10 +23,14 @@ pub(crate) fn put<T>(place: *mut T, value: T) -> Result<(), u32> {
 }
 
 pub(crate) fn put_text(place: *mut c_char, length: c_uint, text: &str) -> Result<(), u32> {
+    put_bytes(place, length, text.as_bytes())
+}
+
+fn put_bytes(place: *mut c_char, length: c_uint, text: &[u8]) -> Result<(), u32> {
     if place.is_null() || text.len() >= length as usize {
         return Err(7);
     }
-    for (offset, byte) in text.bytes().chain([0]).enumerate() {
+    for (offset, byte) in text.iter().copied().chain([0]).enumerate() {
         // SAFETY: the text with its end is shorter than the caller's buffer of `length`.
         unsafe { place.add(offset).write(byte as c_char) };
     }
@@ -87,29 +91,34 @@ pub extern "C" fn nvmlSystemGetDriverVersion(place: *mut c_char, length: c_uint)
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetCount_v2(place: *mut c_uint) -> u32 {
     let script = Script::for_call("nvmlDeviceGetCount_v2");
-    done(script.and_then(|script| put(place, script.gpus.len() as c_uint)))
+    done(script.and_then(|script| put(place, script.count.unwrap_or(script.gpus.len() as c_uint))))
 }
 
 /// NVML's `nvmlDeviceGetHandleByIndex_v2`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, place: *mut Handle) -> u32 {
-    let handle = index as usize + 1;
-    done(Script::gpu("nvmlDeviceGetHandleByIndex_v2", handle).and_then(|_| put(place, handle)))
+    done(Script::now().and_then(|script| {
+        let handle = handle(index, &script);
+        Script::gpu("nvmlDeviceGetHandleByIndex_v2", handle).and_then(|_| put(place, handle))
+    }))
 }
 
 /// NVML's `nvmlDeviceGetUUID`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetUUID(device: Handle, place: *mut c_char, length: c_uint) -> u32 {
-    done(Script::gpu("nvmlDeviceGetUUID", device).and_then(|gpu| put_text(place, length, &gpu.uuid)))
+    done(
+        Script::gpu("nvmlDeviceGetUUID", device).and_then(|gpu| {
+            put_bytes(place, length, gpu.uuid_bytes.as_deref().unwrap_or(gpu.uuid.as_bytes()))
+        }),
+    )
 }
 
 /// NVML's `nvmlDeviceGetName`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetName(device: Handle, place: *mut c_char, length: c_uint) -> u32 {
-    done(
-        Script::gpu("nvmlDeviceGetName", device)
-            .and_then(|_| put_text(place, length, "NVIDIA H100 80GB HBM3")),
-    )
+    done(Script::gpu("nvmlDeviceGetName", device).and_then(|gpu| {
+        put_bytes(place, length, gpu.name_bytes.as_deref().unwrap_or(b"NVIDIA H100 80GB HBM3"))
+    }))
 }
 
 /// NVML's `nvmlDeviceGetSerial`.
@@ -272,7 +281,8 @@ fn put_list<T>(
         }
         // SAFETY: NVML's callers give the length of their array here.
         let room = unsafe { count.read() } as usize;
-        put(count, gpu.processes.len() as c_uint)?;
+        let claimed = gpu.value("processes_claimed", gpu.processes.len() as i64)?;
+        put(count, claimed as c_uint)?;
         if gpu.processes.len() > room {
             return Err(TOO_SMALL);
         }
@@ -395,11 +405,15 @@ pub extern "C" fn nvmlDeviceGetGpuFabricInfoV(device: Handle, place: *mut Fabric
             mask: gpu.value("fabric_mask", 0)? as c_uint,
             summary: gpu.value("fabric_summary", 1)? as u8,
         };
-        if newest == 3 {
-            return put(place, fabric);
-        }
-        // SAFETY: version 2 is as version 3 up to its last field, and 36 bytes long.
-        unsafe { std::ptr::copy_nonoverlapping((&raw const fabric).cast::<u8>(), place.cast::<u8>(), 36) };
+        // Some fill in no more than the first version had, whatever they are asked for.
+        let whole = if newest == 3 { size_of::<Fabric>() } else { 36 };
+        let written = gpu.value("fabric_bytes", whole as i64)? as usize;
+        let written = written.min(whole);
+        // SAFETY: version 2 is as version 3 up to its last field, and 36 bytes long; the place has room for the version
+        // that its caller named.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const fabric).cast::<u8>(), place.cast::<u8>(), written)
+        };
         Ok(())
     }))
 }
@@ -500,7 +514,7 @@ pub extern "C" fn nvmlDeviceGetP2PStatus(
 ) -> u32 {
     let gpu = Script::gpu("nvmlDeviceGetP2PStatus", device);
     done(gpu.and_then(|gpu| {
-        let lost = other.checked_sub(1).is_none_or(|other| gpu.peers_lost.contains(&other));
+        let lost = (other % FRESH).checked_sub(1).is_none_or(|other| gpu.peers_lost.contains(&other));
         if kind == 2 { put(place, if lost { 5 } else { 0 }) } else { put(place, 0) }
     }))
 }

@@ -74,12 +74,13 @@ pub extern "C" fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, values:
         if values.is_null() {
             return Err(INVALID);
         }
-        let driver = Script::now()?.driver.clone();
+        let script = Script::now()?;
+        let driver = script.driver.clone();
         for place in 0..usize::try_from(count).map_err(|_| INVALID)? {
             // SAFETY: the caller's array has `count` fields.
             let field = unsafe { &mut *values.add(place) };
-            // An unsigned long long.
-            field.kind = 3;
+            // An unsigned long long; 0 is a floating-point number, and what stands there where nobody wrote.
+            field.kind = if script.untyped_fields { 0 } else { 3 };
             match value_of(&gpu, field.field, field.scope, &driver) {
                 Ok(value) => (field.code, field.value) = (0, value as c_ulonglong),
                 Err(code) => field.code = code,

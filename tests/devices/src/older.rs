@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_uint, c_ulonglong};
 
 use crate::events::{EventData, nvmlEventSetWait_v2};
 use crate::functions::{Handle, PciInfo, done, put, right_version};
-use crate::script::{INVALID, Script, TOO_SMALL};
+use crate::script::{INVALID, Script, TOO_SMALL, handle};
 
 /// NVML's `nvmlInit`, of old.
 #[unsafe(no_mangle)]
@@ -29,8 +29,10 @@ pub extern "C" fn nvmlDeviceGetCount(place: *mut c_uint) -> u32 {
 /// NVML's `nvmlDeviceGetHandleByIndex`, of old.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, place: *mut Handle) -> u32 {
-    let handle = index as usize + 1;
-    done(Script::gpu("nvmlDeviceGetHandleByIndex", handle).and_then(|_| put(place, handle)))
+    done(Script::now().and_then(|script| {
+        let handle = handle(index, &script);
+        Script::gpu("nvmlDeviceGetHandleByIndex", handle).and_then(|_| put(place, handle))
+    }))
 }
 
 /// NVML's `nvmlDeviceGetPciInfo`, of old: here it tells numbers and no text.

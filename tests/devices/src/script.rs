@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +28,14 @@ pub(crate) struct Script {
     pub(crate) begins: u64,
     /// Kinds of events that GPUs offer; all if none are named.
     pub(crate) event_kinds: Option<u64>,
+    /// Functions that end the process.
+    pub(crate) crash: Vec<String>,
+    /// How many GPUs are counted, where that is another number.
+    pub(crate) count: Option<u32>,
+    /// Whether each call gives a handle of its own for the same GPU.
+    pub(crate) fresh_handles: bool,
+    /// Whether values by number come without their type.
+    pub(crate) untyped_fields: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -38,6 +46,11 @@ pub(crate) struct Gpu {
     pub(crate) codes: BTreeMap<String, u32>,
     /// Functions that hang for this GPU alone.
     pub(crate) hang: Vec<String>,
+    /// Functions that end the process for this GPU alone.
+    pub(crate) crash: Vec<String>,
+    /// Its make and its own name as bytes, whatever they are.
+    pub(crate) name_bytes: Option<Vec<u8>>,
+    pub(crate) uuid_bytes: Option<Vec<u8>>,
     pub(crate) values: BTreeMap<String, Option<i64>>,
     /// Links that are down.
     pub(crate) links_down: Vec<u32>,
@@ -57,6 +70,8 @@ pub(crate) struct Event {
     pub(crate) kind: u64,
     pub(crate) data: u64,
     pub(crate) instance: Option<u32>,
+    /// It is not told whose it is.
+    pub(crate) of_nobody: bool,
 }
 
 /// NVML_ERROR_UNKNOWN: the script cannot be read.
@@ -115,6 +130,7 @@ impl Script {
             crate::older::chatter();
         }
         hang_if(&script.hang, function);
+        crash_if(&script.crash, function);
         if function.starts_with("nvmlInit") {
             BEGUN.store(script.begins, Ordering::Relaxed);
         } else if BEGUN.load(Ordering::Relaxed) < script.begins {
@@ -133,9 +149,11 @@ impl Script {
     /// The GPU of a handle, for a call of `function`.
     pub(crate) fn gpu(function: &str, handle: usize) -> Result<OneGpu, u32> {
         let script = Script::for_call(function)?;
-        let index = handle.checked_sub(1).filter(|index| *index < script.gpus.len()).ok_or(INVALID)?;
+        let place = handle % FRESH;
+        let index = place.checked_sub(1).filter(|index| *index < script.gpus.len()).ok_or(INVALID)?;
         let gpu = OneGpu { script, index };
         hang_if(&gpu.hang, function);
+        crash_if(&gpu.crash, function);
         match gpu.codes.get(function).or_else(|| gpu.codes.get("*")) {
             Some(code) if *code != 0 => Err(*code),
             _ => Ok(gpu),
@@ -147,6 +165,23 @@ fn hang_if(hanging: &[String], function: &str) {
     while hanging.iter().any(|of| of == function) {
         std::thread::park();
     }
+}
+
+fn crash_if(crashing: &[String], function: &str) {
+    if crashing.iter().any(|of| of == function) {
+        std::process::abort();
+    }
+}
+
+/// Handles of one GPU are as far apart, where each call gives another.
+pub(crate) const FRESH: usize = 4096;
+
+/// A handle for the GPU at a place of the script.
+pub(crate) fn handle(index: u32, script: &Script) -> usize {
+    static GIVEN: AtomicUsize = AtomicUsize::new(1);
+    let own = index as usize + 1;
+    // No address of anything: whoever looks behind it is ended.
+    if script.fresh_handles { GIVEN.fetch_add(1, Ordering::Relaxed) * FRESH + own } else { own }
 }
 
 /// One GPU of a script.

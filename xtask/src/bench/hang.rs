@@ -1,6 +1,6 @@
 //! From the SIGSTOP of a rank to the verdict that it hangs: ours by the launcher's journal, NVRx's by the end of the rank,
-//! which its monitor kills as soon as it takes it to hang. As a share of what is asked for: two seconds, or one and a half
-//! of the step time that only one step in a thousand exceeds, whichever is longer.
+//! which its monitor kills as soon as it takes it to hang. In seconds beyond what is asked for: two seconds, or one and a half
+//! of the step time that only one step in a thousand exceeds, whichever is longer; below zero is sooner.
 
 use std::fs;
 use std::path::Path;
@@ -57,9 +57,9 @@ pub fn measure(story: &Story, bed: &Bed, hangs: usize, report: &mut Report) {
         None => None,
     };
     let figures = ours.map(|ours| {
-        let p95 = Figure::p95("detect.hang_p95", "of the limit", &ours.shares);
+        let p95 = Figure::p95("detect.hang_p95", "s over the limit", &ours.beyond);
         let p95 = p95.map(|figure| match &theirs {
-            Some(theirs) => figure.beside_at(Launcher::Nvrx.name(), &theirs.shares, 0.95),
+            Some(theirs) => figure.beside_at(Launcher::Nvrx.name(), &theirs.beyond, 0.95),
             None => figure,
         });
         let seconds = Figure::median("detect.hang", "s", &ours.seconds);
@@ -75,8 +75,8 @@ pub fn measure(story: &Story, bed: &Bed, hangs: usize, report: &mut Report) {
 #[derive(Default)]
 struct Samples {
     seconds: Vec<f64>,
-    /// The same as shares of the limit.
-    shares: Vec<f64>,
+    /// The same less the limit.
+    beyond: Vec<f64>,
 }
 
 fn detect(bed: &Bed, launcher: Launcher, hangs: usize) -> Result<Samples> {
@@ -154,7 +154,7 @@ fn one_job(
     }
     drop(running);
     let limit = limit(folder)?;
-    samples.shares.extend(seconds.iter().map(|seconds| seconds / limit));
+    samples.beyond.extend(seconds.iter().map(|seconds| seconds - limit));
     samples.seconds.extend(seconds);
     Ok(())
 }

@@ -19,6 +19,7 @@ mod peers;
 mod process;
 mod replicate;
 mod restart;
+mod soak;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -76,6 +77,8 @@ enum Name {
     Restart,
     /// From a rank that raises to all ranks in their function again, in process. Part of restart.
     InProcess,
+    /// Real jobs that are hurt at random, one fault inside the other: what of it went wrong.
+    Soak,
     /// Work that counts over time, with a SIGKILL every 20 s.
     Goodput,
     /// What a save costs training, and how soon a state is back: as ratios to one memcpy of the same bytes.
@@ -152,6 +155,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Checkpoint, Some(bed)) => {
                 checkpoint::measure(&story, bed, args.samples.unwrap_or(9), args.most_gib, &mut report);
             }
+            (Name::Soak, Some(bed)) => soak::measure(&story, bed, args.samples.unwrap_or(1000), &mut report),
             (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, &mut report),
             (_, None) => {}
         }

@@ -17,9 +17,15 @@ use crate::say::Story;
 /// What plain sockets are called in the figures.
 const PLAIN: &str = "plain TCP";
 
+/// What the folders of runs are called, with the number of their process behind it.
+const SCRATCH: &str = "mainstay-bench-";
+
 /// Sizes in GiB, how often each is measured, and how long that may take.
 const SIZES: [(usize, usize, Duration); 2] =
     [(1, 5, Duration::from_secs(120)), (4, 2, Duration::from_secs(240))];
+
+/// The size of which the figures without a size in their name speak.
+const SPOKEN_OF: usize = 1;
 
 /// Measures shards of these sizes, each `rounds` times at most.
 pub fn measure(story: &Story, rounds: usize, report: &mut Report) {
@@ -51,7 +57,8 @@ fn build() -> Result<()> {
 fn shard(gibibytes: usize, rounds: usize, within: Duration) -> Result<Vec<Figure>> {
     // The shard, its replica and what comes back lie in memory.
     let memory = Path::new("/dev/shm");
-    let scratch = memory.join(format!("mainstay-bench-{}", std::process::id()));
+    remove_what_cut_runs_left(memory);
+    let scratch = memory.join(format!("{SCRATCH}{}", std::process::id()));
     let (needed, free) = (3 * gibibytes + 1, free_gibibytes(memory));
     if free < needed {
         bail!("it needs {needed} GiB in {}, of which {free} are free", memory.display());
@@ -77,6 +84,17 @@ fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> R
     Ok(figures(gibibytes, &told))
 }
 
+/// Gigabytes lie in memory until somebody takes them away, and a run that was killed could not.
+fn remove_what_cut_runs_left(memory: &Path) {
+    for entry in fs::read_dir(memory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.strip_prefix(SCRATCH)) else { continue };
+        if !Path::new("/proc").join(pid).exists() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 fn free_gibibytes(at: &Path) -> usize {
     let free =
         nix::sys::statvfs::statvfs(at).map_or(0, |found| found.blocks_available() * found.fragment_size());
@@ -89,12 +107,19 @@ fn figures(gibibytes: usize, told: &Value) -> Vec<Figure> {
     };
     let gigabytes = |name: &str| -> Vec<f64> { samples(name).into_iter().map(|bytes| bytes / 1e9).collect() };
     let plain = gigabytes("plain_tcp_bytes_per_s");
+    // Each transfer beside the plain one that was made just before it.
+    let share = |name: &str, key: &str, unit: &str| {
+        let shares: Vec<f64> = gigabytes(key).iter().zip(&plain).map(|(ours, plain)| ours / plain).collect();
+        (gibibytes == SPOKEN_OF).then(|| Figure::median(&format!("checkpoint.{name}"), unit, &shares))?
+    };
     let id = |name: &str| format!("checkpoint.{name}_{gibibytes}gib");
     let rate = |name: &str, key: &str| {
         Figure::median(&id(name), "GB/s", &gigabytes(key)).map(|figure| figure.beside(PLAIN, &plain))
     };
     let cpu = |name: &str, key: &str| Figure::median(&id(name), "s/GB", &samples(key));
     [
+        share("replicate", "replicate_bytes_per_s", "x loopback TCP"),
+        share("restore_peer", "restore_bytes_per_s", "x link"),
         rate("replicate", "replicate_bytes_per_s"),
         rate("replicate_first", "replicate_first_bytes_per_s"),
         cpu("replicate_cpu", "replicate_cpu_s_per_gb"),
@@ -115,10 +140,11 @@ mod tests {
         let told =
             serde_json::json!({"plain_tcp_bytes_per_s": [2e9, 2e9], "replicate_bytes_per_s": [1.8e9, 2.2e9]});
         let figures = figures(1, &told);
-        assert_eq!(figures.len(), 1);
+        let told: Vec<(&str, f64, Option<f64>)> =
+            figures.iter().map(|figure| (figure.id.as_str(), figure.value, figure.ratio)).collect();
         assert_eq!(
-            (figures[0].id.as_str(), figures[0].value, figures[0].ratio),
-            ("checkpoint.replicate_1gib", 2.0, Some(1.0))
+            told,
+            [("checkpoint.replicate", 1.0, None), ("checkpoint.replicate_1gib", 2.0, Some(1.0))]
         );
     }
 }

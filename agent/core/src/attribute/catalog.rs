@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use super::class::Class;
-use super::lines;
 pub use super::signature::{Determinism, ExceptionRule, Role, Signature};
 use super::signature::{File, of_xid};
 use super::words::Words;
+use super::{lessons, lines};
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 
 /// Why a catalogue cannot be used.
@@ -66,7 +66,7 @@ const SHORT: usize = 6;
 pub(super) const XID: usize = STRUCTURE.len() - 1;
 
 /// The catalogue, ready to be matched.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Catalog {
     signatures: Vec<Signature>,
     /// Compiled when they are first wanted: a failure wants few of them, and all of them take long.
@@ -83,7 +83,7 @@ pub struct Catalog {
 }
 
 /// The files of the catalogue that comes with the program.
-const FILES: [(&str, &str); 16] = [
+const FILES: [(&str, &str); 17] = [
     ("xid.toml", include_str!("../../../catalog/signatures/xid.toml")),
     ("gpu.toml", include_str!("../../../catalog/signatures/gpu.toml")),
     ("cuda.toml", include_str!("../../../catalog/signatures/cuda.toml")),
@@ -99,11 +99,9 @@ const FILES: [(&str, &str); 16] = [
     ("host.toml", include_str!("../../../catalog/signatures/host.toml")),
     ("scheduler.toml", include_str!("../../../catalog/signatures/scheduler.toml")),
     ("process.toml", include_str!("../../../catalog/signatures/process.toml")),
+    ("families.toml", include_str!("../../../catalog/signatures/families.toml")),
     ("vocabulary.toml", include_str!("../../../catalog/signatures/vocabulary.toml")),
 ];
-
-/// Lines from which words are learned.
-const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
 
 impl Catalog {
     /// The catalogue that comes with the program, compiled once.
@@ -214,11 +212,9 @@ impl Catalog {
             .kind(Some(AhoCorasickKind::DFA))
             .build(&words)?;
         let examples = signatures.iter().filter(|of| of.role != Role::Benign && !of.fallback);
-        let vocabulary = Words::learn(
-            examples
-                .flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())])
-                .chain(lines()),
-        );
+        let told = examples.flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())]);
+        let mut vocabulary = Words::learn(told.chain(lessons::lines()));
+        lessons::texts().for_each(|(class, text)| vocabulary.learn_of(class, &text));
         Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word, begins, vocabulary })
     }
 
@@ -268,6 +264,11 @@ impl Catalog {
     /// How likely each class is by the words of a line alone.
     pub(super) fn opinion(&self, line: &str) -> Option<[f64; Class::ALL.len()]> {
         self.vocabulary.opinion(line)
+    }
+
+    /// The same catalogue, had its words never been learned from these texts: to judge them without memory.
+    pub fn forgetting<'t>(&self, texts: impl Iterator<Item = (Class, &'t str)>) -> Catalog {
+        Catalog { vocabulary: self.vocabulary.forgetting(texts), ..self.clone() }
     }
 
     /// What words tell of a line that no signature knows.
@@ -325,14 +326,6 @@ fn xid_code(rest: &str) -> Option<u32> {
     let rest = rest.trim_start_matches([':', ' ']);
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     rest[..digits].parse().ok()
-}
-
-/// Lines as the field's programs print them, with their classes: a class, a tab and the text.
-fn lines<'t>() -> impl Iterator<Item = (Class, &'t str)> {
-    LINES.lines().filter_map(|line| {
-        let (class, text) = line.split_once('\t')?;
-        Some((Class::named(class)?, text))
-    })
 }
 
 /// Whether a line holds a word as such or in the plural, not as a part of another: "npu", but not "input".

@@ -218,3 +218,45 @@ fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<Stri
     }
     told
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribute::attribute;
+    use crate::attribute::catalog::Catalog;
+    use crate::attribute::scan::{Kind, Scan};
+
+    fn next_of(log: &str) -> Vec<String> {
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+        next(&attribute(catalog, &Evidence { findings, ..Evidence::default() }))
+    }
+
+    fn asks_for_a_retry(next: &[String]) -> bool {
+        next.iter().any(|line| line.contains("one retry on other hosts"))
+    }
+
+    #[test]
+    fn a_bug_that_is_not_sure_is_tried_once_on_other_hosts() {
+        let unsure = next_of("ModuleNotFoundError: No module named 'einops'\n");
+        assert!(unsure[0].starts_with("Do not restart") && asks_for_a_retry(&unsure), "{unsure:?}");
+        let sure = next_of(
+            "  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\n",
+        );
+        assert!(sure[0].starts_with("Do not restart") && !asks_for_a_retry(&sure), "{sure:?}");
+    }
+
+    #[test]
+    fn where_a_restart_is_advised_or_nothing_is_known_no_retry_is_asked_for() {
+        let lost = next_of("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n");
+        assert!(
+            lost[0].starts_with("Restart without the suspected host") && !asks_for_a_retry(&lost),
+            "{lost:?}"
+        );
+        let nothing = next_of("step 3 loss 2.1\n");
+        assert!(
+            nothing[0].starts_with("Restart on the same hosts") && !asks_for_a_retry(&nothing),
+            "{nothing:?}"
+        );
+    }
+}

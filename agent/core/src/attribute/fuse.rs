@@ -27,7 +27,7 @@ const DOUBT: f64 = 0.15;
 /// The earliest cause tends to be the one that the others follow from.
 const EARLIEST: f64 = 0.4;
 /// Log-odds are divided by this. What was sure by at least 0.8 was right in 94 % of failures that nobody had seen before, by
-/// 0.6 to 0.8 in 84 %, by less in 51 % (310 cases, `tests/cases/README.md`): nothing is to be stretched or shrunk.
+/// 0.6 to 0.8 in 84 %, by less in 51 % (310 cases, `agent/catalog/cases/README.md`): nothing is to be stretched or shrunk.
 const TEMPERATURE: f64 = 1.0;
 
 /// A probability for each class, in the order of [`Class::ALL`].

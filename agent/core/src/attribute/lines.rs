@@ -257,7 +257,9 @@ pub fn is_mild(line: &str) -> bool {
         "DEBUG",
         "falling back to",
     ];
-    MARKS.iter().any(|mark| line.contains(mark)) && !line.contains("Error:")
+    // The kernel says "INFO" of tasks that hang and of CPUs that stall.
+    const NO_NOTES: [&str; 3] = ["Error:", "INFO: task", "INFO: rcu"];
+    MARKS.iter().any(|mark| line.contains(mark)) && !NO_NOTES.iter().any(|mark| line.contains(mark))
 }
 
 /// Seconds since midnight of the first time of day in the line: `09:54:15.885`.

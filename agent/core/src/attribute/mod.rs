@@ -3,7 +3,7 @@
 //! Pure: text comes in, an [`Attribution`] comes out. `docs/reference/attribution.md` tells how the judgement is made.
 //!
 //! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`traceback`], [`scan`] (one pass
-//! over the text), [`exit`], `structure`, `words`, [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against
+//! over the text), [`exit`], `structure`, `words` (learned from [`lessons`]), [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against
 //! labelled cases ([`case`]).
 
 pub mod case;
@@ -12,6 +12,7 @@ pub mod class;
 pub mod exit;
 pub mod explain;
 pub mod fuse;
+pub mod lessons;
 pub mod lines;
 pub mod root;
 pub mod scan;
@@ -36,9 +37,10 @@ use crate::verdict::FaultDomain;
 
 /// Below this probability no domain is named.
 const COMMIT: f64 = 0.5;
-/// Unless it has at least this and is so many times as likely as the next.
-const LEADS_FROM: f64 = 0.38;
-const LEADS_BY: f64 = 1.4;
+/// Unless it has at least this and is so many times as likely as the next. Of 611 failures, each judged without memory of its
+/// source, one in a hundred more is right with these than with 0.38 and 1.4, and 14 % are abstained on instead of 16 %.
+const LEADS_FROM: f64 = 0.34;
+const LEADS_BY: f64 = 1.1;
 
 /// All that is known of a failure.
 #[derive(Clone, Debug, Default)]
@@ -120,14 +122,17 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let determinism = decisive.map_or(Determinism::Either, |vote| vote.determinism);
     let domain = domains[class.index()];
     let agreed = for_it.iter().chain(&against).chain(&consequences).find(|vote| vote.family == "exit");
-    let restart = agreed
-        .and_then(|vote| vote.restart)
-        .or_else(|| decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart))
-        .unwrap_or_else(|| advice(class, determinism));
+    let confidence = domain_probability(&posterior, &domains, domain);
+    let told = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
+    let usual = told.unwrap_or_else(|| advice(class, determinism));
+    // A job that is stopped in error costs more than one restart in vain, which policies bound.
+    let unsure = usual == Restart::DoNotRestart && confidence < COMMIT;
+    let usual = if unsure { Restart::RestartSameNodes } else { usual };
+    let restart = agreed.and_then(|vote| vote.restart).unwrap_or(usual);
     Attribution {
         class,
         domain,
-        confidence: domain_probability(&posterior, &domains, domain),
+        confidence,
         restart,
         determinism,
         root: root::root(evidence, &for_it, &consequences, structure::laggard(catalog, evidence)),

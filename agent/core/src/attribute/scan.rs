@@ -8,6 +8,7 @@ use super::catalog::{Catalog, STRUCTURE, XID};
 use super::class::Class;
 use super::lines::{self, LINE_WINDOW};
 use super::traceback::{self, Frame};
+use super::words::{Word, messages};
 
 /// Sightings of one signature in one source that are kept, the earliest; the others are only counted.
 const KEPT: usize = 32;
@@ -102,7 +103,7 @@ pub struct Findings {
     /// Of the lines that nothing explains the one whose words say most, with what they speak for.
     pub words: Option<(Spot, Opinion)>,
     /// All words that say something: of a small text those of all lines, of a large one those of the lines that matter.
-    pub vocabulary: BTreeSet<String>,
+    pub vocabulary: BTreeSet<Word>,
     /// Lines read.
     pub lines: u64,
     /// Bytes read.
@@ -399,7 +400,8 @@ impl<'c> Scan<'c> {
             }
         }
         let words = self.catalog.vocabulary();
-        self.findings.vocabulary = lines.iter().flat_map(|line| words.known(line)).collect();
+        self.findings.vocabulary =
+            messages(lines.iter().map(AsRef::as_ref)).flat_map(|line| words.known(line)).collect();
         self.hints(&lines);
     }
 

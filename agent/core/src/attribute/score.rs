@@ -9,9 +9,9 @@ pub use super::case::{Case, Label, LogFile};
 
 use super::catalog::Catalog;
 use super::class::{Class, Restart};
-use super::exit;
 use super::scan::{Kind, Scan};
 use super::{Attribution, Evidence, attribute};
+use super::{exit, lessons};
 use crate::verdict::FaultDomain;
 
 /// Bins of the reliability table.
@@ -69,40 +69,73 @@ pub fn answer(catalog: &Catalog, case: &Case) -> Answer {
     answer_from(catalog, case, &evidence(catalog, case))
 }
 
-/// Judges each case as if its source had never been seen: a signature counts only if a case of another source, or a
-/// text from elsewhere, matches it too. Signatures are written by hand; one that nothing but this source bears out
-/// may have been written after it.
-pub fn without_memory(catalog: &Catalog, cases: &[Case], elsewhere: &[&str]) -> Vec<Answer> {
-    let source = |case: &Case| case.group.clone().unwrap_or_else(|| case.id.clone());
-    let seen: Vec<Evidence> = cases.iter().map(|case| evidence(catalog, case)).collect();
+/// Judges each case as if its source had never been seen: a signature counts only if a case of another source, or one of the
+/// lines from elsewhere, matches it too, and words are not learned from lessons of that source. Signatures are written by
+/// hand; one that nothing but this source bears out may have been written after it.
+pub fn without_memory(catalog: &Catalog, cases: &[Case], lessons: &[Case], elsewhere: &str) -> Vec<Answer> {
+    blind(catalog, cases, lessons, elsewhere, answer_from)
+}
+
+/// The same with a judge of one's own, who is given what is left of the catalogue and of the evidence.
+pub fn blind<T>(
+    catalog: &Catalog,
+    cases: &[Case],
+    lessons: &[Case],
+    elsewhere: &str,
+    judge: impl Fn(&Catalog, &Case, &Evidence) -> T,
+) -> Vec<T> {
+    let known = sources_of_signatures(catalog, cases.iter().chain(lessons), elsewhere);
+    let mut forgetful: BTreeMap<String, Catalog> = BTreeMap::new();
+    let judged = cases.iter().map(|case| {
+        let own = source(case);
+        let mut evidence = evidence(catalog, case);
+        forget(&mut evidence, &known, &own);
+        let of_source = lessons.iter().filter(|lesson| source(lesson) == own);
+        let texts: Vec<(Class, String)> =
+            of_source.filter_map(|of| Some((of.label.as_ref()?.class?, lessons::text_of(of)))).collect();
+        if texts.is_empty() {
+            return judge(catalog, case, &evidence);
+        }
+        let texts = texts.iter().map(|(class, text)| (*class, text.as_str()));
+        judge(forgetful.entry(own).or_insert_with(|| catalog.forgetting(texts)), case, &evidence)
+    });
+    judged.collect()
+}
+
+fn source(case: &Case) -> String {
+    case.group.clone().unwrap_or_else(|| case.id.clone())
+}
+
+/// For each signature the sources that it matches in; what matches in the lines from elsewhere has one of no name.
+fn sources_of_signatures<'c>(
+    catalog: &Catalog,
+    cases: impl Iterator<Item = &'c Case>,
+    elsewhere: &str,
+) -> BTreeMap<usize, BTreeSet<String>> {
     let mut known: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
-    for (case, evidence) in cases.iter().zip(&seen) {
-        for signature in matched(evidence) {
+    for case in cases {
+        for signature in matched(&evidence(catalog, case)) {
             known.entry(signature).or_default().insert(source(case));
         }
     }
-    let borne_out: BTreeSet<usize> = elsewhere
-        .iter()
-        .flat_map(|text| Scan::of_text(catalog, "elsewhere", None, Kind::Log, text.as_bytes()).sightings)
-        .map(|sighting| sighting.signature)
-        .collect();
-    let judged = cases.iter().zip(seen).map(|(case, mut evidence)| {
-        let own = source(case);
-        let is_memory = |signature: usize| {
-            !borne_out.contains(&signature)
-                && known.get(&signature).is_some_and(|of| of.iter().all(|source| *source == own))
-        };
-        for findings in &mut evidence.findings {
-            findings.sightings.retain(|sighting| !is_memory(sighting.signature));
-            for exception in &mut findings.exceptions {
-                let line = exception.spot.line;
-                exception.known =
-                    findings.sightings.iter().any(|of| of.spots.iter().any(|spot| spot.line == line));
-            }
+    for sighting in Scan::of_text(catalog, "elsewhere", None, Kind::Log, elsewhere.as_bytes()).sightings {
+        known.entry(sighting.signature).or_default().insert(String::new());
+    }
+    known
+}
+
+/// Takes from the evidence what only its own source bears out.
+fn forget(evidence: &mut Evidence, known: &BTreeMap<usize, BTreeSet<String>>, own: &str) {
+    let is_memory =
+        |signature: usize| known.get(&signature).is_some_and(|of| of.iter().all(|source| source == own));
+    for findings in &mut evidence.findings {
+        findings.sightings.retain(|sighting| !is_memory(sighting.signature));
+        for exception in &mut findings.exceptions {
+            let line = exception.spot.line;
+            exception.known =
+                findings.sightings.iter().any(|of| of.spots.iter().any(|spot| spot.line == line));
         }
-        answer_from(catalog, case, &evidence)
-    });
-    judged.collect()
+    }
 }
 
 fn matched(evidence: &Evidence) -> impl Iterator<Item = usize> + '_ {

@@ -52,7 +52,7 @@ const ENGINES: [&str; 4] = ["(EngineCore", "[EngineCore", "(VllmWorker", "(Worke
 /// Log-odds of a GPU fault in such a process.
 const IN_ENGINE: f64 = 6.0;
 /// Signatures that read "killed by SIGKILL" in a launcher's table.
-const KILLED: [&str; 3] = ["exit.minus9", "torch.sigkill", "exit.minus15"];
+const KILLED: [&str; 4] = ["exit.minus9", "exit.any_kill", "torch.sigkill", "exit.minus15"];
 
 /// Causes that are consequences where the same source tells of one of these.
 const FOLLOWS: [(&str, &[&str]); 6] = [

@@ -7,6 +7,7 @@ use super::catalog::{Catalog, Determinism, Role};
 use super::class::{Class, Restart};
 use super::scan::{Exception, Findings, Kind, Sighting, Spot};
 use super::structure;
+use super::words::Word;
 use crate::verdict::FaultDomain;
 
 /// What an exception tells whose type no rule knows.
@@ -265,7 +266,7 @@ fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<V
 /// What all words together speak for. They are read beside the signatures, for these see only what they know.
 fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
-    let words: BTreeSet<&String> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
+    let words: BTreeSet<&Word> = sources.flat_map(|findings| findings.vocabulary.iter()).collect();
     if words.len() < FEW_WORDS {
         return None;
     }

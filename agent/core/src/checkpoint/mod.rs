@@ -4,11 +4,17 @@
 //! Everything here is computed from what holders tell of their copies; every agent that knows the same copies comes to
 //! the same answers.
 
+pub mod advice;
+pub mod archive;
+pub mod backoff;
+pub mod cache;
 pub mod decision;
 pub mod durable;
+pub mod files;
 pub mod interval;
 pub mod inventory;
 pub mod placement;
 pub mod plan;
+pub mod replicator;
 pub mod retention;
 pub mod tiers;

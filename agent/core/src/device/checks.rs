@@ -150,16 +150,20 @@ pub(super) fn at_once(of: &mut Readings, at: Mono, reading: &GpuReading, rules: 
 pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Checked {
     let details = of.details.as_ref();
     let last = of.last.clone().unwrap_or_default();
+    let cooler = rules.limits.cooler_by;
     let hot = |what: &str, now: &Read<u32>, before: &Read<u32>, hottest: Option<&Read<u32>>| {
         let before = before.value().map(|degrees| format!("{degrees} °C"));
         let limit = hottest.and_then(|limit| limit.value().copied());
-        look(now, |degrees| {
+        let near = |degrees: &u32| limit.is_some_and(|limit| degrees.saturating_add(cooler) > limit);
+        let near = now.value().is_some_and(near);
+        let judged = look(now, |degrees| {
             let limit = limit.filter(|limit| degrees > limit)?;
             let words = format!("{what} at {degrees} °C, above the {limit} °C that it may have");
             let limit = format!("{limit} °C");
             let problem = Problem::new(Degraded, words, ContactSupport);
             Some(problem.by(&format!("NVML {what}"), format!("{degrees} °C"), limit).was(before))
-        })
+        });
+        judged.unless_near(near)
     };
     // Boards that tell no such limit tell the one at which clocks are held down.
     let hottest = details.map(|of| if of.hottest.value().is_some() { &of.hottest } else { &of.slowdown_at });
@@ -215,7 +219,8 @@ fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Loo
     let limit_words = format!("{limit} of 10 minutes");
     let problem =
         || Problem::new(Degraded, words, ContactSupport).by("NVML clock event reasons", reading, limit_words);
-    Look::of((minutes >= limit).then(|| problem().sure(SAMPLED)))
+    let near = f64::from(minutes) >= rules.taken_back(f64::from(limit));
+    Look::of((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
 }
 
 /// How sure a judgement is that rests on samples, or on a limit that is a matter of experience.
@@ -229,6 +234,7 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
     let limit = rules.limits.corrected_errors_per_hour;
     let ill = grown.by >= limit && grown.goes_on();
     let words = format!("{} memory errors were corrected within {}", grown.by, grown.within);
+    let near = grown.by as f64 >= rules.taken_back(limit as f64);
     Look::of(ill.then(|| {
         Problem::new(Degraded, words, RecommendedAction::None).sure(SAMPLED).gained(
             "NVML corrected ECC errors, volatile",
@@ -236,6 +242,7 @@ fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>
             format!("{limit} in an hour"),
         )
     }))
+    .unless_near(near)
 }
 
 fn unread<T>(read: &Read<T>) -> Look {
@@ -254,6 +261,7 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
     let limit = (REPLAYS_PER_LANE[place] * f64::from(link.width)).ceil() * rules.limits.pcie_replays;
     let ill = grown.per_minute() > limit && grown.goes_on();
     let words = format!("{:.0} PCIe packets a minute had to be sent again", grown.per_minute());
+    let near = grown.per_minute() > rules.taken_back(limit);
     Look::of(ill.then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(SAMPLED).gained(
             "NVML PCIe replays",
@@ -261,6 +269,7 @@ fn replays(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) 
             format!("{limit:.0} a minute"),
         )
     }))
+    .unless_near(near)
 }
 
 /// The link is held against its best only while it has work: at rest it rests.
@@ -289,12 +298,19 @@ fn margin(details: Option<&GpuDetails>, reading: &GpuReading, rules: Rules<'_>) 
         return Look::Well;
     }
     let least = details.and_then(|of| of.slowdown_margin.value().copied());
-    look(&reading.margin, |margin| {
+    let cooler = i32::try_from(rules.limits.cooler_by).unwrap_or(i32::MAX);
+    let near = reading
+        .margin
+        .value()
+        .zip(least)
+        .is_some_and(|(margin, least)| *margin < least.saturating_add(cooler));
+    let judged = look(&reading.margin, |margin| {
         let least = least.filter(|least| margin < least)?;
         let words = format!("{margin} degrees of margin are left; at {least} clocks are held down");
         let problem = Problem::new(Degraded, words, ContactSupport).sure(SAMPLED);
         Some(problem.by("NVML temperature margin", margin, least))
-    })
+    });
+    judged.unless_near(near)
 }
 
 /// What is read seldom, and counts at once.

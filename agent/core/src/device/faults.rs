@@ -201,6 +201,13 @@ impl Faults {
         (state, action)
     }
 
+    /// When the first of what makes the device so bad came.
+    pub(super) fn began(&self, state: HealthState) -> Option<Mono> {
+        let held = self.held.values().map(|fault| (fault.came.state, fault.came.at));
+        let said = self.driver.iter().map(|says| (says.means().0, says.at));
+        held.chain(said).filter(|(of_one, _)| *of_one == state).map(|(_, at)| at).min()
+    }
+
     /// How sure it is that the device is in this state.
     pub(super) fn confidence(&self, state: HealthState) -> Option<f64> {
         let held = self.held.values().map(|fault| (fault.came.state, fault.came.confidence));

@@ -157,7 +157,7 @@ impl Gpu {
             action,
             evidence,
             read_at: self.readings.read_at.or(Some(now).filter(|_| !around.driver_asked)),
-            since: self.shown.since(state, now),
+            since: self.shown.since_it_began(state, now, self.faults.began(state)),
             fault_at: self.fault_at.max(self.faults.last()),
             ..Component::default()
         }

@@ -21,6 +21,10 @@ settings! {
         worsen_after: u32 = 3,
         /// Readings in a row that must be in order before a finding is taken back.
         recover_after: u32 = 3,
+        /// Share of a limit below which a rate, or a difference to siblings, has to fall before a finding is taken back.
+        taken_back_below: Percent = Percent(50.0),
+        /// How far below its limit a temperature, or above it a margin, has to be for the same, in degrees Celsius.
+        cooler_by: u32 = 3,
         /// How old the last reading of a GPU may be before it is unknown how it is.
         stale_after: Period = Period::seconds(60),
         /// Minutes of the last ten in which heat or power slowed a GPU down before it is degraded.
@@ -88,4 +92,11 @@ settings! {
         persistence: bool = false,
     }
     sections {}
+}
+
+impl DeviceLimits {
+    /// Where a rate has to be for a finding to be taken back that began at `limit`.
+    pub(super) fn taken_back(&self, limit: f64) -> f64 {
+        limit * self.taken_back_below.0 / 100.0
+    }
 }

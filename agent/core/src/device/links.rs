@@ -286,6 +286,7 @@ impl Link {
                     format!("{limit:.0e}"),
                 )
             }))
+            .unless_near(rate > limits.taken_back(limit))
         });
         push(changes, told.link, "nvlink_error_rate", self.rate.step(rate, rules.patient()));
     }
@@ -308,15 +309,20 @@ impl Link {
             (recoveries, limits.nvlink_recoveries_per_minute, "recoveries"),
         ];
         let ill = checked
-            .into_iter()
+            .iter()
+            .copied()
             .find(|(grown, limit, _)| grown.goes_on() && grown.per_minute() >= f64::from(*limit));
-        Look::of(ill.map(|(grown, limit, what)| {
+        let near = checked
+            .iter()
+            .any(|(grown, limit, _)| grown.per_minute() >= limits.taken_back(f64::from(*limit)));
+        let judged = Look::of(ill.map(|(grown, limit, what)| {
             let words = format!("NVLink {}: {:.0} {what} a minute", told.link, grown.per_minute());
             Problem::new(Degraded, words, ResetDevice).sure(SAMPLED).gained(
                 &format!("NVML NVLink {what}"),
                 &grown,
                 format!("{limit} a minute"),
             )
-        }))
+        }));
+        judged.unless_near(near)
     }
 }

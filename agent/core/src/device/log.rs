@@ -191,7 +191,7 @@ impl Switch {
             evidence: self.faults.evidence(),
             confidence: self.faults.confidence(state).unwrap_or(1.0),
             read_at: Some(now),
-            since: self.shown.since(state, now),
+            since: self.shown.since_it_began(state, now, self.faults.began(state)),
             ..Component::default()
         }
     }

@@ -1,5 +1,7 @@
 //! What was read of the GPUs at one moment. The words between the probe and its parent; absent is not zero.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use crate::id::Pid;
@@ -120,6 +122,30 @@ pub struct GpuIdentity {
     pub name: String,
     /// The serial number of its board, where it tells.
     pub serial: Option<String>,
+}
+
+/// Sees to it that no GPU is told of twice. One that does not say who it is stands under the name of who was at its place
+/// before; where that one answers from another place (the driver was loaded anew, and counts in another order), it is the
+/// only one that is left, or nobody knows which.
+pub fn settle<'a>(readings: &mut [GpuReading], known: impl IntoIterator<Item = &'a GpuIdentity>) {
+    let mut order: Vec<usize> = (0..readings.len()).collect();
+    order.sort_by_key(|place| (readings[*place].trouble.is_some(), *place));
+    let mut taken = BTreeSet::new();
+    let mut nameless = Vec::new();
+    for place in order {
+        let reading = &mut readings[place];
+        if reading.identity.take_if(|of| !taken.insert(of.address)).is_some() || reading.identity.is_none() {
+            nameless.push(place);
+        }
+    }
+    let left: BTreeMap<PciAddress, &GpuIdentity> =
+        known.into_iter().filter(|of| !taken.contains(&of.address)).map(|of| (of.address, of)).collect();
+    let left: Vec<&GpuIdentity> = left.into_values().collect();
+    if let ([place], [one]) = (nameless.as_slice(), left.as_slice())
+        && readings[*place].trouble.is_some()
+    {
+        readings[*place].identity = Some(GpuIdentity::clone(one));
+    }
 }
 
 /// Rows of memory that were replaced by spare ones.
@@ -423,4 +449,49 @@ pub enum DeviceReport {
     },
     /// It could not be started, or ended by itself.
     Broken(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(bus: u8) -> GpuIdentity {
+        let address = PciAddress { domain: 0, bus, device: 0 };
+        GpuIdentity { address, uuid: format!("GPU-{bus}"), name: "H100".to_owned(), serial: None }
+    }
+
+    /// Buses as they are told by place; `lost` are the places that do not answer and stand under an older name.
+    fn settled(told: &[u8], lost: &[u32], known: &[u8]) -> Vec<Option<u8>> {
+        let mut readings: Vec<GpuReading> = (0..)
+            .zip(told)
+            .map(|(index, bus)| {
+                let trouble = lost.contains(&index).then_some(GpuTrouble::Lost);
+                let identity = (*bus > 0).then(|| identity(*bus));
+                GpuReading { index, identity, trouble, ..GpuReading::default() }
+            })
+            .collect();
+        let known: Vec<GpuIdentity> = known.iter().map(|bus| identity(*bus)).collect();
+        settle(&mut readings, &known);
+        readings.into_iter().map(|of| of.identity.map(|of| of.address.bus)).collect()
+    }
+
+    #[test]
+    fn a_gpu_that_is_lost_in_another_order_is_the_one_that_is_left() {
+        // 4 was counted last and is counted first now; 3 does not answer at the place where 4 was.
+        assert_eq!(settled(&[4, 1, 2, 4], &[3], &[1, 2, 3, 4]), [Some(4), Some(1), Some(2), Some(3)]);
+        assert_eq!(settled(&[1, 2, 3], &[2], &[1, 2, 3]), [Some(1), Some(2), Some(3)], "in its place");
+        assert_eq!(settled(&[2, 1, 0], &[2], &[1, 2, 3]), [Some(2), Some(1), Some(3)]);
+    }
+
+    #[test]
+    fn where_it_may_be_one_of_several_nobody_is_blamed() {
+        assert_eq!(settled(&[4, 3, 3, 4], &[2, 3], &[1, 2, 3, 4]), [Some(4), Some(3), None, None]);
+        assert_eq!(settled(&[1, 0], &[1], &[1]), [Some(1), None]);
+    }
+
+    #[test]
+    fn two_that_say_they_sit_in_the_same_place_are_not_one() {
+        assert_eq!(settled(&[1, 1], &[], &[1]), [Some(1), None]);
+        assert_eq!(settled(&[1, 1], &[], &[1, 2]), [Some(1), None], "it answers: it is not the missing one");
+    }
 }

@@ -7,7 +7,7 @@ use super::limits::{DeviceLimits, ExpectedGpus};
 use super::links::Links;
 use super::opinion::Own;
 use super::peers;
-use super::reading::{GpuDetails, GpuReading, GpuTrouble, Read, SlowdownTimes};
+use super::reading::{GpuDetails, GpuProcess, GpuReading, GpuTrouble, Read, SlowdownTimes};
 use super::watch::{Change, Growth, Look, Patience, Problem, Watch};
 use crate::health::Evidence;
 use crate::pci::PciAddress;
@@ -29,6 +29,11 @@ pub(super) struct Rules<'a> {
 }
 
 impl Rules<'_> {
+    /// Where a rate has to be for a finding to be taken back that began at `limit`.
+    pub(super) fn taken_back(&self, limit: f64) -> f64 {
+        self.limits.taken_back(limit)
+    }
+
     /// For what the driver says in so many words.
     pub(super) fn at_once(&self) -> Patience {
         Patience { worsen_after: 1, recover_after: self.limits.recover_after }
@@ -326,8 +331,11 @@ impl Readings {
             evidence("NVLinks", text, None);
         }
         if let Some(processes) = last.processes.value().filter(|processes| !processes.is_empty()) {
-            let pids: Vec<String> = processes.iter().map(|process| process.pid.0.to_string()).collect();
-            evidence("processes", pids.join(", "), None);
+            let told = |process: &GpuProcess| match process.memory {
+                Some(bytes) => format!("{} ({} MiB)", process.pid.0, bytes >> 20),
+                None => process.pid.0.to_string(),
+            };
+            evidence("processes", processes.iter().map(told).collect::<Vec<_>>().join(", "), None);
         }
         if let Some(gsp) = details.and_then(|of| of.gsp.value()) {
             evidence("GSP firmware", if *gsp { "on" } else { "off" }.to_owned(), None);

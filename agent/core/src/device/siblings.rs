@@ -68,6 +68,7 @@ fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Lo
     };
     let least = f64::from(usual) * (1.0 - limits.sibling_clock.0 / 100.0);
     let words = format!("it works at {sm} MHz, its siblings at {usual} MHz");
+    let near = f64::from(sm) < f64::from(usual) * (1.0 - limits.taken_back(limits.sibling_clock.0) / 100.0);
     Look::of((f64::from(sm) < least).then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML SM clock",
@@ -75,6 +76,7 @@ fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Lo
             format!("{least:.0} MHz; siblings {usual} MHz"),
         )
     }))
+    .unless_near(near)
 }
 
 fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Look {
@@ -87,6 +89,7 @@ fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Loo
     };
     let most = usual.saturating_add(limits.sibling_heat);
     let words = format!("at {degrees} °C it is hotter than its siblings, which are at {usual} °C");
+    let near = f64::from(degrees) > f64::from(usual) + limits.taken_back(f64::from(limits.sibling_heat));
     Look::of((degrees > most).then(|| {
         Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
             "NVML temperature among siblings",
@@ -94,6 +97,7 @@ fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Loo
             format!("{most} °C; siblings {usual} °C"),
         )
     }))
+    .unless_near(near)
 }
 
 /// The best that GPU and slot can do: whoever was trained narrower than all others at the boot says that this is its

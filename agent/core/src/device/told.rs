@@ -10,6 +10,7 @@ use super::reading::GpuEvent;
 use super::{DeviceJudge, RECOVERY_ACTION};
 use crate::entry::Fact;
 use crate::kernel::{LogPlace, Xid};
+use crate::observation::{Observation, Weight};
 use crate::pci::PciAddress;
 use crate::time::{Mono, Span};
 
@@ -23,6 +24,8 @@ const BY_LINE: std::ops::RangeInclusive<u32> = 144..=150;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Told {
     seen: VecDeque<Sighting>,
+    /// XIDs of which the driver did not tell whose they are.
+    of_nobody: Vec<(Mono, u32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -64,9 +67,15 @@ impl Told {
 impl DeviceJudge {
     /// Takes in what the driver told unasked at `at`. What of it is for the journal, [`DeviceJudge::due`] tells.
     pub fn event(&mut self, at: Mono, event: &GpuEvent) {
-        // What else happened to a GPU shows in its next reading.
-        let (Some(gpu), true) = (event.gpu, event.kind & GpuEvent::XID != 0) else { return };
-        let Ok(code) = u32::try_from(event.data) else { return };
+        // What else happened to a GPU shows in its next reading. There is no XID 0.
+        let code = u32::try_from(event.data).ok().filter(|code| *code > 0);
+        let (Some(code), true) = (code, event.kind & GpuEvent::XID != 0) else { return };
+        let Some(gpu) = event.gpu.or_else(|| self.only_gpu()) else {
+            if self.told.of_nobody.len() < REMEMBERED {
+                self.told.of_nobody.push((at, code));
+            }
+            return;
+        };
         if self.told.same((at, gpu, code), self.limits.event_window.0, |by| *by == By::Line).is_some() {
             return;
         }
@@ -89,6 +98,8 @@ impl DeviceJudge {
     /// The events that are for the journal at `now`: those whose line did not come, or cannot come because nobody reads
     /// the log.
     pub fn due(&mut self, now: Mono, log_is_read: bool) -> Vec<(Mono, Fact)> {
+        let of_nobody: Vec<(Mono, Fact)> =
+            self.told.of_nobody.drain(..).map(|(at, code)| (at, of_nobody(code))).collect();
         let (mut due, wait) = (Vec::new(), self.limits.line_wait.0);
         for of in &mut self.told.seen {
             if log_is_read && now.since(of.at) < wait {
@@ -104,7 +115,13 @@ impl DeviceJudge {
                 self.xid(*at, xid);
             }
         }
-        due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).collect()
+        due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).chain(of_nobody).collect()
+    }
+
+    /// The GPU of a host that has one.
+    fn only_gpu(&self) -> Option<PciAddress> {
+        let mut all = self.gpus.keys();
+        all.next().filter(|_| all.next().is_none()).copied()
     }
 
     /// Takes in a line of `at` that was heard of at `now`. Whether it is news: not if its event is in the journal and it
@@ -141,6 +158,17 @@ impl DeviceJudge {
             gpu.programs.untell(xid.code);
         }
     }
+}
+
+/// The kernel log tells which GPU it was; an event that does not, blames none.
+fn of_nobody(code: u32) -> Fact {
+    Fact::Observed(Observation {
+        component: "gpu.driver".to_owned(),
+        event: "xid_of_unknown_gpu".to_owned(),
+        weight: Weight::Warning,
+        detail: format!("NVML told of XID {code} and not of which GPU"),
+        values: [("code".to_owned(), code.to_string())].into(),
+    })
 }
 
 /// Whether a line says more than its event.

@@ -67,6 +67,8 @@ pub(super) enum Look {
     Well,
     /// Not in order.
     Ill(Problem),
+    /// In order, and too near the limit for what is held to be taken back.
+    Near,
     /// Not read, or not to be judged now.
     Unread,
     /// There is nothing to judge, and what was held has no object any more.
@@ -77,6 +79,11 @@ impl Look {
     /// In order, or with this wrong.
     pub(super) fn of(problem: Option<Problem>) -> Look {
         problem.map_or(Look::Well, Look::Ill)
+    }
+
+    /// What is in order only just: a value that swings around its limit is told once.
+    pub(super) fn unless_near(self, near: bool) -> Look {
+        if near && self == Look::Well { Look::Near } else { self }
     }
 }
 
@@ -128,6 +135,13 @@ impl Watch {
     pub(super) fn step(&mut self, look: Look, patience: Patience) -> Change {
         match look {
             Look::Unread => Change::None,
+            Look::Near => {
+                (self.ill, self.well) = (0, 0);
+                if self.held.is_none() {
+                    self.last = None;
+                }
+                Change::None
+            }
             Look::Absent => {
                 let held = std::mem::take(self).held;
                 held.map_or(Change::None, Change::Ended)
@@ -218,7 +232,7 @@ mod tests {
 
     const PATIENCE: Patience = Patience { worsen_after: 2, recover_after: 2 };
 
-    /// i is ill, w is well, u is unread, a is absent; X is held.
+    /// i is ill, w is well, n is well and near the limit, u is unread, a is absent; X is held.
     fn check(readings: &str, held: &str) {
         let mut watch = Watch::default();
         let seen: String = readings
@@ -229,6 +243,7 @@ mod tests {
                     match reading {
                         'i' => Look::Ill(ill),
                         'w' => Look::Well,
+                        'n' => Look::Well.unless_near(true),
                         'a' => Look::Absent,
                         _ => Look::Unread,
                     },
@@ -246,6 +261,12 @@ mod tests {
         check("iiwiww", "-XXXX-");
         check("iuiuuuwuw", "--XXXXXX-");
         check("iia", "-X-");
+    }
+
+    #[test]
+    fn what_swings_around_its_limit_is_told_once() {
+        check("iinninnwnwnww", "-XXXXXXXXXXX-");
+        check("ininin", "------");
     }
 
     #[test]

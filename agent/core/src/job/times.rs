@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::advice::Advised;
 use crate::id::Incident;
 use crate::ledger::Books;
 use crate::time::Mono;
@@ -48,4 +49,7 @@ pub struct Summary {
     pub books: Books,
     /// Its failures.
     pub incidents: Vec<IncidentTimes>,
+    /// How often it had better save; none before it has saved a few times.
+    #[serde(default)]
+    pub saving: Option<Advised>,
 }

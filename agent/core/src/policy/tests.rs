@@ -150,6 +150,19 @@ fn what_is_likely_the_users_fault_is_confirmed_by_one_restart() {
 }
 
 #[test]
+fn a_signal_is_confirmed_at_the_same_step_only() {
+    let many = Settings::from(Budget { max_restarts: 100, window: None });
+    let kill = || Cause::Signal { signal: 9 };
+    let killed =
+        Verdict { heartbeats: true, domain: FaultDomain::User, confidence: 0.8, ..verdict(kill(), Some(7)) };
+    let past = |step| [PastFailure { step, ..beating(kill(), 7) }];
+    // Somebody kills one rank, and another one before the job is back.
+    assert!(decide(&many, case(&killed, &past(Some(6)))).action.attempt().is_some());
+    // What runs out of memory does so where it did.
+    assert_eq!(decide(&many, case(&killed, &past(Some(7)))).action, Action::Stop { exit: 1 });
+}
+
+#[test]
 fn a_budget_for_a_cause_ends_that_cause_alone() {
     let mut settings = Settings::from(Budget { max_restarts: 100, window: None });
     settings.by_cause.insert(CauseKind::Hang, Budget { max_restarts: 1, window: None });

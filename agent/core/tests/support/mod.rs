@@ -1,6 +1,7 @@
 //! A host as the core sees it: lines of its kernel log in, components out.
 #![allow(
     dead_code,
+    clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
     reason = "each test uses a part; a panic is how it reports"
@@ -8,6 +9,8 @@
 
 pub mod fabric;
 pub mod gpus;
+pub mod job;
+pub mod lines;
 
 use mainstay_core::catalog::Catalog;
 use mainstay_core::device::{DeviceJudge, DeviceLimits};

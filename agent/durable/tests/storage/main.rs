@@ -16,6 +16,7 @@ use mainstay_core::checkpoint::inventory::{Copy, Medium, StepState, steps};
 use mainstay_durable::direct::Direct;
 use mainstay_durable::upload::{self, How};
 use mainstay_durable::{Bucket, Settings, Tier, listing};
+use mainstay_tier::bytes::Bytes;
 use mainstay_tier::disk::Pace;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;
@@ -96,7 +97,7 @@ fn bring(bucket: &Bucket, directory: &Path, notes: Option<&Path>) -> Result<uplo
     let mut files = Vec::new();
     look_directory(directory, |path, sealed| {
         let sealed = sealed.unwrap();
-        files.push(Arc::new(File::open(path.join(&sealed.file)).unwrap()));
+        files.push(Bytes::from(File::open(path.join(&sealed.file)).unwrap()));
         found.push(sealed);
     });
     let copies = found.iter().map(|sealed| Copy {

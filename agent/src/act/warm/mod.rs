@@ -3,5 +3,5 @@
 mod python;
 mod template;
 
-pub use python::PythonProgram;
+pub use python::{NoTemplate, PythonProgram};
 pub use template::{Module, News, RankOrders, Template, TemplatePlan};

@@ -17,6 +17,17 @@ pub struct PythonProgram {
     pub arguments: Vec<String>,
 }
 
+/// Why there is no template for a command.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoTemplate {
+    /// It is no Python program at all.
+    #[error("{0}")]
+    NotPython(String),
+    /// It is one that a fork would not run as it is meant.
+    #[error("{0}")]
+    Plainly(String),
+}
+
 /// Options of the interpreter that take no value and change nothing that a fork would not carry on.
 const PLAIN_OPTIONS: &str = "bBdEIOPqsSuv";
 
@@ -25,23 +36,25 @@ impl PythonProgram {
     ///
     /// # Errors
     /// It is no Python program that could be started from a template; why, in words.
-    pub fn of(command: &[String], search: Option<&OsStr>) -> Result<PythonProgram, String> {
-        let (program, rest) = command.split_first().ok_or("there is no command")?;
+    pub fn of(command: &[String], search: Option<&OsStr>) -> Result<PythonProgram, NoTemplate> {
+        let none = NoTemplate::NotPython;
+        let (program, rest) = command.split_first().ok_or_else(|| none("there is no command".to_owned()))?;
         if is_python(program) {
-            return after_interpreter(vec![program.clone()], rest);
+            return after_interpreter(vec![program.clone()], rest).map_err(NoTemplate::Plainly);
         }
-        let script = find(program, search).ok_or_else(|| format!("{program} is not found"))?;
-        let mut interpreter = shebang(&script).ok_or_else(|| format!("{program} is no Python program"))?;
+        let script = find(program, search).ok_or_else(|| none(format!("{program} is not found")))?;
+        let mut interpreter =
+            shebang(&script).ok_or_else(|| none(format!("{program} is no Python program")))?;
         if interpreter.first().is_some_and(|first| file_name(first) == "env") {
             interpreter.remove(0);
         }
         if !interpreter.first().is_some_and(|first| is_python(first)) {
-            return Err(format!("{program} is no Python program"));
+            return Err(none(format!("{program} is no Python program")));
         }
         let mut arguments = interpreter.split_off(1);
         arguments.push(script.display().to_string());
         arguments.extend(rest.iter().cloned());
-        after_interpreter(interpreter, &arguments)
+        after_interpreter(interpreter, &arguments).map_err(NoTemplate::Plainly)
     }
 }
 
@@ -125,7 +138,7 @@ fn shebang(path: &Path) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn of(command: &[&str]) -> Result<PythonProgram, String> {
+    fn of(command: &[&str]) -> Result<PythonProgram, NoTemplate> {
         let command: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
         PythonProgram::of(&command, None)
     }
@@ -178,7 +191,9 @@ mod tests {
             (vec!["python3"], "no program"),
         ] {
             let error = of(&command).expect_err("a plain start");
-            assert!(error.contains(why), "{command:?}: {error}");
+            assert!(error.to_string().contains(why), "{command:?}: {error}");
+            let is_python = command[0] == "python3";
+            assert_eq!(matches!(error, NoTemplate::Plainly(_)), is_python, "{command:?}: {error}");
         }
     }
 }

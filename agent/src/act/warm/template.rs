@@ -163,6 +163,7 @@ impl Template {
             .arg("--")
             .args(&program.arguments)
             .env_remove("MAINSTAY_PAGE")
+            .env_remove("MAINSTAY_PREVIOUS_WORLD_SIZE")
             .envs(environment)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)

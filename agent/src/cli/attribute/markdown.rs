@@ -76,6 +76,51 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mainstay_core::attribute::catalog::Catalog;
+    use mainstay_core::attribute::scan::{Kind, Scan};
+    use mainstay_core::attribute::{Evidence, attribute, explain};
+
+    fn report_of(log: &str) -> String {
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let findings = vec![Scan::of_text(catalog, "rank3.log", Some(3), Kind::Log, log.as_bytes())];
+        let evidence = Evidence { findings, ..Evidence::default() };
+        report(&explain::report(&evidence, &attribute(catalog, &evidence)))
+    }
+
+    #[test]
+    fn a_ticket_says_whose_fault_what_it_rests_on_and_what_to_do() {
+        let log = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n[rank5]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n";
+        let ticket = report_of(log);
+        for part in [
+            "## ",
+            "| user | user_config |",
+            "| do_not_restart |",
+            "\nIt began on rank 3.\n",
+            "\n### Evidence\n",
+            "Tried to allocate 2.00 GiB.",
+            "\n### What only followed\n",
+            "\n### What to do next\n",
+        ] {
+            assert!(ticket.contains(part), "{part} in\n{ticket}");
+        }
+    }
+
+    #[test]
+    fn a_ticket_of_which_nothing_is_known_has_no_empty_parts() {
+        let ticket = report_of("step 3 loss 2.1\n");
+        assert!(ticket.contains("| unknown | unknown |"), "{ticket}");
+        assert!(!ticket.contains("### What only followed") && !ticket.contains("Victims"), "{ticket}");
+        assert!(ticket.contains("### What to do next"), "{ticket}");
+    }
+
+    #[test]
+    fn a_quoted_line_stays_within_its_fence() {
+        let ticket = report_of("ValueError: ```# not a title``` <script> | a | cell |\n");
+        let quoted = ticket.lines().find(|line| line.contains("not a title")).expect("the line is quoted");
+        assert!(quoted.starts_with("  - ") && quoted.matches("````").count() == 2, "{quoted}");
+        let lines = ticket.lines().filter(|line| line.starts_with('#'));
+        assert!(lines.clone().all(|line| line.starts_with("## ") || line.starts_with("### ")), "{ticket}");
+    }
 
     #[test]
     fn foreign_text_cannot_format() {

@@ -47,7 +47,9 @@ impl Nvml {
     /// Loads the library at `path` and begins it, by whichever of the three functions for that it has.
     pub(super) fn begin(path: &OsStr) -> Answer<Nvml> {
         match nvml_wrapper::Nvml::builder().lib_path(path).init() {
-            Err(NvmlError::FailedToLoadSymbol(_)) => Nvml::begin_as_of_old(path),
+            Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
+                Nvml::begin_as_of_old(path)
+            }
             begun => begun.map(Nvml::Usual),
         }
     }
@@ -254,7 +256,7 @@ impl Handle {
         let mut count = 0;
         // SAFETY: as in `get`.
         nvml_try(unsafe { call(self.0, link, kind, &mut count) })?;
-        Ok(count)
+        counter(Ok(count))
     }
 
     /// Processes with their memory, by the newest variant of the function that the library has.
@@ -345,7 +347,7 @@ impl Newer {
     /// Whether memory is damaged beyond repair.
     pub(super) fn unrepairable(&self, gpu: Handle) -> Answer<bool> {
         let symbol = self.unrepairable.ok_or(());
-        gpu.get(&symbol, [0; 4]).map(|flags| flags[0] != 0)
+        flag(gpu.get(&symbol, [0; 4]).map(|flags| flags[0]))
     }
 }
 
@@ -373,7 +375,7 @@ impl EventSet {
     }
 
     /// Waits for the next event: whose, its kind, its data, its instance. `Timeout` if there is none.
-    pub(super) fn wait(&self, nvml: &Nvml, longest_ms: u32) -> Answer<(Handle, u64, u64, u32)> {
+    pub(super) fn wait(&self, nvml: &Nvml, longest_ms: u32) -> Answer<(Option<Handle>, u64, u64, u32)> {
         let lib = nvml.lib();
         let by = |call: Answer<Wait>| {
             let call = call?;
@@ -386,9 +388,35 @@ impl EventSet {
             };
             // SAFETY: the set is of this library; the pointer is to a variable of the type that the function writes.
             nvml_try(unsafe { call(self.0, &mut event, longest_ms) })?;
-            Ok((Handle(event.device), event.eventType, event.eventData, event.gpuInstanceId))
+            let device = Some(Handle(event.device)).filter(|device| !device.0.is_null());
+            Ok((device, event.eventType, event.eventData, event.gpuInstanceId))
         };
         or(by(found(&lib.nvmlEventSetWait_v2)), || by(found(&lib.nvmlEventSetWait)))
+    }
+}
+
+/// A counter; one with all bits set stands for none (NVML_VALUE_NOT_AVAILABLE).
+pub(super) fn counter(told: Answer<u64>) -> Answer<u64> {
+    match told {
+        Ok(u64::MAX) => Err(NvmlError::NotSupported),
+        told => told,
+    }
+}
+
+/// The same of a shorter one.
+pub(super) fn short_counter(told: Answer<u32>) -> Answer<u32> {
+    match told {
+        Ok(u32::MAX) => Err(NvmlError::NotSupported),
+        told => told,
+    }
+}
+
+/// Yes or no; any other number stands for neither.
+pub(super) fn flag(told: Answer<u32>) -> Answer<bool> {
+    match told? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(NvmlError::NotSupported),
     }
 }
 
@@ -403,5 +431,7 @@ fn counted(code: nvmlReturn_t, count: c_uint) -> Answer<u32> {
 /// A text that a function wrote into a buffer that ends in 0.
 pub(super) fn text_of(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = buffer.iter().map(|letter| letter.to_ne_bytes()[0]).collect();
-    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    let text = CStr::from_bytes_until_nul(&bytes).map(CStr::to_string_lossy).unwrap_or_default();
+    // It is shown in terminals.
+    text.chars().filter(|letter| !letter.is_control()).collect::<String>().trim().to_owned()
 }

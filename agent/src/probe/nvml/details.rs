@@ -5,7 +5,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlEccSramErrorStatus_v1_t;
 
 use super::Library;
-use super::calls::{Answer, Handle, Nvml, version};
+use super::calls::{Answer, Handle, Nvml, counter, flag, short_counter, version};
 use super::fields::{self, PAGES_RETIRED, SLOWDOWN_MARGIN, WHOLE};
 use super::gpu::Notes;
 use super::links;
@@ -38,7 +38,6 @@ pub(super) fn read(
         fields::read(nvml, gpu, &[(SLOWDOWN_MARGIN, WHOLE)]).pop().unwrap_or(Err(NvmlError::NotSupported));
     // Signed, whatever type it comes in: the low 32 bits are the number.
     let margin = margin.map(|degrees| degrees as i32);
-    let flag = |answer: Answer<u32>| answer.map(|flag| flag != 0);
     let links = links::errors(nvml, gpu, of_links, alive);
     let ecc = ecc(library, gpu);
     alive();
@@ -50,10 +49,10 @@ pub(super) fn read(
         memory_hottest: notes.take(threshold(2)),
         slowdown_at: notes.take(threshold(1)),
         slowdown_margin: notes.take(margin),
-        power_limit: notes.take(gpu.get(&lib.nvmlDeviceGetEnforcedPowerLimit, 0)),
+        power_limit: notes.take(short_counter(gpu.get(&lib.nvmlDeviceGetEnforcedPowerLimit, 0))),
         persistence: notes.take(flag(gpu.get(&lib.nvmlDeviceGetPersistenceMode, 0))),
-        ecc_on: notes.take(gpu.get_two(&lib.nvmlDeviceGetEccMode).map(|(now, _pending)| now != 0)),
-        gsp: notes.take(gpu.get_two(&lib.nvmlDeviceGetGspFirmwareMode).map(|(on, _default)| on != 0)),
+        ecc_on: notes.take(flag(gpu.get_two(&lib.nvmlDeviceGetEccMode).map(|(now, _pending)| now))),
+        gsp: notes.take(flag(gpu.get_two(&lib.nvmlDeviceGetGspFirmwareMode).map(|(on, _default)| on))),
         vbios: notes.take(gpu.text(&lib.nvmlDeviceGetVbiosVersion)),
         inforom_valid: notes.take(inforom(library, gpu)),
         links,
@@ -63,7 +62,7 @@ pub(super) fn read(
 
 /// All errors, where only those of each kind of memory are told.
 pub(super) fn ecc_by_place(nvml: &Nvml, gpu: Handle, corrected: bool, lifetime: bool) -> Answer<u64> {
-    let at = |place| gpu.ecc(nvml, corrected, lifetime, Some(place));
+    let at = |place| counter(gpu.ecc(nvml, corrected, lifetime, Some(place)));
     let on_chip = || ON_CHIP.iter().filter_map(|part| at(*part).ok()).reduce(u64::saturating_add);
     match (at(DRAM), at(SRAM).ok().or_else(on_chip)) {
         (Ok(memory), chip) => Ok(memory.saturating_add(chip.unwrap_or(0))),
@@ -75,7 +74,7 @@ pub(super) fn ecc_by_place(nvml: &Nvml, gpu: Handle, corrected: bool, lifetime: 
 fn ecc(library: &Library, gpu: Handle) -> Vec<EccCount> {
     let mut counts = Vec::new();
     for (corrected, lifetime) in [(false, false), (false, true), (true, false), (true, true)] {
-        let at = |place| gpu.ecc(library.nvml(), corrected, lifetime, Some(place));
+        let at = |place| counter(gpu.ecc(library.nvml(), corrected, lifetime, Some(place)));
         let mut tell = |place, count| counts.push(EccCount { place, corrected, lifetime, count });
         if let Ok(count) = at(DRAM) {
             tell(EccPlace::Dram, count);
@@ -106,11 +105,16 @@ fn sram(library: &Library, gpu: Handle) -> Answer<SramErrors> {
     };
     let told = gpu.get(&library.nvml().lib().nvmlDeviceGetSramEccErrorStatus, empty)?;
     Ok(SramErrors {
-        uncorrected: told.volatileUncParity.saturating_add(told.volatileUncSecDed),
-        uncorrected_lifetime: told.aggregateUncParity.saturating_add(told.aggregateUncSecDed),
-        corrected: told.volatileCor,
-        threshold_exceeded: told.bThresholdExceeded != 0,
+        uncorrected: sum(told.volatileUncParity, told.volatileUncSecDed)?,
+        uncorrected_lifetime: sum(told.aggregateUncParity, told.aggregateUncSecDed)?,
+        corrected: counter(Ok(told.volatileCor))?,
+        // A library that leaves it alone or writes nonsense has not said so.
+        threshold_exceeded: told.bThresholdExceeded == 1,
     })
+}
+
+fn sum(one: u64, other: u64) -> Answer<u64> {
+    Ok(counter(Ok(one))?.saturating_add(counter(Ok(other))?))
 }
 
 /// Intact, corrupted, or not to be told.

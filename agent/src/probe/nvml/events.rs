@@ -11,9 +11,12 @@ use nvml_wrapper::error::NvmlError;
 use super::calls::{EventSet, Handle, Nvml, by_index};
 use super::{Library, Lines, gpu};
 
-/// Kinds by NVML's bits: XIDs, memory errors that could not be corrected, and, of newer drivers, a GPU that is not
-/// available any more and a change of what it needs. Each GPU is asked for as many of them as it takes.
-const KINDS: [u64; 3] = [0x8 | 0x2 | 0x4000 | 0x8000, 0x8 | 0x2, 0x8];
+/// Kinds by NVML's bits: XIDs and memory errors that could not be corrected; of newer drivers storms of corrected errors,
+/// pages that were or should be taken out of use, poisoned memory, a GPU that is not available any more and a change of
+/// what it needs. Each GPU is asked for as many of them as it takes; what all but XIDs mean, the next reading tells.
+const OF_MEMORY: u64 = 0x200 | 0x400 | 0x800 | 0x1000 | 0x2000;
+const KINDS: [u64; 4] =
+    [0x8 | 0x2 | OF_MEMORY | 0x4000 | 0x8000, 0x8 | 0x2 | 0x4000 | 0x8000, 0x8 | 0x2, 0x8];
 
 /// How long one wait takes at most.
 const WAIT: Duration = Duration::from_secs(1);
@@ -72,8 +75,8 @@ fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)]
         match set.wait(nvml, milliseconds) {
             Ok((gpu, kind, data, instance)) if kind != 0 => {
                 failures = 0;
-                let known = addresses.iter().find(|(handle, _)| *handle == gpu).map(|(_, address)| *address);
-                let gpu = known.or_else(|| gpu::address(nvml, gpu).ok());
+                let known = addresses.iter().find(|(handle, _)| Some(*handle) == gpu).map(|(_, of)| *of);
+                let gpu = known.or_else(|| gpu::address(nvml, gpu?).ok());
                 let instance = Some(instance).filter(|instance| *instance != NO_INSTANCE);
                 if lines.write(&ProbeLine::Event(GpuEvent { gpu, kind, data, instance })).is_err() {
                     return;

@@ -89,6 +89,8 @@ fn number(field: &nvmlFieldValue_t) -> Answer<i64> {
     // which one the library wrote, and it was all zero before.
     unsafe {
         match field.valueType {
+            // No reading is as small as a whole number looks that was written without its type, which is then 0.
+            0 if value.dVal.is_subnormal() => Ok(value.ullVal.cast_signed()),
             0 => Ok(value.dVal as i64),
             1 => Ok(value.uiVal.into()),
             // No counter comes that far; a negative number in the wrong type does.
@@ -114,6 +116,9 @@ fn again(error: &NvmlError) -> NvmlError {
         NvmlError::GpuLost => NvmlError::GpuLost,
         NvmlError::ResetRequired => NvmlError::ResetRequired,
         error if is_not_offered(error) => NvmlError::NotSupported,
+        NvmlError::NoPermission => NvmlError::NoPermission,
+        NvmlError::Timeout => NvmlError::Timeout,
+        NvmlError::UnexpectedVariant(code) => NvmlError::UnexpectedVariant(*code),
         // What was found before stands: it was not said to be over.
         _ => NvmlError::Unknown,
     }

@@ -14,7 +14,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlPciInfo_t, nvmlTemperature_v1_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
-use super::calls::{Answer, Handle, Nvml, by_index, is_not_offered, or, text_of, version};
+use super::calls::{
+    Answer, Handle, Nvml, by_index, counter, flag, is_not_offered, or, short_counter, text_of, version,
+};
 use super::fields::{
     self, ECC_AGGREGATE, ECC_CORRECTED, ECC_VOLATILE, MEMORY_TEMPERATURE, PAGES_PENDING, RECOVERY_ACTION,
     REMAPPED_ROWS, WHOLE,
@@ -189,7 +191,8 @@ fn identity(nvml: &Nvml, gpu: Handle, known: Option<&GpuIdentity>) -> Answer<Gpu
     if let Some(known) = known.filter(|known| known.uuid == uuid) {
         return Ok(known.clone());
     }
-    let name = gpu.text(&lib.nvmlDeviceGetName).unwrap_or_else(|_| "NVIDIA GPU".to_owned());
+    let name = gpu.text(&lib.nvmlDeviceGetName).ok().filter(|name| !name.is_empty());
+    let name = name.unwrap_or_else(|| "NVIDIA GPU".to_owned());
     Ok(GpuIdentity { address, uuid, name, serial: gpu.text(&lib.nvmlDeviceGetSerial).ok() })
 }
 
@@ -197,25 +200,31 @@ fn memory(library: &Library, gpu: Handle, reading: &mut GpuReading, notes: &mut 
     let nvml = library.nvml();
     let lib = nvml.lib();
     let ecc = |corrected, lifetime, field| {
-        let told = fields::or_field(nvml, gpu, gpu.ecc(nvml, corrected, lifetime, None), field);
+        let told = counter(gpu.ecc(nvml, corrected, lifetime, None));
+        let told = counter(fields::or_field(nvml, gpu, told, field));
         or(told, || details::ecc_by_place(nvml, gpu, corrected, lifetime))
     };
     reading.ecc_volatile = notes.take(ecc(false, false, ECC_VOLATILE));
     reading.ecc_aggregate = notes.take(ecc(false, true, ECC_AGGREGATE));
     reading.ecc_corrected = notes.take(ecc(true, false, ECC_CORRECTED));
-    reading.remapped = notes.take(or(gpu.remapped_rows(nvml), || rows_by_field(nvml, gpu)).map(
-        |[corrected, uncorrected, pending, failed]| RemappedRows {
-            corrected,
-            uncorrected,
-            pending: pending != 0,
-            failed: failed != 0,
-        },
-    ));
+    reading.remapped = notes.take(or(gpu.remapped_rows(nvml), || rows_by_field(nvml, gpu)).and_then(rows));
     let pending = gpu.get(&lib.nvmlDeviceGetRetiredPagesPendingStatus, 0).map(u64::from);
     let pending = fields::or_field(nvml, gpu, pending, PAGES_PENDING);
-    reading.pages_pending = notes.take(pending.map(|pending| pending != 0));
+    reading.pages_pending = notes.take(flag(pending.map(|it| u32::try_from(it).unwrap_or(u32::MAX))));
     reading.unrepairable = notes.take(library.newer().unrepairable(gpu));
-    reading.memory = notes.take(gpu.memory(nvml).map(|(total, used)| (used, total)));
+    reading.memory = notes.take(gpu.memory(nvml).and_then(|(total, used)| match used <= total {
+        true => Ok((used, total)),
+        false => Err(NvmlError::NotSupported),
+    }));
+}
+
+fn rows([corrected, uncorrected, pending, failed]: [u32; 4]) -> Answer<RemappedRows> {
+    Ok(RemappedRows {
+        corrected: short_counter(Ok(corrected))?,
+        uncorrected: short_counter(Ok(uncorrected))?,
+        pending: flag(Ok(pending))?,
+        failed: flag(Ok(failed))?,
+    })
 }
 
 /// Remapped rows by number, where the library lacks the function. Whether one failed is what it is asked for most.
@@ -235,12 +244,12 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
     };
     let margin = gpu.get(&lib.nvmlDeviceGetMarginTemperature, margin);
     reading.margin = notes.take(margin.map(|of| of.marginTemperature));
-    reading.power = notes.take(gpu.get(&lib.nvmlDeviceGetPowerUsage, 0));
+    reading.power = notes.take(short_counter(gpu.get(&lib.nvmlDeviceGetPowerUsage, 0)));
     let reasons = or(gpu.get(&lib.nvmlDeviceGetCurrentClocksEventReasons, 0), || {
         gpu.get(&lib.nvmlDeviceGetCurrentClocksThrottleReasons, 0)
     });
-    reading.clock_reasons = notes.take(reasons);
-    let clock = |of| gpu.get_at(&lib.nvmlDeviceGetClockInfo, of, 0);
+    reading.clock_reasons = notes.take(counter(reasons));
+    let clock = |of| short_counter(gpu.get_at(&lib.nvmlDeviceGetClockInfo, of, 0));
     let clocks = clock(1).and_then(|sm| Ok(Clocks { sm, memory: clock(2)? }));
     reading.clocks = notes.take(clocks);
 
@@ -296,10 +305,16 @@ fn as_count(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
+/// More than any link of PCIe has: beyond it stands a number for none.
+const NEWEST_PCIE: u32 = 16;
+const MOST_LANES: u32 = 32;
+
 fn wires(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
     let lib = nvml.lib();
-    let link =
-        |generation: Answer<u32>, width: Answer<u32>| Ok(PcieLink { generation: generation?, width: width? });
+    let link = |generation: Answer<u32>, width: Answer<u32>| match (generation?, width?) {
+        (generation @ 0..=NEWEST_PCIE, width @ 0..=MOST_LANES) => Ok(PcieLink { generation, width }),
+        _ => Err(NvmlError::NotSupported),
+    };
     let now = link(
         gpu.get(&lib.nvmlDeviceGetCurrPcieLinkGeneration, 0),
         gpu.get(&lib.nvmlDeviceGetCurrPcieLinkWidth, 0),
@@ -310,7 +325,7 @@ fn wires(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) 
         gpu.get(&lib.nvmlDeviceGetMaxPcieLinkWidth, 0),
     );
     reading.pcie_max = notes.take(best);
-    reading.pcie_replays = notes.take(gpu.get(&lib.nvmlDeviceGetPcieReplayCounter, 0));
+    reading.pcie_replays = notes.take(short_counter(gpu.get(&lib.nvmlDeviceGetPcieReplayCounter, 0)));
     reading.nvlinks = links::states(nvml, gpu, notes);
     reading.fabric = notes.take(fabric(nvml, gpu));
 }
@@ -334,7 +349,7 @@ fn fabric(nvml: &Nvml, gpu: Handle) -> Answer<FabricInfo> {
                 return Ok(FabricInfo {
                     state: told.state.into(),
                     status: told.status,
-                    health_mask: told.healthMask,
+                    health_mask: if told.healthMask == u32::MAX { 0 } else { told.healthMask },
                     health_summary: told.healthSummary.into(),
                 });
             }
@@ -351,13 +366,18 @@ fn fabric(nvml: &Nvml, gpu: Handle) -> Answer<FabricInfo> {
 
 fn work(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
     let lib = nvml.lib();
-    reading.mig = notes.take(gpu.get_two(&lib.nvmlDeviceGetMigMode).map(|(now, _pending)| now != 0));
+    reading.mig = notes.take(flag(gpu.get_two(&lib.nvmlDeviceGetMigMode).map(|(now, _pending)| now)));
     let rates = gpu.get(&lib.nvmlDeviceGetUtilizationRates, nvmlUtilization_t { gpu: 0, memory: 0 });
-    reading.utilization = notes.take(rates.map(|rates| rates.gpu));
+    reading.utilization = notes.take(rates.and_then(|rates| match rates.gpu {
+        percent @ 0..=100 => Ok(percent),
+        _ => Err(NvmlError::NotSupported),
+    }));
     let processes = gpu.processes(nvml).map(|all| {
         let process = |(pid, memory): (u32, u64)| {
             let memory = Some(memory).filter(|memory| *memory != NOT_AVAILABLE);
-            Some(GpuProcess { pid: Pid(i32::try_from(pid).ok()?), memory })
+            // A list that is said to be longer than it was written ends in zeros.
+            let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0)?;
+            Some(GpuProcess { pid: Pid(pid), memory })
         };
         all.into_iter().filter_map(process).collect()
     });

@@ -1,12 +1,12 @@
 //! What an agent asks of others: to keep a shard, to give one back, to tell what they have.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::hash::Hasher;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mainstay_core::checkpoint::backoff::Backoff;
 use mainstay_core::checkpoint::decision::{Decision, Word};
 use twox_hash::XxHash3_64;
 
@@ -17,6 +17,8 @@ use super::pace::{Limit, pace};
 use super::sealed::Sealed;
 use super::token::Token;
 use super::wire::{Frame, Patience, Wire};
+use crate::bytes::Bytes;
+use crate::os::{monotonic_ms, signs};
 
 /// A chunk that came wrong is sent once more, and then once more; a third time is no accident.
 const TRIES: u32 = 3;
@@ -117,12 +119,12 @@ impl Asking<'_> {
     /// Gives `address` a shard to keep.
     ///
     /// # Errors
-    /// It does not take it, or the bytes in `file` are not those of the manifest any more ([`PeerError::Corrupt`]).
+    /// It does not take it, or the bytes in `from` are not those of the manifest any more ([`PeerError::Corrupt`]).
     pub fn put(
         &self,
         address: &str,
         sealed: &Sealed,
-        file: &File,
+        from: &Bytes,
         how: &Sending<'_>,
     ) -> Result<Sent, PeerError> {
         let began = Instant::now();
@@ -139,7 +141,7 @@ impl Asking<'_> {
         let streams = how.streams.clamp(1, 4).min(chunks.len().max(1));
         let job = Job {
             sealed,
-            file,
+            bytes: from,
             how,
             began,
             credits: wanted.credits.max(1),
@@ -333,7 +335,7 @@ pub trait Target: Sync {
 /// A shard that is being sent over some connections.
 struct Job<'a> {
     sealed: &'a Sealed,
-    file: &'a File,
+    bytes: &'a Bytes,
     how: &'a Sending<'a>,
     began: Instant,
     credits: u32,
@@ -349,13 +351,24 @@ impl Job<'_> {
     /// Sends chunks while there are any, as many at once as the peer gives credit for.
     fn send(&self, wire: &mut Wire) -> Result<(), PeerError> {
         pace(wire.stream(), self.how.limit.rate() / self.streams as u64);
+        let peer = wire.peer().to_owned();
+        let mut way = self.how.limit.way(&peer);
+        let sent = self.send_by(wire, &mut way);
+        self.how.limit.keep_way(&peer, way);
+        sent
+    }
+
+    fn send_by(&self, wire: &mut Wire, way: &mut Backoff) -> Result<(), PeerError> {
         let mut on_the_way = 0;
         let mut bytes = 0;
         let mut failures = 0;
         loop {
             match self.next() {
                 Some(index) => {
-                    bytes += self.send_chunk(wire, index)?;
+                    bytes += self.send_chunk(wire, way, index)?;
+                    if let Some(signs) = signs(wire.stream()) {
+                        way.saw(monotonic_ms(), signs);
+                    }
                     on_the_way += 1;
                 }
                 None if on_the_way == 0 => return Ok(()),
@@ -371,7 +384,8 @@ impl Job<'_> {
             let floor = if self.how.limit.rate() == 0 {
                 SLOWEST
             } else {
-                SLOWEST.min(self.how.limit.rate() / 16).max(1)
+                // A full link may have it at a sixteenth of the limit.
+                SLOWEST.min(self.how.limit.rate() / 256).max(1)
             };
             check_speed(wire.peer(), self.began, bytes, Duration::from_secs(30), floor)?;
         }
@@ -381,15 +395,15 @@ impl Job<'_> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    fn send_chunk(&self, wire: &mut Wire, index: u32) -> Result<u64, PeerError> {
+    fn send_chunk(&self, wire: &mut Wire, way: &Backoff, index: u32) -> Result<u64, PeerError> {
         let Some((offset, length, digest)) = self.sealed.chunk(index) else { return Ok(0) };
         (self.how.going)();
-        let wait = self.how.limit.take(u64::from(length), Instant::now());
+        let wait = self.how.limit.take_by(way, u64::from(length), Instant::now());
         if !wait.is_zero() {
             std::thread::sleep(wait);
         }
         let header = Header { offset, length, digest, chunk: index, ..header_of(self.sealed, Kind::Chunk) };
-        wire.send_chunk(header, self.file)?;
+        wire.send_chunk(header, self.bytes)?;
         Ok(u64::from(length))
     }
 
@@ -397,7 +411,7 @@ impl Job<'_> {
     fn again(&self, wire: &Wire, chunk: u32, failures: u32) -> Result<(), PeerError> {
         let good = self
             .sealed
-            .chunk_is_good(self.file, chunk, &mut Vec::new())
+            .chunk_is_good(self.bytes, chunk, &mut Vec::new())
             .map_err(|error| PeerError::Local(format!("reading a shard: {error}")))?;
         if !good {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });

@@ -8,6 +8,15 @@ use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 use super::client::Target;
 use super::error::PeerError;
 
+/// What went there from this host since its agent's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Bytes.
+    pub bytes_sent: u64,
+    /// Tries that failed.
+    pub failures: u64,
+}
+
 /// Where steps lie that no host may have any more. Calls may block.
 pub trait Durable: Debug + Send + Sync {
     /// What it is called: the holder of its copies.
@@ -15,6 +24,9 @@ pub trait Durable: Debug + Send + Sync {
 
     /// The shards of all whole steps, as they were when it was last looked.
     fn shards(&self) -> Vec<Shard>;
+
+    /// What went there.
+    fn figures(&self) -> Figures;
 
     /// Looks what lies there of a run.
     ///

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::pooled::{self, Pooled};
 use super::sealed::{Sealed, open_plainly};
 use super::user::{As, User};
+use crate::bytes::Bytes;
+use crate::files::Pack;
 
 /// A checkpoint directory of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +44,8 @@ struct Inner {
     shards: BTreeMap<String, Found>,
     /// What lies in launchers' memory, by root: the nearer copy while it lies there.
     pooled: BTreeMap<String, Pooled>,
+    /// What was sealed of files that trainers write themselves, by the directory that is watched.
+    packs: BTreeMap<PathBuf, Vec<Arc<Pack>>>,
     /// Manifests that were read, by path, with what tells whether they changed.
     read: BTreeMap<PathBuf, (Mark, Option<Arc<Sealed>>)>,
     /// Shards whose bytes are not what was sealed.
@@ -63,8 +67,8 @@ struct Found {
 pub struct Opened {
     /// What it is.
     pub sealed: Arc<Sealed>,
-    /// It begins with the shard.
-    pub file: File,
+    /// They begin with the shard.
+    pub bytes: Arc<Bytes>,
     /// Where it lies in a launcher's memory, which may be given to another step at any time.
     pooled: Option<Pooled>,
 }
@@ -72,12 +76,26 @@ pub struct Opened {
 impl Opened {
     /// Of a file that is a shard and nothing else.
     pub(crate) fn of_file((sealed, file): (Arc<Sealed>, File)) -> Opened {
-        Opened { sealed, file, pooled: None }
+        Opened { sealed, bytes: Arc::new(Bytes::File(file)), pooled: None }
+    }
+
+    /// Of files that lie where their trainer wrote them.
+    fn of_pack(pack: &Arc<Pack>) -> Opened {
+        let bytes = Arc::new(Bytes::Pack(Arc::clone(pack)));
+        Opened { sealed: Arc::clone(&pack.sealed), bytes, pooled: None }
+    }
+
+    /// Whether it lies in files of a trainer's: nobody need bring it to this host.
+    pub(crate) fn is_pack(&self) -> bool {
+        matches!(*self.bytes, Bytes::Pack(_))
     }
 
     /// Whether the file still holds it: bytes that differ then are damaged.
     pub fn is_still(&self) -> bool {
-        self.pooled.as_ref().is_none_or(Pooled::is_still)
+        match &*self.bytes {
+            Bytes::Pack(pack) => pack.content.is_still(),
+            Bytes::File(_) => self.pooled.as_ref().is_none_or(Pooled::is_still),
+        }
     }
 
     /// Asks that it be left where it is for the next seconds.
@@ -88,17 +106,20 @@ impl Opened {
     /// Whether the file is as long as it must be.
     pub(crate) fn fits(&self) -> bool {
         let bytes = self.sealed.shard.bytes;
-        self.file.metadata().is_ok_and(|found| match self.pooled {
-            Some(_) => found.len() >= bytes,
-            None => found.len() == bytes,
-        })
+        match &*self.bytes {
+            Bytes::Pack(pack) => pack.content.is_still(),
+            Bytes::File(file) => file.metadata().is_ok_and(|found| match self.pooled {
+                Some(_) => found.len() >= bytes,
+                None => found.len() == bytes,
+            }),
+        }
     }
 
     /// The first chunk that is not what was sealed.
     pub(crate) fn first_bad(&self) -> io::Result<Option<u32>> {
-        match self.pooled {
-            Some(_) => self.sealed.first_bad_from_start(&self.file),
-            None => self.sealed.first_bad(&self.file),
+        match (&*self.bytes, &self.pooled) {
+            (Bytes::File(file), None) => self.sealed.first_bad(file),
+            (bytes, _) => self.sealed.first_bad_from_start(bytes),
         }
     }
 }
@@ -151,7 +172,11 @@ impl Own {
         }
         let mut inner = self.inner();
         inner.read = looked;
-        inner.bad.retain(|root| shards.contains_key(root) || pooled.contains_key(root));
+        let packed: BTreeSet<String> =
+            inner.packs.values().flatten().map(|pack| pack.sealed.shard.root.clone()).collect();
+        inner
+            .bad
+            .retain(|root| shards.contains_key(root) || pooled.contains_key(root) || packed.contains(root));
         let is_new = |root: &String| !inner.shards.contains_key(root) && !inner.pooled.contains_key(root);
         let news = shards.keys().chain(pooled.keys()).any(is_new);
         (inner.shards, inner.pooled) = (shards, pooled);
@@ -175,14 +200,48 @@ impl Own {
             |sealed: &Sealed, medium| (sealed.shard.clone(), medium, !inner.bad.contains(&sealed.shard.root));
         // One that lies in memory and on the disk is told of twice: each may be lost alone.
         let in_memory = inner.pooled.values().map(|of| told(&of.sealed, Medium::Memory));
-        in_memory.chain(inner.shards.values().map(|of| told(&of.sealed, of.medium))).collect()
+        let packs = inner.packs.values().flatten().map(|pack| told(&pack.sealed, pack.medium));
+        in_memory.chain(inner.shards.values().map(|of| told(&of.sealed, of.medium))).chain(packs).collect()
+    }
+
+    /// What is offered of a directory that is watched from now on. Whether that is something else than before.
+    pub(crate) fn set_packs(&self, directory: &Path, packs: Vec<Arc<Pack>>) -> bool {
+        let mut inner = self.inner();
+        let is_same = inner.packs.get(directory).is_some_and(|before| {
+            before.len() == packs.len() && before.iter().zip(&packs).all(|(a, b)| Arc::ptr_eq(a, b))
+        });
+        if !is_same {
+            inner.packs.insert(directory.to_owned(), packs);
+        }
+        !is_same
+    }
+
+    /// Files that are not what was sealed any more.
+    pub(crate) fn forget_pack(&self, root: &str) {
+        let mut inner = self.inner();
+        inner.packs.values_mut().for_each(|packs| packs.retain(|pack| pack.sealed.shard.root != root));
+    }
+
+    /// The roots of what all hosts see: nobody keeps copies of it.
+    pub(crate) fn shared(&self) -> BTreeSet<String> {
+        let inner = self.inner();
+        let shared = inner.packs.values().flatten().filter(|pack| pack.is_shared);
+        shared.map(|pack| pack.sealed.shard.root.clone()).collect()
+    }
+
+    fn pack(&self, root: &str) -> Option<Arc<Pack>> {
+        self.inner().packs.values().flatten().find(|pack| pack.sealed.shard.root == root).cloned()
     }
 
     /// A shard by its root: from memory, or from where its ranks' checkpoints lie.
     pub(crate) fn open(&self, root: &str) -> Option<Opened> {
         let pooled = self.inner().pooled.get(root).cloned();
         if let Some((pooled, file)) = pooled.and_then(|pooled| pooled.open().map(|file| (pooled, file))) {
-            return Some(Opened { sealed: Arc::clone(&pooled.sealed), file, pooled: Some(pooled) });
+            let bytes = Arc::new(Bytes::File(file));
+            return Some(Opened { sealed: Arc::clone(&pooled.sealed), bytes, pooled: Some(pooled) });
+        }
+        if let Some(pack) = self.pack(root) {
+            return Some(Opened::of_pack(&pack));
         }
         self.open_file(root).map(Opened::of_file)
     }

@@ -1,10 +1,12 @@
 //! How fast it may go: a bucket of tokens for all that is replicated, and the kernel's pacing for each connection.
 
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use mainstay_core::checkpoint::backoff::Backoff;
 use nix::libc;
 
 /// A limit in bytes a second over all who share it.
@@ -15,6 +17,8 @@ pub struct Limit {
     /// Bytes that may go at once.
     burst: u64,
     state: Mutex<Bucket>,
+    /// How the way to each peer looks, from one shard to the next.
+    ways: Mutex<BTreeMap<String, Backoff>>,
 }
 
 #[derive(Debug)]
@@ -28,7 +32,8 @@ impl Limit {
     /// A limit of `rate` bytes a second, without end if 0; a quarter of a second's worth may go at once.
     pub fn new(rate: u64) -> Limit {
         let burst = (rate / 4).max(1);
-        Limit { rate, burst, state: Mutex::new(Bucket { level: 0.0, at: None }) }
+        let state = Mutex::new(Bucket { level: 0.0, at: None });
+        Limit { rate, burst, state, ways: Mutex::default() }
     }
 
     /// Takes `bytes` and tells how long to wait before they are sent.
@@ -42,6 +47,24 @@ impl Limit {
         bucket.at = Some(now);
         bucket.level = (bucket.level + passed * rate).min(self.burst as f64) - bytes as f64;
         if bucket.level >= 0.0 { Duration::ZERO } else { Duration::from_secs_f64(-bucket.level / rate) }
+    }
+
+    /// What is known of the way to a peer, for a connection that begins.
+    pub(crate) fn way(&self, peer: &str) -> Backoff {
+        let ways = self.ways.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut way = ways.get(peer).copied().unwrap_or_default();
+        way.reconnected();
+        way
+    }
+
+    /// What a connection has seen of the way to a peer.
+    pub(crate) fn keep_way(&self, peer: &str, way: Backoff) {
+        self.ways.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(peer.to_owned(), way);
+    }
+
+    /// As [`Limit::take`], over a way of which only a share may be used.
+    pub(crate) fn take_by(&self, way: &Backoff, bytes: u64, now: Instant) -> Duration {
+        self.take((bytes as f64 / way.share()) as u64, now)
     }
 
     /// Bytes a second, 0 for none.
@@ -74,6 +97,7 @@ pub(crate) fn pace(stream: &TcpStream, bytes_per_second: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mainstay_core::checkpoint::backoff::Signs;
 
     #[test]
     fn what_goes_over_many_takes_is_the_rate() {
@@ -86,5 +110,29 @@ mod tests {
         let took = now.duration_since(start).as_secs_f64();
         assert!((9.7..=10.0).contains(&took), "{took}");
         assert_eq!(Limit::new(0).take(u64::MAX, now), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_way_that_is_full_gets_its_share_and_is_remembered() {
+        let limit = Limit::new(1000);
+        let mut way = limit.way("peer");
+        let full = |look: u64| Signs { round_trip_us: if look == 0 { 100 } else { 50_000 }, sent_again: 0 };
+        (0..20).for_each(|look| way.saw(look * 100, full(look)));
+        limit.keep_way("peer", way);
+        assert!(limit.way("peer").share() < 0.1);
+        assert_eq!(limit.way("another").share(), 1.0);
+        let (mut now, start) = (Instant::now(), Instant::now());
+        for _ in 0..10 {
+            now += limit.take_by(&way, 100, now);
+        }
+        assert!(now.duration_since(start).as_secs_f64() > 10.0, "a sixteenth of the rate");
+    }
+
+    #[test]
+    fn a_connection_tells_its_round_trip() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let signs = crate::os::signs(&stream).unwrap();
+        assert!(signs.round_trip_us > 0 && signs.sent_again == 0, "{signs:?}");
     }
 }

@@ -21,6 +21,7 @@ use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
 use super::store::sync_directory;
 use super::user::{As, User};
+use crate::seal::ReadAt;
 
 /// Shards that are fetched at once.
 const AT_ONCE: usize = 4;
@@ -263,14 +264,15 @@ impl Work<'_> {
         }
         let opened =
             self.shared.open(root).ok_or_else(|| PeerError::Local("it cannot be opened".to_owned()))?;
-        let (sealed, file) = (&*opened.sealed, &opened.file);
+        let (sealed, from) = (&*opened.sealed, &*opened.bytes);
         let reading = |error: io::Error| {
             PeerError::Local(format!("reading the shard of rank {}: {error}", copy.shard.rank))
         };
         if let Some(chunk) = opened.first_bad().map_err(reading)? {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
-        if lies_there(&self.place.directory, sealed, user) {
+        // Files of a trainer's lie where they belong.
+        if opened.is_pack() || lies_there(&self.place.directory, sealed, user) {
             return Ok(());
         }
         let mut landing = Landing { directory: &self.place.directory, user, taken: None };
@@ -279,7 +281,7 @@ impl Work<'_> {
         let mut offset = 0;
         while offset < sealed.shard.bytes {
             let piece = usize::try_from(sealed.shard.bytes - offset).unwrap_or(usize::MAX).min(buffer.len());
-            file.read_exact_at(&mut buffer[..piece], offset).map_err(reading)?;
+            from.read_exact_at(&mut buffer[..piece], offset).map_err(reading)?;
             landing.write(offset, &buffer[..piece])?;
             offset += piece as u64;
         }

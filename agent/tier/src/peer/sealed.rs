@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::hash::Hasher;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest};
@@ -12,6 +11,7 @@ use twox_hash::XxHash3_64;
 
 use super::frame::MAX_CHUNK;
 use super::wire::PIECE;
+use crate::seal::ReadAt;
 
 /// A shard by its manifest of format 2, which is what is replicated.
 #[derive(Clone, Debug)]
@@ -117,7 +117,7 @@ impl Sealed {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn first_bad_from_start(&self, file: &File) -> io::Result<Option<u32>> {
+    pub fn first_bad_from_start(&self, file: &dyn ReadAt) -> io::Result<Option<u32>> {
         let mut buffer = vec![0; PIECE];
         for index in 0..self.chunks() {
             if !self.chunk_is_good(file, index, &mut buffer)? {
@@ -131,7 +131,7 @@ impl Sealed {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn chunk_is_good(&self, file: &File, index: u32, buffer: &mut Vec<u8>) -> io::Result<bool> {
+    pub fn chunk_is_good(&self, file: &dyn ReadAt, index: u32, buffer: &mut Vec<u8>) -> io::Result<bool> {
         let Some((mut offset, length, sum)) = self.chunk(index) else { return Ok(false) };
         let end = offset + u64::from(length);
         let mut hasher = XxHash3_64::new();

@@ -1,5 +1,10 @@
 //! The agent's part among its peers: it listens, knows who has what, and sends what has too few copies.
 
+mod decide;
+mod known;
+mod loops;
+mod repair;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -7,22 +12,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use mainstay_core::checkpoint::decision::{Decision, Decisions, Word};
-use mainstay_core::checkpoint::inventory::{Copy, StepKey, StepState, newest_whole, steps};
-use mainstay_core::checkpoint::placement::{Host, Rules};
-use mainstay_core::checkpoint::retention::{Repair, Retention, deletable, repairs};
+use mainstay_core::checkpoint::decision::Decisions;
+use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_core::checkpoint::tiers::{TierState, newest_by_tier};
 
-use super::client::{Asking, Sending};
-use super::durable::{self, Durable};
-use super::error::{PeerError, Reason};
-use super::message::{Held, Inventory};
+use super::client::Asking;
+use super::durable::{Durable, Figures};
+use super::error::PeerError;
+use super::message::Inventory;
 use super::own::{Opened, Own, Watched};
 use super::pace::Limit;
-use super::server;
 use super::store::{Store, StoreError};
 use super::token::Token;
-use super::wire::{Patience, Wire};
+use super::wire::Patience;
 
 /// Connections that are served at once; further ones are closed.
 const CONNECTIONS: usize = 256;
@@ -193,12 +195,16 @@ impl Service {
             nudged: Mutex::new(true),
             nudge: Condvar::new(),
         });
-        for (name, work) in [("ckpt-verify", verify as fn(&Shared)), ("ckpt-ask", ask), ("ckpt-send", send)] {
+        for (name, work) in [
+            ("ckpt-verify", loops::verify as fn(&Shared)),
+            ("ckpt-ask", loops::ask),
+            ("ckpt-send", loops::send),
+        ] {
             let shared = Arc::clone(&shared);
             spawn(name, move || work(&shared))?;
         }
         let accepting = Arc::clone(&shared);
-        spawn("ckpt-listen", move || accept(&listener, &accepting))?;
+        spawn("ckpt-listen", move || loops::accept(&listener, &accepting))?;
         Ok(Service { shared, address })
     }
 
@@ -276,6 +282,11 @@ impl Service {
         }
     }
 
+    /// What went into durable storage, where there is some.
+    pub fn durable_figures(&self) -> Option<Figures> {
+        self.shared.durable().map(Durable::figures)
+    }
+
     /// How many replicas each shard should have beside its owner's copy.
     pub fn redundancy(&self) -> usize {
         self.shared.settings.copies
@@ -339,97 +350,8 @@ impl Drop for Service {
     }
 }
 
-/// Whether the bytes were not as they were sealed before they went out.
-fn is_ours(error: &PeerError) -> bool {
-    matches!(error, PeerError::Corrupt { peer, .. } if peer == "this host")
-}
-
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(StartError::Thread)
-}
-
-fn verify(shared: &Shared) {
-    shared.store.verify_all(|shard| {
-        shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(
-            run = shard.of.run,
-            step = shard.of.step,
-            rank = shard.rank,
-            "a replica was damaged and is deleted"
-        );
-    });
-}
-
-/// Asks peers in turn, for as long as the service lives.
-fn ask(shared: &Shared) {
-    while !shared.stops() {
-        shared.refresh();
-        shared.store.sweep(UPLOAD_PATIENCE);
-        shared.collect();
-        shared.wake();
-        let until = Instant::now() + shared.settings.interval;
-        while !shared.stops() && Instant::now() < until {
-            std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
-        }
-    }
-}
-
-/// Sends what has too few copies, whenever something may have changed.
-fn send(shared: &Shared) {
-    let (mut last, mut seen) = (Instant::now(), 0);
-    loop {
-        let nudged = shared.wait();
-        if shared.stops() {
-            return;
-        }
-        let stamp = shared.own.stamp_of_memory();
-        if !nudged && last.elapsed() < shared.settings.interval && stamp == seen {
-            continue;
-        }
-        (last, seen) = (Instant::now(), stamp);
-        shared.own.look();
-        // One at a time: after each the world may be another.
-        while !shared.stops() {
-            let Some(repair) = shared.next_repair() else { break };
-            shared.repair(&repair);
-            shared.own.look();
-        }
-    }
-}
-
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    for stream in listener.incoming() {
-        if shared.stops() {
-            return;
-        }
-        let Ok(stream) = stream else {
-            // Too many open files: it passes, or not; the loop must not spin.
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if shared.connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS {
-            shared.connections.fetch_sub(1, Ordering::SeqCst);
-            continue;
-        }
-        let serving = Arc::clone(shared);
-        let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
-            let patience = serving.settings.patience;
-            let talked = Wire::accept(stream, &serving.token, patience)
-                .and_then(|mut wire| server::converse(&mut wire, &serving));
-            if let Err(error) = talked {
-                tracing::debug!(%error, "a peer's connection ended");
-                if matches!(error, PeerError::WrongToken { .. }) {
-                    tracing::warn!(%error, "a connection was refused");
-                }
-            }
-            serving.connections.fetch_sub(1, Ordering::SeqCst);
-            // What was stored may be news for what is sent.
-            serving.wake();
-        });
-        if served.is_err() {
-            shared.connections.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
 }
 
 impl Shared {
@@ -485,257 +407,5 @@ impl Shared {
     /// A shard that lies here: of this host's ranks, or kept for others.
     pub(crate) fn open(&self, root: &str) -> Option<Opened> {
         self.own.open(root).or_else(|| self.store.open_replica(root).map(Opened::of_file))
-    }
-
-    /// What this agent tells others.
-    pub(crate) fn inventory(&self) -> Inventory {
-        let (used, quota) = self.store.usage();
-        self.own.look();
-        let own = self.own.list().into_iter().map(|of| (of, true));
-        let kept = self.store.list().into_iter().map(|of| (of, false));
-        let held = |((shard, medium, verified), own)| Held { shard, medium, own, verified };
-        Inventory {
-            software: self.settings.software.clone(),
-            domain: self.settings.domain.clone(),
-            used,
-            quota,
-            copies: own.chain(kept).map(held).collect(),
-        }
-    }
-
-    /// Every copy that is known, but those that were found to be bad.
-    pub(crate) fn copies(&self) -> Vec<Copy> {
-        let mut copies = Vec::new();
-        let named = |holder: &str, held: Held| Copy {
-            // A peer can speak for itself only.
-            holder: holder.to_owned(),
-            medium: held.medium,
-            own: held.own,
-            verified: held.verified,
-            shard: held.shard,
-        };
-        copies.extend(self.inventory_unlooked().into_iter().map(|held| named(self.name(), held)));
-        for (name, peer) in self.peers().iter().filter(|(_, peer)| peer.alive) {
-            copies.extend(peer.inventory.copies.iter().cloned().map(|held| named(name, held)));
-        }
-        copies.extend(self.durable().into_iter().flat_map(durable::copies));
-        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
-        distrusted.retain(|_, since| since.elapsed() < DISTRUST);
-        copies.retain(|copy| !distrusted.contains_key(&(copy.holder.clone(), copy.shard.root.clone())));
-        copies
-    }
-
-    fn inventory_unlooked(&self) -> Vec<Held> {
-        let own = self.own.list().into_iter().map(|of| (of, true));
-        let kept = self.store.list().into_iter().map(|of| (of, false));
-        own.chain(kept)
-            .map(|((shard, medium, verified), own)| Held { shard, medium, own, verified })
-            .collect()
-    }
-
-    /// A copy was found to be bad: for a while it counts for nothing.
-    pub(crate) fn distrust(&self, holder: &str, root: &str) {
-        self.counters.damaged.fetch_add(1, Ordering::Relaxed);
-        if holder == self.name() {
-            self.own.is_bad(root);
-            self.store.remove(root);
-        }
-        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
-        distrusted.insert((holder.to_owned(), root.to_owned()), Instant::now());
-    }
-
-    pub(crate) fn distrusted(&self) -> Vec<(String, String)> {
-        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
-    }
-
-    pub(crate) fn alive(&self) -> Vec<String> {
-        self.peers().iter().filter(|(_, peer)| peer.alive).map(|(name, _)| name.clone()).collect()
-    }
-
-    pub(crate) fn count_taken(&self, bytes: u64) {
-        self.counters.shards_taken.fetch_add(1, Ordering::Relaxed);
-        self.counters.bytes_taken.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Asks all peers at once what they have.
-    pub(crate) fn refresh(&self) {
-        let names: Vec<String> = self.peers().keys().cloned().collect();
-        std::thread::scope(|scope| {
-            for name in &names {
-                scope.spawn(move || {
-                    let answer = self.asking().list(name);
-                    self.heard(name, answer);
-                });
-            }
-        });
-    }
-
-    fn heard(&self, name: &str, answer: Result<Inventory, PeerError>) {
-        let mut peers = self.peers();
-        let Some(peer) = peers.get_mut(name) else { return };
-        match answer {
-            Ok(inventory) => {
-                if !peer.alive {
-                    tracing::info!(peer = name, software = inventory.software, "a peer answers");
-                }
-                (peer.alive, peer.seen, peer.inventory) = (true, Some(Instant::now()), inventory);
-                if peer.not_before.is_none() {
-                    peer.error = None;
-                }
-            }
-            Err(error) => {
-                let text = error.to_string();
-                if peer.alive || peer.error.as_ref() != Some(&text) {
-                    tracing::warn!(peer = name, error = text, "a peer does not answer");
-                }
-                (peer.alive, peer.error) = (false, Some(text));
-            }
-        }
-    }
-
-    /// All agents, as far as replicas go.
-    fn hosts(&self) -> Vec<Host> {
-        let now = Instant::now();
-        let mut hosts =
-            vec![Host { name: self.name().to_owned(), domain: self.settings.domain.clone(), usable: true }];
-        hosts.extend(self.peers().iter().map(|(name, peer)| Host {
-            name: name.clone(),
-            domain: peer.inventory.domain.clone(),
-            usable: peer.alive && peer.not_before.is_none_or(|until| until <= now),
-        }));
-        hosts
-    }
-
-    fn next_repair(&self) -> Option<Repair> {
-        let rules = Rules { copies: self.settings.copies, avoid: self.settings.avoid.clone() };
-        repairs(self.name(), &self.copies(), &self.hosts(), &rules).into_iter().next()
-    }
-
-    fn repair(&self, repair: &Repair) {
-        let Repair { shard, to } = repair;
-        let Some(opened) = self.open(&shard.root) else {
-            // It was deleted meanwhile, or cannot be read: the next look tells.
-            self.distrust(self.name(), &shard.root);
-            return;
-        };
-        let going = || opened.pin();
-        let sending = Sending { limit: &self.limit, streams: self.settings.streams, going: &going };
-        match self.asking().put(to, &opened.sealed, &opened.file, &sending) {
-            Ok(sent) => {
-                self.counters.shards_sent.fetch_add(1, Ordering::Relaxed);
-                self.counters.bytes_sent.fetch_add(sent.bytes, Ordering::Relaxed);
-                let mut peers = self.peers();
-                let Some(peer) = peers.get_mut(to) else { return };
-                (peer.failures, peer.not_before) = (0, None);
-                if sent.bytes > 0 {
-                    peer.rate = Some((sent.bytes as f64 / sent.took.as_secs_f64().max(1e-9)) as u64);
-                }
-                // It told so itself; the next inventory will have it too.
-                let medium = mainstay_core::checkpoint::inventory::Medium::Disk;
-                let held = Held { shard: shard.clone(), medium, own: false, verified: true };
-                peer.inventory.copies.retain(|other| other.shard.root != shard.root);
-                peer.inventory.copies.push(held);
-            }
-            Err(error) if is_ours(&error) && !opened.is_still() => {
-                // A save needed its memory; nothing is wrong with it. What replaced it, or its copy on the disk, is next.
-                tracing::debug!(
-                    step = shard.of.step,
-                    rank = shard.rank,
-                    "a step was passed over in memory while it was sent"
-                );
-                let _ = self.asking().forget(to, vec![shard.root.clone()]);
-            }
-            Err(error) => self.failed(shard, to, &error),
-        }
-    }
-
-    fn failed(&self, shard: &mainstay_core::checkpoint::inventory::Shard, to: &str, error: &PeerError) {
-        self.counters.failures.fetch_add(1, Ordering::Relaxed);
-        if is_ours(error) {
-            tracing::error!(
-                run = shard.of.run,
-                step = shard.of.step,
-                rank = shard.rank,
-                "the bytes of a shard are not those that were sealed: it is offered no more"
-            );
-            return self.distrust(self.name(), &shard.root);
-        }
-        let mut peers = self.peers();
-        let Some(peer) = peers.get_mut(to) else { return };
-        peer.failures = peer.failures.saturating_add(1);
-        let factor = 1_u32 << peer.failures.min(6).saturating_sub(1);
-        let wait = match error {
-            PeerError::Reported { reason: Reason::Full, .. } => BACK_OFF.1,
-            _ => (BACK_OFF.0 * factor).min(BACK_OFF.1),
-        };
-        peer.not_before = Some(Instant::now() + wait);
-        peer.error = Some(error.to_string());
-        tracing::warn!(peer = to, step = shard.of.step, rank = shard.rank, %error, "a shard was not taken; another peer is tried");
-    }
-
-    /// Steps that the rules do not keep any more.
-    pub(crate) fn deletable(&self) -> Vec<StepKey> {
-        let copies = self.copies();
-        let retention = Retention { keep: self.settings.keep, copies: self.settings.copies + 1 };
-        let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
-        runs.into_iter().flat_map(|run| deletable(&steps(&copies, Some(run)), retention)).collect()
-    }
-
-    fn collect(&self) -> usize {
-        let gone: BTreeSet<StepKey> = self.deletable().into_iter().collect();
-        let held = self.store.list();
-        held.iter().filter(|(shard, ..)| gone.contains(&shard.of) && self.store.remove(&shard.root)).count()
-    }
-
-    /// The decision for `asker`, made here and told to all who answer.
-    pub(crate) fn lead(
-        &self,
-        run: &str,
-        asker: &str,
-        distrusted: &[(String, String)],
-    ) -> Result<Decision, PeerError> {
-        for (holder, root) in distrusted {
-            let mut known = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
-            known.entry((holder.clone(), root.clone())).or_insert_with(Instant::now);
-        }
-        self.own.look();
-        self.refresh();
-        self.refresh_durable(run);
-        let newest = newest_whole(&self.copies(), run).map(|step| step.key);
-        // A peer that knows a newer decision puts the number up; after that many there is something wrong.
-        for _ in 0..8 {
-            let decision = self.decisions().decide(self.name(), run, asker, newest.as_ref());
-            let Some(newer) = self.tell_all(&decision) else { return Ok(decision) };
-            let mut decisions = self.decisions();
-            let newer = Decision {
-                fence: newer.fence.max(decision.fence).saturating_add(1),
-                step: newest.clone(),
-                by: self.name().to_owned(),
-                ..newer
-            };
-            let _ = decisions.tell(&newer);
-        }
-        Err(PeerError::Local(format!("peers do not agree on a step of {run}")))
-    }
-
-    /// Tells a decision to all peers that answer; the newest that one of them holds against it.
-    fn tell_all(&self, decision: &Decision) -> Option<Decision> {
-        let alive = self.alive();
-        let words = std::thread::scope(|scope| {
-            let told: Vec<_> =
-                alive.iter().map(|peer| scope.spawn(|| self.asking().tell(peer, decision))).collect();
-            told.into_iter().map(|word| word.join()).collect::<Vec<_>>()
-        });
-        let refused = words.into_iter().filter_map(|word| match word {
-            Ok(Ok(Word::Refused(newer))) => Some(newer),
-            _ => None,
-        });
-        refused.max_by_key(|newer| newer.fence)
-    }
-
-    /// What is known of a step.
-    pub(crate) fn step(&self, key: &StepKey) -> Option<StepState> {
-        self.refresh_durable(key.run_id());
-        steps(&self.copies(), Some(key.run_id())).into_iter().find(|step| step.key == *key)
     }
 }

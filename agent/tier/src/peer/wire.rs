@@ -1,6 +1,5 @@
 //! One connection between two agents: the handshake, and frames that are signed, checked and never waited for without end.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -11,6 +10,8 @@ use serde::de::DeserializeOwned;
 use super::error::PeerError;
 use super::frame::{self, HEADER_BYTES, Header, Kind, MAGIC, MAX_MESSAGE, SIGNED_BYTES, VERSION};
 use super::token::{NONCE_BYTES, Signer, Token, nonce};
+use crate::bytes::Bytes;
+use crate::seal::ReadAt;
 
 /// Bytes that are read and hashed at a time: they stay in the cache of the core.
 pub(crate) const PIECE: usize = 256 << 10;
@@ -177,7 +178,7 @@ impl Wire {
     ///
     /// # Errors
     /// The connection is lost, or the file is shorter than the chunk.
-    pub fn send_chunk(&mut self, header: Header, file: &File) -> Result<(), PeerError> {
+    pub fn send_chunk(&mut self, header: Header, bytes: &Bytes) -> Result<(), PeerError> {
         let signed = self.signed(header, &[]);
         let lost = |source| PeerError::lost(&self.peer, source);
         rustix::net::send(
@@ -188,6 +189,10 @@ impl Wire {
         .map_err(io::Error::from)
         .and_then(|sent| (&self.stream).write_all(&signed[sent..]))
         .map_err(lost)?;
+        let file = match bytes {
+            Bytes::File(file) => file,
+            Bytes::Pack(_) => return self.copy_chunk(&header, bytes),
+        };
         let mut offset = header.offset;
         let end = offset + u64::from(header.length);
         while offset < end {
@@ -200,6 +205,22 @@ impl Wire {
                 Err(rustix::io::Errno::AGAIN) => return Err(lost(io::ErrorKind::TimedOut.into())),
                 Err(error) => return Err(lost(error.into())),
             }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a chunk that lie in several files.
+    fn copy_chunk(&mut self, header: &Header, bytes: &Bytes) -> Result<(), PeerError> {
+        let mut buffer = vec![0; PIECE];
+        let mut offset = header.offset;
+        let end = offset + u64::from(header.length);
+        while offset < end {
+            let piece = usize::try_from(end - offset).unwrap_or(PIECE).min(PIECE);
+            let read = bytes.read_exact_at(&mut buffer[..piece], offset);
+            read.map_err(|error| PeerError::Local(format!("reading a shard: {error}")))?;
+            let sent = (&self.stream).write_all(&buffer[..piece]);
+            sent.map_err(|source| PeerError::lost(&self.peer, source))?;
+            offset += piece as u64;
         }
         Ok(())
     }

@@ -98,7 +98,10 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
                         let file = tempfile::tempfile().unwrap();
                         file.set_len(sealed.shard.bytes).unwrap();
                         let (offset, length, digest) = sealed.chunk(0).unwrap();
-                        wire.send_chunk(Header { offset, length, digest, ..Header::of(Kind::Chunk) }, &file)
+                        wire.send_chunk(
+                            Header { offset, length, digest, ..Header::of(Kind::Chunk) },
+                            &file.into(),
+                        )
                     }),
                     Kind::Tell => wire.send_json(Header::of(Kind::Told), &"accepted"),
                     _ => return,

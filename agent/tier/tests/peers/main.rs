@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 mod lies;
+mod replicator;
 mod support;
+mod trainers;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;

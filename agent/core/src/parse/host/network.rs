@@ -20,10 +20,14 @@ pub(super) fn of_device(_: &str, (driver, device, text): OfDevice<'_>) -> Option
     if let Some((name, _)) = text.split_once(": NETDEV WATCHDOG: ") {
         return Some(about(TransmitTimeout, Some(name)));
     }
+    // Of many cards, in two manners.
+    if contains_any(text, &["Unit Hang", "transmit timed out"]) {
+        return Some(about(TransmitTimeout, Some(device)));
+    }
     let class = match driver {
         "mlx5_core" | "mlx4_core" => mellanox(text)?,
         "bnxt_en" => broadcom(text)?,
-        "ice" | "idpf" | "iavf" | "i40e" => intel(text)?,
+        "ice" | "idpf" | "iavf" | "i40e" | "ixgbe" | "igb" | "igc" | "e1000e" => intel(text)?,
         "ena" | "efa" => amazon(text)?,
         "gve" => google(text)?,
         _ => return None,
@@ -32,7 +36,8 @@ pub(super) fn of_device(_: &str, (driver, device, text): OfDevice<'_>) -> Option
 }
 
 fn mellanox(text: &str) -> Option<KernelClass> {
-    const TROUBLE: [&str; 17] = [
+    const TROUBLE: [&str; 18] = [
+        "Internal error detected",
         "initializing state, aborting",
         "health compromised",
         "unrecoverable",
@@ -91,12 +96,21 @@ fn broadcom(text: &str) -> Option<KernelClass> {
 }
 
 fn intel(text: &str) -> Option<KernelClass> {
-    const TROUBLE: [&str; 4] =
-        ["Rebuild failed", "Unable to recover", "Fatal FW error", "critical error detected"];
+    const TROUBLE: [&str; 6] = [
+        "Rebuild failed",
+        "Unable to recover",
+        "Fatal FW error",
+        "critical error detected",
+        "PCIe link lost",
+        "Adapter removed",
+    ];
     trouble(text, &TROUBLE)
 }
 
 fn amazon(text: &str) -> Option<KernelClass> {
+    if text.contains("Device reset completed successfully") {
+        return Some(NetworkCardBack);
+    }
     const TROUBLE: [&str; 4] = [
         "Keep alive watchdog timeout",
         "Reset attempt failed",

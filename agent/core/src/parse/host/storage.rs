@@ -21,6 +21,10 @@ pub(super) fn of_device(message: &str, (driver, device, text): OfDevice<'_>) -> 
             || (text.contains(" - ") && contains_any(text, &["/CRIT)", "/FATAL)", "/DEAD)"]));
         return failed.then(|| about(DiskError, Some(device)));
     }
+    if matches!(driver, "smartpqi" | "hpsa") {
+        let failed = contains_any(text, &["controller is offline", "controller lockup detected"]);
+        return failed.then(|| about(DiskError, Some(device)));
+    }
     nvme(message)
 }
 
@@ -37,8 +41,21 @@ fn nvme(message: &str) -> Option<KernelReport> {
     if starts_with_any(what, &LOST) {
         return Some(about(NvmeLost, Some(disk)));
     }
-    let trouble = (what.starts_with("I/O ") && what.contains("timeout"))
-        || starts_with_any(what, &["controller is down", "Abort status", "frozen state error detected"]);
+    // Over a network it is the way to it that failed, until it is found again.
+    if starts_with_any(what, &["starting error recovery", "Failed reconnect attempt"]) {
+        return Some(about(NetworkStorage, Some(disk)));
+    }
+    if what.starts_with("Successfully reconnected") {
+        return Some(about(NetworkStorageBack, Some(disk)));
+    }
+    const TROUBLE: [&str; 4] = [
+        "controller is down",
+        "Abort status",
+        "frozen state error detected",
+        "resetting controller due to persistent internal error",
+    ];
+    let late = starts_with_any(what, &["I/O ", "queue "]) && what.contains("timeout");
+    let trouble = late || starts_with_any(what, &TROUBLE);
     trouble.then(|| about(Nvme, Some(disk)))
 }
 
@@ -74,7 +91,8 @@ fn ext4(message: &str) -> Option<KernelReport> {
         }
     }
     let of_a_file_system = starts_with_any(message, &["EXT", "FAT-fs", "F2FS-fs", "JFS", "NILFS"]);
-    let protected = || message.to_ascii_lowercase().contains("remounting filesystem read-only");
+    const PROTECTED: [&str; 2] = ["remounting filesystem read-only", "filesystem has been set read-only"];
+    let protected = || contains_any(&message.to_ascii_lowercase(), &PROTECTED);
     (of_a_file_system && protected()).then(|| about(RemountedReadOnly, between(message, "(", ")")))
 }
 
@@ -130,7 +148,9 @@ fn mapper(what: &str) -> Option<KernelReport> {
 /// `critical medium error, dev sdc, sector …`, `md/raid1:md0: Disk failure on sdb1, disabling device.`
 fn disk(message: &str) -> Option<KernelReport> {
     if message.starts_with("md/raid") || message.starts_with("raid") {
-        let device = between(message, "Disk failure on ", ",")?;
+        let failed = between(message, "Disk failure on ", ",").and_then(|what| what.split(' ').next());
+        let unread = between(message, "read error NOT corrected!! (sector ", ")");
+        let device = failed.or_else(|| unread?.rsplit(' ').next())?;
         return Some(about(DiskError, Some(device)));
     }
     // Status code type 2 is an error of the medium; newer kernels name it, "Unrecovered Read Error".
@@ -144,8 +164,9 @@ fn disk(message: &str) -> Option<KernelReport> {
         let disk = between(rest, "[", "]").or_else(|| rest.split(": ").next());
         return offline.then(|| about(DiskError, disk));
     }
-    const ERRORS: [&str; 6] = [
+    const ERRORS: [&str; 7] = [
         "I/O error",
+        "critical target error",
         "device offline error",
         "critical medium error",
         "protection error",
@@ -162,13 +183,16 @@ fn disk(message: &str) -> Option<KernelReport> {
     let none_of_ours = starts_with_any(device, &["sr", "fd", "loop", "zram", "ram"]);
     // Asking an old disk to forget blocks is refused by many, and no data are lost.
     let only_asked = contains_any(rest, &["(DISCARD)", "(WRITE_ZEROES)"]);
-    (!none_of_ours && !only_asked).then(|| about(DiskError, Some(device)))
+    // A target refuses much else; only what is to be read and written counts.
+    let refused = text.starts_with("critical target error") && !contains_any(rest, &["(READ)", "(WRITE)"]);
+    (!none_of_ours && !only_asked && !refused).then(|| about(DiskError, Some(device)))
 }
 
 /// A controller of many disks: `mpt3sas_cm0: fault_state(0x2622)!`.
 fn controller(message: &str) -> Option<KernelReport> {
-    let (of, _) = message.split_once(": fault_state(").filter(|(of, _)| of.starts_with("mpt"))?;
-    Some(about(DiskError, Some(of)))
+    let (of, what) = message.split_once(": ").filter(|(of, _)| of.starts_with("mpt"))?;
+    let failed = starts_with_any(what, &["fault_state(", "SAS host is non-operational"]);
+    failed.then(|| about(DiskError, Some(of)))
 }
 
 /// `nfs: server filer1 not responding, still trying`, and its like of Lustre, CIFS and Ceph; and that it is back.

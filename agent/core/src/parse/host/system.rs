@@ -64,7 +64,9 @@ fn stuck(message: &str) -> Option<KernelReport> {
         .unwrap_or(message);
     let hard =
         starts_with_any(text, &["Watchdog", "CPU"]) && text.contains("Watchdog detected hard LOCKUP on cpu");
-    if hard || starts_with_any(text, &["BUG: soft lockup", "BUG: workqueue lockup"]) {
+    const LOCKUPS: [&str; 3] =
+        ["BUG: soft lockup", "BUG: workqueue lockup", "BUG: spinlock lockup suspected"];
+    if hard || starts_with_any(text, &LOCKUPS) {
         let words = || text.split(|letter: char| letter.is_whitespace());
         let numbered = words().find(|word| word.to_ascii_lowercase().starts_with("cpu#")).map(str::to_owned);
         let cpu = numbered.or_else(|| {
@@ -85,8 +87,10 @@ fn stuck(message: &str) -> Option<KernelReport> {
 }
 
 fn kernel_bug(message: &str) -> Option<KernelReport> {
-    const BEGINNINGS: [&str; 22] = [
+    const BEGINNINGS: [&str; 24] = [
         "Internal error: synchronous external abort",
+        "BUG: stack guard page was hit",
+        "BUG: TASK stack guard page was hit",
         "BUG: unable to handle ",
         "BUG: kernel NULL pointer dereference",
         "BUG: Bad page ",

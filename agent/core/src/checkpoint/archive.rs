@@ -1,0 +1,319 @@
+//! Files as one run of bytes: a plain tar archive, so that what holders and buckets keep can be read without Mainstay.
+//!
+//! The archive is never written where the files lie: [`layout`] says which bytes lie at which place, and the files are read where
+//! they are. Owner and times are left out, so that the same content has the same bytes on every host. Long names and sizes of more
+//! than 8 GiB are written as GNU tar does.
+
+use std::collections::BTreeSet;
+
+/// Bytes of a block.
+pub const BLOCK: u64 = 512;
+
+/// A name longer than this is none.
+const LONGEST_NAME: u64 = 4096;
+
+/// An archive of more files is none of ours.
+const MOST_ENTRIES: usize = 1 << 20;
+
+/// The name of an entry that holds the name of the next one.
+const LONG_LINK: &str = "././@LongLink";
+
+/// One file of an archive.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// Its name, below the directory that is archived, with `/` between the parts.
+    pub path: String,
+    /// Bytes.
+    pub size: u64,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+/// What lies at one place of an archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// These bytes: headers, and what fills up a block.
+    Bytes(Vec<u8>),
+    /// All of a file, by its number among the entries.
+    Content(usize),
+}
+
+/// An archive that nobody has written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Where each piece begins, in order and without gaps.
+    pub pieces: Vec<(u64, Piece)>,
+    /// Bytes in all.
+    pub size: u64,
+}
+
+/// Why bytes are no archive, or files cannot be one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArchiveError {
+    /// The name leads out of the directory, or is none.
+    #[error("{0:?} is no name of a file below a directory")]
+    Name(String),
+    /// Two entries of one name.
+    #[error("{0:?} is in it twice")]
+    Twice(String),
+    /// A block is not what it must be.
+    #[error("the block at byte {0} is no header of a plain file")]
+    Header(u64),
+    /// It ends too early.
+    #[error("it ends in the middle")]
+    Short,
+    /// More files than any checkpoint has.
+    #[error("it has more than {MOST_ENTRIES} files")]
+    Many,
+    /// Its bytes cannot be read.
+    #[error("{0}")]
+    Read(String),
+}
+
+/// Whether a name stays below the directory to which it is joined.
+pub fn is_safe(path: &str) -> bool {
+    let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
+    path.len() as u64 <= LONGEST_NAME && path.split('/').all(plain)
+}
+
+/// Lays the files out, in the order given.
+///
+/// # Errors
+/// A name is of no use, or there are too many.
+pub fn layout(entries: &[Entry]) -> Result<Layout, ArchiveError> {
+    check(entries)?;
+    let mut pieces = Vec::new();
+    let mut at = 0_u64;
+    let mut waiting: Vec<u8> = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let name = entry.path.as_bytes();
+        if name.len() > 100 {
+            waiting.extend(header(LONG_LINK.as_bytes(), name.len() as u64 + 1, 0o644, b'L'));
+            waiting.extend(name);
+            waiting.push(0);
+            fill(&mut waiting, name.len() as u64 + 1);
+        }
+        waiting.extend(header(&name[..name.len().min(100)], entry.size, entry.mode, b'0'));
+        if entry.size > 0 {
+            let length = waiting.len() as u64;
+            pieces.push((at, Piece::Bytes(std::mem::take(&mut waiting))));
+            pieces.push((at + length, Piece::Content(index)));
+            at = at.saturating_add(length).saturating_add(entry.size);
+            fill(&mut waiting, entry.size);
+        }
+    }
+    waiting.extend([0; 2 * BLOCK as usize]);
+    let length = waiting.len() as u64;
+    pieces.push((at, Piece::Bytes(waiting)));
+    Ok(Layout { pieces, size: at.saturating_add(length) })
+}
+
+fn check(entries: &[Entry]) -> Result<(), ArchiveError> {
+    if entries.len() > MOST_ENTRIES {
+        return Err(ArchiveError::Many);
+    }
+    let mut names = BTreeSet::new();
+    for entry in entries {
+        if !is_safe(&entry.path) {
+            return Err(ArchiveError::Name(entry.path.clone()));
+        }
+        if !names.insert(&entry.path) {
+            return Err(ArchiveError::Twice(entry.path.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// Fills the last block of `size` bytes.
+fn fill(bytes: &mut Vec<u8>, size: u64) {
+    let missing = (BLOCK - size % BLOCK) % BLOCK;
+    bytes.extend(std::iter::repeat_n(0, missing as usize));
+}
+
+fn header(name: &[u8], size: u64, mode: u32, kind: u8) -> [u8; BLOCK as usize] {
+    let mut block = [0_u8; BLOCK as usize];
+    block[..name.len()].copy_from_slice(name);
+    block[100..108].copy_from_slice(format!("{:07o}\0", mode & 0o7777).as_bytes());
+    block[108..116].copy_from_slice(b"0000000\0");
+    block[116..124].copy_from_slice(b"0000000\0");
+    if size < 1 << 33 {
+        block[124..136].copy_from_slice(format!("{size:011o}\0").as_bytes());
+    } else {
+        block[124] = 0x80;
+        block[128..136].copy_from_slice(&size.to_be_bytes());
+    }
+    block[136..148].copy_from_slice(b"00000000000\0");
+    block[156] = kind;
+    block[257..265].copy_from_slice(b"ustar  \0");
+    let sum = sum(&block);
+    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    block
+}
+
+/// The sum of a header, in which the field for it counts as spaces.
+fn sum(block: &[u8; BLOCK as usize]) -> u32 {
+    let of = |(at, byte): (usize, &u8)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) };
+    block.iter().enumerate().map(of).sum()
+}
+
+/// Fills a buffer with the bytes of an archive from a place on.
+pub type Reading<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;
+
+/// Reads which files an archive of `size` bytes has, and where each begins. `read` fills a buffer from a place on.
+///
+/// # Errors
+/// [`ArchiveError`]; nothing of an archive with an error is to be used.
+pub fn read(size: u64, read: &mut Reading<'_>) -> Result<Vec<(Entry, u64)>, ArchiveError> {
+    let mut found: Vec<(Entry, u64)> = Vec::new();
+    let mut at = 0_u64;
+    let mut long: Option<String> = None;
+    loop {
+        let mut block = [0; BLOCK as usize];
+        if at.checked_add(BLOCK).is_none_or(|end| end > size) {
+            return Err(ArchiveError::Short);
+        }
+        read(at, &mut block).map_err(ArchiveError::Read)?;
+        if block.iter().all(|byte| *byte == 0) {
+            break;
+        }
+        let (name, length, mode, kind) = head(&block).ok_or(ArchiveError::Header(at))?;
+        let content = at + BLOCK;
+        let end = content.checked_add(length).filter(|end| *end <= size).ok_or(ArchiveError::Short)?;
+        match kind {
+            b'L' if length <= LONGEST_NAME + 1 && long.is_none() => {
+                let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+                read(content, &mut bytes).map_err(ArchiveError::Read)?;
+                long = Some(text(&bytes).ok_or(ArchiveError::Header(at))?);
+            }
+            b'0' | 0 => {
+                let path = long.take().unwrap_or(name);
+                found.push((Entry { path, size: length, mode }, content));
+                if found.len() > MOST_ENTRIES {
+                    return Err(ArchiveError::Many);
+                }
+            }
+            _ => return Err(ArchiveError::Header(at)),
+        }
+        at = end.checked_next_multiple_of(BLOCK).ok_or(ArchiveError::Short)?;
+    }
+    check(&found.iter().map(|(entry, _)| entry.clone()).collect::<Vec<_>>())?;
+    Ok(found)
+}
+
+fn head(block: &[u8; BLOCK as usize]) -> Option<(String, u64, u32, u8)> {
+    let told = octal(&block[148..156])?;
+    (u64::from(sum(block)) == told).then_some(())?;
+    let size = if block[124] == 0x80 {
+        u64::from_be_bytes(block[128..136].try_into().ok()?)
+    } else {
+        octal(&block[124..136])?
+    };
+    let mode = u32::try_from(octal(&block[100..108])?).ok()? & 0o777;
+    Some((text(&block[..100])?, size, mode, block[156]))
+}
+
+fn octal(field: &[u8]) -> Option<u64> {
+    let digits = text(field)?;
+    let digits = digits.trim();
+    if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
+}
+
+/// What stands before the first zero.
+fn text(field: &[u8]) -> Option<String> {
+    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    String::from_utf8(field[..end].to_vec()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn entry(path: &str, size: u64) -> Entry {
+        Entry { path: path.to_owned(), size, mode: 0o644 }
+    }
+
+    /// The archive as bytes, each file filled with its number.
+    fn written(entries: &[Entry]) -> Vec<u8> {
+        let laid = layout(entries).unwrap();
+        let mut bytes = Vec::new();
+        for (at, piece) in &laid.pieces {
+            assert_eq!(*at, bytes.len() as u64, "no gap");
+            match piece {
+                Piece::Bytes(some) => bytes.extend(some),
+                Piece::Content(index) => {
+                    let size = entries[*index].size as usize;
+                    bytes.extend(std::iter::repeat_n(*index as u8 + 1, size));
+                }
+            }
+        }
+        assert_eq!(laid.size, bytes.len() as u64);
+        bytes
+    }
+
+    fn again(bytes: &[u8]) -> Result<Vec<(Entry, u64)>, ArchiveError> {
+        read(bytes.len() as u64, &mut |at, buffer| {
+            let from = usize::try_from(at).map_err(|error| error.to_string())?;
+            let some = bytes.get(from..from + buffer.len()).ok_or("beyond the end")?;
+            buffer.copy_from_slice(some);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_is_laid_out_is_found_again() {
+        let long = format!("{}/model.pt", "deep".repeat(60));
+        let entries = [entry("a/b.pt", 1000), entry("empty", 0), entry(&long, 512), entry("z", 1)];
+        let bytes = written(&entries);
+        let found = again(&bytes).unwrap();
+        assert_eq!(found.iter().map(|(entry, _)| entry.clone()).collect::<Vec<_>>(), entries);
+        for (index, (entry, at)) in found.iter().enumerate() {
+            let content = &bytes[*at as usize..(*at + entry.size) as usize];
+            assert!(content.iter().all(|byte| *byte == index as u8 + 1));
+        }
+        assert_eq!(bytes.len() as u64 % BLOCK, 0);
+    }
+
+    #[test]
+    fn a_size_that_eight_digits_cannot_hold_is_kept() {
+        let block = header(b"huge", 1 << 40, 0o600, b'0');
+        assert_eq!(head(&block), Some(("huge".to_owned(), 1 << 40, 0o600, b'0')));
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_and_links_are_refused() {
+        for name in ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/./b", "nul\0"] {
+            assert!(!is_safe(name), "{name:?}");
+            assert!(layout(&[entry(name, 1)]).is_err(), "{name:?}");
+        }
+        assert_eq!(layout(&[entry("a", 1), entry("a", 2)]), Err(ArchiveError::Twice("a".to_owned())));
+        let link = [header(b"a", 0, 0o777, b'2').as_slice(), &[0; 1024]].concat();
+        assert_eq!(again(&link), Err(ArchiveError::Header(0)));
+        let out = [header(b"../a", 0, 0o777, b'0').as_slice(), &[0; 1024]].concat();
+        assert_eq!(again(&out), Err(ArchiveError::Name("../a".to_owned())));
+    }
+
+    #[test]
+    fn an_archive_that_was_cut_or_changed_is_none() {
+        let bytes = written(&[entry("a", 700), entry("b", 3)]);
+        for end in [0, 100, 512, 600, 1536, bytes.len() - 1024] {
+            assert!(again(&bytes[..end]).is_err(), "cut at {end}");
+        }
+        let mut changed = bytes;
+        changed[130] ^= 1;
+        assert_eq!(again(&changed), Err(ArchiveError::Header(0)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..2048), flips in proptest::collection::vec((0_usize..3000, any::<u8>()), 0..8)) {
+            let _ = again(&bytes);
+            let mut real = written(&[entry("a/b", 700), entry(&"n".repeat(150), 10)]);
+            for (at, with) in flips {
+                let length = real.len();
+                real[at % length] ^= with;
+            }
+            let _ = again(&real);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Everything of others' files that one agent looks after.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mainstay_core::checkpoint::files::Rule;
+
+use super::FilesError;
+use super::cache::{self, Cache};
+use super::replicator::{self, Replicator};
+use super::watch::{self, FileWatch};
+use crate::peer::Service;
+use crate::peer::user::{As, User};
+
+/// Where things lie and how often is looked.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where notes are kept.
+    pub home: PathBuf,
+    /// Where what is brought back lies until it is unpacked: as much room as a step of this host takes.
+    pub spool: PathBuf,
+    /// The hosts that hold a part of each step, by their names among peers.
+    pub hosts: Vec<String>,
+    /// Time from one look to the next.
+    pub interval: Duration,
+}
+
+/// A directory that is to be watched.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The directory.
+    pub directory: PathBuf,
+    /// The run id of what is in it, the same on each host.
+    pub run: String,
+    /// How checkpoints are found.
+    pub rules: Vec<Rule>,
+    /// Files or directories that make a step on one host; 0: as many as there are.
+    pub expect: usize,
+    /// Seconds without a change that stand in for a mark; 0: never.
+    pub quiet: u64,
+    /// The hosts that hold a part; none for those of the plan.
+    pub hosts: Vec<String>,
+    /// Whether all hosts see the same files; none: as the file system says.
+    pub shared: Option<bool>,
+}
+
+/// A cache that is to be kept.
+#[derive(Clone, Debug)]
+pub struct WantedCache {
+    /// What it is called on all hosts.
+    pub name: String,
+    /// Where compilers put it.
+    pub directory: PathBuf,
+    /// Bytes that are kept of it at most.
+    pub quota: u64,
+    /// Seconds for which a file must not have changed.
+    pub quiet: u64,
+}
+
+/// All watched directories, replicators and caches of an agent. They end when it is dropped.
+#[derive(Debug)]
+pub struct Files {
+    service: Arc<Service>,
+    plan: Plan,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    watches: Vec<(Arc<FileWatch>, Vec<Rule>)>,
+    replicators: Vec<Replicator>,
+    caches: Vec<Arc<Cache>>,
+}
+
+impl Files {
+    /// Nothing yet.
+    pub fn new(service: Arc<Service>, plan: Plan) -> Files {
+        Files { service, plan, inner: Mutex::default() }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches a directory from now on; one that is watched so already goes on.
+    ///
+    /// # Errors
+    /// This host is none of those that hold a part, or there is no place for notes.
+    pub fn watch(&self, wanted: Wanted) -> Result<Arc<FileWatch>, FilesError> {
+        let mut inner = self.inner();
+        let known = inner.watches.iter().find(|(of, _)| of.directory() == wanted.directory);
+        if let Some((known, _)) = known.filter(|(of, rules)| of.run() == wanted.run && *rules == wanted.rules)
+        {
+            return Ok(Arc::clone(known));
+        }
+        inner.watches.retain(|(of, _)| of.directory() != wanted.directory);
+        let part = self.part(&wanted.hosts)?;
+        let rules = wanted.rules.clone();
+        let settings = watch::Settings {
+            home: self.plan.home.join(place_of(&wanted.directory)),
+            spool: self.plan.spool.join(place_of(&wanted.directory)),
+            directory: wanted.directory,
+            run: wanted.run,
+            rules: wanted.rules,
+            expect: wanted.expect,
+            quiet: wanted.quiet,
+            part,
+            shared: wanted.shared,
+            interval: self.plan.interval,
+        };
+        let watch = Arc::new(FileWatch::start(&self.service, settings)?);
+        inner.watches.push((Arc::clone(&watch), rules));
+        Ok(watch)
+    }
+
+    /// Which part of each step this host holds, and how many there are.
+    fn part(&self, hosts: &[String]) -> Result<(u32, u32), FilesError> {
+        let mut hosts = if hosts.is_empty() { self.plan.hosts.clone() } else { hosts.to_vec() };
+        hosts.sort();
+        hosts.dedup();
+        if hosts.is_empty() {
+            return Ok((0, 1));
+        }
+        let me = self.service.name();
+        let at = hosts.iter().position(|host| host == me);
+        let at = at
+            .ok_or_else(|| FilesError::Manifest(format!("{me} is none of the hosts {}", hosts.join(", "))))?;
+        Ok((u32::try_from(at).unwrap_or(0), u32::try_from(hosts.len()).unwrap_or(u32::MAX)))
+    }
+
+    /// The watch of a directory.
+    pub fn find(&self, directory: &Path) -> Option<Arc<FileWatch>> {
+        self.inner().watches.iter().find(|(of, _)| of.directory() == directory).map(|(of, _)| Arc::clone(of))
+    }
+
+    /// Serves a directory as GKE's replicator does.
+    ///
+    /// # Errors
+    /// A thread cannot be had.
+    pub fn replicate(&self, directory: &Path) -> Result<(), FilesError> {
+        let settings = replicator::Settings {
+            directory: directory.to_owned(),
+            home: self.plan.home.join(place_of(directory)),
+            spool: self.plan.spool.join(place_of(directory)),
+            interval: self.plan.interval,
+        };
+        let replicator = Replicator::start(&self.service, settings)?;
+        self.inner().replicators.push(replicator);
+        Ok(())
+    }
+
+    /// Keeps a cache.
+    ///
+    /// # Errors
+    /// There is no place for notes, or no thread.
+    pub fn cache(&self, wanted: WantedCache) -> Result<(), FilesError> {
+        let WantedCache { name, directory, quota, quiet } = wanted;
+        let settings = cache::Settings {
+            home: self.plan.home.join(place_of(&directory)),
+            spool: self.plan.spool.join(place_of(&directory)),
+            name,
+            directory,
+            quota,
+            quiet,
+            interval: self.plan.interval,
+        };
+        let cache = Arc::new(Cache::start(&self.service, settings)?);
+        self.inner().caches.push(cache);
+        Ok(())
+    }
+
+    /// Adds to all caches what other hosts have and this one lacks; what came of each, by its name.
+    pub fn pull_caches(&self, user: User) -> Vec<(String, Result<usize, FilesError>)> {
+        let caches = self.inner().caches.clone();
+        caches.into_iter().map(|cache| (cache.name().to_owned(), cache.pull(user))).collect()
+    }
+
+    /// All directories in which something may happen.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        let inner = self.inner();
+        let watched = inner.watches.iter().map(|(of, _)| of.directory());
+        let replicated = inner.replicators.iter().map(Replicator::directory);
+        watched.chain(replicated).map(Path::to_owned).collect()
+    }
+
+    /// Something has happened in one of them.
+    pub fn nudge(&self, directory: &Path) {
+        let inner = self.inner();
+        inner.watches.iter().filter(|(of, _)| of.directory() == directory).for_each(|(of, _)| of.nudge());
+        inner.replicators.iter().filter(|of| of.directory() == directory).for_each(Replicator::nudge);
+    }
+}
+
+/// A name for what belongs to a directory.
+fn place_of(directory: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    blake3::hash(directory.as_os_str().as_bytes()).to_hex()[..16].to_owned()
+}
+
+/// Sees that a directory is there and is this user's: made with the user's rights where it is not.
+///
+/// # Errors
+/// It cannot be made, or is somebody else's.
+pub fn ensure_directory(directory: &Path, user: User) -> io::Result<()> {
+    let _as_user = As::user(user)?;
+    fs::create_dir_all(directory)?;
+    let owner = fs::metadata(directory)?.uid();
+    if user.uid != 0 && owner != user.uid {
+        let problem = format!("{} is of user {owner}, not of user {}", directory.display(), user.uid);
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+    }
+    Ok(())
+}

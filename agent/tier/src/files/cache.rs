@@ -1,0 +1,199 @@
+//! Caches of compiled programs, kept over restarts and handed to hosts that have none: what is missing is added, nothing is replaced.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mainstay_checkpoint::{Identity, MANIFEST_NAME};
+use mainstay_core::checkpoint::cache::{Cached, chosen};
+
+use super::FilesError;
+use super::catalog::{Catalog, Note};
+use super::host::{self, Bell};
+use super::pack::{ARCHIVE_NAME, Content};
+use super::tree::{self, Member};
+use super::unpack::{Way, unpack};
+use crate::os::stand_back;
+use crate::peer::error::PeerError;
+use crate::peer::sealed::Sealed;
+use crate::peer::user::{As, User};
+use crate::peer::{Progress, Service};
+
+/// The name of the job of all caches.
+const JOB: &str = "cache";
+
+/// What is kept.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What it is called on all hosts.
+    pub name: String,
+    /// Where compilers put it.
+    pub directory: PathBuf,
+    /// Bytes that are kept of it at most: the youngest files.
+    pub quota: u64,
+    /// Seconds for which a file must not have changed.
+    pub quiet: u64,
+    /// Where notes are kept.
+    pub home: PathBuf,
+    /// Where it lies until it is unpacked.
+    pub spool: PathBuf,
+    /// Time from one look to the next.
+    pub interval: Duration,
+}
+
+/// A cache that is kept until this is dropped.
+#[derive(Debug)]
+pub struct Cache {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    service: Arc<Service>,
+    catalog: Mutex<Catalog>,
+    bell: Bell,
+}
+
+impl Cache {
+    /// Begins to keep it.
+    ///
+    /// # Errors
+    /// The place for notes or a thread cannot be had.
+    pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Cache, FilesError> {
+        let catalog = Mutex::new(Catalog::open(&settings.home, false)?);
+        let service = Arc::clone(service);
+        let inner = Arc::new(Inner { settings, service, catalog, bell: Bell::default() });
+        let working = Arc::clone(&inner);
+        host::spawn("ckpt-cache", move || working.work())
+            .map_err(FilesError::reading(&inner.settings.home))?;
+        Ok(Cache { inner })
+    }
+
+    /// Something was written there.
+    pub fn nudge(&self) {
+        self.inner.bell.ring();
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.inner.settings.directory
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.inner.settings.name
+    }
+
+    /// Adds what other hosts have compiled and this one lacks. Where the directory is not there, it is made as `user`'s.
+    ///
+    /// # Errors
+    /// Nothing could be brought; the compilers do their work again.
+    pub fn pull(&self, user: User) -> Result<usize, FilesError> {
+        self.inner.pull(user)
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.inner.bell.end();
+    }
+}
+
+impl Inner {
+    fn catalog(&self) -> MutexGuard<'_, Catalog> {
+        self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run_id(&self) -> String {
+        format!("cache:{}", self.settings.name)
+    }
+
+    fn work(&self) {
+        stand_back(15, true);
+        let mut said = String::new();
+        loop {
+            if let Err(error) = self.look() {
+                let words = error.to_string();
+                if words != said {
+                    tracing::warn!(cache = self.settings.name, error = words, "a cache");
+                }
+                said = words;
+            }
+            if !self.bell.wait(self.settings.interval) {
+                return;
+            }
+        }
+    }
+
+    fn look(&self) -> Result<(), FilesError> {
+        let Settings { directory, quota, quiet, .. } = &self.settings;
+        let Some(user) = host::owner_of(directory) else { return Ok(()) };
+        let members = {
+            let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+            tree::plain(directory)
+        };
+        let now = host::now_unix_s();
+        let cached: Vec<Cached> = members
+            .iter()
+            .map(|of| Cached { path: of.path.clone(), size: of.mark.size, written: of.mark.written.0 })
+            .collect();
+        let (signed_now, quiet) =
+            (i64::try_from(now).unwrap_or(0), i64::try_from(*quiet).unwrap_or(i64::MAX));
+        let kept: BTreeSet<&str> =
+            chosen(&cached, signed_now, quiet, *quota).iter().map(|file| file.path.as_str()).collect();
+        let kept: Vec<Member> =
+            members.iter().filter(|of| kept.contains(of.path.as_str())).cloned().collect();
+        let mut catalog = self.catalog();
+        let before = catalog.packs().values().next_back().cloned();
+        if kept.is_empty() || before.as_ref().is_some_and(|pack| pack.content.members() == kept) {
+            let packs = catalog.packs().values().cloned().collect();
+            host::offer(&self.service, directory, packs);
+            return Ok(());
+        }
+        let content = Content::of(directory, user, kept)?;
+        // The later, the newer: caches of all hosts are steps of one run.
+        let identity = Identity { job: JOB.to_owned(), attempt: 0, step: now, rank: 0, world_size: 1 };
+        let manifest = match content.seal(&identity, &self.run_id(), now) {
+            Err(FilesError::Changed(_)) => return Ok(()),
+            sealed => sealed?,
+        };
+        let manifest =
+            String::from_utf8(manifest.encode()).map_err(|error| FilesError::Manifest(error.to_string()))?;
+        let members = content.members().to_vec();
+        let files = members.len();
+        catalog.insert(Note { manifest, base: directory.clone(), user, members }, false)?;
+        if let Some(before) = before.filter(|before| before.sealed.shard.of.step != now) {
+            catalog.remove(before.sealed.shard.of.step);
+        }
+        host::offer(&self.service, directory, catalog.packs().values().cloned().collect());
+        tracing::info!(cache = self.settings.name, files, "a cache was sealed");
+        Ok(())
+    }
+
+    fn pull(&self, user: User) -> Result<usize, FilesError> {
+        let Settings { directory, spool, .. } = &self.settings;
+        fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
+        {
+            let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+            fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
+        }
+        let owner = host::owner_of(directory)
+            .ok_or_else(|| PeerError::Local(format!("{} is no directory", directory.display())))?;
+        let run = self.run_id();
+        // No other look while it is unpacked: it would seal a part.
+        let _catalog = self.catalog();
+        let silent = |_: Progress| {};
+        let restored = self.service.restore(&host::spool_of(spool, &run), Some(&[0]), &silent)?;
+        let Some(key) = restored.decision.step else { return Ok(0) };
+        let home = host::in_spool(spool, key.step, 0);
+        // One that this host sealed itself did not need to come.
+        let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)) else { return Ok(0) };
+        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, directory, owner, Way::Add)?;
+        let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
+        tracing::info!(cache = self.settings.name, files = members.len(), "a cache came from other hosts");
+        Ok(members.len())
+    }
+}

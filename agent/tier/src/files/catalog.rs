@@ -1,0 +1,102 @@
+//! What was sealed of files, over restarts of the agent: one note for each step, beside nothing of the user's.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mainstay_core::checkpoint::decision::Decision;
+use serde::{Deserialize, Serialize};
+
+use super::FilesError;
+use super::pack::{Content, Pack};
+use super::tree::Member;
+use crate::peer::store::write_at_once;
+use crate::peer::user::User;
+
+/// The name of the file with the decision that holds.
+const DECISION_NAME: &str = "decision.json";
+
+/// What is written down of a step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Note {
+    /// The manifest, as text.
+    pub(super) manifest: String,
+    /// Where the files lie.
+    pub(super) base: PathBuf,
+    /// Whose they are.
+    pub(super) user: User,
+    /// Which they were when they were sealed, in the archive's order.
+    pub(super) members: Vec<Member>,
+}
+
+/// All notes of one directory.
+#[derive(Debug)]
+pub(super) struct Catalog {
+    home: PathBuf,
+    packs: BTreeMap<u64, Arc<Pack>>,
+}
+
+impl Catalog {
+    /// What was noted before, as far as the files are still the same.
+    pub(super) fn open(home: &Path, is_shared: bool) -> Result<Catalog, FilesError> {
+        fs::create_dir_all(home).map_err(FilesError::reading(home))?;
+        let mut catalog = Catalog { home: home.to_owned(), packs: BTreeMap::new() };
+        for entry in fs::read_dir(home).map_err(FilesError::reading(home))?.flatten() {
+            let path = entry.path();
+            let named = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if !named.starts_with("step-") {
+                continue;
+            }
+            match read(&path, is_shared) {
+                Some(pack) => _ = catalog.packs.insert(pack.sealed.shard.of.step, Arc::new(pack)),
+                None => _ = fs::remove_file(&path),
+            }
+        }
+        Ok(catalog)
+    }
+
+    pub(super) fn packs(&self) -> &BTreeMap<u64, Arc<Pack>> {
+        &self.packs
+    }
+
+    /// Notes a step, in place of what was noted of it.
+    pub(super) fn insert(&mut self, note: Note, is_shared: bool) -> Result<Arc<Pack>, FilesError> {
+        let content = Content::of(&note.base, note.user, note.members.clone())?;
+        let pack = Arc::new(Pack::new(content, note.manifest.clone().into_bytes(), is_shared)?);
+        let step = pack.sealed.shard.of.step;
+        let words = serde_json::to_vec(&note).map_err(|error| FilesError::Manifest(error.to_string()))?;
+        write_at_once(&self.home, &name(step), &words).map_err(FilesError::reading(&self.home))?;
+        self.packs.insert(step, Arc::clone(&pack));
+        Ok(pack)
+    }
+
+    /// Forgets a step.
+    pub(super) fn remove(&mut self, step: u64) -> Option<Arc<Pack>> {
+        let _ = fs::remove_file(self.home.join(name(step)));
+        self.packs.remove(&step)
+    }
+
+    /// The decision that held before.
+    pub(super) fn decision(&self) -> Option<Decision> {
+        serde_json::from_slice(&fs::read(self.home.join(DECISION_NAME)).ok()?).ok()
+    }
+
+    pub(super) fn note_decision(&self, decision: &Decision) {
+        let words = serde_json::to_vec(decision).unwrap_or_default();
+        if let Err(error) = write_at_once(&self.home, DECISION_NAME, &words) {
+            tracing::warn!(home = %self.home.display(), %error, "a decision cannot be written down");
+        }
+    }
+}
+
+fn name(step: u64) -> String {
+    format!("step-{step:012}.json")
+}
+
+fn read(path: &Path, is_shared: bool) -> Option<Pack> {
+    let note: Note = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let content = Content::of(&note.base, note.user, note.members).ok()?;
+    let pack = Pack::new(content, note.manifest.into_bytes(), is_shared).ok()?;
+    pack.content.is_still().then_some(pack)
+}

@@ -1,0 +1,132 @@
+//! What a watched directory needs of its host: whose it is, a bell, the service among peers, and the attempt that a step belongs to.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use mainstay_core::checkpoint::placement::score;
+
+use super::catalog::Catalog;
+use super::tree::Member;
+use crate::peer::service::Service;
+use crate::peer::{User, Watched};
+
+/// Attempts of one decision: a step that is written again long after it was sealed gets the next one, so that its parts are never
+/// joined with those of before.
+pub(super) const AGAIN: u64 = 1000;
+
+/// Rung when there may be something to do, or all is over.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    rung: Mutex<bool>,
+    heard: Condvar,
+    over: AtomicBool,
+}
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.heard.notify_all();
+    }
+
+    pub(super) fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// Waits until it is rung, or so long. Whether there is anything to do still.
+    pub(super) fn wait(&self, longest: Duration) -> bool {
+        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.heard.wait_timeout_while(rung, longest, |rung| !*rung);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+        !self.is_over()
+    }
+}
+
+/// The user whose the directory is; this process's where it may not act as another one.
+pub(super) fn owner_of(directory: &Path) -> Option<User> {
+    let found = std::fs::metadata(directory).ok().filter(std::fs::Metadata::is_dir)?;
+    let own = User::own();
+    Some(if own.uid == 0 { User { uid: found.uid(), gid: found.gid() } } else { own })
+}
+
+pub(super) fn now_unix_s() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Where what is brought back lies until it is unpacked.
+pub(super) fn spool_of(spool: &Path, run: &str) -> Watched {
+    Watched { run: run.to_owned(), directory: spool.to_owned(), user: User::own(), pool: None }
+}
+
+/// The archive of one part of a step in the spool, and its directory.
+pub(super) fn in_spool(spool: &Path, step: u64, part: u32) -> PathBuf {
+    spool.join(format!("step-{step:012}")).join(format!("rank-{part:05}"))
+}
+
+/// The number of the decision that holds for a run, as far as this agent has heard of it.
+pub(super) fn fence(service: &Service, run: &str) -> u64 {
+    let told = service.shared.decisions().newest(run).map_or(0, |decision| decision.fence);
+    let copies = service.shared.copies();
+    let of_run = copies.iter().filter(|copy| copy.shard.of.run_id() == run);
+    of_run.map(|copy| copy.shard.of.attempt / AGAIN).max().map_or(told, |seen| seen.max(told))
+}
+
+/// The decision that holds outlives this process: what is sealed next belongs to it.
+pub(super) fn keep_decision(service: &Service, run: &str, catalog: &Catalog) {
+    let known = catalog.decision();
+    let newest = service.shared.decisions().newest(run).cloned();
+    match (newest, known) {
+        (None, Some(known)) => _ = service.shared.decisions().tell(&known),
+        (Some(newest), known) if known.as_ref() != Some(&newest) => catalog.note_decision(&newest),
+        _ => {}
+    }
+}
+
+/// Whether this host is the one that keeps what all hosts see.
+pub(super) fn is_first(service: &Service, run: &str) -> bool {
+    let me = service.name();
+    let mine = score(run, me);
+    service.shared.alive().iter().all(|other| (score(run, other), other.as_str()) < (mine, me))
+}
+
+/// Since when the files of each step are as they are now.
+pub(super) fn since(
+    mut before: BTreeMap<u64, (Instant, Vec<Member>)>,
+    now: BTreeMap<u64, Vec<Member>>,
+) -> BTreeMap<u64, (Instant, Vec<Member>)> {
+    let of = |(step, members): (u64, Vec<Member>)| match before.remove(&step) {
+        Some((since, same)) if same == members => (step, (since, same)),
+        _ => (step, (Instant::now(), members)),
+    };
+    now.into_iter().map(of).collect()
+}
+
+/// Whether they have been so for a look's time at least.
+pub(super) fn is_same(
+    before: &BTreeMap<u64, (Instant, Vec<Member>)>,
+    step: u64,
+    now: Option<&Vec<Member>>,
+    interval: Duration,
+) -> bool {
+    before.get(&step).is_some_and(|(since, members)| Some(members) == now && since.elapsed() >= interval)
+}
+
+/// What a thread needs that works on files for as long as its owner lives.
+pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
+/// Packs that are offered from now on in the place of those that were.
+pub(super) fn offer(service: &Service, directory: &Path, packs: Vec<Arc<super::Pack>>) {
+    if service.shared.own.set_packs(directory, packs) {
+        service.nudge();
+    }
+}

@@ -1,0 +1,56 @@
+//! Files that others write: checkpoints of trainers that know nothing of Mainstay ([`watch`], [`replicator`]), and compile caches
+//! ([`cache`]). They are sealed where they lie and offered to peers and durable storage as one archive, of which nothing is written
+//! on this host.
+//!
+//! From the bottom: `tree` (which files there are), `pack` (them as an archive, and its seal), `unpack` (back into a directory),
+//! `catalog` (what is known over restarts), `host` (what all three share), `all` (what an agent looks after).
+
+mod all;
+pub mod cache;
+mod catalog;
+mod host;
+mod pack;
+pub mod replicator;
+mod tree;
+mod unpack;
+pub mod watch;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use all::{Files, Plan, Wanted, WantedCache, ensure_directory};
+pub use pack::{ARCHIVE_NAME, Content, Pack, SERIALISATION};
+pub use tree::{Mark, Member, is_shared, members};
+pub use watch::FileWatch;
+
+/// Why files were not sealed or brought back.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// They cannot be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Somebody wrote while they were read.
+    #[error("{0} was written to while it was read")]
+    Changed(PathBuf),
+    /// They cannot be an archive, or bytes are none.
+    #[error(transparent)]
+    Archive(#[from] mainstay_core::checkpoint::archive::ArchiveError),
+    /// A manifest is of no use.
+    #[error("{0}")]
+    Manifest(String),
+    /// Peers and storage.
+    #[error(transparent)]
+    Peer(#[from] crate::peer::error::PeerError),
+}
+
+impl FilesError {
+    pub(crate) fn reading(path: &Path) -> impl FnOnce(io::Error) -> FilesError {
+        let path = path.to_owned();
+        move |source| FilesError::Io { path, source }
+    }
+}

@@ -1,0 +1,173 @@
+//! Files of a checkpoint as one run of bytes, read where they lie: nothing is copied on this host.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
+use mainstay_core::checkpoint::archive::{self, Entry, Layout, Piece};
+use mainstay_core::checkpoint::inventory::Medium;
+
+use super::FilesError;
+use super::tree::{Mark, Member};
+use crate::peer::own::medium_of;
+use crate::peer::sealed::{Sealed, open_plainly};
+use crate::peer::user::{As, User};
+use crate::seal::{ReadAt, sums};
+
+/// The name of the archive, where it is written down.
+pub const ARCHIVE_NAME: &str = "files.tar";
+
+/// How a manifest calls what is in it.
+pub const SERIALISATION: &str = "files";
+
+/// Files that are kept open for reading.
+const MOST_OPEN: usize = 32;
+
+/// Files as the archive that they would be.
+#[derive(Debug)]
+pub struct Content {
+    base: PathBuf,
+    user: User,
+    members: Vec<Member>,
+    layout: Layout,
+    open: Mutex<BTreeMap<usize, Arc<File>>>,
+}
+
+impl Content {
+    /// Of files below `base`, which are read with the rights of `user`.
+    ///
+    /// # Errors
+    /// Their names cannot be an archive's.
+    pub fn of(base: &Path, user: User, members: Vec<Member>) -> Result<Content, FilesError> {
+        let entry =
+            |member: &Member| Entry { path: member.path.clone(), size: member.size(), mode: member.mode };
+        let layout = archive::layout(&members.iter().map(entry).collect::<Vec<_>>())?;
+        Ok(Content { base: base.to_owned(), user, members, layout, open: Mutex::default() })
+    }
+
+    /// Its files.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Where they lie.
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// Bytes of the archive.
+    pub fn size(&self) -> u64 {
+        self.layout.size
+    }
+
+    /// Whether every file is the one that it was.
+    pub fn is_still(&self) -> bool {
+        let Ok(_as_user) = As::user(self.user) else { return false };
+        let files = self.members.iter().filter(|member| member.words.is_none());
+        files.into_iter().all(|member| {
+            fs::symlink_metadata(self.base.join(&member.path))
+                .is_ok_and(|found| found.is_file() && Mark::of(&found) == member.mark)
+        })
+    }
+
+    /// Reads all of it, and makes the manifest of what was read. Files that change meanwhile are no checkpoint.
+    ///
+    /// # Errors
+    /// They cannot be read, or have changed.
+    pub fn seal(&self, identity: &Identity, run: &str, now_unix_s: u64) -> Result<Manifest, FilesError> {
+        let (whole, parts) =
+            sums(self, self.layout.size, CHUNK_BYTES).map_err(FilesError::reading(&self.base))?;
+        if !self.is_still() {
+            return Err(FilesError::Changed(self.base.clone()));
+        }
+        Ok(Manifest {
+            identity: identity.clone(),
+            run: run.to_owned(),
+            created_unix_s: now_unix_s,
+            serialisation: SERIALISATION.to_owned(),
+            software: BTreeMap::new(),
+            file: SealedFile { name: ARCHIVE_NAME.to_owned(), size: self.layout.size, xxh3_128: whole },
+            chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: parts }),
+        })
+    }
+
+    fn read_member(&self, index: usize, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let member = self.members.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
+        if let Some(words) = &member.words {
+            return words.as_bytes().to_vec().read_exact_at(buffer, offset);
+        }
+        self.opened(index, member)?.read_exact_at(buffer, offset)
+    }
+
+    fn opened(&self, index: usize, member: &Member) -> io::Result<Arc<File>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = open.get(&index) {
+            return Ok(Arc::clone(file));
+        }
+        let _as_user = As::user(self.user)?;
+        let path = self.base.join(&member.path);
+        let file = Arc::new(open_plainly(&path)?);
+        if Mark::of(&file.metadata()?) != member.mark {
+            return Err(io::Error::other(format!("{} has changed since it was sealed", path.display())));
+        }
+        if open.len() >= MOST_OPEN {
+            open.clear();
+        }
+        open.insert(index, Arc::clone(&file));
+        Ok(file)
+    }
+}
+
+impl ReadAt for Content {
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let (mut at, mut left) = (offset, buffer);
+        let pieces = &self.layout.pieces;
+        let mut index = pieces.partition_point(|(begin, _)| *begin <= at).saturating_sub(1);
+        while !left.is_empty() {
+            let (begin, piece) = pieces.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let end = pieces.get(index + 1).map_or(self.layout.size, |(next, _)| *next);
+            let count = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX).min(left.len());
+            let (now, later) = left.split_at_mut(count);
+            match piece {
+                Piece::Bytes(bytes) => {
+                    let from = usize::try_from(at - begin).unwrap_or(usize::MAX);
+                    now.copy_from_slice(bytes.get(from..from + count).ok_or(io::ErrorKind::UnexpectedEof)?);
+                }
+                Piece::Content(of) => self.read_member(*of, now, at - begin)?,
+            }
+            (at, left, index) = (at + count as u64, later, index + 1);
+        }
+        Ok(())
+    }
+}
+
+/// Files that were sealed.
+#[derive(Debug)]
+pub struct Pack {
+    /// What was sealed.
+    pub sealed: Arc<Sealed>,
+    /// The files.
+    pub content: Content,
+    /// Where they lie.
+    pub medium: Medium,
+    /// Whether other hosts see the same files: then nobody keeps copies of them.
+    pub is_shared: bool,
+}
+
+impl Pack {
+    /// Joins files and their manifest.
+    ///
+    /// # Errors
+    /// The manifest is none of such files.
+    pub fn new(content: Content, manifest: Vec<u8>, is_shared: bool) -> Result<Pack, FilesError> {
+        let sealed = Sealed::of(manifest).map_err(|error| FilesError::Manifest(error.to_string()))?;
+        if sealed.shard.bytes != content.size() {
+            return Err(FilesError::Manifest("it is of other files".to_owned()));
+        }
+        let medium = medium_of(content.base());
+        Ok(Pack { sealed: Arc::new(sealed), content, medium, is_shared })
+    }
+}

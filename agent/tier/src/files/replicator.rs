@@ -1,0 +1,382 @@
+//! GKE's multi-tier checkpointing: the replicator's part of it, on a directory that trainers expect it in. The files by which both
+//! talk are in [`mainstay_core::checkpoint::replicator`].
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mainstay_checkpoint::{Identity, MANIFEST_NAME};
+use mainstay_core::checkpoint::inventory::StepKey;
+use mainstay_core::checkpoint::replicator::{
+    ASKED_NAME, Asked, ERRORS_NAME, FAILED_NAME, PRERESTORE_NAME, data_name, parse, prerestore, restore_name,
+    stays, step_of,
+};
+
+use super::FilesError;
+use super::catalog::{Catalog, Note};
+use super::host::{self, AGAIN, Bell};
+use super::pack::{ARCHIVE_NAME, Content};
+use super::tree::{self, Member};
+use super::unpack::{Way, unpack};
+use crate::os::stand_back;
+use crate::peer::sealed::Sealed;
+use crate::peer::store::write_at_once;
+use crate::peer::user::{As, User};
+use crate::peer::{Progress, Service};
+
+/// The name of the job to which the steps belong; the run id tells one from another.
+const JOB: &str = "replicator";
+
+/// A step that cannot be restored is tried so often.
+const TRIES: u32 = 3;
+
+/// What is served.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The directory that the trainer knows: the local volume.
+    pub directory: PathBuf,
+    /// Where notes are kept.
+    pub home: PathBuf,
+    /// Where a step lies until it is unpacked.
+    pub spool: PathBuf,
+    /// Time from one look to the next.
+    pub interval: Duration,
+}
+
+/// A replicator of one directory. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Replicator {
+    bell: Arc<Bell>,
+    directory: PathBuf,
+}
+
+impl Replicator {
+    /// Begins to serve.
+    ///
+    /// # Errors
+    /// A thread cannot be had.
+    pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Replicator, FilesError> {
+        let bell = Arc::new(Bell::default());
+        let directory = settings.directory.clone();
+        let mut work = Work {
+            settings,
+            service: Arc::clone(service),
+            bell: Arc::clone(&bell),
+            job: None,
+            before: BTreeMap::new(),
+        };
+        host::spawn("ckpt-replicator", move || work.run()).map_err(FilesError::reading(&directory))?;
+        Ok(Replicator { bell, directory })
+    }
+
+    /// Something was written there.
+    pub fn nudge(&self) {
+        self.bell.ring();
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Drop for Replicator {
+    fn drop(&mut self) {
+        self.bell.end();
+    }
+}
+
+#[derive(Debug)]
+struct Work {
+    settings: Settings,
+    service: Arc<Service>,
+    bell: Arc<Bell>,
+    job: Option<Job>,
+    /// The files of new steps, and since when they are so.
+    before: BTreeMap<u64, (Instant, Vec<Member>)>,
+}
+
+/// A trainer that is served.
+#[derive(Debug)]
+struct Job {
+    asked: Asked,
+    run: String,
+    catalog: Catalog,
+}
+
+impl Work {
+    fn run(&mut self) {
+        stand_back(5, true);
+        self.resume();
+        let mut said = String::new();
+        loop {
+            if let Some(user) = host::owner_of(&self.settings.directory)
+                && let Err(error) = self.look(user)
+            {
+                let words = error.to_string();
+                if words != said {
+                    tracing::warn!(directory = %self.settings.directory.display(), error = words, "a replicator's directory");
+                    let _ = self.tell(user, ERRORS_NAME, &format!("{words}\n"));
+                }
+                said = words;
+            }
+            if !self.bell.wait(self.settings.interval) {
+                return;
+            }
+        }
+    }
+
+    /// After a restart of the agent: the job that was served, whose trainer need not know of it.
+    fn resume(&mut self) {
+        let asked = fs::read_to_string(self.settings.home.join(ASKED_NAME)).ok();
+        if let Some(asked) = asked.and_then(|text| parse(&text).ok()) {
+            self.job = self.begin(asked).ok();
+        }
+    }
+
+    fn begin(&self, asked: Asked) -> Result<Job, FilesError> {
+        let run = asked.job.clone();
+        let catalog = Catalog::open(&self.settings.home.join(&run), false)?;
+        host::keep_decision(&self.service, &run, &catalog);
+        Ok(Job { asked, run, catalog })
+    }
+
+    fn look(&mut self, user: User) -> Result<(), FilesError> {
+        let path = self.settings.directory.join(ASKED_NAME);
+        let text = {
+            let _as_user = As::user(user).map_err(FilesError::reading(&path))?;
+            fs::read_to_string(&path)
+        };
+        match text {
+            Ok(text) if text.is_empty() => self.remove(user, &path),
+            Ok(text) => self.take_up(user, &text),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FilesError::reading(&path)(error)),
+            Err(_) => self.serve(user),
+        }
+    }
+
+    /// A trainer has begun. What it asks for is taken away when it is known what it is, and what was before is over.
+    fn take_up(&mut self, user: User, text: &str) -> Result<(), FilesError> {
+        let directory = self.settings.directory.clone();
+        let asked = match parse(text) {
+            Ok(asked) => asked,
+            Err(problem) => {
+                self.tell(user, FAILED_NAME, &format!("{ASKED_NAME}: {problem}\n"))?;
+                return self.remove(user, &directory.join(ASKED_NAME));
+            }
+        };
+        self.before.clear();
+        self.job = None;
+        self.tidy(user)?;
+        fs::create_dir_all(&self.settings.home).map_err(FilesError::reading(&self.settings.home))?;
+        write_at_once(&self.settings.home, ASKED_NAME, text.as_bytes())
+            .map_err(FilesError::reading(&self.settings.home))?;
+        let mut job = self.begin(asked)?;
+        let packs = job.catalog.packs().values().cloned().collect();
+        host::offer(&self.service, &directory, packs);
+        self.remove(user, &directory.join(ASKED_NAME))?;
+        let mut last = None;
+        for _ in 0..TRIES {
+            match self.restore(user, &mut job) {
+                Ok(step) => {
+                    tracing::info!(
+                        run = job.run,
+                        node = job.asked.node,
+                        step,
+                        "a trainer is served as its replicator"
+                    );
+                    self.offer(&job);
+                    self.job = Some(job);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.tell(user, ERRORS_NAME, &format!("restore: {error}\n"))?;
+                    last = Some(error);
+                }
+            }
+        }
+        let words = last.map(|error| error.to_string()).unwrap_or_default();
+        self.tell(user, FAILED_NAME, &format!("no step could be restored: {words}\n"))
+    }
+
+    /// Decides, brings this node's part, and says so.
+    fn restore(&self, user: User, job: &mut Job) -> Result<Option<u64>, FilesError> {
+        let Settings { directory, spool, .. } = &self.settings;
+        fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
+        let told = Mutex::new(None);
+        let tell = |at: Progress| {
+            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.replace(at.step) != Some(at.step) {
+                let _ = self.tell(user, PRERESTORE_NAME, &prerestore(Some(at.step)));
+            }
+        };
+        let node = job.asked.node;
+        let restored = self.service.restore(&host::spool_of(spool, &job.run), Some(&[node]), &tell)?;
+        host::keep_decision(&self.service, &job.run, &job.catalog);
+        let key = restored.decision.step;
+        self.tell(user, PRERESTORE_NAME, &prerestore(key.as_ref().map(|key| key.step)))?;
+        let data = key.as_ref().map(|key| self.land(user, job, key)).transpose()?;
+        let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+        for worker in 0..job.asked.workers {
+            let link = directory.join(restore_name(&job.asked, key.as_ref().map(|key| key.step), worker));
+            let made = match &data {
+                Some(data) => std::os::unix::fs::symlink(data, &link),
+                None => fs::write(&link, []),
+            };
+            made.map_err(FilesError::reading(&link))?;
+        }
+        Ok(key.map(|key| key.step))
+    }
+
+    /// The name of the directory with this node's part of a step.
+    fn land(&self, user: User, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
+        let Settings { directory, spool, .. } = &self.settings;
+        let home = host::in_spool(spool, key.step, job.asked.node);
+        if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)) {
+            let data = data_name(&sealed.shard.root);
+            let base = directory.join(&data);
+            {
+                let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+                let _ = fs::remove_dir_all(&base);
+            }
+            let members = unpack(&home.join(ARCHIVE_NAME), &sealed, &base, user, Way::Inside)?;
+            let manifest = String::from_utf8(sealed.manifest.clone());
+            let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
+            job.catalog.insert(Note { manifest, base, user, members }, false)?;
+            let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
+            return Ok(data);
+        }
+        let pack = job.catalog.packs().get(&key.step).filter(|pack| pack.sealed.shard.of == *key);
+        let pack = pack.ok_or_else(|| FilesError::Manifest(format!("step {} is not here", key.step)))?;
+        Ok(data_name(&pack.sealed.shard.root))
+    }
+
+    /// New steps are sealed and take the name of their root; old ones go when newer ones are safe.
+    fn serve(&mut self, user: User) -> Result<(), FilesError> {
+        let Some(mut job) = self.job.take() else { return Ok(()) };
+        let served = self.seal_new(user, &mut job);
+        self.collect(user, &mut job);
+        host::keep_decision(&self.service, &job.run, &job.catalog);
+        self.offer(&job);
+        self.job = Some(job);
+        served
+    }
+
+    fn offer(&self, job: &Job) {
+        host::offer(&self.service, &self.settings.directory, job.catalog.packs().values().cloned().collect());
+    }
+
+    fn seal_new(&mut self, user: User, job: &mut Job) -> Result<(), FilesError> {
+        let directory = self.settings.directory.clone();
+        let mut now = BTreeMap::new();
+        {
+            let _as_user = As::user(user).map_err(FilesError::reading(&directory))?;
+            for entry in fs::read_dir(&directory).map_err(FilesError::reading(&directory))?.flatten() {
+                let name = entry.file_name();
+                let step = name.to_str().and_then(step_of);
+                // A link is what the trainer made of what was restored.
+                let step = step.filter(|_| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+                let Some(step) = step else { continue };
+                match tree::members(&entry.path(), "") {
+                    Ok(members) => _ = now.insert(step, (name, members)),
+                    Err(error) => tracing::debug!(step, %error, "a step that cannot be read yet"),
+                }
+            }
+        }
+        for (step, (name, members)) in &now {
+            if members.is_empty()
+                || !host::is_same(&self.before, *step, Some(members), self.settings.interval)
+            {
+                continue;
+            }
+            let from = directory.join(name);
+            let content = Content::of(&from, user, members.clone())?;
+            let identity = Identity {
+                job: JOB.to_owned(),
+                attempt: host::fence(&self.service, &job.run) * AGAIN,
+                step: *step,
+                rank: job.asked.node,
+                world_size: job.asked.nodes,
+            };
+            let manifest = match content.seal(&identity, &job.run, host::now_unix_s()) {
+                Err(FilesError::Changed(_)) => continue,
+                sealed => sealed?,
+            };
+            let text = String::from_utf8(manifest.encode())
+                .map_err(|error| FilesError::Manifest(error.to_string()))?;
+            let root = manifest.root().map(|root| blake_hex(&root)).unwrap_or_default();
+            let base = directory.join(data_name(&root));
+            {
+                let _as_user = As::user(user).map_err(FilesError::reading(&directory))?;
+                let _ = fs::remove_dir_all(&base);
+                fs::rename(&from, &base).map_err(FilesError::reading(&from))?;
+            }
+            if let Some(before) = job.catalog.remove(*step) {
+                self.service.shared.withdraw(&before.sealed.shard.root);
+                self.delete(user, before.content.base());
+            }
+            job.catalog.insert(Note { manifest: text, base, user, members: members.clone() }, false)?;
+            tracing::info!(run = job.run, step, "a step of a trainer was sealed");
+        }
+        let now = now.into_iter().map(|(step, (_, members))| (step, members)).collect();
+        self.before = host::since(std::mem::take(&mut self.before), now);
+        Ok(())
+    }
+
+    /// Deletes what no rule keeps any more: the volume is memory, and its trainer leaves the tidying to us.
+    fn collect(&self, user: User, job: &mut Job) {
+        let gone = self.service.shared.deletable();
+        let of_job = gone.iter().filter(|key| key.run == job.run && key.job == JOB);
+        for key in of_job {
+            let is_it = job.catalog.packs().get(&key.step).is_some_and(|pack| pack.sealed.shard.of == *key);
+            if let Some(pack) = is_it.then(|| job.catalog.remove(key.step)).flatten() {
+                self.delete(user, pack.content.base());
+            }
+        }
+    }
+
+    fn delete(&self, user: User, base: &Path) {
+        let Ok(_as_user) = As::user(user) else { return };
+        if base.starts_with(&self.settings.directory) && base != self.settings.directory {
+            let _ = fs::remove_dir_all(base);
+        }
+    }
+
+    /// What a trainer left that is over: everything but what was sealed.
+    fn tidy(&self, user: User) -> Result<(), FilesError> {
+        let directory = &self.settings.directory;
+        let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+        for entry in fs::read_dir(directory).map_err(FilesError::reading(directory))?.flatten() {
+            let name = entry.file_name();
+            if name.to_str().is_none_or(stays) {
+                continue;
+            }
+            let path = entry.path();
+            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(FilesError::reading(&path))?;
+        }
+        Ok(())
+    }
+
+    fn remove(&self, user: User, path: &Path) -> Result<(), FilesError> {
+        let _as_user = As::user(user).map_err(FilesError::reading(path))?;
+        fs::remove_file(path).map_err(FilesError::reading(path))
+    }
+
+    /// Says something to the trainer, at once.
+    fn tell(&self, user: User, name: &str, words: &str) -> Result<(), FilesError> {
+        let directory = &self.settings.directory;
+        let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+        let aside = directory.join(format!(".{name}.tmp"));
+        fs::write(&aside, words).map_err(FilesError::reading(&aside))?;
+        fs::rename(&aside, directory.join(name)).map_err(FilesError::reading(&aside))
+    }
+}
+
+fn blake_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

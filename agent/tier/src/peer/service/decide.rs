@@ -1,0 +1,64 @@
+//! Which step a job goes back to: decided here for all who ask, and told to all who answer.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use mainstay_core::checkpoint::decision::{Decision, Word};
+use mainstay_core::checkpoint::inventory::{StepKey, StepState, newest_whole, steps};
+
+use super::Shared;
+use crate::peer::error::PeerError;
+
+impl Shared {
+    /// The decision for `asker`, made here and told to all who answer.
+    pub(crate) fn lead(
+        &self,
+        run: &str,
+        asker: &str,
+        distrusted: &[(String, String)],
+    ) -> Result<Decision, PeerError> {
+        for (holder, root) in distrusted {
+            let mut known = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+            known.entry((holder.clone(), root.clone())).or_insert_with(Instant::now);
+        }
+        self.own.look();
+        self.refresh();
+        self.refresh_durable(run);
+        let newest = newest_whole(&self.copies(), run).map(|step| step.key);
+        // A peer that knows a newer decision puts the number up; after that many there is something wrong.
+        for _ in 0..8 {
+            let decision = self.decisions().decide(self.name(), run, asker, newest.as_ref());
+            let Some(newer) = self.tell_all(&decision) else { return Ok(decision) };
+            let mut decisions = self.decisions();
+            let newer = Decision {
+                fence: newer.fence.max(decision.fence).saturating_add(1),
+                step: newest.clone(),
+                by: self.name().to_owned(),
+                ..newer
+            };
+            let _ = decisions.tell(&newer);
+        }
+        Err(PeerError::Local(format!("peers do not agree on a step of {run}")))
+    }
+
+    /// Tells a decision to all peers that answer; the newest that one of them holds against it.
+    pub(super) fn tell_all(&self, decision: &Decision) -> Option<Decision> {
+        let alive = self.alive();
+        let words = std::thread::scope(|scope| {
+            let told: Vec<_> =
+                alive.iter().map(|peer| scope.spawn(|| self.asking().tell(peer, decision))).collect();
+            told.into_iter().map(|word| word.join()).collect::<Vec<_>>()
+        });
+        let refused = words.into_iter().filter_map(|word| match word {
+            Ok(Ok(Word::Refused(newer))) => Some(newer),
+            _ => None,
+        });
+        refused.max_by_key(|newer| newer.fence)
+    }
+
+    /// What is known of a step.
+    pub(crate) fn step(&self, key: &StepKey) -> Option<StepState> {
+        self.refresh_durable(key.run_id());
+        steps(&self.copies(), Some(key.run_id())).into_iter().find(|step| step.key == *key)
+    }
+}

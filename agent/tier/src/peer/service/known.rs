@@ -1,0 +1,140 @@
+//! What is known: of the copies here and at peers, and of copies that were found to be bad.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use mainstay_core::checkpoint::inventory::Copy;
+
+use super::{DISTRUST, Shared};
+use crate::peer::durable;
+use crate::peer::error::PeerError;
+use crate::peer::message::{Held, Inventory};
+
+impl Shared {
+    /// What this agent tells others.
+    pub(crate) fn inventory(&self) -> Inventory {
+        let (used, quota) = self.store.usage();
+        self.own.look();
+        let own = self.own.list().into_iter().map(|of| (of, true));
+        let kept = self.store.list().into_iter().map(|of| (of, false));
+        let held = |((shard, medium, verified), own)| Held { shard, medium, own, verified };
+        Inventory {
+            software: self.settings.software.clone(),
+            domain: self.settings.domain.clone(),
+            used,
+            quota,
+            copies: own.chain(kept).map(held).collect(),
+        }
+    }
+
+    /// Every copy that is known, but those that were found to be bad.
+    pub(crate) fn copies(&self) -> Vec<Copy> {
+        let mut copies = Vec::new();
+        let named = |holder: &str, held: Held| Copy {
+            // A peer can speak for itself only.
+            holder: holder.to_owned(),
+            medium: held.medium,
+            own: held.own,
+            verified: held.verified,
+            shard: held.shard,
+        };
+        copies.extend(self.inventory_unlooked().into_iter().map(|held| named(self.name(), held)));
+        for (name, peer) in self.peers().iter().filter(|(_, peer)| peer.alive) {
+            copies.extend(peer.inventory.copies.iter().cloned().map(|held| named(name, held)));
+        }
+        copies.extend(self.durable().into_iter().flat_map(durable::copies));
+        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        distrusted.retain(|_, since| since.elapsed() < DISTRUST);
+        copies.retain(|copy| !distrusted.contains_key(&(copy.holder.clone(), copy.shard.root.clone())));
+        copies
+    }
+
+    pub(super) fn inventory_unlooked(&self) -> Vec<Held> {
+        let own = self.own.list().into_iter().map(|of| (of, true));
+        let kept = self.store.list().into_iter().map(|of| (of, false));
+        own.chain(kept)
+            .map(|((shard, medium, verified), own)| Held { shard, medium, own, verified })
+            .collect()
+    }
+
+    /// What was sealed here has changed since, by its owner's own hand: whoever keeps a copy of it need not any more.
+    pub(crate) fn withdraw(&self, root: &str) {
+        let holders: Vec<String> = {
+            let mut peers = self.peers();
+            let holders = peers.iter_mut().filter(|(_, peer)| peer.alive);
+            let of = |(name, peer): (&String, &mut super::Peer)| {
+                let before = peer.inventory.copies.len();
+                peer.inventory.copies.retain(|held| held.shard.root != root);
+                (peer.inventory.copies.len() < before).then(|| name.clone())
+            };
+            holders.filter_map(of).collect()
+        };
+        self.store.remove(root);
+        for holder in holders {
+            if let Err(error) = self.asking().forget(&holder, vec![root.to_owned()]) {
+                tracing::warn!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
+            }
+        }
+    }
+
+    /// A copy was found to be bad: for a while it counts for nothing.
+    pub(crate) fn distrust(&self, holder: &str, root: &str) {
+        self.counters.damaged.fetch_add(1, Ordering::Relaxed);
+        if holder == self.name() {
+            self.own.is_bad(root);
+            self.store.remove(root);
+        }
+        let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        distrusted.insert((holder.to_owned(), root.to_owned()), Instant::now());
+    }
+
+    pub(crate) fn distrusted(&self) -> Vec<(String, String)> {
+        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
+    pub(crate) fn alive(&self) -> Vec<String> {
+        self.peers().iter().filter(|(_, peer)| peer.alive).map(|(name, _)| name.clone()).collect()
+    }
+
+    pub(crate) fn count_taken(&self, bytes: u64) {
+        self.counters.shards_taken.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes_taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Asks all peers at once what they have.
+    pub(crate) fn refresh(&self) {
+        let names: Vec<String> = self.peers().keys().cloned().collect();
+        std::thread::scope(|scope| {
+            for name in &names {
+                scope.spawn(move || {
+                    let answer = self.asking().list(name);
+                    self.heard(name, answer);
+                });
+            }
+        });
+    }
+
+    pub(super) fn heard(&self, name: &str, answer: Result<Inventory, PeerError>) {
+        let mut peers = self.peers();
+        let Some(peer) = peers.get_mut(name) else { return };
+        match answer {
+            Ok(inventory) => {
+                if !peer.alive {
+                    tracing::info!(peer = name, software = inventory.software, "a peer answers");
+                }
+                (peer.alive, peer.seen, peer.inventory) = (true, Some(Instant::now()), inventory);
+                if peer.not_before.is_none() {
+                    peer.error = None;
+                }
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if peer.alive || peer.error.as_ref() != Some(&text) {
+                    tracing::warn!(peer = name, error = text, "a peer does not answer");
+                }
+                (peer.alive, peer.error) = (false, Some(text));
+            }
+        }
+    }
+}

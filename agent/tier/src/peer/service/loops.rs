@@ -1,0 +1,95 @@
+//! The threads of the service: they verify, ask, send and listen for as long as it lives.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{CONNECTIONS, Shared, UPLOAD_PATIENCE};
+use crate::peer::error::PeerError;
+use crate::peer::server;
+use crate::peer::wire::Wire;
+
+pub(super) fn verify(shared: &Shared) {
+    shared.store.verify_all(|shard| {
+        shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(
+            run = shard.of.run,
+            step = shard.of.step,
+            rank = shard.rank,
+            "a replica was damaged and is deleted"
+        );
+    });
+}
+
+/// Asks peers in turn, for as long as the service lives.
+pub(super) fn ask(shared: &Shared) {
+    while !shared.stops() {
+        shared.refresh();
+        shared.store.sweep(UPLOAD_PATIENCE);
+        shared.collect();
+        shared.wake();
+        let until = Instant::now() + shared.settings.interval;
+        while !shared.stops() && Instant::now() < until {
+            std::thread::sleep(shared.settings.interval.min(Duration::from_millis(50)));
+        }
+    }
+}
+
+/// Sends what has too few copies, whenever something may have changed.
+pub(super) fn send(shared: &Shared) {
+    let (mut last, mut seen) = (Instant::now(), 0);
+    loop {
+        let nudged = shared.wait();
+        if shared.stops() {
+            return;
+        }
+        let stamp = shared.own.stamp_of_memory();
+        if !nudged && last.elapsed() < shared.settings.interval && stamp == seen {
+            continue;
+        }
+        (last, seen) = (Instant::now(), stamp);
+        shared.own.look();
+        // One at a time: after each the world may be another.
+        while !shared.stops() {
+            let Some(repair) = shared.next_repair() else { break };
+            shared.repair(&repair);
+            shared.own.look();
+        }
+    }
+}
+
+pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for stream in listener.incoming() {
+        if shared.stops() {
+            return;
+        }
+        let Ok(stream) = stream else {
+            // Too many open files: it passes, or not; the loop must not spin.
+            std::thread::sleep(Duration::from_millis(50));
+            continue;
+        };
+        if shared.connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS {
+            shared.connections.fetch_sub(1, Ordering::SeqCst);
+            continue;
+        }
+        let serving = Arc::clone(shared);
+        let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
+            let patience = serving.settings.patience;
+            let talked = Wire::accept(stream, &serving.token, patience)
+                .and_then(|mut wire| server::converse(&mut wire, &serving));
+            if let Err(error) = talked {
+                tracing::debug!(%error, "a peer's connection ended");
+                if matches!(error, PeerError::WrongToken { .. }) {
+                    tracing::warn!(%error, "a connection was refused");
+                }
+            }
+            serving.connections.fetch_sub(1, Ordering::SeqCst);
+            // What was stored may be news for what is sent.
+            serving.wake();
+        });
+        if served.is_err() {
+            shared.connections.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What the memory holds: which steps are whole in it, and which of them are to be written next.
+
+use mainstay_checkpoint::control::Control;
+
+use super::Inner;
+use crate::disk::{self, StdVolume};
+use crate::pool::Settings;
+use crate::pool::choose::{self, At, Held};
+
+impl Inner {
+    pub(super) fn pages(&self) -> impl Iterator<Item = Control<'_>> {
+        self.ranks.iter().filter_map(|memory| memory.control().ok())
+    }
+
+    pub(super) fn say(&mut self, words: String) {
+        if self.last_said != words {
+            tracing::debug!("{words}");
+            self.last_said.clone_from(&words);
+            self.said.push(words);
+        }
+    }
+
+    pub(super) fn held(&self) -> Vec<Held> {
+        let held = self.sealed.iter().map(|((rank, index), sealed)| Held {
+            rank: *rank,
+            index: *index,
+            at: (sealed.slot.epoch, sealed.slot.step),
+            writing: sealed.writing,
+        });
+        held.collect()
+    }
+
+    /// The newest step that is whole over memory and what the ranks themselves wrote to the disk when there was no slot for them.
+    pub(super) fn newest_whole(&self, settings: &Settings) -> Option<At> {
+        self.newest_whole_of(&self.held(), settings)
+    }
+
+    /// What is to be written next: first the step to go back to, then the newest whole one.
+    pub(super) fn unsaved(&self, settings: &Settings) -> Vec<Held> {
+        let held = self.held();
+        let on_disk = |at: At, rank: u32| self.on_disk.contains(&(at, rank));
+        let vouched = choose::to_write(&held, self.vouched, &on_disk);
+        if vouched.is_empty() {
+            choose::to_write(&held, self.newest_whole_of(&held, settings), &on_disk)
+        } else {
+            vouched
+        }
+    }
+
+    /// Sees which whole step was saved before the replicas last agreed.
+    pub(super) fn vouch(&mut self, settings: &Settings) {
+        let Some((attempt, agreed)) = self.agreed else { return };
+        let mut held = self.held();
+        held.retain(|shard| shard.at.0 == attempt && shard.at.1 <= agreed);
+        let newest = self.newest_whole_of(&held, settings).filter(|at| Some(*at) > self.vouched);
+        if let Some(at) = newest {
+            self.vouched = Some(at);
+            self.pages().for_each(|control| control.set_vouched(at.1));
+        }
+    }
+
+    pub(super) fn newest_whole_of(&self, held: &[Held], settings: &Settings) -> Option<At> {
+        let elsewhere = |at: At, rank: u32| {
+            self.on_disk.contains(&(at, rank))
+                || disk::manifest(&StdVolume, &settings.directory, at.1, rank).is_some_and(|(manifest, _)| {
+                    let there = &manifest.identity;
+                    (there.job.as_str(), there.attempt, there.world_size)
+                        == (settings.job.as_str(), at.0, settings.world_size)
+                })
+        };
+        choose::newest_whole(held, settings.world_size, &elsewhere)
+    }
+}

@@ -1,0 +1,35 @@
+//! A job that comes back with another number of ranks: its trainers hear of it.
+
+use mainstay_tests::{Stage, has_client};
+
+const SCRIPT: &str = r#"
+import mainstay
+mainstay.on_world_change(lambda old, new: mark(f"changed.{RANK}", f"{old} to {new}"))
+mainstay.step(ATTEMPT)
+if ATTEMPT == 0 and RANK == 0:
+    raise RuntimeError("injected")
+"#;
+
+#[test]
+fn the_next_run_with_more_ranks_is_told_from_how_many_and_its_own_restart_is_not() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let told = |ranks: u32| -> Vec<String> {
+        let end = stage.python(SCRIPT).ranks(ranks).options("--fault-timeout 100s").start().end();
+        end.assert_status(0);
+        let marks = (0..ranks).map(|rank| stage.marks().join(format!("changed.{rank}")));
+        marks
+            .filter_map(|mark| {
+                let text = std::fs::read_to_string(&mark).ok()?;
+                std::fs::remove_file(mark).ok()?;
+                Some(text)
+            })
+            .collect()
+    };
+    assert!(told(2).is_empty(), "the first run comes after none");
+    assert_eq!(told(3), ["2 to 3"; 3]);
+    assert!(told(3).is_empty());
+    assert_eq!(told(1), ["3 to 1"]);
+}
