@@ -6,7 +6,10 @@ const SCRIPT: &str = r#"
 import mainstay
 mainstay.on_world_change(lambda old, new: mark(f"changed.{RANK}", f"{old} to {new}"))
 mainstay.step(ATTEMPT)
+mark(f"here.{RANK}")
 if ATTEMPT == 0 and RANK == 0:
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        wait_for(f"here.{rank}")  # who is stopped while it still starts has heard nothing
     raise RuntimeError("injected")
 "#;
 
@@ -17,6 +20,10 @@ fn the_next_run_with_more_ranks_is_told_from_how_many_and_its_own_restart_is_not
     }
     let stage = Stage::new();
     let told = |ranks: u32| -> Vec<String> {
+        for rank in 0..ranks {
+            // Those of the run before; there are none before the first.
+            let _ = std::fs::remove_file(stage.marks().join(format!("here.{rank}")));
+        }
         let end = stage.python(SCRIPT).ranks(ranks).options("--fault-timeout 100s").start().end();
         end.assert_status(0);
         let marks = (0..ranks).map(|rank| stage.marks().join(format!("changed.{rank}")));
