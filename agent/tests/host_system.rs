@@ -193,6 +193,9 @@ fn memory_modules_heat_and_modules_come_from_the_tree() {
         tree.write(&format!("{path}/topology/physical_package_id"), &format!("{}\n", cpu / 2));
         tree.write(&format!("{path}/thermal_throttle/package_throttle_count"), "9\n");
         tree.write(&format!("{path}/cpufreq/scaling_governor"), "powersave\n");
+        // What the governor means depends on the driver.
+        let driver = if cpu == 1 { "acpi-cpufreq\n" } else { "intel_pstate\n" };
+        tree.write(&format!("{path}/cpufreq/scaling_driver"), driver);
         tree.write(&format!("{path}/cpufreq/cpuinfo_max_freq"), "4000000\n");
         let allowed = if cpu == 3 { "1000000\n" } else { "4000000\n" };
         tree.write(&format!("{path}/cpufreq/scaling_max_freq"), allowed);
@@ -210,11 +213,29 @@ fn memory_modules_heat_and_modules_come_from_the_tree() {
         |name: &str, corrected, uncorrected| MemoryModule { name: name.into(), corrected, uncorrected };
     assert_eq!(sample.memory, [module("mc0 CPU0_DIMM_A1", 17, 1), module("mc1", 4, 0)]);
     assert_eq!(sample.throttled, [("CPU package 0".into(), 9), ("CPU package 1".into(), 9)].into());
-    assert_eq!(sample.governors, [("powersave".into(), 4)].into());
+    assert_eq!((sample.governors, sample.held_low), ([("powersave".into(), 4)].into(), 1));
     assert_eq!(sample.capped, Some(Capped { cpus: 4, least: 25.0, at_least: 1 }));
     let Some(Reading::Value(modules)) = sample.modules else { panic!("no modules") };
     assert_eq!((modules.loaded, modules.lacking), (vec!["nvidia".to_owned()], vec!["lustre".to_owned()]));
     assert_eq!((modules.gpus, modules.rdma, modules.dma_buf), (1, false, true));
+}
+
+#[test]
+fn the_fast_counter_of_the_cpus_is_known_and_that_of_guests_is_not_counted_on() {
+    for (flags, expected) in [
+        ("fpu tsc constant_tsc nonstop_tsc avx512f", true),
+        ("fpu tsc constant_tsc nonstop_tsc hypervisor", false),
+        ("fpu tsc", false),
+    ] {
+        let tree = Tree::new();
+        let clock = "sys/devices/system/clocksource/clocksource0/current_clocksource";
+        tree.write(clock, "hpet\n");
+        tree.write("proc/cpuinfo", &format!("processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n"));
+        // A sandbox may refuse the question for the clock.
+        if let Reading::Value(clock) = SystemSource::new(tree.plan()).sample(at(10)).clock {
+            assert_eq!((clock.source.as_deref(), clock.has_fast), (Some("hpet"), expected), "{flags}");
+        }
+    }
 }
 
 /// The configuration space of a switch's port that leads down, with this ACS control register.

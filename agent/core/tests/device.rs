@@ -220,11 +220,50 @@ fn one_fault_cancels_another_where_the_catalogue_says_so() {
     host.expect(GPU, Healthy, Nothing);
 }
 
-#[test]
-fn a_code_that_nobody_knows_is_for_support() {
+/// A host on which `line` came in a burst, and then once more after each of these waits.
+fn came_again(line: &str, waits: &[u64]) -> Host {
     let mut host = Host::new();
-    host.xid("901, something new");
-    host.expect(GPU, Degraded, ContactSupport);
+    (0..20).for_each(|_| host.xid(line));
+    for wait in waits {
+        host.wait(*wait);
+        host.xid(line);
+    }
+    host
+}
+
+#[test]
+fn a_code_that_nobody_knows_is_an_event_and_for_support_when_it_comes_again_and_again() {
+    // A newer driver's, and one that NVIDIA's catalogue calls unused.
+    for (line, name) in [
+        ("901, something new", "XID 901: a code that the catalogue does not know"),
+        ("59, pid=7, name=python, 0000", "XID 59: a code that NVIDIA calls unused"),
+    ] {
+        let mut once = came_again(line, &[]);
+        once.expect(GPU, Healthy, Nothing);
+        let component = once.component(GPU);
+        assert!(component.reason.starts_with(name), "{}", component.reason);
+        assert_eq!(component.confidence, 0.5);
+        assert!(component.evidence.iter().any(|of| of.reading.contains(line)), "{:?}", component.evidence);
+        // What the GPU needs, the driver says.
+        once.xid("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)");
+        once.expect(GPU, Unhealthy, ResetDevice);
+        came_again(line, &[3600]).expect(GPU, Healthy, Nothing);
+        came_again(line, &[3600, 2 * 86_400]).expect(GPU, Healthy, Nothing);
+        let mut often = came_again(line, &[3600, 3600]);
+        often.expect(GPU, Degraded, ContactSupport);
+        assert_eq!(often.component(GPU).confidence, 0.5);
+    }
+}
+
+#[test]
+fn a_code_of_a_switch_that_nobody_knows_is_an_event_unless_its_line_says_that_it_is_fatal() {
+    let mut host = Host::new();
+    let line =
+        |word: &str| format!("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 29999, {word}Link 3 something new");
+    host.log(&line(""));
+    host.expect("nvswitch.0000:c1:00", Healthy, Nothing);
+    host.log(&line("Fatal, "));
+    host.expect("nvswitch.0000:c1:00", Unhealthy, ResetDevice);
 }
 
 #[test]

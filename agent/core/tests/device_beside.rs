@@ -469,8 +469,6 @@ fn links_that_recover_again_and_again_are_ill_and_those_that_do_now_and_then_are
 fn what_is_read_for_information_is_evidence_and_no_verdict() {
     let mut host = Host::new();
     host.details().gsp = Read::Value(false);
-    host.first().power = Read::Failed("an unknown error".into());
-    host.first().processes = Read::Failed("an unknown error".into());
     host.looks(20);
     assert_eq!(host.ill(), Vec::<String>::new());
     let evidence = host.find(FIRST).unwrap().evidence;

@@ -15,7 +15,9 @@ use mainstay_core::time::Mono;
 use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
-use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice};
+use RecommendedAction::{
+    ContactSupport, None as Nothing, RebootNode, ReplaceNode, ResetDevice, RestartProcess,
+};
 
 /// What one change of the first GPU leads to after so many looks, that it is silent one look before, and that it is
 /// over when it is taken back.
@@ -134,6 +136,44 @@ fn the_memory_on_the_chip_is_judged_by_the_drivers_threshold() {
 }
 
 #[test]
+fn errors_on_the_chip_ask_for_a_reset_and_for_another_gpu_where_there_were_many_before() {
+    let errors = |uncorrected, uncorrected_lifetime| {
+        move |gpu: &mut GpuReading| {
+            let errors = SramErrors { uncorrected, uncorrected_lifetime, ..SramErrors::default() };
+            gpu.details.as_mut().unwrap().sram = Read::Value(errors);
+        }
+    };
+    check(1, Unhealthy, ResetDevice, errors(1, 4));
+    let reason = check(1, Unhealthy, ReplaceNode, errors(1, 5));
+    assert!(
+        reason.contains("1 errors of the memory on the chip") && reason.contains("5 over its life"),
+        "{reason}"
+    );
+    silent(errors(0, 500));
+}
+
+#[test]
+fn what_a_gpu_has_and_does_not_tell_any_more_is_told_when_it_stays_so() {
+    let failed = "an unknown error".to_owned();
+    let reason = check(3, Degraded, ContactSupport, |gpu| gpu.power = Read::Failed(failed.clone()));
+    assert_eq!(reason, "its power cannot be read: an unknown error");
+    let reason = check(3, Degraded, Nothing, |gpu| gpu.processes = Read::Failed(failed.clone()));
+    assert_eq!(reason, "who works on it cannot be read: an unknown error");
+    silent(|gpu| (gpu.power, gpu.processes) = (Read::NotOffered, Read::NotOffered));
+    // Split by design, or at every second look only.
+    silent(|gpu| {
+        gpu.mig = Read::Value(true);
+        (gpu.power, gpu.processes) = (Read::Failed(failed.clone()), Read::Failed(failed.clone()));
+    });
+    let mut host = Host::new();
+    for look in 0..60 {
+        host.first().power = if look % 2 == 0 { Read::Failed(failed.clone()) } else { Read::Value(1) };
+        host.look();
+        assert_eq!(host.ill(), Vec::<String>::new());
+    }
+}
+
+#[test]
 fn rows_that_wait_are_for_the_next_reset_and_rows_that_failed_for_replacement() {
     let rows = |pending, failed, uncorrected| {
         Read::Value(RemappedRows { corrected: 0, uncorrected, pending, failed })
@@ -176,11 +216,19 @@ fn corrected_errors_are_judged_by_their_rate() {
 
 #[test]
 fn what_the_driver_says_it_needs_counts() {
-    for (number, state, action) in
-        [(1, Unhealthy, ResetDevice), (2, Unhealthy, RebootNode), (4, Degraded, ResetDevice)]
-    {
+    for (number, state, action) in [
+        (1, Unhealthy, ResetDevice),
+        (2, Unhealthy, RebootNode),
+        (3, Degraded, RestartProcess),
+        (4, Degraded, ResetDevice),
+        (5, Degraded, ContactSupport),
+        (6, Unhealthy, ResetDevice),
+        (7, Unhealthy, RebootNode),
+        (8, Degraded, ContactSupport),
+    ] {
         check(1, state, action, |gpu| gpu.recovery_action = Read::Value(number));
     }
+    silent(|gpu| gpu.recovery_action = Read::Value(0));
     silent(|gpu| gpu.recovery_action = Read::NotOffered);
 }
 
@@ -304,6 +352,26 @@ fn pcie_replays_are_judged_by_generation_and_lanes() {
     };
     check(40, true);
     check(30, false);
+    // What is normal grows with each generation and with the lanes.
+    let of_link = |generation, width, per_minute: u32| {
+        let mut host = Host::new();
+        let link = Read::Value(PcieLink { generation, width });
+        host.gpus.iter_mut().for_each(|gpu| (gpu.pcie, gpu.pcie_max) = (link.clone(), link.clone()));
+        for minute in 1..=10 {
+            host.first().pcie_replays = Read::Value(7 + minute * per_minute);
+            host.look_after(60);
+        }
+        !host.ill().is_empty()
+    };
+    for (generation, width, normal) in
+        [(1, 16, 3), (2, 16, 5), (3, 16, 8), (4, 16, 16), (5, 16, 31), (6, 16, 62), (4, 8, 8), (7, 16, 62)]
+    {
+        assert!(of_link(generation, width, normal + 1), "generation {generation}, {width} lanes: too many");
+        assert!(
+            !of_link(generation, width, normal),
+            "generation {generation}, {width} lanes: {normal} are normal"
+        );
+    }
     // One burst, long ago.
     silent(|gpu| gpu.pcie_replays = Read::Value(100_000));
 }
@@ -396,6 +464,19 @@ fn errors_on_a_link_are_judged_by_what_is_added() {
         }
         host
     };
+    // Links of the fifth generation count damaged packets in their own way.
+    let fifth = |per_minute: u64| {
+        let mut host = Host::new();
+        for minute in 0..=5 {
+            let link = &mut host.details().links[3];
+            (link.replays, link.crc, link.recoveries) = (None, None, None);
+            link.damaged_packets = Some(70_000 + minute * per_minute);
+            host.look_after(60);
+        }
+        host
+    };
+    fifth(200).expect(LINK, Degraded, ResetDevice);
+    assert_eq!(fifth(20).ill(), Vec::<String>::new());
     let mut host = run(200, 5);
     let reason = host.expect(LINK, Degraded, ResetDevice);
     assert_eq!(reason, "NVLink 3: 200 damaged or repeated packets a minute");
@@ -420,6 +501,9 @@ fn recoveries_that_fail_and_error_rates_are_of_the_link() {
         gpu.details.as_mut().unwrap().links[3].effective_ber = Some(1e-9)
     });
     silent(|gpu| gpu.details.as_mut().unwrap().links[3].effective_ber = Some(1e-13));
+    // Of symbols as of bits; the floor that can be told is no error.
+    check(3, Degraded, ContactSupport, |gpu| gpu.details.as_mut().unwrap().links[3].symbol_ber = Some(3e-11));
+    silent(|gpu| gpu.details.as_mut().unwrap().links[3].symbol_ber = Some(1.5e-254));
 }
 
 #[test]
@@ -437,6 +521,27 @@ fn the_fabric_has_its_time_after_a_boot() {
     check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(failed));
     let bad_routes = FabricInfo { state: 3, status: 0, health_mask: 0x1a, health_summary: 1 };
     check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(bad_routes));
+    // Each part of the fabric's health, by two bits: 1 is bad, 2 is well, 0 is not told. Four bits tell of what is
+    // configured wrongly.
+    for (shift, state, action, words) in [
+        (0, Degraded, Nothing, "bandwidth"),
+        (2, Degraded, Nothing, "recovered"),
+        (4, Unhealthy, ResetDevice, "routes are not healthy"),
+        (6, Degraded, Nothing, "timed out"),
+    ] {
+        let with = |bits: u32| {
+            Read::Value(FabricInfo { state: 3, status: 0, health_mask: bits << shift, health_summary: 0 })
+        };
+        let reason = check(3, state, action, |gpu| gpu.fabric = with(1));
+        assert!(reason.contains(words), "{shift}: {reason}");
+        silent(|gpu| gpu.fabric = with(2));
+    }
+    let configured =
+        |how: u32| Read::Value(FabricInfo { state: 3, status: 0, health_mask: how << 8, health_summary: 0 });
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = configured(2));
+    silent(|gpu| gpu.fabric = configured(1));
+    let ill = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 2 };
+    check(3, Unhealthy, ResetDevice, |gpu| gpu.fabric = Read::Value(ill));
     let small = FabricInfo { state: 3, status: 0, health_mask: 0, health_summary: 3 };
     check(3, Degraded, Nothing, |gpu| gpu.fabric = Read::Value(small));
     silent(|gpu| {

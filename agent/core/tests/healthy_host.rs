@@ -131,6 +131,7 @@ fn living_system(dice: &mut Dice, look: u64, corrected: &mut u64, throttled: &mu
             synchronised: !dice.once_in(200),
             max_error: Span::millis(dice.below(900)),
             source: Some("tsc".to_owned()),
+            has_fast: true,
         }),
         tables: Tables {
             files: usage(40_000 + dice.below(20_000), u64::MAX),

@@ -28,8 +28,12 @@ struct Host {
 impl Host {
     fn new() -> Host {
         let usage = |used, limit| Reading::Value(Usage { used, limit });
-        let clock =
-            ClockReading { synchronised: true, max_error: Span::millis(3), source: Some("tsc".into()) };
+        let clock = ClockReading {
+            synchronised: true,
+            max_error: Span::millis(3),
+            source: Some("tsc".into()),
+            has_fast: true,
+        };
         let sample = SystemSample {
             clock: Reading::Value(clock),
             tables: Tables { files: usage(5000, u64::MAX), tasks: usage(3000, 4_194_304), group_tasks: None },
@@ -95,7 +99,7 @@ impl Host {
 
     fn clock(&mut self, synchronised: bool, max_error: Span) {
         let source = Some("tsc".into());
-        self.sample.clock = Reading::Value(ClockReading { synchronised, max_error, source });
+        self.sample.clock = Reading::Value(ClockReading { synchronised, max_error, source, has_fast: true });
     }
 }
 
@@ -476,6 +480,42 @@ fn cpus_that_may_not_run_as_fast_as_they_can_are_degraded() {
     assert!(reason.contains("64 of 128 CPUs may run at 38 %"), "{reason}");
     host.sample.capped = None;
     host.expect("host.cpu_speed", Healthy, Nothing);
+}
+
+#[test]
+fn cpus_that_a_governor_holds_at_their_lowest_frequency_are_degraded() {
+    let mut host = Host::new();
+    host.sample.governors = [("powersave".to_owned(), 128)].into();
+    host.expect("host.cpu_speed", Healthy, Nothing);
+    host.sample.held_low = 128;
+    let reason = host.expect("host.cpu_speed", Degraded, Nothing);
+    assert!(reason.contains("128 CPUs are held at their lowest frequency"), "{reason}");
+    host.sample.held_low = 0;
+    host.expect("host.cpu_speed", Healthy, Nothing);
+}
+
+#[test]
+fn a_slow_clock_degrades_where_the_cpus_have_a_fast_one() {
+    for (source, has_fast, state, action) in [
+        ("hpet", true, Degraded, RebootNode),
+        ("acpi_pm", true, Degraded, RebootNode),
+        // What a guest has, its host gave it; others are fast.
+        ("hpet", false, Healthy, Nothing),
+        ("tsc", true, Healthy, Nothing),
+        ("kvm-clock", true, Healthy, Nothing),
+        ("arch_sys_counter", true, Healthy, Nothing),
+    ] {
+        let mut host = Host::new();
+        let max_error = Span::millis(5);
+        host.sample.clock = Reading::Value(ClockReading {
+            synchronised: true,
+            max_error,
+            source: Some(source.into()),
+            has_fast,
+        });
+        let reason = host.expect("host.clock", state, action);
+        assert_eq!(reason.contains("slow"), matches!(source, "hpet" | "acpi_pm"), "{reason}");
+    }
 }
 
 #[test]

@@ -126,7 +126,6 @@ fn gpus_that_work_on_with_something_wrong() {
         &[
             "NVRM: Xid (PCI:0000:3b:00): 123, pid='<unknown>', name=<unknown>, SPI PMU RPC write failed",
             "NVRM: Xid (PCI:0000:3b:00): 142, NVENC3 exception",
-            "NVRM: Xid (PCI:0000:3b:00): 231, something that no catalogue knows yet",
         ],
     );
     each(

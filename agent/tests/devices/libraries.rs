@@ -1,8 +1,8 @@
 //! Libraries of other makes and ages: what they lack, and what they say oddly.
 
 use mainstay_core::device::{FabricInfo, GpuProcess, Read, SlowdownTimes};
-use mainstay_core::health::HealthState::{Healthy, Unknown};
-use mainstay_core::health::RecommendedAction::None as Nothing;
+use mainstay_core::health::HealthState::{Degraded, Healthy, Unknown};
+use mainstay_core::health::RecommendedAction::{ContactSupport, None as Nothing};
 use mainstay_core::id::Pid;
 use serde_json::{Value, json};
 
@@ -80,6 +80,29 @@ fn odd_answers_of_one_gpu_are_unknown_there_and_nowhere_else() {
         "nvmlDeviceGetMigMode": 2, "nvmlDeviceGetGpuFabricInfoV": 999, "nvmlDeviceGetSerial": 3, "nvmlDeviceGetPersistenceMode": 4});
     host.set("/gpus/0/codes", codes);
     host.gpus();
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn power_and_processes_that_should_be_told_are_missed_and_those_that_are_kept_from_us_are_not() {
+    let mut host = Host::with_gpus(2);
+    let both = |code: u32| {
+        json!({"nvmlDeviceGetPowerUsage": code, "nvmlDeviceGetComputeRunningProcesses_v3": code,
+            "nvmlDeviceGetComputeRunningProcesses": code})
+    };
+    // Not supported, not permitted.
+    for code in [3, 4] {
+        host.set("/gpus/0/codes", both(code));
+        host.look_for_a_while();
+        host.expect(FIRST, Healthy, Nothing);
+    }
+    host.set("/gpus/0/codes", both(999));
+    host.look_for_a_while();
+    let reason = host.expect(FIRST, Degraded, ContactSupport);
+    assert!(reason.contains("its power cannot be read") && reason.contains("who works on it"), "{reason}");
+    host.expect(SECOND, Healthy, Nothing);
+    host.set("/gpus/0/codes", json!({}));
+    host.look_for_a_while();
     host.expect(FIRST, Healthy, Nothing);
 }
 

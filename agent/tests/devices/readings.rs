@@ -110,7 +110,7 @@ fn everything_that_a_library_tells_is_read() {
     host.set("/gpus/0/processes", json!([[4711, 1_000_000], [4712, u64::MAX]]));
     host.set(
         "/gpus/0/links",
-        json!({"4": {"replays": 12, "crc": 3, "recovered": 2, "effective_ber": 0x50c}}),
+        json!({"4": {"replays": 12, "crc": 3, "recovered": 2, "effective_ber": 0x50c, "received_errors": 5, "integrity_errors": 6}}),
     );
     host.set(
         "/gpus/0/values",
@@ -143,6 +143,7 @@ fn everything_that_a_library_tells_is_read() {
         (Some(12), Some(0), Some(3), Some(2))
     );
     assert_eq!((link.effective_ber, link.symbol_ber), (Some(5e-12), Some(0.0)));
+    assert_eq!(link.damaged_packets, Some(11));
     assert_eq!(link.remote.map(|remote| remote.to_string()).as_deref(), Some("0000:c1:00"));
 }
 

@@ -118,6 +118,8 @@ fn value_of(gpu: &Gpu, field: u32, scope: u32, driver: &str) -> Result<i64, u32>
         163 => link("crc"),
         213 => gpu.value("nvlink5", 0).and_then(|_| link("recovered")),
         214 => gpu.value("nvlink5", 0).and_then(|_| link("recovery_failed")),
+        208 => gpu.value("nvlink5", 0).and_then(|_| link("received_errors")),
+        211 => gpu.value("nvlink5", 0).and_then(|_| link("integrity_errors")),
         220 | 222 => gpu.value("nvlink5", 0).and_then(|_| {
             gpu.link(scope)?;
             gpu.link_value(scope, if field == 220 { "effective_ber" } else { "symbol_ber" }, 0xfff)

@@ -177,7 +177,27 @@ pub(super) fn patient(of: &Readings, at: Mono, reading: &GpuReading, rules: Rule
         ("no_margin", margin(details, reading, rules)),
         ("pcie_link", pcie(reading, &last, rules)),
         ("fabric", fabric(at, reading, &last, rules)),
+        ("power_unreadable", unreadable("its power", reading, &reading.power, ContactSupport)),
+        (
+            "processes_unreadable",
+            unreadable("who works on it", reading, &reading.processes, RecommendedAction::None),
+        ),
     ]
+}
+
+/// What a GPU that answers otherwise has and does not tell. Of one that is split the driver keeps such things from us by
+/// design.
+fn unreadable<T>(what: &str, reading: &GpuReading, read: &Read<T>, action: RecommendedAction) -> Look {
+    let split = reading.mig.value() == Some(&true);
+    match read {
+        Read::Failed(_) if !split && reading.temperature.value().is_none() => Look::Unread,
+        Read::Failed(why) if !split => {
+            let words = format!("{what} cannot be read: {why}");
+            let problem = Problem::new(Degraded, words, action).sure(SAMPLED);
+            Look::Ill(problem.by(&format!("NVML, {what}"), why, ""))
+        }
+        Read::Value(_) | Read::NotOffered | Read::Failed(_) => Look::Well,
+    }
 }
 
 /// By the count of the whole GPU, or that of its parts where they know of more: some drivers count by place only.
@@ -333,9 +353,19 @@ fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> 
         let earlier = sram_before.map(|sram| on_the_chip(before, sram.uncorrected));
         let words =
             format!("{errors} errors of the memory on the chip could not be corrected since its last reset");
-        (errors > 0)
-            .then(|| Problem::new(Unhealthy, words, ResetDevice).by("NVML SRAM ECC errors", errors, 0))
-            .map(|problem| problem.was(earlier))
+        // One that had more than a few before is worn out, and not only unlucky.
+        let (life, few) = (sram.uncorrected_lifetime, limits.sram_errors_of_a_life);
+        let (words, action) = match life > few {
+            true => (format!("{words}, and {life} over its life"), ReplaceNode),
+            false => (words, ResetDevice),
+        };
+        (errors > 0).then(|| {
+            Problem::new(Unhealthy, words, action).by("NVML SRAM ECC errors", errors, 0).was(earlier).by(
+                "NVML SRAM ECC errors, lifetime",
+                life,
+                few,
+            )
+        })
     });
     let pages = look(&details.pages_retired, |(often, once)| {
         let count = often.saturating_add(*once);

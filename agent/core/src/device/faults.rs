@@ -96,6 +96,25 @@ impl Faults {
         }
     }
 
+    /// A code came of which nobody knows what it means. Once it is an event; what comes again and again is worth a
+    /// person's look.
+    pub(super) fn unknown(
+        &mut self,
+        at: Mono,
+        kind: &'static str,
+        code: u32,
+        line: &str,
+        limits: &DeviceLimits,
+    ) {
+        let mut came = Came::unknown(at, kind, code, line);
+        if self.history.of_unknown(code, at, limits.link_burst.0, limits.repeats_window.0)
+            >= limits.unknown_codes
+        {
+            (came.state, came.action) = (HealthState::Degraded, RecommendedAction::ContactSupport);
+        }
+        self.came(came, &BTreeSet::new(), limits);
+    }
+
     /// Takes the last of a code back: it is told again, with more detail.
     pub(super) fn untell(&mut self, code: u32) {
         if let Some(fault) = self.held.get_mut(&code) {

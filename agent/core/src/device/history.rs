@@ -19,8 +19,32 @@ pub(super) struct Terms {
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     past: BTreeMap<u32, Past>,
-    /// Errors of each link: when the last one came in this boot, and how many there were.
-    links: BTreeMap<u32, (Option<Mono>, u32)>,
+    /// Errors of each link.
+    links: BTreeMap<u32, Bursts>,
+    /// The same of codes that nobody knows.
+    unknown: BTreeMap<u32, Bursts>,
+}
+
+/// When the last one came in this boot, and how many there were.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bursts {
+    last: Option<Mono>,
+    count: u32,
+}
+
+impl Bursts {
+    /// Counts one more; those that follow within a `burst` are one. Returns how many there were since it is `remembered`.
+    fn count(&mut self, at: Mono, burst: Span, remembered: Span) -> u32 {
+        let since = self.last.map(|last| at.since(last));
+        if since.is_some_and(|since| since > remembered) {
+            self.count = 0;
+        }
+        if since.is_none_or(|since| since > burst) {
+            self.count = self.count.saturating_add(1);
+        }
+        self.last = Some(at);
+        self.count
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -91,19 +115,14 @@ impl History {
         }
     }
 
-    /// Counts an error of a link; those that follow within a `burst` are one. Returns how many there were since it is
-    /// `remembered`.
+    /// Counts an error of a link. Returns how many there were since it is `remembered`.
     pub(super) fn on_link(&mut self, link: u32, at: Mono, burst: Span, remembered: Span) -> u32 {
-        let (last, count) = self.links.entry(link).or_default();
-        let since = last.map(|last| at.since(last));
-        if since.is_some_and(|since| since > remembered) {
-            *count = 0;
-        }
-        if since.is_none_or(|since| since > burst) {
-            *count = count.saturating_add(1);
-        }
-        *last = Some(at);
-        *count
+        self.links.entry(link).or_default().count(at, burst, remembered)
+    }
+
+    /// Counts a code that nobody knows. Returns how often it came since it is `remembered`.
+    pub(super) fn of_unknown(&mut self, code: u32, at: Mono, burst: Span, remembered: Span) -> u32 {
+        self.unknown.entry(code).or_default().count(at, burst, remembered)
     }
 
     /// The device was reset, or its driver loaded anew.
@@ -115,7 +134,7 @@ impl History {
     pub(super) fn was_booted(&mut self) {
         self.remedied(Remedy::Reboot);
         self.past.values_mut().for_each(|past| past.came = None);
-        self.links.values_mut().for_each(|(last, _)| *last = None);
+        self.links.values_mut().chain(self.unknown.values_mut()).for_each(|of| of.last = None);
     }
 
     fn remedied(&mut self, remedy: Remedy) {

@@ -14,6 +14,8 @@ settings! {
         repeats_window: Period = Period::seconds(86_400),
         /// Programs of different names that must fail on one GPU, and on no other of the host, before it is degraded.
         programs: u32 = 3,
+        /// How often a code that nobody knows must come, with less than repeats_window in between, before a device is degraded.
+        unknown_codes: u32 = 3,
         /// How long the driver must have been silent before gpu.driver is unhealthy; it is unknown before.
         hung_after: Period = Period::seconds(60),
         /// Readings in a row by which a GPU must be beyond a limit before that counts. What the driver says in so many words
@@ -34,6 +36,9 @@ settings! {
         judge_margin: bool = false,
         /// Memory errors corrected in an hour before a GPU is degraded.
         corrected_errors_per_hour: u64 = 1_000_000,
+        /// Errors of the memory on the chip that could not be corrected, over a GPU's life, above which the next one asks for
+        /// another GPU, not for a reset. By themselves they say nothing of now.
+        sram_errors_of_a_life: u64 = 4,
         /// Rows remapped after errors that could not be corrected before a GPU is degraded.
         remapped_rows: u32 = 512,
         /// Pages taken out of use (GPUs before Ampere) before a GPU is degraded.
@@ -63,7 +68,7 @@ settings! {
         unhealed_after: Period = Period::seconds(3600),
         /// How long faults are remembered for what was tried against them and did not help.
         remembered: Period = Period::seconds(7 * 86_400),
-        /// Errors of an NVLink (XID 74) that follow each other so soon are one.
+        /// Errors of an NVLink (XID 74), and codes that nobody knows, that follow each other so soon are one.
         link_burst: Period = Period::seconds(60),
         /// Within this time an event of NVML and a line of the kernel log about the same XID are one fact.
         event_window: Period = Period::seconds(5),

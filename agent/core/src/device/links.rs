@@ -275,20 +275,7 @@ impl Link {
             }))
         });
         push(changes, told.link, "nvlink_recovery_failed", self.failed.step_at(at, failed, rules.at_once()));
-        let rate = told.effective_ber.map_or(Look::Absent, |rate| {
-            let limit = limits.nvlink_error_rate;
-            let words =
-                format!("NVLink {}: a share of {rate:.0e} of its bits is wrong after correction", told.link);
-            Look::of((rate > limit).then(|| {
-                Problem::new(Degraded, words, ContactSupport).by(
-                    "NVML NVLink effective bit error rate",
-                    format!("{rate:.1e}"),
-                    format!("{limit:.0e}"),
-                )
-            }))
-            .unless_near(rate > limits.taken_back(limit))
-        });
-        push(changes, told.link, "nvlink_error_rate", self.rate.step(rate, rules.patient()));
+        push(changes, told.link, "nvlink_error_rate", self.rate.step(rate(told, limits), rules.patient()));
     }
 
     /// By what was added in a while: counters do not fall before a reset, and one old error is no news.
@@ -297,10 +284,12 @@ impl Link {
             && told.crc.is_none()
             && told.recoveries.is_none()
             && told.recovered.is_none()
+            && told.damaged_packets.is_none()
         {
             return Look::Absent;
         }
-        let damaged = told.replays.unwrap_or(0).saturating_add(told.crc.unwrap_or(0));
+        let kinds = [told.replays, told.crc, told.damaged_packets].into_iter().flatten();
+        let damaged = kinds.fold(0, u64::saturating_add);
         let damaged = self.damaged.step(at, damaged, limits.nvlink_window.0);
         let recoveries = told.recoveries.unwrap_or(0).saturating_add(told.recovered.unwrap_or(0));
         let recoveries = self.recoveries.step(at, recoveries, limits.nvlink_window.0);
@@ -325,4 +314,24 @@ impl Link {
         }));
         judged.unless_near(near)
     }
+}
+
+/// What is wrong after correction, by bits or by symbols: whichever is more.
+fn rate(told: &LinkErrors, limits: &DeviceLimits) -> Look {
+    let limit = limits.nvlink_error_rate;
+    let rates = [("bit", told.effective_ber), ("symbol", told.symbol_ber)];
+    let told_of = rates.into_iter().filter_map(|(what, rate)| Some((what, rate?)));
+    let Some((what, rate)) = told_of.max_by(|(_, one), (_, other)| one.total_cmp(other)) else {
+        return Look::Absent;
+    };
+    let words =
+        format!("NVLink {}: a share of {rate:.0e} of its {what}s is wrong after correction", told.link);
+    Look::of((rate > limit).then(|| {
+        Problem::new(Degraded, words, ContactSupport).by(
+            &format!("NVML NVLink {what} error rate after correction"),
+            format!("{rate:.1e}"),
+            format!("{limit:.0e}"),
+        )
+    }))
+    .unless_near(rate > limits.taken_back(limit))
 }

@@ -20,7 +20,7 @@ impl DeviceJudge {
             return;
         }
         let Some(meaning) = self.catalog.xid(xid.code) else {
-            gpu.faults.came(Came::unknown(at, "XID", xid.code, &xid.place.line), &no_codes(), &self.limits);
+            gpu.faults.unknown(at, "XID", xid.code, &xid.place.line, &self.limits);
             return;
         };
         gpu.faults.cancel(&meaning.cancels);
@@ -99,7 +99,10 @@ impl DeviceJudge {
             ),
             (Some(false), None) => (HealthState::Healthy, RecommendedAction::None),
             (None, Some(meaning)) => (meaning.state, meaning.action),
-            (None, None) => (HealthState::Degraded, RecommendedAction::ContactSupport),
+            (None, None) => {
+                switch.faults.unknown(at, "SXID", sxid.code, &sxid.place.line, &self.limits);
+                return;
+            }
         };
         // A port that is fatal by its code and not by its line is a note.
         let note = sxid.fatal == Some(false)
@@ -167,6 +170,9 @@ impl DeviceJudge {
 /// How sure it is that a device is ill by a code whose weight nobody told.
 const UNSURE: f64 = 0.5;
 
+/// The last XID of NVIDIA's catalogue, which calls those of them that ours leaves out "unused".
+const LAST_LISTED: u32 = 173;
+
 /// An XID of NVLink whose weight stands in its line, which nobody read.
 fn told_by_number_alone(xid: &Xid) -> bool {
     xid.by_event && (144..=150).contains(&xid.code)
@@ -211,14 +217,21 @@ impl Came {
         }
     }
 
-    fn unknown(at: Mono, kind: &'static str, code: u32, line: &str) -> Came {
+    /// What nobody knows is an event: a driver that is newer says beside it (154) what the device needs.
+    pub(super) fn unknown(at: Mono, kind: &'static str, code: u32, line: &str) -> Came {
+        let unused = kind == "XID" && code <= LAST_LISTED;
+        let name = if unused {
+            "a code that NVIDIA calls unused"
+        } else {
+            "a code that the catalogue does not know"
+        };
         Came {
             at,
             kind,
             code,
-            name: "a code that the catalogue does not know".to_owned(),
-            state: HealthState::Degraded,
-            action: RecommendedAction::ContactSupport,
+            name: name.to_owned(),
+            state: HealthState::Healthy,
+            action: RecommendedAction::None,
             line: line.to_owned(),
             confidence: UNSURE,
         }

@@ -372,6 +372,8 @@ pub struct LinkErrors {
     pub recoveries: Option<u64>,
     /// Damaged packets, by checksum.
     pub crc: Option<u64>,
+    /// Packets that came damaged, and words that the link itself found so (fifth generation).
+    pub damaged_packets: Option<u64>,
     /// Times a recovery worked (fifth generation).
     pub recovered: Option<u64>,
     /// Times a recovery failed (fifth generation).

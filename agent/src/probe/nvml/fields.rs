@@ -45,8 +45,9 @@ pub(super) fn whole(nvml: &Nvml, gpu: Handle, field: u32) -> Answer<u64> {
 
 /// Counters of a link: packets sent again, recoveries, damaged packets.
 pub(super) const LINK_ERRORS: [u32; 3] = [161, 162, 163];
-/// Of links of the fifth generation: recoveries that worked and that failed, error rates of bits and of symbols.
-pub(super) const LINK_5: [u32; 4] = [213, 214, 220, 222];
+/// Of links of the fifth generation: recoveries that worked and that failed, error rates of bits and of symbols, packets
+/// that came damaged, errors that the link itself found.
+pub(super) const LINK_5: [u32; 6] = [213, 214, 220, 222, 208, 211];
 
 /// Reads fields of scopes, in this order; each is a whole number or why there is none.
 pub(super) fn read(nvml: &Nvml, gpu: Handle, wanted: &[(u32, u32)]) -> Vec<Answer<i64>> {

@@ -244,7 +244,7 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
     };
     let margin = gpu.get(&lib.nvmlDeviceGetMarginTemperature, margin);
     reading.margin = notes.take(margin.map(|of| of.marginTemperature));
-    reading.power = notes.take(short_counter(gpu.get(&lib.nvmlDeviceGetPowerUsage, 0)));
+    reading.power = notes.take(unless_forbidden(short_counter(gpu.get(&lib.nvmlDeviceGetPowerUsage, 0))));
     let reasons = or(gpu.get(&lib.nvmlDeviceGetCurrentClocksEventReasons, 0), || {
         gpu.get(&lib.nvmlDeviceGetCurrentClocksThrottleReasons, 0)
     });
@@ -381,7 +381,15 @@ fn work(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) {
         };
         all.into_iter().filter_map(process).collect()
     });
-    reading.processes = notes.take(processes);
+    reading.processes = notes.take(unless_forbidden(processes));
+}
+
+/// What we may not ask for is kept from us, and no fault of the GPU.
+fn unless_forbidden<T>(told: Answer<T>) -> Answer<T> {
+    match told {
+        Err(NvmlError::NoPermission) => Err(NvmlError::NotSupported),
+        told => told,
+    }
 }
 
 /// Why a GPU that the driver counts has no handle.

@@ -58,6 +58,7 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
                 recovery_failed: count(4),
                 effective_ber: rate(5),
                 symbol_ber: rate(6),
+                damaged_packets: [count(7), count(8)].into_iter().flatten().reduce(u64::saturating_add),
                 remote: far_end(nvml, gpu, *link).ok(),
             };
             if errors.replays.is_none() && errors.recoveries.is_none() && errors.crc.is_none() {

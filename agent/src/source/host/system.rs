@@ -64,6 +64,8 @@ pub struct SystemSource {
     hardware: hardware::Hardware,
     chassis: chassis::ChassisProbe,
     read_seldom: Option<Mono>,
+    /// It is the same for as long as the machine runs.
+    has_fast_counter: bool,
     plan: SystemPlan,
 }
 
@@ -77,6 +79,7 @@ impl SystemSource {
             hardware: hardware::Hardware::default(),
             chassis: chassis::ChassisProbe::new(&plan),
             read_seldom: None,
+            has_fast_counter: hardware::has_fast_counter(&plan.roots.proc),
             plan,
         }
     }
@@ -93,7 +96,7 @@ impl SystemSource {
         SystemSample {
             wall,
             since_boot,
-            clock: kept(sys),
+            clock: kept(sys, self.has_fast_counter),
             tables: tables::read_tables(proc, sys),
             scan: self.processes.look(now, proc),
             mounts: self.mounts.look(now, proc),
@@ -103,6 +106,7 @@ impl SystemSource {
             memory: self.hardware.memory.clone(),
             throttled: self.hardware.throttled(),
             governors: self.hardware.governors.clone(),
+            held_low: self.hardware.held_low,
             capped: self.hardware.capped,
             switch_ports: self.hardware.switch_ports.clone(),
         }
@@ -121,13 +125,14 @@ fn clocks() -> (mainstay_core::time::Wall, Option<Mono>) {
     (clock::now().wall, None)
 }
 
-fn kept(sys: &std::path::Path) -> Reading<ClockReading> {
+fn kept(sys: &std::path::Path, has_fast: bool) -> Reading<ClockReading> {
     let source = sys.join("devices/system/clocksource/clocksource0/current_clocksource");
     match clock::kept() {
         Ok(kept) => Reading::Value(ClockReading {
             synchronised: kept.synchronised,
             max_error: kept.max_error,
             source: std::fs::read_to_string(source).ok().map(|name| name.trim().to_owned()),
+            has_fast,
         }),
         Err(error) => Reading::NotAvailable(format!("adjtimex: {error}")),
     }

@@ -56,10 +56,7 @@ impl ClockWatch {
                     Some(limits.max_error.to_string()),
                 );
                 self.judge_keeping(limits, at, clock.synchronised, clock.max_error, &mut findings);
-                if matches!(clock.source.as_deref(), Some("hpet" | "acpi_pm" | "jiffies" | "refined-jiffies"))
-                {
-                    findings.note(format!("each reading of it is slow, since it runs by {source}"));
-                }
+                judge_source(source, clock.has_fast, &mut findings);
             }
             Reading::NotAvailable(why) => {
                 findings.note(format!("judged without the kernel's estimate: {why}"))
@@ -136,6 +133,21 @@ impl ClockWatch {
                 RecommendedAction::None,
             );
         }
+    }
+}
+
+/// Programs read the clock without end: by these devices each reading takes a microsecond and more, one CPU after the
+/// other. Guests have what their host gives them.
+fn judge_source(source: &str, has_fast: bool, findings: &mut Findings) {
+    if !matches!(source, "hpet" | "acpi_pm" | "jiffies" | "refined-jiffies") {
+        return;
+    }
+    let slow = format!("each reading of it is slow, since it runs by {source}");
+    if has_fast {
+        let why = "though the CPUs have a fast counter that does not stop (tsc)";
+        findings.problem(HealthState::Degraded, format!("{slow}, {why}"), RecommendedAction::RebootNode);
+    } else {
+        findings.note(slow);
     }
 }
 

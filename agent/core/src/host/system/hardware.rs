@@ -135,6 +135,13 @@ fn judge_capped(limits: &SpeedLimits, sample: &SystemSample, findings: &mut Find
             );
         }
     }
+    if sample.held_low > 0 {
+        findings.problem(
+            HealthState::Degraded,
+            format!("{} CPUs are held at their lowest frequency by the governor powersave", sample.held_low),
+            RecommendedAction::None,
+        );
+    }
     let others: Vec<&str> =
         sample.governors.keys().map(String::as_str).filter(|governor| *governor != limits.governor).collect();
     if !limits.governor.is_empty() && !others.is_empty() {

@@ -35,6 +35,8 @@ pub struct SystemSample {
     pub throttled: BTreeMap<String, u64>,
     /// CPUs by their frequency governor.
     pub governors: BTreeMap<String, u32>,
+    /// CPUs whose governor holds them at their lowest frequency: `powersave` of drivers for which that is its meaning.
+    pub held_low: u32,
     /// CPUs that may not run as fast as they can, where the kernel sets their frequency.
     pub capped: Option<Capped>,
     /// Ports of PCIe switches above GPUs, where there are any and they can be read.
@@ -120,6 +122,8 @@ pub struct ClockReading {
     pub max_error: Span,
     /// The hardware that it runs by: `tsc`.
     pub source: Option<String>,
+    /// The CPUs of this machine, which is no guest, have a counter that is fast and never stops.
+    pub has_fast: bool,
 }
 
 /// A mount of a network file system.

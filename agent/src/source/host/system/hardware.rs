@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use mainstay_core::host::{Capped, MemoryModule, Modules, Reading, SwitchPorts};
@@ -17,6 +18,7 @@ const NVIDIA: &str = "0x10de";
 pub(super) struct Hardware {
     pub(super) memory: Vec<MemoryModule>,
     pub(super) governors: BTreeMap<String, u32>,
+    pub(super) held_low: u32,
     pub(super) capped: Option<Capped>,
     pub(super) switch_ports: Option<SwitchPorts>,
     packages: BTreeMap<String, PathBuf>,
@@ -26,6 +28,7 @@ impl Hardware {
     pub(super) fn read(&mut self, sys: &Path) {
         self.memory = memory(&sys.join("devices/system/edac/mc"));
         (self.packages, self.governors) = cpus(&sys.join("devices/system/cpu"));
+        self.held_low = held_low(&sys.join("devices/system/cpu"));
         self.capped = capped(&sys.join("devices/system/cpu"));
         self.switch_ports = switch_ports(&sys.join("bus/pci/devices"));
     }
@@ -84,6 +87,31 @@ fn cpus(cpus: &Path) -> (BTreeMap<String, PathBuf>, BTreeMap<String, u32>) {
         }
     }
     (packages, governors)
+}
+
+/// CPUs that a governor holds at their lowest frequency. Drivers that choose the frequency themselves take `powersave` for a
+/// hint only, and it is their usual governor.
+fn held_low(cpus: &Path) -> u32 {
+    let is_low = |cpu: &String| {
+        let frequency = cpus.join(cpu).join("cpufreq");
+        let governor = text(&frequency.join("scaling_governor"));
+        governor.as_deref() == Some("powersave")
+            && text(&frequency.join("scaling_driver")).is_some_and(|driver| {
+                !matches!(driver.as_str(), "intel_pstate" | "amd-pstate-epp" | "amd_pstate_epp")
+            })
+    };
+    u32::try_from(list(cpus).iter().filter(|cpu| is_low(cpu)).count()).unwrap_or(u32::MAX)
+}
+
+/// Whether the CPUs have a counter that is fast, the same at each frequency, and goes on while they sleep. Of a guest it
+/// is not said: its host may keep it from using it.
+pub(super) fn has_fast_counter(proc: &Path) -> bool {
+    let Ok(file) = fs::File::open(proc.join("cpuinfo")) else { return false };
+    // The flags of the first CPU are those of all, and the file is long on a large host.
+    let mut lines = BufReader::new(file).lines().map_while(Result::ok);
+    let Some(flags) = lines.find(|line| line.starts_with("flags")) else { return false };
+    let has = |name: &str| flags.split_whitespace().any(|flag| flag == name);
+    has("constant_tsc") && has("nonstop_tsc") && !has("hypervisor")
 }
 
 /// How fast the CPUs may run, where the kernel sets their frequency.
