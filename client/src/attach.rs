@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use mainstay_heartbeat::layout::{
     DOORBELL, IDENTITY_BYTES, MAGIC, REFUSAL, REFUSAL_PID, REFUSAL_VERSION, VERSION_BYTES,
@@ -31,6 +31,8 @@ pub(crate) struct Attached {
     device: u64,
     inode: u64,
     next: *const Attached,
+    /// The step, plus one, after which a save was due and that was answered last.
+    pub(crate) due_answered: AtomicU64,
 }
 
 // SAFETY: `next` is set before the value is shared and points to a value that is never freed; all else is Sync.
@@ -86,6 +88,7 @@ impl Attached {
             device: status.dev(),
             inode: status.ino(),
             next: ptr::null(),
+            due_answered: AtomicU64::new(0),
         };
         attached.ring();
         Ok(keep(attached))

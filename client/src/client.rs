@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mainstay_heartbeat::{Collective, Measures, Note, SectionId, Writing};
@@ -216,6 +217,20 @@ impl Client {
             // Whoever completed no step has nothing that others would have to match.
             Some(step) => page.beat().and_then(|beat| beat.step).is_none_or(|done| done >= step),
         }
+    }
+
+    /// Whether a save is due by what the job's saves and failures cost: true once each time, after the same step on all ranks that ask
+    /// after each step.
+    #[must_use]
+    pub fn save_due(&self) -> bool {
+        let Some(attached) = self.ours() else { return false };
+        let page = attached.writer.page();
+        let Some(step) = page.save_due() else { return false };
+        if page.beat().and_then(|beat| beat.step).is_none_or(|done| done < step) {
+            return false;
+        }
+        let due = step.saturating_add(1);
+        attached.due_answered.swap(due, Ordering::Relaxed) != due
     }
 
     /// How long this rank has until it is made to end; none when nothing is asked.

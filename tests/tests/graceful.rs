@@ -40,6 +40,36 @@ fn ranks_that_ask_save_after_the_same_step_and_end_by_themselves() {
     assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankRaised { .. })));
 }
 
+/// Trains until it is told that a save is due. Saves that cost next to nothing are soon due again.
+const DUE: &str = r#"
+import mainstay
+for step in range(1, 1_000_000):
+    time.sleep(0.01)
+    mainstay.step(step)
+    if step <= 5:
+        with mainstay.section("checkpoint"):
+            pass
+    if mainstay.checkpoint.due():
+        mark(f"due.{RANK}", step)
+        break
+"#;
+
+#[test]
+fn ranks_hear_that_a_save_is_due_by_what_saves_and_failures_cost() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let end = stage.python(DUE).ranks(2).start().end();
+    end.assert_status(0);
+    for rank in [0, 1] {
+        assert!(stage.marks().join(format!("due.{rank}")).exists(), "{end}");
+    }
+    let advised = story::facts(&end.story)
+        .any(|fact| matches!(fact, Fact::Observed(seen) if seen.event == "interval_advised"));
+    assert!(advised, "{end}");
+}
+
 #[test]
 fn a_function_that_was_registered_is_called_once_within_a_step() {
     if !has_client() {

@@ -19,6 +19,7 @@
 mod deciding;
 mod progress;
 mod restart;
+mod saving;
 mod times;
 mod words;
 
@@ -39,6 +40,7 @@ use crate::time::{Mono, Span};
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, told as policy_trouble};
 use restart::Overdue;
+use saving::Saving;
 pub use times::{IncidentTimes, Summary};
 pub use words::{Input, Order, Output, Ruling, StopWhy};
 
@@ -113,6 +115,7 @@ pub struct Job {
     /// When a step was last completed, in any attempt.
     last_step: Option<Mono>,
     ledger: Ledger,
+    saving: Saving,
     end: Option<(i32, String, Mono)>,
 }
 
@@ -150,6 +153,7 @@ impl Job {
             held: Vec::new(),
             last_step: None,
             ledger: Ledger::open(at),
+            saving: Saving::default(),
             end: None,
         }
     }
@@ -194,10 +198,7 @@ impl Job {
             exit,
             reason,
             attempts: self.attempt.0.saturating_add(1),
-            saving: advice::of(
-                &self.ledger.books(at),
-                u32::try_from(self.incidents.len()).unwrap_or(u32::MAX),
-            ),
+            saving: advice::of(&self.ledger.books(at), self.failures()),
             books: self.ledger.books(at),
             incidents: self.incidents.clone(),
         }

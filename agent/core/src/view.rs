@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::attention::Attention;
+use crate::checkpoint::advice::Advised;
 use crate::device::GpuView;
 use crate::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
 use crate::finding::Finding;
@@ -120,6 +121,8 @@ pub struct JobView {
     pub policy_troubles: u32,
     /// Why it last had to.
     pub policy_trouble: Option<String>,
+    /// How often it had better save; none before it has saved a few times.
+    pub saving: Option<Advised>,
 }
 
 /// The node: its components and its jobs.
@@ -204,6 +207,7 @@ impl JobView {
             end_reason: None,
             policy_troubles: 0,
             policy_trouble: None,
+            saving: None,
         }
     }
 
@@ -290,6 +294,7 @@ impl JobView {
                     self.policy_troubles += 1;
                     self.policy_trouble = Some(seen.detail.clone());
                 }
+                self.saving = Advised::read(seen).or(self.saving);
             }
             Fact::StopRequested { .. } => self.phase = JobPhase::Stopping,
             Fact::LauncherLost { .. } => self.phase = JobPhase::Lost,

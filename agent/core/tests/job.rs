@@ -3,14 +3,16 @@
 
 mod support;
 
-use mainstay_core::entry::{Body, ExitStatus, Fact, Note, StartedRank, StepDone};
+use mainstay_core::checkpoint::advice::Advised;
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, Incident, Pid, Rank};
+use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Order, Ruling, StopWhy};
 use mainstay_core::policy::HAND_BACK_EXIT;
 use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_core::verdict::{Action, Cause, DecidedBy};
+use mainstay_core::view::NodeView;
 use proptest::prelude::*;
 use support::job::Run;
 
@@ -351,4 +353,65 @@ proptest! {
         let books = run.job.summary(Mono(run.now)).books;
         prop_assert_eq!(books.parts.values().map(|span| span.0).sum::<u64>(), books.wall.0);
     }
+}
+
+/// A job of which a step takes ten seconds, and each of `saving` a second of them for a save.
+fn saving_job(saving: impl Fn(u64) -> bool) -> Run {
+    const SECOND: u64 = 1_000_000_000;
+    let mut run = Run::begin(3);
+    run.start(0);
+    for step in 1..=9 {
+        run.now += 10 * SECOND;
+        for rank in [Rank(0), Rank(1)] {
+            let checkpoint_ns = u64::from(saving(step)) * SECOND;
+            let (start, end) = (Mono(run.now - 10 * SECOND), Mono(run.now));
+            let done = StepDone { step, start, end, checkpoint_ns, ..StepDone::default() };
+            run.job.step(
+                Mono(run.now),
+                Input::Steps { attempt: Attempt(0), rank, done: vec![done] },
+                &mut run.out,
+            );
+        }
+    }
+    run
+}
+
+fn advised(run: &Run) -> Vec<Advised> {
+    let seen = run.bodies().into_iter().filter_map(|body| match body {
+        Body::Fact(Fact::Observed(seen)) => Advised::read(seen),
+        _ => None,
+    });
+    seen.collect()
+}
+
+#[test]
+fn a_job_that_saves_hears_how_often_it_had_better_and_one_that_does_not_hears_nothing() {
+    let run = saving_job(|_| true);
+    let told = advised(&run);
+    // Told when it is known, and not again with each step that changes it a little.
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!((told[0].stall - 1.0).abs() < 1e-9 && told[0].every > 100.0 && told[0].was < 20.0, "{told:?}");
+    let mut view = NodeView::default();
+    let id = JobId("job".into());
+    let bodies = [Body::Fact(Fact::JobStarted(JobSpec::default()))];
+    for body in bodies.iter().chain(run.bodies()) {
+        let (boot, at) = (BootId::default(), Stamp::default());
+        let body = body.clone();
+        view.apply(&Entry { seq: 1, at, boot, job: Some(id.clone()), origin_seq: None, body });
+    }
+    assert_eq!(view.jobs[&id].saving, Some(told[0]));
+    assert!(advised(&saving_job(|_| false)).is_empty());
+}
+
+#[test]
+fn a_save_is_due_while_the_ranks_step_and_not_once_the_job_is_to_stop() {
+    let mut run = saving_job(|step| step == 1);
+    let mut at = |seconds: u64| run.job.save_is_due(Mono(run.now + seconds * 1_000_000_000));
+    // The first step ended eighty seconds ago.
+    assert!(at(0) && !at(59) && at(60));
+    run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    assert!(!run.job.save_is_due(Mono(run.now + 1_000_000_000_000)));
+    let mut fresh = Run::begin(3);
+    fresh.start(0);
+    assert!(!fresh.job.save_is_due(Mono(1_000_000_000_000)), "nothing is trained yet");
 }

@@ -62,6 +62,8 @@ pub struct Status {
     pub steps: u64,
     /// Tries that failed since the start.
     pub failures: u64,
+    /// How long this host's shards of the last step took to come there.
+    pub last_step_took: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
@@ -219,6 +221,7 @@ impl Inner {
             given_up: &|| self.stops(),
         };
         let mut notes = BTreeSet::new();
+        let began = Instant::now();
         self.runtime.block_on(async {
             upload::begin(&self.bucket, &record.of).await?;
             for shard in ours(service.name(), state, copies) {
@@ -233,6 +236,7 @@ impl Inner {
                 }
                 self.state().status.bytes_sent += sent?.bytes;
             }
+            self.state().status.last_step_took = Some(began.elapsed());
             if listing::missing(&self.bucket, &record).await?.is_empty() {
                 upload::commit(&self.bucket, &record).await?;
                 tracing::info!(
@@ -360,8 +364,8 @@ impl Durable for Inner {
     }
 
     fn figures(&self) -> Figures {
-        let Status { bytes_sent, failures, .. } = self.state().status;
-        Figures { bytes_sent, failures }
+        let Status { bytes_sent, failures, last_step_took, .. } = self.state().status;
+        Figures { bytes_sent, failures, last_step_took }
     }
 
     fn refresh(&self, run_id: &str) -> Result<(), PeerError> {

@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mainstay_core::checkpoint::files::Kind;
 use mainstay_core::checkpoint::inventory::{Medium, StepState, steps};
 use mainstay_core::id::Pid;
+use mainstay_core::view::JobView;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointService;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
 use mainstay_proto::v1::{
-    CheckpointCopy, CheckpointCounts, CheckpointPeer, CheckpointStep, CollectCheckpointsRequest,
-    CollectCheckpointsResponse, ListCheckpointsRequest, ListCheckpointsResponse, RemoveCheckpointRequest,
-    RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse, RestoreProgress,
-    RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
+    CheckpointAdvice, CheckpointCopy, CheckpointCounts, CheckpointPeer, CheckpointStep,
+    CollectCheckpointsRequest, CollectCheckpointsResponse, ListCheckpointsRequest, ListCheckpointsResponse,
+    RemoveCheckpointRequest, RemoveCheckpointResponse, RestoreCheckpointRequest, RestoreCheckpointResponse,
+    RestoreProgress, RestoreResult, WatchCheckpointsRequest, WatchCheckpointsResponse,
 };
 use mainstay_tier::files::{FileWatch, Files, Wanted, ensure_directory};
 use mainstay_tier::peer::{Peer, Progress, Restored, Service, User, Watched};
@@ -26,6 +27,8 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
 use super::attach::Allowed;
+use super::saving;
+use crate::board::BoardReader;
 use crate::store::kept::Kept;
 
 /// Ranks without a copy that are named at most.
@@ -40,6 +43,8 @@ pub struct Checkpoints {
     peers: Option<Arc<Service>>,
     durable: Option<Arc<Tier>>,
     files: Option<Arc<Files>>,
+    /// The jobs whose advice is told along.
+    board: BoardReader,
     allowed: Allowed,
     operators: Vec<u32>,
     /// The directories that are watched, over restarts of the agent.
@@ -54,6 +59,7 @@ impl Checkpoints {
         peers: Option<Arc<Service>>,
         durable: Option<Arc<Tier>>,
         files: Option<Arc<Files>>,
+        board: BoardReader,
         allowed: Allowed,
         operators: Vec<u32>,
         state_dir: &Path,
@@ -71,7 +77,7 @@ impl Checkpoints {
             }
         }
         let (kept, kept_files) = (Mutex::new(kept), Mutex::new(kept_files));
-        Checkpoints { peers, durable, files, allowed, operators, kept, kept_files }
+        Checkpoints { peers, durable, files, board, allowed, operators, kept, kept_files }
     }
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
@@ -209,6 +215,7 @@ impl CheckpointService for Checkpoints {
         self.caller(&request)?;
         let peers = self.peers()?;
         let durable = self.durable.clone();
+        let view = self.board.view();
         let ListCheckpointsRequest { run, refresh } = request.into_inner();
         aside(move || {
             if refresh {
@@ -217,6 +224,7 @@ impl CheckpointService for Checkpoints {
             }
             let mut list = listing(&peers, run.as_deref());
             list.peers.extend(durable.map(|tier| durable_out(&tier)));
+            list.advice = view.jobs.values().flat_map(|job| advice_out(job, &peers)).collect();
             Response::new(list)
         })
         .await
@@ -312,7 +320,21 @@ fn listing(peers: &Service, run: Option<&str>) -> ListCheckpointsResponse {
             damaged: counts.damaged,
         }),
         redundancy: small(peers.redundancy()),
+        advice: Vec::new(),
     }
+}
+
+fn advice_out(job: &JobView, peers: &Service) -> Vec<CheckpointAdvice> {
+    let was_s = job.saving.map_or(0.0, |advised| advised.was);
+    let tiers = saving::by_tier(job, Some(peers)).into_iter();
+    tiers
+        .map(|(tier, every_s)| CheckpointAdvice {
+            job: job.id.0.clone(),
+            tier: tier.word().to_owned(),
+            every_s,
+            was_s,
+        })
+        .collect()
 }
 
 fn step_out(state: &StepState) -> CheckpointStep {

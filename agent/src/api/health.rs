@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mainstay_core::id::JobId;
 use mainstay_core::time::Stamp;
-use mainstay_core::view::NodeView;
+use mainstay_core::view::{JobView, NodeView};
 use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
     GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListDevicesRequest,
@@ -17,6 +17,7 @@ use super::ReadSide;
 use super::convert::device::device;
 use super::convert::health as convert;
 use super::preflight::{self, Wanted};
+use super::saving;
 use super::stream::{Answers, Caller, End, answer};
 
 const USUAL_INTERVAL: Duration = Duration::from_millis(500);
@@ -48,7 +49,7 @@ impl HealthService for Health {
             return Err(Status::not_found(format!("no job {:?} here; known: {known:?}", id.0)));
         };
         let now = (self.0.clock)();
-        let job = convert::job(job, now, self.0.pace.of(&id, now.mono));
+        let job = self.0.job(job, now);
         Ok(Response::new(GetJobResponse { job: Some(job) }))
     }
 
@@ -110,8 +111,13 @@ impl ReadSide {
         convert::server(&self.about, self.board.journal_error().as_deref(), now)
     }
 
+    fn job(&self, job: &JobView, now: Stamp) -> Job {
+        let tiers = saving::by_tier(job, self.checkpoints.as_deref());
+        convert::job(job, now, self.pace.of(&job.id, now.mono), &tiers)
+    }
+
     fn jobs(&self, view: &NodeView, now: Stamp) -> Vec<Job> {
-        view.jobs.values().map(|job| convert::job(job, now, self.pace.of(&job.id, now.mono))).collect()
+        view.jobs.values().map(|job| self.job(job, now)).collect()
     }
 }
 

@@ -9,7 +9,7 @@ use mainstay_core::view::{JobPhase, JobView, NodeView};
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-use super::{Mode, ReadSide};
+use super::{Mode, ReadSide, saving};
 
 /// What a metric can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,8 @@ const JOB_POLICY_TROUBLES: &str = "mainstay_job_policy_troubles_total";
 const JOB_RESTARTS_BY_RUNG: &str = "mainstay_job_restarts_by_rung_total";
 const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
+const JOB_SAVE_INTERVAL: &str = "mainstay_job_save_interval_seconds";
+const JOB_SAVE_COST: &str = "mainstay_job_save_cost_ratio";
 const CHECKPOINT_AGE: &str = "mainstay_checkpoint_age_seconds";
 const CHECKPOINT_STEP: &str = "mainstay_checkpoint_step";
 const CHECKPOINT_SENT: &str = "mainstay_checkpoint_sent_bytes_total";
@@ -136,6 +138,16 @@ pub const METRICS: &[Metric] = &[
         "1 while something is wrong with the job although no rank has failed.",
     ),
     gauge_of(JOB_FINDING_COST, &["job", "number", "what"], "The share of a step that it costs, from 0 to 1."),
+    gauge_of(
+        JOB_SAVE_INTERVAL,
+        &["job", "tier"],
+        "Seconds from one save to the next that cost least, by what its saves and failures cost: memory, disk, peer, durable.",
+    ),
+    gauge_of(
+        JOB_SAVE_COST,
+        &["interval", "job"],
+        "The share of all time that saves, repeated work and restores cost: advised, and at present.",
+    ),
     gauge_of(
         CHECKPOINT_AGE,
         &["run", "tier"],
@@ -307,6 +319,13 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
     }
     if let Some(pace) = read.pace.of(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running) {
         gauge!(JOB_PACE, "job" => id.clone()).set(pace);
+    }
+    for (tier, every) in saving::by_tier(job, read.checkpoints.as_deref()) {
+        gauge!(JOB_SAVE_INTERVAL, "job" => id.clone(), "tier" => tier.word()).set(every);
+    }
+    if let Some(saving) = &job.saving {
+        gauge!(JOB_SAVE_COST, "job" => id.clone(), "interval" => "advised").set(saving.cost);
+        gauge!(JOB_SAVE_COST, "job" => id.clone(), "interval" => "present").set(saving.cost_was);
     }
     for finding in job.findings.values() {
         let (what, number) = (finding.what.word(), finding.finding.to_string());

@@ -18,6 +18,7 @@ pub mod operator;
 pub mod orders;
 mod pace;
 mod preflight;
+mod saving;
 mod stream;
 
 use std::sync::Arc;

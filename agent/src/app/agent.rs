@@ -77,6 +77,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         keeping.peers,
         keeping.durable,
         keeping.files.clone(),
+        board.reader(),
         allowed,
         config.allow_uids.clone(),
         &config.state_dir,

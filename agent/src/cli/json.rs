@@ -3,7 +3,7 @@
 
 use mainstay_proto::v1::process_exit::How;
 use mainstay_proto::v1::{
-    Component, Decision, Event, Finding, Gap, Hang, Job, Node, ProcessExit, Rank, Server, Verdict,
+    Component, Decision, Event, Finding, Gap, Hang, Job, Node, ProcessExit, Rank, Saving, Server, Verdict,
 };
 use prost_types::{Duration, Timestamp};
 use serde_json::{Map, Value, json};
@@ -93,7 +93,21 @@ pub(super) fn job(job: &Job) -> Value {
         "findings": job.findings.iter().map(finding).collect::<Vec<_>>(),
         "policy_trouble": (!job.policy_trouble.is_empty()).then_some(&job.policy_trouble),
         "policy_troubles": job.policy_troubles,
+        "saving": job.saving.as_ref().map(saving),
     }))
+}
+
+fn saving(advised: &Saving) -> Value {
+    json!({
+        "every_s": advised.every_s,
+        "was_s": advised.was_s,
+        "stall_s": advised.stall_s,
+        "between_failures_s": advised.between_failures_s,
+        "restore_s": advised.restore_s,
+        "cost": advised.cost,
+        "cost_was": advised.cost_was,
+        "tiers": advised.tiers.iter().map(|of| json!({"tier": of.tier, "every_s": of.every_s})).collect::<Vec<_>>(),
+    })
 }
 
 fn hang(hang: &Hang) -> Value {

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use mainstay_proto::v1::process_exit::How;
 use mainstay_proto::v1::{
-    Component, HealthState, Job, JobPhase, Node, Rank, RankPhase, RecommendedAction, Server, ServerMode,
+    Component, HealthState, Job, JobPhase, Node, Rank, RankPhase, RecommendedAction, Saving, Server,
+    ServerMode,
 };
 use prost_types::Timestamp;
 
@@ -127,6 +128,17 @@ fn evidence(component: &Component, width: usize, paint: Paint, screen: &mut Stri
     }
 }
 
+fn saving(advised: &Saving) -> String {
+    let Saving { every_s, was_s, cost, cost_was, .. } = advised;
+    let costs = |cost: &f64| format!("{:.2} % of all time", cost * 100.0);
+    let mut text = format!("every {every_s:.0} s costs least ({})", costs(cost));
+    text.push_str(&format!("; as it is, every {was_s:.0} s, {}", costs(cost_was)));
+    for tier in advised.tiers.iter().filter(|of| of.every_s > *every_s) {
+        text.push_str(&format!("; {} every {:.0} s", clean(&tier.tier), tier.every_s));
+    }
+    text
+}
+
 fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     let mut facts = vec![format!("attempt {}", job.attempt)];
     facts.push(format!("restarts {} of {}", job.restarts, job.max_restarts));
@@ -145,6 +157,9 @@ fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
     }
     if !job.policy_trouble.is_empty() {
         line(screen, &format!("  {}", paint.bad(&clean(&job.policy_trouble))));
+    }
+    if let Some(advised) = job.saving.as_ref().filter(|_| !is_over(job)) {
+        line(screen, &format!("  saving:       {}", saving(advised)));
     }
     if let Some(hang) = job.hang.as_ref().filter(|_| !is_over(job)) {
         line(screen, &format!("  {}", paint.bad(&clean(&hang.headline))));

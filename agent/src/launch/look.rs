@@ -9,6 +9,7 @@ use mainstay_tier::pool::Keeper;
 use crate::act::ranks::RankProcess;
 use crate::act::stop::reap_orphans;
 use crate::launch::hang::Evidence;
+use crate::launch::save;
 use crate::launch::shell::Launcher;
 use crate::link::agent::LinkOrder;
 use crate::os::{clock, lifeline};
@@ -25,6 +26,9 @@ impl Launcher {
     pub(super) fn regular_look(&mut self) {
         self.look();
         self.judge_hangs();
+        if self.stop.is_none() && self.job.save_is_due(clock::mono()) {
+            save::tell_due(&self.ranks, &self.pages);
+        }
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();

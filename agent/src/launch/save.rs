@@ -1,11 +1,11 @@
-//! "Save now": what is asked of ranks that are to end soon, and understand it.
+//! What ranks are told about saving, and may understand: "save now", where they are to end soon, and that a save is due.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 
 use mainstay_core::id::Rank;
 use mainstay_core::time::{Mono, Span};
-use mainstay_heartbeat::SaveRequest;
+use mainstay_heartbeat::{SaveRequest, write_save_due};
 
 use crate::act::ranks::RankProcess;
 use crate::source::pages::PageReader;
@@ -19,8 +19,7 @@ pub(super) fn ask(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>, now
     if !living().any(|rank| pages.get(&rank.rank).is_some_and(PageReader::listens_for_saves)) {
         return false;
     }
-    let beats = living().filter_map(|rank| pages.get(&rank.rank)?.beat());
-    let at_step = beats.filter_map(|beat| Some(beat.step?.saturating_add(ahead(beat.median_step)))).max();
+    let at_step = after_step(ranks, pages);
     let request = SaveRequest { at_step, by_ns: by.0 };
     for rank in living() {
         let Some((path, file)) = &rank.page else { continue };
@@ -31,6 +30,25 @@ pub(super) fn ask(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>, now
     let at = at_step.map_or(String::new(), |step| format!(" after step {step}"));
     tracing::info!(within = %by.since(now), "the ranks are asked to save{at}");
     true
+}
+
+/// Tells all living ranks that a save is due, after the same step. Whoever looks for it saves; nobody waits.
+pub(super) fn tell_due(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) {
+    let Some(step) = after_step(ranks, pages) else { return };
+    for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
+        let Some((path, file)) = &rank.page else { continue };
+        if let Err(error) = write_save_due(step, |at, bytes| file.write_all_at(bytes, at)) {
+            tracing::warn!(path = %path.display(), %error, "cannot tell a rank that a save is due");
+        }
+    }
+    tracing::debug!(step, "a save is due");
+}
+
+/// The first step that no living rank completes before it looks; none where none has completed any.
+fn after_step(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) -> Option<u64> {
+    let living = ranks.iter().filter(|rank| rank.exit.is_none());
+    let beats = living.filter_map(|rank| pages.get(&rank.rank)?.beat());
+    beats.filter_map(|beat| Some(beat.step?.saturating_add(ahead(beat.median_step)))).max()
 }
 
 /// How many steps further the ranks save: the fewest that none of them has completed before it looks.

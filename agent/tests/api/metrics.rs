@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_agent::api::metrics::{Kind, METRICS};
+use mainstay_core::checkpoint::advice::Advised;
 use mainstay_core::device::{GpuIdentity, GpuReading, GpuView, Read};
 use mainstay_core::entry::{Body, Fact};
 use mainstay_core::finding::{Finding, FindingKind};
@@ -150,6 +151,16 @@ fn slow_rank() -> Finding {
     }
 }
 
+const ADVISED: Advised = Advised {
+    every: 170.0,
+    was: 7200.0,
+    stall: 1.0,
+    between_failures: 14_400.0,
+    restore: 30.0,
+    cost: 0.0125,
+    cost_was: 0.25,
+};
+
 /// A server with one of everything.
 async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let mut server = Server::with_checkpoints(dir, checkpoints::knowing_one_step(dir)).await;
@@ -161,6 +172,7 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     server.board.set_gpus(vec![gpu()]);
     server.job("de\"mo\n");
     server.record(96, Some("de\"mo\n"), Body::Finding(slow_rank()));
+    server.record(96, Some("de\"mo\n"), Body::Fact(ADVISED.fact()));
     let job = JobId("de\"mo\n".into());
     for (second, step) in [(97, 8), (99, 12)] {
         for rank in [Rank(0), Rank(1)] {
@@ -215,11 +227,15 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
     let finding = [job, ("what", "slow_rank"), ("number", "1")];
     assert_eq!(page.value("mainstay_job_finding", &finding), Some(1.0));
     assert_eq!(page.value("mainstay_job_finding_cost_ratio", &finding), Some(0.25));
+    let interval = page.value("mainstay_job_save_interval_seconds", &[job, ("tier", "memory")]);
+    assert_eq!(interval, Some(170.0));
+    let cost = |of| page.value("mainstay_job_save_cost_ratio", &[job, ("interval", of)]);
+    assert_eq!((cost("advised"), cost("present")), (Some(0.0125), Some(0.25)));
     let tier = [("run", checkpoints::RUN), ("tier", "disk")];
     assert_eq!(page.value("mainstay_checkpoint_step", &tier), Some(checkpoints::STEP as f64));
     let age = (100 - checkpoints::SEALED_AT) as f64;
     assert_eq!(page.value("mainstay_checkpoint_age_seconds", &tier), Some(age));
-    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(6.0));
+    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(7.0));
     assert_eq!(page.value("mainstay_journal_writable", &[]), Some(1.0));
     let gpu = [("gpu", "0000:3b:00"), ("uuid", "GPU-1")];
     assert_eq!(page.value("mainstay_gpu_power_watts", &gpu), Some(650.5));
@@ -236,7 +252,8 @@ async fn a_job_that_is_over_leaves_no_heartbeat_to_alert_on() {
     let (mut server, _) = scraped(dir.path()).await;
     server.fact(100, "de\"mo\n", Fact::JobEnded { exit: 0, reason: "done".into() });
     let page = parse(&get(&server, "/metrics").await.1);
-    assert!(!page.samples.iter().any(|of| of.name.starts_with("mainstay_rank_")));
+    let to_alert_on = ["mainstay_rank_", "mainstay_job_save_"];
+    assert!(!page.samples.iter().any(|of| to_alert_on.iter().any(|name| of.name.starts_with(name))));
     server.stop().await;
 }
 

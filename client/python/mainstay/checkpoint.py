@@ -20,6 +20,7 @@ every byte is as it was sealed, so that all ranks come to the same answer. `main
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import operator
 import os
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple, Optional
 
 from . import _container, _doubt, _memory_steps, _native, _pool, _seal, _shard
 
-__all__ = ["latest", "load", "reserve", "save"]
+__all__ = ["due", "latest", "load", "reserve", "save"]
 
 _DIRECTORY = "MAINSTAY_CHECKPOINT_DIR"
 _KEEP = "MAINSTAY_CHECKPOINT_KEEP"
@@ -60,7 +61,7 @@ def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
         number = _step_number(step)
         place = _place(directory)
         keep = _number(_KEEP, 2, at_least=1)
-        with _saving:
+        with _saving, _standing_still():
             identity = _seal.Identity(_job(), _attempt(), number, place.rank, place.world_size)
             facts, suffix, serialise = _serialisation(state)
             if _into_memory(place, identity, facts, state):
@@ -75,6 +76,23 @@ def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
         _warn(f"mainstay.checkpoint.save: step {step!r} was not saved{_where(directory)}: {_told(error)}; training "
               f"goes on and older steps are untouched. {_advice(error)}")
         return False
+
+
+def due() -> bool:
+    """Whether a save is due by what the job's own saves and failures cost: true once each time, after the same step on all ranks
+    that ask after each `mainstay.step`. Until three saves have been seen it is once a minute. False without a launcher.
+
+        if mainstay.checkpoint.due():
+            mainstay.checkpoint.save(n, state)
+    """
+    return bool(_native.save_due())
+
+
+def _standing_still():
+    """The section as which a save counts. A save in a thread of its own holds up no training, and sections are the training's."""
+    if threading.current_thread() is threading.main_thread():
+        return _native.section("checkpoint")
+    return contextlib.nullcontext()
 
 
 def reserve(state: Any, *, directory: Optional[str] = None) -> bool:

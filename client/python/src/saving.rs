@@ -36,6 +36,12 @@ fn save_requested() -> bool {
     rank::client().is_some_and(|client| client.save_requested())
 }
 
+/// Whether a save is due by what the job's saves and failures cost.
+#[pyfunction]
+fn save_due() -> bool {
+    rank::client().is_some_and(|client| client.save_due())
+}
+
 /// Seconds until this rank is made to end; `None` when nothing is asked.
 #[pyfunction]
 fn save_within() -> Option<f64> {
@@ -56,6 +62,7 @@ fn on_save_request(call: Py<PyAny>) {
 
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(save_requested, module)?)?;
+    module.add_function(wrap_pyfunction!(save_due, module)?)?;
     module.add_function(wrap_pyfunction!(save_within, module)?)?;
     module.add_function(wrap_pyfunction!(on_save_request, module)?)
 }

@@ -8,7 +8,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"MAINSTAY");
 /// The layout's major version: a client or reader of another major must not touch anything but the identity zone.
 pub const MAJOR: u16 = 1;
 /// The layout's minor version: later minors only give meaning to words that were reserved (and zero) before.
-pub const MINOR: u16 = 4;
+pub const MINOR: u16 = 5;
 /// The size of a page file, fixed within a major version.
 pub const PAGE_BYTES: usize = 128 * 1024;
 pub(crate) const PAGE_WORDS: usize = PAGE_BYTES / WORD;
@@ -186,6 +186,8 @@ pub(crate) mod collective {
 pub(crate) const SAVE_REQUEST: usize = 2688;
 pub(crate) const SAVE_AT_STEP: usize = 2696;
 pub(crate) const SAVE_BY_NS: usize = 2704;
+/// Since minor 5.
+pub(crate) const SAVE_DUE: usize = 2712;
 
 // Section names.
 pub(crate) const NAMES: usize = 4096;
@@ -282,6 +284,7 @@ pub const FIELDS: &[(&str, usize, usize)] = &[
     ("save_request", SAVE_REQUEST, WORD),
     ("save_at_step", SAVE_AT_STEP, WORD),
     ("save_by_ns", SAVE_BY_NS, WORD),
+    ("save_due", SAVE_DUE, WORD),
     ("collectives", COLLECTIVES, COLLECTIVE_ENTRIES * COLLECTIVE_BYTES),
     ("names", NAMES, NAME_ENTRIES * NAME_ENTRY_BYTES),
     ("ring", RING, RING_RECORDS * RECORD_BYTES),

@@ -45,7 +45,7 @@ pub use note::{ExitKind, ExitNote, Note};
 pub use page::{Counters, Page};
 pub use record::{Drained, SectionTime, StepRecord};
 pub use role::Role;
-pub use save::SaveRequest;
+pub use save::{SaveRequest, write_save_due};
 pub use section::SectionId;
 pub use words::PageWords;
 pub use writer::{Claiming, Measures, Writer, Writing};

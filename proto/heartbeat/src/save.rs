@@ -1,5 +1,5 @@
-//! "Save now": the one thing that a launcher asks of its ranks, because they are to end soon. The rank looks; nothing is
-//! sent to it.
+//! What a launcher tells its ranks about saving: "save now", because they are to end soon, and after which step a save is due by
+//! what the job's saves and failures cost. The rank looks; nothing is sent to it.
 
 use std::io;
 
@@ -9,6 +9,18 @@ use crate::words::Words;
 
 /// Since this minor the page can hold a request.
 const SINCE_MINOR: u64 = 2;
+
+/// Since this minor the page can say that a save is due.
+const DUE_SINCE_MINOR: u64 = 5;
+
+/// Writes into a page's file with `put`, which takes an offset and bytes, that a save is due after `step`.
+///
+/// # Errors
+/// What `put` returns.
+pub fn write_save_due(step: u64, mut put: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+    // One more than the step, so that 0 is none. One word: it is there whole or not at all.
+    put(SAVE_DUE as u64, &step.saturating_add(1).to_le_bytes())
+}
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -44,6 +56,16 @@ impl Page<'_> {
         }
         let step = self.words.load(SAVE_AT_STEP);
         Some(SaveRequest { at_step: step.checked_sub(1), by_ns: self.words.load(SAVE_BY_NS) })
+    }
+
+    /// The step after which a save was last said to be due.
+    #[inline]
+    #[must_use]
+    pub fn save_due(&self) -> Option<u64> {
+        if self.words.load(MINOR_AT) < DUE_SINCE_MINOR {
+            return None;
+        }
+        self.words.load(SAVE_DUE).checked_sub(1)
     }
 
     /// Whether the rank looks for requests: else it is not waited for.

@@ -3,13 +3,29 @@
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::interval::{Cost, advise, cost, rate};
+use crate::checkpoint::tiers::Tier;
+use crate::entry::Fact;
 use crate::ledger::{Books, Spending};
+use crate::observation::Observation;
 
 /// Before it has failed, a job is believed to fail about once a day.
 const GUESS_S: f64 = 86_400.0;
 
 /// Fewer saves than these say little of what one costs.
 const FEWEST: u64 = 3;
+
+/// No job is advised to save more often: where a save costs nothing that can be measured, something else limits it.
+const MOST_OFTEN_S: f64 = 1.0;
+
+/// So long after the last one a save is due while nothing is advised yet: a few are needed to know what one costs.
+const UNTIL_KNOWN_S: f64 = 60.0;
+
+/// Advice that differs by less from what was told before is not told again.
+const TOLD_AGAIN: f64 = 0.2;
+
+/// The component and the word under which a job's journal has its advice.
+const COMPONENT: &str = "checkpoint";
+const ADVISED: &str = "interval_advised";
 
 /// What is advised, with what it rests on. All in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +57,76 @@ impl Advised {
             cost_was * 100.0
         )
     }
+
+    /// Whether it differs enough from what was told before.
+    pub fn is_news_after(&self, told: Option<&Advised>) -> bool {
+        told.is_none_or(|told| (self.every - told.every).abs() > TOLD_AGAIN * told.every)
+    }
+
+    /// As a job's journal has it.
+    pub fn fact(&self) -> Fact {
+        let values = self.fields().map(|(name, value)| (name.to_owned(), value.to_string()));
+        Fact::Observed(Observation {
+            component: COMPONENT.to_owned(),
+            event: ADVISED.to_owned(),
+            detail: self.told(),
+            values: values.into(),
+            ..Observation::default()
+        })
+    }
+
+    /// What [`fact`](Self::fact) wrote; none if it is about something else, or by a version that wrote it otherwise.
+    pub fn read(seen: &Observation) -> Option<Advised> {
+        if seen.component != COMPONENT || seen.event != ADVISED {
+            return None;
+        }
+        let value = |name: &str| seen.values.get(name)?.parse::<f64>().ok().filter(|value| value.is_finite());
+        Some(Advised {
+            every: value("every_s")?,
+            was: value("was_s")?,
+            stall: value("stall_s")?,
+            between_failures: value("between_failures_s")?,
+            restore: value("restore_s")?,
+            cost: value("cost")?,
+            cost_was: value("cost_was")?,
+        })
+    }
+
+    fn fields(&self) -> [(&'static str, f64); 7] {
+        [
+            ("every_s", self.every),
+            ("was_s", self.was),
+            ("stall_s", self.stall),
+            ("between_failures_s", self.between_failures),
+            ("restore_s", self.restore),
+            ("cost", self.cost),
+            ("cost_was", self.cost_was),
+        ]
+    }
+
+    /// Seconds from one save to the next in each tier, the nearest first: what is saved into memory comes to the others by itself, but
+    /// not more often than a step takes to arrive there. `arrives` are the seconds that this takes, of the tiers in which it is known.
+    pub fn by_tier(&self, arrives: &[(Tier, f64)]) -> Vec<(Tier, f64)> {
+        let failures = 1.0 / self.between_failures.max(f64::MIN_POSITIVE);
+        let mut tiers: Vec<(Tier, f64)> =
+            arrives.iter().copied().filter(|(tier, _)| *tier > Tier::Memory).collect();
+        tiers.sort_by_key(|(tier, _)| *tier);
+        let behind = |in_flight: f64| Cost { stall: 0.0, in_flight, failures, restore: self.restore };
+        let mut nearer = self.every;
+        let mut advised = vec![(Tier::Memory, self.every)];
+        for (tier, in_flight) in tiers {
+            // What is advised for the tier before stands for it: its interval is what this one's is a multiple of.
+            let before = Cost { in_flight: nearer, ..behind(0.0) };
+            nearer = advise(&[before, behind(in_flight.max(0.0))]).last().map_or(nearer, |of| of.every);
+            advised.push((tier, nearer));
+        }
+        advised
+    }
+}
+
+/// Whether a save is due `since_last` seconds after the last one, by what is advised or, before anything is, by rule of thumb.
+pub fn is_due(advised: Option<&Advised>, since_last: f64) -> bool {
+    since_last >= advised.map_or(UNTIL_KNOWN_S, |advised| advised.every)
 }
 
 /// The advice that a job's books give after so many failures; none before it has saved a few times.
@@ -57,15 +143,15 @@ pub fn of(books: &Books, failures: u32) -> Option<Advised> {
         / f64::from(failures.saturating_add(1));
     let failures = rate(failures, books.wall.as_seconds(), GUESS_S);
     let of = Cost { stall, in_flight: 0.0, failures, restore };
-    let best = *advise(&[of]).first()?;
+    let every = advise(&[of]).first()?.every.max(MOST_OFTEN_S);
     let was = trained / saves;
     Some(Advised {
-        every: best.every,
+        every,
         was,
         stall,
         between_failures: 1.0 / failures,
         restore,
-        cost: best.cost,
+        cost: cost(&of, every),
         cost_was: cost(&of, was),
     })
 }
@@ -100,6 +186,47 @@ mod tests {
     fn a_job_that_saves_all_the_time_and_never_fails_is_told_to_save_less() {
         let told = of(&books(1000, 2000, 10_000), 0).unwrap();
         assert!(told.every > 10.0 * told.was && told.cost < told.cost_was);
+    }
+
+    #[test]
+    fn each_tier_is_saved_to_as_often_as_the_nearer_one_or_as_often_as_steps_arrive() {
+        let told = Advised { every: 100.0, ..of(&books(12, 12, 86_400), 11).unwrap() };
+        assert_eq!(told.by_tier(&[]), [(Tier::Memory, 100.0)]);
+        // Given in any order; the slower tier takes each third.
+        let by_tier = told.by_tier(&[(Tier::Durable, 250.0), (Tier::Peer, 8.0)]);
+        assert_eq!(by_tier, [(Tier::Memory, 100.0), (Tier::Peer, 100.0), (Tier::Durable, 300.0)]);
+    }
+
+    #[test]
+    fn the_journal_gives_back_what_was_advised_and_nothing_else_is_taken_for_it() {
+        let told = of(&books(12, 12, 86_400), 11).unwrap();
+        let Fact::Observed(mut seen) = told.fact() else { panic!("an observation") };
+        assert_eq!(Advised::read(&seen), Some(told));
+        seen.values.insert("every_s".into(), "soon".into());
+        assert_eq!(Advised::read(&seen), None);
+        assert_eq!(Advised::read(&Observation { event: ADVISED.into(), ..Observation::default() }), None);
+    }
+
+    #[test]
+    fn advice_is_told_again_when_it_has_changed_and_not_each_time() {
+        let told = of(&books(12, 12, 86_400), 11).unwrap();
+        let near = Advised { every: told.every * 1.1, ..told };
+        let far = Advised { every: told.every * 0.7, ..told };
+        assert!(
+            told.is_news_after(None) && far.is_news_after(Some(&told)) && !near.is_news_after(Some(&told))
+        );
+    }
+
+    #[test]
+    fn a_save_is_due_when_the_advised_time_has_passed_and_each_minute_before_that_is_known() {
+        let told = of(&books(12, 12, 86_400), 11).unwrap();
+        assert!(is_due(Some(&told), told.every) && !is_due(Some(&told), told.every - 1.0));
+        assert!(is_due(None, 60.0) && !is_due(None, 59.0));
+    }
+
+    #[test]
+    fn saves_that_cost_nothing_are_not_advised_all_the_time() {
+        assert_eq!(of(&books(100, 0, 10_000), 5).unwrap().every, 1.0);
     }
 
     #[test]

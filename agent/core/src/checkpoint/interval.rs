@@ -37,8 +37,12 @@ pub fn advise(tiers: &[Cost]) -> Vec<Advice> {
     let mut nearer = 0.0_f64;
     let advise = |of: &Cost| {
         let best = best(of).max(of.in_flight);
-        let every =
-            if nearer > 0.0 && best.is_finite() { (best / nearer).round().max(1.0) * nearer } else { best };
+        let every = if nearer > 0.0 && best.is_finite() {
+            // A multiple that is not above what is best, unless a step would still be on its way then.
+            (best / nearer).round().max((of.in_flight / nearer).ceil()).max(1.0) * nearer
+        } else {
+            best
+        };
         nearer = if every.is_finite() { every } else { nearer };
         Advice { every, cost: cost(of, every) }
     };
@@ -104,6 +108,8 @@ mod tests {
     fn nothing_is_saved_faster_than_it_arrives_and_nothing_for_failures_that_do_not_come() {
         let slow = Cost { in_flight: 600.0, ..tier(0.1, 1e-4) };
         assert_eq!(advise(&[slow])[0].every, 600.0);
+        let behind = Cost { in_flight: 610.0, ..tier(0.0, 1e-4) };
+        assert_eq!(advise(&[slow, behind])[1].every, 1200.0);
         let never = advise(&[tier(1.0, 0.0), tier(0.02, 1e-4)]);
         assert!(never[0].every.is_infinite() && never[0].cost == 0.0 && never[1].every.is_finite());
     }

@@ -1,5 +1,6 @@
 //! How far the ranks are.
 
+use crate::checkpoint::advice;
 use crate::entry::{Body, Fact, StepDone};
 use crate::id::Rank;
 use crate::ledger::Spending;
@@ -41,6 +42,9 @@ impl Job {
             }
             for step in done {
                 self.ledger.step(step);
+                if step.checkpoint_ns > 0 {
+                    self.saving.saved(step.end);
+                }
             }
         }
         self.announce_progress(at, out);
@@ -58,6 +62,7 @@ impl Job {
         if !self.stepping {
             self.stepping = true;
             self.last_progress = at;
+            self.saving.begin(at);
             // Looks at the pages are rarer than quick steps: the first step counts, not the newest by now.
             let step = stepped.iter().map(|(first, _)| first.step).max().unwrap_or(0);
             let last = stepped.iter().map(|(first, _)| first.end).max().unwrap_or(at);
@@ -70,6 +75,8 @@ impl Job {
             let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
             let loss = stepped.iter().find_map(|(_, newest)| newest.loss);
             out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss })));
+            let advised = advice::of(&self.ledger.books(at), self.failures());
+            out.extend(self.saving.advise(advised).map(|fact| Output::Record(Body::Fact(fact))));
         }
     }
 

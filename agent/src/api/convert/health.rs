@@ -1,6 +1,8 @@
 //! The node and its jobs.
 
 use mainstay_core::attention::{Acknowledgement, Silence};
+use mainstay_core::checkpoint::advice::Advised;
+use mainstay_core::checkpoint::tiers::Tier;
 use mainstay_core::entry::ExitStatus;
 use mainstay_core::finding::Finding;
 use mainstay_core::hang::Hang;
@@ -123,7 +125,12 @@ pub(super) fn evidence(evidence: &Evidence) -> v1::Evidence {
     }
 }
 
-pub(in crate::api) fn job(job: &JobView, now: Stamp, steps_per_second: Option<f64>) -> v1::Job {
+pub(in crate::api) fn job(
+    job: &JobView,
+    now: Stamp,
+    steps_per_second: Option<f64>,
+    saving_tiers: &[(Tier, f64)],
+) -> v1::Job {
     let (phase, exit_status) = job_phase(job.phase);
     let spec = &job.spec;
     v1::Job {
@@ -151,6 +158,22 @@ pub(in crate::api) fn job(job: &JobView, now: Stamp, steps_per_second: Option<f6
         findings: job.findings.values().map(finding).collect(),
         policy_trouble: job.policy_trouble.clone().unwrap_or_default(),
         policy_troubles: job.policy_troubles,
+        saving: job.saving.as_ref().map(|of| saving(of, saving_tiers)),
+    }
+}
+
+fn saving(of: &Advised, tiers: &[(Tier, f64)]) -> v1::Saving {
+    let tiers =
+        tiers.iter().map(|(tier, every)| v1::SavingTier { tier: tier.word().to_owned(), every_s: *every });
+    v1::Saving {
+        every_s: of.every,
+        was_s: of.was,
+        stall_s: of.stall,
+        between_failures_s: of.between_failures,
+        restore_s: of.restore,
+        cost: of.cost,
+        cost_was: of.cost_was,
+        tiers: tiers.collect(),
     }
 }
 

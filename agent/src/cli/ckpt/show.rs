@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use mainstay_proto::v1::{
-    CheckpointPeer, CheckpointStep, ListCheckpointsResponse, RestoreProgress, RestoreResult,
+    CheckpointAdvice, CheckpointPeer, CheckpointStep, ListCheckpointsResponse, RestoreProgress, RestoreResult,
 };
 use serde_json::{Value, json};
 
@@ -32,6 +32,23 @@ pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
     let _ = writeln!(text, "\n{}: {used} of {quota} kept for others", clean(&answer.name));
     for peer in &answer.peers {
         let _ = writeln!(text, "{}", peer_line(peer));
+    }
+    text.push_str(&advice(&answer.advice));
+    text
+}
+
+/// A line for each job: how often it had better save, and to which tier.
+fn advice(advice: &[CheckpointAdvice]) -> String {
+    let mut text = String::new();
+    for of_job in advice.chunk_by(|a, b| a.job == b.job) {
+        let tiers = of_job.iter().map(|of| format!("{} every {:.0} s", clean(&of.tier), of.every_s));
+        let was = of_job.first().map_or(0.0, |of| of.was_s);
+        let tiers = tiers.collect::<Vec<_>>().join(", ");
+        let _ = writeln!(
+            text,
+            "job {}: saving costs least to {tiers} (it saves every {was:.0} s)",
+            clean(&of_job[0].job)
+        );
     }
     text
 }
@@ -140,6 +157,9 @@ pub(super) fn as_json(answer: &ListCheckpointsResponse) -> Value {
             "name": peer.name, "alive": peer.alive, "error": peer.error, "domain": peer.domain,
             "version": peer.version, "store": {"used": peer.store_used, "quota": peer.store_quota}, "rate": peer.rate,
         })).collect::<Vec<_>>(),
+        "advice": answer.advice.iter().map(|of| json!({
+            "job": of.job, "tier": of.tier, "every_s": of.every_s, "was_s": of.was_s,
+        })).collect::<Vec<_>>(),
         "counts": {
             "shards_sent": counts.shards_sent, "bytes_sent": counts.bytes_sent,
             "shards_taken": counts.shards_taken, "bytes_taken": counts.bytes_taken,
@@ -208,6 +228,23 @@ mod tests {
         assert_eq!(state(&step, 1), "whole");
         step.least_copies = 2;
         assert_eq!(state(&step, 1), "whole, replicated");
+    }
+
+    #[test]
+    fn how_often_to_save_is_told_in_one_line_for_each_job() {
+        let of = |job: &str, tier: &str, every_s| CheckpointAdvice {
+            job: job.to_owned(),
+            tier: tier.to_owned(),
+            every_s,
+            was_s: 7200.0,
+        };
+        let told = advice(&[of("a", "memory", 170.4), of("a", "durable", 340.0), of("b", "memory", 60.0)]);
+        assert_eq!(
+            told,
+            "job a: saving costs least to memory every 170 s, durable every 340 s (it saves every 7200 s)\n\
+             job b: saving costs least to memory every 60 s (it saves every 7200 s)\n"
+        );
+        assert_eq!(advice(&[]), "");
     }
 
     #[test]

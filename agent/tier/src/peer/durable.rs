@@ -2,6 +2,7 @@
 //! a runtime, which the tier does not have.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey};
 
@@ -15,6 +16,8 @@ pub struct Figures {
     pub bytes_sent: u64,
     /// Tries that failed.
     pub failures: u64,
+    /// How long this host's shards of the last step took to come there.
+    pub last_step_took: Option<Duration>,
 }
 
 /// Where steps lie that no host may have any more. Calls may block.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::decision::Decisions;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
-use mainstay_core::checkpoint::tiers::{TierState, newest_by_tier};
+use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 
 use super::client::Asking;
 use super::durable::{Durable, Figures};
@@ -260,6 +260,15 @@ impl Service {
     /// How old the newest whole step is in each tier, as far as is known without asking or looking anywhere.
     pub fn tiers(&self) -> Vec<TierState> {
         newest_by_tier(&self.shared.copies())
+    }
+
+    /// In how many seconds a step of a job comes from this host to the tiers behind its memory and disk, where that was measured: to the
+    /// slowest of its peers at the rate of the last shard, to durable storage as the last step did.
+    pub fn arrivals(&self, job: &str) -> Vec<(Tier, f64)> {
+        let to_peer = self.shared.seconds_to_peers(job).map(|seconds| (Tier::Peer, seconds));
+        let took = self.durable_figures().and_then(|figures| figures.last_step_took);
+        let to_durable = took.map(|took| (Tier::Durable, took.as_secs_f64()));
+        to_peer.into_iter().chain(to_durable).collect()
     }
 
     /// All peers, by name.

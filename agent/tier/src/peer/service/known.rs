@@ -1,5 +1,6 @@
 //! What is known: of the copies here and at peers, and of copies that were found to be bad.
 
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -56,6 +57,18 @@ impl Shared {
         own.chain(kept)
             .map(|((shard, medium, verified), own)| Held { shard, medium, own, verified })
             .collect()
+    }
+
+    /// In how many seconds the newest step of a job goes from this host to the slowest of its peers, at the rate of the last shard each.
+    pub(super) fn seconds_to_peers(&self, job: &str) -> Option<f64> {
+        let own = self.own.list();
+        let of_job = || own.iter().map(|(shard, ..)| shard).filter(|shard| shard.of.job == job);
+        let newest = of_job().map(|shard| (shard.of.attempt, shard.of.step)).max()?;
+        let of_newest = of_job().filter(|shard| (shard.of.attempt, shard.of.step) == newest);
+        // A shard may lie in memory and on the disk.
+        let bytes: BTreeMap<u32, u64> = of_newest.map(|shard| (shard.rank, shard.bytes)).collect();
+        let slowest = self.peers().values().filter(|peer| peer.alive).filter_map(|peer| peer.rate).min()?;
+        Some(bytes.values().sum::<u64>() as f64 / slowest.max(1) as f64)
     }
 
     /// What was sealed here has changed since, by its owner's own hand: whoever keeps a copy of it need not any more.

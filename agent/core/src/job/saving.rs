@@ -1,0 +1,78 @@
+//! When the job last saved, what it was told about how often it had better save, and whether a save is due.
+
+use crate::checkpoint::advice::{self, Advised};
+use crate::entry::Fact;
+use crate::time::Mono;
+
+use super::Job;
+
+/// A job's saves, as far as advice goes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Saving {
+    /// The newest advice.
+    advised: Option<Advised>,
+    /// What stands in the journal.
+    told: Option<Advised>,
+    /// The last save, or when one was last said to be due; none while the ranks do not step.
+    last: Option<Mono>,
+}
+
+impl Saving {
+    /// All ranks step: from now on time passes that a failure would cost.
+    pub(super) fn begin(&mut self, at: Mono) {
+        self.last = Some(at);
+    }
+
+    /// A step was saved.
+    pub(super) fn saved(&mut self, at: Mono) {
+        self.last = self.last.max(Some(at));
+    }
+
+    /// Takes in new advice; what of it is worth to be told.
+    pub(super) fn advise(&mut self, advised: Option<Advised>) -> Option<Fact> {
+        self.advised = advised.or(self.advised);
+        let news = advised.filter(|advised| advised.is_news_after(self.told.as_ref()))?;
+        self.told = Some(news);
+        Some(news.fact())
+    }
+
+    fn is_due(&mut self, at: Mono) -> bool {
+        let due =
+            self.last.is_some_and(|last| advice::is_due(self.advised.as_ref(), at.since(last).as_seconds()));
+        if due {
+            self.last = Some(at);
+        }
+        due
+    }
+}
+
+impl Job {
+    /// Whether a save is due by the advice: true once each time. A job whose ranks do not step has nothing to save.
+    pub fn save_is_due(&mut self, at: Mono) -> bool {
+        self.stepping && self.stop_requested.is_none() && self.saving.is_due(at)
+    }
+
+    pub(super) fn failures(&self) -> u32 {
+        u32::try_from(self.incidents.len()).unwrap_or(u32::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_save_is_due_once_each_time_and_counts_from_the_last_one() {
+        let at = |seconds: u64| Mono(seconds * 1_000_000_000);
+        let mut saving = Saving::default();
+        assert!(!saving.is_due(at(1000)), "no rank steps");
+        saving.begin(at(1000));
+        assert!(!saving.is_due(at(1059)) && saving.is_due(at(1060)) && !saving.is_due(at(1061)));
+        // The trainer saves by its own reasons too.
+        saving.saved(at(1100));
+        assert!(!saving.is_due(at(1120)) && saving.is_due(at(1160)));
+        // A save that is heard of late does not turn the time back.
+        saving.saved(at(1090));
+        assert!(!saving.is_due(at(1161)));
+    }
+}
