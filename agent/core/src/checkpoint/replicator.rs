@@ -39,7 +39,23 @@ pub struct Asked {
     pub workers: u32,
     /// So many groups of nodes hold the same; none: each node is alone with what it holds.
     pub parallelism: Option<u32>,
+    /// What it asks for beside that and does not get: each with who decides it here instead.
+    pub refused: Vec<&'static str>,
 }
+
+/// Keys that are understood and not followed: where replicas go and what is uploaded is decided for all jobs of a host alike.
+const REFUSED: [(&str, &str); 4] = [
+    ("peer-ranks", "peer-ranks: replicas go where the failure domains of checkpoint.peers put them"),
+    ("peers-per-node", "peers-per-node: checkpoint.redundancy says how many replicas there are"),
+    (
+        "backup-interval-minutes",
+        "backup-interval-minutes: checkpoint.durable_every says which steps are uploaded",
+    ),
+    (
+        "backup-interval-steps",
+        "backup-interval-steps: checkpoint.durable_every says which steps are uploaded",
+    ),
+];
 
 /// Reads what a trainer asks for: plain `key: value` lines of YAML, with lists in brackets or line by line.
 ///
@@ -85,7 +101,8 @@ pub fn parse(text: &str) -> Result<Asked, String> {
         ));
     }
     let framework = text("framework").cloned().unwrap_or_else(|| "orbax".to_owned());
-    Ok(Asked { job, framework, node, nodes, workers, parallelism })
+    let refused = REFUSED.iter().filter(|(key, _)| values.contains_key(key)).map(|(_, word)| *word).collect();
+    Ok(Asked { job, framework, node, nodes, workers, parallelism, refused })
 }
 
 fn unquoted(value: &str) -> &str {
@@ -139,8 +156,13 @@ mod tests {
             nodes: 4,
             workers: 2,
             parallelism: Some(2),
+            refused: asked.refused.clone(),
         };
         assert_eq!(asked, wanted);
+        // What is not followed is said, and who decides it; nothing is said of what is followed or was not asked.
+        let told: Vec<&str> = asked.refused.iter().filter_map(|word| word.split(':').next()).collect();
+        assert_eq!(told, ["peer-ranks", "peers-per-node", "backup-interval-minutes"]);
+        assert!(parse("job-name: j\nnode-rank: 0\nnodes: 1\n").unwrap().refused.is_empty());
         let least =
             parse("job-name: j\nframework: pytorch.distributed\nnode-rank: 0\nnodes: 1\npeer-ranks: [1]\n")
                 .unwrap();

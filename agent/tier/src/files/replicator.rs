@@ -168,6 +168,9 @@ impl Work {
                 return self.remove(user, &directory.join(ASKED_NAME));
             }
         };
+        for word in &asked.refused {
+            tracing::warn!(job = asked.job, "a trainer's replicator.yaml is not followed in this: {word}");
+        }
         self.before.clear();
         self.job = None;
         self.tidy(user)?;
