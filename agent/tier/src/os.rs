@@ -4,8 +4,10 @@ use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
 use mainstay_core::checkpoint::backoff::Signs;
@@ -66,6 +68,100 @@ impl Drop for ControlPage {
     }
 }
 
+/// A file that is mapped for writing for as long as this value lives. Its memory is lent in ranges that do not overlap.
+#[derive(Debug)]
+pub struct MappedFile {
+    start: NonNull<u8>,
+    length: NonZeroUsize,
+    /// The ranges that are lent.
+    lent: Mutex<Vec<Range<usize>>>,
+}
+
+// SAFETY: the mapping is plain memory, valid until drop and bound to no thread; no two threads are lent the same byte.
+unsafe impl Send for MappedFile {}
+// SAFETY: as above.
+unsafe impl Sync for MappedFile {}
+
+/// A part of a mapped file, which nobody else of this process has meanwhile.
+#[derive(Debug)]
+pub struct Lent<'m> {
+    of: &'m MappedFile,
+    range: Range<usize>,
+}
+
+impl MappedFile {
+    /// Maps the first `bytes` of `file`, with all pages at once. Nobody may make the file shorter while it is mapped: touching what lies
+    /// beyond its end would end this process. So only files in a directory of this process's own are to be mapped.
+    ///
+    /// # Errors
+    /// The file is shorter, or the kernel refused.
+    pub fn of(file: &File, bytes: u64) -> io::Result<MappedFile> {
+        let length =
+            usize::try_from(bytes).ok().and_then(NonZeroUsize::new).ok_or(io::ErrorKind::InvalidInput)?;
+        if file.metadata()?.len() < bytes {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "it is shorter than what is to be mapped",
+            ));
+        }
+        let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing of ours.
+        let start = unsafe { mmap(None, length, both, flags, file, 0)? };
+        Ok(MappedFile { start: start.cast(), length, lent: Mutex::default() })
+    }
+
+    /// Bytes that are mapped.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.length.get() as u64
+    }
+
+    /// Lends a part; none where it is not mapped, or some of it is lent already.
+    pub fn lend(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+        let begin = usize::try_from(offset).ok()?;
+        let range = begin..begin.checked_add(length as usize)?;
+        let mut lent = self.lent();
+        let taken = lent.iter().any(|other| range.start < other.end && other.start < range.end);
+        if range.end > self.length.get() || taken {
+            return None;
+        }
+        lent.push(range.clone());
+        Some(Lent { of: self, range })
+    }
+
+    fn lent(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lent<'_> {
+    /// The memory.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the range lies within the mapping, which lives as long as `of`; nobody else was lent any of it, and `self` is borrowed
+        // for as long as the slice lives. All bytes of a mapped file have values.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.of.start.as_ptr().add(self.range.start), self.range.len())
+        }
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let mut lent = self.of.lent();
+        if let Some(at) = lent.iter().position(|range| *range == self.range) {
+            lent.swap_remove(at);
+        }
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: start and length are those of our mapping, which nothing refers to any more: what is lent borrows this value.
+        let _ = unsafe { munmap(self.start.cast(), self.length.get()) };
+    }
+}
+
 /// Milliseconds on the clock that all processes of this host share.
 #[must_use]
 pub fn monotonic_ms() -> u64 {
@@ -111,5 +207,47 @@ pub fn stand_back(nice: i32, idle: bool) {
         if idle {
             nix::libc::syscall(nix::libc::SYS_ioprio_set, OF_A_PROCESS, 0, IDLE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    fn mapped(bytes: usize) -> (tempfile::TempDir, File, MappedFile) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let mut file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        file.write_all(&vec![7; bytes]).unwrap();
+        let mapped = MappedFile::of(&file, bytes as u64).unwrap();
+        (dir, file, mapped)
+    }
+
+    #[test]
+    fn what_is_written_into_lent_memory_is_in_the_file() {
+        let (_dir, file, mapped) = mapped(10_000);
+        mapped.lend(5000, 3).unwrap().bytes().copy_from_slice(b"abc");
+        let mut found = [0; 5];
+        file.read_exact_at(&mut found, 4999).unwrap();
+        assert_eq!(&found, b"\x07abc\x07");
+    }
+
+    #[test]
+    fn nothing_is_lent_twice_and_nothing_beyond_the_end() {
+        let (_dir, file, mapped) = mapped(100);
+        let middle = mapped.lend(40, 20).unwrap();
+        for (offset, length) in [(40, 20), (30, 11), (59, 5), (0, 100), (45, 1)] {
+            assert!(mapped.lend(offset, length).is_none(), "{offset} {length}");
+        }
+        assert!(mapped.lend(20, 20).is_some() && mapped.lend(60, 40).is_some());
+        for (offset, length) in [(60, 41), (100, 1), (u64::MAX, 2)] {
+            assert!(mapped.lend(offset, length).is_none(), "{offset} {length}");
+        }
+        drop(middle);
+        assert!(mapped.lend(0, 100).is_some());
+        assert!(MappedFile::of(&file, 101).is_err());
     }
 }

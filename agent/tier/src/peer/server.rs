@@ -129,16 +129,20 @@ fn take_chunk(
     }
     let claim = upload.claim(header.chunk);
     let mut hasher = XxHash3_64::new();
-    let mut offset = header.offset;
     let mut failed = None;
-    wire.read_chunk(header.length, buffer, |piece| {
-        hasher.write(piece);
-        if let (Some(claim), None) = (&claim, &failed) {
-            failed = claim.write(offset, piece).err();
-        }
-        offset += piece.len() as u64;
-        Ok(())
-    })?;
+    if let Some(mut memory) = claim.as_ref().and_then(|claim| claim.memory(header.offset, header.length)) {
+        wire.read_chunk_into(memory.bytes(), |piece| hasher.write(piece))?;
+    } else {
+        let mut offset = header.offset;
+        wire.read_chunk(header.length, buffer, |piece| {
+            hasher.write(piece);
+            if let (Some(claim), None) = (&claim, &failed) {
+                failed = claim.write(offset, piece).err();
+            }
+            offset += piece.len() as u64;
+            Ok(())
+        })?;
+    }
     let answer = Header { chunk: header.chunk, ..answer };
     if let Some(error) = failed {
         return report(wire, answer, Reason::Disk, &error.to_string());

@@ -3,7 +3,7 @@
 //! ```text
 //! <store>/replicas/<16 hex digits>/step-000000000010.3/rank-00001/{shard,manifest.json}
 //!         incoming/<root>      a shard on its way
-//!         spare/<number>       files of dropped replicas, used again: their pages are there already
+//!         spare/<number>       files of dropped replicas, used again: their pages are there already, and in memory stay mapped
 //! ```
 //!
 //! The digits are a hash of job and run; nothing that a peer sends becomes part of a path but numbers. A replica is there
@@ -21,6 +21,7 @@ use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
 
 use super::sealed::{Sealed, open_plainly};
+use crate::os::{Lent, MappedFile};
 
 /// Files of dropped replicas that are kept to be used again.
 const SPARES: usize = 4;
@@ -41,8 +42,16 @@ pub struct Store {
 struct Inner {
     replicas: BTreeMap<String, Replica>,
     uploads: BTreeMap<String, Arc<Upload>>,
-    spares: Vec<(PathBuf, u64)>,
+    spares: Vec<Spare>,
     spared: u64,
+}
+
+/// The file of a replica that was dropped.
+#[derive(Debug)]
+struct Spare {
+    path: PathBuf,
+    bytes: u64,
+    memory: Option<Arc<MappedFile>>,
 }
 
 #[derive(Clone, Debug)]
@@ -50,6 +59,7 @@ struct Replica {
     sealed: Arc<Sealed>,
     directory: PathBuf,
     verified: bool,
+    memory: Option<Arc<MappedFile>>,
 }
 
 /// A shard on its way into the store. Several connections may bring its chunks.
@@ -59,6 +69,8 @@ pub struct Upload {
     pub sealed: Arc<Sealed>,
     file: File,
     path: PathBuf,
+    /// The file's memory, where it was used before.
+    memory: Option<Arc<MappedFile>>,
     progress: Mutex<Progress>,
 }
 
@@ -142,7 +154,8 @@ impl Store {
             // One without a good manifest is not there; its bytes go.
             match Sealed::read(&directory.join(MANIFEST_NAME)) {
                 Ok(sealed) => {
-                    let replica = Replica { sealed: Arc::new(sealed), directory, verified: false };
+                    let replica =
+                        Replica { sealed: Arc::new(sealed), directory, verified: false, memory: None };
                     inner.replicas.insert(replica.sealed.shard.root.clone(), replica);
                 }
                 Err(_) => drop(fs::remove_dir_all(directory)),
@@ -214,26 +227,34 @@ impl Store {
     fn begin(&self, sealed: Sealed) -> Result<Offer, StoreError> {
         let root = sealed.shard.root.clone();
         let path = self.root.join("incoming").join(&root);
-        let spare = self.inner().take_spare(sealed.shard.bytes);
-        if let Some(spare) = spare {
-            fs::rename(&spare, &path).map_err(disk("using again", &spare))?;
+        let bytes = sealed.shard.bytes;
+        let spare = self.inner().take_spare(bytes);
+        if let Some(spare) = &spare {
+            fs::rename(&spare.path, &path).map_err(disk("using again", &spare.path))?;
         }
         let open =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = open.map_err(disk("making", &path))?;
-        file.set_len(sealed.shard.bytes).map_err(disk("sizing", &path))?;
-        if sealed.shard.bytes > 0 {
+        let was = spare.as_ref().map(|spare| spare.bytes);
+        // Memory of another size goes before its file gets another length.
+        let mut memory =
+            spare.and_then(|spare| spare.memory).filter(|memory| same_pages(memory.length(), bytes));
+        file.set_len(bytes).map_err(disk("sizing", &path))?;
+        if bytes > 0 && memory.is_none() {
             // Room is had now or not at all: no shard fails in its middle for want of it.
-            let all =
-                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, sealed.shard.bytes);
+            let all = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes);
             if let Err(error) = all {
                 let _ = fs::remove_file(&path);
                 return Err(disk("making room for", &path)(error.into()));
             }
+            // A file that is used again will be so once more: bytes then go from the socket to where they stay.
+            if was.is_some() && self.medium == Medium::Memory {
+                memory = MappedFile::of(&file, bytes).ok().map(Arc::new);
+            }
         }
         let missing = (0..sealed.chunks()).collect();
         let progress = Mutex::new(Progress { missing, coming: BTreeSet::new(), moved: Instant::now() });
-        let upload = Arc::new(Upload { sealed: Arc::new(sealed), file, path, progress });
+        let upload = Arc::new(Upload { sealed: Arc::new(sealed), file, path, memory, progress });
         self.inner().uploads.insert(root, Arc::clone(&upload));
         Ok(Offer::Wanted(upload))
     }
@@ -254,9 +275,9 @@ impl Store {
         }
         // A spare of the right size is used; all others go if that is what it takes.
         while inner.used().saturating_add(inner.spared).saturating_add(wanted) > self.quota {
-            let Some((path, bytes)) = inner.spares.pop() else { break };
-            inner.spared -= bytes;
-            let _ = fs::remove_file(path);
+            let Some(spare) = inner.spares.pop() else { break };
+            inner.spared -= spare.bytes;
+            let _ = fs::remove_file(spare.path);
         }
         if fits(inner) {
             return Ok(());
@@ -295,7 +316,8 @@ impl Store {
         put().map_err(disk("storing", &directory))?;
         let mut inner = self.inner();
         inner.replicas.retain(|_, replica| replica.directory != directory);
-        let replica = Replica { sealed: Arc::clone(sealed), directory, verified: true };
+        let memory = upload.memory.clone();
+        let replica = Replica { sealed: Arc::clone(sealed), directory, verified: true, memory };
         inner.replicas.insert(root.clone(), replica);
         Ok(())
     }
@@ -337,7 +359,7 @@ impl Store {
         let spare = self.root.join("spare").join(root);
         let bytes = replica.sealed.shard.bytes;
         if inner.spares.len() < SPARES && fs::rename(replica.directory.join(DATA), &spare).is_ok() {
-            inner.spares.push((spare, bytes));
+            inner.spares.push(Spare { path: spare, bytes, memory: replica.memory });
             inner.spared += bytes;
         }
         let _ = fs::remove_dir_all(&replica.directory);
@@ -367,13 +389,13 @@ impl Inner {
         held.chain(coming).fold(0, u64::saturating_add)
     }
 
-    /// The spare file whose size is nearest.
-    fn take_spare(&mut self, bytes: u64) -> Option<PathBuf> {
-        let nearest = self.spares.iter().enumerate().min_by_key(|(_, (_, size))| size.abs_diff(bytes));
-        let (index, _) = nearest?;
-        let (path, size) = self.spares.swap_remove(index);
-        self.spared -= size;
-        Some(path)
+    /// The spare file whose size is nearest; of equal ones one that is mapped.
+    fn take_spare(&mut self, bytes: u64) -> Option<Spare> {
+        let by = |spare: &Spare| (spare.bytes.abs_diff(bytes), spare.memory.is_none());
+        let (index, _) = self.spares.iter().enumerate().min_by_key(|(_, spare)| by(spare))?;
+        let spare = self.spares.swap_remove(index);
+        self.spared -= spare.bytes;
+        Some(spare)
     }
 }
 
@@ -414,6 +436,11 @@ impl Claim<'_> {
         self.upload.file.write_all_at(bytes, offset)
     }
 
+    /// The memory in which the chunk is to lie, where the file is mapped; else it is to be written.
+    pub fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+        self.upload.memory.as_ref()?.lend(offset, length)
+    }
+
     /// The whole chunk was verified and written.
     pub fn done(self) {
         self.upload.progress().coming.remove(&self.chunk);
@@ -428,6 +455,13 @@ impl Drop for Claim<'_> {
             progress.missing.insert(self.chunk);
         }
     }
+}
+
+/// Whether files of these sizes have as many pages.
+fn same_pages(one: u64, other: u64) -> bool {
+    // Pages are larger on some machines; these sizes then count as different more often than they need.
+    const PAGE: u64 = 4096;
+    one.div_ceil(PAGE) == other.div_ceil(PAGE)
 }
 
 /// All directories two below `replicas/<run>`, whatever lies there.

@@ -305,6 +305,22 @@ impl Wire {
         Ok(())
     }
 
+    /// Reads the bytes of a chunk to where they stay, and shows each piece while it is in the cache.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub fn read_chunk_into(
+        &mut self,
+        memory: &mut [u8],
+        mut show: impl FnMut(&[u8]),
+    ) -> Result<(), PeerError> {
+        for piece in memory.chunks_mut(PIECE) {
+            self.stream.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
+            show(piece);
+        }
+        Ok(())
+    }
+
     /// The next message, which must be of `kind`; an error that the other side reports is returned as one.
     ///
     /// # Errors

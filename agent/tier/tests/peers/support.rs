@@ -41,6 +41,11 @@ pub struct Host {
     pub settings: Settings,
 }
 
+/// A directory for a store, in memory as agents have theirs.
+pub fn in_memory() -> TempDir {
+    TempDir::new_in("/dev/shm").unwrap()
+}
+
 /// So many hosts that know each other, each in a failure domain of its own.
 pub fn hosts(count: usize, change: impl Fn(usize, &mut Settings)) -> Vec<Host> {
     let names: Vec<String> = (0..count).map(|_| address()).collect();
@@ -49,7 +54,7 @@ pub fn hosts(count: usize, change: impl Fn(usize, &mut Settings)) -> Vec<Host> {
 
 pub fn hosts_named(names: &[String], change: impl Fn(usize, &mut Settings)) -> Vec<Host> {
     let of = |(index, name): (usize, &String)| {
-        let (directory, store) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let (directory, store) = (TempDir::new().unwrap(), in_memory());
         let mut settings = Settings {
             listen: name.parse().unwrap(),
             name: name.clone(),

@@ -1,0 +1,120 @@
+//! Replicas in memory whose pages have held another step before.
+
+use std::fs;
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mainstay_tier::peer::Sealed;
+use mainstay_tier::peer::store::{Offer, Store, Upload};
+
+use super::support::{Proxy, address, bytes, hosts_named, identity, in_memory, manifest, until};
+
+fn offered(store: &Store, step: u64, content: &[u8]) -> Arc<Upload> {
+    let sealed = Sealed::of(manifest(&identity(0, step, 0, 1), content).encode()).unwrap();
+    match store.offer(sealed, &[]).unwrap() {
+        Offer::Wanted(upload) => upload,
+        Offer::Here => panic!("it is not here yet"),
+    }
+}
+
+/// Brings all chunks, and tells into how many of them memory was to be had.
+fn bring(upload: &Upload, content: &[u8]) -> usize {
+    let mut into_memory = 0;
+    for index in upload.missing() {
+        let (offset, length, _) = upload.sealed.chunk(index).unwrap();
+        let piece = &content[offset as usize..][..length as usize];
+        let claim = upload.claim(index).unwrap();
+        match claim.memory(offset, length) {
+            Some(mut memory) => {
+                memory.bytes().copy_from_slice(piece);
+                into_memory += 1;
+            }
+            None => claim.write(offset, piece).unwrap(),
+        }
+        claim.done();
+    }
+    into_memory
+}
+
+fn kept(store: &Store, upload: &Upload) -> Vec<u8> {
+    let (_, mut file) = store.open_replica(&upload.sealed.shard.root).unwrap();
+    let mut found = Vec::new();
+    file.read_to_end(&mut found).unwrap();
+    found
+}
+
+#[test]
+fn a_replica_takes_the_memory_of_an_older_one_and_holds_nothing_of_it() {
+    let home = in_memory();
+    let store = Store::open(home.path(), 1 << 30).unwrap();
+    // Longer and shorter, by a little and by much.
+    let lengths = [299_990, 299_990, 300_000, 299_980, 100_000, 400_000, 400_000];
+    let mut into_memory = Vec::new();
+    for (step, length) in (1..).zip(lengths) {
+        let content: Vec<u8> = bytes(step, 0).into_iter().cycle().take(length).collect();
+        let upload = offered(&store, step, &content);
+        into_memory.push(bring(&upload, &content));
+        store.commit(&upload).unwrap();
+        assert!(kept(&store, &upload) == content, "step {step}");
+        assert!(store.remove(&upload.sealed.shard.root));
+    }
+    // Pages that nobody has used are not mapped, and a last chunk that grows beyond what is mapped is written.
+    assert_eq!(into_memory, [0, 5, 4, 5, 2, 7, 7]);
+}
+
+#[test]
+fn a_chunk_that_is_being_brought_is_nobody_elses() {
+    let home = in_memory();
+    let store = Store::open(home.path(), 1 << 30).unwrap();
+    let content = bytes(1, 0);
+    for step in 1..=2 {
+        let upload = offered(&store, step, &content);
+        bring(&upload, &content);
+        store.commit(&upload).unwrap();
+        store.remove(&upload.sealed.shard.root);
+    }
+    let upload = offered(&store, 3, &content);
+    let (offset, length, _) = upload.sealed.chunk(0).unwrap();
+    let claim = upload.claim(0).unwrap();
+    let mut memory = claim.memory(offset, length).unwrap();
+    memory.bytes().fill(0);
+    assert!(upload.claim(0).is_none() && claim.memory(offset, length).is_none());
+    // The connection breaks: what it brought counts for nothing.
+    drop(memory);
+    drop(claim);
+    assert!(upload.missing().contains(&0) && store.commit(&upload).is_err());
+    bring(&upload, &content);
+    store.commit(&upload).unwrap();
+    assert!(kept(&store, &upload) == content);
+}
+
+#[test]
+fn bits_that_flip_on_the_way_into_used_memory_are_seen() {
+    let (front, back, owner) = (address(), address(), address());
+    let pieces = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&pieces);
+    let proxy = Proxy::start(&front, &back, move |_, piece| {
+        // Pieces this long are of chunks, and one in ten is spoilt; a chunk may be so twice and not three times.
+        if piece.len() > 20_000 && count.fetch_add(1, Ordering::SeqCst) % 10 == 9 {
+            piece[10_000] ^= 4;
+        }
+        true
+    });
+    let hosts = hosts_named(&[owner, front], |index, settings| {
+        (settings.streams, settings.keep) = (1, 1);
+        if index == 1 {
+            settings.listen = back.parse().unwrap();
+        }
+    });
+    for step in 1..=6 {
+        hosts[0].save(0, step, &[0], 1);
+        hosts[0].wait_for_copies(step, 2);
+        let of_step = |path: &std::path::PathBuf| path.display().to_string().contains(&format!("{step:012}"));
+        let replica = hosts[1].replicas().into_iter().find(of_step).unwrap();
+        assert!(fs::read(replica).unwrap() == bytes(step, 0), "step {step}");
+        until("older replicas to go", || hosts[1].replicas().iter().all(of_step));
+    }
+    assert!(pieces.load(Ordering::SeqCst) > 10, "something was spoilt");
+    drop(proxy);
+}
