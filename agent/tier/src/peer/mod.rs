@@ -1,12 +1,13 @@
 //! Replicas of shards on other hosts: their bytes go from agent to agent over plain TCP.
 //!
 //! From the bottom: `frame` (headers), `error`, `token` (who may), `pace` (how fast), `wire` (one connection); `sealed` (a
-//! shard by its manifest), `user`, `store` (what is kept for others), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `server`,
-//! `client`; `service`, which joins them, and `restore`.
+//! shard by its manifest), `user`, `store` (what is kept for others), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `alike` (what need not be
+//! sent), `server`, `client`; `service`, which joins them, and `restore`.
 //!
 //! What comes over the wire is believed in nothing: every header is signed, every chunk is compared with the owner's
 //! manifest while it is in the cache, and no name in it becomes a path.
 
+mod alike;
 pub mod client;
 mod durable;
 pub mod error;

@@ -7,6 +7,7 @@ use mainstay_core::checkpoint::decision::Decision;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
+use super::alike;
 use super::error::{PeerError, Reason, Report};
 use super::frame::{Header, Kind};
 use super::message::{Decide, Drop, Dropped, Get, Wanted};
@@ -80,6 +81,7 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
     match shared.store.offer(sealed, &shared.deletable()) {
         Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),
         Ok(Offer::Wanted(upload)) => {
+            alike::fill(shared, &upload);
             let wanted = Wanted { chunks: upload.missing(), credits: CREDITS };
             wire.send_json(Header { kind: Kind::Wanted, ..answer }, &wanted)?;
             take(wire, shared, answer, &upload)

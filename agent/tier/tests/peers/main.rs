@@ -2,6 +2,7 @@
 //! sealed, or it does not arrive.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
+mod alike;
 mod lies;
 mod memory;
 mod replicator;

@@ -1,0 +1,92 @@
+//! What lies on both hosts already is not sent, and what only seems to is.
+
+use std::fs;
+
+use super::flip;
+use super::support::{Host, bytes, hosts, identity, seal, shard};
+
+const CHUNK: usize = 64 << 10;
+
+/// What ranks that hold the same parameters save: all but the beginning, which says whose it is, is the same.
+fn replicated(step: u64, rank: u32) -> Vec<u8> {
+    let mut content = bytes(step, 7);
+    content[..8].copy_from_slice(&u64::from(rank).to_le_bytes());
+    content
+}
+
+fn save(host: &Host, step: u64, rank: u32, content: &[u8]) {
+    seal(host.directory.path(), &identity(0, step, rank, 2), content);
+    host.service().watch(host.place());
+    // It knows what it has before it is offered anything.
+    host.service().copies();
+}
+
+fn kept(host: &Host, step: u64, rank: u32) -> Vec<u8> {
+    let place = format!("step-{step:012}.0/rank-{rank:05}/shard");
+    let found = host.replicas().into_iter().find(|path| path.ends_with(&place));
+    fs::read(found.unwrap()).unwrap()
+}
+
+/// Two hosts of which the second has saved already; only the first sends.
+fn pair() -> Vec<Host> {
+    hosts(2, |index, settings| settings.copies = usize::from(index == 0))
+}
+
+fn sent(host: &Host) -> u64 {
+    host.service().counts().bytes_sent
+}
+
+/// Waits until a shard of the first host lies on the second.
+fn wait(hosts: &[Host], step: u64, rank: u32) {
+    super::until("the replica", || {
+        hosts[0].service().nudge();
+        let place = format!("step-{step:012}.0/rank-{rank:05}/manifest.json");
+        hosts[1].replicas().iter().any(|path| path.with_file_name("manifest.json").ends_with(&place))
+    });
+}
+
+#[test]
+fn chunks_that_the_holders_own_rank_has_sealed_are_not_sent() {
+    let hosts = pair();
+    save(&hosts[1], 4, 1, &replicated(4, 1));
+    save(&hosts[0], 4, 0, &replicated(4, 0));
+    wait(&hosts, 4, 0);
+    assert!(kept(&hosts[1], 4, 0) == replicated(4, 0));
+    assert_eq!(sent(&hosts[0]), CHUNK as u64, "the first chunk, which differs");
+}
+
+#[test]
+fn chunks_that_have_changed_there_since_they_were_sealed_are_sent() {
+    let hosts = pair();
+    save(&hosts[1], 4, 1, &replicated(4, 1));
+    flip(&shard(hosts[1].directory.path(), 4, 1).join("state.safetensors"), 3 * CHUNK as u64 + 5);
+    save(&hosts[0], 4, 0, &replicated(4, 0));
+    wait(&hosts, 4, 0);
+    assert!(kept(&hosts[1], 4, 0) == replicated(4, 0), "what was damaged there did not get into the replica");
+    assert_eq!(sent(&hosts[0]), 2 * CHUNK as u64);
+}
+
+#[test]
+fn what_has_not_changed_since_an_older_step_is_sent_once() {
+    let hosts = pair();
+    let older = bytes(1, 0);
+    let mut newer = older.clone();
+    newer[CHUNK + 9] ^= 1;
+    save(&hosts[0], 1, 0, &older);
+    wait(&hosts, 1, 0);
+    assert_eq!(sent(&hosts[0]), older.len() as u64);
+    save(&hosts[0], 2, 0, &newer);
+    wait(&hosts, 2, 0);
+    assert!(kept(&hosts[1], 2, 0) == newer);
+    assert_eq!(sent(&hosts[0]), (older.len() + CHUNK) as u64);
+}
+
+#[test]
+fn shards_that_have_nothing_in_common_are_sent_whole() {
+    let hosts = pair();
+    save(&hosts[1], 4, 1, &bytes(4, 1));
+    save(&hosts[0], 4, 0, &bytes(4, 0));
+    wait(&hosts, 4, 0);
+    assert!(kept(&hosts[1], 4, 0) == bytes(4, 0));
+    assert_eq!(sent(&hosts[0]), bytes(4, 0).len() as u64);
+}
