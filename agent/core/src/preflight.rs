@@ -114,6 +114,9 @@ impl Group {
         let first = parts.next().unwrap_or_default();
         let second = parts.next().unwrap_or_default();
         match (first, second) {
+            _ if name == "host.network_storage" => Group::Storage,
+            // What the kernel log says of GPUs without naming one.
+            ("host", "gpu") => Group::Gpu,
             ("gpu" | "devices" | "nvml" | "nvlink" | "nvswitch" | "dcgm" | "imex", _) => Group::Gpu,
             ("fabric" | "infiniband" | "ib" | "roce" | "rdma", _) => Group::Fabric,
             ("host", "disk" | "storage" | "mount" | "mounts") | ("storage" | "disk" | "mount" | "nfs", _) => {

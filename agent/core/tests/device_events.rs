@@ -159,7 +159,40 @@ fn a_program_that_fails_is_counted_once() {
     line(&mut host, "31, pid=7, name=python, MMU Fault");
     let reason = host.expect(FIRST, Healthy, Nothing);
     assert!(reason.ends_with("python failed on it (XID 31)"), "{reason}");
-    // Events of other kinds are no XIDs: the next reading tells.
+    // Events of other kinds are no XIDs, whatever number goes with them.
     host.judge.event(host.now, &GpuEvent { kind: 2, ..event(48) });
-    assert_eq!(host.judge.due(host.now.after(Span::seconds(9)), true), []);
+    let due = host.judge.due(host.now.after(Span::seconds(9)), true);
+    assert!(!due.iter().any(|(_, fact)| matches!(fact, Fact::Xid(_))), "{due:?}");
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
+fn what_is_no_xid_is_told_once_a_minute_and_condemns_nobody() {
+    let mut host = Host::new();
+    host.look();
+    let other = |kind| GpuEvent { kind, ..event(0) };
+    for _ in 0..50 {
+        host.judge.event(host.now, &other(0x200));
+        host.now = host.now.after(Span::seconds(1));
+    }
+    host.judge.event(host.now, &other(0x4000));
+    // A change of clocks is none of ours, and neither is an XID without a number.
+    host.judge.event(host.now, &other(0x10));
+    host.judge.event(host.now, &other(0x8));
+    let told: Vec<(String, String)> = host
+        .judge
+        .due(host.now, true)
+        .into_iter()
+        .filter_map(|(_, fact)| match fact {
+            Fact::Observed(seen) => Some((seen.component, seen.detail)),
+            _ => None,
+        })
+        .collect();
+    let of = |words: &str| (FIRST.to_owned(), format!("an event of NVML: {words}"));
+    assert_eq!(told, [of("very many memory errors were corrected"), of("it is not available any more")]);
+    assert_eq!(host.judge.due(host.now, true), []);
+    host.look();
+    host.judge.event(host.now, &other(0x200));
+    assert_eq!(host.judge.due(host.now, true).len(), 1);
+    assert_eq!(host.ill(), Vec::<String>::new());
 }

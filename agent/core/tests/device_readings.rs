@@ -557,6 +557,19 @@ fn the_fabric_has_its_time_after_a_boot() {
 }
 
 #[test]
+fn what_is_repaired_at_the_next_reset_asks_for_one() {
+    let pending = |channel, processors| {
+        move |gpu: &mut GpuReading| gpu.details.as_mut().unwrap().repairs = Read::Value((channel, processors))
+    };
+    let reason = check(1, Degraded, ResetDevice, pending(true, false));
+    assert_eq!(reason, "a channel of its memory is repaired at the next reset");
+    let reason = check(1, Degraded, ResetDevice, pending(false, true));
+    assert_eq!(reason, "some of its processors are repaired at the next reset");
+    silent(pending(false, false));
+    silent(|gpu| gpu.details.as_mut().unwrap().repairs = Read::Failed("an unknown error".into()));
+}
+
+#[test]
 fn a_damaged_inforom_is_for_support_and_persistence_is_a_note() {
     check(1, Degraded, ContactSupport, |gpu| {
         gpu.details.as_mut().unwrap().inforom_valid = Read::Value(false)

@@ -35,6 +35,8 @@ fn components_are_of_their_groups() {
     assert_eq!(said("host.disk"), "storage");
     assert_eq!(said("host.storage"), "storage");
     assert_eq!(said("host.network_card"), "network");
+    assert_eq!(said("host.network_storage"), "storage");
+    assert_eq!(said("host.gpu"), "gpu");
     assert_eq!(said("host.memory"), "host");
     assert_eq!(said("tpu.0"), "tpu");
     assert_eq!(said("kernel log"), "host");

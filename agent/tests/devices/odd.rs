@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::host::{FIRST, Host, SECOND};
 
 /// Every name by which the script knows a number of a GPU.
-const NUMBERS: [&str; 38] = [
+const NUMBERS: [&str; 40] = [
     "power",
     "clock_reasons",
     "pcie_generation",
@@ -49,6 +49,8 @@ const NUMBERS: [&str; 38] = [
     "violation_thermal",
     "ecc_on",
     "gsp",
+    "channel_repair",
+    "processor_repair",
     "memory_temperature",
     "recovery_action",
     "slowdown_margin",

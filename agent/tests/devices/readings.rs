@@ -115,7 +115,7 @@ fn everything_that_a_library_tells_is_read() {
     host.set(
         "/gpus/0/values",
         json!({"dram_corrected_aggregate": 7, "sram_threshold": 0, "sram_uncorrected_aggregate": 2, "margin": -1,
-               "slowdown_thermal": 5, "pages_uncorrected": 2, "fabric_mask": 0x155, "memory_temperature": 61}),
+               "slowdown_thermal": 5, "pages_uncorrected": 2, "processor_repair": 1, "fabric_mask": 0x155, "memory_temperature": 61}),
     );
     let gpu = host.gpus().remove(0);
     let process = |pid, memory| GpuProcess { pid: Pid(pid), memory };
@@ -130,6 +130,7 @@ fn everything_that_a_library_tells_is_read() {
     assert!(details.ecc.contains(&corrected), "{:?}", details.ecc);
     let sram = SramErrors { uncorrected_lifetime: 2, ..SramErrors::default() };
     assert_eq!((details.sram, details.pages_retired), (Read::Value(sram), Read::Value((0, 2))));
+    assert_eq!(details.repairs, Read::Value((false, true)));
     assert_eq!((details.hottest, details.power_limit), (Read::Value(87), Read::Value(700_000)));
     assert_eq!((details.slowdown_margin, details.inforom_valid), (Read::Value(-2), Read::Value(true)));
     assert_eq!(

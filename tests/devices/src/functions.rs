@@ -372,6 +372,27 @@ pub extern "C" fn nvmlDeviceGetSramEccErrorStatus(device: Handle, place: *mut Sr
     }))
 }
 
+/// NVML's `nvmlRepairStatus_v1_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Repairs {
+    version: c_uint,
+    channel: c_uint,
+    processors: c_uint,
+}
+
+/// NVML's `nvmlDeviceGetRepairStatus`.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetRepairStatus(device: Handle, place: *mut Repairs) -> u32 {
+    let gpu = Script::gpu("nvmlDeviceGetRepairStatus", device);
+    done(gpu.and_then(|gpu| {
+        let version = right_version::<Repairs>(place.cast(), 1)?;
+        let channel = gpu.value("channel_repair", 0)? as c_uint;
+        let processors = gpu.value("processor_repair", 0)? as c_uint;
+        put(place, Repairs { version, channel, processors })
+    }))
+}
+
 /// NVML's `nvmlGpuFabricInfo_v3_t`; version 2 ends before the summary.
 #[repr(C)]
 #[derive(Debug)]

@@ -384,6 +384,16 @@ fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> 
                 .was(before.inforom_valid.value().map(|valid| if *valid { "intact" } else { "damaged" }))
         })
     });
+    let repairs = look(&details.repairs, |(channel, processors)| {
+        let what = match (channel, processors) {
+            (false, false) => return None,
+            (true, false) => "a channel of its memory is",
+            (false, true) => "some of its processors are",
+            (true, true) => "a channel of its memory and some of its processors are",
+        };
+        let words = format!("{what} repaired at the next reset");
+        Some(Problem::new(Degraded, words, ResetDevice).by("NVML repairs pending", what, "none"))
+    });
     let vbios = look(&details.vbios, |version| {
         let wanted = &expected.vbios;
         let words = format!("its VBIOS is {version}, not {wanted}");
@@ -401,6 +411,7 @@ fn from_details(details: &GpuDetails, before: &GpuDetails, rules: Rules<'_>) -> 
         ("sram_uncorrected", on_chip),
         ("pages_retired", pages),
         ("inforom", inforom),
+        ("repair_pending", repairs),
         ("vbios", vbios),
         ("persistence", persistence),
     ]

@@ -309,6 +309,8 @@ pub struct GpuDetails {
     pub vbios: Read<String>,
     /// Whether the board's own memory of its configuration is intact.
     pub inforom_valid: Read<bool>,
+    /// Parts of the GPU that are replaced by spare ones at its next reset: of its memory's channels, of its processors.
+    pub repairs: Read<(bool, bool)>,
     /// What went over the NVLinks wrongly.
     pub links: Vec<LinkErrors>,
     /// Which other GPUs it reaches over NVLink.

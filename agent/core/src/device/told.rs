@@ -4,7 +4,7 @@
 //! An event counts at once. That it happened goes into the journal a moment later, so that its line can take its
 //! place there.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::reading::GpuEvent;
 use super::{DeviceJudge, RECOVERY_ACTION};
@@ -26,7 +26,22 @@ pub(super) struct Told {
     seen: VecDeque<Sighting>,
     /// XIDs of which the driver did not tell whose they are.
     of_nobody: Vec<(Mono, u32)>,
+    /// What else the driver told, for the journal; and when it last told of that kind.
+    others: Vec<(Mono, Fact)>,
+    other_at: BTreeMap<(Option<PciAddress>, u64), Mono>,
 }
+
+/// What else a driver tells, by the bits of NVML's event types. How the GPU is then, its next reading says.
+const OTHERS: [(u64, &str); 8] = [
+    (0x2, "a memory error could not be corrected"),
+    (0x200, "very many memory errors were corrected"),
+    (0x400, "a part of its memory was taken out of use"),
+    (0x800, "a part of its memory could not be taken out of use"),
+    (0x1000, "a program met memory that is known to be bad"),
+    (0x2000, "memory that is known to be bad was used, and the GPU cannot go on"),
+    (0x4000, "it is not available any more"),
+    (0x8000, "the driver changed what it says that it needs"),
+];
 
 #[derive(Clone, Debug)]
 struct Sighting {
@@ -67,7 +82,8 @@ impl Told {
 impl DeviceJudge {
     /// Takes in what the driver told unasked at `at`. What of it is for the journal, [`DeviceJudge::due`] tells.
     pub fn event(&mut self, at: Mono, event: &GpuEvent) {
-        // What else happened to a GPU shows in its next reading. There is no XID 0.
+        self.other_event(at, event);
+        // There is no XID 0.
         let code = u32::try_from(event.data).ok().filter(|code| *code > 0);
         let (Some(code), true) = (code, event.kind & GpuEvent::XID != 0) else { return };
         let Some(gpu) = event.gpu.or_else(|| self.only_gpu()) else {
@@ -95,11 +111,34 @@ impl DeviceJudge {
         self.told.note(Sighting { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
     }
 
+    /// What is no XID is for the journal: once a minute of each kind, since some come in storms.
+    fn other_event(&mut self, at: Mono, event: &GpuEvent) {
+        for (kind, words) in OTHERS.into_iter().filter(|(kind, _)| event.kind & kind != 0) {
+            let told = &mut self.told;
+            let last = told.other_at.get(&(event.gpu, kind));
+            let just_now = last.is_some_and(|last| at.since(*last) < self.limits.echo_window.0);
+            if just_now || told.others.len() >= REMEMBERED {
+                continue;
+            }
+            told.other_at.insert((event.gpu, kind), at);
+            let component = event.gpu.map_or("gpu.driver".to_owned(), |gpu| format!("gpu.{gpu}"));
+            let told = Observation {
+                component,
+                event: "told_by_driver".to_owned(),
+                weight: Weight::Warning,
+                detail: format!("an event of NVML: {words}"),
+                values: [("kind".to_owned(), format!("{kind:#x}"))].into(),
+            };
+            self.told.others.push((at, Fact::Observed(told)));
+        }
+    }
+
     /// The events that are for the journal at `now`: those whose line did not come, or cannot come because nobody reads
     /// the log.
     pub fn due(&mut self, now: Mono, log_is_read: bool) -> Vec<(Mono, Fact)> {
         let of_nobody: Vec<(Mono, Fact)> =
             self.told.of_nobody.drain(..).map(|(at, code)| (at, of_nobody(code))).collect();
+        let others = std::mem::take(&mut self.told.others);
         let (mut due, wait) = (Vec::new(), self.limits.line_wait.0);
         for of in &mut self.told.seen {
             if log_is_read && now.since(of.at) < wait {
@@ -115,7 +154,7 @@ impl DeviceJudge {
                 self.xid(*at, xid);
             }
         }
-        due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).chain(of_nobody).collect()
+        due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).chain(of_nobody).chain(others).collect()
     }
 
     /// The GPU of a host that has one.

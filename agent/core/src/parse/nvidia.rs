@@ -110,7 +110,7 @@ fn leading_number(text: &str) -> Option<(u32, &str)> {
 fn who(text: &str) -> (Option<Pid>, Option<String>, &str) {
     let Some(rest) = text.strip_prefix("pid=") else { return (None, None, text) };
     let (pid, rest) = rest.split_once(',').unwrap_or((rest, ""));
-    let pid = pid.trim().parse().ok().filter(|pid| *pid > 0).map(Pid);
+    let pid = pid.trim().trim_matches('\'').parse().ok().filter(|pid| *pid > 0).map(Pid);
     let rest = rest.trim_start();
     let Some(named) = rest.strip_prefix("name=") else { return (pid, None, rest) };
     let (name, rest) = named.split_once(',').unwrap_or((named, ""));
@@ -354,6 +354,14 @@ mod tests {
         ] {
             assert_eq!((xid(calm), other(calm)), (None, None), "{calm}");
         }
+    }
+
+    #[test]
+    fn a_process_may_stand_in_quotes_as_one_that_is_not_known_does() {
+        let quoted = read("NVRM: Xid (PCI:0000:3b:00): 31, pid='4711', name='python3', Ch 00000008");
+        assert_eq!((quoted.pid, quoted.process.as_deref()), (Some(Pid(4711)), Some("python3")));
+        let unknown = read("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, off");
+        assert_eq!((unknown.pid, unknown.process), (None, None));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use mainstay_core::device::{EccCount, EccPlace, GpuDetails, PeerAccess, SramErrors};
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper_sys::bindings::nvmlEccSramErrorStatus_v1_t;
+use nvml_wrapper_sys::bindings::{nvmlEccSramErrorStatus_v1_t, nvmlRepairStatus_v1_t};
 
 use super::Library;
 use super::calls::{Answer, Handle, Nvml, counter, flag, short_counter, version};
@@ -55,6 +55,7 @@ pub(super) fn read(
         gsp: notes.take(flag(gpu.get_two(&lib.nvmlDeviceGetGspFirmwareMode).map(|(on, _default)| on))),
         vbios: notes.take(gpu.text(&lib.nvmlDeviceGetVbiosVersion)),
         inforom_valid: notes.take(inforom(library, gpu)),
+        repairs: notes.take(repairs(library, gpu)),
         links,
         peers,
     }
@@ -124,6 +125,17 @@ fn inforom(library: &Library, gpu: Handle) -> Answer<bool> {
         Err(NvmlError::CorruptedInfoROM) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// What waits for the next reset to be repaired: channels of the memory, processors.
+fn repairs(library: &Library, gpu: Handle) -> Answer<(bool, bool)> {
+    let empty = nvmlRepairStatus_v1_t {
+        version: version::<nvmlRepairStatus_v1_t>(1),
+        bChannelRepairPending: 0,
+        bTpcRepairPending: 0,
+    };
+    let told = gpu.get(&library.nvml().lib().nvmlDeviceGetRepairStatus, empty)?;
+    Ok((flag(Ok(told.bChannelRepairPending))?, flag(Ok(told.bTpcRepairPending))?))
 }
 
 /// A limit of 0 is none.
