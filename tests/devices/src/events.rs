@@ -2,11 +2,15 @@
 #![allow(non_snake_case, reason = "the names are NVML's")]
 
 use std::ffi::{c_uint, c_ulonglong};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+
 use crate::functions::{Handle, done, put};
-use crate::script::{INVALID, Script, TIMEOUT, handle};
+use crate::script::{INVALID, Script, TIMEOUT, beside_the_library, handle};
 
 /// How many events of the script were told, or had come before the registration.
 static TOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -19,6 +23,34 @@ pub struct EventData {
     kind: c_ulonglong,
     data: c_ulonglong,
     instances: [c_uint; 2],
+}
+
+/// What is written where the script is. A driver wakes who waits for it, and so do we: looking again and again would be
+/// counted as a cost of the agent.
+struct Changes(Option<OwnedFd>);
+
+impl Changes {
+    fn of_the_script() -> Changes {
+        let watch = || {
+            let place = beside_the_library()?.parent()?;
+            let changes = inotify::init(CreateFlags::CLOEXEC).ok()?;
+            inotify::add_watch(&changes, place, WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE).ok()?;
+            Some(changes)
+        };
+        Changes(watch())
+    }
+
+    /// Returns at the next change, and by then at the latest.
+    fn wait(&self, until: Instant) {
+        // Where nothing can be watched the script is looked at now and then.
+        let longest = if self.0.is_some() { Duration::from_secs(1) } else { Duration::from_millis(5) };
+        let left = until.saturating_duration_since(Instant::now()).min(longest);
+        let mut watched: Vec<PollFd<'_>> =
+            self.0.iter().map(|changes| PollFd::new(changes, PollFlags::IN)).collect();
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        // Whatever it comes to, the script is looked at next.
+        let _ = poll(&mut watched, Some(&left));
+    }
 }
 
 /// NVML's `nvmlEventSetCreate`.
@@ -49,9 +81,10 @@ pub extern "C" fn nvmlDeviceRegisterEvents(device: Handle, kinds: c_ulonglong, _
 /// NVML's `nvmlEventSetWait_v2`.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlEventSetWait_v2(_set: usize, place: *mut EventData, longest_ms: c_uint) -> u32 {
-    const LOOK_EVERY: Duration = Duration::from_millis(5);
     let until = Instant::now() + Duration::from_millis(longest_ms.into());
     loop {
+        // Before the look, so that no change falls between it and the wait.
+        let changes = Changes::of_the_script();
         let script = match Script::for_call("nvmlEventSetWait_v2") {
             Ok(script) => script,
             Err(code) => return code,
@@ -75,7 +108,6 @@ pub extern "C" fn nvmlEventSetWait_v2(_set: usize, place: *mut EventData, longes
         if Instant::now() >= until {
             return TIMEOUT;
         }
-        // Nothing tells of a change of the script but the script.
-        std::thread::sleep(LOOK_EVERY);
+        changes.wait(until);
     }
 }

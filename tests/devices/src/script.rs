@@ -92,7 +92,7 @@ pub(crate) const TIMEOUT: u32 = 10;
 pub(crate) const OTHER_VERSION: u32 = 25;
 
 /// Where the script is: the process knows from where it loaded us.
-fn beside_the_library() -> Option<&'static Path> {
+pub(crate) fn beside_the_library() -> Option<&'static Path> {
     static PLACE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let find = || {
         let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
