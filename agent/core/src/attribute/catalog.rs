@@ -45,6 +45,9 @@ pub enum CatalogError {
     Words(#[from] aho_corasick::BuildError),
 }
 
+/// A cause of less weight only says where a line comes from (a worker of the loader), not what it tells.
+const EXPLAINS: f64 = 0.8;
+
 /// Words that lead to structure rather than to a signature.
 pub(super) const STRUCTURE: [&str; 10] = [
     "file \"",
@@ -259,6 +262,13 @@ impl Catalog {
                 && signature.any.iter().any(|word| holds_word(line, word))
                 && self.confirms(*index, line)
         })
+    }
+
+    /// Whether a signature tells what a line is about, so that nothing else needs to be asked about it.
+    pub(super) fn explains(&self, index: usize) -> bool {
+        self.signatures
+            .get(index)
+            .is_some_and(|of| !of.fallback && (of.role != Role::Primary || of.weight >= EXPLAINS))
     }
 
     /// How likely each class is by the words of a line alone.

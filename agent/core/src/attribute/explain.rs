@@ -127,15 +127,18 @@ fn quote(evidence: &Evidence, source: usize, spot: &super::scan::Spot) -> Quote 
 fn headline(judged: &Attribution) -> String {
     let sure = format!("{:.0} % sure", judged.confidence * 100.0);
     let meaning = judged.evidence.first().map(|vote| vote.meaning.as_str());
+    // Of an abstention whatever was found is a hint; what words resemble is none to be told.
+    let mut found = judged.against.iter().chain(&judged.evidence).filter(|vote| vote.id != "words");
+    let hint = found.next().map(|vote| vote.meaning.as_str());
     let place = match (judged.root.rank, judged.root.common.len()) {
         (Some(rank), _) => format!(", first on rank {rank}"),
         (None, 0) => String::new(),
         (None, many) => format!(", on {many} ranks at once"),
     };
     match (judged.class, meaning) {
-        (Class::Unknown, _) if !judged.against.is_empty() => {
-            let first = judged.against.first().map(|vote| vote.meaning.as_str()).unwrap_or_default();
-            format!("Cause unknown: what was found can mean several things ({first})")
+        (Class::Unknown, _) if hint.is_some() => {
+            let (meaning, ask) = (hint.unwrap_or_default(), "the other ranks' logs are needed");
+            format!("Cause unknown: what was found can mean several things ({meaning}); {ask}")
         }
         (Class::Unknown, _) if judged.consequences.is_empty() => {
             "Cause unknown: nothing in these logs tells of a failure".to_owned()
@@ -244,6 +247,24 @@ mod tests {
             "  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\n",
         );
         assert!(sure[0].starts_with("Do not restart") && !asks_for_a_retry(&sure), "{sure:?}");
+    }
+
+    #[test]
+    fn an_abstention_calls_what_was_found_a_hint_and_asks_for_the_other_ranks() {
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let told = |log: &str| {
+            let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+            let evidence = Evidence { findings, ..Evidence::default() };
+            report(&evidence, &attribute(catalog, &evidence))
+        };
+        let hint = told(
+            "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
+        );
+        assert!(hint.headline.contains("can mean several things"), "{}", hint.headline);
+        assert!(hint.headline.contains("the other ranks' logs are needed"), "{}", hint.headline);
+        assert_eq!(hint.culprit, None);
+        let nothing = told("step 3 loss 2.1\n");
+        assert!(nothing.headline.contains("nothing in these logs"), "{}", nothing.headline);
     }
 
     #[test]

@@ -27,14 +27,21 @@ pub struct Root {
     pub victims: BTreeSet<u32>,
 }
 
+/// What is known of ranks beside the lines of the cause.
+#[derive(Clone, Debug, Default)]
+pub struct Pointers {
+    /// The rank that all others wait for, and the line that tells it.
+    pub laggard: Option<(u32, usize, Spot)>,
+    /// The rank of which others say that it ended.
+    pub named: Option<u32>,
+    /// Whether the cause is known: one that is not begins nowhere, unless others follow from it.
+    pub cause_known: bool,
+}
+
 /// Finds the root in the evidence for the class (heaviest first) and in what only followed. With nothing but
 /// consequences the laggard, for whom the others waited, is the one to look at.
-pub fn root(
-    evidence: &Evidence,
-    for_it: &[Vote],
-    consequences: &[Vote],
-    laggard: Option<(u32, usize, Spot)>,
-) -> Root {
+pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointers: Pointers) -> Root {
+    let Pointers { laggard, named: told_of, cause_known } = pointers;
     let grounds = if for_it.is_empty() { consequences } else { for_it };
     let laggard = laggard.filter(|_| for_it.is_empty());
     let lines = match &laggard {
@@ -54,12 +61,18 @@ pub fn root(
         .min_by_key(|exit| exit.order)
         .and_then(|exit| exit.rank);
     let by_reporter = for_it.first().is_some_and(|vote| vote.reporter);
+    let others_follow = consequences
+        .iter()
+        .flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank))
+        .any(|of| !ranks.contains(&of));
     let rank = if let Some((rank, ..)) = laggard {
         Some(rank)
-    } else if for_it.is_empty() || is_common || by_reporter {
+    } else if is_common {
         None
+    } else if for_it.is_empty() || by_reporter || !(cause_known || others_follow) {
+        told_of
     } else {
-        lines.iter().find_map(|(_, spot)| spot.rank).or(first_dead)
+        lines.iter().find_map(|(_, spot)| spot.rank).or(first_dead).or(told_of)
     };
     let victims = consequences
         .iter()

@@ -273,7 +273,7 @@ impl<'c> Scan<'c> {
         self.places.get(&signature).map_or(0, |place| self.findings.sightings[*place].count)
     }
 
-    /// Notes each signature that the line matches; tells whether there is one.
+    /// Notes each signature that the line matches; tells whether one explains the line.
     fn signatures_of(&mut self, line: &str, number: u64, words: &[usize], only_new: bool) -> bool {
         let mut candidates: Vec<usize> =
             words.iter().flat_map(|word| self.catalog.of_word(*word).iter().copied()).collect();
@@ -295,10 +295,11 @@ impl<'c> Scan<'c> {
             return false;
         }
         let spot = self.spot(line, number);
+        let explained = candidates.iter().any(|index| self.catalog.explains(*index));
         for index in candidates {
             self.note(index, &spot);
         }
-        true
+        explained
     }
 
     fn note(&mut self, signature: usize, spot: &Spot) {

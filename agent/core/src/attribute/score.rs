@@ -89,7 +89,7 @@ pub fn blind<T>(
     let judged = cases.iter().map(|case| {
         let own = source(case);
         let mut evidence = evidence(catalog, case);
-        forget(&mut evidence, &known, &own);
+        forget(catalog, &mut evidence, &known, &own);
         let of_source = lessons.iter().filter(|lesson| source(lesson) == own);
         let texts: Vec<(Class, String)> =
             of_source.filter_map(|of| Some((of.label.as_ref()?.class?, lessons::text_of(of)))).collect();
@@ -125,15 +125,17 @@ fn sources_of_signatures<'c>(
 }
 
 /// Takes from the evidence what only its own source bears out.
-fn forget(evidence: &mut Evidence, known: &BTreeMap<usize, BTreeSet<String>>, own: &str) {
+fn forget(catalog: &Catalog, evidence: &mut Evidence, known: &BTreeMap<usize, BTreeSet<String>>, own: &str) {
     let is_memory =
         |signature: usize| known.get(&signature).is_some_and(|of| of.iter().all(|source| source == own));
     for findings in &mut evidence.findings {
         findings.sightings.retain(|sighting| !is_memory(sighting.signature));
         for exception in &mut findings.exceptions {
             let line = exception.spot.line;
-            exception.known =
-                findings.sightings.iter().any(|of| of.spots.iter().any(|spot| spot.line == line));
+            exception.known = findings
+                .sightings
+                .iter()
+                .any(|of| catalog.explains(of.signature) && of.spots.iter().any(|spot| spot.line == line));
         }
     }
 }

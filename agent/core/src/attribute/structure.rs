@@ -211,7 +211,7 @@ fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     rest.split([',', ')']).next().filter(|value| !value.is_empty())
 }
 
-fn number_after(text: &str, names: &[&str]) -> Option<u64> {
+pub(super) fn number_after(text: &str, names: &[&str]) -> Option<u64> {
     let rest = names.iter().find_map(|name| text.split_once(name))?.1;
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     rest[..digits].parse().ok()
@@ -349,7 +349,7 @@ fn is(catalog: &Catalog, sighting: &Sighting, id: &str) -> bool {
     catalog.signatures().get(sighting.signature).is_some_and(|of| of.id == id)
 }
 
-fn spots_of<'e>(
+pub(super) fn spots_of<'e>(
     catalog: &'e Catalog,
     evidence: &'e Evidence,
     id: &'static str,

@@ -13,6 +13,13 @@ use crate::verdict::FaultDomain;
 /// What an exception tells whose type no rule knows.
 const UNKNOWN_EXCEPTION: [(Class, f64); 3] =
     [(Class::UserCode, 1.6), (Class::UserConfig, 1.3), (Class::SoftwarePlatform, 0.8)];
+/// What the most general exception tells when native code below Python made its message.
+const NATIVE_EXCEPTION: [(Class, f64); 4] = [
+    (Class::SoftwarePlatform, 2.2),
+    (Class::UserCode, 1.3),
+    (Class::UserConfig, 0.6),
+    (Class::HardwareGpu, 0.6),
+];
 /// An exception told inside another message counts for less.
 const EMBEDDED: f64 = 0.6;
 /// An exception from the training program's own frames is the program's.
@@ -177,10 +184,9 @@ fn add(votes: &mut Vec<Vote>, vote: Vote) {
 fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -> bool {
     let line = exception.spot.line;
     let at_line = |spot: &Spot| spot.line == line;
-    let is_signature =
-        |sighting: &&Sighting| catalog.signatures().get(sighting.signature).is_some_and(|of| !of.fallback);
+    let explains = |sighting: &&Sighting| catalog.explains(sighting.signature);
     exception.known
-        || findings.sightings.iter().filter(is_signature).any(|sighting| sighting.spots.iter().any(at_line))
+        || findings.sightings.iter().filter(explains).any(|sighting| sighting.spots.iter().any(at_line))
 }
 
 fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote {
@@ -193,6 +199,10 @@ fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote 
         None => (Role::Primary, UNKNOWN_EXCEPTION.to_vec()),
     };
     let own = exception.frame.as_ref().is_some_and(|frame| !frame.in_library());
+    let general = rule.is_some_and(|rule| rule.names.iter().any(|name| name == "RuntimeError"));
+    if general && !own && told_by_native_code(&exception.spot.text) {
+        classes = NATIVE_EXCEPTION.to_vec();
+    }
     for (class, weight) in &mut classes {
         *weight += if own && *class == Class::UserCode { OWN_FRAMES } else { 0.0 };
         *weight *= if exception.embedded { EMBEDDED } else { 1.0 };
@@ -221,6 +231,14 @@ fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote 
         spots: vec![(place, exception.spot.clone())],
         count: 1,
     }
+}
+
+/// Whether native code made the message: it names a place in C++ sources, or a status that only a library counts.
+fn told_by_native_code(text: &str) -> bool {
+    const SOURCES: [&str; 6] = [".cpp:", ".cc:", ".cu:", ".cxx:", ".hpp:", ".cuh:"];
+    const STATUS: [&str; 6] =
+        ["synStatus", "error code is", "failed with error: ", "FATAL ERROR", "backend failed", "MODULE:"];
+    SOURCES.iter().chain(&STATUS).any(|mark| text.contains(mark))
 }
 
 /// What the words of a line speak for that nothing explains.
@@ -343,4 +361,33 @@ fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
 /// Whether a spot of this source is a line of a log that a person can be shown as the root.
 pub fn is_log(evidence: &Evidence, place: usize) -> bool {
     evidence.findings.get(place).is_some_and(|findings| findings.kind == Kind::Log)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attribute::attribute;
+    use crate::attribute::scan::Scan;
+
+    fn class_of(log: &str) -> Class {
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+        attribute(catalog, &Evidence { findings, ..Evidence::default() }).class
+    }
+
+    #[test]
+    fn a_general_exception_from_native_code_is_rather_the_platforms() {
+        let native = "RuntimeError: frobnicate(h, n) in lib/frob/core.cpp:281 returned 26\n";
+        assert_eq!(class_of(native), Class::SoftwarePlatform);
+        let own = format!("  File \"/home/a/train.py\", line 3, in step\n    frob(h)\n{native}");
+        assert_eq!(class_of(&own), Class::UserCode, "the program raised it itself");
+        assert_eq!(class_of("ValueError: 26 of core.cpp:281 is too many\n").domain(), FaultDomain::User);
+    }
+
+    #[test]
+    fn what_only_says_where_a_line_comes_from_does_not_explain_it() {
+        let caught = |name: &str| format!("{name}: Caught {name} in DataLoader worker process 1.\n");
+        assert_eq!(class_of(&caught("fsspec.exceptions.FSTimeoutError")), Class::Storage);
+        assert_eq!(class_of(&caught("IndexError")), Class::UserCode);
+    }
 }
