@@ -77,6 +77,9 @@ mod tests {
         let hint = "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n";
         let alone = judged(hint);
         assert_eq!((alone.class, alone.root.rank), (Class::Unknown, None));
+        let locked = "step 1\nBlockingIOError: [Errno 11] Unable to lock file\nslurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 ***\n";
+        let lines: Vec<u64> = judged(locked).root.lines.iter().map(|(_, spot)| spot.line).collect();
+        assert_eq!(lines, [2], "what may be the cause comes before what followed");
         let lost = "[rank3]: RuntimeError: CUDA error: unspecified launch failure\n[rank0]: NCCL WARN Connection closed by remote peer\n";
         let followed = judged(lost);
         assert_eq!((followed.class, followed.root.rank), (Class::Unknown, Some(3)));

@@ -36,13 +36,18 @@ pub struct Pointers {
     pub named: Option<u32>,
     /// Whether the cause is known: one that is not begins nowhere, unless others follow from it.
     pub cause_known: bool,
+    /// Of an unknown cause what may be one, heaviest first: its lines are to be read before what followed.
+    pub hints: Vec<Vote>,
 }
 
 /// Finds the root in the evidence for the class (heaviest first) and in what only followed. With nothing but
 /// consequences the laggard, for whom the others waited, is the one to look at.
 pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointers: Pointers) -> Root {
-    let Pointers { laggard, named: told_of, cause_known } = pointers;
-    let grounds = if for_it.is_empty() { consequences } else { for_it };
+    let Pointers { laggard, named: told_of, cause_known, hints } = pointers;
+    let grounds = [hints.as_slice(), for_it, consequences]
+        .into_iter()
+        .find(|votes| !votes.is_empty())
+        .unwrap_or_default();
     let laggard = laggard.filter(|_| for_it.is_empty());
     let lines = match &laggard {
         Some((_, place, spot)) => vec![(*place, spot.clone())],
