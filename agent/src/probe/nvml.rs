@@ -16,6 +16,7 @@ use std::io::{self, BufRead, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::device::{DriverTrouble, GpuIdentity, ProbeAnswer, ProbeLine, ProbeRequest};
+use mainstay_core::pci::PciAddress;
 use nvml_wrapper::error::NvmlError;
 
 use calls::Nvml;
@@ -34,10 +35,11 @@ pub fn serve(
 ) -> io::Result<()> {
     let path = library.unwrap_or_else(|| USUAL.into());
     let lines = Lines(Arc::new(Mutex::new(Box::new(answers))));
-    let mut probe = Probe { path, library: None, known: BTreeMap::new(), lines };
+    let mut probe = Probe { path, library: None, known: BTreeMap::new(), places: BTreeMap::new(), lines };
     for request in requests.lines() {
         let request: ProbeRequest = serde_json::from_str(&request?)?;
         probe.known.extend(request.known.iter().cloned());
+        probe.places.extend(request.places.iter().cloned());
         let answer = probe.sample(&request)?;
         probe.lines.write(&ProbeLine::Answer(answer))?;
     }
@@ -91,6 +93,8 @@ struct Probe {
     library: Option<Arc<Library>>,
     /// By place in the driver's list: a lost GPU does not tell any more which one it is.
     known: BTreeMap<u32, GpuIdentity>,
+    /// Where GPUs of these names sit, by the kernel's part of the driver.
+    places: BTreeMap<String, PciAddress>,
     lines: Lines,
 }
 
@@ -135,7 +139,8 @@ impl Probe {
             // Each group of calls has the whole time, so that a slow driver is not one that hangs. Whether the pipe is
             // broken shows at the next line.
             let alive = || drop(self.lines.write(&ProbeLine::Reading(index)));
-            let wanted = gpu::Wanted { details: request.details, peers: &peers, alive: &alive };
+            let wanted =
+                gpu::Wanted { details: request.details, peers: &peers, places: &self.places, alive: &alive };
             let reading = gpu::read(library, index, &self.known, wanted);
             if let Some(identity) = &reading.identity {
                 self.known.insert(index, identity.clone());

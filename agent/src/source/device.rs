@@ -162,8 +162,9 @@ impl DeviceSource {
         };
         let asked = probe.map_err(|error| format!("starting {}: {error}", self.plan.program.display()));
         let (last, skip) = self.doubtful(now);
+        let places = if details { self.places() } else { Vec::new() };
         match asked {
-            Ok(probe) => match self.ask(probe, &ProbeRequest { details, known, skip, last }, now) {
+            Ok(probe) => match self.ask(probe, &ProbeRequest { details, known, places, skip, last }, now) {
                 // A library that has nothing to manage says that there is nothing.
                 DeviceReport::Answered(ProbeAnswer::Trouble { .. }) if unseen && self.most == 0 => {
                     DeviceReport::NoGpus
@@ -359,7 +360,16 @@ impl DeviceSource {
         }
         gpus.sort_by_key(|gpu| gpu.index);
         settle(&mut gpus, self.known.values());
-        ProbeAnswer::Gpus { driver, gpus, bound: bound(&self.plan.proc) }
+        ProbeAnswer::Gpus { driver, gpus, bound: self.bound() }
+    }
+
+    fn bound(&self) -> Vec<PciAddress> {
+        held(&self.plan.proc).into_iter().map(|(address, _)| address).collect()
+    }
+
+    /// Where GPUs sit by their names.
+    fn places(&self) -> Vec<(String, PciAddress)> {
+        held(&self.plan.proc).into_iter().filter_map(|(address, name)| Some((name?, address))).collect()
     }
 
     /// Keeps the probe for the next sample, unless it should begin anew.
@@ -440,16 +450,19 @@ fn is_library_on_path() -> bool {
         .any(|directory| directory.is_absolute() && directory.join(USUAL_LIBRARY).exists())
 }
 
-/// The GPUs that the kernel's part of the driver holds, those left aside that an operator excluded.
-fn bound(proc: &Path) -> Vec<PciAddress> {
+/// The GPUs that the kernel's part of the driver holds, those left aside that an operator excluded; with their names,
+/// where it tells.
+fn held(proc: &Path) -> Vec<(PciAddress, Option<String>)> {
     let Ok(directory) = std::fs::read_dir(proc.join("driver/nvidia/gpus")) else { return Vec::new() };
-    let in_use = |path: &Path| {
+    let gpu = |path: &Path| {
         let told = std::fs::read_to_string(path.join("information")).unwrap_or_default();
-        let excluded = |line: &str| line.starts_with("GPU Excluded:") && line.trim_end().ends_with("Yes");
-        !told.lines().any(excluded)
+        let value =
+            |name: &str| told.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+        let excluded = value("GPU Excluded:").is_some_and(|yes| yes == "Yes");
+        let address = PciAddress::parse(path.file_name()?.to_str()?)?;
+        (!excluded).then(|| (address, value("GPU UUID:").filter(|name| name.starts_with("GPU-"))))
     };
-    let held = directory.flatten().filter(|gpu| in_use(&gpu.path()));
-    held.filter_map(|gpu| PciAddress::parse(gpu.file_name().to_str()?)).collect()
+    directory.flatten().filter_map(|entry| gpu(&entry.path())).collect()
 }
 
 impl From<io::Error> for Broken {

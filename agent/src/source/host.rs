@@ -7,7 +7,6 @@
 mod cgroup;
 mod disks;
 mod identity;
-mod mounts;
 mod proc;
 mod system;
 

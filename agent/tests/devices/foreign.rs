@@ -131,6 +131,29 @@ fn what_has_no_function_is_read_by_its_number() {
 }
 
 #[test]
+fn errors_of_links_are_found_by_whichever_way_counts_them() {
+    let mut host = Host::with_gpus(1);
+    host.set("/gpus/0/links", json!({"4": {"replays": 70, "recoveries": 3, "crc": 5}}));
+    let counted = |host: &mut Host| {
+        let details = host.gpus().remove(0).details.unwrap();
+        let link = details.links.into_iter().find(|of| of.link == 4).unwrap();
+        (link.replays, link.recoveries, link.crc)
+    };
+    let all = (Some(70), Some(3), Some(5));
+    assert_eq!(counted(&mut host), all);
+    host.set("/gpus/0/values", json!({"link_fields_stand_still": 1}));
+    assert_eq!(counted(&mut host), all);
+    host.set("/gpus/0/codes", json!({"nvmlDeviceGetFieldValues": 3}));
+    assert_eq!(counted(&mut host), all);
+    host.set("/gpus/0/codes", json!({"nvmlDeviceGetNvLinkErrorCounter": 3}));
+    assert_eq!(counted(&mut host), (Some(0), Some(0), Some(0)));
+    host.set("/gpus/0/values", json!({"pcie_replays": 9}));
+    host.set("/gpus/0/codes", json!({"nvmlDeviceGetPcieReplayCounter": 3}));
+    assert_eq!(host.gpus()[0].pcie_replays, Read::Value(9));
+    host.expect(FIRST, Healthy, Nothing);
+}
+
+#[test]
 fn a_gpu_of_which_nothing_can_be_read_is_unusable_in_the_end() {
     let mut host = Host::with_gpus(2);
     host.gpus();

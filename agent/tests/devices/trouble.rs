@@ -153,3 +153,33 @@ fn a_gpu_that_only_the_kernel_still_holds_is_missed_and_one_that_is_excluded_is_
     let reason = host.expect("gpu.driver", Unhealthy, RebootNode);
     assert!(reason.ends_with("holds GPU 0000:04:00 too"), "{reason}");
 }
+
+#[test]
+fn a_gpu_that_does_not_tell_where_it_sits_is_found_by_its_name() {
+    let mut host = Host::with_gpus(2);
+    host.without(&["nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"]);
+    let proc = host.directory.path().join("proc");
+    let library = host.directory.path().join(fake_devices::LIBRARY);
+    let source = |library: &std::path::Path| {
+        let plan = plan(Some(library.to_owned()), Duration::from_secs(60));
+        DeviceSource::new(ProbePlan { proc: proc.clone(), ..plan })
+    };
+    // Nobody tells: it is said, and no GPU is called well.
+    host.source = source(&library);
+    host.gpus();
+    host.expect("gpu.driver", Unknown, Nothing);
+    for (name, uuid) in [("0000:01:00.0", "GPU-0"), ("0000:02:00.0", "GPU-1")] {
+        let directory = proc.join("driver/nvidia/gpus").join(name);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("information"), format!("GPU UUID: \t {uuid}\nGPU Excluded:\t No\n"))
+            .unwrap();
+    }
+    host.source = source(&library);
+    host.look_for_a_while();
+    host.expect("gpu.driver", Healthy, Nothing);
+    host.expect(FIRST, Healthy, Nothing);
+    host.set("/gpus/1/values", json!({"ecc_volatile": 3}));
+    host.gpus();
+    host.expect(SECOND, Unhealthy, ResetDevice);
+    host.expect(FIRST, Healthy, Nothing);
+}

@@ -99,6 +99,8 @@ fn value_of(gpu: &Gpu, field: u32, scope: u32, driver: &str) -> Result<i64, u32>
         gpu.link(scope)?;
         gpu.link_value(scope, name, 0)
     };
+    // Some know the numbers and count by their functions alone.
+    let counted = |name: &str| if gpu.value("link_fields_stand_still", 0)? == 1 { Ok(0) } else { link(name) };
     match field {
         3 => gpu.value("ecc_corrected", 0),
         4 => gpu.value("ecc_volatile", 0),
@@ -110,12 +112,13 @@ fn value_of(gpu: &Gpu, field: u32, scope: u32, driver: &str) -> Result<i64, u32>
         143 => gpu.value("remapped_corrected", 0).and_then(|_| gpu.value("remapped_uncorrected", 0)),
         144 => gpu.value("remapped_corrected", 0).and_then(|_| gpu.value("remap_pending", 0)),
         145 => gpu.value("remapped_corrected", 0).and_then(|_| gpu.value("remap_failed", 0)),
+        94 => gpu.value("pcie_replays", 0),
         230 => gpu.value("recovery_action", 0),
         82 => gpu.value("memory_temperature", 50),
         194 => gpu.value("slowdown_margin", -2),
-        161 => link("replays"),
-        162 => link("recoveries"),
-        163 => link("crc"),
+        161 => counted("replays"),
+        162 => counted("recoveries"),
+        163 => counted("crc"),
         213 => gpu.value("nvlink5", 0).and_then(|_| link("recovered")),
         214 => gpu.value("nvlink5", 0).and_then(|_| link("recovery_failed")),
         208 => gpu.value("nvlink5", 0).and_then(|_| link("received_errors")),

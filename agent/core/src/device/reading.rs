@@ -431,6 +431,8 @@ pub struct ProbeRequest {
     /// Who sat where in the driver's list when it was last known: a lost GPU does not tell. Not sent again to the
     /// same probe.
     pub known: Vec<(u32, GpuIdentity)>,
+    /// Where GPUs sit by the kernel's part of the driver, by their names: some libraries do not tell. Sent seldom.
+    pub places: Vec<(String, PciAddress)>,
     /// Places of GPUs for which calls have hung: they are left out.
     pub skip: Vec<u32>,
     /// Places of GPUs for which calls have hung, and which are tried again, after all others.

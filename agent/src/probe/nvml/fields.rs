@@ -29,6 +29,8 @@ pub(super) const ECC_AGGREGATE: u32 = 6;
 /// Pages taken out of use after many corrected errors, after one that could not be corrected, and whether some wait.
 pub(super) const PAGES_RETIRED: [u32; 2] = [29, 30];
 pub(super) const PAGES_PENDING: u32 = 31;
+/// PCIe packets that were sent again.
+pub(super) const PCIE_REPLAYS: u32 = 94;
 /// Rows remapped after corrected and after uncorrected errors, whether some wait, whether one failed.
 pub(super) const REMAPPED_ROWS: [u32; 4] = [142, 143, 144, 145];
 

@@ -18,8 +18,8 @@ use super::calls::{
     Answer, Handle, Nvml, by_index, counter, flag, is_not_offered, or, short_counter, text_of, version,
 };
 use super::fields::{
-    self, ECC_AGGREGATE, ECC_CORRECTED, ECC_VOLATILE, MEMORY_TEMPERATURE, PAGES_PENDING, RECOVERY_ACTION,
-    REMAPPED_ROWS, WHOLE,
+    self, ECC_AGGREGATE, ECC_CORRECTED, ECC_VOLATILE, MEMORY_TEMPERATURE, PAGES_PENDING, PCIE_REPLAYS,
+    RECOVERY_ACTION, REMAPPED_ROWS, WHOLE,
 };
 use super::{Library, details, links};
 
@@ -77,6 +77,8 @@ pub(super) struct Wanted<'a> {
     pub(super) details: bool,
     /// Places of the GPUs that may be asked of whom they reach.
     pub(super) peers: &'a [u32],
+    /// Where GPUs of these names sit, for libraries that do not tell.
+    pub(super) places: &'a BTreeMap<String, PciAddress>,
     /// Called now and then: calls return, however slowly.
     pub(super) alive: &'a dyn Fn(),
 }
@@ -95,7 +97,7 @@ pub(super) fn read(
         Ok(gpu) => gpu,
         Err(error) => return GpuReading { trouble: Some(unopened(&error)), ..reading },
     };
-    match identity(nvml, gpu, before) {
+    match identity(nvml, gpu, before, wanted.places) {
         Ok(identity) => reading.identity = Some(identity),
         Err(error) => return GpuReading { trouble: Some(unopened(&error)), ..reading },
     }
@@ -170,7 +172,12 @@ pub(super) fn address_of(info: &nvmlPciInfo_t) -> Answer<PciAddress> {
 }
 
 /// Who sits there. A driver that does not tell the name for once has not changed the board.
-fn identity(nvml: &Nvml, gpu: Handle, known: Option<&GpuIdentity>) -> Answer<GpuIdentity> {
+fn identity(
+    nvml: &Nvml,
+    gpu: Handle,
+    known: Option<&GpuIdentity>,
+    places: &BTreeMap<String, PciAddress>,
+) -> Answer<GpuIdentity> {
     let lib = nvml.lib();
     let is_lost = |error: &NvmlError| matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired);
     let address = match address(nvml, gpu) {
@@ -179,7 +186,10 @@ fn identity(nvml: &Nvml, gpu: Handle, known: Option<&GpuIdentity>) -> Answer<Gpu
         Err(error) if is_lost(&error) => return Err(error),
         Err(error) => {
             let uuid = gpu.text(&lib.nvmlDeviceGetUUID)?;
-            return known.filter(|known| known.uuid == uuid && !uuid.is_empty()).cloned().ok_or(error);
+            match known.filter(|known| known.uuid == uuid && !uuid.is_empty()) {
+                Some(known) => return Ok(known.clone()),
+                None => *places.get(&uuid).ok_or(error)?,
+            }
         }
     };
     let known = known.filter(|known| known.address == address);
@@ -325,7 +335,9 @@ fn wires(nvml: &Nvml, gpu: Handle, reading: &mut GpuReading, notes: &mut Notes) 
         gpu.get(&lib.nvmlDeviceGetMaxPcieLinkWidth, 0),
     );
     reading.pcie_max = notes.take(best);
-    reading.pcie_replays = notes.take(short_counter(gpu.get(&lib.nvmlDeviceGetPcieReplayCounter, 0)));
+    let replays = short_counter(gpu.get(&lib.nvmlDeviceGetPcieReplayCounter, 0)).map(u64::from);
+    let replays = fields::or_field(nvml, gpu, replays, PCIE_REPLAYS);
+    reading.pcie_replays = notes.take(replays.map(|count| u32::try_from(count).unwrap_or(u32::MAX)));
     reading.nvlinks = links::states(nvml, gpu, notes);
     reading.fabric = notes.take(fabric(nvml, gpu));
 }

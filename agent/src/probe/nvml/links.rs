@@ -41,6 +41,7 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
         .collect();
     let told = fields::read(nvml, gpu, &wanted);
     let each = LINK_ERRORS.len() + LINK_5.len();
+    let mut has_counters = true;
     links
         .iter()
         .zip(told.chunks(each))
@@ -61,23 +62,28 @@ pub(super) fn errors(nvml: &Nvml, gpu: Handle, links: &[u32], alive: &dyn Fn()) 
                 damaged_packets: [count(7), count(8)].into_iter().flatten().reduce(u64::saturating_add),
                 remote: far_end(nvml, gpu, *link).ok(),
             };
-            if errors.replays.is_none() && errors.recoveries.is_none() && errors.crc.is_none() {
-                older(nvml, gpu, &mut errors);
+            // Some libraries know the numbers of the fields and count by the functions of old alone.
+            let nothing =
+                [errors.replays, errors.recoveries, errors.crc].iter().all(|of| of.unwrap_or(0) == 0);
+            if nothing && has_counters {
+                has_counters = older(nvml, gpu, &mut errors);
             }
             errors
         })
         .collect()
 }
 
-/// Drivers that do not know the fields know the counters.
-fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) {
+/// Drivers that do not know the fields know the counters. Whether they do.
+fn older(nvml: &Nvml, gpu: Handle, errors: &mut LinkErrors) -> bool {
     let [replays, recoveries, flits, data] = KINDS.map(|kind| gpu.link_errors(nvml, errors.link, kind).ok());
-    errors.replays = replays;
-    errors.recoveries = recoveries;
-    errors.crc = match (flits, data) {
+    let crc = match (flits, data) {
         (None, None) => None,
         (flits, data) => Some(flits.unwrap_or(0).saturating_add(data.unwrap_or(0))),
     };
+    errors.replays = errors.replays.max(replays);
+    errors.recoveries = errors.recoveries.max(recoveries);
+    errors.crc = errors.crc.max(crc);
+    replays.is_some() || recoveries.is_some() || crc.is_some()
 }
 
 /// By the newest variant of the function that the library has.

@@ -11,10 +11,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_core::host::{Disk, Reading, Space};
+use mainstay_core::parse::mounts::{Mount, meant_writable, mount_of, parse_mounts};
 use mainstay_core::time::{Mono, Span};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use super::mounts::{Mount, meant_writable, mount_of, parse_mounts};
 use super::proc::read;
 
 /// How long a file system that has answered before may take before it counts as silent.

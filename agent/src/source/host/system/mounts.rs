@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_core::host::{MountReading, MountState};
+use mainstay_core::parse::mounts::{Mount, parse_mounts};
 use mainstay_core::time::{Mono, Span};
 
 use super::SystemPlan;
 use super::child::Asked;
-use crate::source::host::mounts::{Mount, parse_mounts};
 
 /// More network file systems than these are not asked: a host of many containers has them in hundreds.
 const MOST: usize = 32;

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::host::{Reading, Service, Services};
+use mainstay_core::host::{Reading, Services};
+use mainstay_core::parse::systemd;
 use mainstay_core::time::{Mono, Span};
 
 use super::SystemPlan;
@@ -57,7 +58,7 @@ impl ServiceProbe {
                 let (gpus, on_the_bus) = nvidia_devices(sys);
                 let behind = *self.behind_a_card.get_or_insert_with(|| has_switches_behind_a_card(sys));
                 let switches = on_the_bus > 0 || behind;
-                Some(Reading::Value(Services { units: parse(&text), gpus, switches }))
+                Some(Reading::Value(Services { units: systemd::units(&text), gpus, switches }))
             }
             Some(Err(error)) => {
                 self.asked = None;
@@ -69,43 +70,5 @@ impl ServiceProbe {
             }
             None => None,
         }
-    }
-}
-
-/// The units that there are, from the properties of all that were asked for.
-fn parse(text: &str) -> Vec<Service> {
-    let unit = |block: &str| {
-        let value = |name: &str| {
-            block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or("").to_owned()
-        };
-        (value("LoadState") == "loaded").then(|| Service {
-            name: value("Id"),
-            active: value("ActiveState"),
-            sub: value("SubState"),
-            result: value("Result"),
-            enabled: value("UnitFileState").starts_with("enabled"),
-            restarts: value("NRestarts").parse().unwrap_or(0),
-        })
-    };
-    text.split("\n\n").filter_map(unit).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse;
-
-    #[test]
-    fn only_units_that_there_are_count() {
-        let text = "Id=a.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\n\
-            UnitFileState=enabled\nNRestarts=3\n\nId=b.service\nLoadState=not-found\nActiveState=inactive\n\n\n";
-        let units = parse(text);
-        assert_eq!(units.len(), 1);
-        let unit = &units[0];
-        assert_eq!(
-            (unit.name.as_str(), unit.active.as_str(), unit.result.as_str()),
-            ("a.service", "failed", "exit-code")
-        );
-        assert_eq!((unit.enabled, unit.restarts), (true, 3));
-        assert!(parse("").is_empty() && parse("nonsense\n\n=\n").is_empty());
     }
 }

@@ -4,23 +4,25 @@ use std::path::{Path, PathBuf};
 
 /// A mount of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
+pub struct Mount {
     /// Major and minor number: the same of all mounts of one file system.
-    pub(super) device: String,
+    pub device: String,
     /// Its type: `ext4`, `nfs4`.
-    pub(super) kind: String,
+    pub kind: String,
     /// What is mounted: a disk, a server and what it exports.
-    pub(super) from: String,
-    pub(super) point: PathBuf,
-    pub(super) read_only: bool,
+    pub from: String,
+    /// Where.
+    pub point: PathBuf,
+    /// Nobody can write there.
+    pub read_only: bool,
     /// Read-only by the mount's own options while the file system itself can be written: somebody chose so for
     /// this namespace, as systemd's ProtectSystem does, and `/etc/fstab` does not speak of it.
-    pub(super) by_choice: bool,
+    pub by_choice: bool,
 }
 
 /// The mounts in the order in which they were made: a later one covers an earlier one at the same place.
 /// Format: proc_pid_mountinfo(5). Lines that are none are passed over.
-pub(super) fn parse_mounts(text: &str) -> Vec<Mount> {
+pub fn parse_mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_mount).collect()
 }
 
@@ -40,14 +42,14 @@ fn parse_mount(line: &str) -> Option<Mount> {
 }
 
 /// The mount that a path is on.
-pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let on = mounts.iter().filter(|mount| path.starts_with(&mount.point));
     // Of equal ones the last, which is what max_by_key gives.
     on.max_by_key(|mount| mount.point.components().count())
 }
 
 /// Whether `/etc/fstab` wants the file system at `point` writable; none if it does not speak of it.
-pub(super) fn meant_writable(fstab: &str, point: &Path) -> Option<bool> {
+pub fn meant_writable(fstab: &str, point: &Path) -> Option<bool> {
     fstab.lines().filter(|line| !line.trim_start().starts_with('#')).find_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
         let (place, options) = (fields.next()?, fields.nth(1)?);
@@ -79,6 +81,8 @@ fn unescape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn a_sandbox_that_may_not_write_is_no_failing_disk() {
         let sandboxed = "1 2 8:1 / / ro,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro";
@@ -87,8 +91,6 @@ mod tests {
         assert_eq!(told(sandboxed), Some((true, true)));
         assert_eq!(told(failing), Some((true, false)));
     }
-
-    use super::*;
 
     const TABLE: &str = "\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
