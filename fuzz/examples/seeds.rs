@@ -32,7 +32,7 @@ const TRACE: &str = "rank,step,section,start_ns,end_ns,stage,host\n0,1,forward,0
     0,1,all_reduce,2500000000,3600000000,0,a\n1,1,all_reduce,3500000000,3600000000,1,b\n";
 const STACKS: &str = "Current thread 0x00007f (most recent call first):\n  File \"/a/train.py\", line 12 in forward\n\
     \nThread 812 (idle): \"MainThread\"\n    forward (train.py:12)\n";
-const FILES: [&str; 7] = [
+const FILES: [&str; 10] = [
     "4711 (a) b (c)) D 17 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 987654 0 0 18446744073709551615",
     "4: ACTIVE\n",
     "400 Gb/sec (4X NDR)\n",
@@ -40,6 +40,9 @@ const FILES: [&str; 7] = [
     "0000:3b:00.0",
     "mlx5_*\nmlx5_1/1",
     "mlx5_0/1@400",
+    "30 27 8:1 / /data\\040x rw,relatime shared:1 - ext4 /dev/sda rw,emergency_ro\n/dev/sda /data\\040x ext4 ro 0 2\n",
+    "Id=a.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\nResult=exit-code\nNRestarts=3\n\nId=b.service\n",
+    "PSU1 Status | C8h | ok | 10.1 | Presence detected, Power Supply AC lost\nFAN1 | 41h | cr | 29.1 | 300 RPM\n",
 ];
 const VALUES: [&str; 5] = ["5s", "500ms", "64MiB", "4096B", "99.5"];
 const ERROR_FILES: [&str; 2] = [
