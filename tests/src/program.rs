@@ -62,3 +62,18 @@ pub fn skipped(reason: &str) {
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
+
+/// How a command is begun as another user; none, and why, where nobody can become one.
+pub fn as_nobody() -> Result<[&'static str; 6], &'static str> {
+    if !is_root() {
+        return Err("only root can become another user");
+    }
+    let has_setpriv = std::process::Command::new("setpriv")
+        .arg("--version")
+        .output()
+        .is_ok_and(|told| told.status.success());
+    if !has_setpriv {
+        return Err("there is no setpriv to become another user with");
+    }
+    Ok(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"])
+}

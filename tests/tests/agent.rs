@@ -1,11 +1,10 @@
 //! Agent and launcher can each be killed, held or started again; neither the ranks nor the job's history suffer.
 
 use std::cell::Cell;
-use std::process::Command;
 
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::verdict::{DecidedBy, FaultDomain};
-use mainstay_tests::{Agent, Job, Stage, has_client, is_root, mainstay, processes, skipped, story};
+use mainstay_tests::{Agent, Job, Stage, as_nobody, has_client, mainstay, processes, skipped, story};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -148,14 +147,11 @@ fn a_job_that_ended_in_order_is_not_lost() {
 
 #[test]
 fn an_agent_that_belongs_to_somebody_else_is_not_trusted() {
-    if !is_root() {
-        return skipped("only root can start an agent of another user");
-    }
+    let nobody = match as_nobody() {
+        Ok(nobody) => nobody,
+        Err(why) => return skipped(why),
+    };
     let stage = Stage::new();
-    let nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
-    if !Command::new("setpriv").arg("--version").output().is_ok_and(|told| told.status.success()) {
-        return skipped("there is no setpriv to become another user with");
-    }
     stage.open_to_all();
     let program = stage.script("mainstay", "");
     std::fs::copy(mainstay(), &program).expect("a copy that nobody may execute");

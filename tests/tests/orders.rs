@@ -2,10 +2,13 @@
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use mainstay_core::entry::Fact;
-use mainstay_tests::{End, Job, Stage, has_client, mainstay, processes, story};
+use mainstay_tests::{End, Job, Stage, as_nobody, has_client, mainstay, processes, skipped, story};
 
 /// Ranks that work until they are told to end.
 const WORKS: &str = r#"trap 'exit 0' TERM
@@ -44,6 +47,48 @@ fn a_restart_that_is_ordered_is_no_failure_and_a_stop_ends_the_job() {
     assert_eq!(story::verdicts(&end.story).len(), 0, "{end}");
     assert_eq!((ordered(&end, "restart_ordered"), ordered(&end, "stop_ordered")), (1, 1), "{end}");
     end.assert_said("(enough): stopping the ranks");
+}
+
+#[test]
+fn another_user_orders_nothing_even_where_the_socket_is_open() {
+    let nobody = match as_nobody() {
+        Ok(nobody) => nobody,
+        Err(why) => return skipped(why),
+    };
+    let stage = Stage::new();
+    let job = stage.sh(WORKS).options("--allow-inject").start();
+    job.mark("up.0.0");
+    stage.open_to_all();
+    let program = stage.script("mainstay", "");
+    std::fs::copy(mainstay(), &program).expect("a copy that everybody may execute");
+    // What an operator may have done by hand: the door is open, and still it is not theirs.
+    let socket = job.socket();
+    for path in
+        socket.ancestors().take_while(|path| path.starts_with("/dev/shm") && *path != Path::new("/dev/shm"))
+    {
+        std::fs::set_permissions(path, Permissions::from_mode(0o777)).expect("our own");
+    }
+    let orders: [&[&str]; 4] = [
+        &["job", "restart", "--reason", "mine"],
+        &["job", "stop", "--reason", "mine"],
+        &["job", "exclude-rank", "0", "--reason", "mine"],
+        &["inject", "kill", "--rank", "0", "--reason", "mine"],
+    ];
+    for arguments in orders {
+        let mut command = Command::new(nobody[0]);
+        command.args(&nobody[1..]).arg(&program).args(arguments).arg("--socket").arg(socket);
+        let refused = command.output().expect("setpriv can be started");
+        assert!(!refused.status.success(), "{arguments:?}");
+        assert!(said(&refused).contains("user 65534 may not order"), "{arguments:?}: {}", said(&refused));
+    }
+    let stopped = order(&job, &["job", "stop", "--reason", "ours"]);
+    assert!(stopped.status.success(), "{}", said(&stopped));
+    let end = job.end();
+    end.assert_status(143);
+    for event in ["restart_ordered", "fault_injected"] {
+        assert_eq!(ordered(&end, event), 0, "{end}");
+    }
+    assert_eq!(ordered(&end, "stop_ordered"), 1, "{end}");
 }
 
 #[test]
