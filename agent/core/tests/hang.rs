@@ -194,6 +194,38 @@ fn all_frozen_is_a_hang_without_a_culprit() {
     assert_eq!((hang.kind, hang.culprits.len()), (HangKind::AllStill, 0));
 }
 
+/// A curriculum of sequence lengths: from one step to the next all ranks wait for their devices three times as long.
+#[test]
+fn steps_that_become_three_times_as_long_at_once_are_no_hang() {
+    let mut job = Job::begun(Limits::default());
+    (0..60).for_each(|step| job.step_together(step, Span::seconds(10)));
+    job.all_still();
+    (60..64).for_each(|step| job.step_together(step, Span::seconds(30)));
+    // Nobody moves any more; and a rank that falls behind then is not waited for longer than before.
+    let (hang, took) = job.hangs(Span::seconds(300));
+    assert_eq!(hang.kind, HangKind::AllStill);
+    assert!(took <= Span::seconds(60), "{took}");
+    let mut job = Job::begun(Limits::default());
+    (0..60).for_each(|step| job.step_together(step, Span::seconds(10)));
+    (0..RANKS).filter(|rank| *rank != 5).for_each(|rank| job.step_of(rank, 60));
+    job.all_still();
+    let (hang, took) = job.hangs(Span::seconds(60));
+    assert_eq!(hang.culprits, [Rank(5)]);
+    assert!(took <= Span::seconds(15), "{took}");
+}
+
+/// Little is known of a job that has made few steps: it is waited for as long as the default says, and no longer.
+#[test]
+fn a_hang_after_few_steps_is_found_by_the_default_limit() {
+    let mut job = Job::trained(20);
+    job.all_still();
+    (0..RANKS).filter(|rank| *rank != 2).for_each(|rank| job.step_of(rank, 20));
+    job.is_calm_for(Span::seconds(300));
+    let (hang, took) = job.hangs(Span::seconds(600));
+    assert!(took <= Span::seconds(302), "{took}");
+    assert_eq!(hang.culprits, [Rank(2)]);
+}
+
 #[test]
 fn a_rank_in_uninterruptible_sleep_is_given_half_a_minute() {
     let mut job = Job::trained(100);

@@ -2,6 +2,7 @@
 //! and silent hosts. No I/O, no clock, no threads; the same seed gives the same job.
 #![forbid(unsafe_code)]
 
+pub mod course;
 pub mod hang;
 pub mod mesh;
 pub mod random;

@@ -21,6 +21,9 @@ const PROBES_APART: Span = Span::millis(340);
 /// A judge that did not look for so long was held up itself, and perhaps the ranks with it: its clock starts anew.
 const HELD_UP: Span = Span::seconds(1);
 
+/// Twice by how many times the steps of a job may grow at once, its sequences becoming longer.
+const GROWS_AT_ONCE_TWICE: u64 = 7;
+
 /// The judge. Ranks are given by their place, from 0, in the order in which the job numbers them.
 #[derive(Clone, Debug)]
 pub struct Watch {
@@ -317,6 +320,14 @@ impl Watch {
             || suspects.among.iter().any(|rank| self.state(*rank as usize) == ProcessState::Uninterruptible)
         {
             wait(limits.passing, "what it waits for often comes back by itself".to_owned());
+        }
+        if suspects.kind == HangKind::AllStill {
+            // Sequences grow by a curriculum, for all ranks at once: the devices may be at a longer step while all processes wait.
+            let grown = self
+                .phases
+                .median(phase)
+                .map_or(0, |median| median.0.saturating_mul(GROWS_AT_ONCE_TWICE) / 2);
+            wait(Span(grown), "all ranks are alike, and steps may have become longer at once".to_owned());
         }
         if self.probed && suspects.kind != HangKind::Network {
             let room = Span(self.phases.longest(phase).0.saturating_mul(5));

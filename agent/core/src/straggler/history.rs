@@ -3,11 +3,6 @@
 //! Each step writes one row. Beside the scores it keeps, per rank, sums of the last 8, 16, 32, 64 and 512 scores in
 //! units of the noise, clipped: adding the new and taking off the old one, a step costs the same however far one looks back.
 
-use super::score::median;
-
-/// Of more ranks than this, every so many are taken for a spread.
-const SAMPLE: usize = 4096;
-
 /// Rows that are kept one by one.
 pub const ROWS: usize = 64;
 
@@ -104,21 +99,18 @@ impl History {
         }
     }
 
-    /// By how much the mean of so many scores (by horizon) scatters more than independent scores would, in a sample of
-    /// ranks: how each rank's mean differs from that of just as many steps before. What ranks differ by for good
-    /// drops out. 1 if it cannot be told yet.
-    pub fn dependence(&self, horizon: usize) -> f32 {
-        let (Some(steps), Some(longer)) = (HORIZONS.get(horizon), self.sums.get(horizon + 1)) else {
-            return 1.0;
-        };
-        if self.seen < 2 * steps {
-            return 1.0;
+    /// The scores of all ranks so many steps before the last, as they are kept; none if that was not seen or is forgotten.
+    pub fn row(&self, ago: usize) -> Option<&[i16]> {
+        if ago >= self.seen.min(ROWS) {
+            return None;
         }
-        let stride = self.ranks / SAMPLE + 1;
-        let both = self.sums[horizon].iter().zip(longer).step_by(stride);
-        let mut moved: Vec<f32> = both.map(|(last, twice)| f32::from(2 * last - twice).abs()).collect();
-        let independent = CLIP_UNITS * (2.0 * *steps as f32).sqrt();
-        median(&mut moved) * 1.4826 / independent
+        let row = (self.seen - 1 - ago) % ROWS;
+        self.scores.get(row * self.ranks..(row + 1) * self.ranks)
+    }
+
+    /// By how much two kept scores differ; none if one is not known.
+    pub fn difference(one: i16, other: i16) -> Option<f32> {
+        (one != UNKNOWN && other != UNKNOWN).then(|| f32::from(one.saturating_sub(other)) * SCORE_UNIT)
     }
 
     /// How many steps were seen.

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::carried::Carried;
 use super::found::{Change, Found, Slow};
-use super::history::{HORIZONS, History, ROWS};
+use super::history::{History, ROWS};
 use super::peers::Peers;
 use super::ranks::{self, Standing};
 use super::rotating;
@@ -19,15 +20,9 @@ const IMBALANCE_EVERY: usize = 4;
 /// The noise of earlier runs counts as that of so many steps.
 const RECALLED_STEPS: usize = 8;
 
-/// Steps that depend on each other count for less, down to a ninth.
-const MOST_DEPENDENT: f32 = 3.0;
-
-/// So many ranks are few.
-const FEW: usize = 4;
-
-/// Of few ranks: one false alarm in some 10^8 looks; and the steps after which their noise is known well enough for that.
-const SURE_OF_FEW: f32 = 5.6;
-const KNOWN_AFTER: usize = 32;
+/// So many ranks are very few. Who tell so little are believed sooner: one false alarm in 10^7 looks.
+const VERY_FEW: usize = 4;
+const SURE_OF_VERY_FEW: f32 = 5.2;
 
 /// Where ranks are too few for a spread between them, scores are compared over so many steps.
 const MOVES_OVER: usize = 4;
@@ -71,6 +66,7 @@ pub struct Judge {
     peers: Peers,
     history: History,
     recent: Recent,
+    carried: Carried,
     stages: Stages,
     /// What is slow at present.
     open: BTreeMap<Slow, Standing>,
@@ -90,8 +86,6 @@ pub(super) struct Recent {
     slowest_group: Ring<f32>,
     /// Who waited least.
     least_wait: Ring<u32>,
-    /// How much more than by chance means of 8, 16 and 32 scores scatter.
-    dependence: [Ring<f32>; HORIZONS.len() - 1],
 }
 
 /// The last [`ROWS`] values.
@@ -111,13 +105,6 @@ impl<T: Copy> Ring<T> {
         self.next = (self.next + 1) % ROWS;
     }
 
-    /// All but the newest so many, in no particular order.
-    fn older(&self, than: usize) -> Ring<T> {
-        let newest = |at: usize| (self.next + ROWS - 1 - at) % ROWS < than;
-        let kept = self.values.iter().enumerate().filter(|(at, _)| !newest(*at));
-        Ring { values: kept.map(|(_, value)| *value).collect(), next: 0 }
-    }
-
     /// In no particular order.
     pub(super) fn values(&self) -> &[T] {
         &self.values
@@ -134,32 +121,6 @@ impl Recent {
     pub(super) fn share_of_step(&self, seconds: f32) -> Option<f32> {
         let took = typical(&self.took);
         (took > 0.0).then(|| (seconds / took).clamp(0.0, 1.0))
-    }
-
-    /// By how much a mean of `steps` scores scatters more than independent scores would, as far as that is sure: what a
-    /// few looks at a few ranks say may be chance.
-    pub(super) fn dependence(&self, steps: usize, ranks: usize) -> f32 {
-        let sure = |ring: &Ring<f32>| {
-            // Looks overlap by half.
-            let looks = (ring.values().len() / 2).max(1);
-            typical(ring) * (1.0 - 1.2 / ((ranks * looks) as f32).sqrt()).max(0.0)
-        };
-        let known = self.dependence.iter().zip(HORIZONS).filter(|(_, of)| *of <= steps.max(HORIZONS[0]));
-        let of = |(ring, horizon): (&Ring<f32>, usize)| {
-            if ranks > FEW {
-                sure(ring)
-            } else {
-                // Among few, one that becomes slow moves the middle itself: what it does now must not speak for it.
-                sure(&ring.older(2 * horizon / IMBALANCE_EVERY))
-            }
-        };
-        known.map(of).fold(1.0, f32::max).min(MOST_DEPENDENT)
-    }
-
-    /// How a mean of the fewest scores that are summed moves, in units of what independent scores would: below 1 where ranks
-    /// differ for good more than they move. None if it cannot be told yet.
-    pub(super) fn movement(&self) -> Option<f32> {
-        Some(typical(&self.dependence[0])).filter(|moved| *moved > 0.0)
     }
 
     pub(super) fn slowest_group(&self) -> f32 {
@@ -187,6 +148,7 @@ impl Judge {
             limits,
             history: History::new(ranks),
             recent: Recent::default(),
+            carried: Carried::new(ranks),
             stages: Stages::new(&peers),
             open: BTreeMap::new(),
             settled: BTreeMap::new(),
@@ -202,6 +164,7 @@ impl Judge {
         for _ in 0..RECALLED_STEPS {
             self.recent.noise.push(noise);
         }
+        self.carried.recall(noise);
     }
 
     /// The noise of a score, once it is known.
@@ -241,13 +204,7 @@ impl Judge {
         }
         self.stages.push(&self.medians);
         self.history.push(row.step, &self.scores, self.recent.noise());
-        if self.history.seen().is_multiple_of(IMBALANCE_EVERY) {
-            for (horizon, ring) in self.recent.dependence.iter_mut().enumerate() {
-                if self.history.seen() >= 2 * HORIZONS[horizon] {
-                    ring.push(self.history.dependence(horizon));
-                }
-            }
-        }
+        self.carried.push(&self.history, self.recent.noise());
     }
 
     /// How scores move over a few steps, as the deviation of one. Neighbours may depend on each other and move less.
@@ -356,11 +313,21 @@ impl Judge {
         self.limits
     }
 
-    /// How many standard deviations make sure. The limit holds for a hundred thousand ranks, of which one is always far out;
-    /// among few there is no such one, once their noise is known.
+    /// How many standard deviations make sure, as far as the noise is known. The limit holds for a hundred thousand ranks, of which
+    /// one is always far out; among few there is no such one.
     pub(super) fn sure(&self) -> f32 {
-        let few = self.peers.len() <= FEW && self.history.seen() >= KNOWN_AFTER;
-        if few { self.limits.sure.min(SURE_OF_FEW) } else { self.limits.sure }
+        let very_few = self.peers.len() <= VERY_FEW;
+        self.carried.sure(if very_few { self.limits.sure.min(SURE_OF_VERY_FEW) } else { self.limits.sure })
+    }
+
+    /// The standard deviation of the mean of so many scores of a rank, by chance.
+    pub(super) fn scatter(&self, steps: usize) -> f32 {
+        self.carried.of_mean(steps)
+    }
+
+    /// By how many times noise is more at present than it was.
+    pub(super) fn wilder(&self) -> f32 {
+        self.carried.wilder(&self.history, self.peers.len())
     }
 
     /// The ranks and their roles.

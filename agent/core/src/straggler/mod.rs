@@ -14,6 +14,7 @@
 //! The second witness is waiting: who is slow waits least. `docs/reference/stragglers.md` has the rules with figures.
 
 mod again;
+mod carried;
 mod change;
 mod columns;
 mod found;

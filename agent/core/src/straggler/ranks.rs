@@ -1,5 +1,6 @@
 //! Single ranks and single hosts that are slow.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use super::change::onset;
@@ -11,15 +12,22 @@ use super::score::{median, spread_around_median};
 /// Fewer steps say nothing.
 const SHORTEST: usize = 8;
 
+/// In the first so many steps nobody is slow for good; until so many have been, slowness must not be getting less.
+const WARM: usize = 10;
+const WARM_OF_VERY_FEW: usize = 16;
+const VERY_FEW: usize = 4;
+const SETTLED: usize = 24;
+
 /// So many slow ranks at once are no fault of single ranks.
 const MOST_AT_ONCE: usize = 64;
 
-/// So many ranks are few, and so many very few.
+/// So many ranks are few.
 const FEW: usize = 16;
-const VERY_FEW: usize = 4;
 
-/// The standard deviation of a normal value that is clipped at four of its own.
-const CLIPPED_SIGMA: f32 = 0.9997;
+/// Sums of clipped scores are looked at more closely from this share of what makes sure, and above so many deviations in any case.
+const NEARLY: f32 = 0.7;
+const LOOKED_AT: f32 = 2.5;
+const LOOKED_AT_OF_FEW: f32 = 1.5;
 
 /// Steps that a rank's usual level must rest on before a change of it is told.
 const USUAL: usize = 24;
@@ -101,6 +109,7 @@ pub(super) fn find(judge: &Judge) -> Vec<Found> {
         return Vec::new();
     }
     let mut suspects: BTreeMap<u32, Suspect> = BTreeMap::new();
+    let wilder = OnceCell::new();
     let mut covered = 0;
     for horizon in 0..HORIZONS.len() {
         let (sums, steps) = judge.history().sums(horizon);
@@ -108,20 +117,27 @@ pub(super) fn find(judge: &Judge) -> Vec<Found> {
             break;
         }
         covered = steps;
-        look(judge, sums, steps, &mut suspects);
+        look(judge, &wilder, sums, steps, &mut suspects);
     }
-    look_for_changes(judge, &mut suspects);
+    look_for_changes(judge, &wilder, &mut suspects);
     let (long, steps) = judge.history().long();
     if steps > ROWS {
-        look(judge, long, steps, &mut suspects);
+        look(judge, &wilder, long, steps, &mut suspects);
     }
     found(judge, suspects)
 }
 
 /// Looks at all sums over `steps` steps; what stands out is looked at more closely.
-fn look<T: Copy + Into<i32>>(judge: &Judge, sums: &[T], steps: usize, suspects: &mut BTreeMap<u32, Suspect>) {
-    let unit = CLIP_UNITS * CLIPPED_SIGMA * (steps as f32).sqrt();
-    let bar = (judge.sure() * unit) as i32;
+fn look<T: Copy + Into<i32>>(
+    judge: &Judge,
+    wilder: &OnceCell<f32>,
+    sums: &[T],
+    steps: usize,
+    suspects: &mut BTreeMap<u32, Suspect>,
+) {
+    // A clipped mean of more than this is looked at in any case.
+    let least = (NEARLY * judge.sure() * judge.scatter(steps) / judge.recent().noise()).min(looked_at(judge));
+    let bar = (least * CLIP_UNITS * steps as f32) as i32;
     let mut apart = None;
     for (rank, sum) in sums.iter().enumerate() {
         let sum: i32 = (*sum).into();
@@ -136,20 +152,27 @@ fn look<T: Copy + Into<i32>>(judge: &Judge, sums: &[T], steps: usize, suspects: 
             return;
         }
         let apart = *apart.get_or_insert_with(|| apart_for_good(judge, sums, steps));
-        if let Some(suspect) = confirm(judge, rank, sum as f32 / (CLIP_UNITS * steps as f32), steps, apart) {
+        let wilder = *wilder.get_or_init(|| judge.wilder());
+        let mean = sum as f32 / (CLIP_UNITS * steps as f32);
+        if let Some(suspect) = confirm(judge, rank, mean, steps, (apart, wilder)) {
             suspects.insert(rank, suspect);
         }
     }
 }
 
+/// Above this clipped mean a rank is looked at in any case; of few, the noise itself is known badly, and looking costs nothing.
+fn looked_at(judge: &Judge) -> f32 {
+    if judge.peers().len() <= FEW { LOOKED_AT_OF_FEW } else { LOOKED_AT }
+}
+
 /// Looks for ranks whose last few steps are unlike those before, by how ranks move and not by how far apart they are.
-fn look_for_changes(judge: &Judge, suspects: &mut BTreeMap<u32, Suspect>) {
-    let Some(movement) = judge.recent().movement() else { return };
+fn look_for_changes(judge: &Judge, wilder: &OnceCell<f32>, suspects: &mut BTreeMap<u32, Suspect>) {
     let ((last, steps), (twice, both)) = (judge.history().sums(0), judge.history().sums(1));
     if both != 2 * steps {
         return;
     }
-    let bar = judge.sure() * movement * CLIP_UNITS * (both as f32).sqrt();
+    let moved_by_chance = std::f32::consts::SQRT_2 * judge.scatter(steps) / judge.recent().noise();
+    let bar = (NEARLY * judge.sure() * moved_by_chance).min(looked_at(judge)) * CLIP_UNITS * steps as f32;
     for (rank, (last, twice)) in last.iter().zip(twice).enumerate() {
         let rank = rank as u32;
         let moved = 2 * i32::from(*last) - i32::from(*twice);
@@ -157,7 +180,7 @@ fn look_for_changes(judge: &Judge, suspects: &mut BTreeMap<u32, Suspect>) {
             && suspects.len() < MOST_AT_ONCE
             && !suspects.contains_key(&rank)
             && !judge.is_known(rank)
-            && let Some(suspect) = confirm_change(judge, rank, steps)
+            && let Some(suspect) = confirm_change(judge, rank, steps, *wilder.get_or_init(|| judge.wilder()))
         {
             suspects.insert(rank, suspect);
         }
@@ -185,20 +208,26 @@ fn apart_for_good<T: Copy + Into<i32>>(judge: &Judge, sums: &[T], steps: usize) 
     } else {
         spread_around_median(&mut means)
     };
-    let by_chance = CLIPPED_SIGMA * judge.recent().dependence(steps, judge.peers().len());
-    (spread * spread - 1.2 * by_chance * by_chance / steps as f32).max(0.0).sqrt()
+    let by_chance = judge.scatter(steps) / judge.recent().noise();
+    (spread * spread - 1.2 * by_chance * by_chance).max(0.0).sqrt()
 }
 
-fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Option<Suspect> {
+/// `apart`: how far ranks are apart for good, in units of the noise; `wilder`: how much more noise there is at present.
+fn confirm(
+    judge: &Judge,
+    rank: u32,
+    mean: f32,
+    steps: usize,
+    (apart, wilder): (f32, f32),
+) -> Option<Suspect> {
     let (limits, noise) = (judge.limits(), judge.recent().noise());
     let scores: Vec<f32> = judge.history().last(rank, steps).map(|(_, score)| score).collect();
     if scores.len() < steps.min(ROWS) * 3 / 5 {
         return None;
     }
     // Over the long memory only the clipped mean is known; it is used where noise hides the effect anyway.
-    let level = if steps <= ROWS { level_of(judge, &scores, steps) } else { mean * noise };
-    let by_chance =
-        judge.sure() * noise * judge.recent().dependence(steps, judge.peers().len()) / (steps as f32).sqrt();
+    let level = if steps <= ROWS { level_of(judge, &scores) } else { mean * noise };
+    let by_chance = judge.sure() * judge.scatter(steps) * wilder;
     let apart_for_good = reach(judge.peers().len()) * apart * noise;
     let gate = by_chance.hypot(apart_for_good).max(limits.rank.ln_1p() * 0.98);
     let enough = if steps <= 16 { 0.8 } else { 0.6 };
@@ -207,17 +236,30 @@ fn confirm(judge: &Judge, rank: u32, mean: f32, steps: usize, apart: f32) -> Opt
     let persists = steps > ROWS
         || level < 2.5 * noise
         || lasts(gate / 2.0) && (level < 6.0 * noise || lasts(level / 2.0));
-    if level >= gate && persists {
+    if level >= gate && persists && stays(judge, &scores) {
         let z = level / (gate / judge.sure());
         return Some(Suspect { rank, effect: level, z, steps, before: None });
     }
-    if steps <= 16 { confirm_change(judge, rank, steps) } else { None }
+    if steps <= 16 { confirm_change(judge, rank, steps, wilder) } else { None }
+}
+
+/// Whether slowness at the beginning will stay: devices, caches and compilers warm up at paces of their own. Taken on as it went, it
+/// must still be there.
+fn stays(judge: &Judge, scores: &[f32]) -> bool {
+    let seen = judge.history().seen();
+    if seen >= SETTLED {
+        return true;
+    }
+    let (older, newer) = scores.split_at(scores.len() / 2);
+    let (older, newer) = (middle_mean(&mut older.to_vec()), middle_mean(&mut newer.to_vec()));
+    let warm = if judge.peers().len() <= VERY_FEW { WARM_OF_VERY_FEW } else { WARM };
+    seen >= warm && newer.min(2.0 * newer - older) >= judge.limits().rank.ln_1p() * 0.98
 }
 
 /// Peers may differ so much for good that a slow rank is within it; but a rank that became slow is another matter.
-fn confirm_change(judge: &Judge, rank: u32, steps: usize) -> Option<Suspect> {
-    let (limits, noise) = (judge.limits(), judge.recent().noise());
-    let moving = noise * judge.recent().movement().unwrap_or(1.0) / (steps as f32).sqrt();
+fn confirm_change(judge: &Judge, rank: u32, steps: usize, wilder: f32) -> Option<Suspect> {
+    let limits = judge.limits();
+    let moving = (judge.scatter(steps) * wilder).hypot(judge.scatter(USUAL));
     let gate = (judge.sure() * moving).max(least_change(judge, steps));
     let scores: Vec<f32> = judge.history().last(rank, steps).map(|(_, score)| score).collect();
     let usual = usual(judge, rank, steps)?;
@@ -257,10 +299,10 @@ fn wandering(judge: &Judge, rank: u32, steps: usize) -> f32 {
     all.chunks_exact(steps.max(1)).map(strayed).fold(0.0, f32::max)
 }
 
-/// What scores come to. Of few ranks each of the newest steps counts; else the median is as good, and outliers matter less.
-fn level_of(judge: &Judge, scores: &[f32], steps: usize) -> f32 {
-    let each_counts = judge.peers().len() <= VERY_FEW && steps < 16;
-    if each_counts { middle_mean(&mut scores.to_vec()) } else { median(&mut scores.to_vec()) }
+/// What scores come to. Of very few ranks each step counts; else the median counts as well, as two hiccups among eight steps matter less.
+fn level_of(judge: &Judge, scores: &[f32]) -> f32 {
+    let level = middle_mean(&mut scores.to_vec());
+    if judge.peers().len() <= VERY_FEW { level } else { level.min(median(&mut scores.to_vec())) }
 }
 
 /// The mean of the middle half: nearly as good as the mean, and outliers on either side do not count.
