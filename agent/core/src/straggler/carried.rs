@@ -161,13 +161,13 @@ impl Carried {
         let (believed, worth) = self.believed;
         let mut level = believed;
         let mut levels = [0.0; BANDS];
-        for band in 0..BANDS {
+        for (band, kept) in levels.iter_mut().enumerate() {
             let known = self.pairs[band] * self.series;
             // Values that are far apart are fewer.
             let weight = known / (1.0 + lags(band).end as f32 / 8.0);
             let seen = if self.pairs[band] > 0.0 { self.squares[band] / self.pairs[band] } else { level };
             level = (seen * weight + level * worth) / (weight + worth);
-            levels[band] = level;
+            *kept = level;
         }
         // What still rises at the end will rise on.
         let rises = (levels[BANDS - 1] - levels[BANDS - 2]).max(0.0);
@@ -175,7 +175,7 @@ impl Carried {
         let mut correlation = [0.0; BANDS];
         let mut before = 1.0_f32;
         let mut repeated = 1.0;
-        for band in 0..BANDS {
+        for (band, kept) in correlation.iter_mut().enumerate() {
             let known = 2.0 * self.pairs[band] * self.series / lags(band).end as f32;
             let expected = if band == 0 { USUALLY_CARRIED } else { before * before };
             let seen = if self.pairs[band] > 0.0 {
@@ -185,7 +185,7 @@ impl Carried {
             };
             let now =
                 ((seen * known + expected * CARRIED_STEPS) / (known + CARRIED_STEPS)).clamp(0.0, before);
-            correlation[band] = now;
+            *kept = now;
             repeated += 2.0 * lags(band).count() as f32 * now * now;
             before = now;
         }
