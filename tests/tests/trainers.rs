@@ -75,9 +75,9 @@ fn an_agent_that_is_killed_while_it_uploads_goes_on_where_it_was() {
     let bucket = tempfile::TempDir::new().unwrap();
     let url = format!("file://{}", bucket.path().display());
     let durable = format!("DURABLE={url}");
-    // Slow enough that it is in the middle for seconds.
-    let hosts = Hosts::new(9, 1, &[&durable, "DURABLE_BANDWIDTH=8MiB", "REDUNDANCY=0"]);
-    let agent = hosts.agent(0);
+    let hosts = Hosts::new(9, 1, &[&durable, "REDUNDANCY=0"]);
+    // Slow enough that it is in the middle for long, whatever else goes on.
+    let agent = hosts.agent_with(0, &["DURABLE_BANDWIDTH=1MiB"]);
     let directory = hosts.directory(0);
     fs::create_dir_all(directory.join("iter_0000010")).unwrap();
     let content: Vec<u8> =

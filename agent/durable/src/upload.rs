@@ -1,7 +1,8 @@
 //! Brings one shard into a bucket, and makes a step of shards that are all there.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::bucket::{BEGUN_NAME, STEP_NAME, StepName, StepRecord, run_directory, shard_names};
 use mainstay_checkpoint::{MANIFEST_LIMIT, chunk_sum};
@@ -161,13 +162,15 @@ impl Job<'_> {
         let size = self.sealed.shard.bytes;
         let parts = usize::try_from(size.div_ceil(under.part_bytes)).unwrap_or(usize::MAX);
         under.done.retain(|index, _| *index < parts);
-        self.note(&under)?;
+        let part_bytes = under.part_bytes;
+        let path = self.bucket.path(&under.name);
+        let noting = Arc::new(Noting::begin(under, self.notes)?);
         let mut sent = Sent::default();
         let mut coming = JoinSet::new();
         for index in 0..parts {
-            let offset = index as u64 * under.part_bytes;
-            let length = under.part_bytes.min(size - offset);
-            if under.done.contains_key(&index) {
+            let offset = index as u64 * part_bytes;
+            let length = part_bytes.min(size - offset);
+            if noting.under().done.contains_key(&index) {
                 sent.there += length;
                 continue;
             }
@@ -175,24 +178,29 @@ impl Job<'_> {
                 return Err(DurableError::GivenUp);
             }
             if coming.len() >= AT_ONCE {
-                self.take(&mut coming, &mut under).await?;
+                take(&mut coming).await?;
             }
             self.how.pace.wait(length);
             // Read and compared here, on this thread: the runtime's own bring what was read before.
             let payload = PutPayload::from(read(self.sealed, self.from, offset, length)?);
-            let (bucket, path, id) = (self.bucket.clone(), self.bucket.path(&under.name), under.id.clone());
+            let (bucket, path, noting) = (self.bucket.clone(), path.clone(), Arc::clone(&noting));
             coming.spawn(async move {
+                let id = noting.under().id.clone();
                 let put = || bucket.parts.put(&path, &id, index, offset, payload.clone());
-                bucket.again("sending a part of", &path, put).await.map(|part| (index, part))
+                let part = bucket.again("sending a part of", &path, put).await?;
+                // At once: who is killed now need not send it again.
+                noting.done(index, part)
             });
             sent.bytes += length;
         }
         while !coming.is_empty() {
-            self.take(&mut coming, &mut under).await?;
+            take(&mut coming).await?;
         }
-        let path = self.bucket.path(&under.name);
-        let all: Vec<String> = under.done.values().cloned().collect();
-        let complete = || self.bucket.parts.complete(&path, &under.id, all.clone());
+        let (id, all) = {
+            let under = noting.under();
+            (under.id.clone(), under.done.values().cloned().collect::<Vec<String>>())
+        };
+        let complete = || self.bucket.parts.complete(&path, &id, all.clone());
         let completed = self.bucket.again("completing", &path, complete).await;
         // Also where it was refused: parts that the store has lost would make it fail for ever.
         if let Some(notes) = self.notes {
@@ -200,26 +208,42 @@ impl Job<'_> {
         }
         completed.map(|()| sent)
     }
+}
 
-    /// Waits for one part, and writes down that it is there.
-    async fn take(
-        &self,
-        coming: &mut JoinSet<Result<(usize, String), DurableError>>,
-        under: &mut Under,
-    ) -> Result<(), DurableError> {
-        match coming.join_next().await {
-            None => Ok(()),
-            Some(Ok(done)) => {
-                let (index, part) = done?;
-                under.done.insert(index, part);
-                self.note(under)
-            }
-            Some(Err(error)) => Err(DurableError::Local(format!("sending a part: {error}"))),
-        }
+/// Waits for one part.
+async fn take(coming: &mut JoinSet<Result<(), DurableError>>) -> Result<(), DurableError> {
+    match coming.join_next().await {
+        None => Ok(()),
+        Some(Ok(done)) => done,
+        Some(Err(error)) => Err(DurableError::Local(format!("sending a part: {error}"))),
+    }
+}
+
+/// What has come of an upload, and where that is written down.
+struct Noting {
+    under: Mutex<Under>,
+    notes: Option<PathBuf>,
+}
+
+impl Noting {
+    fn begin(under: Under, notes: Option<&Path>) -> Result<Noting, DurableError> {
+        let noting = Noting { under: Mutex::new(under), notes: notes.map(Path::to_owned) };
+        noting.write(&noting.under())?;
+        Ok(noting)
     }
 
-    fn note(&self, under: &Under) -> Result<(), DurableError> {
-        let Some(notes) = self.notes else { return Ok(()) };
+    fn under(&self) -> MutexGuard<'_, Under> {
+        self.under.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn done(&self, index: usize, part: String) -> Result<(), DurableError> {
+        let mut under = self.under();
+        under.done.insert(index, part);
+        self.write(&under)
+    }
+
+    fn write(&self, under: &Under) -> Result<(), DurableError> {
+        let Some(notes) = &self.notes else { return Ok(()) };
         under.write(notes).map_err(|error| DurableError::Local(format!("{}: {error}", notes.display())))
     }
 }

@@ -1,21 +1,41 @@
 //! The program's own log: the journal of systemd where it runs under it, else standard error.
 
+mod behind;
+
 use std::io::IsTerminal;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Logs from `level` on. A second call changes nothing.
+use behind::Behind;
+
+/// How long the end of a program waits for its last lines.
+pub const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What stands before standard error, once the log has begun.
+static TERMINAL: OnceLock<Behind> = OnceLock::new();
+
+/// Logs from `level` on. A second call changes nothing. Whoever logs is not held up by a terminal that nobody reads.
 pub fn start(level: LevelFilter) {
     let journald = std::env::var_os("JOURNAL_STREAM").and_then(|_| tracing_journald::layer().ok());
     let terminal = journald.is_none().then(|| {
         let ansi = std::io::stderr().is_terminal();
+        let behind = TERMINAL.get_or_init(|| Behind::start(std::io::stderr()));
         tracing_subscriber::fmt::layer()
-            .with_writer(std::io::stderr)
+            .with_writer(|| behind.clone())
             .with_ansi(ansi)
             .with_target(false)
             .without_time()
     });
     let _ = tracing_subscriber::registry().with(level).with(journald).with(terminal).try_init();
+}
+
+/// Waits until what was logged is written, at most so long: the program is about to end.
+pub fn flush(patience: Duration) {
+    if let Some(behind) = TERMINAL.get() {
+        behind.flush(patience);
+    }
 }

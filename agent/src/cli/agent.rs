@@ -52,6 +52,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
+    logging::flush(logging::PATIENCE);
     match begun {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {

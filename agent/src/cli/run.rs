@@ -244,7 +244,9 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     logging::start(tracing::level_filters::LevelFilter::WARN);
-    match app::run_job(plan).await {
+    let ended = app::run_job(plan).await;
+    logging::flush(logging::PATIENCE);
+    match ended {
         Ok(exit) => Ok(ExitCode::from(u8::try_from(exit).unwrap_or(1))),
         Err(error) => {
             output::note(&format!("error: {}", output::in_full(&error)));

@@ -38,6 +38,11 @@ impl Hosts {
     }
 
     pub fn agent(&self, host: usize) -> Agent {
+        self.agent_with(host, &[])
+    }
+
+    /// With further keys of `checkpoint`, in place of those that all have.
+    pub fn agent_with(&self, host: usize, options: &[&str]) -> Agent {
         let stage = &self.stages[host];
         let token = stage.work().join("token");
         fs::write(&token, "the same on all hosts of this test").unwrap();
@@ -49,7 +54,8 @@ impl Hosts {
         line.push(key("TOKEN_FILE", token.display().to_string()));
         line.push(key("STORE", self.store(host).display().to_string()));
         line.push(key("INTERVAL", "100ms".to_owned()));
-        line.extend(self.options.iter().map(|option| format!("MAINSTAY_AGENT_CHECKPOINT_{option}")));
+        let options = self.options.iter().map(String::as_str).chain(options.iter().copied());
+        line.extend(options.map(|option| format!("MAINSTAY_AGENT_CHECKPOINT_{option}")));
         line.push(mainstay().display().to_string());
         Agent::start_under(&line, stage)
     }

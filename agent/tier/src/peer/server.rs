@@ -81,7 +81,9 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
     match shared.store.offer(sealed, &shared.deletable()) {
         Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),
         Ok(Offer::Wanted(upload)) => {
-            alike::fill(shared, &upload);
+            if upload.search_begins() {
+                alike::fill(shared, &upload);
+            }
             let wanted = Wanted { chunks: upload.missing(), credits: CREDITS };
             wire.send_json(Header { kind: Kind::Wanted, ..answer }, &wanted)?;
             take(wire, shared, answer, &upload)

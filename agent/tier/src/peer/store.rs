@@ -14,6 +14,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,8 @@ pub struct Upload {
     /// The file's memory, where it was used before.
     memory: Option<Arc<MappedFile>>,
     progress: Mutex<Progress>,
+    /// Whether chunks that lie here already were looked for.
+    searched: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -254,7 +257,14 @@ impl Store {
         }
         let missing = (0..sealed.chunks()).collect();
         let progress = Mutex::new(Progress { missing, coming: BTreeSet::new(), moved: Instant::now() });
-        let upload = Arc::new(Upload { sealed: Arc::new(sealed), file, path, memory, progress });
+        let upload = Arc::new(Upload {
+            sealed: Arc::new(sealed),
+            file,
+            path,
+            memory,
+            progress,
+            searched: AtomicBool::new(false),
+        });
         self.inner().uploads.insert(root, Arc::clone(&upload));
         Ok(Offer::Wanted(upload))
     }
@@ -419,6 +429,12 @@ impl Upload {
         }
         progress.coming.insert(chunk);
         Some(Claim { upload: self, chunk })
+    }
+
+    /// Whether chunks that lie here already are to be looked for now: only the first connection does, for it asks for the rest
+    /// afterwards. Another one that came later would hold back chunks that the first is bringing.
+    pub fn search_begins(&self) -> bool {
+        !self.searched.swap(true, Ordering::SeqCst)
     }
 
     /// How long nothing has happened.

@@ -152,6 +152,7 @@ fn a_peer_that_always_spoils_what_it_gets_is_passed_over_for_another() {
             settings.listen = back.parse().unwrap();
         }
     });
+    hosts[0].wait_for_peers(2);
     hosts[0].save(0, 3, &[0], 1);
     hosts[0].wait_for_copies(3, 2);
     assert_eq!(fs::read(&hosts[2].replicas()[0]).unwrap(), bytes(3, 0));
@@ -248,6 +249,7 @@ fn a_full_store_is_said_and_another_peer_is_taken() {
         settings.domain = if index == 1 { "far" } else { "near" }.to_owned();
         settings.quota = if index == 1 { 1000 } else { 1 << 30 };
     });
+    hosts[0].wait_for_peers(2);
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);
     assert_eq!((hosts[1].replicas().len(), hosts[2].replicas().len()), (0, 1));

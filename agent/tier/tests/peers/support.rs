@@ -96,6 +96,14 @@ impl Host {
         self.service().watch(self.place());
     }
 
+    /// Waits until so many peers have answered: before, another one than the first choice may be taken.
+    pub fn wait_for_peers(&self, count: usize) {
+        until("peers to answer", || {
+            self.service().nudge();
+            self.service().peers().values().filter(|peer| peer.alive).count() >= count
+        });
+    }
+
     /// Waits until every shard of a step lies on so many hosts.
     pub fn wait_for_copies(&self, step: u64, copies: usize) {
         until(&format!("step {step} on {copies} hosts"), || {

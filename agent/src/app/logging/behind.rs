@@ -1,0 +1,120 @@
+//! A writer that is never waited for: a thread of its own writes what was handed to it. Where that is held up, lines are kept up to
+//! a bound and then left out, and how many is told.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::time::Duration;
+
+/// Lines that may wait for a terminal.
+const WAITING: usize = 1024;
+
+enum Order {
+    Write(Vec<u8>),
+    /// Answered when all before it is written.
+    Flush(Sender<()>),
+}
+
+/// The end that writers have.
+#[derive(Clone, Debug)]
+pub(super) struct Behind {
+    orders: SyncSender<Order>,
+    left_out: Arc<AtomicU64>,
+}
+
+impl Behind {
+    /// Writes to `target` from a thread. Where the kernel gives none, all is left out.
+    pub(super) fn start(target: impl Write + Send + 'static) -> Behind {
+        let (orders, received) = sync_channel(WAITING);
+        let left_out = Arc::new(AtomicU64::new(0));
+        let behind = Behind { orders, left_out: Arc::clone(&left_out) };
+        // Without the thread the receiver is gone, and what is written is counted and no more.
+        let _ = std::thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || write_behind(target, &received, &left_out));
+        behind
+    }
+
+    /// Waits until all is written, at most so long.
+    pub(super) fn flush(&self, patience: Duration) {
+        let (done, wait) = channel();
+        // Where there is no room the terminal is stuck, and waiting would be in vain.
+        if self.orders.try_send(Order::Flush(done)).is_ok() {
+            let _ = wait.recv_timeout(patience);
+        }
+    }
+}
+
+impl Write for Behind {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match self.orders.try_send(Order::Write(line.to_vec())) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.left_out.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write_behind(mut target: impl Write, orders: &Receiver<Order>, left_out: &AtomicU64) {
+    while let Ok(order) = orders.recv() {
+        match order {
+            Order::Write(line) => {
+                // A terminal that is gone is no reason to end.
+                let _ = target.write_all(&line);
+            }
+            Order::Flush(done) => {
+                let _ = done.send(());
+            }
+        }
+        let lost = left_out.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            let _ = writeln!(target, "{lost} lines of the log were left out: nobody read them");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+    use std::io::{BufRead, BufReader};
+
+    use super::*;
+
+    #[test]
+    fn lines_come_whole_and_in_order_and_a_flush_waits_for_them() {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut behind = Behind::start(writer);
+        (0..100).for_each(|number| writeln!(&mut behind, "line {number}").unwrap());
+        behind.flush(Duration::from_secs(60));
+        drop(behind);
+        let lines: Vec<String> = BufReader::new(reader).lines().map(Result::unwrap).collect();
+        let wanted: Vec<String> = (0..100).map(|number| format!("line {number}")).collect();
+        assert_eq!(lines, wanted);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_reader_and_what_was_left_out_is_counted() {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut behind = Behind::start(writer);
+        // More than a pipe and the queue hold; were it waited for, this would not end.
+        let line = [b"x".repeat(1023), b"\n".to_vec()].concat();
+        let all = 4 * WAITING;
+        (0..all).for_each(|_| behind.write_all(&line).unwrap());
+        drop(behind);
+        let lines: Vec<String> = BufReader::new(reader).lines().map(Result::unwrap).collect();
+        let (told, whole): (Vec<&String>, Vec<&String>) =
+            lines.iter().partition(|line| line.contains("left out"));
+        let lost: usize =
+            told.iter().map(|line| line.split(' ').next().unwrap().parse::<usize>().unwrap()).sum();
+        assert!(lost > 0);
+        assert_eq!(whole.len() + lost, all);
+    }
+}
