@@ -123,15 +123,18 @@ impl Kind {
     }
 }
 
+/// When a file was last written: seconds since 1970, and nanoseconds. A file may be written again within the second.
+pub type Written = (i64, i64);
+
 /// One name in the directory that is watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Whether it is a directory.
     pub is_directory: bool,
-    /// When the youngest file of it was last written, seconds since 1970.
-    pub newest: i64,
+    /// When the youngest file of it was last written.
+    pub newest: Written,
     /// The files directly in it, with when they were written.
-    pub files: BTreeMap<String, i64>,
+    pub files: BTreeMap<String, Written>,
     /// Whether its container is whole, where that was looked at.
     pub container: Option<bool>,
 }
@@ -142,7 +145,7 @@ pub struct Look {
     /// Each name that matches a rule, and those that rules ask for.
     pub names: BTreeMap<String, Seen>,
     /// What stands in small files that rules ask for, with when it was written.
-    pub texts: BTreeMap<String, (String, i64)>,
+    pub texts: BTreeMap<String, (String, Written)>,
     /// Now, seconds since 1970.
     pub now: i64,
 }
@@ -227,7 +230,7 @@ fn is_proven(rule: &Rule, step: u64, name: &str, seen: &Seen, look: &Look) -> bo
     match &rule.proof {
         Proof::Marker(markers) => {
             let written = markers.iter().filter_map(|marker| seen.files.get(marker)).max();
-            written.is_some_and(|at| seen.newest <= at + AFTER_MARKER)
+            written.is_some_and(|at| seen.newest.0 <= at.0 + AFTER_MARKER)
         }
         Proof::Tracker(file) => look.texts.get(file).is_some_and(|(text, written)| {
             let text = text.trim();
@@ -244,7 +247,7 @@ fn is_proven(rule: &Rule, step: u64, name: &str, seen: &Seen, look: &Look) -> bo
 }
 
 fn is_quiet(seen: &Seen, now: i64, seconds: u64) -> bool {
-    now.saturating_sub(seen.newest) >= i64::try_from(seconds).unwrap_or(i64::MAX)
+    now.saturating_sub(seen.newest.0) >= i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -252,8 +255,8 @@ mod tests {
     use super::*;
 
     fn directory(newest: i64, files: &[(&str, i64)]) -> Seen {
-        let files = files.iter().map(|(name, at)| ((*name).to_owned(), *at)).collect();
-        Seen { is_directory: true, newest, files, container: None }
+        let files = files.iter().map(|(name, at)| ((*name).to_owned(), (*at, 0))).collect();
+        Seen { is_directory: true, newest: (newest, 0), files, container: None }
     }
 
     fn look(names: &[(&str, Seen)], texts: &[(&str, &str, i64)]) -> Look {
@@ -261,7 +264,7 @@ mod tests {
             names: names.iter().map(|(name, seen)| ((*name).to_owned(), seen.clone())).collect(),
             texts: texts
                 .iter()
-                .map(|(name, text, at)| ((*name).to_owned(), ((*text).to_owned(), *at)))
+                .map(|(name, text, at)| ((*name).to_owned(), ((*text).to_owned(), (*at, 0))))
                 .collect(),
             now: 1000,
         }
@@ -288,6 +291,21 @@ mod tests {
         let told = complete(&Kind::DeepSpeed.rules(), &look(&steps, &[("latest", "global_step7", 6)]), 0, 0);
         assert_eq!(told.len(), 1);
         assert_eq!(told[0].trackers["latest"], "global_step7");
+    }
+
+    #[test]
+    fn what_is_written_again_within_the_second_is_being_written() {
+        let mut seen = directory(100, &[]);
+        let complete = |seen: &Seen| {
+            let tracker = [("latest_checkpointed_iteration.txt", "120", 100)];
+            let mut look = look(&[("iter_0000120", seen.clone())], &tracker);
+            look.texts.values_mut().for_each(|(_, written)| written.1 = 500);
+            found(Kind::Megatron, &look)
+        };
+        seen.newest.1 = 499;
+        assert_eq!(complete(&seen), [120]);
+        seen.newest.1 = 501;
+        assert!(complete(&seen).is_empty());
     }
 
     #[test]

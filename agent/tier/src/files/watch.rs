@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::{Identity, MANIFEST_NAME};
-use mainstay_core::checkpoint::files::{Complete, Look, Proof, Rule, Seen, complete, proof, rule_of, texts};
+use mainstay_core::checkpoint::files::{
+    Complete, Look, Proof, Rule, Seen, Written, complete, proof, rule_of, texts,
+};
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
@@ -391,10 +393,10 @@ fn seen(
     members: &[Member],
     containers: &mut BTreeMap<String, (Mark, bool)>,
 ) -> Seen {
-    let newest = members.iter().map(|of| of.mark.written.0).max().unwrap_or(0);
+    let newest = members.iter().map(|of| of.mark.written).max().unwrap_or_default();
     let direct = |of: &Member| {
         let below = of.path.strip_prefix(name)?.strip_prefix('/')?;
-        (!below.contains('/')).then(|| (below.to_owned(), of.mark.written.0))
+        (!below.contains('/')).then(|| (below.to_owned(), of.mark.written))
     };
     let container = members.first().filter(|_| !is_directory && proof::is_known(name)).map(|file| {
         let known = containers.get(name).filter(|(mark, _)| *mark == file.mark).map(|(_, whole)| *whole);
@@ -419,9 +421,9 @@ fn is_whole(path: &Path, name: &str) -> io::Result<bool> {
     Ok(proof::is_whole(name, size, &head, &some(size - tail, tail)?))
 }
 
-fn read_text(path: &Path) -> Option<(String, i64)> {
+fn read_text(path: &Path) -> Option<(String, Written)> {
     let file: File = open_plainly(path).ok()?;
-    let written = Mark::of(&file.metadata().ok()?).written.0;
+    let written = Mark::of(&file.metadata().ok()?).written;
     let mut text = String::new();
     file.take(LONGEST_TEXT).read_to_string(&mut text).ok()?;
     Some((text, written))
