@@ -193,7 +193,9 @@ fn an_agent_that_is_restarted_goes_on_serving_and_each_worker_is_told() {
 #[test]
 fn what_makes_no_sense_fails_at_once_with_its_reason() {
     let all = nodes(1);
-    fs::write(all[0].local("replicator.yaml"), "job-name: x\nnode-rank: 2\nnodes: 2\n").unwrap();
+    // Renamed into its place, as trainers do: one that is still being written is not looked at.
+    fs::write(all[0].local("replicator.yaml.tmp"), "job-name: x\nnode-rank: 2\nnodes: 2\n").unwrap();
+    fs::rename(all[0].local("replicator.yaml.tmp"), all[0].local("replicator.yaml")).unwrap();
     until("replicator.failed", || all[0].local("replicator.failed").exists());
     let told = fs::read_to_string(all[0].local("replicator.failed")).unwrap();
     assert!(told.contains("node-rank 2 is none of 2 nodes"), "{told}");
