@@ -132,4 +132,5 @@ print(
         }
     ),
     file=result,
+    flush=True,
 )
