@@ -244,3 +244,11 @@ fn ranks_named(evidence: &Evidence) -> BTreeSet<u32> {
         .flat_map(|findings| findings.sightings.iter().flat_map(|s| s.ranks.iter().copied()))
         .collect()
 }
+
+/// What is judged of one log: for the tests of the parts.
+#[cfg(test)]
+fn judged(log: &str) -> Attribution {
+    let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+    let findings = vec![scan::Scan::of_text(catalog, "log", None, scan::Kind::Log, log.as_bytes())];
+    attribute(catalog, &Evidence { findings, ..Evidence::default() })
+}

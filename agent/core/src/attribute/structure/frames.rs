@@ -1,0 +1,192 @@
+//! What the frames of tracebacks tell of who is to blame: libraries that bring kernels of their own, libraries that do not fit
+//! together, processes in which no code of the program runs.
+
+use super::{spots_of, vote};
+use crate::attribute::Evidence;
+use crate::attribute::catalog::Catalog;
+use crate::attribute::class::Class;
+use crate::attribute::vote::Vote;
+
+/// Log-odds of a fault that a program's kernel causes, shown in the frames of a library of kernels.
+const LIBRARY_KERNEL: f64 = 1.4;
+
+/// Log-odds of one library that asks another for what that one does not have: versions that do not fit together.
+const BETWEEN_LIBRARIES: f64 = 2.4;
+
+/// Log-odds of an installed library that uses a name which it does not define: no program can mend that.
+const LIBRARY_NAME: f64 = 6.0;
+
+/// Libraries that bring GPU kernels of their own.
+const KERNEL_LIBRARIES: [&str; 14] = [
+    "/vllm/",
+    "/sglang/",
+    "/flash_attn",
+    "/transformer_engine/",
+    "/xformers/",
+    "/deepspeed/ops/",
+    "/bitsandbytes/",
+    "/triton/",
+    "/mamba_ssm/",
+    "/apex/",
+    "/deep_gemm/",
+    "/flashinfer/",
+    "/aiter/",
+    "/megablocks/",
+];
+
+/// Signatures of faults that a kernel causes by itself.
+const KERNEL_FAULTS: [&str; 5] = [
+    "cuda.illegal_access",
+    "cuda.misaligned",
+    "cuda.launch_failure",
+    "cuda.illegal_instruction",
+    "amd.page_fault",
+];
+
+/// What processes of an inference engine write before their lines: no code of the training program runs in them.
+const ENGINES: [&str; 4] = ["(EngineCore", "[EngineCore", "(VllmWorker", "(Worker_TP"];
+
+/// Log-odds of a GPU fault in such a process.
+const IN_ENGINE: f64 = 6.0;
+
+/// A fault of a kernel whose innermost frame is a library's that brings kernels of its own.
+pub(super) fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        let fault = |line: u64| {
+            findings.sightings.iter().any(|of| {
+                catalog
+                    .signatures()
+                    .get(of.signature)
+                    .is_some_and(|it| KERNEL_FAULTS.contains(&it.id.as_str()))
+                    && of.spots.iter().any(|spot| spot.line == line)
+            })
+        };
+        for exception in &findings.exceptions {
+            let Some(frame) = &exception.frame else { continue };
+            let library = KERNEL_LIBRARIES.iter().find(|library| frame.path.contains(**library));
+            if let (Some(library), true) = (library, fault(exception.spot.line)) {
+                return Some(vote(
+                    "frame.kernel_library",
+                    format!(
+                        "the fault shows in the frames of {}, which has kernels of its own",
+                        library.trim_matches('/')
+                    ),
+                    (Class::SoftwarePlatform, LIBRARY_KERNEL),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// A fault that a program's kernel causes, told by a process of an inference engine.
+pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let faults = KERNEL_FAULTS.into_iter().chain(["cuda.device_assert"]);
+    let mut spots = faults.flat_map(|fault| spots_of(catalog, evidence, fault));
+    let (place, spot) = spots.find(|(_, spot)| ENGINES.iter().any(|engine| spot.text.contains(engine)))?;
+    Some(vote(
+        "frame.engine",
+        "the fault shows in a process of the inference engine, which runs no code of the program".to_owned(),
+        (Class::SoftwarePlatform, IN_ENGINE),
+        vec![(place, spot.clone())],
+        "frames",
+    ))
+}
+
+/// An attribute, an argument or a name that is not there, asked for by an installed library: had the program asked, the
+/// innermost frame would be its own.
+pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
+    const ASKS: [&str; 5] = [
+        "has no attribute",
+        "unexpected keyword argument",
+        "cannot import name",
+        "missing 1 required positional argument",
+        "is not supported by the V",
+    ];
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        for exception in &findings.exceptions {
+            let Some(frame) = &exception.frame else { continue };
+            let installed = frame.path.contains("site-packages/") || frame.path.contains("dist-packages/");
+            let text = &exception.spot.text;
+            let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
+            let names =
+                exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
+            if installed && names {
+                return Some(vote(
+                    "frame.library_name",
+                    format!("an installed library uses a name that it does not define ({})", frame.path),
+                    (Class::SoftwarePlatform, LIBRARY_NAME),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+            if installed && asks {
+                return Some(vote(
+                    "frame.between_libraries",
+                    format!("an installed library asks another for what it does not have ({})", frame.path),
+                    (Class::SoftwarePlatform, BETWEEN_LIBRARIES),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::attribute::class::Class;
+    use crate::attribute::judged;
+
+    #[test]
+    fn a_fault_in_a_library_of_kernels_is_the_platforms() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 9, in forward\n    x = op(y)\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
+            )
+        };
+        let library = judged(&raised("/usr/lib/python3.12/site-packages/vllm/model_executor/mla.py"));
+        assert_eq!(library.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_name_that_an_installed_library_does_not_define_is_the_librarys_fault() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 9, in train\n    r = stats\nUnboundLocalError: cannot access local variable 'stats' \
+                 where it is not associated with a value\n"
+            )
+        };
+        let library = judged(&raised("/usr/lib/python3.12/site-packages/rfdetr/main.py"));
+        assert_eq!(library.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_gpu_fault_in_an_inference_engine_is_not_the_programs() {
+        let told = |who: &str| {
+            format!(
+                "{who}ERROR 01-04 [core.py:844] torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+            )
+        };
+        assert_eq!(judged(&told("(EngineCore_DP0 pid=43065) ")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&told("")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn libraries_that_do_not_fit_together_are_the_platforms() {
+        let raised = |path: &str, on: &str| {
+            format!(
+                "  File \"{path}\", line 9, in forward\n    return x.y\nAttributeError: '{on}' object has no attribute 'y'\n"
+            )
+        };
+        let installed = "/v/lib/python3.12/site-packages/vllm/llm.py";
+        assert_eq!(judged(&raised(installed, "LLMEngine")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised(installed, "NoneType")).domain, crate::verdict::FaultDomain::User);
+        assert_eq!(judged(&raised("/home/a/train.py", "Model")).class, Class::UserCode);
+    }
+}

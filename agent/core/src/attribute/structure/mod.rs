@@ -1,0 +1,77 @@
+//! What several lines tell together that none of them tells alone: ranks that wait in different collectives, ranks
+//! that never came to one, the order of deaths in the launcher's table, the library in whose frames a GPU fault shows.
+
+mod collectives;
+mod followers;
+mod frames;
+
+use super::Evidence;
+use super::catalog::{Catalog, Determinism, Role};
+use super::class::Class;
+use super::scan::{Findings, Sighting, Spot};
+use super::vote::Vote;
+
+pub use collectives::laggard;
+pub use followers::{demote_followers, demote_stopped_ranks};
+
+/// Votes from several lines together.
+pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
+    collectives::disagreement(catalog, evidence)
+        .into_iter()
+        .chain(frames::library_kernel(catalog, evidence))
+        .chain(frames::in_engine(catalog, evidence))
+        .chain(frames::between_libraries(evidence))
+        .collect()
+}
+
+pub(super) fn number_after(text: &str, names: &[&str]) -> Option<u64> {
+    let rest = names.iter().find_map(|name| text.split_once(name))?.1;
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    rest[..digits].parse().ok()
+}
+
+fn is(catalog: &Catalog, sighting: &Sighting, id: &str) -> bool {
+    catalog.signatures().get(sighting.signature).is_some_and(|of| of.id == id)
+}
+
+pub(super) fn spots_of<'e>(
+    catalog: &'e Catalog,
+    evidence: &'e Evidence,
+    id: &'static str,
+) -> impl Iterator<Item = (usize, &'e Spot)> {
+    let sources = evidence.findings.iter().enumerate();
+    sources.flat_map(move |(place, findings)| spots_in(catalog, findings, id).map(move |spot| (place, spot)))
+}
+
+fn spots_in<'e>(
+    catalog: &'e Catalog,
+    findings: &'e Findings,
+    id: &'static str,
+) -> impl Iterator<Item = &'e Spot> {
+    findings.sightings.iter().filter(move |of| is(catalog, of, id)).flat_map(|of| of.spots.iter())
+}
+
+fn vote(
+    id: &str,
+    meaning: String,
+    (class, weight): (Class, f64),
+    spots: Vec<(usize, Spot)>,
+    family: &str,
+) -> Vote {
+    Vote {
+        family: family.to_owned(),
+        id: id.to_owned(),
+        meaning,
+        role: Role::Primary,
+        class,
+        weight,
+        also: Vec::new(),
+        determinism: Determinism::Either,
+        restart: None,
+        domain: None,
+        reporter: false,
+        hint: false,
+        spots,
+        count: 1,
+    }
+}
