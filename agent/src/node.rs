@@ -11,6 +11,7 @@ mod words;
 
 use std::collections::BTreeMap;
 
+use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::{Body, Fact};
 use mainstay_core::id::{JobId, Pid};
 use mainstay_core::kernel::LogCursor;
@@ -54,8 +55,8 @@ pub struct Node {
     resets: Resets,
     hooks: Hooks,
     repeats: Repeats,
-    /// Whether launchers were told that the machine is to be taken away.
-    leaving: bool,
+    /// That the machine is to be left, until that is over: launchers that come later are told too.
+    leave: Option<(String, Leave)>,
     /// Proposals that wait for the GPUs to be read.
     waiting: Vec<(Session, Verdict)>,
     /// For what is watched beside the loop.
@@ -100,7 +101,7 @@ impl Node {
             resets: Resets::new(resets),
             hooks,
             repeats,
-            leaving: false,
+            leave: None,
             waiting: Vec::new(),
             own_inputs,
             forcing,

@@ -247,6 +247,11 @@ fn on_other_machines_nothing_is_asked_and_nothing_shown() {
 fn job(machine: &TempDir, options: &[&str]) -> std::process::Child {
     let script = machine.path().join("rank.sh");
     fs::write(&script, "#!/bin/sh\ntrap 'exit 0' TERM\necho up\nwhile :; do sleep 0.02; done\n").unwrap();
+    job_of(machine, options, &script)
+}
+
+/// A job below the agent with a rank of its own.
+fn job_of(machine: &TempDir, options: &[&str], script: &Path) -> std::process::Child {
     std::process::Command::new(env!("CARGO_BIN_EXE_mainstay"))
         .args(["run", "--no-python", "--socket"])
         .arg(machine.path().join("agent.sock"))
@@ -294,4 +299,68 @@ fn a_job_that_is_to_stay_does_not_end_by_a_notice() {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(job.id()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert_eq!(job.wait().unwrap().code(), Some(143));
+}
+
+/// A window of maintenance that begins in so many seconds, as Google's metadata server announces it.
+fn begins_in(seconds: i64) -> String {
+    let starts = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds);
+    format!(r#"{{"maintenance_status": "PENDING", "type": "SCHEDULED", "window_start_time": "{starts:.0}"}}"#)
+}
+
+#[test]
+fn a_job_saves_and_ends_shortly_before_its_machine_is_maintained() {
+    let machine = machine("Google Compute Engine");
+    let metadata = Metadata::start();
+    let settings: [(&str, &Path); 4] = [
+        ("HOST_SYS_ROOT", &machine.path().join("sys")),
+        ("CLOUD_METADATA", Path::new(&metadata.address)),
+        ("CLOUD_PROVIDER", Path::new("auto")),
+        ("CLOUD_LIMITS_LEAVE", Path::new("30m")),
+    ];
+    let agent = Agent::start(machine.path(), &settings);
+    let mut job = job(&machine, &[]);
+    let mut said = String::new();
+    BufReader::new(job.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    agent.wait_for("MASTER_PORT");
+    // Far off, it ends nothing.
+    metadata.set(UPCOMING, &begins_in(7200));
+    agent.wait_for("maintenance of the host: SCHEDULED");
+    metadata.set(UPCOMING, &begins_in(1500));
+    let ended = job.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(75), "{said}");
+    assert!(said.contains("maintenance of the host, begins in"), "{said}");
+
+    // One that comes meanwhile hears of it too.
+    let late = self::job(&machine, &[]).wait_with_output().unwrap();
+    assert_eq!(late.status.code(), Some(75), "{}", String::from_utf8_lossy(&late.stderr));
+}
+
+#[test]
+fn the_signal_of_a_machine_that_shuts_down_does_not_cut_saving_short() {
+    let machine = machine("Google Compute Engine");
+    let metadata = Metadata::start();
+    let agent = start(&machine, &metadata, "auto");
+    let saved = machine.path().join("saved");
+    let script = machine.path().join("saving.sh");
+    let saving = format!("while [ ! -e '{}' ]; do sleep 0.02; done", saved.display());
+    let text = format!(
+        "#!/bin/sh\ntrap 'echo told; {saving}; exit 0' TERM\necho up\nwhile :; do sleep 0.02; done\n"
+    );
+    fs::write(&script, text).unwrap();
+    let mut job = job_of(&machine, &[], &script);
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("up")));
+    agent.wait_for("MASTER_PORT");
+    metadata.set("instance/preempted", "TRUE");
+    assert!(lines.any(|line| line.contains("told")));
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(job.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    agent.wait_for("SIGTERM");
+    fs::write(&saved, "").unwrap();
+    lines.for_each(drop);
+    let ended = job.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(75), "{said}");
+    assert!(!said.contains("is killed") && !agent.events().contains("SIGKILL"), "{said}");
 }

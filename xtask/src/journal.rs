@@ -37,7 +37,8 @@ pub struct Attempt {
 }
 
 impl Entry {
-    fn parse(line: &str) -> Option<Self> {
+    /// Reads one line.
+    pub fn parse(line: &str) -> Option<Self> {
         let line: Value = serde_json::from_str(line).ok()?;
         Some(Self { mono: line["at"]["mono"].as_u64()?, body: line["body"].clone() })
     }
@@ -87,7 +88,12 @@ impl Entry {
         }
     }
 
-    /// Whether all processes of an attempt are gone.
+    /// Whether a rank told of an exception.
+    pub fn rank_raised(&self) -> bool {
+        self.is_fact("rank_raised")
+    }
+
+    /// Whether all processes of an attempt are gone, or wait for the next one.
     pub fn attempt_ended(&self) -> bool {
         self.is_fact("attempt_ended")
     }

@@ -5,13 +5,15 @@
 //! - A metadata server that fails for a moment is asked again and not told of. One that stays silent is unknown; what it
 //!   announced before still counts.
 //! - What was announced before the agent was started again is not told twice.
+//! - When jobs have to save and end because of it is a fact of its own (`leave.rs`).
 
 pub mod amazon;
 pub mod azure;
 pub mod google;
+pub mod leave;
 mod time;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::entry::Fact;
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
@@ -26,6 +28,8 @@ settings! {
     pub struct CloudLimits {
         /// How long before its window begins maintenance makes host.cloud degraded; it is told of at once.
         notice: Period = Period::seconds(3600),
+        /// How long before the machine is stopped or its host is maintained its jobs are told to save and end.
+        leave: Period = Period::seconds(120),
         /// How long the metadata server must have been silent before host.cloud is unknown, once it has answered.
         silent_for: Period = Period::seconds(120),
     }
@@ -112,12 +116,15 @@ pub struct CloudJudge {
     /// What was last read, and when.
     last: Option<(Mono, Vec<Notice>)>,
     shown: Option<(HealthState, Mono)>,
+    /// The notices for which jobs were told to leave. An agent that was started again tells them again: they may not have heard.
+    left_for: BTreeSet<String>,
 }
 
 impl CloudJudge {
     /// A judge that was told nothing yet.
     pub fn new(limits: CloudLimits) -> CloudJudge {
-        CloudJudge { limits, told: BTreeMap::new(), last: None, shown: None }
+        let (told, left_for) = (BTreeMap::new(), BTreeSet::new());
+        CloudJudge { limits, told, last: None, shown: None, left_for }
     }
 
     /// Takes in what was told before the agent was started again, in any boot.
@@ -150,6 +157,7 @@ impl CloudJudge {
             }
         }
         let notices = self.last.as_ref().map(|(_, notices)| notices.as_slice()).unwrap_or_default();
+        facts.extend(leave::due(notices, &mut self.left_for, now.wall, self.limits.leave.0));
         let mut later = Vec::new();
         for notice in notices {
             let reason = words(notice, now.wall);
@@ -205,12 +213,14 @@ impl CloudJudge {
                 _ => Weight::Warning,
             };
             facts.push(observed(ANNOUNCED, weight, &notice.id, &detail));
+            self.left_for.remove(&notice.id);
             self.told.insert(notice.id.clone(), detail);
         }
         let gone: Vec<String> =
             self.told.keys().filter(|id| !notices.iter().any(|notice| notice.id == **id)).cloned().collect();
         for id in gone {
             let what = self.told.remove(&id).unwrap_or_default();
+            self.left_for.remove(&id);
             facts.push(observed(OVER, Weight::Info, &id, &format!("over, or taken back: {what}")));
         }
     }

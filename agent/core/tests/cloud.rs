@@ -1,6 +1,7 @@
 //! What the cloud announces: what is near, what is far off, what is told once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
+use mainstay_core::cloud::leave::Leave;
 use mainstay_core::cloud::{CloudJudge, CloudLimits, CloudSample, Notice, NoticeKind};
 use mainstay_core::entry::Fact;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
@@ -160,4 +161,58 @@ fn after_a_restart_nothing_is_told_twice() {
     let mut third = judge();
     observations(&told).into_iter().for_each(|observation| third.recall(observation));
     assert_eq!(events(&third.step(at(10), &sample(&[]))), ["cloud_notice_over"]);
+}
+
+/// What jobs are told by it.
+fn leaves(judged: &Judged) -> Vec<Leave> {
+    judged.facts.iter().filter_map(Leave::of).collect()
+}
+
+#[test]
+fn a_machine_that_is_taken_away_is_left_at_once_and_once() {
+    let mut judge = judge();
+    let at_once = sample(&[now(NoticeKind::Preemption)]);
+    let told = leaves(&judge.step(at(0), &at_once));
+    let [Leave { reason, by: None }] = told.as_slice() else { panic!("{told:?}") };
+    assert!(reason.contains("the machine is taken away (preempted), now"), "{reason}");
+    assert_eq!(leaves(&judge.step(at(1), &at_once)), []);
+    // Taken back, and announced anew.
+    judge.step(at(2), &sample(&[]));
+    assert_eq!(leaves(&judge.step(at(3), &at_once)).len(), 1);
+
+    let in_two_minutes = Notice { starts: Some(wall(121)), ..now(NoticeKind::Preemption) };
+    let told = leaves(&self::judge().step(at(0), &sample(&[in_two_minutes])));
+    assert_eq!(told.first().map(|leave| leave.by), Some(Some(wall(121))));
+}
+
+#[test]
+fn what_comes_at_a_time_that_is_told_is_trained_up_to() {
+    for kind in [NoticeKind::Maintenance, NoticeKind::Termination] {
+        let mut judge = judge();
+        let announced = sample(&[Notice { kind, ..maintenance(HOUR / 2) }]);
+        assert_eq!(leaves(&judge.step(at(0), &announced)), [], "{kind:?}");
+        assert_eq!(leaves(&judge.step(at(HOUR / 2 - 121), &announced)), [], "{kind:?}");
+        let told = leaves(&judge.step(at(HOUR / 2 - 120), &announced));
+        assert_eq!(told.first().map(|leave| leave.by), Some(Some(wall(HOUR / 2))), "{kind:?}");
+        assert_eq!(leaves(&judge.step(at(HOUR / 2 - 119), &announced)), [], "{kind:?}");
+    }
+}
+
+#[test]
+fn a_window_that_is_moved_is_left_for_when_it_comes() {
+    let mut judge = judge();
+    assert_eq!(leaves(&judge.step(at(0), &sample(&[maintenance(60)]))).len(), 1);
+    let moved = sample(&[maintenance(HOUR)]);
+    assert_eq!(leaves(&judge.step(at(10), &moved)), []);
+    assert_eq!(leaves(&judge.step(at(HOUR - 60), &moved)).len(), 1);
+}
+
+#[test]
+fn nobody_leaves_for_what_a_running_machine_outlives() {
+    let begun = maintenance(-60);
+    let untold = Notice { starts: None, ..maintenance(0) };
+    let goes_on = Notice { ongoing: true, ..maintenance(60) };
+    for notice in [begun, untold, goes_on, now(NoticeKind::Migration), now(NoticeKind::AtRisk)] {
+        assert_eq!(leaves(&judge().step(at(0), &sample(std::slice::from_ref(&notice)))), [], "{notice:?}");
+    }
 }

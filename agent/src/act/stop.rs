@@ -26,6 +26,9 @@ pub struct Grace {
 /// Of the time that ranks have, so much is kept for those that did not save in time to end by a signal.
 const TO_END: Span = Span::seconds(5);
 
+/// A rank that does not end holds up its job's next start: no longer than this, however late the machine goes.
+const MOST_TO_LEAVE: Span = Span::seconds(600);
+
 impl Grace {
     fn of(self, why: StopWhy) -> Span {
         match why {
@@ -33,6 +36,12 @@ impl Grace {
             StopWhy::Fault | StopWhy::Dismissed => self.fault,
             StopWhy::Done => self.done,
         }
+    }
+
+    /// How long a stop may take on a machine that goes when `left` is over: until shortly before that, which may be more or
+    /// less than what is usual. Where nobody told when it goes, what is usual.
+    pub fn before_the_machine_goes(usual: Span, left: Option<Span>) -> Span {
+        left.map_or(usual, |left| Grace::to_save(left).min(MOST_TO_LEAVE))
     }
 
     /// How long ranks may take to save and end by themselves, of the time that they have in all.
@@ -75,6 +84,12 @@ impl Stop {
             stop.tell(ranks);
         }
         stop
+    }
+
+    /// Leaves no more time than this from now on; less, if it was less.
+    pub fn within(&mut self, now: Mono, span: Span) {
+        self.force_at = self.force_at.min(now.after(span));
+        self.tell_at = self.tell_at.map(|at| at.min(now.after(Grace::to_save(span))));
     }
 
     /// Tells the ranks to end.
@@ -185,5 +200,21 @@ pub fn reap_orphans(may_reap: impl Fn(Pid) -> bool) {
             // The first in line is a rank: its own watcher comes for it, and for those behind it the next call.
             Some(_) | None => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_have_the_time_that_the_machine_has_but_for_what_it_takes_to_end_them() {
+        let usual = Span::seconds(30);
+        let of = |left| Grace::before_the_machine_goes(usual, left);
+        assert_eq!(of(None), usual);
+        assert_eq!(of(Some(Span::seconds(120))), Span::seconds(115));
+        assert_eq!(of(Some(Span::seconds(10))), Span::seconds(8));
+        assert_eq!(of(Some(Span::default())), Span::default());
+        assert_eq!(of(Some(Span::seconds(86_400))), MOST_TO_LEAVE);
     }
 }

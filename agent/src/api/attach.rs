@@ -7,7 +7,7 @@ use mainstay_core::id::{JobId, Pid};
 use mainstay_proto::v1::from_agent::Message as AgentMessage;
 use mainstay_proto::v1::from_launcher::Message as LauncherMessage;
 use mainstay_proto::v1::launcher_service_server::LauncherService;
-use mainstay_proto::v1::{FromAgent, FromLauncher, Leave, Welcome};
+use mainstay_proto::v1::{FromAgent, FromLauncher, Welcome};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::transport::server::UdsConnectInfo;
@@ -148,7 +148,7 @@ fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
             wire::ruling_out(*incident, instead.as_ref(), testimony).map(AgentMessage::Ruling)
         }
         ToLauncher::Surroundings(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
-        ToLauncher::Leave(reason) => Ok(AgentMessage::Leave(Leave { reason: reason.clone() })),
+        ToLauncher::Leave(leave) => Ok(AgentMessage::Leave(wire::leave_out(leave))),
     };
     Ok(FromAgent { message: Some(message.map_err(|error| Status::internal(error.to_string()))?) })
 }

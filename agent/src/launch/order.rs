@@ -94,7 +94,7 @@ impl Launcher {
             JobOrder::Restart | JobOrder::Exclude(_) if being_stopped => {
                 Err(Refused::NotNow("no ranks run, or they are being stopped already"))
             }
-            JobOrder::Stop if self.asked_by.is_some() => {
+            JobOrder::Stop if self.asked_by.is_some() || self.leave_within.is_some() => {
                 Err(Refused::NotNow("the job is being stopped already"))
             }
             JobOrder::Inject(..) if !self.settings.allow_inject => Err(Refused::NotAllowed),

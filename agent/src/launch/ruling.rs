@@ -68,7 +68,7 @@ impl Launcher {
                 self.hangs.gpus_at_work(&known.at_work);
                 self.step(clock::mono(), Input::Surroundings(known));
             }
-            LinkEvent::Leave { reason } => self.asked_to_leave(reason),
+            LinkEvent::Leave(leave) => self.asked_to_leave(leave),
         }
     }
 

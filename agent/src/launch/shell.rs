@@ -101,6 +101,8 @@ pub struct Launcher {
     pub(super) round: Round,
     /// The signal that asked the launcher to stop, if one has; the ranks get the same.
     pub(super) asked_by: Option<i32>,
+    /// How long the ranks were given to leave a machine that is taken away, once they were told.
+    pub(super) leave_within: Option<Span>,
     /// Held until the next attempt takes another.
     pub(super) port: Option<HeldPort>,
     /// The way to the agent, while there is one.
@@ -202,6 +204,7 @@ impl Launcher {
             drills: Vec::new(),
             round: Round::default(),
             asked_by: None,
+            leave_within: None,
             port: None,
             agent: None,
             ruling_until: None,

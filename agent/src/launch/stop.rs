@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::{ExitStatus, Fact};
 use mainstay_core::id::Pid;
 use mainstay_core::job::StopWhy;
@@ -33,7 +34,7 @@ impl Launcher {
             }
         }
         self.round.dissolve();
-        let (now, grace) = (clock::mono(), self.settings.grace);
+        let (now, grace) = (clock::mono(), self.grace());
         let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
         let by = now.after(Grace::to_save(grace.requested));
         let saving = matches!(why, StopWhy::Requested | StopWhy::Ordered)
@@ -146,20 +147,33 @@ impl Launcher {
         self.asked_by = Some(signal);
         if let Some(stop) = &mut self.stop {
             // Ranks that are being stopped for a fault get no more time than this request would give them.
-            let latest = clock::mono().after(self.settings.grace.requested);
-            stop.force_at = stop.force_at.min(latest);
+            stop.within(clock::mono(), self.settings.grace.requested);
         }
         let by = ExitStatus::Signal(signal).to_string();
         self.fact(Fact::StopRequested { by, exit: 128 + signal });
     }
 
-    /// The machine is to be taken away, or so: ranks save and end, and the scheduler starts the job elsewhere.
-    pub(super) fn asked_to_leave(&mut self, reason: String) {
-        if self.asked_by.is_none() && self.settings.leave_on_notice {
-            self.asked_by = Some(nix::libc::SIGTERM);
-            let exit = self.settings.policy.hand_back_exit;
-            self.fact(Fact::StopRequested { by: reason, exit });
+    /// The machine is to be taken away, or so: ranks save and end within the time that is left, and the scheduler starts the
+    /// job elsewhere. The signal with which the system shuts the machine down meanwhile does not cut their saving short.
+    pub(super) fn asked_to_leave(&mut self, leave: Leave) {
+        if self.asked_by.is_some() || self.leave_within.is_some() || !self.settings.leave_on_notice {
+            return;
         }
+        let now = clock::now();
+        let left = leave.by.map(|by| Span(u64::try_from(by.0.saturating_sub(now.wall.0)).unwrap_or(0)));
+        let within = Grace::before_the_machine_goes(self.settings.grace.requested, left);
+        self.leave_within = Some(within);
+        if let Some(stop) = &mut self.stop {
+            stop.within(now.mono, within);
+        }
+        let exit = self.settings.policy.hand_back_exit;
+        self.fact(Fact::StopRequested { by: leave.reason, exit });
+    }
+
+    /// How long stops may take now.
+    fn grace(&self) -> Grace {
+        let settings = self.settings.grace;
+        Grace { requested: self.leave_within.unwrap_or(settings.requested), ..settings }
     }
 
     /// Ranks that were asked to save and did not end by themselves.

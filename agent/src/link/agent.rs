@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use hyper_util::rt::TokioIo;
+use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::Entry;
 use mainstay_core::id::{Attempt, JobId, Rank};
 use mainstay_core::job::Ruling;
@@ -58,10 +59,7 @@ pub enum LinkEvent {
     /// What it knows of the host that may explain why ranks are slow.
     Surroundings(Surroundings),
     /// The machine is to be taken away.
-    Leave {
-        /// What was announced.
-        reason: String,
-    },
+    Leave(Leave),
 }
 
 /// What is reported to the agent.
@@ -226,7 +224,7 @@ async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> an
             let _ = events.send(LinkEvent::Surroundings(wire::surroundings_in(&told)?)).await;
         }
         Some(AgentMessage::Leave(leave)) => {
-            let _ = events.send(LinkEvent::Leave { reason: leave.reason }).await;
+            let _ = events.send(LinkEvent::Leave(wire::leave_in(leave))).await;
         }
         // A later agent may say more than we understand.
         Some(AgentMessage::Welcome(_)) | None => {}

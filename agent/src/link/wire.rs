@@ -1,5 +1,6 @@
 //! What goes over the wire, in the core's words and back: the one place that knows both.
 
+use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::Entry;
 use mainstay_core::forwarded::{self, FormError};
 use mainstay_core::id::{Attempt, Incident, Rank};
@@ -7,7 +8,7 @@ use mainstay_core::job::Ruling;
 use mainstay_core::running::Pace;
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::time::{Mono, Span, Wall};
 use mainstay_core::verdict::{Decision, Verdict};
 use mainstay_core::view::BeatView;
 use mainstay_proto::v1;
@@ -120,6 +121,16 @@ pub fn surroundings_in(told: &v1::Surroundings) -> Result<Surroundings, WireErro
     Ok(forwarded::surroundings(&told.known)?)
 }
 
+/// That the machine is to be left, to be sent.
+pub fn leave_out(leave: &Leave) -> v1::Leave {
+    v1::Leave { reason: leave.reason.clone(), by_unix_ns: leave.by.map_or(0, |by| by.0) }
+}
+
+/// That the machine is to be left, as it came.
+pub fn leave_in(told: v1::Leave) -> Leave {
+    Leave { reason: told.reason, by: (told.by_unix_ns > 0).then_some(Wall(told.by_unix_ns)) }
+}
+
 /// A ruling to be sent.
 ///
 /// # Errors
@@ -186,6 +197,14 @@ mod tests {
         ];
         let (attempt, arrived) = beats_in(beats_out(Attempt(2), &beats));
         assert_eq!((attempt, arrived.as_slice()), (Attempt(2), beats.as_slice()));
+    }
+
+    #[test]
+    fn that_the_machine_is_to_be_left_arrives_with_its_time_or_without() {
+        for by in [None, Some(Wall(1_800_000_000_000_000_000))] {
+            let leave = Leave { reason: "maintenance of the host".into(), by };
+            assert_eq!(leave_in(leave_out(&leave)), leave);
+        }
     }
 
     #[test]

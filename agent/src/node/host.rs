@@ -15,9 +15,9 @@ use crate::os::clock;
 impl Node {
     pub(super) fn sensed(&mut self, judged: Judged) {
         for fact in judged.facts {
+            self.tell_launchers_to_leave(&fact);
             self.record(None, fact);
         }
-        self.tell_launchers_to_leave(&judged.components);
         // With each look, what time has done to the hardware is shown too.
         let now = clock::now();
         self.show(now, judged.components);

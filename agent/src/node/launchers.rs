@@ -1,7 +1,8 @@
 //! Launchers of this host: who reports for which job, what they report, and what they are told unasked.
 
+use mainstay_core::cloud::leave::{self, Leave};
 use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::health::Component;
 use mainstay_core::id::{JobId, Pid, Rank};
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::view::{JobPhase, JobView};
@@ -10,9 +11,6 @@ use tokio::sync::mpsc;
 use super::{Attached, Hello, Input, Node, Session, ToLauncher};
 use crate::os::pidfd::PidFd;
 use crate::os::{clock, processes};
-
-/// What the cloud announces for this machine.
-const CLOUD: &str = "host.cloud";
 
 /// A job's launcher, as far as it matters here.
 #[derive(Debug)]
@@ -77,6 +75,11 @@ impl Node {
                 "job {} is run by the launcher {} of user {}; choose another --rdzv-id",
                 hello.job, other.pid.0, other.uid
             ));
+        }
+        let now = clock::now().wall;
+        if let Some((_, leave)) = self.leave.as_ref().filter(|(_, leave)| leave.by.is_none_or(|by| by > now))
+        {
+            let _ = orders.try_send(ToLauncher::Leave(leave.clone()));
         }
         self.sessions += 1;
         let number = self.sessions;
@@ -151,18 +154,17 @@ impl Node {
         }
     }
 
-    /// Tells every launcher, once, when the cloud takes the machine away.
-    pub(super) fn tell_launchers_to_leave(&mut self, components: &[Component]) {
-        let Some(cloud) = components.iter().find(|component| component.name == CLOUD) else { return };
-        let leaves = cloud.state == HealthState::Unhealthy && cloud.action >= RecommendedAction::ReplaceNode;
-        if !leaves {
-            self.leaving = false;
-        } else if !std::mem::replace(&mut self.leaving, true) {
-            let sessions = self.launchers.values().filter_map(|launcher| launcher.session.as_ref());
-            for (_, orders) in sessions {
-                let _ = orders.try_send(ToLauncher::Leave(cloud.reason.clone()));
-            }
+    /// Tells every launcher, and each that comes later, where this fact says that the machine is to be left.
+    pub(super) fn tell_launchers_to_leave(&mut self, fact: &Fact) {
+        let Some(notice) = leave::notice_of(fact) else { return };
+        // What is news of a notice takes its word back; if it still holds, it follows.
+        self.leave.take_if(|(of, _)| of == notice);
+        let Some(leave) = Leave::of(fact) else { return };
+        let sessions = self.launchers.values().filter_map(|launcher| launcher.session.as_ref());
+        for (_, orders) in sessions {
+            let _ = orders.try_send(ToLauncher::Leave(leave.clone()));
         }
+        self.leave = Some((notice.to_owned(), leave));
     }
 
     pub(super) fn launcher_ended(&mut self, job: &JobId, pid: Pid) {

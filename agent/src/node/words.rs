@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mainstay_core::attention::Word;
+use mainstay_core::cloud::leave::Leave;
 use mainstay_core::device::reset::{ResetError, ResetOrder};
 use mainstay_core::device::{DeviceReport, GpuEvent, Opinion};
 use mainstay_core::entry::Entry;
@@ -145,6 +146,6 @@ pub enum ToLauncher {
     Ruling(Incident, Option<Decision>, Testimony),
     /// What is known of the host that may explain why ranks are slow.
     Surroundings(Surroundings),
-    /// The machine is to be taken away; what was announced.
-    Leave(String),
+    /// The machine is to be taken away.
+    Leave(Leave),
 }

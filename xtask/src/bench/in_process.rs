@@ -1,5 +1,7 @@
 //! In process: from a rank that raises, while its peers are blocked in a collective, to all ranks in their function
-//! again. Beside NVRx's wrapper, with its defaults.
+//! again. Beside NVRx's wrapper, with its defaults. What is ours of it is told apart: from the raise until the launcher knows,
+//! and from the last rank that has left its collectives to the last that is in its function; between the two the ranks take
+//! the framework's process groups down.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +17,7 @@ use super::figure::{Figure, Report};
 use super::launchers::{Bed, Launcher, script_path};
 use super::peers::NVRX_NAME;
 use super::process::Running;
+use crate::journal::{Entry, Follower};
 use crate::places;
 use crate::say::Story;
 
@@ -31,12 +34,16 @@ const SCRIPT: &str = "in_process_rank.py";
 
 /// Measures `faults` faults in jobs of each size, all together one sample.
 pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
-    let of = |what: &str, faults: usize, job: &dyn Fn(usize, &Path) -> Result<Vec<Running>>| {
+    let mut added = Vec::new();
+    let mut of = |what: &str, faults: usize, job: &dyn Fn(usize, &Path) -> Result<Vec<Running>>| {
         let mut samples = Vec::new();
         for world in WORLDS {
             let name = format!("restart in process: {what}, {world} ranks ({faults} faults)");
             match story.step(&name, || rounds(world, faults, job)) {
-                Ok(found) => samples.extend(found),
+                Ok(found) => {
+                    added.extend(found.iter().filter_map(|round| round.added));
+                    samples.extend(found.iter().map(|round| round.whole));
+                }
                 Err(error) => eprintln!("{name}: left out: {error:#}"),
             }
         }
@@ -54,14 +61,23 @@ pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
     for figure in figures.into_iter().flatten() {
         report.add([if theirs.is_empty() { figure } else { figure.beside(NVRX_NAME, &theirs) }]);
     }
+    report.add(Figure::median("restart.in_process_added", "ms", &added));
 }
 
-/// Milliseconds of each fault of one job.
+/// Milliseconds of one fault.
+struct Round {
+    /// From the raise to the last rank that is in its function again.
+    whole: f64,
+    /// Of that, what launcher and client add to the framework's part; none where no journal tells it.
+    added: Option<f64>,
+}
+
+/// Each fault of one job.
 fn rounds(
     world: usize,
     faults: usize,
     job: impl Fn(usize, &Path) -> Result<Vec<Running>>,
-) -> Result<Vec<f64>> {
+) -> Result<Vec<Round>> {
     let folder = places::target().join("bench/in_process");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
@@ -76,7 +92,9 @@ fn rounds(
         let done = read(&events).iter().filter(|event| event.event == "done").count();
         (done >= world).then_some(())
     })?;
-    let found = durations(&read(&events), world);
+    let mut journal = Follower::new(&folder.join("logs"));
+    journal.poll()?;
+    let found = durations(&read(&events), &journal.entries, world);
     if found.len() != faults {
         bail!("{} of {faults} faults were followed by a whole round\n{}", found.len(), first.said());
     }
@@ -130,7 +148,7 @@ fn read(events: &Path) -> Vec<Event> {
 }
 
 /// From each raise to the last rank's entry into the next round, for rounds that all ranks have entered.
-fn durations(events: &[Event], world: usize) -> Vec<f64> {
+fn durations(events: &[Event], journal: &[Entry], world: usize) -> Vec<Round> {
     let mut entered: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     for event in events.iter().filter(|event| event.event == "enter") {
         entered.entry(event.round).or_default().push(event.at);
@@ -138,9 +156,21 @@ fn durations(events: &[Event], world: usize) -> Vec<f64> {
     let raised = events.iter().filter(|event| event.event == "raise");
     let next = |raise: &Event| {
         let entered = entered.get(&(raise.round + 1)).filter(|entered| entered.len() == world)?;
-        Some(entered.iter().max()?.saturating_sub(raise.at) as f64 / 1e6)
+        let whole = entered.iter().max()?.saturating_sub(raise.at);
+        let added =
+            framework(journal, raise.at).map(|framework| whole.saturating_sub(framework) as f64 / 1e6);
+        Some(Round { whole: whole as f64 / 1e6, added })
     };
     raised.filter_map(next).collect()
+}
+
+/// From when the launcher knew of the raise at `raised_at` until no rank was in its collectives any more, in nanoseconds.
+fn framework(journal: &[Entry], raised_at: u64) -> Option<u64> {
+    let after = journal.iter().skip_while(|entry| entry.mono < raised_at);
+    let mut after = after.skip_while(|entry| !entry.rank_raised());
+    let known = after.next()?.mono;
+    let left = after.find(|entry| entry.attempt_ended())?.mono;
+    Some(left.saturating_sub(known))
 }
 
 #[cfg(test)]
@@ -157,6 +187,16 @@ mod tests {
             event("raise", 1, 9_000_000),
             event("enter", 2, 11_000_000),
         ];
-        assert_eq!(durations(&events, 2), [4.0]);
+        let fact = |at: u64, what: &str| {
+            let line = format!(r#"{{"at":{{"mono":{at}}},"body":{{"kind":"fact","what":"{what}"}}}}"#);
+            Entry::parse(&line).expect("a line of a journal")
+        };
+        let journal =
+            [fact(900_000, "rank_raised"), fact(1_500_000, "rank_raised"), fact(2_000_000, "rank_raised")];
+        let journal: Vec<Entry> = journal.into_iter().chain([fact(4_000_000, "attempt_ended")]).collect();
+        let found = durations(&events, &journal, 2);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].whole, found[0].added), (4.0, Some(1.5)));
+        assert_eq!(durations(&events, &[], 2)[0].added, None);
     }
 }

@@ -14,8 +14,8 @@ pub fn instance_action(body: &str) -> Result<Vec<Notice>, String> {
     Ok(vec![Notice {
         id: "spot/instance-action".to_owned(),
         kind: NoticeKind::Preemption,
-        // The machine has two minutes at most: that is now.
-        starts: None,
+        // Two minutes from now at most.
+        starts: wall_of(time),
         ends: None,
         ongoing: false,
         detail: format!("{action} at {time}"),
@@ -82,7 +82,10 @@ mod tests {
     #[test]
     fn the_forms_of_amazons_documentation_are_read() {
         let action = instance_action(r#"{"action": "terminate", "time": "2017-09-18T08:22:00Z"}"#).unwrap();
-        assert_eq!((action[0].kind, action[0].starts), (NoticeKind::Preemption, None));
+        let at = Some(Wall(1_505_722_920_000_000_000));
+        assert_eq!((action[0].kind, action[0].starts), (NoticeKind::Preemption, at));
+        let untold = instance_action(r#"{"action": "stop"}"#).unwrap();
+        assert_eq!((untold[0].kind, untold[0].starts), (NoticeKind::Preemption, None));
         assert_eq!(
             rebalance(r#"{"noticeTime": "2020-11-05T08:22:00Z"}"#).unwrap()[0].kind,
             NoticeKind::AtRisk
