@@ -8,6 +8,7 @@ use mainstay_core::checkpoint::decision::{Decisions, Word};
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, newest_whole, steps};
 use mainstay_core::checkpoint::placement::{Host, Rules, groups, place};
 use mainstay_core::checkpoint::plan::plan;
+use mainstay_core::checkpoint::ready::expected;
 use mainstay_core::checkpoint::retention::{Retention, deletable, repairs};
 use proptest::prelude::*;
 
@@ -53,6 +54,30 @@ fn of_a_shard_that_was_sealed_twice_the_later_one_counts_and_copies_of_the_other
     let whole = newest_whole(&[copy("b", false, &of, 0), again], "job").unwrap();
     assert_eq!(whole.ranks[&0].len(), 1);
     assert_eq!(whole.ranks[&0][0].shard.root, "later");
+}
+
+#[test]
+fn memory_is_made_ready_where_a_step_may_come_and_none_is_used_again() {
+    let (small, large) = (key(20, 0, 1), StepKey { run: "large".to_owned(), ..key(10, 0, 2) });
+    let sized = |holder: &str, own, of: &StepKey, rank, bytes| {
+        let mut copy = copy(holder, own, of, rank);
+        copy.shard.root.push_str(&of.run);
+        copy.shard.bytes = bytes;
+        copy
+    };
+    let mut copies = vec![sized("a", true, &small, 0, 50), sized("a", true, &large, 0, 70)];
+    assert_eq!(expected(&copies, "standby", &[], 1), [50], "half a step comes nowhere");
+    copies.push(sized("b", true, &large, 1, 80));
+    assert_eq!(expected(&copies, "standby", &[], 1), [80, 70], "the larger of two runs");
+    copies.push(sized("standby", false, &small, 0, 50));
+    assert_eq!(expected(&copies, "standby", &[], 1), [80, 70], "replicas of others are none of its own");
+    assert!(expected(&copies, "a", &[], 1).is_empty(), "its ranks' shards are here");
+    assert_eq!(
+        expected(&copies, "c", &[30, 40], 2),
+        [40, 40, 30, 30],
+        "two replicas of each are sent, and as many come"
+    );
+    assert!(expected(&copies, "standby", &[30, 40], 2).is_empty(), "it has memory of older replicas");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Checkpoints on peers: a shard to another agent and back over loopback, beside plain TCP with the same bytes in the same run.
+//! Checkpoints on peers: a shard to another agent and back over loopback, beside plain TCP with the same bytes in the same run. Back to
+//! a host that stood by and has memory ready, and (`fresh`) to one that has begun just now and has not.
 
 use std::fs;
 use std::path::Path;
@@ -125,6 +126,8 @@ fn figures(gibibytes: usize, told: &Value) -> Vec<Figure> {
         cpu("replicate_cpu", "replicate_cpu_s_per_gb"),
         rate("restore_peer", "restore_bytes_per_s"),
         cpu("restore_peer_cpu", "restore_cpu_s_per_gb"),
+        rate("restore_peer_fresh", "restore_fresh_bytes_per_s"),
+        cpu("restore_peer_fresh_cpu", "restore_fresh_cpu_s_per_gb"),
     ]
     .into_iter()
     .flatten()

@@ -15,6 +15,7 @@ pub mod interval;
 pub mod inventory;
 pub mod placement;
 pub mod plan;
+pub mod ready;
 pub mod replicator;
 pub mod retention;
 pub mod tiers;

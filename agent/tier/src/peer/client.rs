@@ -18,7 +18,7 @@ use super::sealed::Sealed;
 use super::token::Token;
 use super::wire::{Frame, Patience, Wire};
 use crate::bytes::Bytes;
-use crate::os::{monotonic_ms, signs};
+use crate::os::{Lent, monotonic_ms, signs};
 
 /// A chunk that came wrong is sent once more, and then once more; a third time is no accident.
 const TRIES: u32 = 3;
@@ -299,13 +299,17 @@ impl Fetch<'_> {
                 return Err(unreadable(format!("another chunk came where {index} was due")));
             }
             let mut hasher = XxHash3_64::new();
-            let mut offset = header.offset;
-            wire.read_chunk(header.length, buffer, |piece| {
-                hasher.write(piece);
-                self.target.write(offset, piece)?;
-                offset += piece.len() as u64;
-                Ok(())
-            })?;
+            if let Some(mut memory) = self.target.memory(header.offset, header.length) {
+                wire.read_chunk_into(memory.bytes(), |piece| hasher.write(piece))?;
+            } else {
+                let mut offset = header.offset;
+                wire.read_chunk(header.length, buffer, |piece| {
+                    hasher.write(piece);
+                    self.target.write(offset, piece)?;
+                    offset += piece.len() as u64;
+                    Ok(())
+                })?;
+            }
             if due.map(|(_, _, sum)| sum) != Some(hasher.finish()) {
                 return Err(PeerError::Corrupt { peer, chunk: index });
             }
@@ -330,6 +334,11 @@ pub trait Target: Sync {
     /// # Errors
     /// They cannot be written.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError>;
+
+    /// The memory in which some of them are to lie, where it is mapped; else they are written.
+    fn memory(&self, _offset: u64, _length: u32) -> Option<Lent<'_>> {
+        None
+    }
 }
 
 /// A shard that is being sent over some connections.

@@ -1,8 +1,9 @@
 //! Replicas of shards on other hosts: their bytes go from agent to agent over plain TCP.
 //!
 //! From the bottom: `frame` (headers), `error`, `token` (who may), `pace` (how fast), `wire` (one connection); `sealed` (a
-//! shard by its manifest), `user`, `store` (what is kept for others), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `alike` (what need not be
-//! sent), `server`, `client`; `service`, which joins them, and `restore`.
+//! shard by its manifest), `user`, `store` (what is kept for others, over `spare`), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `alike` (what need not be
+//! sent), `server`, `client`; `service`, which joins them, `landing` and
+//! `restore`.
 //!
 //! What comes over the wire is believed in nothing: every header is signed, every chunk is compared with the owner's
 //! manifest while it is in the cache, and no name in it becomes a path.
@@ -12,6 +13,7 @@ pub mod client;
 mod durable;
 pub mod error;
 pub mod frame;
+mod landing;
 mod message;
 pub(crate) mod own;
 pub mod pace;
@@ -20,6 +22,7 @@ mod restore;
 pub(crate) mod sealed;
 mod server;
 pub(crate) mod service;
+mod spare;
 pub mod store;
 pub mod token;
 pub(crate) mod user;

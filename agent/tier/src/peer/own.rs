@@ -188,6 +188,13 @@ impl Own {
         stamp_of(&self.watched())
     }
 
+    /// For each rank of this host how much memory its launcher keeps for a shard.
+    pub(crate) fn reserved(&self) -> Vec<u64> {
+        let watched = self.watched();
+        let pools = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place.user)));
+        pools.flat_map(|(pool, user)| pooled::reserved(pool, user)).collect()
+    }
+
     /// Whether there is any launcher's memory to look at.
     pub(crate) fn has_memory(&self) -> bool {
         self.inner().watched.iter().any(|place| place.pool.is_some())

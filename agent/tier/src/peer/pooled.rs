@@ -88,6 +88,13 @@ pub(crate) fn look(pool: &Path, user: User, known: &[Pooled]) -> Vec<Pooled> {
     found
 }
 
+/// For each rank how much memory is reserved for a shard of it: the room of its largest slot.
+pub(crate) fn reserved(pool: &Path, user: User) -> Vec<u64> {
+    let Ok(_as_user) = As::user(user) else { return Vec::new() };
+    let room = |page: &Control<'_>| page.all().map(|slot| slot.capacity).max().filter(|room| *room > 0);
+    ranks(pool).iter().filter_map(|home| with_page(home, room).flatten()).collect()
+}
+
 /// Which slots are sealed, as one number: another one where something was sealed or given up since.
 pub(crate) fn stamp(pool: &Path, user: User) -> u64 {
     let Ok(_as_user) = As::user(user) else { return 0 };

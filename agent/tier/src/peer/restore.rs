@@ -1,10 +1,8 @@
 //! Brings the newest step that is whole over all holders into a job's checkpoint directory, before its ranks start.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -16,10 +14,10 @@ use mainstay_core::checkpoint::plan::{Transfer, plan};
 
 use super::client::Target;
 use super::error::PeerError;
+use super::landing::{Landing, shard_directory};
 use super::own::Watched;
 use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
-use super::store::sync_directory;
 use super::user::{As, User};
 use crate::seal::ReadAt;
 
@@ -188,6 +186,13 @@ impl Shared {
     }
 }
 
+/// Whether just this shard lies in the directory; its bytes were compared by the caller.
+fn lies_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
+    let Ok(_as_user) = As::user(user) else { return false };
+    Sealed::read(&shard_directory(directory, sealed).join(MANIFEST_NAME))
+        .is_ok_and(|there| there.shard.root == sealed.shard.root)
+}
+
 /// The shards that are to be brought, for the threads that do it.
 struct Work<'a> {
     shared: &'a Shared,
@@ -241,12 +246,15 @@ impl Work<'_> {
         Err(last.unwrap_or_else(|| PeerError::Local("no copy is left".to_owned())))
     }
 
+    fn landing(&self) -> Landing<'_> {
+        Landing::new(&self.place.directory, self.place.user, &self.shared.store)
+    }
+
     fn bring_from(&self, copy: &Copy) -> Result<(), PeerError> {
         let root = &copy.shard.root;
-        let user = self.place.user;
         if copy.medium == Medium::Durable {
             let gone = || PeerError::Local("durable storage is not known here".to_owned());
-            let mut landing = Landing { directory: &self.place.directory, user, taken: None };
+            let mut landing = self.landing();
             let bytes = self.shared.durable().ok_or_else(gone)?.get(&copy.shard, &mut landing)?;
             landing.finish()?;
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -254,7 +262,7 @@ impl Work<'_> {
             return Ok(());
         }
         if copy.holder != self.shared.name() {
-            let mut landing = Landing { directory: &self.place.directory, user, taken: None };
+            let mut landing = self.landing();
             let streams = self.shared.settings.streams;
             let bytes = self.shared.asking().get(&copy.holder, root, &mut landing, streams)?;
             landing.finish()?;
@@ -272,10 +280,10 @@ impl Work<'_> {
             return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
         }
         // Files of a trainer's lie where they belong.
-        if opened.is_pack() || lies_there(&self.place.directory, sealed, user) {
+        if opened.is_pack() || lies_there(&self.place.directory, sealed, self.place.user) {
             return Ok(());
         }
-        let mut landing = Landing { directory: &self.place.directory, user, taken: None };
+        let mut landing = self.landing();
         landing.begin(sealed)?;
         let mut buffer = vec![0; 1 << 20];
         let mut offset = 0;
@@ -287,124 +295,6 @@ impl Work<'_> {
         }
         landing.finish()
     }
-}
-
-fn shard_directory(directory: &Path, sealed: &Sealed) -> PathBuf {
-    let step = directory.join(format!("step-{:012}", sealed.shard.of.step));
-    step.join(format!("rank-{:05}", sealed.shard.rank))
-}
-
-/// Whether just this shard lies in the directory; its bytes were compared by the caller.
-fn lies_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
-    let Ok(_as_user) = As::user(user) else { return false };
-    Sealed::read(&shard_directory(directory, sealed).join(MANIFEST_NAME))
-        .is_ok_and(|there| there.shard.root == sealed.shard.root)
-}
-
-/// A shard on its way into a checkpoint directory: beside its place first, and in it when all bytes are there.
-struct Landing<'a> {
-    directory: &'a Path,
-    user: User,
-    taken: Option<Taken>,
-}
-
-struct Taken {
-    file: File,
-    aside: PathBuf,
-    home: PathBuf,
-    manifest: Vec<u8>,
-}
-
-impl Landing<'_> {
-    fn told(&self, what: &str, error: &io::Error) -> PeerError {
-        PeerError::Local(format!("{what} {}: {error}", self.directory.display()))
-    }
-
-    /// All bytes were right: the manifest is written, and the shard takes its place.
-    fn finish(mut self) -> Result<(), PeerError> {
-        let Some(taken) = self.taken.take() else {
-            return Err(PeerError::Local("nothing came".to_owned()));
-        };
-        let put = || -> io::Result<()> {
-            let _as_user = As::user(self.user)?;
-            taken.file.sync_data()?;
-            let path = taken.aside.join(MANIFEST_NAME);
-            let mut manifest = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
-            manifest.write_all(&taken.manifest)?;
-            manifest.sync_all()?;
-            sync_directory(&taken.aside)?;
-            if fs::symlink_metadata(&taken.home).is_ok() {
-                // What is there is another shard of this step, or a damaged one.
-                let flags = rustix::fs::RenameFlags::EXCHANGE;
-                rustix::fs::renameat_with(
-                    rustix::fs::CWD,
-                    &taken.aside,
-                    rustix::fs::CWD,
-                    &taken.home,
-                    flags,
-                )?;
-                fs::remove_dir_all(&taken.aside)?;
-            } else {
-                fs::rename(&taken.aside, &taken.home)?;
-            }
-            taken.home.parent().map_or(Ok(()), sync_directory)?;
-            sync_directory(self.directory)
-        };
-        put().map_err(|error| self.told("writing a shard into", &error))
-    }
-}
-
-impl Drop for Landing<'_> {
-    fn drop(&mut self) {
-        if let Some(taken) = self.taken.take()
-            && let Ok(_as_user) = As::user(self.user)
-        {
-            let _ = fs::remove_dir_all(&taken.aside);
-        }
-    }
-}
-
-impl Target for Landing<'_> {
-    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
-        let begin = || -> io::Result<Taken> {
-            let _as_user = As::user(self.user)?;
-            let home = shard_directory(self.directory, sealed);
-            let step = home.parent().unwrap_or(self.directory);
-            fs::create_dir_all(step)?;
-            // The form that the client tidies up if this process should not come to it.
-            let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
-            match fs::remove_dir_all(&aside) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => fs::create_dir(&aside)?,
-            }
-            let path = aside.join(&sealed.file);
-            let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
-            make_room(&file, sealed.shard.bytes)?;
-            Ok(Taken { file, aside, home, manifest: sealed.manifest.clone() })
-        };
-        self.taken = Some(begin().map_err(|error| self.told("making room for a shard in", &error))?);
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
-        let Some(taken) = &self.taken else { return Ok(()) };
-        taken.file.write_all_at(bytes, offset).map_err(|error| self.told("writing a shard into", &error))
-    }
-}
-
-/// Sees that a file finds room, now or not at all: no shard fails in its middle for want of it.
-fn make_room(file: &File, bytes: u64) -> io::Result<()> {
-    const TMPFS: i64 = 0x0102_1994;
-    let found = rustix::fs::fstatfs(file)?;
-    if found.f_type == TMPFS {
-        // Pages that are allocated ahead are filled with zeros first, which takes as long as what comes over the wire.
-        let free = found.f_bavail.saturating_mul(found.f_bsize.unsigned_abs());
-        return if free < bytes { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) };
-    }
-    if bytes > 0 {
-        rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
-    }
-    Ok(())
 }
 
 /// Reads the manifests in a checkpoint directory, without an agent and without the bytes; for each, what is wrong with it.

@@ -136,6 +136,9 @@ pub(crate) struct Shared {
     stop: AtomicBool,
     nudged: Mutex<bool>,
     nudge: Condvar,
+    /// The sizes of shards that may come here soon.
+    expected: Mutex<Vec<u64>>,
+    expects: Condvar,
 }
 
 /// The service. It ends when it is dropped.
@@ -194,11 +197,14 @@ impl Service {
             stop: AtomicBool::new(false),
             nudged: Mutex::new(true),
             nudge: Condvar::new(),
+            expected: Mutex::default(),
+            expects: Condvar::new(),
         });
         for (name, work) in [
             ("ckpt-verify", loops::verify as fn(&Shared)),
             ("ckpt-ask", loops::ask),
             ("ckpt-send", loops::send),
+            ("ckpt-ready", loops::make_ready),
         ] {
             let shared = Arc::clone(&shared);
             spawn(name, move || work(&shared))?;
@@ -306,6 +312,11 @@ impl Service {
         self.shared.store.usage()
     }
 
+    /// Bytes of memory that is ready for shards that come: it has its pages already.
+    pub fn ready(&self) -> u64 {
+        self.shared.store.ready()
+    }
+
     /// Asks all peers what they have, now.
     pub fn refresh(&self) {
         self.shared.refresh();
@@ -401,6 +412,8 @@ impl Shared {
     fn wake(&self) {
         *self.nudged.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.nudge.notify_all();
+        drop(self.expected.lock().unwrap_or_else(PoisonError::into_inner));
+        self.expects.notify_all();
     }
 
     /// Waits until something may have changed, or a launcher's memory is to be looked at; whether somebody said that something has.

@@ -3,18 +3,20 @@
 //! ```text
 //! <store>/replicas/<16 hex digits>/step-000000000010.3/rank-00001/{shard,manifest.json}
 //!         incoming/<root>      a shard on its way
-//!         spare/<number>       files of dropped replicas, used again: their pages are there already, and in memory stay mapped
+//!         spare/<name>         files of dropped replicas, used again, and others made ahead: their pages are there already, and in memory stay mapped
 //! ```
 //!
 //! The digits are a hash of job and run; nothing that a peer sends becomes part of a path but numbers. A replica is there
 //! when its manifest is, which appears last and at once. What is found at a start is read and compared before it is offered.
+
+mod ready;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,10 +24,9 @@ use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
 
 use super::sealed::{Sealed, open_plainly};
+use super::spare::{Spare, Spares};
 use crate::os::{Lent, MappedFile};
-
-/// Files of dropped replicas that are kept to be used again.
-const SPARES: usize = 4;
+pub(crate) use ready::Ready;
 
 /// The file's name in the store, whatever its owner called it.
 const DATA: &str = "shard";
@@ -37,22 +38,17 @@ pub struct Store {
     quota: u64,
     medium: Medium,
     inner: Mutex<Inner>,
+    /// Tells files apart that have no root.
+    numbers: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     replicas: BTreeMap<String, Replica>,
     uploads: BTreeMap<String, Arc<Upload>>,
-    spares: Vec<Spare>,
-    spared: u64,
-}
-
-/// The file of a replica that was dropped.
-#[derive(Debug)]
-struct Spare {
-    path: PathBuf,
-    bytes: u64,
-    memory: Option<Arc<MappedFile>>,
+    spares: Spares,
+    /// Bytes of memory that is lent.
+    lent: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -164,7 +160,13 @@ impl Store {
                 Err(_) => drop(fs::remove_dir_all(directory)),
             }
         }
-        Ok(Store { root: root.to_owned(), quota, medium, inner: Mutex::new(inner) })
+        Ok(Store {
+            root: root.to_owned(),
+            quota,
+            medium,
+            inner: Mutex::new(inner),
+            numbers: AtomicU64::new(0),
+        })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -231,7 +233,7 @@ impl Store {
         let root = sealed.shard.root.clone();
         let path = self.root.join("incoming").join(&root);
         let bytes = sealed.shard.bytes;
-        let spare = self.inner().take_spare(bytes);
+        let spare = self.inner().spares.take(bytes);
         if let Some(spare) = &spare {
             fs::rename(&spare.path, &path).map_err(disk("using again", &spare.path))?;
         }
@@ -239,11 +241,12 @@ impl Store {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = open.map_err(disk("making", &path))?;
         let was = spare.as_ref().map(|spare| spare.bytes);
-        // Memory of another size goes before its file gets another length.
-        let mut memory =
-            spare.and_then(|spare| spare.memory).filter(|memory| same_pages(memory.length(), bytes));
+        // Memory that is too short goes before its file gets another length.
+        let mut memory = spare
+            .and_then(|spare| spare.memory)
+            .filter(|memory| memory.length() >= bytes || same_pages(memory.length(), bytes));
         file.set_len(bytes).map_err(disk("sizing", &path))?;
-        if bytes > 0 && memory.is_none() {
+        if bytes > 0 && (memory.is_none() || was.is_none_or(|was| was < bytes)) {
             // Room is had now or not at all: no shard fails in its middle for want of it.
             let all = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes);
             if let Err(error) = all {
@@ -251,7 +254,7 @@ impl Store {
                 return Err(disk("making room for", &path)(error.into()));
             }
             // A file that is used again will be so once more: bytes then go from the socket to where they stay.
-            if was.is_some() && self.medium == Medium::Memory {
+            if memory.is_none() && was.is_some() && self.medium == Medium::Memory {
                 memory = MappedFile::of(&file, bytes).ok().map(Arc::new);
             }
         }
@@ -284,10 +287,10 @@ impl Store {
             roots.iter().for_each(|root| self.drop_replica(inner, root));
         }
         // A spare of the right size is used; all others go if that is what it takes.
-        while inner.used().saturating_add(inner.spared).saturating_add(wanted) > self.quota {
-            let Some(spare) = inner.spares.pop() else { break };
-            inner.spared -= spare.bytes;
-            let _ = fs::remove_file(spare.path);
+        while inner.used().saturating_add(inner.spares.bytes()).saturating_add(wanted) > self.quota {
+            if !inner.spares.give_up_one() {
+                break;
+            }
         }
         if fits(inner) {
             return Ok(());
@@ -368,9 +371,8 @@ impl Store {
         let _ = fs::remove_file(&manifest).and_then(|()| sync_directory(&replica.directory));
         let spare = self.root.join("spare").join(root);
         let bytes = replica.sealed.shard.bytes;
-        if inner.spares.len() < SPARES && fs::rename(replica.directory.join(DATA), &spare).is_ok() {
-            inner.spares.push(Spare { path: spare, bytes, memory: replica.memory });
-            inner.spared += bytes;
+        if inner.spares.has_room() && fs::rename(replica.directory.join(DATA), &spare).is_ok() {
+            inner.spares.keep(Spare { path: spare, bytes, memory: replica.memory });
         }
         let _ = fs::remove_dir_all(&replica.directory);
         // The directories of the step and of the run, when nothing else is in them.
@@ -396,16 +398,7 @@ impl Inner {
     fn used(&self) -> u64 {
         let held = self.replicas.values().map(|replica| replica.sealed.shard.bytes);
         let coming = self.uploads.values().map(|upload| upload.sealed.shard.bytes);
-        held.chain(coming).fold(0, u64::saturating_add)
-    }
-
-    /// The spare file whose size is nearest; of equal ones one that is mapped.
-    fn take_spare(&mut self, bytes: u64) -> Option<Spare> {
-        let by = |spare: &Spare| (spare.bytes.abs_diff(bytes), spare.memory.is_none());
-        let (index, _) = self.spares.iter().enumerate().min_by_key(|(_, spare)| by(spare))?;
-        let spare = self.spares.swap_remove(index);
-        self.spared -= spare.bytes;
-        Some(spare)
+        held.chain(coming).fold(self.lent, u64::saturating_add)
     }
 }
 

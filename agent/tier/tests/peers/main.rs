@@ -5,6 +5,7 @@
 mod alike;
 mod lies;
 mod memory;
+mod ready;
 mod replicator;
 mod support;
 mod trainers;
@@ -193,7 +194,8 @@ fn a_bit_that_flips_in_a_store_is_never_restored_and_another_copy_serves() {
     hosts[0].start();
     until("both holders", || {
         hosts[0].service().refresh();
-        hosts[0].least_copies(4) == 2
+        // Its store may have got one again already.
+        hosts[0].least_copies(4) >= 2
     });
     let (step, _) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(4));

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mainstay_core::checkpoint::inventory::Copy;
+use mainstay_core::checkpoint::ready::expected;
 
 use super::{DISTRUST, Shared};
 use crate::peer::durable;
@@ -49,6 +50,21 @@ impl Shared {
         distrusted.retain(|_, since| since.elapsed() < DISTRUST);
         copies.retain(|copy| !distrusted.contains_key(&(copy.holder.clone(), copy.shard.root.clone())));
         copies
+    }
+
+    /// Looks which shards may come here soon, for whoever makes memory ready.
+    pub(super) fn expect(&self) {
+        let sizes = expected(&self.copies(), self.name(), &self.own.reserved(), self.settings.copies);
+        *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
+        self.expects.notify_all();
+    }
+
+    /// Waits until other sizes are expected than were `seen`; none when the service ends.
+    pub(super) fn expected_other_than(&self, seen: &[u64]) -> Option<Vec<u64>> {
+        let sizes = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |sizes: &mut Vec<u64>| sizes.as_slice() == seen && !self.stops();
+        let sizes = self.expects.wait_while(sizes, same).unwrap_or_else(PoisonError::into_inner);
+        (!self.stops()).then(|| sizes.clone())
     }
 
     pub(super) fn inventory_unlooked(&self) -> Vec<Held> {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{CONNECTIONS, Shared, UPLOAD_PATIENCE};
+use crate::os::stand_back;
 use crate::peer::error::PeerError;
 use crate::peer::server;
 use crate::peer::wire::Wire;
@@ -22,10 +23,21 @@ pub(super) fn verify(shared: &Shared) {
     });
 }
 
+/// Has memory ready for what may come, while others tell what that is.
+pub(super) fn make_ready(shared: &Shared) {
+    stand_back(19, true);
+    let mut seen = Vec::new();
+    while let Some(sizes) = shared.expected_other_than(&seen) {
+        shared.store.prepare(&sizes, &|| !shared.stops());
+        seen = sizes;
+    }
+}
+
 /// Asks peers in turn, for as long as the service lives.
 pub(super) fn ask(shared: &Shared) {
     while !shared.stops() {
         shared.refresh();
+        shared.expect();
         shared.store.sweep(UPLOAD_PATIENCE);
         shared.collect();
         shared.wake();

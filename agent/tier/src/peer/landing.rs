@@ -1,0 +1,200 @@
+//! A shard on its way into a job's checkpoint directory: it takes its place there when all its bytes have come and were right.
+//!
+//! Where the directory lies in the same memory as this agent's store, it is received into pages that are there already (`store`'s ready
+//! memory), and its file moves over when it is whole: until then no user sees what other shards may have left in those pages.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use mainstay_checkpoint::MANIFEST_NAME;
+
+use super::client::Target;
+use super::error::PeerError;
+use super::sealed::Sealed;
+use super::store::{Ready, Store, sync_directory};
+use super::user::{As, User};
+use crate::os::Lent;
+
+/// Beside its place first, and in it when all bytes are there.
+pub(super) struct Landing<'a> {
+    directory: &'a Path,
+    user: User,
+    store: &'a Store,
+    taken: Option<Taken<'a>>,
+}
+
+struct Taken<'a> {
+    room: Room<'a>,
+    /// The directory in which the shard is made.
+    aside: PathBuf,
+    opened: File,
+    home: PathBuf,
+    file: String,
+    manifest: Vec<u8>,
+}
+
+/// Where the bytes lie until all have come.
+enum Room<'a> {
+    /// In a new file in the directory aside.
+    New(File),
+    /// In memory of the store's that has its pages already.
+    Ready(Ready<'a>),
+}
+
+/// Where a shard lies in a checkpoint directory.
+pub(super) fn shard_directory(directory: &Path, sealed: &Sealed) -> PathBuf {
+    let step = directory.join(format!("step-{:012}", sealed.shard.of.step));
+    step.join(format!("rank-{:05}", sealed.shard.rank))
+}
+
+impl<'a> Landing<'a> {
+    pub(super) fn new(directory: &'a Path, user: User, store: &'a Store) -> Landing<'a> {
+        Landing { directory, user, store, taken: None }
+    }
+
+    fn told(&self, what: &str, error: &io::Error) -> PeerError {
+        PeerError::Local(format!("{what} {}: {error}", self.directory.display()))
+    }
+
+    /// All bytes were right: the manifest is written, and the shard takes its place.
+    pub(super) fn finish(mut self) -> Result<(), PeerError> {
+        let Some(taken) = self.taken.take() else {
+            return Err(PeerError::Local("nothing came".to_owned()));
+        };
+        let (aside, home) = (taken.aside.clone(), taken.home.clone());
+        let put = || -> io::Result<()> {
+            let manifest = taken.fill_directory(self.user)?;
+            let _as_user = As::user(self.user)?;
+            write_manifest(&aside, &manifest)?;
+            if fs::symlink_metadata(&home).is_ok() {
+                // What is there is another shard of this step, or a damaged one.
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(rustix::fs::CWD, &aside, rustix::fs::CWD, &home, flags)?;
+                fs::remove_dir_all(&aside)?;
+            } else {
+                fs::rename(&aside, &home)?;
+            }
+            home.parent().map_or(Ok(()), sync_directory)?;
+            sync_directory(self.directory)
+        };
+        put().map_err(|error| {
+            remove(&aside, self.user);
+            self.told("writing a shard into", &error)
+        })
+    }
+
+    fn begin_as_user(&self, sealed: &Sealed) -> io::Result<(PathBuf, PathBuf, File)> {
+        let _as_user = As::user(self.user)?;
+        let home = shard_directory(self.directory, sealed);
+        let step = home.parent().unwrap_or(self.directory);
+        fs::create_dir_all(step)?;
+        // The form that the client tidies up if this process should not come to it.
+        let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
+        match fs::remove_dir_all(&aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => fs::create_dir(&aside)?,
+        }
+        use rustix::fs::{Mode, OFlags};
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = File::from(rustix::fs::open(&aside, flags, Mode::empty())?);
+        Ok((home, aside, opened))
+    }
+}
+
+impl Taken<'_> {
+    /// Puts the file into its directory, if it is not made there; returns the manifest.
+    fn fill_directory(self, user: User) -> io::Result<Vec<u8>> {
+        match self.room {
+            Room::New(file) => file.sync_data()?,
+            Room::Ready(ready) => {
+                if user != User::own() {
+                    std::os::unix::fs::fchown(&ready.file, Some(user.uid), Some(user.gid))?;
+                }
+                ready.file.set_permissions(fs::Permissions::from_mode(0o644))?;
+                ready.give(&self.opened, &self.file)?;
+            }
+        }
+        Ok(self.manifest)
+    }
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.take() {
+            remove(&taken.aside, self.user);
+        }
+    }
+}
+
+impl Target for Landing<'_> {
+    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
+        let begin = || -> io::Result<Taken<'_>> {
+            let (home, aside, opened) = self.begin_as_user(sealed)?;
+            let bytes = sealed.shard.bytes;
+            // With this agent's own rights a file is put only where the user may put one.
+            let is_theirs = opened.metadata()?.uid() == self.user.uid;
+            let ready = if is_theirs { self.store.lend(bytes, &opened) } else { None };
+            let room = match ready {
+                Some(ready) => Room::Ready(ready),
+                None => {
+                    let _as_user = As::user(self.user)?;
+                    let path = aside.join(&sealed.file);
+                    let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+                    make_room(&file, bytes)?;
+                    Room::New(file)
+                }
+            };
+            let (file, manifest) = (sealed.file.clone(), sealed.manifest.clone());
+            Ok(Taken { room, aside, opened, home, file, manifest })
+        };
+        self.taken = Some(begin().map_err(|error| self.told("making room for a shard in", &error))?);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
+        let Some(taken) = &self.taken else { return Ok(()) };
+        let file = match &taken.room {
+            Room::New(file) => file,
+            Room::Ready(ready) => &ready.file,
+        };
+        file.write_all_at(bytes, offset).map_err(|error| self.told("writing a shard into", &error))
+    }
+
+    fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+        match &self.taken.as_ref()?.room {
+            Room::New(_) => None,
+            Room::Ready(ready) => ready.memory(offset, length),
+        }
+    }
+}
+
+fn write_manifest(aside: &Path, manifest: &[u8]) -> io::Result<()> {
+    let path = aside.join(MANIFEST_NAME);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+    file.write_all(manifest)?;
+    file.sync_all()?;
+    sync_directory(aside)
+}
+
+fn remove(aside: &Path, user: User) {
+    if let Ok(_as_user) = As::user(user) {
+        let _ = fs::remove_dir_all(aside);
+    }
+}
+
+/// Sees that a file finds room, now or not at all: no shard fails in its middle for want of it.
+fn make_room(file: &File, bytes: u64) -> io::Result<()> {
+    const TMPFS: i64 = 0x0102_1994;
+    let found = rustix::fs::fstatfs(file)?;
+    if found.f_type == TMPFS {
+        // Pages that are allocated ahead are filled with zeros first, which takes as long as what comes over the wire.
+        let free = found.f_bavail.saturating_mul(found.f_bsize.unsigned_abs());
+        return if free < bytes { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) };
+    }
+    if bytes > 0 {
+        rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,211 @@
+//! Memory of the store's that has its pages already, for shards that come to this host: made ahead of them, and lent.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mainstay_core::checkpoint::inventory::Medium;
+use rustix::fs::{AtFlags, CWD, renameat, unlinkat};
+
+use super::Store;
+use crate::os::{Lent, MappedFile};
+use crate::peer::spare::{self, Spare};
+use crate::pool::available;
+
+/// A file of the store's with its pages. It goes back when it is dropped, or to a user.
+#[derive(Debug)]
+pub(crate) struct Ready<'s> {
+    store: &'s Store,
+    spare: Option<Spare>,
+    /// The file.
+    pub(crate) file: File,
+    memory: Arc<MappedFile>,
+}
+
+impl Store {
+    /// Memory for a shard that is to end in `directory` and not in the store; none where no file can move there, or none has its pages.
+    pub(crate) fn lend(&self, bytes: u64, directory: &File) -> Option<Ready<'_>> {
+        if bytes == 0 || self.medium != Medium::Memory || !self.reaches(directory) {
+            return None;
+        }
+        let mut spare = {
+            let mut inner = self.inner();
+            let spare = inner.spares.take_mapped(bytes)?;
+            inner.lent += bytes;
+            spare
+        };
+        let lent = self.root.join("incoming").join(self.name("lent"));
+        let taken = fs::rename(&spare.path, &lent).and_then(|()| {
+            let file = OpenOptions::new().read(true).write(true).open(&lent)?;
+            // What was beyond its end is gone.
+            file.set_len(bytes)?;
+            Ok(file)
+        });
+        (spare.path, spare.bytes) = (lent, bytes);
+        let (Ok(file), Some(memory)) = (taken, spare.memory.clone()) else {
+            self.inner().lent -= bytes;
+            return None;
+        };
+        Some(Ready { store: self, spare: Some(spare), file, memory })
+    }
+
+    /// Whether a file of the store's can move into that directory: on another file system, or behind another mount, it cannot.
+    fn reaches(&self, directory: &File) -> bool {
+        let name = self.name(".mainstay-probe");
+        let probe = self.root.join("incoming").join(&name);
+        let moved =
+            File::create_new(&probe).and_then(|_| Ok(renameat(CWD, &probe, directory, name.as_str())?));
+        match moved {
+            Ok(()) => unlinkat(directory, name.as_str(), AtFlags::empty()).is_ok(),
+            Err(_) => {
+                let _ = fs::remove_file(&probe);
+                false
+            }
+        }
+    }
+
+    /// Sees that there is memory with its pages for shards of these sizes, as far as the quota and the host leave room: then they pay for
+    /// none when they come. Stops when it is not `wanted` any more.
+    pub(crate) fn prepare(&self, sizes: &[u64], wanted: &dyn Fn() -> bool) {
+        if self.medium != Medium::Memory {
+            return;
+        }
+        let mut there = self.inner().spares.mapped();
+        for bytes in sizes.iter().copied().filter(|bytes| *bytes > 0) {
+            if let Some(at) = there.iter().position(|have| spare::serves(*have, bytes)) {
+                there.swap_remove(at);
+                continue;
+            }
+            // A little more: the next step's may be larger.
+            let bytes = (bytes + bytes / 64).next_multiple_of(1 << 20);
+            let fits = {
+                let inner = self.inner();
+                let taken = inner.used().saturating_add(inner.spares.bytes());
+                inner.spares.has_room() && taken.saturating_add(bytes) <= self.quota
+            };
+            // Never what others may soon need.
+            if !fits || bytes > available(&self.root) / 2 {
+                return;
+            }
+            match spare::make(&self.root.join("spare").join(self.name("ahead")), bytes, wanted) {
+                Ok(Some(spare)) => self.inner().spares.keep(spare),
+                Ok(None) => return,
+                Err(error) => return tracing::debug!(%error, bytes, "no memory was made ready"),
+            }
+        }
+    }
+
+    /// Bytes of memory that is ready for shards.
+    pub(crate) fn ready(&self) -> u64 {
+        self.inner().spares.mapped().iter().sum()
+    }
+
+    fn name(&self, what: &str) -> String {
+        format!("{what}-{}", self.numbers.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Ready<'_> {
+    /// The memory in which a chunk is to lie.
+    pub(crate) fn memory(&self, offset: u64, length: u32) -> Option<Lent<'_>> {
+        self.memory.lend(offset, length)
+    }
+
+    /// Gives the file away: it takes this name in that directory. Nothing of this agent's touches it any more.
+    pub(crate) fn give(mut self, directory: &File, name: &str) -> io::Result<()> {
+        let Some(path) = self.spare.as_ref().map(|spare| &spare.path) else { return Ok(()) };
+        renameat(CWD, path, directory, name)?;
+        let Some(spare) = self.spare.take() else { return Ok(()) };
+        self.store.inner().lent -= spare.bytes;
+        // Its mapping is taken apart behind: that takes a while, and the shard need not wait for it.
+        let memory = (spare.memory, Arc::clone(&self.memory));
+        let _ = std::thread::Builder::new().name("ckpt-unmap".to_owned()).spawn(move || drop(memory));
+        Ok(())
+    }
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        let Some(mut spare) = self.spare.take() else { return };
+        let mut inner = self.store.inner();
+        inner.lent -= spare.bytes;
+        let kept = self.store.root.join("spare").join(spare.path.file_name().unwrap_or_default());
+        if fs::rename(&spare.path, &kept).is_ok() {
+            spare.path = kept;
+            inner.spares.keep(spare);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::path::Path;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const MEBIBYTE: u64 = 1 << 20;
+
+    fn store(quota: u64) -> (TempDir, Store) {
+        let home = TempDir::new_in("/dev/shm").unwrap();
+        let store = Store::open(home.path(), quota).unwrap();
+        (home, store)
+    }
+
+    fn files(home: &Path) -> usize {
+        ["incoming", "spare"].map(|name| fs::read_dir(home.join(name)).unwrap().count()).iter().sum()
+    }
+
+    #[test]
+    fn memory_is_made_once_for_each_shard_and_within_the_quota() {
+        let (home, store) = store(5 * MEBIBYTE);
+        store.prepare(&[MEBIBYTE, MEBIBYTE / 2], &|| true);
+        assert_eq!(store.ready(), 3 * MEBIBYTE, "a little more than they need, in whole mebibytes");
+        store.prepare(&[MEBIBYTE, MEBIBYTE / 2], &|| true);
+        assert_eq!((store.ready(), files(home.path())), (3 * MEBIBYTE, 2), "it is there already");
+        store.prepare(&[MEBIBYTE / 2, MEBIBYTE / 2, 2 * MEBIBYTE], &|| true);
+        assert_eq!(store.ready(), 3 * MEBIBYTE, "there is no room for it");
+    }
+
+    #[test]
+    fn what_is_not_wanted_any_more_leaves_nothing() {
+        let (home, store) = store(1 << 30);
+        store.prepare(&[MEBIBYTE], &|| false);
+        assert_eq!((store.ready(), files(home.path())), (0, 0));
+    }
+
+    #[test]
+    fn lent_memory_comes_back_or_goes_to_its_user_whole_and_no_longer_than_the_shard() {
+        let (home, store) = store(1 << 30);
+        store.prepare(&[MEBIBYTE], &|| true);
+        let theirs = TempDir::new_in("/dev/shm").unwrap();
+        let directory = File::open(theirs.path()).unwrap();
+        let lent = store.lend(MEBIBYTE, &directory).expect("it was made ready");
+        lent.memory(0, 9).unwrap().bytes().copy_from_slice(b"another's");
+        assert!(store.lend(MEBIBYTE, &directory).is_none(), "there is no second one");
+        assert_eq!(store.usage().0, MEBIBYTE, "it counts while it is lent");
+        drop(lent);
+        assert_eq!((store.usage().0, store.ready()), (0, MEBIBYTE));
+        let lent = store.lend(100, &directory).expect("it came back");
+        lent.memory(0, 100).unwrap().bytes().fill(7);
+        lent.give(&directory, "state").unwrap();
+        let mut found = Vec::new();
+        File::open(theirs.path().join("state")).unwrap().read_to_end(&mut found).unwrap();
+        assert!(found == [7; 100], "nothing of the other shard is in it");
+        assert_eq!((store.ready(), store.usage().0, files(home.path())), (0, 0, 0));
+        assert_eq!(fs::read_dir(theirs.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_file_that_cannot_move_there_is_not_lent() {
+        let (home, store) = store(1 << 30);
+        store.prepare(&[MEBIBYTE], &|| true);
+        // Files of this kind lie on a file system of their own.
+        let elsewhere = File::open("/proc/self").unwrap();
+        assert!(store.lend(MEBIBYTE, &elsewhere).is_none());
+        assert_eq!((files(home.path()), store.usage().0), (1, 0));
+    }
+}
