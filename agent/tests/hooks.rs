@@ -4,7 +4,8 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_agent::act::hook::{HookPlan, Hooks};
@@ -12,11 +13,15 @@ use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::id::{BootId, JobId};
 use mainstay_core::time::Stamp;
 use serde_json::Value;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 fn plan(directory: &Path) -> HookPlan {
     HookPlan {
         commands: Vec::new(),
         webhooks: Vec::new(),
+        authorities: None,
         on: vec!["job_ended".to_owned()],
         deadline: Duration::from_secs(20),
         tries: 1,
@@ -99,23 +104,90 @@ fn a_webhook_is_tried_again_until_it_hears() {
     hooks.tell(&ended());
     for answer in ["HTTP/1.1 503 Busy\r\n\r\n", "HTTP/1.1 204 Heard\r\n\r\n"] {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut reader = BufReader::new(stream.try_clone().unwrap());
-        let mut head = Vec::new();
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).unwrap();
-            if line == "\r\n" {
-                break;
-            }
-            head.push(line.trim_end().to_owned());
-        }
-        assert_eq!(head[0], "POST /events HTTP/1.1");
-        let of = |line: &String| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok();
-        let length: usize = head.iter().find_map(of).unwrap();
-        let mut body = vec![0; length];
-        reader.read_exact(&mut body).unwrap();
-        assert_eq!(serde_json::from_slice::<Value>(&body).unwrap()["job"], "exp");
+        let (first, body) = posted(&mut stream).unwrap();
+        assert_eq!((first.as_str(), &body["job"]), ("POST /events HTTP/1.1", &Value::from("exp")));
         stream.write_all(answer.as_bytes()).unwrap();
     }
     assert!(!directory.path().join("hooks-failed.jsonl").exists());
+}
+
+/// What was posted: the first line, and the body.
+fn posted(stream: &mut impl Read) -> std::io::Result<(String, Value)> {
+    let mut reader = BufReader::new(stream);
+    let mut head = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        if line == "\r\n" {
+            break;
+        }
+        head.push(line.trim_end().to_owned());
+    }
+    let of = |line: &String| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok();
+    let mut body = vec![0; head.iter().find_map(of).unwrap()];
+    reader.read_exact(&mut body)?;
+    Ok((head.swap_remove(0), serde_json::from_slice(&body).unwrap()))
+}
+
+/// A server by TLS for this name, with an authority of its own: its address, and the authority's certificate.
+fn secure_server(directory: &Path, name: &str) -> (TcpListener, Arc<ServerConfig>, PathBuf) {
+    let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
+    let authority = directory.join("authority.pem");
+    fs::write(&authority, made.cert.pem()).unwrap();
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    (TcpListener::bind("127.0.0.1:0").unwrap(), Arc::new(config), authority)
+}
+
+#[test]
+fn a_webhook_by_tls_is_told_where_the_server_proves_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let (listener, config, authority) = secure_server(directory.path(), "localhost");
+    let address = format!("https://localhost:{}/events", listener.local_addr().unwrap().port());
+    let plan = HookPlan { webhooks: vec![address], authorities: Some(authority), ..plan(directory.path()) };
+    let hooks = Hooks::start(&plan).unwrap();
+    hooks.tell(&ended());
+    let (stream, _) = listener.accept().unwrap();
+    let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
+    let (first, body) = posted(&mut stream).unwrap();
+    assert_eq!((first.as_str(), &body["job"]), ("POST /events HTTP/1.1", &Value::from("exp")));
+    stream.write_all(b"HTTP/1.1 204 Heard\r\n\r\n").unwrap();
+    drop(hooks);
+    assert!(!directory.path().join("hooks-failed.jsonl").exists());
+}
+
+#[test]
+fn a_server_that_cannot_prove_itself_is_told_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    // Its certificate is good, and for another name.
+    let (listener, config, authority) = secure_server(directory.path(), "pager.example");
+    let address = format!("https://localhost:{}/events", listener.local_addr().unwrap().port());
+    let plan = HookPlan { webhooks: vec![address], authorities: Some(authority), ..plan(directory.path()) };
+    let hooks = Hooks::start(&plan).unwrap();
+    hooks.tell(&ended());
+    let (stream, _) = listener.accept().unwrap();
+    let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
+    assert!(posted(&mut stream).is_err());
+    let letter = dead_letter(directory.path());
+    assert!(letter["why"].as_str().unwrap().contains("certificate"), "{letter}");
+}
+
+#[test]
+fn a_file_of_authorities_that_holds_none_is_told_at_the_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("authorities.pem");
+    fs::write(&file, "no certificate\n").unwrap();
+    for authorities in [file, directory.path().join("missing.pem")] {
+        let webhooks = vec!["https://pager.example/".to_owned()];
+        let authorities_of = Some(authorities.clone());
+        let refused =
+            Hooks::start(&HookPlan { webhooks, authorities: authorities_of, ..plan(directory.path()) });
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains(authorities.to_str().unwrap()) && said.contains("in PEM"), "{said}");
+    }
 }

@@ -15,7 +15,10 @@ use mainstay_core::entry::{Body, Entry, Fact};
 use tokio::runtime::Builder;
 
 use super::child::{ended, kill_group};
-use crate::http::{self, Question};
+use crate::http::{self, Question, Secure};
+
+/// How the address of a webhook by TLS begins.
+const BY_TLS: &str = "https://";
 
 /// Entries that may wait for a hook.
 const QUEUE: usize = 256;
@@ -31,8 +34,10 @@ const MOST_DEAD_LETTERS: u64 = 16 << 20;
 pub struct HookPlan {
     /// Shell commands; the entry comes on standard input.
     pub commands: Vec<String>,
-    /// `http://host:port/path`; the entry is posted.
+    /// `http://host:port/path` or `https://…`; the entry is posted.
     pub webhooks: Vec<String>,
+    /// Authorities that webhooks by TLS may rest on beside those of the host; none for the host's alone.
+    pub authorities: Option<PathBuf>,
     /// The kinds of entries: `verdict`, `decision`, `job_ended`.
     pub on: Vec<String>,
     /// How long one try may take.
@@ -55,8 +60,11 @@ impl Hooks {
     /// Starts a thread for each hook; none where there is none.
     ///
     /// # Errors
-    /// The kernel gives no more threads.
+    /// The kernel gives no more threads; a webhook is by TLS and nobody is trusted.
     pub fn start(plan: &HookPlan) -> io::Result<Hooks> {
+        let by_tls = plan.webhooks.iter().any(|address| address.starts_with(BY_TLS));
+        let secure = by_tls.then(|| Secure::new(plan.authorities.as_deref())).transpose();
+        let secure = secure.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let commands = plan.commands.iter().map(|command| Hook::Command(command.clone()));
         let webhooks = plan.webhooks.iter().map(|address| Hook::Webhook(address.clone()));
         let dead = plan.directory.join("hooks-failed.jsonl");
@@ -65,8 +73,8 @@ impl Hooks {
             let (sender, receiver) = sync_channel(QUEUE);
             let name = hook.name().to_owned();
             let told = plan.directory.join(format!("hook-{number}.json"));
-            let teller =
-                Teller { hook, told, dead: dead.clone(), deadline: plan.deadline, tries: plan.tries };
+            let (dead, secure) = (dead.clone(), secure.clone());
+            let teller = Teller { hook, told, dead, deadline: plan.deadline, tries: plan.tries, secure };
             std::thread::Builder::new().name("hook".to_owned()).spawn(move || teller.run(&receiver))?;
             queues.push((name, sender));
         }
@@ -122,6 +130,7 @@ struct Teller {
     dead: PathBuf,
     deadline: Duration,
     tries: u32,
+    secure: Option<Secure>,
 }
 
 impl Teller {
@@ -144,7 +153,9 @@ impl Teller {
         let text = serde_json::to_vec(entry).map_err(|error| error.to_string())?;
         match &self.hook {
             Hook::Command(command) => self.command(command, &text, entry),
-            Hook::Webhook(address) => on_this_thread(post(address, &text, self.deadline)),
+            Hook::Webhook(address) => {
+                on_this_thread(post(address, &text, self.deadline, self.secure.as_ref()))
+            }
         }
     }
 
@@ -184,16 +195,17 @@ fn on_this_thread(telling: impl Future<Output = Result<(), String>>) -> Result<(
     told
 }
 
-/// Posts the text to `http://host:port/path`. Whatever the server says with a status of 2xx is taken for heard.
-async fn post(address: &str, text: &[u8], deadline: Duration) -> Result<(), String> {
-    let rest = address
-        .strip_prefix("http://")
-        .ok_or("a webhook begins with http://; for others use a command with curl")?;
+/// Posts the text to `http://host:port/path` or `https://host:port/path`. Whatever the server says with a status of 2xx is taken for heard.
+async fn post(address: &str, text: &[u8], deadline: Duration, secure: Option<&Secure>) -> Result<(), String> {
+    let plain = address.strip_prefix("http://").map(|rest| (rest, 80, None));
+    let by_tls = address.strip_prefix(BY_TLS).map(|rest| (rest, 443, secure));
+    let (rest, usual_port, secure) =
+        plain.or(by_tls).ok_or("a webhook begins with http:// or https://; for others use a command")?;
     let (host, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
     let with_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let address = if with_port { host.to_owned() } else { format!("{host}:80") };
+    let address = if with_port { host.to_owned() } else { format!("{host}:{usual_port}") };
     let (method, header) = (Method::POST, ("Content-Type", "application/json"));
-    let question = Question { address: &address, method, path, header, body: text, deadline };
+    let question = Question { address: &address, method, path, header, body: text, deadline, secure };
     match http::tell(&question).await.map_err(|error| error.to_string())? {
         status if status.is_success() => Ok(()),
         status => Err(format!("it answered {status}")),

@@ -376,6 +376,7 @@ fn hook_plan(config: &Config) -> HookPlan {
     HookPlan {
         commands: config.hooks.commands.clone(),
         webhooks: config.hooks.webhooks.clone(),
+        authorities: Some(config.hooks.authorities.clone()).filter(|path| !path.as_os_str().is_empty()),
         on: config.hooks.on.clone(),
         deadline: Duration::from_nanos(config.hooks.deadline.0.0),
         tries: config.hooks.tries,

@@ -208,10 +208,14 @@ impl Config {
             "it can have \"verdict\", \"decision\" and \"job_ended\"",
         );
         wrong.must(
-            self.hooks.webhooks.iter().all(|address| address.starts_with("http://")),
+            self.hooks
+                .webhooks
+                .iter()
+                .all(|address| address.starts_with("http://") || address.starts_with("https://")),
             "hooks.webhooks",
-            "they must begin with http://; for others use a command with curl",
+            "they must begin with https:// or http://; for others use a command",
         );
+        wrong.must(is_absolute(&self.hooks.authorities), "hooks.authorities", "it must be an absolute path");
         wrong.must((1..=20).contains(&self.hooks.tries), "hooks.tries", "it must be between 1 and 20");
         wrong.must(self.hooks.deadline.0.0 > 0, "hooks.deadline", "it must be longer than nothing");
     }

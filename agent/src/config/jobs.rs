@@ -34,8 +34,10 @@ settings! {
     pub struct HooksConfig {
         /// Shell commands, run as the agent's user; each gets the journal's entry as JSON on standard input.
         commands: Vec<String> = Vec::new(),
-        /// Addresses like "http://host:port/path" to which the entry is posted.
+        /// Addresses like "https://host/path" or "http://host:port/path" to which the entry is posted.
         webhooks: Vec<String> = Vec::new(),
+        /// A file with certificates of authorities, in PEM, on which "https://" may rest beside those that the host trusts. Empty: those alone.
+        authorities: PathBuf = PathBuf::new(),
         /// Of what they are told: "verdict", "decision", "job_ended".
         on: Vec<String> = vec!["verdict".to_owned(), "decision".to_owned(), "job_ended".to_owned()],
         /// How long one try may take; a command is killed then.

@@ -61,8 +61,15 @@ async fn ask(key: &Key, address: &str, token: &mut Option<String>) -> Result<Opt
     }
     let path = format!("/latest/meta-data/{}", key.name);
     let header = ("X-aws-ec2-metadata-token", token.as_deref().unwrap_or_default());
-    let question =
-        Question { address, method: Method::GET, path: &path, header, body: b"", deadline: DEADLINE };
+    let question = Question {
+        address,
+        method: Method::GET,
+        path: &path,
+        header,
+        body: b"",
+        deadline: DEADLINE,
+        secure: None,
+    };
     let answer = http::ask(&question).await?;
     match answer.status {
         StatusCode::OK => Ok(Some(answer.body)),
@@ -78,9 +85,16 @@ async fn ask(key: &Key, address: &str, token: &mut Option<String>) -> Result<Opt
 async fn new_token(address: &str) -> Result<String, HttpError> {
     let header = ("X-aws-ec2-metadata-token-ttl-seconds", TOKEN_LIFE);
     let path = "/latest/api/token";
-    let answer =
-        http::ask(&Question { address, method: Method::PUT, path, header, body: b"", deadline: DEADLINE })
-            .await?;
+    let answer = http::ask(&Question {
+        address,
+        method: Method::PUT,
+        path,
+        header,
+        body: b"",
+        deadline: DEADLINE,
+        secure: None,
+    })
+    .await?;
     let plain = !answer.body.is_empty() && answer.body.bytes().all(|byte| byte.is_ascii_graphic());
     match answer.status {
         StatusCode::OK if plain => Ok(answer.body),

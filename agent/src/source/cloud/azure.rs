@@ -48,9 +48,16 @@ async fn look(address: &str, own: &mut Option<String>) -> Result<Vec<Notice>, St
 
 async fn ask(address: &str, path: &str) -> Result<String, HttpError> {
     let header = ("Metadata", "true");
-    let answer =
-        http::ask(&Question { address, method: Method::GET, path, header, body: b"", deadline: DEADLINE })
-            .await?;
+    let answer = http::ask(&Question {
+        address,
+        method: Method::GET,
+        path,
+        header,
+        body: b"",
+        deadline: DEADLINE,
+        secure: None,
+    })
+    .await?;
     match answer.status {
         StatusCode::OK => Ok(answer.body),
         status => Err(HttpError::Status(status)),

@@ -99,9 +99,16 @@ async fn ask(key: &Key, address: &str, etag: Option<&str>) -> Result<Asked, Http
         format!("/computeMetadata/v1/{}?{}{}", key.name, key.query, wait.as_deref().unwrap_or_default());
     let deadline = if wait.is_some() { DEADLINE + Duration::from_secs(HELD_BACK) } else { DEADLINE };
     let header = (FLAVOR, "Google");
-    let answer =
-        http::ask(&Question { address, method: Method::GET, path: &path, header, body: b"", deadline })
-            .await?;
+    let answer = http::ask(&Question {
+        address,
+        method: Method::GET,
+        path: &path,
+        header,
+        body: b"",
+        deadline,
+        secure: None,
+    })
+    .await?;
     if answer.headers.get(FLAVOR).is_none_or(|flavor| flavor != "Google") {
         return Err(HttpError::Improper(format!("it answers {} without {FLAVOR}: Google", answer.status)));
     }

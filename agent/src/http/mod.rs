@@ -1,4 +1,6 @@
-//! Floor 1. One question by plain HTTP/1.1, over a connection of its own: metadata servers of clouds, webhooks.
+//! Floor 1. One question by HTTP/1.1, over a connection of its own, plain or by TLS: metadata servers of clouds, webhooks.
+
+mod secure;
 
 use std::time::Duration;
 
@@ -6,7 +8,10 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+
+pub use secure::{Secure, SecureError};
 
 /// More than any server says that we ask.
 const LONGEST_BODY: usize = 256 << 10;
@@ -43,6 +48,8 @@ pub struct Question<'a> {
     pub body: &'a [u8],
     /// How long all of it may take.
     pub deadline: Duration,
+    /// By what the server has to prove itself, if the connection is not plain.
+    pub secure: Option<&'a Secure>,
 }
 
 /// An answer.
@@ -93,6 +100,17 @@ async fn talk<T>(
     read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, HttpError>,
 ) -> Result<T, HttpError> {
     let stream = TcpStream::connect(question.address).await.map_err(|error| broken(&error))?;
+    match question.secure {
+        None => exchange(question, stream, read).await,
+        Some(secure) => exchange(question, secure.over(stream, question.address).await?, read).await,
+    }
+}
+
+async fn exchange<T>(
+    question: &Question<'_>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, HttpError>,
+) -> Result<T, HttpError> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| broken(&error))?;
     let (name, value) = question.header;
