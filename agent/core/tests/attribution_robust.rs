@@ -160,3 +160,21 @@ fn the_words_of_a_log_that_says_much_are_weighed() {
     let judged = of_text(format!("{said}\n{DIED}").as_bytes());
     assert!(hears_the_words_of(&judged), "{:?} {:?}", judged.evidence, judged.against);
 }
+
+#[test]
+fn no_word_is_made_of_two_lines_that_begin_alike() {
+    let lines = "srun: error: Application launch failed: Invalid job credential\nsrun: Job step aborted: Waiting up to 32 seconds\n";
+    let judged = of_text(lines.as_bytes());
+    assert!(judged.against.iter().chain(&judged.evidence).all(|vote| vote.id != "storage.s3_auth"));
+    let wrapped = "botocore.exceptions.NoCreden\ntialsError: Unable to locate creden\ntials\n";
+    assert!(of_text(wrapped.as_bytes()).evidence.iter().any(|vote| vote.id == "storage.s3_auth"));
+}
+
+#[test]
+fn what_a_program_advises_was_not_seen() {
+    let complaint = "frobnicator: gave up after 7 of 9\n";
+    let advice = "        Solution: 1. Check whether npu 4 is degraded or unhealthy.\n";
+    assert_eq!(of_text(format!("{complaint}{advice}").as_bytes()).class, Class::Unknown);
+    let seen = "        Observed: npu 4 is degraded and unhealthy.\n";
+    assert_eq!(of_text(format!("{complaint}{seen}").as_bytes()).class, Class::HardwareGpu);
+}

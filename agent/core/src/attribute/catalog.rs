@@ -75,6 +75,8 @@ pub struct Catalog {
     /// Compiled when they are first wanted: a failure wants few of them, and all of them take long.
     patterns: Vec<OnceLock<Option<regex::bytes::Regex>>>,
     exceptions: BTreeMap<String, ExceptionRule>,
+    /// Rules by a part of an exception's name, in the order of the files.
+    parts: Vec<(String, ExceptionRule)>,
     xids: BTreeMap<u32, usize>,
     words: AhoCorasick,
     /// For each word the signatures that look for it; the first words are those of [`STRUCTURE`].
@@ -140,6 +142,7 @@ impl Catalog {
     fn parse(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
         let mut signatures = Vec::new();
         let mut exceptions = BTreeMap::new();
+        let mut parts = Vec::new();
         let mut xids = BTreeMap::new();
         for (name, text) in files {
             let file: File = toml::from_str(text).map_err(|error| CatalogError::Unreadable {
@@ -165,14 +168,16 @@ impl Catalog {
                 for exception in &rule.names {
                     exceptions.insert(exception.clone(), rule.clone());
                 }
+                parts.extend(rule.parts.iter().map(|part| (part.clone(), rule.clone())));
             }
         }
-        Catalog::compile(signatures, exceptions, xids)
+        Catalog::compile(signatures, exceptions, parts, xids)
     }
 
     fn compile(
         mut signatures: Vec<Signature>,
         exceptions: BTreeMap<String, ExceptionRule>,
+        parts: Vec<(String, ExceptionRule)>,
         xids: BTreeMap<u32, usize>,
     ) -> Result<Catalog, CatalogError> {
         let mut ids = BTreeSet::new();
@@ -218,7 +223,7 @@ impl Catalog {
         let told = examples.flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())]);
         let mut vocabulary = Words::learn(told.chain(lessons::lines()));
         lessons::texts().for_each(|(class, text)| vocabulary.learn_of(class, &text));
-        Ok(Catalog { signatures, patterns, exceptions, xids, words, of_word, begins, vocabulary })
+        Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, begins, vocabulary })
     }
 
     /// All signatures, those of XIDs among them.
@@ -231,9 +236,12 @@ impl Catalog {
         self.signatures.iter().find(|signature| signature.id == id)
     }
 
-    /// What the type of an exception tells, by its name without or with modules.
+    /// What the type of an exception tells, by its name without or with modules: by the whole name, or by a part of it.
     pub fn exception(&self, name: &str) -> Option<&ExceptionRule> {
-        self.exceptions.get(name.rsplit('.').next().unwrap_or(name))
+        let name = name.rsplit('.').next().unwrap_or(name);
+        let by_part =
+            || self.parts.iter().find(|(part, _)| name.contains(part.as_str())).map(|(_, rule)| rule);
+        self.exceptions.get(name).or_else(by_part)
     }
 
     /// Signatures that match a single line, best first: the heaviest, and of equals the one with the longest

@@ -262,6 +262,27 @@ pub fn is_mild(line: &str) -> bool {
     MARKS.iter().any(|mark| line.contains(mark)) && !NO_NOTES.iter().any(|mark| line.contains(mark))
 }
 
+/// Whether the line is what a program advises its reader to do: what it speaks of was not seen.
+pub fn is_advice(line: &str) -> bool {
+    const BEGINNINGS: [&str; 12] = [
+        "solution:",
+        "possible cause",
+        "suggestion",
+        "hint:",
+        "for debugging",
+        "please check",
+        "please refer",
+        "please make sure",
+        "make sure",
+        "to fix",
+        "try ",
+        "you can try",
+    ];
+    let text = line[prefix(line).len..].trim_start_matches([' ', '-', '*', '>']);
+    let begins = |with: &&str| text.get(..with.len()).is_some_and(|head| head.eq_ignore_ascii_case(with));
+    BEGINNINGS.iter().any(begins)
+}
+
 /// Seconds since midnight of the first time of day in the line: `09:54:15.885`.
 pub fn time_of_day(line: &str) -> Option<f64> {
     let bytes = line.as_bytes();

@@ -391,7 +391,9 @@ impl<'c> Scan<'c> {
             {
                 continue;
             }
-            for glue in [" ", ""] {
+            // Lines that begin alike are messages of their own: no word goes on from one to the next.
+            let glues: &[&str] = if begin_alike(first, second) { &[" "] } else { &[" ", ""] };
+            for glue in glues {
                 let both = format!("{first}{glue}{second}");
                 let hits: Vec<(usize, usize)> = self.catalog.hits(both.as_bytes()).collect();
                 let in_second = hits.iter().all(|(_, start)| *start >= first.len());
@@ -419,7 +421,7 @@ impl<'c> Scan<'c> {
         let explained: BTreeSet<u64> =
             self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
         for (number, line) in (1u64..).zip(lines) {
-            if explained.contains(&number) || line.trim().is_empty() {
+            if explained.contains(&number) || line.trim().is_empty() || lines::is_advice(line) {
                 continue;
             }
             let lower = line.to_ascii_lowercase();
@@ -436,6 +438,12 @@ impl<'c> Scan<'c> {
             }
         }
     }
+}
+
+/// Whether two lines begin with the same word, as those of one program do.
+fn begin_alike(first: &str, second: &str) -> bool {
+    let word = first.split_whitespace().next().unwrap_or_default();
+    word.len() > 2 && second.split_whitespace().next() == Some(word)
 }
 
 fn newlines(bytes: &[u8]) -> u64 {

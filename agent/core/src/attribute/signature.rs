@@ -113,7 +113,17 @@ pub(super) struct Xid {
 #[serde(deny_unknown_fields)]
 pub struct ExceptionRule {
     /// Names without their modules.
+    #[serde(default)]
     pub names: Vec<String>,
+    /// Parts of names; they count where no rule knows the whole name.
+    #[serde(default)]
+    pub parts: Vec<String>,
+    /// Its type says little: what it says in words counts more.
+    #[serde(default)]
+    pub general: bool,
+    /// Whether it comes again.
+    #[serde(default)]
+    pub determinism: Determinism,
     /// What it tells.
     pub class: Class,
     /// Whether it is a cause or a consequence.

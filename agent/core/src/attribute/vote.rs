@@ -5,25 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
 use super::class::{Class, Restart};
-use super::scan::{Exception, Findings, Kind, Sighting, Spot};
+use super::raised;
+use super::scan::{Findings, Kind, Spot};
 use super::structure;
 use super::words::Word;
 use crate::verdict::FaultDomain;
-
-/// What an exception tells whose type no rule knows.
-const UNKNOWN_EXCEPTION: [(Class, f64); 3] =
-    [(Class::UserCode, 1.6), (Class::UserConfig, 1.3), (Class::SoftwarePlatform, 0.8)];
-/// What the most general exception tells when native code below Python made its message.
-const NATIVE_EXCEPTION: [(Class, f64); 4] = [
-    (Class::SoftwarePlatform, 2.2),
-    (Class::UserCode, 1.3),
-    (Class::UserConfig, 0.6),
-    (Class::HardwareGpu, 0.6),
-];
-/// An exception told inside another message counts for less.
-const EMBEDDED: f64 = 0.6;
-/// An exception from the training program's own frames is the program's.
-const OWN_FRAMES: f64 = 0.6;
 
 /// What stands in a warning or a note counts so much.
 const MILD: f64 = 0.5;
@@ -89,13 +75,16 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     for (place, findings) in evidence.findings.iter().enumerate() {
         of_signatures(catalog, place, findings, &mut votes);
         for exception in &findings.exceptions {
-            if !is_known(catalog, exception, findings) {
-                add(&mut votes, of_exception(catalog, place, exception));
+            if !raised::is_known(catalog, exception, findings) {
+                add(&mut votes, raised::vote(catalog, place, exception));
             }
         }
     }
     // Words count only where no signature says anything: beside a victim's complaint they speak of whatever is left.
-    if !votes.iter().any(|vote| !vote.hint && vote.weight >= LEAST_SIGNATURE) {
+    if !votes
+        .iter()
+        .any(|vote| !vote.hint && vote.weight >= LEAST_SIGNATURE && !raised::is_general(catalog, vote))
+    {
         votes.extend(of_words(evidence));
     }
     votes.extend(of_all_words(catalog, evidence));
@@ -120,8 +109,11 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         spots: Vec::new(),
         count: 1,
     }));
-    // Words count only where nothing better was seen.
-    if votes.iter().any(|vote| vote.role == Role::Primary && !vote.hint && vote.weight >= BETTER_THAN_HINTS) {
+    // Words count only where nothing better was seen: a cause, or a victim's complaint that is sure to be one.
+    if votes
+        .iter()
+        .any(|vote| !vote.hint && vote.weight >= BETTER_THAN_HINTS && !raised::is_general(catalog, vote))
+    {
         votes.retain(|vote| !vote.hint);
     }
     votes
@@ -178,67 +170,6 @@ fn add(votes: &mut Vec<Vote>, vote: Vote) {
         }
         None => votes.push(vote),
     }
-}
-
-/// Whether a signature tells of the exception's line, or of that line joined with the next.
-fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -> bool {
-    let line = exception.spot.line;
-    let at_line = |spot: &Spot| spot.line == line;
-    let explains = |sighting: &&Sighting| catalog.explains(sighting.signature);
-    exception.known
-        || findings.sightings.iter().filter(explains).any(|sighting| sighting.spots.iter().any(at_line))
-}
-
-fn of_exception(catalog: &Catalog, place: usize, exception: &Exception) -> Vote {
-    let rule = catalog.exception(&exception.name);
-    let (role, mut classes) = match rule {
-        Some(rule) => {
-            let also = rule.also.iter().map(|(class, weight)| (*class, *weight));
-            (rule.role, std::iter::once((rule.class, rule.weight)).chain(also).collect())
-        }
-        None => (Role::Primary, UNKNOWN_EXCEPTION.to_vec()),
-    };
-    let own = exception.frame.as_ref().is_some_and(|frame| !frame.in_library());
-    let general = rule.is_some_and(|rule| rule.names.iter().any(|name| name == "RuntimeError"));
-    if general && !own && told_by_native_code(&exception.spot.text) {
-        classes = NATIVE_EXCEPTION.to_vec();
-    }
-    for (class, weight) in &mut classes {
-        *weight += if own && *class == Class::UserCode { OWN_FRAMES } else { 0.0 };
-        *weight *= if exception.embedded { EMBEDDED } else { 1.0 };
-    }
-    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let (class, weight) = classes.first().copied().unwrap_or((Class::Unknown, 0.0));
-    let also = classes.split_off(1.min(classes.len()));
-    let place_of = match &exception.frame {
-        Some(frame) if own => format!(", raised by {} of the training program", frame.path),
-        Some(frame) => format!(", raised inside {}", frame.path),
-        None => String::new(),
-    };
-    Vote {
-        family: "python".to_owned(),
-        id: format!("exception.{}", exception.name),
-        meaning: format!("a {}{place_of}", exception.name),
-        role,
-        class,
-        weight,
-        also,
-        determinism: Determinism::Either,
-        restart: None,
-        domain: None,
-        reporter: false,
-        hint: false,
-        spots: vec![(place, exception.spot.clone())],
-        count: 1,
-    }
-}
-
-/// Whether native code made the message: it names a place in C++ sources, or a status that only a library counts.
-fn told_by_native_code(text: &str) -> bool {
-    const SOURCES: [&str; 6] = [".cpp:", ".cc:", ".cu:", ".cxx:", ".hpp:", ".cuh:"];
-    const STATUS: [&str; 6] =
-        ["synStatus", "error code is", "failed with error: ", "FATAL ERROR", "backend failed", "MODULE:"];
-    SOURCES.iter().chain(&STATUS).any(|mark| text.contains(mark))
 }
 
 /// What the words of a line speak for that nothing explains.
@@ -373,15 +304,6 @@ mod tests {
         let catalog = Catalog::built_in().expect("the catalogue is compiled in");
         let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
         attribute(catalog, &Evidence { findings, ..Evidence::default() }).class
-    }
-
-    #[test]
-    fn a_general_exception_from_native_code_is_rather_the_platforms() {
-        let native = "RuntimeError: frobnicate(h, n) in lib/frob/core.cpp:281 returned 26\n";
-        assert_eq!(class_of(native), Class::SoftwarePlatform);
-        let own = format!("  File \"/home/a/train.py\", line 3, in step\n    frob(h)\n{native}");
-        assert_eq!(class_of(&own), Class::UserCode, "the program raised it itself");
-        assert_eq!(class_of("ValueError: 26 of core.cpp:281 is too many\n").domain(), FaultDomain::User);
     }
 
     #[test]

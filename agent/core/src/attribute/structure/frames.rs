@@ -5,6 +5,7 @@ use super::{spots_of, vote};
 use crate::attribute::Evidence;
 use crate::attribute::catalog::Catalog;
 use crate::attribute::class::Class;
+use crate::attribute::traceback::Frame;
 use crate::attribute::vote::Vote;
 
 /// Log-odds of a fault that a program's kernel causes, shown in the frames of a library of kernels.
@@ -15,6 +16,19 @@ const BETWEEN_LIBRARIES: f64 = 2.4;
 
 /// Log-odds of an installed library that uses a name which it does not define: no program can mend that.
 const LIBRARY_NAME: f64 = 6.0;
+
+/// Log-odds of an assertion without words inside a compiler: it holds its own work for impossible.
+const IN_COMPILER: f64 = 2.6;
+/// Parts of libraries that compile programs.
+const COMPILERS: [&str; 7] = [
+    "/torch/_inductor/",
+    "/torch/_dynamo/",
+    "/torch/_functorch/",
+    "/torch/fx/",
+    "/triton/compiler/",
+    "/jax/_src/interpreters/",
+    "/torch_xla/",
+];
 
 /// Libraries that bring GPU kernels of their own.
 const KERNEL_LIBRARIES: [&str; 14] = [
@@ -93,6 +107,24 @@ pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> 
         vec![(place, spot.clone())],
         "frames",
     ))
+}
+
+/// An assertion, a missing key or index within a compiler of programs, of which the program knows nothing.
+pub(super) fn in_compiler(evidence: &Evidence) -> Option<Vote> {
+    const SLIPS: [&str; 4] = ["AssertionError", "KeyError", "IndexError", "NotImplementedError"];
+    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
+        let slipped = findings.exceptions.iter().find(|of| {
+            let inside = |frame: &Frame| COMPILERS.iter().any(|part| frame.path.contains(part));
+            of.frame.as_ref().is_some_and(inside) && SLIPS.iter().any(|slip| of.name.ends_with(slip))
+        })?;
+        Some(vote(
+            "frame.compiler",
+            "a compiler stopped over what it holds impossible".to_owned(),
+            (Class::SoftwarePlatform, IN_COMPILER),
+            vec![(place, slipped.spot.clone())],
+            "frames",
+        ))
+    })
 }
 
 /// An attribute, an argument or a name that is not there, asked for by an installed library: had the program asked, the
@@ -188,5 +220,14 @@ mod tests {
         assert_eq!(judged(&raised(installed, "LLMEngine")).class, Class::SoftwarePlatform);
         assert_eq!(judged(&raised(installed, "NoneType")).domain, crate::verdict::FaultDomain::User);
         assert_eq!(judged(&raised("/home/a/train.py", "Model")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn an_assertion_within_a_compiler_is_the_platforms() {
+        let raised = |path: &str| format!("  File \"{path}\", line 512, in merge\nAssertionError\n");
+        let compiler =
+            judged(&raised("/v/lib/python3.12/site-packages/torch/_inductor/fx_passes/bucketing.py"));
+        assert_eq!(compiler.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).domain, crate::verdict::FaultDomain::User);
     }
 }

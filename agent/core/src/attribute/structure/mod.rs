@@ -21,6 +21,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         .chain(frames::library_kernel(catalog, evidence))
         .chain(frames::in_engine(catalog, evidence))
         .chain(frames::between_libraries(evidence))
+        .chain(frames::in_compiler(evidence))
         .collect()
 }
 
