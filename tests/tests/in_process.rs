@@ -200,6 +200,106 @@ def cleanup():
 }
 
 #[test]
+fn a_rank_that_is_killed_in_the_middle_of_its_cleanup_is_started_again_and_the_others_stay() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let functions = r#"
+def fault(step, round):
+    if round == 0 and step == 5 and RANK == 1:
+        raise RuntimeError("injected")
+def cleanup():
+    if RANK == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+"#;
+    let job = stage.python(&script(10, functions)).ranks(3).options(PATIENT).start();
+    let end = over(job, 1);
+    end.assert_status(0);
+    assert_eq!(actions(&end), ["respawn_ranks"], "{end}");
+    let pids = pids(&end.story);
+    assert_ne!(pids[0][&Rank(0)], pids[1][&Rank(0)], "{end}");
+    for rank in [Rank(1), Rank(2)] {
+        assert_eq!(pids[0][&rank], pids[1][&rank], "{rank} was not started again\n{end}");
+    }
+    assert_eq!(story::verdicts(&end.story)[0].culprit, Some(Rank(1)), "the second fault is not the first");
+}
+
+#[test]
+fn a_fault_in_the_middle_of_a_save_leaves_the_step_before_and_the_step_is_saved_again() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    // Rank 1 has saved step 5 when rank 0 is still at it.
+    let functions = r#"
+class Slow:
+    def __reduce__(self):
+        if os.environ["MAINSTAY_ATTEMPT"] == "0" and RANK == 0:
+            mark("saving")
+            time.sleep(100000)
+        return (int, (5,))
+def fault(step, round):
+    if step == 0:
+        saved = mainstay.checkpoint.load()
+        mark(f"loaded.{round}.{RANK}", saved and saved["step"])
+    if step in (3, 5):
+        mainstay.checkpoint.save(step, {"step": step, "slow": Slow() if step == 5 else None})
+    if round == 0 and step == 5 and RANK == 1:
+        wait_for("saving")
+        raise RuntimeError("injected")
+    if round == 1 and step == 8:
+        while mainstay.checkpoint.latest() != 5:
+            time.sleep(0.01)
+"#;
+    let job = stage.python(&script(10, functions)).ranks(2).options(PATIENT).start();
+    let loaded = ["0.0", "0.1", "1.0", "1.1"].map(|of| job.mark(&format!("loaded.{of}")));
+    let end = over(job, 1);
+    end.assert_status(0);
+    assert_eq!(loaded, ["None", "None", "3", "3"], "{end}");
+    assert_eq!(actions(&end), ["restart_in_process"], "{end}");
+}
+
+#[test]
+fn a_second_process_that_takes_itself_for_the_rank_is_not_heard() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    // One runs the function as the rank does; the other says what the rank would say if it failed.
+    let script = r#"
+import json, mainstay, subprocess, sys
+DOUBLE = "import mainstay; print(mainstay.restartable(lambda: 5)())"
+LIAR = """
+import json, os, socket
+with socket.socket(socket.AF_UNIX) as liar:
+    liar.connect(os.environ["MAINSTAY_ROUNDS"])
+    word = dict(say="raised", epoch=0, at=1, exception="E", message="m", traceback="")
+    liar.sendall(json.dumps(word).encode() + b"\\n")
+    print(liar.recv(1))
+"""
+@mainstay.restartable
+def work():
+    mainstay.step(1)
+    if RANK == 0:
+        said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for code in (DOUBLE, LIAR)]
+        mark("said", " ".join(f"{of.stdout.strip()}{of.stderr}" for of in said))
+        mark("rank.1")
+    else:
+        wait_for("rank.1")
+    return RANK
+mark(f"end.{RANK}", work())
+"#;
+    let job = stage.python(script).ranks(2).options(PATIENT).start();
+    assert_eq!(job.mark("said"), "5 b''");
+    let ends = [0, 1].map(|rank| job.mark(&format!("end.{rank}")));
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(ends, ["0", "1"]);
+    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+}
+
+#[test]
 fn a_rank_that_dies_while_the_round_begins_is_started_again() {
     if !has_torch() {
         return;

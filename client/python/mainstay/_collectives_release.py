@@ -1,6 +1,6 @@
 """Gets a rank out of a collective that it is blocked in, and rid of its process groups.
 
-NCCL can be aborted. Gloo cannot: a rank waits for its peer until the time-out, half an hour by default. But it waits on TCP
+NCCL can be aborted (``ProcessGroupNCCL.abort``, which PyTorch 2.8 has). Gloo cannot: a rank waits for its peer until the time-out, half an hour by default. But it waits on TCP
 sockets, and shutting them down ends the wait within milliseconds. Which sockets are a group's (or its store's) is told by
 what appeared in ``/proc/self/fd`` while the group was being made; all others are left alone.
 """
@@ -18,6 +18,7 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 _lock = threading.Lock()
 _groups = {}  # descriptor: inode of its socket
 _being_made = {}  # by call under way: what there was before it
+_aborts = {}  # by NCCL backend: the thread that aborts it, or has done so
 _installed = False
 
 
@@ -78,6 +79,8 @@ def release(everything_since=None) -> None:
     ``everything_since`` (what :func:`sockets` told once) widens it to all TCP sockets that appeared since and that no
     Python object holds, for groups that were made in a way unknown to us.
     """
+    # First of all: PyTorch's watchdog ends the process when it finds the connections of a group broken that is not aborted.
+    _abort_nccl()
     with _lock:
         targets = dict(_groups)
         under_way = list(_being_made.values())
@@ -89,7 +92,6 @@ def release(everything_since=None) -> None:
         targets.update({number: inode for number, inode in new.items() if number not in ours})
     for number, inode in targets.items():
         _shut(number, inode)
-    _abort_nccl()
 
 
 def shut_all() -> None:
@@ -129,31 +131,68 @@ def _shut(number: int, inode: str) -> None:
 
 
 def _abort_nccl() -> None:
+    """Aborts each NCCL backend, once and on a thread of its own.
+
+    An abort may wait for the device, and for what other communicators have there: none of them is to wait for its turn.
+    """
+    for backend in _nccl_backends():
+        with _lock:
+            if backend in _aborts:
+                continue
+            thread = threading.Thread(target=_quietly, args=(backend.abort,), name="mainstay-abort", daemon=True)
+            _aborts[backend] = thread
+        thread.start()
+
+
+def _nccl_backends() -> list:
     distributed = sys.modules.get(_DISTRIBUTED)
     if distributed is None or not distributed.is_initialized():
-        return
+        return []
+    found = []
     for group in list(distributed._world.pg_map):
         try:
-            for device in group._device_types:
-                backend = group._get_backend(device)
-                if "nccl" in type(backend).__name__.lower() and hasattr(backend, "abort"):
-                    # It may wait for the device; others are not to wait for it.
-                    threading.Thread(target=_quietly, args=(backend.abort,), name="mainstay-abort", daemon=True).start()
+            backends = [group._get_backend(device) for device in group._device_types]
         except Exception:
-            continue
+            continue  # a group that is being made, or that this rank is no member of
+        # With TORCH_DISTRIBUTED_DEBUG=DETAIL there is a wrapper around each.
+        backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
+        found += [backend for backend in backends if "nccl" in type(backend).__name__.lower()]
+    return found
 
 
 def destroy() -> None:
-    """Destroys all process groups of this process with their store. To be called when nobody waits in them."""
+    """Destroys all process groups of this process with their store. To be called when nobody waits in them.
+
+    Waits for aborts under way, however long they take: what is destroyed meanwhile would wait for its peers. A rank that
+    never comes to an end with it is replaced by the launcher.
+    """
+    with _lock:
+        aborts = list(_aborts.values())
+    for thread in aborts:
+        thread.join()
     distributed = sys.modules.get(_DISTRIBUTED)
     if distributed is not None and distributed.is_initialized():
         _quietly(distributed.destroy_process_group)
+        if distributed.is_initialized():
+            # One of them refused to be shut down; the next round makes its groups anew all the same.
+            _quietly(lambda: _strike_off(distributed))
     if distributed is not None:
         # A group that failed while it was made has taken a number all the same, and groups find each other in the store
         # by number: a new process begins at the first.
         _quietly(lambda: setattr(distributed._world, "group_count", 0))
     with _lock:
         _groups.clear()
+        _aborts.clear()
+
+
+def _strike_off(distributed) -> None:
+    """Takes all groups off PyTorch's books, as it does itself once they are shut down."""
+    distributed._update_default_pg(None)
+    for books in (
+        "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state",
+    ):
+        getattr(distributed._world, books).clear()
+    distributed._unregister_all_process_groups()
 
 
 def _quietly(action) -> None:

@@ -44,7 +44,9 @@ class Desk:
         self._thread.start()
 
     def say(self, what: str, of: int, **more) -> bool:
-        """Whether it could be said."""
+        """Whether it could be said. A process that was forked from the rank has nothing to say for it."""
+        if self._owner != os.getpid():
+            return False
         line = json.dumps({"say": what, "epoch": of, **more}) + "\n"
         try:
             self._socket.sendall(line.encode("ascii"))

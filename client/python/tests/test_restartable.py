@@ -166,6 +166,52 @@ def test_an_interruption_that_is_swallowed_comes_again(desk, rank):
     assert end(process).startswith("swallowed\nswallowed\n")
 
 
+def test_hooks_release_what_nobody_else_knows_and_a_broken_one_keeps_none_from_it(desk, rank):
+    # Signals are shut out, so that nothing ends the wait but what the hook does, from another thread.
+    code = """
+    import ctypes, signal, threading
+    reader, writer = os.pipe()
+    def broken():
+        raise OSError("broken")
+    def let_go():
+        print(threading.current_thread() is threading.main_thread(), flush=True)
+        os.write(writer, b"!")
+    @mainstay.restartable(abort=[broken, let_go])
+    def train():
+        if os.environ["MAINSTAY_ATTEMPT"] == "4":
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+            time.sleep(100000)
+        return os.environ["MAINSTAY_ATTEMPT"]
+    print(train())
+    """
+    process = rank(code, desk)
+    assert desk.heard()["say"] == "hello"
+    desk.tell("leave", 4)
+    assert desk.heard() == {"say": "ready", "epoch": 4}
+    desk.tell("go", 7, **GO)
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("finished", 7)
+    assert end(process) == "False\n7"
+
+
+def test_a_process_forked_from_the_rank_does_not_speak_for_it(desk, rank):
+    code = """
+    @mainstay.restartable
+    def train():
+        child = os.fork()
+        if child == 0:
+            raise OSError("of the child")
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(train())
+    """
+    process = rank(code, desk)
+    assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
+    desk.tell("finished", 4)
+    assert end(process) == "1"
+
+
 def test_without_its_launcher_a_rank_does_what_it_would_do_without(desk, rank):
     process = rank("print(mainstay.restartable(lambda: 5)())", desk)
     assert [desk.heard()["say"] for _ in range(2)] == ["hello", "done"]
