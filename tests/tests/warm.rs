@@ -4,7 +4,7 @@
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact};
 use mainstay_core::id::Rank;
 use mainstay_core::observation::Observation;
-use mainstay_tests::{Job, Stage, has_client, processes, story};
+use mainstay_tests::{Job, Stage, has_client, has_torch, processes, story};
 use nix::sys::signal::Signal;
 
 /// Waits for what the launcher tells of its template.
@@ -79,6 +79,96 @@ fn forked_ranks_draw_numbers_of_their_own() {
     let (one, other) = (job.mark("seen.1.0"), job.mark("seen.1.1"));
     job.end().assert_status(0);
     assert_ne!(one, other);
+}
+
+/// The global generators of NumPy and PyTorch are not seeded anew by a fork.
+#[test]
+fn forked_ranks_draw_numbers_of_their_own_from_libraries_too() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import sys
+held = "torch" in sys.modules
+import numpy, torch
+mark(f"seen.{ATTEMPT}.{RANK}", f"{numpy.random.random()} {torch.rand(1).item()} {held}")
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(2).options("--warm-imports numpy.random,torch").start();
+    let drawn = |attempt: u32, rank: u32| -> Vec<String> {
+        let seen = job.mark(&format!("seen.{attempt}.{rank}"));
+        seen.split_whitespace().map(str::to_owned).collect()
+    };
+    let plain = [drawn(0, 0), drawn(0, 1)];
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    let (one, other) = (drawn(1, 0), drawn(1, 1));
+    job.end().assert_status(0);
+    assert_eq!((one[2].as_str(), other[2].as_str()), ("True", "True"), "both were forked");
+    for library in 0..2 {
+        assert_ne!(plain[0][library], plain[1][library], "as ranks that are started plainly do");
+        assert_ne!(one[library], other[library]);
+    }
+}
+
+/// Of a script and of a module: down to the last letter.
+#[test]
+fn a_forked_rank_prints_the_traceback_of_a_plainly_started_one() {
+    let stage = Stage::new();
+    let text = r#"
+import os, time
+def inner(value):
+    try:
+        return {}[value]
+    except KeyError as error:
+        raise ValueError(f"no {value}") from error
+def wait():
+    while not os.path.exists(os.environ["MARKS"] + "/warm"):
+        time.sleep(0.01)
+wait()
+inner("thing")
+"#;
+    let work = stage.work();
+    std::fs::write(work.join("raising.py"), text).expect("a file");
+    for program in [&["raising.py"][..], &["-m", "raising"]] {
+        let job = stage.command(program).ranks(1).options("--warm-imports json --max-restarts 1").start();
+        told(&job, "warm");
+        stage.mark("warm");
+        let end = job.end();
+        std::fs::remove_file(stage.marks().join("warm")).expect("a mark");
+        end.assert_status(1);
+        let (plain, forked) = (end.output(0, 0, "stderr"), end.output(1, 0, "stderr"));
+        assert!(plain.contains("ValueError: no thing") && plain.contains("direct cause"), "{plain}");
+        assert_eq!(plain, forked, "{program:?}");
+    }
+}
+
+#[test]
+fn the_next_ranks_are_there_before_the_failed_ones_are_judged() {
+    let stage = Stage::new();
+    let script = "mark(f'seen.{ATTEMPT}.{RANK}', str(__import__('os').getpid()))\nif ATTEMPT == 0:\n    wait_for('never')\n";
+    let job = stage.python(script).ranks(2).options("--warm-imports json").start();
+    told(&job, "warm");
+    let waiting = || -> Vec<i32> {
+        let children = processes::children(job.launcher()).into_iter();
+        children.filter(|pid| is_of_the_template(*pid)).collect()
+    };
+    // The template, and one for each rank that is already the launcher's own child.
+    processes::wait_until("standbys", || waiting().len() == 3);
+    let prepared = waiting();
+    job.kill_rank(0, 0);
+    for rank in 0..2 {
+        let pid: i32 = job.mark(&format!("seen.1.{rank}")).parse().expect("a pid");
+        assert!(prepared.contains(&pid), "rank {rank} is {pid}, and {prepared:?} waited");
+    }
+    job.end().assert_status(0);
+}
+
+fn is_of_the_template(pid: i32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("template.py")
 }
 
 #[test]
@@ -297,10 +387,7 @@ fn a_template_that_is_killed_costs_no_more_than_a_plain_start() {
         "mark(f'seen.{ATTEMPT}', str(__import__('os').getpid()))\nif ATTEMPT == 0:\n    wait_for('never')\n";
     let job = stage.python(script).ranks(2).options("--warm-imports json").start();
     told(&job, "warm");
-    let is_template = |pid: &i32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains("template.py")
-    };
+    let is_template = |pid: &i32| is_of_the_template(*pid);
     // Its standbys are younger than it.
     let template = processes::of_job(job.id()).into_iter().filter(is_template).min().expect("a template");
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(template), Signal::SIGKILL).expect("it lives");

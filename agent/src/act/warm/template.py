@@ -201,9 +201,14 @@ def _stand_by(mine):
 def _get_ready():
     """What takes time and has nothing to do with the rank."""
     ctypes.CDLL(None)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()  # random reseeds itself after a fork; numpy's global generator does not
+    # random reseeds itself after a fork. The global generators of numpy and torch do not: left alone, all ranks would draw the
+    # same numbers, of which a plain start has different ones.
+    for module, name in (("numpy.random", "seed"), ("torch", "default_generator.seed")):
+        seed = sys.modules.get(module)
+        for part in name.split("."):
+            seed = getattr(seed, part, None)
+        if seed is not None:
+            seed()
     compile("", "<nothing>", "exec")
 
 
