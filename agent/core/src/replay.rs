@@ -96,6 +96,8 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
             (fact, Some(job)) => {
                 job.step(entry.at.mono, Input::Fact(fact.clone()), &mut out);
                 if let Some(incident) = consulted(&out) {
+                    // It is decided anew once ranks that waited in their processes are gone.
+                    replayed.retain(|before: &Replayed| before.incident != incident);
                     replayed.extend(judge(id, job, incident, &out, &of_job[place..]));
                 }
             }

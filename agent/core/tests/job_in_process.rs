@@ -6,6 +6,7 @@ mod support;
 use mainstay_core::entry::{Body, ExitStatus, Fact};
 use mainstay_core::id::{Attempt, Rank};
 use mainstay_core::job::{Input, Order, StopWhy};
+use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::Action;
 use support::job::Run;
@@ -88,13 +89,55 @@ fn processes_that_fail_again_before_a_step_are_replaced() {
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
     run.start(1);
     kill_and_keep_the_other(&mut run, 1);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
+    run.ended(1);
+    run.tell(Input::Ruling(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // Held back, because the one before brought nothing.
     run.now += 10_000_000_000;
     run.tell(Input::LookAgain);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
-    run.ended(1);
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+}
+
+#[test]
+fn what_a_lost_rank_held_is_waited_for_though_the_others_wait_in_their_processes() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    run.ended_with(0, &[0]);
+    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    run.testify(1, held);
+    assert_eq!(run.last_action(), Action::Wait);
+    run.wait(Span::seconds(1));
+    run.testify(1, Testimony::default());
+    assert_eq!(run.last_order(), &Order::StartRound { attempt: Attempt(1), without: None });
+}
+
+#[test]
+fn ranks_that_are_dismissed_leave_their_gpus_before_all_are_started_anew() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=7);
+    for attempt in 0..2 {
+        run.exit(attempt, 1, ExitStatus::Signal(9), false);
+        run.ended_with(attempt, &[0]);
+        run.testify(u64::from(attempt) + 1, Testimony::default());
+        if attempt == 0 {
+            run.start(1);
+        }
+    }
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
+    let decided = run.decisions().len();
+    run.ended(1);
+    assert!(matches!(run.last_order(), Order::Consult { .. }), "{:?}", run.last_order());
+    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    run.testify(2, held);
+    assert_eq!(run.last_action(), Action::Wait);
+    run.wait(Span::seconds(10));
+    run.testify(2, Testimony::default());
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+    assert_eq!(run.decisions().len(), decided + 2, "to wait, and to restart: each once");
 }
 
 #[test]
@@ -137,11 +180,12 @@ fn a_restart_in_process_that_brings_no_step_is_followed_by_new_processes() {
         run.last_verdict().headline,
         "restarting in process has brought no step of all ranks within 300.00 s"
     );
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
+    run.ended(1);
+    run.tell(Input::Ruling(None));
     assert_eq!(run.last_action(), Action::RestartInJob { attempt: Attempt(2) });
     // The second restart without a new step is held back a little.
     run.wait(Span::seconds(2));
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(1), why: StopWhy::Dismissed });
-    run.ended(1);
     assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
 }
 

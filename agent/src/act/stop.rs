@@ -50,6 +50,9 @@ impl Grace {
     }
 }
 
+/// A process that SIGKILL has not ended by then is inside a driver or a file system that hangs.
+const DEATH_WITHIN: Span = Span::seconds(10);
+
 /// A stop under way.
 #[derive(Debug)]
 pub struct Stop {
@@ -59,6 +62,8 @@ pub struct Stop {
     pub force_at: Mono,
     /// When ranks that were asked to save are told to end; none once they were.
     pub tell_at: Option<Mono>,
+    /// When SIGKILL was first sent to all that still lived.
+    forced_at: Option<Mono>,
     /// What they are told to end with.
     signal: i32,
     /// Signals sent so far, to tell our own doing from others'.
@@ -79,7 +84,8 @@ impl Stop {
         let grace = grace.of(why);
         let signal = if why == StopWhy::Requested { signal } else { SIGTERM };
         let tell_at = saving.then(|| now.after(Grace::to_save(grace)));
-        let mut stop = Stop { why, force_at: now.after(grace), tell_at, signal, sent: Vec::new() };
+        let mut stop =
+            Stop { why, force_at: now.after(grace), tell_at, forced_at: None, signal, sent: Vec::new() };
         if !saving {
             stop.tell(ranks);
         }
@@ -103,7 +109,7 @@ impl Stop {
     /// Gives ranks that can leave the attempt in their processes the time to do so; nothing is sent.
     pub fn gather(now: Mono, grace: Grace) -> Stop {
         let (why, force_at) = (StopWhy::Fault, now.after(grace.of(StopWhy::Fault)));
-        Stop { why, force_at, tell_at: None, signal: SIGTERM, sent: Vec::new() }
+        Stop { why, force_at, tell_at: None, forced_at: None, signal: SIGTERM, sent: Vec::new() }
     }
 
     /// Uses force on one rank.
@@ -111,9 +117,13 @@ impl Stop {
         self.send(SIGKILL, std::slice::from_ref(rank));
     }
 
-    /// Uses force on what still lives.
-    pub fn force(&mut self, ranks: &[RankProcess]) {
+    /// Uses force on these ranks. Whether that was done long ago already, and to no avail: then nothing more can be done to them.
+    pub fn force<'a>(&mut self, now: Mono, ranks: impl IntoIterator<Item = &'a RankProcess>) -> bool {
+        let hopeless = self.forced_at.is_some_and(|forced| now >= forced.after(DEATH_WITHIN));
+        self.forced_at.get_or_insert(now);
+        self.force_at = now.after(DEATH_WITHIN);
         self.send(SIGKILL, ranks);
+        hopeless
     }
 
     /// Whether a signal that ended a rank was one of ours.
@@ -121,9 +131,9 @@ impl Stop {
         self.sent.contains(&signal)
     }
 
-    fn send(&mut self, signal: i32, ranks: &[RankProcess]) {
+    fn send<'a>(&mut self, signal: i32, ranks: impl IntoIterator<Item = &'a RankProcess>) {
         self.sent.push(signal);
-        for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
+        for rank in ranks.into_iter().filter(|rank| rank.exit.is_none()) {
             if let Err(error) = rank.pidfd.signal(signal) {
                 tracing::error!(rank = rank.rank.0, signal, %error, "could not signal a rank");
             }

@@ -85,7 +85,9 @@ impl Launcher {
             let spared =
                 || with_descendants(&self.not_of_a_lost_rank()).into_iter().chain(warm.processes()).collect();
             // Not by the cgroup: it holds the ranks that wait as well.
-            sweep(None, spared, Span::default()).await.killed
+            let swept = sweep(None, spared, Span::default()).await;
+            self.undying = swept.undying;
+            swept.killed
         } else {
             0
         };

@@ -247,7 +247,10 @@ impl Launcher {
                     self.step(clock::mono(), Input::LookAgain);
                 }
                 () = until(tell_at) => self.tell_to_end(),
-                () = until(force_at) => self.force(),
+                () = until(force_at) => {
+                    self.force();
+                    self.end_attempt_if_over().await;
+                }
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
                 Some(ordered) = outside.orders.recv() => self.ordered(ordered),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::{ExitStatus, Fact};
-use mainstay_core::id::Pid;
+use mainstay_core::id::{Pid, Rank};
 use mainstay_core::job::StopWhy;
 use mainstay_core::time::Span;
 use nix::sys::signal::Signal;
@@ -67,7 +67,10 @@ impl Launcher {
 
     pub(super) async fn rank_ended(&mut self, end: &Ended) {
         let known = self.ranks.iter().position(|rank| rank.pid == end.pid && rank.exit.is_none());
-        let Some(index) = known else { return };
+        let Some(index) = known else {
+            // One that was given up has died after all.
+            return pidfd::reap(end.pid);
+        };
         // The page is the black box: what the rank last wrote comes before its end.
         self.look();
         let rank = &mut self.ranks[index];
@@ -183,22 +186,41 @@ impl Launcher {
         }
     }
 
+    /// Uses force on what has not ended in time, and gives up what force does not end.
     pub(super) fn force(&mut self) {
-        if let Some(stop) = &mut self.stop {
-            if self.round.is_gathering() {
-                let late = self.round.missing();
-                self.ranks.iter().filter(|rank| late.contains(&rank.rank)).for_each(|rank| stop.kill(rank));
+        let Some(stop) = &mut self.stop else { return };
+        let gathered = self.round.is_gathering().then(|| self.round.missing());
+        let is_late = |rank: &RankProcess| {
+            rank.exit.is_none() && gathered.as_ref().is_none_or(|missing| missing.contains(&rank.rank))
+        };
+        let late: Vec<&RankProcess> = self.ranks.iter().filter(|rank| is_late(rank)).collect();
+        let hopeless = stop.force(clock::mono(), late.iter().copied());
+        let late: Vec<(Rank, Pid)> = late.into_iter().map(|rank| (rank.rank, rank.pid)).collect();
+        for (rank, pid) in late {
+            if hopeless {
+                self.give_up(rank, pid);
             } else {
-                stop.force(&self.ranks);
-            }
-            stop.force_at = clock::mono().after(Span::seconds(30));
-            let waits = self.round.waiting();
-            let late = |rank: &&RankProcess| rank.exit.is_none() && !waits.contains(&rank.rank);
-            for rank in self.ranks.iter().filter(late) {
-                self.terminal
-                    .say(format!("{} (pid {}) did not end in time and is killed", rank.rank, rank.pid.0));
+                self.terminal.say(format!("{rank} (pid {}) did not end in time and is killed", pid.0));
             }
         }
+    }
+
+    /// A rank that SIGKILL does not end counts as ended, so that something can be decided. What comes of its process is seen to
+    /// with what ranks leave behind: the host is not ready for as long as it is there.
+    fn give_up(&mut self, rank: Rank, pid: Pid) {
+        self.terminal.say(format!(
+            "{rank} (pid {}) does not die of SIGKILL; it is {}",
+            pid.0,
+            processes::waits_in(pid)
+        ));
+        let status = ExitStatus::Signal(nix::libc::SIGKILL);
+        if let Some(process) = self.ranks.iter_mut().find(|process| process.pid == pid) {
+            process.exit = Some(status);
+        }
+        let step = self.pages.get(&rank).and_then(|page| page.beat()?.step);
+        let (attempt, stderr_tail) = (self.attempt, Vec::new());
+        self.fact(Fact::RankExited { attempt, rank, pid, status, step, after_stop: true, stderr_tail });
+        self.rank_gone(rank, pid);
     }
 }
 

@@ -42,8 +42,8 @@ pub(super) struct Gpus {
     /// When the newest reading was begun.
     read_at: Mono,
     newest: Vec<GpuReading>,
-    /// Since when no process of the job's attempt is left.
-    empty_since: BTreeMap<JobId, Mono>,
+    /// Since when the job's attempt is over, and the processes of it that stay.
+    left: BTreeMap<JobId, (Mono, BTreeSet<Pid>)>,
 }
 
 impl Gpus {
@@ -54,7 +54,7 @@ impl Gpus {
             used: GpuUse::default(),
             read_at: Mono::default(),
             newest: Vec::new(),
-            empty_since: BTreeMap::new(),
+            left: BTreeMap::new(),
         }
     }
 
@@ -71,7 +71,7 @@ impl Gpus {
         self.newest.clone_from(gpus);
         // What is held after a fault is not what the job worked on.
         let at_work = jobs.filter(|job| matches!(job.phase, JobPhase::Starting | JobPhase::Running));
-        for job in at_work.filter(|job| !self.empty_since.contains_key(&job.id)) {
+        for job in at_work.filter(|job| !self.left.contains_key(&job.id)) {
             let ours: BTreeSet<Pid> = job.ranks.values().map(|rank| rank.pid).collect();
             self.used.see(&job.id, &ours, gpus);
         }
@@ -79,13 +79,13 @@ impl Gpus {
 
     /// The job's next attempt has begun.
     pub(super) fn begun(&mut self, job: &JobId) {
-        self.empty_since.remove(job);
+        self.left.remove(job);
     }
 
-    /// No process of the job's attempt is left.
-    pub(super) fn emptied(&mut self, job: &JobId, now: Mono) {
-        if self.used.is_known(job) {
-            self.empty_since.insert(job.clone(), now);
+    /// No process of the job's attempt is left, but for those that are to go on. What these hold they keep.
+    pub(super) fn emptied(&mut self, job: &JobId, now: Mono, staying: BTreeSet<Pid>) {
+        if self.used.is_left(job, &staying) {
+            self.left.insert(job.clone(), (now, staying));
             self.nudge();
         }
     }
@@ -93,12 +93,12 @@ impl Gpus {
     /// The job is over.
     pub(super) fn over(&mut self, job: &JobId) {
         self.used.forget(job);
-        self.empty_since.remove(job);
+        self.left.remove(job);
     }
 
     /// What is held of the job's GPUs; none while that is not read yet, and is about to be.
     pub(super) fn held(&mut self, job: &JobId) -> Option<Vec<String>> {
-        let Some(since) = self.empty_since.get(job) else { return Some(Vec::new()) };
+        let Some((since, staying)) = self.left.get(job) else { return Some(Vec::new()) };
         if self.look.nudge.is_none() {
             return Some(Vec::new());
         }
@@ -106,7 +106,7 @@ impl Gpus {
             self.nudge();
             return None;
         }
-        let held = self.used.held(job, &self.newest, self.look.memory_held);
+        let held = self.used.held(job, &self.newest, self.look.memory_held, staying);
         if !held.is_empty() {
             // It will be asked for again soon.
             self.nudge();

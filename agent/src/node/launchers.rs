@@ -127,7 +127,13 @@ impl Node {
         };
         match &body {
             Body::Fact(Fact::AttemptStarted { .. }) => self.gpus.begun(&session.job),
-            Body::Fact(Fact::AttemptEnded { .. }) => self.gpus.emptied(&session.job, clock::mono()),
+            Body::Fact(Fact::AttemptEnded { waiting, .. }) => {
+                let view = self.board.view().jobs.get(&session.job);
+                let ranks = view.into_iter().flat_map(|job| job.ranks.values());
+                let staying =
+                    ranks.filter(|rank| waiting.contains(&rank.rank)).map(|rank| rank.pid).collect();
+                self.gpus.emptied(&session.job, clock::mono(), staying);
+            }
             Body::Fact(Fact::JobEnded { .. }) => self.gpus.over(&session.job),
             _ => {}
         }

@@ -24,7 +24,7 @@ const LATEST: Span = Span::seconds(2);
 /// What is done once the ranks that waited in their processes are gone.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Afterwards {
-    Start,
+    Decide { exit: i32 },
     Finish { exit: i32, reason: String },
 }
 
@@ -57,10 +57,14 @@ impl Job {
         match why {
             StopWhy::Dismissed => match self.afterwards.take() {
                 Some(Afterwards::Finish { exit, reason }) => self.finish(at, exit, reason, out),
-                Some(Afterwards::Start) | None => {
-                    self.next_attempt(at);
-                    out.push(Output::Order(Order::StartRanks(self.attempt)));
+                Some(Afterwards::Decide { exit }) => {
+                    self.phase = Phase::Judging { exit };
+                    if let Some(mut pending) = self.pending.take() {
+                        self.consult(at, exit, &mut pending, out);
+                        self.pending = Some(pending);
+                    }
                 }
+                None => {}
             },
             StopWhy::Ordered => self.restart(at, out),
             StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
@@ -223,10 +227,6 @@ impl Job {
         let by = if ruling.is_some() { DecidedBy::Agent } else { DecidedBy::Launcher };
         let (instead, mut testimony) =
             ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.testimony));
-        if !self.waiting.is_empty() {
-            // Ranks that wait in their processes keep what they hold, and are to.
-            testimony.held.clear();
-        }
         testimony.held.extend(self.held.iter().cloned());
         if by == DecidedBy::Agent {
             // An agent that came late does not know what this job went through.
@@ -239,6 +239,11 @@ impl Job {
         }
         match decision.action {
             Action::Wait => self.wait_for_the_host(at, pending, decision, out),
+            action if self.needs_new_processes(action) => {
+                // What they hold has to be free as well: it is decided when they are gone.
+                self.pending = Some(pending);
+                self.dismiss(Afterwards::Decide { exit }, out);
+            }
             _ => self.carry_out(at, exit, pending.verdict, decision, out),
         }
     }
@@ -317,11 +322,14 @@ impl Job {
         }
     }
 
+    /// Whether the job is to go on, and not in the processes of the ranks that wait.
+    fn needs_new_processes(&self, action: Action) -> bool {
+        let goes_on = action.rung().is_some_and(Rung::goes_on);
+        goes_on && !self.waiting.is_empty() && !keeps_processes(action.rung())
+    }
+
     fn restart(&mut self, at: Mono, out: &mut Vec<Output>) {
-        let keeps = matches!(self.rung, Rung::InProcess | Rung::Ranks) && !self.waiting.is_empty();
-        if !keeps && !self.waiting.is_empty() {
-            return self.dismiss(Afterwards::Start, out);
-        }
+        let keeps = keeps_processes(Some(self.rung)) && !self.waiting.is_empty();
         self.next_attempt(at);
         let attempt = self.attempt;
         out.push(Output::Order(if keeps {
@@ -375,6 +383,10 @@ impl Job {
     pub(super) fn next_incident(&self) -> Incident {
         Incident(self.incidents.len() as u64 + 1)
     }
+}
+
+fn keeps_processes(rung: Option<Rung>) -> bool {
+    matches!(rung, Some(Rung::InProcess | Rung::Ranks))
 }
 
 /// The component of a job's own policy file, as the journal has it.
