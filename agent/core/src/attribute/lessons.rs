@@ -9,7 +9,7 @@ use crate::verdict::FaultDomain;
 pub const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
 
 /// Failures, by batch.
-const BATCHES: [(&str, &str); 20] = [
+const BATCHES: [(&str, &str); 21] = [
     ("batch1", include_str!("../../../catalog/cases/batch1.txt")),
     ("batch2", include_str!("../../../catalog/cases/batch2.txt")),
     ("batch3", include_str!("../../../catalog/cases/batch3.txt")),
@@ -30,6 +30,7 @@ const BATCHES: [(&str, &str); 20] = [
     ("batch18", include_str!("../../../catalog/cases/batch18.txt")),
     ("batch19", include_str!("../../../catalog/cases/batch19.txt")),
     ("batch20", include_str!("../../../catalog/cases/batch20.txt")),
+    ("batch21", include_str!("../../../catalog/cases/batch21.txt")),
 ];
 
 /// What stands before the kernel's lines of a case.
