@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import mainstay
 import mainstay.torch
-from mainstay import _torch_collectives, _torch_sections
+from mainstay import _native, _torch_collectives, _torch_sections
 
 STEP_S = 0.050
 ROUNDS = 60
@@ -46,6 +46,11 @@ def nothing():
     pass
 
 
+def around(name):
+    """Nothing, within a section as the hooks put one around a function."""
+    return _torch_sections._around(lambda: None, *_native.gate(mainstay.section(name)))
+
+
 class Optimizer(torch.optim.Optimizer):
     def __init__(self):
         super().__init__([torch.nn.Parameter(torch.zeros(1))], {})
@@ -68,8 +73,8 @@ mainstay.torch.watch(model)
 costs = {
     **added("optimizer", before, cold(optimizer.step)),
     **added("forward", cold(plain, given), cold(model, given)),
-    **added("backward", cold(nothing), cold(_torch_sections._around(lambda: None, _torch_sections._backward))),
-    **added("data", cold(nothing), cold(_torch_sections._around(lambda: None, _torch_sections._data))),
+    **added("backward", cold(nothing), cold(around("backward"))),
+    **added("data", cold(nothing), cold(around("data"))),
 }
 look = cold(_torch_collectives.Watch().look)
 a_step = sum(costs.values()) + look * STEP_S / _torch_collectives.INTERVAL_S

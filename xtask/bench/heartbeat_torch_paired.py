@@ -1,13 +1,16 @@
 """What watching adds to a real training step of PyTorch; prints one JSON object. Wants a fresh page in MAINSTAY_PAGE.
 
 A step reads a batch from a DataLoader, runs a model under DistributedDataParallel (gloo) forward and backward, reduces
-a value, and steps the optimizer. Steps with Mainstay's hooks in place and its counting of collectives at work take
-turns with steps without, in the order A B B A, so that what the machine does meanwhile meets both. Half the difference
-of such a four is one sample; their median counts, and is told as a share of a step of 50 ms.
+a value, and steps the optimizer. Steps with something and without it take turns, in the order A B B A, so that what the
+machine does meanwhile meets both; after each change a step is made that does not count, for the interpreter has to find
+its way anew. Half the difference of such a four is one sample, and their median counts. The three things are: the hooks
+of the sections; a look at the collectives' counters by a thread of its own, somewhere in each step; and nothing, which
+must come to nothing. Looks come twice a second, and so each step of 50 ms is charged with a tenth of one.
 """
 
 import json
 import os
+import random
 import statistics
 import threading
 import time
@@ -19,24 +22,21 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter as Loading
 
 import mainstay
 import mainstay.torch
-from mainstay import _torch_collectives, _torch_sections
+from mainstay import _torch_collectives
 
 STEP_S = 0.050
 FOURS = int(os.environ.get("BENCH_FOURS", "400"))
 WIDTH, BATCH, GROUPS = 1024, 32, 4
+Parallel = torch.nn.parallel.DistributedDataParallel
 
 
 class Hooks:
     """The hooks that `watch` has put in place, to be taken away and put back."""
 
-    def __init__(self, model):
-        self._lists = [
-            of_torch._global_optimizer_pre_hooks,
-            of_torch._global_optimizer_post_hooks,
-            model._forward_pre_hooks,
-            model._forward_hooks,
-        ]
+    def __init__(self):
+        self._lists = [of_torch._global_optimizer_pre_hooks, of_torch._global_optimizer_post_hooks]
         self._kept = [dict(hooks) for hooks in self._lists]
+        self._call = Parallel.__dict__["__call__"]
         assert all(self._kept), "each place has a hook"
         backward, fetch = torch.autograd.backward, Loading.__next__
         self._backward = (backward.__wrapped__, backward)
@@ -47,24 +47,40 @@ class Hooks:
             hooks.clear()
             if on:
                 hooks.update(kept)
+        Parallel.__call__ = self._call if on else torch.nn.Module.__call__
         torch.autograd.backward = self._backward[on]
         Loading.__next__ = self._fetch[on]
 
 
-class Counting:
-    """The thread that reads the collectives' counters, at its usual pace, while it is on."""
+class Looks:
+    """A thread that reads the collectives' counters once in each step, at any time in it, while it is on."""
 
     def __init__(self):
-        self.on = False
+        self._on, self._step_s = False, 0.0
+        self._due = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self):
         watch, pause = _torch_collectives.Watch(), threading.Event()
-        # What it costs falls upon steps of both kinds alike unless it looks only in those that are watched.
-        while not pause.wait(_torch_collectives.INTERVAL_S):
-            while not self.on:
-                pause.wait(0.0005)
+        while True:
+            self._due.wait()
+            self._due.clear()
+            pause.wait(random.random() * self._step_s)
             watch.look()
+
+    def set(self, on):
+        self._on = on
+
+    def step(self, took_s):
+        """A step begins, and the one before took so long."""
+        self._step_s = took_s
+        if self._on:
+            self._due.set()
+
+
+class Nothing:
+    def set(self, on):
+        pass
 
 
 assert mainstay.active(), mainstay.status()
@@ -76,9 +92,11 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(GROUPS - 1):
     dist.new_group([0])
 
+# Looks come when they are called for.
+_torch_collectives.start = lambda: None
 mainstay.torch.watch()
 layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+model = Parallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 batches = torch.utils.data.DataLoader(torch.randn(BATCH * 64, WIDTH), batch_size=BATCH)
 
@@ -88,10 +106,12 @@ def endless():
         yield from batches
 
 
-data = endless()
+data, looks, took = endless(), Looks(), 0.0
 
 
 def step():
+    global took
+    looks.step(took)
     began = time.perf_counter_ns()
     loss = model(next(data)).square().mean()
     optimizer.zero_grad()
@@ -99,34 +119,54 @@ def step():
     value = loss.detach().clone()
     dist.all_reduce(value)
     optimizer.step()
-    return time.perf_counter_ns() - began
+    ns = time.perf_counter_ns() - began
+    took = ns / 1e9
+    return ns
 
 
-hooks, counting = Hooks(model), Counting()
+def four(what):
+    """Half the difference of two steps with it and two without; and how long one took without."""
+
+    def after(on):
+        what.set(on)
+        step()
+
+    after(False)
+    a = step()
+    after(True)
+    b, c = step(), step()
+    after(False)
+    return (b + c - a - step()) / 2, a
 
 
-def timed(on):
-    hooks.set(on)
-    counting.on = on
-    return step()
+def told(samples):
+    """Their median, and its standard error."""
+    median = statistics.median(samples)
+    spread = statistics.median(abs(sample - median) for sample in samples) * 1.4826
+    return median, 1.25 * spread / len(samples) ** 0.5
 
 
+things = {"hooks": Hooks(), "look": looks, "nothing": Nothing()}
+things["hooks"].set(False)
 for _ in range(20):
-    timed(False)
-
-
-samples, plain = [], []
+    step()
+samples, plain = {name: [] for name in things}, []
 for _ in range(FOURS):
-    a, b, c, d = timed(False), timed(True), timed(True), timed(False)
-    samples.append((b + c - a - d) / 2)
-    plain.append(a)
-added = statistics.median(samples)
-spread = statistics.median(abs(sample - added) for sample in samples) * 1.4826
+    for name, what in things.items():
+        sample, without = four(what)
+        samples[name].append(sample)
+        plain.append(without)
+hooks, look, nothing = (told(samples[name]) for name in things)
+share = STEP_S / _torch_collectives.INTERVAL_S
+added = hooks[0] + look[0] * share
 print(
     json.dumps(
         {
             "added_ns": added,
-            "uncertain_ns": 1.25 * spread / len(samples) ** 0.5,
+            "uncertain_ns": (hooks[1] ** 2 + (look[1] * share) ** 2) ** 0.5,
+            "hooks_ns": hooks[0],
+            "look_ns": look[0],
+            "nothing_ns": nothing[0],
             "step_ns": statistics.median(plain),
             "torch_step_paired_percent": 100.0 * added / (STEP_S * 1e9),
         }

@@ -15,7 +15,7 @@ import threading
 from . import _native, _role
 
 INTERVAL_S = 0.5
-ROLE_LOOKS = 600  # frameworks make their groups within the first minutes
+ROLE_LOOKS = 600  # frameworks make their groups within the first minutes; each fourth look is soon enough
 DUMPS_APART_S = 5.0  # a dump walks the whole recorder, 0.1 s for 2000 operations, without the GIL
 
 _BYTES = {
@@ -51,7 +51,7 @@ def _keep_looking() -> None:
         if not _native.active():
             return
         looks += 1
-        if looks <= ROLE_LOOKS:
+        if looks <= ROLE_LOOKS and looks % 4 == 1:
             _role.from_frameworks()
         try:
             watch.look()
@@ -63,10 +63,11 @@ def _keep_looking() -> None:
 class _Group:
     """What is known of one process group."""
 
-    __slots__ = ("completed", "dumped", "entered", "id", "steps", "still")
+    __slots__ = ("completed", "devices", "dumped", "entered", "id", "steps", "still")
 
-    def __init__(self, id: int):
+    def __init__(self, id: int, devices: list):
         self.id = id
+        self.devices = devices  # one for each backend; the backends themselves are not held, lest they outlive the group
         self.entered = self.completed = 0
         self.steps = None
         self.still = 0  # looks without change
@@ -86,14 +87,16 @@ class Watch:
             return
         known = {}
         world = distributed._world
-        steps = _optimizer_steps()
+        steps = _native.optimizer_steps()
         nccl = _nccl_completed()
         for group, name in list(world.pg_names.items()):
             if group == distributed.GroupMember.NON_GROUP_MEMBER:
                 continue
-            state = self._groups.get(name) or _Group(_native.group_id(name, _ranks(world, group)))
+            state = self._groups.get(name)
+            if state is None:
+                state = _Group(_native.group_id(name, _ranks(world, group)), _devices(group))
             known[name] = state
-            self._look_at(state, name, _entered(group), steps, nccl.get(name))
+            self._look_at(state, name, _entered(group, state.devices), steps, nccl.get(name))
         self._groups = known
 
     def _look_at(self, state, name: str, entered: int, steps, nccl) -> None:
@@ -130,25 +133,22 @@ def _ranks(world, group) -> list:
     return sorted(world.pg_group_ranks.get(group, {}))
 
 
-def _entered(group) -> int:
-    """What the group's backends have entered; a group for CPU and GPU has two."""
-    backends = {}
-    for device in group._device_types:
-        backend = group._get_backend(device)
-        backends[id(backend)] = backend
-    return sum(backend._get_sequence_number_for_group() for backend in backends.values())
+def _devices(group) -> list:
+    """A kind of device for each backend of the group; one for CPU and GPU may have two."""
+    backends = {id(group._get_backend(device)): device for device in group._device_types}
+    return list(backends.values())
 
 
-def _optimizer_steps():
-    sections = sys.modules.get("mainstay._torch_sections")
-    return sections.begun if sections is not None else None
+def _entered(group, devices) -> int:
+    """What the group's backends have entered."""
+    return sum([group._get_backend(device)._get_sequence_number_for_group() for device in devices])
 
 
 def _nccl_completed() -> dict:
     """By group name: the number of the newest collective that NCCL has completed."""
     import torch
 
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():
         return {}
     from torch._C import _distributed_c10d as native
 

@@ -1,6 +1,7 @@
 """The parts of a step of a PyTorch job as sections: data, forward, backward, optimizer, evaluation.
 
-Each hook is a few calls into the native module (some hundred nanoseconds). Where CUDA is in use, a pair of events around
+What a hook does is done by gates of the native module (``gates.rs``), for work of a model has emptied the caches where a
+hook is called, and each Python frame of ours costs microseconds there. Where CUDA is in use, a pair of events around
 each section tells how long the device took for it; they are asked later, when they are complete, and never waited for.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 import collections
 import functools
 import sys
-import threading
 import weakref
 
 import torch
@@ -22,60 +22,43 @@ from mainstay_auto import when_imported
 from . import _native, _role
 
 _FSDP_MODULES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
+_Module = torch.nn.Module
+# The question that costs least; PyTorch 2.1 knows only the other one.
+_compiling = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
 _complained = False
 
 
-class _Section:
-    """A section with its time on the device. Entered again before it was left (an exception), it is left first."""
+class _Timer:
+    """A section's time on the device: its gate calls both ends in the steps in which it is taken."""
 
-    __slots__ = ("_device", "_enter", "_leave", "_open", "_start")
+    __slots__ = ("_section", "_start")
 
-    def __init__(self, name: str, on_device: bool):
-        section = mainstay.section(name)
-        self._enter, self._leave = section.__enter__, section.__exit__
-        self._device = mainstay.section(f"{name}@device") if on_device else None
-        self._open = 0
+    def __init__(self, name: str):
+        self._section = mainstay.section(f"{name}@device")
         self._start = None
 
-    def enter(self) -> None:
-        self._open += 1
-        if self._open == 1:
-            self._enter()
-            if self._device is not None:
-                self._start = _clock.mark()
+    def begin(self) -> None:
+        self._start = _clock.mark()
 
-    def leave(self) -> None:
-        if not self._open:
-            return
-        self._open -= 1
-        if not self._open:
-            self._leave()
-            if self._start is not None:
-                _clock.between(self._device, self._start, _clock.mark())
-                self._start = None
-
-    def reset(self) -> None:
-        """For sections whose end an exception may have skipped."""
-        if self._open:
-            self._open = 1
-            self.leave()
+    def end(self) -> None:
+        start, self._start = self._start, None
+        if start is not None:
+            _clock.between(self._section, start, _clock.mark())
 
 
 class _DeviceClock:
-    """Pairs of CUDA events, read once they are complete. Marks every so many steps, as events cost the host time."""
+    """Pairs of CUDA events, read once they are complete. Steps are timed now and then, as events cost the host time."""
 
-    EVERY = 4  # steps
     KEPT = 64  # pairs waiting for the device; beyond that nothing more is marked
 
     def __init__(self):
         self._spans = collections.deque()
         self._free = []
-        self._steps = 0
-        self._on = False
+        self._broken = False
 
     def mark(self):
         """An event on the current stream, or None. Never during a graph's capture, which it would end."""
-        if not self._on:
+        if self._broken:
             return None
         try:
             if torch.cuda.is_current_stream_capturing():
@@ -85,8 +68,7 @@ class _DeviceClock:
             return event
         except Exception as error:
             # An error of the device that the script has not met yet: it is the script's to meet.
-            self._on = False
-            self.EVERY = sys.maxsize
+            self._broken = True
             complain("timing on the device", error)
             return None
 
@@ -96,99 +78,114 @@ class _DeviceClock:
         else:
             self._spans.append((section, start, end))
 
-    def step(self) -> None:
-        """A step is complete: tells what the device has finished, and says whether the next one is marked."""
-        spans = self._spans
-        while spans and spans[0][2].query():
-            section, start, end = spans.popleft()
-            _native.spend(section, int(start.elapsed_time(end) * 1e6))
-            self._free += (start, end)
-        self._steps += 1
-        self._on = self._steps % self.EVERY == 0 and len(spans) < self.KEPT and torch.cuda.is_initialized()
+    def look(self):
+        """Tells what the device has finished, and says whether the next step is to be timed; None while there is no device."""
+        if self._broken or not torch.cuda.is_initialized():
+            return None
+        try:
+            spans = self._spans
+            while spans and spans[0][2].query():
+                section, start, end = spans.popleft()
+                _native.spend(section, int(start.elapsed_time(end) * 1e6))
+                self._free += (start, end)
+            return len(spans) < self.KEPT
+        except Exception as error:
+            self._broken = True
+            complain("timing on the device", error)
+            return None
 
 
 _clock = _DeviceClock()
-_forward = _evaluation = _backward = _optimizing = _data = None
+_forward = _evaluation = None  # the gates of what a watched model is called for: what enters, what leaves
 _hooked = weakref.WeakKeyDictionary()  # module: its hooks' handles
-_thread = 0
-begun = 0  # optimizer steps
+_lead = None  # the optimizer whose steps count
 
 
 def install(steps: bool) -> None:
-    """Puts the hooks in place, once for the life of the process."""
-    global _forward, _evaluation, _backward, _optimizing, _data, _thread
-    _thread = threading.get_ident()
-    _forward, _backward, _optimizing = (_Section(name, True) for name in ("forward", "backward", "optimizer"))
-    _evaluation, _data = _Section("evaluation", False), _Section("data", False)
+    """Puts the hooks in place, once for the life of the process, by the thread that trains."""
+    global _forward, _evaluation
+    on_device = torch.version.cuda is not None or torch.version.hip is not None
 
-    counter = _StepCounter() if steps else None
+    def timer(name):
+        timer = _Timer(name) if on_device else None
+        return timer and (timer.begin, timer.end)
 
-    def before_step(_optimizer, _arguments, _named) -> None:
-        global begun
-        begun += 1
-        _optimizing.reset()
-        _optimizing.enter()
+    def gate(name, timed=True):
+        return _native.gate(mainstay.section(name), timer(name) if timed else None)
 
-    def after_step(optimizer, _arguments, _named) -> None:
-        _optimizing.leave()
-        if counter is not None:
-            counter.step(optimizer)
-        _clock.step()
-
-    _optimizer.register_optimizer_step_pre_hook(_guarded(before_step))
-    _optimizer.register_optimizer_step_post_hook(_guarded(after_step))
-    torch.autograd.backward = _around(torch.autograd.backward, _backward)
+    _forward, _evaluation = gate("forward"), gate("evaluation", timed=False)
+    before, after = _native.optimizer_gates(
+        mainstay.section("optimizer"), timer("optimizer"), _follow if steps else None, _clock.look if on_device else None
+    )
+    _optimizer.register_optimizer_step_pre_hook(before)
+    _optimizer.register_optimizer_step_post_hook(after)
+    torch.autograd.backward = _around(torch.autograd.backward, *gate("backward"))
+    data = gate("data", timed=False)
     when_imported("torch.nn.parallel.distributed", _hook_data_parallel)
-    when_imported("torch.utils.data.dataloader", _hook_data_loader)
+    when_imported("torch.utils.data.dataloader", lambda module: _hook_data_loader(module, data))
     when_imported("torch.distributed.device_mesh", _hook_meshes)
     for name in _FSDP_MODULES:
         when_imported(name, _hook_fully_sharded)
 
 
-class _StepCounter:
-    """Counts the steps of the first optimizer, for a script that tells none.
+def _follow(optimizer) -> None:
+    """This optimizer's steps count from now on, until it is freed."""
+    global _lead
 
-    The first one is not told: only by the second is it clear that the script does not do so itself.
-    """
+    def freed(_reference, forget=_native.forget_lead):
+        forget()
 
-    def __init__(self):
-        self._lead = None
-        self._count = 0
-
-    def step(self, optimizer) -> None:
-        lead = self._lead and self._lead()
-        if lead is None:
-            self._lead = weakref.ref(optimizer)
-        elif lead is not optimizer:
-            return
-        number = self._count
-        self._count += 1
-        if number:
-            _native.hook_step(number)
+    try:
+        _lead = weakref.ref(optimizer, freed)
+    except TypeError as error:
+        # What cannot tell when it is freed cannot be told from its successor.
+        complain("counting steps", error)
+        raise
 
 
 def watch_model(model) -> None:
     """Counts the calls of ``model`` as ``forward``, or as ``evaluation`` while it is not training."""
-    if model in _hooked:
+    if model in _hooked or hasattr(type(model).__call__, "_mainstay"):
         return
     # Of modules within modules (FSDP wraps from the inside out) only the outermost is watched.
     for inner in [inner for inner in model.modules() if inner in _hooked]:
         for handle in _hooked.pop(inner):
             handle.remove()
+    _hooked[model] = (
+        model.register_forward_pre_hook(_before_forward),
+        model.register_forward_hook(_after_forward, always_call=True),
+    )
 
-    def before(module, _arguments) -> None:
-        if not torch.compiler.is_compiling() and _in_training_thread():
-            (_forward if module.training else _evaluation).enter()
 
-    def after(module, _arguments, _result) -> None:
-        if not torch.compiler.is_compiling() and _in_training_thread():
-            (_forward if module.training else _evaluation).leave()
+# Of the module and not of a call, so that a model with hooks can be copied and pickled.
+def _before_forward(module, _arguments) -> None:
+    if not _compiling() and _forward is not None:
+        (_forward if module.training else _evaluation)[0]()
 
-    _hooked[model] = (model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True))
+
+def _after_forward(module, _arguments, _result) -> None:
+    if not _compiling() and _forward is not None:
+        (_forward if module.training else _evaluation)[1]()
 
 
 def _hook_data_parallel(module) -> None:
-    _hook_construction(module.DistributedDataParallel)
+    """Watches the calls of all instances by their class: that is one frame, where hooks of a module are a slow path."""
+    kind = module.DistributedDataParallel
+    if hasattr(kind.__call__, "_mainstay"):
+        return
+
+    def __call__(self, *inputs, **named):
+        if _compiling():
+            return _Module.__call__(self, *inputs, **named)
+        enter, leave = _forward if self.training else _evaluation
+        enter()
+        try:
+            return _Module.__call__(self, *inputs, **named)
+        finally:
+            leave()
+
+    __call__._mainstay = True
+    kind.__call__ = __call__
 
 
 def _hook_fully_sharded(module) -> None:
@@ -229,9 +226,9 @@ def _hook_construction(kind) -> None:
     kind.__init__ = constructed
 
 
-def _hook_data_loader(module) -> None:
+def _hook_data_loader(module, gate) -> None:
     iterator = module._BaseDataLoaderIter
-    iterator.__next__ = _around(iterator.__next__, _data)
+    iterator.__next__ = _around(iterator.__next__, *gate)
 
 
 def _hook_meshes(module) -> None:
@@ -250,16 +247,13 @@ def _hook_meshes(module) -> None:
     module.DeviceMesh.__init__ = constructed
 
 
-def _around(function, section):
-    """``function`` with ``section`` around its calls from the thread that trains."""
+def _around(function, enter, leave):
+    """``function`` with a section around its calls."""
     if hasattr(function, "_mainstay"):
         return function
-    enter, leave = section.enter, section.leave
 
     @functools.wraps(function)
     def inside(*arguments, **named):
-        if not _in_training_thread():
-            return function(*arguments, **named)
         enter()
         try:
             return function(*arguments, **named)
@@ -268,23 +262,6 @@ def _around(function, section):
 
     inside._mainstay = True
     return inside
-
-
-def _in_training_thread(ident=threading.get_ident) -> bool:
-    return ident() == _thread
-
-
-def _guarded(hook):
-    """A hook whose own failure is told once and never raised into training."""
-
-    @functools.wraps(hook)
-    def guarded(*arguments):
-        try:
-            hook(*arguments)
-        except Exception as error:
-            complain(hook.__name__, error)
-
-    return guarded
 
 
 def _attempt(action, *arguments) -> None:

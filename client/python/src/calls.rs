@@ -5,11 +5,11 @@
 //! tests run one wheel on both ends.
 
 use std::ffi::{CStr, c_int};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use mainstay_client::Measures;
-use pyo3::ffi::{self, Py_ssize_t, PyObject};
+pub(crate) use pyo3::ffi::Py_ssize_t;
+use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
 use crate::arguments::{self, Call, spells};
@@ -20,7 +20,7 @@ use crate::saving;
 use crate::section::{self, Section};
 use crate::warn::{self, Mistake};
 
-type Fast =
+pub(crate) type Fast =
     unsafe extern "C" fn(*mut PyObject, *const *mut PyObject, Py_ssize_t, *mut PyObject) -> *mut PyObject;
 
 /// `METH_FASTCALL | METH_KEYWORDS`; PyO3 hides the first from an abi3-py39 build.
@@ -33,26 +33,28 @@ macro_rules! entry {
         unsafe extern "C" fn $name(
             this: *mut PyObject,
             values: *const *mut PyObject,
-            positional: Py_ssize_t,
+            positional: $crate::calls::Py_ssize_t,
             names: *mut PyObject,
         ) -> *mut PyObject {
             // SAFETY: CPython calls this attached, with the arguments of the convention it was registered with.
             let (py, call) = unsafe {
                 let py = Python::assume_attached();
-                (py, Call::new(py, values, positional, names))
+                (py, $crate::arguments::Call::new(py, values, positional, names))
             };
-            match catch_unwind(AssertUnwindSafe(|| $body(py, this, &call))) {
+            match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| $body(py, this, &call))) {
                 Ok(Ok(object)) => object.into_ptr(),
-                Ok(Err(error)) => passed_on(error),
-                Err(_) => panicked(),
+                Ok(Err(error)) => $crate::calls::passed_on(error),
+                Err(_) => $crate::calls::panicked(),
             }
         }
     };
 }
 
+pub(crate) use entry;
+
 /// The end of a call that an exception came through: None if it is no business of training, else the exception.
 #[cold]
-fn passed_on(error: PyErr) -> *mut PyObject {
+pub(crate) fn passed_on(error: PyErr) -> *mut PyObject {
     Python::attach(|py| match warn::unless_users_own(py, error) {
         Ok(()) => py.None().into_ptr(),
         Err(error) => {
@@ -63,7 +65,7 @@ fn passed_on(error: PyErr) -> *mut PyObject {
 }
 
 #[cold]
-fn panicked() -> *mut PyObject {
+pub(crate) fn panicked() -> *mut PyObject {
     let text = "mainstay: a heartbeat call failed inside; training is not affected";
     match Python::attach(|py| warn::once(py, Mistake::Panic, text).map(|()| py.None())) {
         Ok(none) => none.into_ptr(),
@@ -231,7 +233,7 @@ fn left_out(name: &str, mistake: Mistake, error: PyErr) -> PyResult<()> {
 }
 
 /// The definition that CPython keeps a pointer to for as long as the process lives, hence leaked.
-fn definition(name: &'static CStr, entry: Fast, doc: &'static CStr) -> *mut ffi::PyMethodDef {
+pub(crate) fn definition(name: &'static CStr, entry: Fast, doc: &'static CStr) -> *mut ffi::PyMethodDef {
     // SAFETY: the union's variants are all function pointers of one size; the flags say which one this is.
     let meth = unsafe { std::mem::transmute::<Fast, ffi::PyMethodDefPointer>(entry) };
     Box::leak(Box::new(ffi::PyMethodDef {

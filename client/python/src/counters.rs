@@ -48,7 +48,7 @@ fn next_digest(digest: u64) {
 
 /// Step `step`, counted by a hook. False, and nothing told, if the script tells its steps itself.
 #[pyfunction]
-fn hook_step(py: Python<'_>, step: u64) -> bool {
+pub fn hook_step(py: Python<'_>, step: u64) -> bool {
     if TOLD.load(Ordering::Relaxed) {
         return false;
     }

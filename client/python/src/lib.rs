@@ -14,6 +14,7 @@ mod checksum;
 mod copying;
 mod counters;
 mod digest;
+mod gates;
 mod pool;
 mod rank;
 mod saving;
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     awaited::add_to(module)?;
     checksum::add_to(module)?;
     counters::add_to(module)?;
+    gates::add_to(module)?;
     digest::add_to(module)?;
     pool::add_to(module)?;
     testing::add_to(module)

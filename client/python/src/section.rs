@@ -25,6 +25,11 @@ pub struct Section {
 }
 
 impl Section {
+    /// Its number in the page; none where no page is open.
+    pub fn id(&self) -> Option<SectionId> {
+        self.id
+    }
+
     #[inline]
     pub fn enter(&self) {
         if let (Some(client), Some(id)) = (rank::client(), self.id) {

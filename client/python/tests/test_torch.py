@@ -202,3 +202,77 @@ def test_a_compiled_model_is_not_broken_in_pieces(python, page):
         explained = torch._dynamo.explain(net)(torch.ones(2, 4))
         assert explained.graph_break_count == 0, explained
     """, page=page)
+
+
+# DistributedDataParallel in a process of its own.
+ALONE = """
+    import copy, gc, pickle, threading, torch, mainstay.torch, torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mainstay.torch.watch()
+"""
+
+
+def test_a_watched_model_can_be_compiled_copied_and_pickled(python, page):
+    python(ALONE + """
+    from torch.nn.parallel import DistributedDataParallel
+    net = DistributedDataParallel(torch.nn.Linear(4, 4))
+    compiled = torch.compile(net, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(2, 4)).sum().backward()
+    watched = torch._dynamo.explain(net)(torch.ones(2, 4)).graph_break_count
+    call, DistributedDataParallel.__call__ = DistributedDataParallel.__call__, torch.nn.Module.__call__
+    torch._dynamo.reset()
+    plain = torch._dynamo.explain(net)(torch.ones(2, 4)).graph_break_count
+    assert watched == plain, (watched, plain)
+    DistributedDataParallel.__call__ = call
+    other = torch.nn.Linear(4, 4)
+    mainstay.torch.watch(other)
+    for model in (net, other):
+        for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(again(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    """, page=page)
+    assert page.read()["beat"]["sections"] == []
+
+
+def test_a_model_that_raises_within_ddp_leaves_its_section(python, page):
+    python(ALONE + """
+    class Broken(torch.nn.Linear):
+        def forward(self, x):
+            raise KeyError("the model's own")
+    net = torch.nn.parallel.DistributedDataParallel(Broken(1, 1))
+    try: net(torch.ones(1))
+    except KeyError: pass
+    else: raise SystemExit("swallowed")
+    net.eval()
+    try: net(torch.ones(1))
+    except KeyError: pass
+    mainstay.step(1)
+    """, page=page)
+    told = page.read()
+    assert told["beat"]["sections"] == [] and sections(told) == {"forward", "evaluation"}
+
+
+def test_only_the_thread_that_trains_is_in_a_section(python, page):
+    python(ALONE + """
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    beside = threading.Thread(target=lambda: net(torch.ones(1)).sum().backward())
+    beside.start()
+    beside.join()
+    mainstay.step(1)
+    """, page=page)
+    assert sections(page.read()) == set()
+
+
+def test_the_steps_of_one_optimizer_count_and_of_the_next_one_when_it_is_gone(python, page):
+    python(ALONE + """
+    def optimizer():
+        return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    lead, other = optimizer(), optimizer()
+    for _ in range(3):
+        lead.step()
+        other.step()
+    del lead
+    gc.collect()
+    other.step()
+    """, page=page)
+    assert [record["step"] for record in page.read()["records"]] == [1, 2, 3]

@@ -1,0 +1,306 @@
+//! Gates: what hooks for frameworks call where a section begins and ends, and around an optimizer's step.
+//!
+//! A training step leaves nothing of ours in the caches, so what counts is not how long a call takes but how much memory it touches: a
+//! Python frame costs some microseconds there, a gate well under one. Hence these are plain C functions that take whatever a framework
+//! hands to a hook and return None, and all that a hook has to decide is decided in here: whether this is the thread that trains,
+//! whether the section is open already, whether the device is timed in this step, whether the optimizer's step counts.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use mainstay_client::SectionId;
+use nix::sys::pthread::pthread_self;
+use pyo3::ffi::{self, PyObject};
+use pyo3::prelude::*;
+
+use crate::arguments::Call;
+use crate::calls::{Fast, definition, entry};
+use crate::counters;
+use crate::rank;
+use crate::section::Section;
+use crate::warn;
+
+/// Every so many steps the device is timed: events cost the host time.
+const TIMED_EVERY: u64 = 4;
+/// Where no device is in use, it is asked for again after so many steps.
+const ASKED_AGAIN: u64 = 64;
+
+/// Whether the device is timed in the present step.
+static TIMED: AtomicBool = AtomicBool::new(false);
+/// Steps of optimizers that have begun.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+
+/// The two ends of a section. A section that is entered again within itself is open until it was left as often.
+///
+/// Its counters are changed by one thread at a time, which holds the interpreter's lock; atomics make that no promise of ours.
+#[pyclass(frozen, module = "mainstay._native")]
+pub struct Gate {
+    /// None where no page is open: entering and leaving then do nothing.
+    id: Option<SectionId>,
+    /// The thread whose calls count; none if those of all do.
+    thread: Option<usize>,
+    open: AtomicU32,
+    /// What is called at both ends while the device is timed, and whether the first was.
+    timer: Option<(Py<PyAny>, Py<PyAny>)>,
+    timed: AtomicBool,
+}
+
+impl Gate {
+    fn of(
+        section: &Bound<'_, Section>,
+        timer: Option<(Py<PyAny>, Py<PyAny>)>,
+        thread: Option<usize>,
+    ) -> Gate {
+        let (open, timed) = (AtomicU32::new(0), AtomicBool::new(false));
+        Gate { id: section.get().id(), thread, open, timer, timed }
+    }
+
+    #[inline]
+    fn concerns_this_thread(&self) -> bool {
+        self.thread.is_none_or(|thread| thread == this_thread())
+    }
+
+    #[inline]
+    fn enter(&self, py: Python<'_>) -> PyResult<()> {
+        let open = self.open.load(Ordering::Relaxed);
+        self.open.store(open.saturating_add(1), Ordering::Relaxed);
+        if open != 0 {
+            return Ok(());
+        }
+        if let (Some(client), Some(id)) = (rank::client(), self.id) {
+            client.enter(id);
+        }
+        match &self.timer {
+            Some((begin, _)) if TIMED.load(Ordering::Relaxed) => {
+                self.timed.store(true, Ordering::Relaxed);
+                called(py, begin)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        match self.open.load(Ordering::Relaxed) {
+            0 => return Ok(()),
+            open => self.open.store(open - 1, Ordering::Relaxed),
+        }
+        if self.open.load(Ordering::Relaxed) == 0 { self.end(py) } else { Ok(()) }
+    }
+
+    /// Leaves it however often it was entered: an exception may have skipped its ends.
+    #[inline]
+    fn leave_entirely(&self, py: Python<'_>) -> PyResult<()> {
+        if self.open.swap(0, Ordering::Relaxed) == 0 { Ok(()) } else { self.end(py) }
+    }
+
+    #[inline]
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        if let (Some(client), Some(id)) = (rank::client(), self.id) {
+            client.leave(id);
+        }
+        match &self.timer {
+            Some((_, end)) if self.timed.load(Ordering::Relaxed) => {
+                self.timed.store(false, Ordering::Relaxed);
+                called(py, end)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What goes on around the steps of all optimizers.
+#[pyclass(frozen, module = "mainstay._native")]
+pub struct Stepping {
+    gate: Gate,
+    /// Called with an optimizer that is to be the one whose steps count, which it promises to take back when it is freed
+    /// ([`forget_lead`]); none if no steps are counted.
+    follow: Option<Py<PyAny>>,
+    /// Says whether the device is to be timed; None if there is none in use. None itself where torch was built without one.
+    look: Option<Py<PyAny>>,
+    looks_at: AtomicU64,
+    steps: AtomicU64,
+}
+
+/// Where the optimizer lies whose steps count; 0 for none. Only compared.
+static LEAD: AtomicUsize = AtomicUsize::new(0);
+/// Its steps, and those of its predecessors.
+static COUNTED: AtomicU64 = AtomicU64::new(0);
+
+impl Stepping {
+    fn before(&self, py: Python<'_>) -> PyResult<()> {
+        BEGUN.fetch_add(1, Ordering::Relaxed);
+        self.gate.leave_entirely(py)?;
+        self.gate.enter(py)
+    }
+
+    fn after(&self, py: Python<'_>, optimizer: *mut PyObject) -> PyResult<()> {
+        self.gate.leave(py)?;
+        if let Some(follow) = &self.follow {
+            self.count(py, follow, optimizer)?;
+        }
+        let steps = self.steps.load(Ordering::Relaxed) + 1;
+        self.steps.store(steps, Ordering::Relaxed);
+        if steps >= self.looks_at.load(Ordering::Relaxed) {
+            return self.look(py, steps);
+        }
+        if TIMED.load(Ordering::Relaxed) {
+            TIMED.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Counts the steps of one optimizer. The first one is not told: only by the second is it clear that the script does not do
+    /// so itself.
+    fn count(&self, py: Python<'_>, follow: &Py<PyAny>, optimizer: *mut PyObject) -> PyResult<()> {
+        let lead = LEAD.load(Ordering::Relaxed);
+        if lead == 0 {
+            // SAFETY: the first argument of the call that is under way, alive until it returns.
+            let optimizer = unsafe { Borrowed::from_ptr(py, optimizer) };
+            if let Err(error) = follow.call1(py, (optimizer,)) {
+                return warn::unless_users_own(py, error);
+            }
+            LEAD.store(optimizer.as_ptr() as usize, Ordering::Relaxed);
+        } else if lead != optimizer as usize {
+            return Ok(());
+        }
+        match COUNTED.fetch_add(1, Ordering::Relaxed) {
+            0 => {}
+            number => drop(counters::hook_step(py, number)),
+        }
+        Ok(())
+    }
+
+    /// Asks whether the next step is timed.
+    #[cold]
+    fn look(&self, py: Python<'_>, steps: u64) -> PyResult<()> {
+        let said = match self
+            .look
+            .as_ref()
+            .map(|look| look.call0(py).and_then(|said| said.extract::<Option<bool>>(py)))
+        {
+            None => {
+                self.looks_at.store(u64::MAX, Ordering::Relaxed);
+                return Ok(());
+            }
+            Some(Err(error)) => return warn::unless_users_own(py, error),
+            Some(Ok(said)) => said,
+        };
+        TIMED.store(said == Some(true), Ordering::Relaxed);
+        let again = if said.is_some() { TIMED_EVERY } else { ASKED_AGAIN };
+        self.looks_at.store(steps + again, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A number of the calling thread's own: in some C libraries it is a pointer, which is only compared here.
+#[inline]
+fn this_thread() -> usize {
+    pthread_self() as usize
+}
+
+/// A call of ours that must not raise into training.
+#[cold]
+fn called(py: Python<'_>, call: &Py<PyAny>) -> PyResult<()> {
+    match call.call0(py) {
+        Ok(_) => Ok(()),
+        Err(error) => warn::unless_users_own(py, error),
+    }
+}
+
+entry!(enter_entry, enter);
+entry!(leave_entry, leave);
+entry!(before_entry, before);
+entry!(after_entry, after);
+
+fn enter(py: Python<'_>, this: *mut PyObject, _call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    // SAFETY: made with a Gate as its self in `gate` below, which it holds.
+    let gate = unsafe { Borrowed::from_ptr(py, this).cast_unchecked::<Gate>() };
+    let gate = gate.get();
+    if gate.concerns_this_thread() {
+        gate.enter(py)?;
+    }
+    Ok(py.None())
+}
+
+fn leave(py: Python<'_>, this: *mut PyObject, _call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    // SAFETY: as in `enter`.
+    let gate = unsafe { Borrowed::from_ptr(py, this).cast_unchecked::<Gate>() };
+    let gate = gate.get();
+    if gate.concerns_this_thread() {
+        gate.leave(py)?;
+    }
+    Ok(py.None())
+}
+
+fn before(py: Python<'_>, this: *mut PyObject, _call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    // SAFETY: made with a Stepping as its self in `optimizer_gates` below, which it holds.
+    let stepping = unsafe { Borrowed::from_ptr(py, this).cast_unchecked::<Stepping>() };
+    stepping.get().before(py)?;
+    Ok(py.None())
+}
+
+fn after(py: Python<'_>, this: *mut PyObject, call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    // SAFETY: as in `before`.
+    let stepping = unsafe { Borrowed::from_ptr(py, this).cast_unchecked::<Stepping>() };
+    if let Some(optimizer) = call.positional(0) {
+        stepping.get().after(py, optimizer.as_ptr())?;
+    }
+    Ok(py.None())
+}
+
+/// A function of C over `this`, which it holds.
+fn function(this: &Bound<'_, PyAny>, name: &'static CStr, entry: Fast) -> PyResult<Py<PyAny>> {
+    // SAFETY: the definition lives for ever; the result is a new reference or null with an exception set.
+    unsafe {
+        let function =
+            ffi::PyCFunction_NewEx(definition(name, entry, c""), this.as_ptr(), std::ptr::null_mut());
+        Ok(Bound::from_owned_ptr_or_err(this.py(), function)?.unbind())
+    }
+}
+
+/// The functions that enter and leave the section, as seen from the calling thread, whose calls alone count. `timer`: what is called
+/// at both ends in steps in which the device is timed.
+#[pyfunction]
+#[pyo3(signature = (section, timer = None))]
+fn gate(
+    section: &Bound<'_, Section>,
+    timer: Option<(Py<PyAny>, Py<PyAny>)>,
+) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
+    let gate = Bound::new(section.py(), Gate::of(section, timer, Some(this_thread())))?.into_any();
+    Ok((function(&gate, c"enter", enter_entry)?, function(&gate, c"leave", leave_entry)?))
+}
+
+/// The functions to be called before and after each step of an optimizer.
+#[pyfunction]
+#[pyo3(signature = (section, timer = None, follow = None, look = None))]
+fn optimizer_gates(
+    section: &Bound<'_, Section>,
+    timer: Option<(Py<PyAny>, Py<PyAny>)>,
+    follow: Option<Py<PyAny>>,
+    look: Option<Py<PyAny>>,
+) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
+    let gate = Gate::of(section, timer, None);
+    let (looks_at, steps) = (AtomicU64::new(TIMED_EVERY), AtomicU64::new(0));
+    let stepping = Bound::new(section.py(), Stepping { gate, follow, look, looks_at, steps })?.into_any();
+    Ok((function(&stepping, c"before", before_entry)?, function(&stepping, c"after", after_entry)?))
+}
+
+/// The optimizer whose steps count is no more: the next one's do.
+#[pyfunction]
+fn forget_lead() {
+    LEAD.store(0, Ordering::Relaxed);
+}
+
+/// Steps of optimizers that have begun in this process.
+#[pyfunction]
+fn optimizer_steps() -> u64 {
+    BEGUN.load(Ordering::Relaxed)
+}
+
+pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(gate, module)?)?;
+    module.add_function(wrap_pyfunction!(optimizer_gates, module)?)?;
+    module.add_function(wrap_pyfunction!(forget_lead, module)?)?;
+    module.add_function(wrap_pyfunction!(optimizer_steps, module)?)
+}
