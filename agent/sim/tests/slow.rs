@@ -3,6 +3,7 @@
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
 use mainstay_core::straggler::Slow;
+use mainstay_sim::course::{self, SlowRank, Weather};
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;
 use mainstay_sim::slow::{Noise, Trouble, run};
@@ -94,4 +95,24 @@ fn healthy_jobs_are_left_alone() {
 fn the_same_seed_gives_the_same_judgements() {
     let once = || run(Mesh::of(512), Noise::USUAL, Trouble::Rank(77, 0.05), BEGINS, 60, 9);
     assert_eq!(once(), once());
+}
+
+/// What it costs is how much shorter a step would be without it: also in a pair, where half of the ranks are slow, and though most of
+/// the steps that are remembered are from before.
+#[test]
+fn what_a_slow_rank_costs_is_by_how_much_it_makes_steps_longer() {
+    for ranks in [2, 3, 8, 64] {
+        for (by, begins) in [(0.5, 1), (0.5, 80), (0.1, 80)] {
+            let slow = SlowRank { rank: 1, begins, by };
+            let told = course::run(ranks, Weather::Carried(0.0), Some(slow), begins + 60, ranks as u64);
+            let found = told.right.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: not found"));
+            let cost =
+                found.cost.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: the steps' length is known"));
+            // The next slowest is itself late by the noise of 1 %, the more so the more there are.
+            let next = 1.0 + 0.01 * (2.0 * (ranks as f32).ln()).sqrt();
+            let (most, least) = (1.0 - 1.0 / (1.0 + by), 1.0 - next / (1.0 + by));
+            // In one of the eight steps another rank may have been late by a hiccup.
+            assert!((least * 0.85 - 0.02..=most + 0.02).contains(&cost), "{ranks} ranks, {slow:?}: {cost}");
+        }
+    }
 }

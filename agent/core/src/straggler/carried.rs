@@ -262,3 +262,6 @@ fn lags(band: usize) -> std::ops::Range<usize> {
         band => (1 << (band - 1)) + 1..((1 << band) + 1).min(LAST_LAG + 1),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::carried::Carried;
 use super::found::{Change, Found, Slow};
 use super::history::{History, ROWS};
+use super::paces::Paces;
 use super::peers::Peers;
 use super::ranks::{self, Standing};
 use super::rotating;
@@ -67,6 +68,7 @@ pub struct Judge {
     history: History,
     recent: Recent,
     carried: Carried,
+    paces: Paces,
     stages: Stages,
     /// What is slow at present.
     open: BTreeMap<Slow, Standing>,
@@ -82,8 +84,6 @@ pub struct Judge {
 pub(super) struct Recent {
     noise: Ring<f32>,
     took: Ring<f32>,
-    /// The highest median of a group.
-    slowest_group: Ring<f32>,
     /// Who waited least.
     least_wait: Ring<u32>,
 }
@@ -123,10 +123,6 @@ impl Recent {
         (took > 0.0).then(|| (seconds / took).clamp(0.0, 1.0))
     }
 
-    pub(super) fn slowest_group(&self) -> f32 {
-        typical(&self.slowest_group)
-    }
-
     /// In which share of the last steps this rank waited least.
     pub(super) fn waited_least(&self, rank: u32) -> Option<f32> {
         let least = self.least_wait.values();
@@ -149,6 +145,7 @@ impl Judge {
             history: History::new(ranks),
             recent: Recent::default(),
             carried: Carried::new(ranks),
+            paces: Paces::new(ranks),
             stages: Stages::new(&peers),
             open: BTreeMap::new(),
             settled: BTreeMap::new(),
@@ -197,7 +194,7 @@ impl Judge {
         };
         self.recent.noise.push(noise);
         self.recent.took.push(row.took);
-        self.recent.slowest_group.push(self.medians.iter().copied().fold(f32::NAN, f32::max));
+        self.paces.push(row.step, row.self_times, row.took);
         let waits = row.waits.iter().enumerate().filter(|(_, wait)| wait.is_finite());
         if let Some((rank, _)) = waits.min_by(|(_, a), (_, b)| a.total_cmp(b)) {
             self.recent.least_wait.push(rank as u32);
@@ -291,14 +288,6 @@ impl Judge {
             || self.peers.role(rank).host.is_some_and(|host| self.open.contains_key(&Slow::Host(host)))
     }
 
-    /// The typical self time of a rank's group in the last step.
-    pub(super) fn group_time(&self, rank: u32) -> f32 {
-        let group = self.peers.role(rank).group;
-        let groups =
-            self.peers.groups().map(|ranks| ranks.first().map(|first| self.peers.role(*first).group));
-        groups.zip(&self.medians).find(|(of, _)| *of == Some(group)).map_or(f32::NAN, |(_, time)| *time)
-    }
-
     /// The oldest step that is remembered.
     pub(super) fn oldest_step(&self) -> u64 {
         self.history.oldest_step()
@@ -343,6 +332,11 @@ impl Judge {
         &self.recent
     }
 
+    /// The last steps, from which follows what slowness costs.
+    pub(super) fn paces(&self) -> &Paces {
+        &self.paces
+    }
+
     pub(super) fn stages(&self) -> &Stages {
         &self.stages
     }
@@ -364,6 +358,6 @@ impl Judge {
 
     /// Bytes that are held for all ranks together.
     pub fn bytes(&self) -> usize {
-        self.history.bytes() + self.peers.len() * (4 + 4 + 20) // scores, scratch, roles with their order
+        self.history.bytes() + self.paces.bytes() + self.peers.len() * (4 + 4 + 20) // scores, scratch, roles with their order
     }
 }

@@ -11,6 +11,8 @@
 //! - A **stage** is slow when its median is more than 10 % above the other stages', and its ranks agree ([`stages`]).
 //! - Slow ranks that **rotate**: the work is spread unevenly ([`rotating`]).
 //!
+//! What it **costs** follows from the last steps as they were and as they would have been ([`paces`]).
+//!
 //! The second witness is waiting: who is slow waits least. `docs/reference/stragglers.md` has the rules with figures.
 
 mod again;
@@ -22,6 +24,7 @@ mod history;
 mod judge;
 pub mod learn;
 mod link;
+mod paces;
 mod peers;
 mod ranks;
 mod rotating;

@@ -1,7 +1,7 @@
 //! Single ranks and single hosts that are slow.
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::change::onset;
 use super::found::{Found, Slow};
@@ -333,16 +333,18 @@ fn reach(ranks: usize) -> f32 {
 /// What the suspects come to: where most of a host's ranks are among them, it is the host.
 fn found(judge: &Judge, mut suspects: BTreeMap<u32, Suspect>) -> Vec<Found> {
     let mut all = Vec::new();
+    let slow: BTreeSet<u32> = suspects.keys().copied().collect();
+    let is_slow = |rank: u32| slow.contains(&rank) || judge.is_known(rank);
     for host in hosts(judge, &suspects) {
         let members: Vec<Suspect> =
             judge.peers().on_host(host).iter().filter_map(|rank| suspects.remove(rank)).collect();
         if let Some(worst) = members.iter().max_by(|a, b| a.effect.total_cmp(&b.effect)) {
             let mut effects: Vec<f32> = members.iter().map(|suspect| suspect.effect).collect();
             let typical = Suspect { effect: median(&mut effects), ..*worst };
-            all.push(tell(judge, Slow::Host(host), typical));
+            all.push(tell(judge, Slow::Host(host), typical, is_slow));
         }
     }
-    all.extend(suspects.into_values().map(|suspect| tell(judge, Slow::Rank(suspect.rank), suspect)));
+    all.extend(suspects.into_values().map(|suspect| tell(judge, Slow::Rank(suspect.rank), suspect, is_slow)));
     all
 }
 
@@ -371,7 +373,7 @@ fn hosts(judge: &Judge, suspects: &BTreeMap<u32, Suspect>) -> Vec<u32> {
     slow.keys().filter(|host| is_host(host)).copied().collect()
 }
 
-fn tell(judge: &Judge, slow: Slow, suspect: Suspect) -> Found {
+fn tell(judge: &Judge, slow: Slow, suspect: Suspect, is_slow: impl Fn(u32) -> bool) -> Found {
     let (history, recent) = (judge.history(), judge.recent());
     let rows: Vec<(u64, f32)> = history.last(suspect.rank, ROWS).collect();
     let scores: Vec<f32> = rows.iter().map(|(_, score)| *score).collect();
@@ -382,6 +384,11 @@ fn tell(judge: &Judge, slow: Slow, suspect: Suspect) -> Found {
     let peers = match slow {
         Slow::Rank(rank) => judge.peers().peers_of(rank),
         _ => judge.peers().len().saturating_sub(1),
+    };
+    let since = rows.get(at).map_or(0, |(step, _)| *step);
+    let named = match slow {
+        Slow::Host(host) => judge.peers().on_host(host),
+        _ => std::slice::from_ref(&suspect.rank),
     };
     let waited_least = recent.waited_least(suspect.rank);
     let mut confidence: f32 = if suspect.before.is_some() { 0.85 } else { 0.9 };
@@ -396,11 +403,11 @@ fn tell(judge: &Judge, slow: Slow, suspect: Suspect) -> Found {
     Found {
         slow,
         ratio: suspect.effect.exp(),
-        since: rows.get(at).map_or(0, |(step, _)| *step),
+        since,
         onset_seen,
         told: rows.last().map_or(0, |(step, _)| *step),
         steps: suspect.steps as u32,
-        cost: cost(judge, suspect.rank, suspect.effect),
+        cost: judge.paces().without(named, is_slow, since),
         z: suspect.z,
         noise: recent.noise(),
         waited_least,
@@ -409,12 +416,4 @@ fn tell(judge: &Judge, slow: Slow, suspect: Suspect) -> Found {
         confidence: confidence.clamp(0.0, 0.99),
         usual: suspect.before.unwrap_or(0.0),
     }
-}
-
-/// How much shorter a step would be if the rank took as long as its peers: then the next slowest would set the pace.
-fn cost(judge: &Judge, rank: u32, effect: f32) -> Option<f32> {
-    let (recent, peers) = (judge.recent(), judge.peers());
-    let own = judge.group_time(rank);
-    let next = recent.slowest_group() * (recent.noise() * (2.0 * (peers.len() as f32).ln()).sqrt()).exp();
-    recent.share_of_step((own * effect.exp() - next).max(0.0))
 }

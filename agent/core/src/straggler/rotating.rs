@@ -28,8 +28,6 @@ const SAMPLE: usize = 4096;
 pub(super) struct Seen {
     /// ln(self time / peers') of the slowest rank in a typical step, without what ranks differ by for good.
     excess: f32,
-    /// The same on average over steps.
-    mean_excess: f32,
     /// In which share of steps the same rank was it.
     same: f32,
     /// Which share of ranks were slow in most steps.
@@ -81,7 +79,6 @@ pub(super) fn look(judge: &Judge) -> Option<Seen> {
     let in_most = ((1.0 - MOST) * rows.len() as f32) as usize;
     Some(Seen {
         most: highest.get(in_most).copied()?,
-        mean_excess: highest.iter().sum::<f32>() / highest.len() as f32,
         excess: median(&mut highest),
         same: most as f32 / rows.len() as f32,
         share: shares.get(in_most).copied()?,
@@ -104,7 +101,7 @@ impl Seen {
             onset_seen: false,
             told: step,
             steps: self.steps as u32,
-            cost: recent.share_of_step(self.mean_excess.exp_m1().max(0.0) * recent.slowest_group()),
+            cost: judge.paces().if_even(judge.peers(), |rank| judge.is_known(rank)),
             z: self.excess / recent.noise(),
             noise: recent.noise(),
             waited_least: None,
