@@ -200,6 +200,29 @@ def cleanup():
 }
 
 #[test]
+fn a_rank_that_fails_again_before_a_step_gets_a_new_process_and_the_others_stay() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let functions = r#"
+def fault(step, round):
+    if RANK == 1 and (round, step) in ((0, 5), (1, 0)):
+        raise RuntimeError(f"injected in the {['first', 'second'][round]} round")
+"#;
+    let job = stage.python(&script(10, functions)).ranks(3).options(PATIENT).start();
+    let end = over_rounds(job, &[0, 2]);
+    end.assert_status(0);
+    assert_eq!(actions(&end), ["restart_in_process", "respawn_ranks"], "{end}");
+    let pids = pids(&end.story);
+    assert_eq!(pids[0], pids[1], "{end}");
+    assert_ne!(pids[1][&Rank(1)], pids[2][&Rank(1)]);
+    for rank in [Rank(0), Rank(2)] {
+        assert_eq!(pids[1][&rank], pids[2][&rank], "{rank} was not started again\n{end}");
+    }
+}
+
+#[test]
 fn a_rank_that_is_killed_in_the_middle_of_its_cleanup_is_started_again_and_the_others_stay() {
     if !has_torch() {
         return;

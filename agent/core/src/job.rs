@@ -99,9 +99,8 @@ pub struct Job {
     pending: Option<Pending>,
     /// Ranks that have left the last attempt and wait in their processes.
     waiting: Vec<Rank>,
-    /// How the next attempt begins, and the rank that is not to go on in its process.
+    /// How the next attempt begins.
     rung: Rung,
-    without: Option<Rank>,
     /// What is done once those that waited are gone.
     afterwards: Option<Afterwards>,
     /// The longest that a start of all or some ranks took until all had completed a step.
@@ -145,7 +144,6 @@ impl Job {
             pending: None,
             waiting: Vec::new(),
             rung: Rung::All,
-            without: None,
             afterwards: None,
             longest_start: None,
             restart_until: None,

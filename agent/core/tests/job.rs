@@ -338,7 +338,7 @@ proptest! {
         let starts: Vec<Attempt> = orders
             .iter()
             .filter_map(|order| match order {
-                Order::StartRanks(attempt) | Order::StartRound { attempt, .. } => Some(*attempt),
+                Order::StartRanks(attempt) | Order::StartRound(attempt) => Some(*attempt),
                 _ => None,
             })
             .collect();

@@ -37,7 +37,7 @@ fn ranks_that_all_wait_go_on_in_their_processes() {
     run.start(0);
     run.steps(0, 1..=7);
     run.raise_and_decide(0, "lost");
-    assert_eq!(run.last_order(), &Order::StartRound { attempt: Attempt(1), without: None });
+    assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
     assert_eq!(run.last_action(), Action::RestartInProcess { attempt: Attempt(1) });
     run.start(1);
     run.steps(1, 6..=8);
@@ -52,7 +52,7 @@ fn a_killed_rank_is_started_again_and_the_others_go_on() {
     run.exit(0, 1, ExitStatus::Signal(9), false);
     run.ended_with(0, &[0]);
     run.tell(Input::Ruling(None));
-    assert_eq!(run.last_order(), &Order::StartRound { attempt: Attempt(1), without: None });
+    assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
     assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(1) });
 }
 
@@ -111,7 +111,28 @@ fn what_a_lost_rank_held_is_waited_for_though_the_others_wait_in_their_processes
     assert_eq!(run.last_action(), Action::Wait);
     run.wait(Span::seconds(1));
     run.testify(1, Testimony::default());
-    assert_eq!(run.last_order(), &Order::StartRound { attempt: Attempt(1), without: None });
+    assert_eq!(run.last_order(), &Order::StartRound(Attempt(1)));
+}
+
+#[test]
+fn a_rank_that_is_replaced_though_it_waits_leaves_its_gpu_before_the_others_go_on() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise_and_decide(0, "lost");
+    run.start(1);
+    run.raise_and_decide(1, "lost again, and otherwise");
+    assert_eq!(run.last_order(), &Order::EndRank { attempt: Attempt(1), rank: Rank(1) });
+    run.exit(1, 1, ExitStatus::Signal(9), true);
+    run.ended_with(1, &[0]);
+    assert!(matches!(run.last_order(), Order::Consult { .. }), "{:?}", run.last_order());
+    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    run.testify(2, held);
+    assert_eq!(run.last_action(), Action::Wait);
+    run.wait(Span::seconds(10));
+    run.testify(2, Testimony::default());
+    assert_eq!(run.last_order(), &Order::StartRound(Attempt(2)));
+    assert_eq!(run.last_action(), Action::RespawnRanks { attempt: Attempt(2) });
 }
 
 #[test]

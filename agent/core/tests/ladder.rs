@@ -157,13 +157,17 @@ impl World {
                     assert!(self.waiting.is_empty(), "processes of before, beside all new ones");
                     self.start(attempt);
                 }
-                Order::StartRound { attempt, without } => {
+                Order::StartRound(attempt) => {
                     assert!(!self.waiting.is_empty(), "a round of nobody");
-                    if let Some(rank) = without {
-                        assert!(self.waiting.contains(&rank.0), "excluded and not there");
-                    }
                     self.waiting.clear();
                     self.start(attempt);
+                }
+                Order::EndRank { attempt, rank } => {
+                    assert!(self.waiting.contains(&rank.0), "excluded and not there");
+                    self.waiting.retain(|waits| *waits != rank.0);
+                    self.exit(attempt, rank.0, ExitStatus::Signal(9), true);
+                    let waiting = self.waiting.iter().map(|rank| Rank(*rank)).collect();
+                    self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting });
                 }
                 Order::StopRanks { attempt, why } => self.stop(attempt, why),
                 Order::Consult { verdict, .. } => self.rule(verdict.incident),

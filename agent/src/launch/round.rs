@@ -95,15 +95,7 @@ impl Launcher {
     }
 
     /// Begins the next attempt with the ranks that wait, and new processes for those that are lost.
-    pub(super) async fn start_round(
-        &mut self,
-        attempt: Attempt,
-        without: Option<Rank>,
-        ended: &mpsc::UnboundedSender<Ended>,
-    ) {
-        if let Some(rank) = without {
-            self.exclude(rank).await;
-        }
+    pub(super) async fn start_round(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
         self.attempt = attempt;
         self.stop = None;
         if let Some(keeper) = &self.keeper {
@@ -148,17 +140,20 @@ impl Launcher {
         }
     }
 
-    /// Ends a rank that waits in its process, which is not to go on.
-    async fn exclude(&mut self, rank: Rank) {
+    /// Ends a rank that waits in its process, which is not to go on in it.
+    pub(super) async fn end_rank(&mut self, rank: Rank) {
         let waits = |process: &&RankProcess| process.rank == rank && process.exit.is_none();
-        let Some(process) = self.ranks.iter().find(waits) else { return };
+        let Some(process) = self.ranks.iter().find(waits) else { return self.end_round().await };
         let mut stop = Stop::gather(clock::mono(), self.settings.grace);
         stop.kill(process);
         self.stop = Some(stop);
         let pidfd = process.pidfd.clone();
-        // One that does not die of SIGKILL is inside a driver; its rank cannot be started again beside it.
+        // Its end is the last that the round waited for.
         if tokio::time::timeout(DEATH_WITHIN, pidfd.ended()).await.is_ok() {
             self.rank_ended(&Ended { pid: pidfd.pid(), at: clock::mono() }).await;
+        } else {
+            self.give_up(rank, pidfd.pid());
+            self.end_attempt_if_over().await;
         }
     }
 

@@ -268,7 +268,9 @@ impl Launcher {
         while let Some(order) = self.orders.pop_front() {
             match order {
                 Order::StartRanks(attempt) => self.start_ranks(attempt, ended),
-                Order::StartRound { attempt, without } => self.start_round(attempt, without, ended).await,
+                Order::StartRound(attempt) => self.start_round(attempt, ended).await,
+                Order::EndRank { attempt, rank } if attempt == self.attempt => self.end_rank(rank).await,
+                Order::EndRank { .. } => {}
                 Order::StopRanks { attempt, why } if attempt == self.attempt => self.stop_ranks(why).await,
                 Order::StopRanks { .. } => {}
                 Order::TakeEvidence(attempt) => self.take_evidence(attempt),

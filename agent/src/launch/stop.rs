@@ -207,7 +207,7 @@ impl Launcher {
 
     /// A rank that SIGKILL does not end counts as ended, so that something can be decided. What comes of its process is seen to
     /// with what ranks leave behind: the host is not ready for as long as it is there.
-    fn give_up(&mut self, rank: Rank, pid: Pid) {
+    pub(super) fn give_up(&mut self, rank: Rank, pid: Pid) {
         self.terminal.say(format!(
             "{rank} (pid {}) does not die of SIGKILL; it is {}",
             pid.0,

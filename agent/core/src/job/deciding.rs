@@ -50,7 +50,8 @@ pub(super) struct Pending {
 impl Job {
     pub(super) fn attempt_ended(&mut self, at: Mono, waiting: Vec<Rank>, out: &mut Vec<Output>) {
         let Phase::Stopping(why) = self.phase else { return };
-        self.waiting = if why == StopWhy::Fault { waiting } else { Vec::new() };
+        let keeps = matches!(why, StopWhy::Fault | StopWhy::Dismissed);
+        self.waiting = if keeps { waiting } else { Vec::new() };
         if let Some(exit) = self.stop_requested {
             return self.finish_without(at, exit, "asked to stop".to_owned(), out);
         }
@@ -244,6 +245,13 @@ impl Job {
                 self.pending = Some(pending);
                 self.dismiss(Afterwards::Decide { exit }, out);
             }
+            action if let Some(rank) = self.is_to_be_replaced(action, &pending.verdict) => {
+                // The same of the GPU of one.
+                self.pending = Some(pending);
+                self.afterwards = Some(Afterwards::Decide { exit });
+                self.phase = Phase::Stopping(StopWhy::Dismissed);
+                out.push(Output::Order(Order::EndRank { attempt: self.attempt, rank }));
+            }
             _ => self.carry_out(at, exit, pending.verdict, decision, out),
         }
     }
@@ -286,7 +294,6 @@ impl Job {
             return self.finish_without(at, exit, format!("{}; {}", verdict.headline, decision.why), out);
         }
         self.rung = decision.action.rung().unwrap_or(Rung::All);
-        self.without = verdict.culprit;
         self.past.push(PastFailure {
             decided_at: at,
             lived: verdict.fault_at.since(self.attempt_began),
@@ -328,18 +335,17 @@ impl Job {
         goes_on && !self.waiting.is_empty() && !keeps_processes(action.rung())
     }
 
+    /// Where none is lost, the rank that failed is not to go on in its process.
+    fn is_to_be_replaced(&self, action: Action, verdict: &Verdict) -> Option<Rank> {
+        let all_wait = self.waiting.len() == self.ranks.len();
+        verdict.culprit.filter(|_| all_wait && action.rung() == Some(Rung::Ranks))
+    }
+
     fn restart(&mut self, at: Mono, out: &mut Vec<Output>) {
         let keeps = keeps_processes(Some(self.rung)) && !self.waiting.is_empty();
         self.next_attempt(at);
         let attempt = self.attempt;
-        out.push(Output::Order(if keeps {
-            // Where none is lost, the one that failed gets a new process.
-            let all = self.waiting.len() == self.ranks.len();
-            let without = self.without.filter(|_| all && self.rung == Rung::Ranks);
-            Order::StartRound { attempt, without }
-        } else {
-            Order::StartRanks(attempt)
-        }));
+        out.push(Output::Order(if keeps { Order::StartRound(attempt) } else { Order::StartRanks(attempt) }));
     }
 
     fn next_attempt(&mut self, at: Mono) {

@@ -70,11 +70,13 @@ pub enum Order {
     /// Start all ranks; answered by `AttemptStarted` or `StartFailed`.
     StartRanks(Attempt),
     /// Start the ranks that are gone, and have those that wait in their processes go on; answered as `StartRanks`.
-    StartRound {
-        /// Which attempt begins.
+    StartRound(Attempt),
+    /// End one of the ranks that wait in their processes, which is not to go on in it; answered by `AttemptEnded` once more.
+    EndRank {
+        /// Of which attempt.
         attempt: Attempt,
-        /// A rank that is not to go on in its process but gets a new one, even if it waits.
-        without: Option<Rank>,
+        /// Which rank.
+        rank: Rank,
     },
     /// Stop what is left of the attempt, its whole process tree; answered by `AttemptEnded`.
     StopRanks {
