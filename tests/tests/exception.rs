@@ -68,6 +68,23 @@ time.sleep(36000)
 }
 
 #[test]
+fn what_is_plainly_the_programs_own_fault_is_not_restarted_and_what_may_pass_is() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script =
+        |statement: &str| format!("import mainstay\nmainstay.beat()\nif ATTEMPT == 0:\n    {statement}\n");
+    let end = stage.python(&script("undefined_name")).ranks(1).start().end();
+    end.assert_status(1);
+    assert_eq!(story::restarts(&end.story), 0, "{end}");
+    end.assert_said("the program fails by itself before its first step");
+    let end = stage.python(&script("raise ConnectionResetError('by peer')")).ranks(1).start().end();
+    end.assert_status(0);
+    assert_eq!(story::restarts(&end.story), 1, "{end}");
+}
+
+#[test]
 fn the_same_exception_at_another_step_is_tried_again() {
     if !has_client() {
         return;
