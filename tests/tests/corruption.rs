@@ -1,5 +1,5 @@
-//! Silent corruption with PyTorch: replicas of a DDP run compare their parameters, the majority names the rank, and a restarted job goes on
-//! from before it where it is asked to.
+//! Silent corruption with PyTorch: replicas of a DDP run compare their parameters, or what they save is compared; the majority names the
+//! rank, and a restarted job goes on from before it where it is asked to.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
@@ -51,10 +51,49 @@ for step in range(begin, 40):
 dist.destroy_process_group()
 "#;
 
+/// The same without digests and without talking to each other: each rank saves the same 16 MiB in each step, but for a bit of the last
+/// rank's from step 5 of the first attempt on. A step is saved when the one before is sealed for all ranks, and step 5 when it is known
+/// that they have been alike. In step 7 a rank fails.
+const SAVER: &str = r#"
+import os, struct, time
+import torch
+import mainstay
+
+torch.set_num_threads(1)
+RANKS = int(os.environ["WORLD_SIZE"])
+pool = os.path.join(os.environ["MAINSTAY_CHECKPOINT_POOL"], f"rank-{RANK:05d}", "control")
+control = mainstay._native.Control(pool)
+begin, saved = 0, mainstay.checkpoint.load()
+if saved is not None:
+    begin = saved["step"] + 1
+mark(f"begins.{ATTEMPT}.{RANK}", str(begin))
+for step in range(begin, 9):
+    if ATTEMPT == 0 and step == 7:
+        wait_for("found")
+        if RANK == 0:
+            raise RuntimeError("something else")
+    weights = torch.arange(4 << 20, dtype=torch.float32) + step
+    if ATTEMPT == 0 and step >= 5 and RANK == RANKS - 1:
+        weights.view(torch.int32)[2 << 20] ^= 1 << 12
+    mainstay.step(step)
+    assert mainstay.checkpoint.save(step, {"step": step, "weights": weights})
+    while not any(slot.step == step and slot.state == "sealed" for slot in control.slots()):
+        time.sleep(0.001)
+    mark(f"sealed.{ATTEMPT}.{step}.{RANK}")
+    if ATTEMPT == 0:
+        for rank in range(RANKS):
+            wait_for(f"sealed.0.{step}.{rank}")
+    if ATTEMPT == 0 and step == 4:
+        page = open(pool, "rb", buffering=0)
+        # Word 14: the step to go back to, and one.
+        while struct.unpack("<Q", os.pread(page.fileno(), 8, 14 * 8))[0] != 5:
+            time.sleep(0.001)
+"#;
+
 /// Runs it, waits for what the replicas come to, and for where the restarted job begins.
-fn run(replicas: u32, stage: &Stage) -> (Job, Finding, u64) {
+fn run(trainer: &str, replicas: u32, stage: &Stage) -> (Job, Finding, u64) {
     let job = stage
-        .python(TRAINER)
+        .python(trainer)
         .ranks(replicas)
         .variable("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
         // What was saved after it must not push the last good step out.
@@ -82,7 +121,7 @@ fn of_three_replicas_the_majority_names_the_rank_and_what_it_saved_since_is_skip
         return;
     }
     let stage = Stage::new();
-    let (job, found, begins) = run(3, &stage);
+    let (job, found, begins) = run(TRAINER, 3, &stage);
     assert_eq!(
         (found.what, found.ranks.as_slice()),
         (FindingKind::SilentCorruption, [Rank(2)].as_slice()),
@@ -102,9 +141,40 @@ fn of_two_replicas_neither_is_believed_and_nothing_is_skipped() {
         return;
     }
     let stage = Stage::new();
-    let (job, found, begins) = run(2, &stage);
+    let (job, found, begins) = run(TRAINER, 2, &stage);
     assert_eq!(found.what, FindingKind::ReplicasDiffer, "{found:?}");
     assert!(found.confidence < 0.9, "{found:?}");
     assert_eq!((found.last_agreed_step, begins), (Some(9), 30), "{found:?}");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn what_one_rank_saved_unlike_the_others_is_skipped_without_any_digest() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let (job, found, begins) = run(SAVER, 3, &stage);
+    assert_eq!(
+        (found.what, found.ranks.as_slice()),
+        (FindingKind::SilentCorruption, [Rank(2)].as_slice()),
+        "{found:?}"
+    );
+    assert!(found.last_agreed_step == Some(4) && found.doubtful_steps.contains(&5), "{found:?}");
+    assert_eq!(begins, 5, "after the last step that all saved alike");
+    let end = job.end();
+    end.assert_status(0);
+    end.assert_said("possible silent data corruption");
+}
+
+#[test]
+fn what_two_ranks_saved_unlike_is_a_doubt_and_nothing_is_skipped() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let (job, found, begins) = run(SAVER, 2, &stage);
+    assert_eq!((found.what, found.last_agreed_step), (FindingKind::ReplicasDiffer, Some(4)), "{found:?}");
+    assert_eq!(begins, 7, "{found:?}");
     job.end().assert_status(0);
 }

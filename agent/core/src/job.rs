@@ -174,7 +174,11 @@ impl Job {
             Input::Role { attempt, rank, role, stage } if attempt == self.attempt => {
                 self.watch.set_role(rank, role, stage);
             }
-            Input::Steps { .. } | Input::Role { .. } => {}
+            Input::Saved { attempt, step, shards } if attempt == self.attempt => {
+                let found = self.watch.saved(step, &shards);
+                out.extend(found.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
+            }
+            Input::Steps { .. } | Input::Role { .. } | Input::Saved { .. } => {}
             Input::Surroundings(known) => {
                 let again = self.watch.set_surroundings(known);
                 out.extend(again.into_iter().map(|finding| Output::Record(Body::Finding(finding))));

@@ -179,9 +179,22 @@ impl Watch {
     }
 
     /// The last step of this attempt of which it is known that no replica had differed until then: what was saved up to it can be
-    /// gone back to. None where digests are not told.
+    /// gone back to. None where neither digests nor checkpoints can be compared.
     pub fn vouched(&self) -> Option<u64> {
         self.now.as_ref()?.numbers.vouched()
+    }
+
+    /// Takes in what all ranks saved of a step, by rank the checksums of its shard's chunks; what it brings to light is returned.
+    pub fn saved(&mut self, step: u64, shards: &[(Rank, Vec<u64>)]) -> Vec<Finding> {
+        let Some(present) = &mut self.now else { return Vec::new() };
+        if shards.iter().map(|(rank, _)| *rank).ne(present.ranks.iter().copied()) {
+            return Vec::new();
+        }
+        let shards: Vec<Vec<u64>> = shards.iter().map(|(_, chunks)| chunks.clone()).collect();
+        let (mut sick, mut found) = (Vec::new(), Vec::new());
+        present.numbers.saved(step, &shards, &mut sick);
+        present.tell(step, sick, self.attempt, &mut self.told, &mut found);
+        found
     }
 
     /// Takes in steps that a rank completed; what they bring to light is returned.
@@ -264,6 +277,18 @@ impl Present {
         let numbers: Vec<Numbers> = row.iter().map(|told| told.numbers).collect();
         let mut sick = Vec::new();
         self.numbers.step(step, &numbers, &mut sick);
+        self.tell(step, sick, attempt, told, found);
+    }
+
+    /// Makes findings of what is sick, and of what no longer is.
+    fn tell(
+        &mut self,
+        step: u64,
+        sick: Vec<Sick>,
+        attempt: Attempt,
+        told: &mut u64,
+        found: &mut Vec<Finding>,
+    ) {
         for sick in sick {
             let before = self.sick.remove(&(sick.what, sick.place));
             let finding = match before.filter(|_| sick.over) {

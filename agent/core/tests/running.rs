@@ -396,3 +396,50 @@ fn what_was_learned_of_peers_is_known_in_the_next_run() {
         next.found
     );
 }
+
+/// What the ranks save of a step: a chunk of their own, and one that all have alike.
+fn saved(ranks: u32, step: u64) -> Vec<(Rank, Vec<u64>)> {
+    (0..ranks).map(|rank| (Rank(rank), vec![u64::from(rank) + 1, step * 1000])).collect()
+}
+
+fn checkpoint(run: &mut Run, change: impl Fn(&mut [(Rank, Vec<u64>)])) {
+    run.step(|_, done| (done.digest, done.checkpoint_ns) = (None, MS));
+    let mut shards = saved(run.ranks, run.step);
+    change(&mut shards);
+    run.found.extend(run.watch.saved(run.step, &shards));
+}
+
+#[test]
+fn a_checkpoint_unlike_those_of_its_replicas_names_the_rank_and_is_doubtful() {
+    let mut run = Run::of(4, "train.py");
+    (0..5).for_each(|_| checkpoint(&mut run, |_| ()));
+    assert_eq!(run.watch.vouched(), Some(5), "what was saved alike can be gone back to");
+    checkpoint(&mut run, |shards| shards[2].1[1] ^= 1);
+    checkpoint(&mut run, |shards| shards[2].1[1] ^= 1);
+    let [found] = &run.found[..] else { panic!("it is told once: {:?}", run.found) };
+    assert_eq!((found.what, found.ranks.as_slice()), (FindingKind::SilentCorruption, [Rank(2)].as_slice()));
+    assert_eq!((found.last_agreed_step, found.doubtful_steps.as_slice()), (Some(5), [6].as_slice()));
+    assert!(found.headline.contains("possible silent data corruption") && found.headline.contains("rank 2"));
+    checkpoint(&mut run, |_| ());
+    assert!(run.found.last().unwrap().over, "{:?}", run.found);
+    assert_eq!(run.watch.vouched(), Some(5), "nothing later");
+    // A new attempt learns anew.
+    run.watch.begin_attempt(Attempt(1), (0..4).map(Rank).collect());
+    assert_eq!(run.watch.vouched(), None);
+}
+
+#[test]
+fn two_checkpoints_that_differ_are_only_doubted_and_shards_never() {
+    let mut run = Run::of(2, "train.py");
+    (0..5).for_each(|_| checkpoint(&mut run, |_| ()));
+    checkpoint(&mut run, |shards| shards[1].1[1] ^= 1);
+    assert_eq!(run.kinds(), [(FindingKind::ReplicasDiffer, false)]);
+    assert!(run.found[0].confidence < 0.6 && run.found[0].ranks == [Rank(0), Rank(1)]);
+    let mut sharded = Run::of(4, "train.py");
+    for _ in 0..9 {
+        checkpoint(&mut sharded, |shards| {
+            shards.iter_mut().for_each(|(rank, own)| own[1] += u64::from(rank.0))
+        });
+    }
+    assert!(sharded.found.is_empty() && sharded.watch.vouched().is_none());
+}

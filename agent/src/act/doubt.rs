@@ -15,11 +15,11 @@ pub const FILE: &str = "doubtful.json";
 /// Findings that are remembered; the newest count.
 const KEPT: usize = 64;
 
-/// Marks what was saved after the finding's last agreed step, if it is one that makes checkpoints doubtful.
+/// Marks what this launch of the job saved after the finding's last agreed step, if it is one that makes checkpoints doubtful.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn mark(directory: &Path, job: &JobId, finding: &Finding) -> io::Result<()> {
+pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> io::Result<()> {
     if finding.over || !matches!(finding.what, FindingKind::SilentCorruption | FindingKind::ReplicasDiffer) {
         return Ok(());
     }
@@ -33,6 +33,7 @@ pub fn mark(directory: &Path, job: &JobId, finding: &Finding) -> io::Result<()> 
     };
     told.push(json!({
         "job": job.0,
+        "run": launch,
         "attempt": finding.attempt.0,
         "after": finding.last_agreed_step,
         "sure": finding.what == FindingKind::SilentCorruption,
@@ -77,15 +78,15 @@ mod tests {
     fn corruption_is_marked_beside_the_checkpoints_and_slowness_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let (home, job) = (dir.path().join("steps"), JobId("demo".into()));
-        mark(&home, &job, &finding(FindingKind::SlowRank, false)).unwrap();
-        mark(&home, &job, &finding(FindingKind::SilentCorruption, true)).unwrap();
+        mark(&home, &job, "demo@7", &finding(FindingKind::SlowRank, false)).unwrap();
+        mark(&home, &job, "demo@7", &finding(FindingKind::SilentCorruption, true)).unwrap();
         assert!(!home.exists());
-        mark(&home, &job, &finding(FindingKind::SilentCorruption, false)).unwrap();
-        mark(&home, &job, &finding(FindingKind::ReplicasDiffer, false)).unwrap();
+        mark(&home, &job, "demo@7", &finding(FindingKind::SilentCorruption, false)).unwrap();
+        mark(&home, &job, "demo@7", &finding(FindingKind::ReplicasDiffer, false)).unwrap();
         let told: Value = serde_json::from_slice(&fs::read(home.join(FILE)).unwrap()).unwrap();
         assert_eq!(
-            (&told[0]["after"], &told[0]["sure"], &told[1]["sure"]),
-            (&json!(120), &json!(true), &json!(false))
+            (&told[0]["run"], &told[0]["after"], &told[0]["sure"], &told[1]["sure"]),
+            (&json!("demo@7"), &json!(120), &json!(true), &json!(false))
         );
         assert_eq!(fs::read_dir(&home).unwrap().count(), 1, "nothing is left beside it");
     }

@@ -12,6 +12,8 @@ pub struct RankEnvironment<'a> {
     pub job: &'a str,
     /// The run id as the user gave it (`--rdzv-id`).
     pub run_id: &'a str,
+    /// This launch of the run.
+    pub launch: &'a str,
     /// `RANK`.
     pub rank: u32,
     /// `LOCAL_RANK`.
@@ -95,6 +97,7 @@ impl RankEnvironment<'_> {
             ("TORCHELASTIC_ERROR_FILE", self.error_file.display().to_string()),
             ("MAINSTAY_STACKS", self.stacks_file.display().to_string()),
             ("MAINSTAY_JOB_ID", self.job.to_owned()),
+            ("MAINSTAY_LAUNCH", self.launch.to_owned()),
             ("MAINSTAY_ATTEMPT", self.attempt.to_string()),
             ("MAINSTAY_CHECKPOINT_DIR", self.checkpoint_dir.display().to_string()),
         ];
@@ -181,6 +184,7 @@ mod tests {
         RankEnvironment {
             job: "j",
             run_id: "r",
+            launch: "r@1",
             rank: 1,
             local_rank: 1,
             world_size: 2,

@@ -28,6 +28,8 @@ pub struct Crew {
     pub job: String,
     /// The run id as the user gave it.
     pub run_id: String,
+    /// This launch of it: the run id, and behind an `@` what no other launch has.
+    pub launch: String,
     /// Program and arguments; `${local_rank}` in them is replaced.
     pub command: Vec<String>,
     /// Ranks on this host, which is all there is.
@@ -306,6 +308,7 @@ impl Crew {
         RankEnvironment {
             job: &self.job,
             run_id: &self.run_id,
+            launch: &self.launch,
             rank: local_rank,
             local_rank,
             world_size: self.local_world_size,

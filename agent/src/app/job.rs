@@ -169,6 +169,12 @@ fn serve(
     }))
 }
 
+/// What no other launch is called. Agents on other hosts find the steps by what stands before the `@`. The process id alone would not
+/// do: in a container it may be the same in each.
+fn launch(run_id: &str) -> String {
+    format!("{run_id}@{}.{:x}", std::process::id(), clock::now().wall.0)
+}
+
 fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow::Result<Crew> {
     let checkpoint_dir = match &settings.checkpoint_dir {
         Some(directory) => std::path::absolute(directory)
@@ -178,6 +184,7 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
     Ok(Crew {
         job: places.job.clone(),
         run_id: settings.run_id.clone(),
+        launch: launch(&settings.run_id),
         command: settings.command.clone(),
         local_world_size: settings.local_world_size,
         previous_size: None,
@@ -218,8 +225,7 @@ fn start_keeper(
             root: root.clone(),
             directory: crew.checkpoint_dir.clone(),
             job: crew.job.clone(),
-            // Agents on other hosts find the steps by what stands before the `@`.
-            run: format!("{}@{}", crew.run_id, std::process::id()),
+            run: crew.launch.clone(),
             world_size: crew.local_world_size,
             keep: Keep { steps: wanted.keep, bytes: wanted.quota },
             slots: wanted.slots,

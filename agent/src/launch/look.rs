@@ -4,7 +4,7 @@ use mainstay_core::entry::Fact;
 use mainstay_core::id::{Attempt, Pid, Rank};
 use mainstay_core::job::Input;
 use mainstay_core::view::BeatView;
-use mainstay_tier::pool::Keeper;
+use mainstay_tier::pool::{Keeper, Whole};
 
 use crate::act::ranks::RankProcess;
 use crate::act::stop::reap_orphans;
@@ -34,6 +34,7 @@ impl Launcher {
             self.sample();
             let said = self.keeper.as_ref().map(Keeper::said).unwrap_or_default();
             said.into_iter().for_each(|line| self.terminal.say(line));
+            self.compare_what_was_saved();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
             let ranks: Vec<Pid> = ranks.chain(self.warm.template()).collect();
             // The guardian too, should somebody have killed it: it would stand before all the others in line.
@@ -68,9 +69,7 @@ impl Launcher {
             }
             if !news.steps.is_empty() {
                 self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
-                if let (Some(keeper), Some(step)) = (&self.keeper, self.job.vouched()) {
-                    keeper.vouch(attempt.0.into(), step);
-                }
+                self.vouch();
             }
             if !self.drills.is_empty() {
                 self.inject_what_is_due();
@@ -79,6 +78,24 @@ impl Launcher {
                 self.ranks[index].raised = true;
                 self.fact(Fact::RankRaised { attempt, rank, pid, note });
             }
+        }
+    }
+
+    /// Compares what ranks saved of a step, once all have.
+    fn compare_what_was_saved(&mut self) {
+        let whole = self.keeper.as_ref().map(Keeper::whole_steps).unwrap_or_default();
+        for Whole { attempt, step, chunks } in whole {
+            let Ok(attempt) = u32::try_from(attempt).map(Attempt) else { continue };
+            let shards = (0..).map(Rank).zip(chunks).collect();
+            self.step(clock::mono(), Input::Saved { attempt, step, shards });
+            self.vouch();
+        }
+    }
+
+    /// Has the keeper leave alone what can be gone back to.
+    fn vouch(&self) {
+        if let (Some(keeper), Some(step)) = (&self.keeper, self.job.vouched()) {
+            keeper.vouch(self.attempt.0.into(), step);
         }
     }
 

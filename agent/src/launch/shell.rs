@@ -320,7 +320,7 @@ impl Launcher {
 
     /// Says beside the checkpoints which of them are doubtful.
     fn mark_checkpoints(&self, finding: &Finding) {
-        if let Err(error) = doubt::mark(&self.crew.checkpoint_dir, &self.id, finding) {
+        if let Err(error) = doubt::mark(&self.crew.checkpoint_dir, &self.id, &self.crew.launch, finding) {
             tracing::warn!(directory = %self.crew.checkpoint_dir.display(), %error, "cannot mark checkpoints as doubtful");
         }
     }

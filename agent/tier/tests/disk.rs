@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 
 use common::{container, manifest, write_step};
-use mainstay_checkpoint::Identity;
+use mainstay_checkpoint::Manifest;
 use mainstay_tier::disk::{self, Doubts, Keep, Pace, StdVolume, WriteError};
 use mainstay_tier::shelf::{self, Tier};
 
@@ -88,8 +88,28 @@ fn older_steps_go_and_the_newest_whole_one_never() {
     fs::write(home.path().join("doubtful.json"), doubtful).unwrap();
     write_step(home.path(), 0, 10, 2, b"trusted");
     let doubts = Doubts::read(&VOLUME, home.path());
-    assert!(doubts.about(&Identity { job: "job".into(), attempt: 0, step: 30, rank: 0, world_size: 2 }));
+    assert!(doubts.about(&common::manifest("job", 0, 30, 0, 2, b"state").0));
     assert_eq!(prune(1, None, &doubts), [40, 30, 10], "a doubtful step pushes no trusted one out");
     disk::prune(&VOLUME, home.path(), Keep { steps: 1, bytes: None }, &none, Some(10));
     assert_eq!(disk::steps(&VOLUME, home.path()), [40, 30, 10], "the one to go back to stays in any case");
+}
+
+#[test]
+fn launches_of_one_job_and_attempt_are_told_apart() {
+    let home = tempfile::tempdir().unwrap();
+    let of_launch = |step, rank, launch: &str| {
+        let (manifest, bytes) = manifest("job", 0, step, rank, 2, b"state");
+        let manifest = Manifest { run: launch.to_owned(), ..manifest };
+        disk::write(&VOLUME, home.path(), &manifest, &bytes, &Pace::default(), &|| false).unwrap();
+        manifest
+    };
+    let (mine, other) = (of_launch(10, 0, "job@1"), of_launch(20, 0, "job@2"));
+    of_launch(10, 1, "job@1");
+    of_launch(20, 1, "job@1");
+    assert_eq!(disk::offered(&VOLUME, home.path()).map(|(step, _)| step), Some(10), "two halves are no step");
+    let doubtful = r#"[{"job": "job", "run": "job@1", "attempt": 0, "after": null, "sure": true}]"#;
+    fs::write(home.path().join("doubtful.json"), doubtful).unwrap();
+    let doubts = Doubts::read(&VOLUME, home.path());
+    assert!(doubts.about(&mine) && !doubts.about(&other));
+    assert!(doubts.about(&Manifest { run: String::new(), ..other }), "its launch was not told");
 }

@@ -1,4 +1,4 @@
-"""Which checkpoints are doubtful: those saved after the last step at which replicas agreed, before a restart made them anew.
+"""Which checkpoints are doubtful: those that a launch of a job saved after the last step at which replicas agreed, before a restart.
 
 The launcher writes it beside the checkpoints. ``MAINSTAY_CHECKPOINT_DOUBTFUL`` says what is made of it: ``use`` them with a
 warning (as without it), or ``skip`` those of which a majority of replicas says so, or ``skip-all``, those too where only two differ.
@@ -35,23 +35,24 @@ def told(directory: str) -> list:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def about(directory: str, step: int, rank: int, made_in: Optional[tuple] = None) -> Optional[dict]:
+def about(directory: str, step: int, rank: int, origin: Optional[tuple] = None) -> Optional[dict]:
     """Why this rank's shard of `step` is doubtful, the surest reason first; None if it is not.
 
-    ``made_in`` is job and attempt of a shard that does not lie on the disk.
+    ``origin`` is job, attempt and launch of a shard that does not lie on the disk.
     """
     entries = told(directory)
     if not entries:
         return None
     try:
-        job, attempt = made_in or _seal.made_in(directory, step, rank)
+        job, attempt, launch = origin or _seal.origin(directory, step, rank)
     except (_seal.Incomplete, _seal.Damaged, OSError):
         return None
-    # What a later attempt saved under the same number was computed anew.
+    # What a later attempt or another launch saved under the same number was computed anew.
     held = [
         entry
         for entry in entries
         if entry.get("job") == job
+        and (not launch or entry.get("run") in (None, launch))
         and attempt <= entry.get("attempt", -1)
         and (entry.get("after") is None or step > entry["after"])
     ]

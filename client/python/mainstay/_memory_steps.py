@@ -51,19 +51,22 @@ class MemorySteps:
         """All steps, newest first."""
         return sorted({*steps, *self._steps}, reverse=True)
 
-    def made_in(self, step: int) -> Optional[tuple]:
-        """Job and attempt of a step that memory holds whole."""
+    def origin(self, step: int) -> Optional[tuple]:
+        """Job, attempt and launch of a step that memory holds whole."""
         held = self._steps.get(step)
-        return held and held[0]
+        if held is None:
+            return None
+        made_in, shards = held
+        return (*made_in, next(iter(shards.values())).manifest.get("run"))
 
     def verify(self, step: int, say: Callable) -> Optional[tuple]:
-        """Job and attempt, if every shard of the step has a good copy and one of them is in memory."""
+        """Job, attempt and launch, if every shard of the step has a good copy and one of them is in memory."""
         held = self._steps.get(step)
         if held is None:
             return None
         made_in, shards = held
         good = all(self._is_good(step, rank, made_in, shards.get(rank), say) for rank in range(self._world_size))
-        return made_in if good else None
+        return self.origin(step) if good else None
 
     def take(self, step: int, say: Callable, into=None):
         """This rank's shard of a step that memory holds, if every shard of it has a good copy: :class:`Loaded`, or manifest and open

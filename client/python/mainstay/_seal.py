@@ -192,8 +192,13 @@ def verify(directory: str, step: int, world_size: int) -> None:
 
 def made_in(directory: str, step: int, rank: int) -> Tuple[str, int]:
     """Job and attempt in which `rank` sealed its shard of `step`. Raises what reading its manifest raises."""
+    return origin(directory, step, rank)[:2]
+
+
+def origin(directory: str, step: int, rank: int) -> Tuple[str, int, Optional[str]]:
+    """The same, and the launch of the job, where it was told."""
     manifest = _read_manifest(_shard_directory(step_directory(directory, step), rank), rank)
-    return manifest["job"], manifest["attempt"]
+    return manifest["job"], manifest["attempt"], manifest.get("run")
 
 
 def take_one(directory: str, step: int, rank: int) -> Optional[Tuple[dict, BinaryIO]]:
@@ -249,7 +254,7 @@ def _verified(directory: str, step: int, world_size: int) -> Iterator[Tuple[dict
 def _manifests(directory: str, step: int, world_size: int) -> Iterator[Tuple[dict, str]]:
     """Each rank's manifest and shard directory, after a look that they are of one world, job and attempt."""
     home = step_directory(directory, step)
-    first = None
+    first = launch = None
     for rank in range(world_size):
         shard = _shard_directory(home, rank)
         manifest = _read_manifest(shard, rank)
@@ -267,6 +272,9 @@ def _manifests(directory: str, step: int, world_size: int) -> Iterator[Tuple[dic
                 f"{shard} is of job {identity.job!r}, attempt {identity.attempt}, and rank 0's of "
                 f"job {first.job!r}, attempt {first.attempt}"
             )
+        launch = launch or manifest.get("run")
+        if manifest.get("run") not in (None, launch):
+            raise Incomplete(f"{shard} is of launch {manifest['run']!r}, and another rank's of launch {launch!r}")
         yield manifest, shard
 
 

@@ -133,10 +133,10 @@ def latest(*, directory: Optional[str] = None) -> Optional[int]:
         memory = _in_memory(place)
         for step in memory.with_those_of(_seal.steps(place.directory)):
             try:
-                made_in = memory.verify(step, lambda text: _warn(f"mainstay.checkpoint.latest: {text}", 4))
-                if made_in is None:
+                origin = memory.verify(step, lambda text: _warn(f"mainstay.checkpoint.latest: {text}", 4))
+                if origin is None:
                     _seal.verify(place.directory, step, place.world_size)
-                if _passes(place, step, wanted, "latest", 3, made_in):
+                if _passes(place, step, wanted, "latest", 3, origin):
                     return step
             except _seal.Incomplete:
                 continue
@@ -190,7 +190,7 @@ def _take(step: Optional[int], directory: Optional[str], into=None):
         for candidate in memory.with_those_of(_seal.steps(place.directory)):
             try:
                 # Whether it is doubtful is asked first: a state is not unpickled only to be thrown away.
-                in_memory = memory.made_in(candidate)
+                in_memory = memory.origin(candidate)
                 if in_memory is not None and not _passes(place, candidate, wanted, "load", 4, in_memory):
                     continue
                 taken = memory.take(candidate, lambda text: _warn(f"mainstay.checkpoint.load: {text}", 5), into)
@@ -216,8 +216,8 @@ def _in_memory(place: _Place):
     return _memory_steps.MemorySteps.of(place.directory, place.rank, place.world_size, _attempt())
 
 
-def _doubtful(place: _Place, step: int, made_in=None):
-    return _doubt.about(place.directory, step, place.rank, made_in)
+def _doubtful(place: _Place, step: int, origin=None):
+    return _doubt.about(place.directory, step, place.rank, origin)
 
 
 def _doubt_policy() -> str:
@@ -227,9 +227,9 @@ def _doubt_policy() -> str:
         raise _Setting(str(error)) from None
 
 
-def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, made_in=None) -> bool:
+def _passes(place: _Place, step: int, wanted: str, call: str, depth: int, origin=None) -> bool:
     """Whether a whole step is offered although it may be doubtful; says so if it is."""
-    doubt = _doubtful(place, step, made_in)
+    doubt = _doubtful(place, step, origin)
     if doubt is None:
         return True
     skipped = _doubt.skips(doubt, wanted)
@@ -254,6 +254,9 @@ def _serialisation(state: Any):
     """How `state` is written: by torch where the script uses it, by pickle otherwise."""
     software = {"mainstay": _native.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
     facts = {"created_unix_s": int(time.time()), "software": software}
+    launch = os.environ.get("MAINSTAY_LAUNCH")
+    if launch:
+        facts["run"] = launch
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "save"):
         software["torch"] = str(torch.__version__)

@@ -374,8 +374,8 @@ def test_a_state_that_no_longer_unpickles_stops_rather_than_begins_anew(python, 
     assert done.returncode == 1 and "AttributeError" in done.stderr and "Gone" in done.stderr
 
 
-def doubt(directory, after, attempt=0, sure=True, job="job-1"):
-    entry = {"job": job, "attempt": attempt, "after": after, "sure": sure, "why": "rank 2 differs from the majority"}
+def doubt(directory, after, attempt=0, sure=True, job="job-1", **more):
+    entry = {"job": job, "attempt": attempt, "after": after, "sure": sure, "why": "rank 2 differs from the majority", **more}
     (directory / "doubtful.json").write_text(json.dumps([entry]))
 
 
@@ -414,6 +414,32 @@ def test_what_a_later_attempt_or_another_job_saved_is_not_doubtful(directory, as
     assert checkpoint.latest() == 20 and checkpoint.load()["attempt"] == 1
     doubt(directory, after=15, attempt=1, job="another")
     assert checkpoint.latest() == 20
+
+
+def test_a_doubt_about_one_launch_blemishes_no_step_of_another(directory, as_rank, monkeypatch):
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_DOUBTFUL", "skip")
+    monkeypatch.setenv("MAINSTAY_LAUNCH", "demo@1.a")
+    save_steps(as_rank, (10, 20))
+    doubt(directory, after=15, run="demo@1.a")
+    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
+        assert checkpoint.latest() == 10
+    # Its job is called the same, and it counts its attempts anew.
+    monkeypatch.setenv("MAINSTAY_LAUNCH", "demo@1.b")
+    save_steps(as_rank, (20,))
+    assert checkpoint.latest() == 20 and checkpoint.load()["step"] == 20
+    # What an earlier version wrote names no launch: it counts for all of them.
+    doubt(directory, after=15)
+    with pytest.warns(RuntimeWarning, match="step 20 is doubtful and skipped"):
+        assert checkpoint.latest() == 10
+
+
+def test_shards_of_two_launches_make_no_step(directory, as_rank, monkeypatch):
+    for step, launches in ((10, "aa"), (20, "ab")):
+        for rank, launch in enumerate(launches):
+            as_rank(rank, 2, 0)
+            monkeypatch.setenv("MAINSTAY_LAUNCH", f"demo@1.{launch}")
+            assert checkpoint.save(step, {"step": step})
+    assert checkpoint.latest() == 10
 
 
 def test_doubtful_steps_push_out_no_trusted_one(directory, as_rank, monkeypatch):

@@ -62,7 +62,7 @@ pub struct Chunks {
 pub struct Manifest {
     /// Whose it is.
     pub identity: Identity,
-    /// The run in which it was made; empty in format 1.
+    /// The launch in which it was made; in format 1 empty where its rank was not told.
     pub run: String,
     /// When, seconds since 1970.
     pub created_unix_s: u64,
@@ -114,8 +114,10 @@ impl Manifest {
             "software": self.software,
             "files": {self.file.name.clone(): file},
         });
-        if let (Some(chunks), Some(root)) = (&self.chunks, self.root()) {
+        if self.chunks.is_some() || !self.run.is_empty() {
             body["run"] = json!(self.run);
+        }
+        if let (Some(chunks), Some(root)) = (&self.chunks, self.root()) {
             body["chunk_bytes"] = json!(chunks.bytes);
             body["chunks"] = chunks.sums.iter().map(|sum| Value::String(format!("{sum:016x}"))).collect();
             body["root"] = Value::String(hex(&root));
@@ -198,7 +200,7 @@ impl Manifest {
             .filter_map(|(name, version)| Some((name.clone(), version.as_str()?.to_owned())));
         let mut manifest = Manifest {
             identity,
-            run: String::new(),
+            run: text("run").unwrap_or_default(),
             created_unix_s: number("created_unix_s").unwrap_or(0),
             serialisation: text("serialisation")?,
             software: software.collect(),

@@ -32,6 +32,15 @@ pub enum Input {
         /// Its pipeline stage.
         stage: Option<u32>,
     },
+    /// All ranks have saved a step, and what they saved was sealed.
+    Saved {
+        /// In which attempt.
+        attempt: Attempt,
+        /// Which step.
+        step: u64,
+        /// By rank, in their order: the checksums of its shard's chunks.
+        shards: Vec<(Rank, Vec<u64>)>,
+    },
     /// What is known of the host and its devices that may explain why ranks are slow.
     Surroundings(Surroundings),
     /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.

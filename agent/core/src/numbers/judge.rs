@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::replicas::{Replicas, Split};
+use super::shards::{Apart, Compared, Shards};
 use super::spike::{Series, Spike};
 use crate::finding::FindingKind;
 use crate::verdict::FaultDomain;
@@ -69,6 +70,7 @@ pub struct Judge {
     loss: Series,
     grad_norm: Series,
     replicas: Replicas,
+    shards: Shards,
     /// Since when something is sick, and for how many steps it has not been.
     open: BTreeMap<(FindingKind, u32), (Sick, u32)>,
     overflows: u32,
@@ -81,15 +83,34 @@ pub struct Judge {
 const LOSS: u32 = 0;
 const GRAD_NORM: u32 = 1;
 
+/// Where shards stand among findings about replicas, whose places are numbers of groups.
+const SHARDS: u32 = u32::MAX;
+
 impl Judge {
     /// A judge who knows which ranks hold the same parameters: those with the same number. Others learn it.
     pub fn with_replicas(groups: Vec<u32>) -> Judge {
         Judge { replicas: Replicas::known(groups), ..Judge::default() }
     }
 
-    /// The last step of which it is known that no replica had differed until then; none where digests are not told.
+    /// The last step of which it is known that no replica had differed until then, by digests or, where none are told, by what was saved;
+    /// none where neither can be compared.
     pub fn vouched(&self) -> Option<u64> {
-        self.replicas.vouched()
+        let (by_digests, by_shards) = (self.replicas.vouched(), self.shards.vouched());
+        if self.shards.differed() {
+            return by_shards.map(|saved| by_digests.map_or(saved, |told| told.min(saved)));
+        }
+        by_digests.or(by_shards)
+    }
+
+    /// Takes in what the ranks saved of a step: by rank the checksums of its shard's chunks. What that changes is appended to `out`.
+    pub fn saved(&mut self, step: u64, shards: &[Vec<u64>], out: &mut Vec<Sick>) {
+        let compared = self.shards.compare(step, shards);
+        let agreed = compared == Compared::Agreed;
+        let seen = match compared {
+            Compared::Apart(apart) => vec![self.unlike(step, apart)],
+            Compared::Agreed | Compared::Nothing => Vec::new(),
+        };
+        self.settle(step, seen, |_, place| place == SHARDS && agreed, out);
     }
 
     /// Takes in a step, by rank; what that changes is appended to `out`.
@@ -208,8 +229,6 @@ impl Judge {
     }
 
     fn corrupt(&self, step: u64, split: Split) -> Sick {
-        let doubtful =
-            self.checkpoints.iter().filter(|at| split.last_agreed.is_none_or(|agreed| **at > agreed));
         let agreed = match split.last_agreed {
             Some(agreed) => format!("they last agreed at step {agreed}: checkpoints after it are doubtful"),
             None => "they never agreed in this attempt: all its checkpoints are doubtful".to_owned(),
@@ -241,8 +260,62 @@ impl Judge {
             since: step,
             evidence: vec![seen, agreed],
             last_agreed: split.last_agreed,
-            doubtful: doubtful.copied().collect(),
+            doubtful: self.checkpoints_after(split.last_agreed).collect(),
         }
+    }
+
+    /// What was saved that should be the same and is not.
+    fn unlike(&self, step: u64, apart: Apart) -> Sick {
+        let Apart { ranks, named, chunks: (differing, compared), first, of, last_agreed } = apart;
+        let (what, headline, domain, confidence) = if named {
+            (
+                FindingKind::SilentCorruption,
+                "possible silent data corruption: what {ranks} saved differs from what its replicas saved"
+                    .to_owned(),
+                FaultDomain::Hardware,
+                if ranks.len() == 1 { 0.8 } else { 0.6 },
+            )
+        } else {
+            (
+                FindingKind::ReplicasDiffer,
+                "possible silent data corruption: what {ranks} saved was always the same and differs; which is right cannot be told"
+                    .to_owned(),
+                FaultDomain::Unknown,
+                0.5,
+            )
+        };
+        let seen = format!(
+            "in the checkpoint of step {step}, {differing} of {compared} chunks of 4 MiB that {of} ranks have always saved alike \
+             differ, the first of them chunk {first}"
+        );
+        let agreed = match last_agreed {
+            Some(agreed) => {
+                format!("those of step {agreed} were the same: checkpoints after it are doubtful")
+            }
+            None => {
+                "none was compared before it in this attempt: all its checkpoints are doubtful".to_owned()
+            }
+        };
+        let mut doubtful: Vec<u64> = self.checkpoints_after(last_agreed).chain([step]).collect();
+        doubtful.sort_unstable();
+        doubtful.dedup();
+        Sick {
+            what,
+            place: SHARDS,
+            over: false,
+            ranks,
+            headline,
+            domain,
+            confidence,
+            since: step,
+            evidence: vec![seen, agreed],
+            last_agreed,
+            doubtful,
+        }
+    }
+
+    fn checkpoints_after(&self, agreed: Option<u64>) -> impl Iterator<Item = u64> {
+        self.checkpoints.iter().copied().filter(move |at| agreed.is_none_or(|agreed| *at > agreed))
     }
 }
 

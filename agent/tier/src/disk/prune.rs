@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mainstay_checkpoint::Identity;
+use mainstay_checkpoint::Manifest;
 use serde_json::Value;
 
 use crate::disk::volume::Volume;
@@ -25,6 +25,8 @@ pub struct Doubts(Vec<Doubt>);
 #[derive(Clone, Debug)]
 struct Doubt {
     job: String,
+    /// The launch that it is about; empty of an earlier version, which named only the job.
+    run: String,
     attempt: u64,
     after: Option<u64>,
 }
@@ -44,6 +46,7 @@ impl Doubts {
         let doubt = |entry: &Value| {
             Some(Doubt {
                 job: entry.get("job")?.as_str()?.to_owned(),
+                run: entry.get("run").and_then(Value::as_str).unwrap_or_default().to_owned(),
                 attempt: entry.get("attempt")?.as_u64()?,
                 after: entry.get("after").and_then(Value::as_u64),
             })
@@ -51,11 +54,13 @@ impl Doubts {
         Doubts(entries.iter().filter_map(doubt).collect())
     }
 
-    /// Whether a shard is of a doubtful step. What a later attempt saved under the same number was computed anew.
+    /// Whether a shard is of a doubtful step. What a later attempt or another launch saved under the same number was computed anew.
     #[must_use]
-    pub fn about(&self, of: &Identity) -> bool {
+    pub fn about(&self, shard: &Manifest) -> bool {
+        let of = &shard.identity;
         self.0.iter().any(|doubt| {
             doubt.job == of.job
+                && read::is_of_one_launch(&doubt.run, &shard.run)
                 && of.attempt <= doubt.attempt
                 && doubt.after.is_none_or(|after| of.step > after)
         })
@@ -72,7 +77,7 @@ pub fn prune(volume: &dyn Volume, directory: &Path, keep: Keep, doubts: &Doubts,
     for step in &all {
         let Some(shards) = read::is_whole(volume, directory, *step) else { continue };
         bytes = shards.iter().fold(bytes, |sum, shard| sum.saturating_add(shard.manifest.file.size));
-        if shards.first().is_some_and(|shard| doubts.about(&shard.manifest.identity)) {
+        if shards.first().is_some_and(|shard| doubts.about(&shard.manifest)) {
             continue;
         }
         if kept > 0 && keep.bytes.is_some_and(|most| bytes > most) {

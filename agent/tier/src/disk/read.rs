@@ -68,16 +68,21 @@ pub fn found(volume: &dyn Volume, directory: &Path, step: u64, rank: u32) -> Opt
     (length == manifest.file.size).then_some(Found { manifest, manifest_bytes, path })
 }
 
-/// The shards of a step, if there is one of every rank and all are of one job, attempt and world; bytes are not read.
+/// The shards of a step, if there is one of every rank and all are of one job, launch, attempt and world; bytes are not read.
 pub fn is_whole(volume: &dyn Volume, directory: &Path, step: u64) -> Option<Vec<Found>> {
     let first = found(volume, directory, step, *ranks(volume, directory, step).first()?)?;
     let shards = (0..first.manifest.identity.world_size).map(|rank| {
         let shard = found(volume, directory, step, rank)?;
         let (a, b) = (&shard.manifest.identity, &first.manifest.identity);
         let agree = (&a.job, a.attempt, a.world_size) == (&b.job, b.attempt, b.world_size);
-        agree.then_some(shard)
+        (agree && is_of_one_launch(&shard.manifest.run, &first.manifest.run)).then_some(shard)
     });
     shards.collect()
+}
+
+/// Whether two shards of one job may be of the same launch; of some it was not told.
+pub(super) fn is_of_one_launch(a: &str, b: &str) -> bool {
+    a.is_empty() || b.is_empty() || a == b
 }
 
 /// The ranks that have a directory in a step, in order.

@@ -56,6 +56,17 @@ pub struct Status {
     pub disk: Option<(u64, f64)>,
 }
 
+/// A step that all ranks have saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// In which attempt.
+    pub attempt: u64,
+    /// Which.
+    pub step: u64,
+    /// By rank: the checksums of its shard's chunks.
+    pub chunks: Vec<Vec<u64>>,
+}
+
 /// The keeper of one job.
 #[derive(Debug)]
 pub struct Keeper {
@@ -96,6 +107,8 @@ struct Inner {
     vouched: Option<At>,
     memory: Option<(u64, Instant)>,
     disk: Option<(u64, Instant)>,
+    /// Steps that became whole in memory and were not asked for yet.
+    whole: Vec<Whole>,
 }
 
 #[derive(Debug)]
@@ -195,6 +208,12 @@ impl Keeper {
     #[must_use]
     pub fn said(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.inner().said)
+    }
+
+    /// The steps that were sealed in memory for all ranks since it was last asked for, the newest few, in the order of that.
+    #[must_use]
+    pub fn whole_steps(&self) -> Vec<Whole> {
+        std::mem::take(&mut self.shared.inner().whole)
     }
 
     /// What lies sealed in memory now. Files begin with their shards and are longer; a slot may be given to another step at any time,

@@ -19,7 +19,7 @@ mod recover;
 mod room;
 mod writer;
 
-pub use keeper::{Keeper, Status};
+pub use keeper::{Keeper, Status, Whole};
 pub use recover::{Recovered, recover, recover_all};
 pub use room::available;
 

@@ -2,10 +2,14 @@
 
 use mainstay_checkpoint::control::Control;
 
-use super::Inner;
+use super::{Inner, Whole};
 use crate::disk::{self, StdVolume};
 use crate::pool::Settings;
 use crate::pool::choose::{self, At, Held};
+use crate::pool::memory::Memory;
+
+/// Steps that wait to be asked for, at most.
+const WHOLE: usize = 4;
 
 impl Inner {
     pub(super) fn pages(&self) -> impl Iterator<Item = Control<'_>> {
@@ -57,6 +61,23 @@ impl Inner {
             self.vouched = Some(at);
             self.pages().for_each(|control| control.set_vouched(at.1));
         }
+    }
+
+    /// Notes a step whose last shard was sealed, for whoever compares what ranks saved.
+    pub(super) fn note_whole(&mut self, at: At) {
+        let of_rank = |memory: &Memory| {
+            let sealed = self.sealed.range((memory.rank, 0)..=(memory.rank, usize::MAX));
+            let mut found = sealed.filter(|(_, sealed)| (sealed.slot.epoch, sealed.slot.step) == at);
+            found.next().and_then(|(_, sealed)| Some(sealed.manifest.chunks.as_ref()?.sums.clone()))
+        };
+        if self.ranks.len() < 2 {
+            return;
+        }
+        let Some(chunks) = self.ranks.iter().map(of_rank).collect::<Option<Vec<_>>>() else { return };
+        if self.whole.len() == WHOLE {
+            self.whole.remove(0);
+        }
+        self.whole.push(Whole { attempt: at.0, step: at.1, chunks });
     }
 
     pub(super) fn newest_whole_of(&self, held: &[Held], settings: &Settings) -> Option<At> {

@@ -63,6 +63,7 @@ impl Inner {
                 if let Some(slot) = control.advance(slot, State::Sealed) {
                     let sealed = Sealed { slot, manifest, writing: false, when: Instant::now() };
                     self.sealed.insert((rank, slot.index), sealed);
+                    self.note_whole((slot.epoch, slot.step));
                 }
             }
             Err(error) => {
