@@ -54,6 +54,19 @@ impl Job {
         }
     }
 
+    /// A step in which all ranks use the CPU for nine tenths of the time.
+    fn busy_step(&mut self, step: u64, took: Span) {
+        let until = self.now.after(took);
+        while self.now < until {
+            (0..RANKS).for_each(|rank| self.works(rank, Span::millis(90), 0));
+            self.is_calm_for(LOOK);
+        }
+        for rank in 0..RANKS {
+            self.step_of(rank, step);
+            self.watch.phases().learn(PhaseId::STEP, step, took);
+        }
+    }
+
     fn step_of(&mut self, rank: usize, step: u64) {
         let sight = &mut self.sights[rank];
         (sight.step, sight.since, sight.phase, sight.long) = (Some(step), self.now, PhaseId::STEP, None);
@@ -212,6 +225,34 @@ fn steps_that_become_three_times_as_long_at_once_are_no_hang() {
     let (hang, took) = job.hangs(Span::seconds(60));
     assert_eq!(hang.culprits, [Rank(5)]);
     assert!(took <= Span::seconds(15), "{took}");
+}
+
+/// Steps of two seconds in which ranks use the CPU: they have no accelerator that could be at a longer step while they wait for it.
+fn computes_by_itself(holds_device: bool) -> Job {
+    let mut job = Job::begun(Limits::default());
+    let probe = Probe { processes: 1, holds_device, ..Probe::default() };
+    job.probes = vec![Some(probe); RANKS];
+    (0..60).for_each(|step| job.busy_step(step, Span::seconds(2)));
+    job
+}
+
+#[test]
+fn without_accelerators_all_frozen_is_found_as_soon_as_any_other_hang() {
+    let (hang, took) = computes_by_itself(false).hangs(Span::seconds(60));
+    assert_eq!((hang.kind, hang.culprits.len()), (HangKind::AllStill, 0));
+    assert!(took <= Span::seconds(3), "one and a half steps, not {took}");
+    // With one, the devices may be at a longer step: it is waited for.
+    let (hang, took) = computes_by_itself(true).hangs(Span::seconds(60));
+    assert_eq!(hang.kind, HangKind::AllStill);
+    assert!(took >= Span::seconds(7), "three and a half steps, not {took}");
+}
+
+#[test]
+fn steps_that_become_longer_are_seen_where_ranks_compute_by_themselves() {
+    let mut job = computes_by_itself(false);
+    (60..64).for_each(|step| job.busy_step(step, Span::seconds(6)));
+    let (_, took) = job.hangs(Span::seconds(60));
+    assert!(took >= Span::seconds(6), "longer steps are known by now: {took}");
 }
 
 /// Little is known of a job that has made few steps: it is waited for as long as the default says, and no longer.
@@ -489,4 +530,38 @@ fn a_million_healthy_steps_are_never_judged() {
             }
         }
     }
+}
+
+/// Where ranks compute by themselves all of them are judged as soon as one would be: with heavy tails, paces that triple from one step to
+/// the next, checkpoints and evaluation they are not.
+#[test]
+fn healthy_steps_of_ranks_that_compute_by_themselves_are_never_judged() {
+    let mut dice = Dice(20_261_122);
+    let mut job = computes_by_itself(false);
+    for step in 60..200_000_u64 {
+        let pace = if step % 20_000 < 2_000 { 1.5 } else { 0.5 };
+        let luck = dice.unit();
+        let tail = if luck < 0.001 { 1.0 + 11.0 * dice.unit() } else { 1.0 };
+        let took = Span((pace * tail * (0.25 * dice.normal()).exp() * 1e9) as u64);
+        if took > Span::millis(1000) {
+            job.busy_step(step, took);
+        } else {
+            // Of quick steps nothing can be suspected: looks in them are left out.
+            job.now = job.now.after(took);
+            for rank in 0..RANKS {
+                job.works(rank, Span(took.0 / 10 * 9), 0);
+                job.step_of(rank, step);
+            }
+            job.watch.phases().learn(PhaseId::STEP, step, took);
+            assert_eq!(job.look(), Outlook::Calm);
+        }
+        if step % 10_000 == 9_999 {
+            let section = if step % 50_000 == 49_999 { "evaluation" } else { "checkpoint" };
+            (0..RANKS).for_each(|rank| job.enter(rank, section));
+            job.is_calm_for(Span::seconds(5 + dice.number() % 200));
+        }
+    }
+    job.busy_step(200_000, Span::seconds(1));
+    let (hang, _) = job.hangs(Span::seconds(600));
+    assert_eq!(hang.kind, HangKind::AllStill);
 }

@@ -9,7 +9,7 @@ use mainstay_core::entry::Fact;
 use mainstay_core::hang::{
     ACTIVITY, Hang, HangKind, Idle, Limits, Outlook, Pulse, Suspicion, Waits, Watch, listed,
 };
-use mainstay_core::id::{Attempt, Pid, Rank};
+use mainstay_core::id::{Attempt, Rank};
 use mainstay_core::learned::Learned;
 use mainstay_core::observation::{Observation, Weight};
 use mainstay_core::time::{Mono, Span};
@@ -17,7 +17,7 @@ use mainstay_core::time::{Mono, Span};
 use tokio::sync::oneshot;
 
 use crate::act::ranks::RankProcess;
-use crate::os::{clock, processes};
+use crate::os::clock;
 use crate::source::activity;
 use crate::source::evidence::{self, Subject, Taken};
 use crate::source::pages::PageReader;
@@ -201,7 +201,8 @@ impl Judge {
             let ranks = living().map(|rank| (rank.rank, rank.pid)).collect();
             self.asked = Some(evidence::ask_nccl(ranks, NCCL_WITHIN));
         }
-        Some(self.idle.look(now, &pulses, || living().any(|rank| holds_a_device(rank.pid))))
+        let holds_device = || pulses.iter().flatten().any(|pulse| pulse.probe.holds_device);
+        Some(self.idle.look(now, &pulses, holds_device))
     }
 
     /// For how long none of the ranks' devices has had work, where that is told of all of them.
@@ -344,13 +345,6 @@ const NCCL_WITHIN: Duration = Duration::from_secs(10);
 const TPU_WITHIN: Duration = Duration::from_secs(5);
 /// For what is under way at that time.
 const EVIDENCE_GRACE: Duration = Duration::from_millis(500);
-
-/// Whether the rank, or a process of it, holds an accelerator.
-fn holds_a_device(rank: Pid) -> bool {
-    let family = processes::descendants(rank).into_iter().chain([rank]);
-    let devices = ["/dev/nvidia", "/dev/accel", "/dev/vfio"];
-    family.into_iter().any(|pid| devices.iter().any(|device| !processes::open_files(pid, device).is_empty()))
-}
 
 /// Shorter waits are nobody's business.
 const TOLD_AFTER: Span = Span::seconds(10);

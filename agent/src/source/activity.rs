@@ -21,6 +21,7 @@ pub fn probe(rank: Pid) -> Option<Probe> {
         probe.cpu = probe.cpu.plus(clock::cpu_of(process).unwrap_or_default());
         // Not to be read without the right to trace: CPU time and faults are enough to go by.
         probe.bytes = probe.bytes.saturating_add(transferred(directory).unwrap_or(0));
+        probe.holds_device |= holds_device(directory);
         if let Some(stat) = stat(process) {
             probe.faults = probe.faults.saturating_add(stat.faults);
             probe.runnable |= stat.runnable;
@@ -61,6 +62,15 @@ fn interfaces(process: Pid) -> u64 {
         Some(number(0)?.saturating_add(number(8)?))
     };
     text.lines().filter_map(of_line).fold(0, u64::saturating_add)
+}
+
+/// Whether the process has an accelerator open; also where that cannot be read.
+fn holds_device(process: &Path) -> bool {
+    const DEVICES: [&str; 7] =
+        ["/dev/nvidia", "/dev/accel", "/dev/vfio", "/dev/kfd", "/dev/dri", "/dev/neuron", "/dev/hl"];
+    let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return true };
+    let mut files = descriptors.flatten().filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+    files.any(|file| DEVICES.iter().any(|device| file.to_string_lossy().starts_with(device)))
 }
 
 struct Stat {
@@ -126,5 +136,18 @@ mod tests {
         assert!(second.bytes > first.bytes, "reading /proc is reading");
         assert_eq!(second.state, ProcessState::Normal);
         assert!(probe(Pid(-5)).is_none());
+        assert!(!second.holds_device);
+    }
+
+    #[test]
+    fn a_process_that_has_an_accelerator_open_or_cannot_be_read_holds_one() {
+        let process = tempfile::tempdir().unwrap();
+        assert!(holds_device(process.path()), "nothing can be read");
+        let descriptors = process.path().join("fd");
+        fs::create_dir(&descriptors).unwrap();
+        std::os::unix::fs::symlink("/dev/null", descriptors.join("0")).unwrap();
+        assert!(!holds_device(process.path()));
+        std::os::unix::fs::symlink("/dev/nvidia3", descriptors.join("1")).unwrap();
+        assert!(holds_device(process.path()));
     }
 }

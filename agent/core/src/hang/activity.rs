@@ -20,6 +20,8 @@ pub struct Probe {
     pub faults: u64,
     /// Processes of the rank.
     pub processes: u32,
+    /// One of them holds an accelerator, or cannot be asked: what that does is not seen in its process.
+    pub holds_device: bool,
 }
 
 /// The state of a process, or of the thread of it that stands out.
@@ -49,6 +51,8 @@ pub enum Activity {
 
 /// CPU time below this share of one core is what idle threads of a hung process use.
 const STILL: f64 = 0.01;
+/// A rank that used so much of a core all the time computes by itself.
+const HALF_A_CORE: f64 = 0.5;
 /// Bytes a second below which system calls are somebody's idle chatter.
 const CHATTER: f64 = 4096.0;
 /// New pages a second below which a process only spins.
@@ -87,6 +91,13 @@ impl Probes {
             (Some(state), _) => state,
             (None, _) => ProcessState::Normal,
         }
+    }
+
+    /// Whether whatever the rank does for its steps is seen in its processes: it holds no accelerator, and used at least half a core
+    /// from when it began until nothing moved any more, be it by work or by waiting.
+    pub(crate) fn works_in_the_open(&self, began: Mono, moved: Mono) -> bool {
+        let Some(last) = self.kept.last() else { return false };
+        !last.holds_device && last.cpu.as_seconds() >= HALF_A_CORE * moved.since(began).as_seconds()
     }
 
     /// What the rank did since the earliest probe that is kept; none if the probes are too close to tell.

@@ -321,7 +321,7 @@ impl Watch {
         {
             wait(limits.passing, "what it waits for often comes back by itself".to_owned());
         }
-        if suspects.kind == HangKind::AllStill {
+        if suspects.kind == HangKind::AllStill && !self.would_be_seen_at_work() {
             // Sequences grow by a curriculum, for all ranks at once: the devices may be at a longer step while all processes wait.
             let grown = self
                 .phases
@@ -348,6 +348,16 @@ impl Watch {
             }
         }
         (limit, why)
+    }
+
+    /// Whether a longer step of this job would show in its processes: then all of them doing nothing is no such step.
+    fn would_be_seen_at_work(&self) -> bool {
+        let mut living = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).peekable();
+        living.peek().is_some()
+            && living.all(|rank| {
+                self.activity(rank) == Some(Activity::Still)
+                    && self.probes[rank].works_in_the_open(self.began, self.moved)
+            })
     }
 
     fn hang(&self, now: Mono, suspects: Suspects, usual: (PhaseId, crate::hang::phase::Limit)) -> Hang {
