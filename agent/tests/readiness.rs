@@ -85,12 +85,26 @@ impl Host {
     /// The agent's next look has seen the process.
     fn wait_until_shown(&self, pid: i32) {
         for _ in 0..600 {
-            if self.agent.ask(&["gpus", "--json"]).contains(&pid.to_string()) {
+            // By its place: the number may stand in any time or size too.
+            let told: Value = serde_json::from_str(&self.agent.ask(&["gpus", "--json"])).unwrap_or_default();
+            if is_told_of(&told, pid) {
                 return;
             }
             std::thread::yield_now();
         }
         panic!("the agent never shows process {pid} on the GPU");
+    }
+}
+
+/// Whether a process of this number is told of anywhere in it.
+fn is_told_of(told: &Value, pid: i32) -> bool {
+    match told {
+        Value::Array(all) => all.iter().any(|one| is_told_of(one, pid)),
+        Value::Object(fields) => {
+            fields.get("pid").and_then(Value::as_i64) == Some(pid.into())
+                || fields.values().any(|field| is_told_of(field, pid))
+        }
+        _ => false,
     }
 }
 

@@ -27,11 +27,12 @@ const TORCHRUN: [&str; 18] = [
 ];
 
 /// What Mainstay sets beside that.
-const OURS: [&str; 12] = [
+const OURS: [&str; 13] = [
     "MAINSTAY_ATTEMPT",
     "MAINSTAY_CHECKPOINT_DIR",
     "MAINSTAY_CHECKPOINT_POOL",
     "MAINSTAY_JOB_ID",
+    "MAINSTAY_LAUNCH",
     "MAINSTAY_PAGE",
     "MAINSTAY_STACKS",
     "MAINSTAY_ROUNDS",

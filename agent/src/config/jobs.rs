@@ -68,7 +68,7 @@ settings! {
         keep: u32 = 2,
         /// Where replicas for others are kept: on a tmpfs for memory, else on a disk. Empty: replicas in the state directory.
         store: PathBuf = PathBuf::new(),
-        /// Bytes of replicas at most.
+        /// Bytes of replicas at most, and of memory that is made ready for shards that may come.
         quota: Bytes = Bytes(64 << 30),
         /// The file with the secret that all agents of peers share; only its owner may read it.
         token_file: PathBuf = PathBuf::new(),
