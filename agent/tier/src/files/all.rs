@@ -173,7 +173,7 @@ impl Files {
         Ok(())
     }
 
-    /// Adds to all caches what other hosts have and this one lacks; what came of each, by its name.
+    /// Adds to each cache what this host lacks of the newest one that was sealed anywhere; what came of each, by its name.
     pub fn pull_caches(&self, user: User) -> Vec<(String, Result<usize, FilesError>)> {
         let caches = self.inner().caches.clone();
         caches.into_iter().map(|cache| (cache.name().to_owned(), cache.pull(user))).collect()
