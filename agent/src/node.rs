@@ -169,13 +169,7 @@ impl Node {
                 }
             }
             Input::Proposal(session, proposal) => self.proposed(session, proposal.0),
-            Input::Detached(session) => {
-                if self.is_current(&session)
-                    && let Some(launcher) = self.launchers.get_mut(&session.job)
-                {
-                    launcher.session = None;
-                }
-            }
+            Input::Detached(session) => self.detached(&session),
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(judged) => self.sensed(judged),
             Input::Unwatched(names) => self.unwatched(&names),

@@ -107,7 +107,7 @@ fn an_agent_records_that_a_launcher_was_killed() {
     let agent = stage.agent();
     let job = stage.sh(r#"mark "ready.$RANK"; work"#).ranks(2).with(&agent).start();
     job.mark("ready.0");
-    wait_for_agents(&job, 1);
+    wait_until_told(&agent, &job);
     let launcher = job.launcher();
     let id = job.kill_launcher();
     agent.wait_for_fact(
@@ -125,7 +125,7 @@ fn an_agent_that_was_down_when_the_launcher_died_says_so_when_it_is_back() {
     let agent = stage.agent();
     let job = stage.sh(r#"mark "ready.$RANK"; work"#).with(&agent).start();
     job.mark("ready.0");
-    wait_for_agents(&job, 1);
+    wait_until_told(&agent, &job);
     agent.kill();
     let id = job.kill_launcher();
     let agent = stage.agent();
@@ -192,6 +192,12 @@ fn wait_for_step_beyond(agent: &Agent, stage: &Stage, job: &str, step: u64) -> u
 
 fn wait_for_agents(job: &Job, count: usize) {
     job.wait_for("an agent", nth(count, |fact| matches!(fact, Fact::AgentFound { .. })));
+}
+
+/// Waits until the agent's own journal has the job. That a launcher found its agent is said before what it has
+/// to tell has been read.
+fn wait_until_told(agent: &Agent, job: &Job) {
+    agent.wait_for_fact(job.id(), "the job", |fact| matches!(fact, Fact::JobStarted(_)));
 }
 
 /// Finds the entry with the fact when it comes for the `count`th time.

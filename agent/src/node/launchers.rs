@@ -173,8 +173,25 @@ impl Node {
         self.leave = Some((notice.to_owned(), leave));
     }
 
+    /// The connection of a launcher is over; all that it said has been taken in.
+    pub(super) fn detached(&mut self, session: &Session) {
+        if !self.is_current(session) {
+            return;
+        }
+        let Some(launcher) = self.launchers.get_mut(&session.job) else { return };
+        launcher.session = None;
+        let pid = launcher.pid;
+        // 0 is one of another PID namespace: whether it lives cannot be seen from here.
+        if pid != Pid(0) && !processes::is_alive(pid) {
+            self.launcher_ended(&session.job, pid);
+        }
+    }
+
+    /// The process of a launcher has ended. What it said last may still be on its way, the end of the job among
+    /// it: only when its connection is over too is it known whether it was lost.
     pub(super) fn launcher_ended(&mut self, job: &JobId, pid: Pid) {
-        let is_its = self.launchers.get(job).is_some_and(|launcher| launcher.pid == pid);
+        let launcher = self.launchers.get(job);
+        let is_its = launcher.is_some_and(|launcher| launcher.pid == pid && launcher.session.is_none());
         if is_its && self.is_open(job) {
             self.gpus.over(job);
             self.record(Some(job), Fact::LauncherLost { pid });
