@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, chunk_sum};
+use mainstay_tier::bytes::Bytes;
 use mainstay_tier::peer::client::{Asking, Sending};
 use mainstay_tier::peer::pace::Limit;
 use mainstay_tier::peer::token::Token;
@@ -51,6 +52,9 @@ fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<&'static str, V
     let own = root.join("state.safetensors");
     let (sum, sums) = fill(&own, bytes);
     let file = fs::File::open(&own).unwrap();
+    // As an agent has a launcher's memory, which holds one step after another.
+    let from = Bytes::in_memory(file.try_clone().expect("a file can be opened twice"), bytes as u64)
+        .expect("a file that is there can be mapped");
     told("the shard lies in memory");
     let token = Token::new(b"a token for a benchmark").expect("it is long enough");
     let holder = service(&root.join("holder"), &token);
@@ -69,7 +73,6 @@ fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<&'static str, V
         let sealed = sealed(round as u64, bytes as u64, sum, &sums);
         let asking = Asking { token: &token, patience: Patience::default() };
         let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| () };
-        let from = file.try_clone().expect("a file can be opened twice").into();
         let (began, cpu) = (Instant::now(), cpu());
         asking.put(&at, &sealed, &from, &sending).expect("the holder takes it");
         let (took, cpu) = (began.elapsed().as_secs_f64(), self::cpu() - cpu);

@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
 use mainstay_core::checkpoint::backoff::Signs;
@@ -68,19 +68,88 @@ impl Drop for ControlPage {
     }
 }
 
+/// A part of a file in this process's address space, for as long as this value lives.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    length: NonZeroUsize,
+}
+
+// SAFETY: the mapping is valid until drop and bound to no thread; who may touch its bytes is for its owners to see to.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn of(file: &File, bytes: u64, protection: ProtFlags, flags: MapFlags) -> io::Result<Mapping> {
+        let length =
+            usize::try_from(bytes).ok().and_then(NonZeroUsize::new).ok_or(io::ErrorKind::InvalidInput)?;
+        if file.metadata()?.len() < bytes {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "it is shorter than what is to be mapped",
+            ));
+        }
+        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing of ours.
+        let start = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED | flags, file, 0)? };
+        Ok(Mapping { start: start.cast(), length })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: start and length are those of our mapping, which nothing refers to any more: all who do hold this value.
+        let _ = unsafe { munmap(self.start.cast(), self.length.get()) };
+    }
+}
+
+/// A file's memory that is sent and not looked at: the kernel reads it, and refuses where there is nothing any more. So it may be the file
+/// of somebody who cuts it short.
+#[derive(Clone, Debug)]
+pub struct Outgoing(Arc<Mapping>);
+
+impl Outgoing {
+    /// Maps the first `bytes` of `file`.
+    ///
+    /// # Errors
+    /// The file is shorter, or the kernel refused.
+    pub fn of(file: &File, bytes: u64) -> io::Result<Outgoing> {
+        let mapping = Mapping::of(file, bytes, ProtFlags::PROT_READ, MapFlags::empty())?;
+        Ok(Outgoing(Arc::new(mapping)))
+    }
+
+    /// Bytes that are mapped.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.0.length.get() as u64
+    }
+
+    /// Sends bytes from `offset` on; how many the socket took.
+    ///
+    /// # Errors
+    /// They are not all mapped, the file has lost them, or what the socket tells.
+    pub fn send(&self, stream: &TcpStream, offset: u64, length: usize) -> io::Result<usize> {
+        let begin = usize::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if begin.checked_add(length).is_none_or(|end| end > self.0.length.get()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the range lies within the mapping, which lives as long as `self`; the kernel only reads it, and tells of pages that are
+        // gone with EFAULT. The descriptor is open for as long as `stream` lives.
+        let sent = unsafe {
+            let from = self.0.start.as_ptr().add(begin);
+            nix::libc::send(stream.as_raw_fd(), from.cast(), length, nix::libc::MSG_NOSIGNAL)
+        };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+}
+
 /// A file that is mapped for writing for as long as this value lives. Its memory is lent in ranges that do not overlap.
 #[derive(Debug)]
 pub struct MappedFile {
-    start: NonNull<u8>,
-    length: NonZeroUsize,
+    mapping: Arc<Mapping>,
     /// The ranges that are lent.
     lent: Mutex<Vec<Range<usize>>>,
 }
-
-// SAFETY: the mapping is plain memory, valid until drop and bound to no thread; no two threads are lent the same byte.
-unsafe impl Send for MappedFile {}
-// SAFETY: as above.
-unsafe impl Sync for MappedFile {}
 
 /// A part of a mapped file, which nobody else of this process has meanwhile.
 #[derive(Debug)]
@@ -96,25 +165,21 @@ impl MappedFile {
     /// # Errors
     /// The file is shorter, or the kernel refused.
     pub fn of(file: &File, bytes: u64) -> io::Result<MappedFile> {
-        let length =
-            usize::try_from(bytes).ok().and_then(NonZeroUsize::new).ok_or(io::ErrorKind::InvalidInput)?;
-        if file.metadata()?.len() < bytes {
-            return Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "it is shorter than what is to be mapped",
-            ));
-        }
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
-        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing of ours.
-        let start = unsafe { mmap(None, length, both, flags, file, 0)? };
-        Ok(MappedFile { start: start.cast(), length, lent: Mutex::default() })
+        let mapping = Mapping::of(file, bytes, both, MapFlags::MAP_POPULATE)?;
+        Ok(MappedFile { mapping: Arc::new(mapping), lent: Mutex::default() })
     }
 
     /// Bytes that are mapped.
     #[must_use]
     pub fn length(&self) -> u64 {
-        self.length.get() as u64
+        self.mapping.length.get() as u64
+    }
+
+    /// The same memory, to be sent.
+    #[must_use]
+    pub fn outgoing(&self) -> Outgoing {
+        Outgoing(Arc::clone(&self.mapping))
     }
 
     /// Lends a part; none where it is not mapped, or some of it is lent already.
@@ -123,7 +188,7 @@ impl MappedFile {
         let range = begin..begin.checked_add(length as usize)?;
         let mut lent = self.lent();
         let taken = lent.iter().any(|other| range.start < other.end && other.start < range.end);
-        if range.end > self.length.get() || taken {
+        if range.end > self.mapping.length.get() || taken {
             return None;
         }
         lent.push(range.clone());
@@ -141,7 +206,10 @@ impl Lent<'_> {
         // SAFETY: the range lies within the mapping, which lives as long as `of`; nobody else was lent any of it, and `self` is borrowed
         // for as long as the slice lives. All bytes of a mapped file have values.
         unsafe {
-            std::slice::from_raw_parts_mut(self.of.start.as_ptr().add(self.range.start), self.range.len())
+            std::slice::from_raw_parts_mut(
+                self.of.mapping.start.as_ptr().add(self.range.start),
+                self.range.len(),
+            )
         }
     }
 }
@@ -152,13 +220,6 @@ impl Drop for Lent<'_> {
         if let Some(at) = lent.iter().position(|range| *range == self.range) {
             lent.swap_remove(at);
         }
-    }
-}
-
-impl Drop for MappedFile {
-    fn drop(&mut self) {
-        // SAFETY: start and length are those of our mapping, which nothing refers to any more: what is lent borrows this value.
-        let _ = unsafe { munmap(self.start.cast(), self.length.get()) };
     }
 }
 
@@ -233,6 +294,35 @@ mod tests {
         let mut found = [0; 5];
         file.read_exact_at(&mut found, 4999).unwrap();
         assert_eq!(&found, b"\x07abc\x07");
+    }
+
+    #[test]
+    fn memory_that_is_sent_may_be_cut_short_by_its_owner() {
+        use std::io::Read;
+        use std::net::TcpListener;
+
+        let (_dir, mut file, mapped) = mapped(10_000);
+        mapped.lend(9_000, 3).unwrap().bytes().copy_from_slice(b"abc");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut other = listener.accept().unwrap().0;
+        for outgoing in [mapped.outgoing(), Outgoing::of(&file, 10_000).unwrap()] {
+            assert_eq!(outgoing.send(&stream, 8_999, 5).unwrap(), 5);
+            let mut came = [0; 5];
+            other.read_exact(&mut came).unwrap();
+            assert_eq!(&came, b"\x07abc\x07");
+            assert!(outgoing.send(&stream, 9_996, 5).is_err());
+            assert!(outgoing.send(&stream, u64::MAX, 5).is_err());
+        }
+        drop(mapped);
+        let outgoing = Outgoing::of(&file, 10_000).unwrap();
+        file.set_len(0).unwrap();
+        let refused = outgoing.send(&stream, 8_192, 5).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(nix::libc::EFAULT));
+        // What is there again is sent again.
+        file.write_all(&[1; 1]).unwrap();
+        file.set_len(10_000).unwrap();
+        assert_eq!(outgoing.send(&stream, 8_192, 5).unwrap(), 5);
     }
 
     #[test]

@@ -91,6 +91,25 @@ fn what_is_sealed_in_memory_goes_to_a_peer_without_any_disk_and_comes_back() {
 }
 
 #[test]
+fn memory_that_a_launcher_gives_up_is_not_kept_by_who_sent_from_it() {
+    let hosts = hosts(2, |_, _| ());
+    until("each other", || hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive)));
+    let launcher = Launcher::on(&hosts[0]);
+    let pool = launcher.keeper.directory().join("rank-00000/slot-").display().to_string();
+    let is_mapped = || fs::read_to_string("/proc/self/maps").unwrap().contains(&pool);
+    let rank = launcher.rank(5 << 20);
+    rank.save(1);
+    until("step 1 on both hosts", || hosts[0].least_copies(1) == 2);
+    drop(rank);
+    assert!(is_mapped(), "the next step in that slot goes the same way");
+    drop(launcher);
+    until("no trace of it", || {
+        hosts[0].service().refresh();
+        !is_mapped()
+    });
+}
+
+#[test]
 fn a_step_on_its_way_is_left_in_memory_while_newer_ones_are_saved() {
     // So slow that the saves come while it is sent.
     let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (1 << 20, 1));

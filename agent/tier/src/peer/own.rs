@@ -17,6 +17,7 @@ use super::sealed::{Sealed, open_plainly};
 use super::user::{As, User};
 use crate::bytes::Bytes;
 use crate::files::Pack;
+use crate::os::Outgoing;
 
 /// A checkpoint directory of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +49,8 @@ struct Inner {
     packs: BTreeMap<PathBuf, Vec<Arc<Pack>>>,
     /// Manifests that were read, by path, with what tells whether they changed.
     read: BTreeMap<PathBuf, (Mark, Option<Arc<Sealed>>)>,
+    /// The memory of slots that were sent, by their files, with what tells whether a file is another one.
+    mapped: BTreeMap<PathBuf, ((u64, u64, u64), Outgoing)>,
     /// Shards whose bytes are not what was sealed.
     bad: BTreeSet<String>,
 }
@@ -76,7 +79,12 @@ pub struct Opened {
 impl Opened {
     /// Of a file that is a shard and nothing else.
     pub(crate) fn of_file((sealed, file): (Arc<Sealed>, File)) -> Opened {
-        Opened { sealed, bytes: Arc::new(Bytes::File(file)), pooled: None }
+        Opened { sealed, bytes: Arc::new(file.into()), pooled: None }
+    }
+
+    /// Of a replica in the store.
+    pub(crate) fn of_replica((sealed, file, memory): (Arc<Sealed>, File, Option<Outgoing>)) -> Opened {
+        Opened { sealed, bytes: Arc::new(Bytes::File(file, memory)), pooled: None }
     }
 
     /// Of files that lie where their trainer wrote them.
@@ -94,7 +102,7 @@ impl Opened {
     pub fn is_still(&self) -> bool {
         match &*self.bytes {
             Bytes::Pack(pack) => pack.content.is_still(),
-            Bytes::File(_) => self.pooled.as_ref().is_none_or(Pooled::is_still),
+            Bytes::File(..) => self.pooled.as_ref().is_none_or(Pooled::is_still),
         }
     }
 
@@ -108,7 +116,7 @@ impl Opened {
         let bytes = self.sealed.shard.bytes;
         match &*self.bytes {
             Bytes::Pack(pack) => pack.content.is_still(),
-            Bytes::File(file) => file.metadata().is_ok_and(|found| match self.pooled {
+            Bytes::File(file, _) => file.metadata().is_ok_and(|found| match self.pooled {
                 Some(_) => found.len() >= bytes,
                 None => found.len() == bytes,
             }),
@@ -118,7 +126,7 @@ impl Opened {
     /// The first chunk that is not what was sealed.
     pub(crate) fn first_bad(&self) -> io::Result<Option<u32>> {
         match (&*self.bytes, &self.pooled) {
-            (Bytes::File(file), None) => self.sealed.first_bad(file),
+            (Bytes::File(file, _), None) => self.sealed.first_bad(file),
             (bytes, _) => self.sealed.first_bad_from_start(bytes),
         }
     }
@@ -179,6 +187,8 @@ impl Own {
             .retain(|root| shards.contains_key(root) || pooled.contains_key(root) || packed.contains(root));
         let is_new = |root: &String| !inner.shards.contains_key(root) && !inner.pooled.contains_key(root);
         let news = shards.keys().chain(pooled.keys()).any(is_new);
+        // Memory that a launcher gave up is free only when nobody has it mapped.
+        inner.mapped.retain(|place, (was, _)| is_still(place, was));
         (inner.shards, inner.pooled) = (shards, pooled);
         news
     }
@@ -236,6 +246,22 @@ impl Own {
         shared.map(|pack| pack.sealed.shard.root.clone()).collect()
     }
 
+    /// The memory of a slot. It stays mapped for the steps that the slot will hold: to map it anew each time takes longer than to send it.
+    fn mapped(&self, pooled: &Pooled, file: &File) -> Option<Outgoing> {
+        let found = file.metadata().ok()?;
+        let is = (found.dev(), found.ino(), found.len());
+        let place = pooled.place();
+        let mut inner = self.inner();
+        if let Some((was, memory)) = inner.mapped.get(&place)
+            && *was == is
+        {
+            return Some(memory.clone());
+        }
+        let memory = Outgoing::of(file, found.len()).ok()?;
+        inner.mapped.insert(place, (is, memory.clone()));
+        Some(memory)
+    }
+
     fn pack(&self, root: &str) -> Option<Arc<Pack>> {
         self.inner().packs.values().flatten().find(|pack| pack.sealed.shard.root == root).cloned()
     }
@@ -244,7 +270,8 @@ impl Own {
     pub(crate) fn open(&self, root: &str) -> Option<Opened> {
         let pooled = self.inner().pooled.get(root).cloned();
         if let Some((pooled, file)) = pooled.and_then(|pooled| pooled.open().map(|file| (pooled, file))) {
-            let bytes = Arc::new(Bytes::File(file));
+            let memory = self.mapped(&pooled, &file);
+            let bytes = Arc::new(Bytes::File(file, memory));
             return Some(Opened { sealed: Arc::clone(&pooled.sealed), bytes, pooled: Some(pooled) });
         }
         if let Some(pack) = self.pack(root) {
@@ -282,6 +309,11 @@ impl Own {
         self.inner().shards.remove(root);
         Ok(true)
     }
+}
+
+/// Whether a slot's file is there, and the same that it was: device, inode and length.
+fn is_still(place: &Path, was: &(u64, u64, u64)) -> bool {
+    fs::symlink_metadata(place).is_ok_and(|found| (found.dev(), found.ino(), found.len()) == *was)
 }
 
 fn stamp_of(watched: &[Watched]) -> u64 {

@@ -1,5 +1,5 @@
-//! What lies sealed in the memory of a launcher on this host, as the agent sees it: by reading files, never by mapping them, for a
-//! page that its user cuts short must not end the agent.
+//! What lies sealed in the memory of a launcher on this host, as the agent sees it: by reading files, never by looking into mapped
+//! ones, for a page that its user cuts short must not end the agent.
 
 use std::fs::{self, File};
 use std::io;
@@ -36,10 +36,14 @@ impl Pooled {
         self.is_still().then_some(file)
     }
 
+    /// The slot's file, which other steps will use after this one.
+    pub(crate) fn place(&self) -> PathBuf {
+        self.home.join(format!("slot-{}.{}", self.slot.index, self.slot.file))
+    }
+
     fn open_slot(&self) -> Option<File> {
         let _as_user = As::user(self.user).ok()?;
-        let path = self.home.join(format!("slot-{}.{}", self.slot.index, self.slot.file));
-        let file = open_plainly(&path).ok()?;
+        let file = open_plainly(&self.place()).ok()?;
         let found = file.metadata().ok()?;
         (found.uid() == self.user.uid && found.len() >= self.sealed.shard.bytes).then_some(file)
     }

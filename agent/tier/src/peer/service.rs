@@ -243,8 +243,9 @@ impl Service {
     /// A shard that lies on this host, for one who reads it slowly: rather from the disk than from a launcher's memory.
     pub fn open(&self, root: &str) -> Option<Opened> {
         let shared = &self.shared;
-        let on_disk = shared.own.open_file(root).or_else(|| shared.store.open_replica(root));
-        on_disk.map(Opened::of_file).or_else(|| shared.own.open(root))
+        let on_disk = shared.own.open_file(root).map(Opened::of_file);
+        let kept = || shared.store.open_replica(root).map(Opened::of_replica);
+        on_disk.or_else(kept).or_else(|| shared.own.open(root))
     }
 
     /// The bytes of a shard on this host were found not to be those that were sealed: it is offered no more.
@@ -428,6 +429,6 @@ impl Shared {
 
     /// A shard that lies here: of this host's ranks, or kept for others.
     pub(crate) fn open(&self, root: &str) -> Option<Opened> {
-        self.own.open(root).or_else(|| self.store.open_replica(root).map(Opened::of_file))
+        self.own.open(root).or_else(|| self.store.open_replica(root).map(Opened::of_replica))
     }
 }

@@ -25,7 +25,7 @@ use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
 
 use super::sealed::{Sealed, open_plainly};
 use super::spare::{Spare, Spares};
-use crate::os::{Lent, MappedFile};
+use crate::os::{Lent, MappedFile, Outgoing};
 pub(crate) use ready::Ready;
 
 /// The file's name in the store, whatever its owner called it.
@@ -203,11 +203,13 @@ impl Store {
         (self.inner().used(), self.quota)
     }
 
-    /// A replica by its root: what it is, and its file.
-    pub fn open_replica(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
+    /// A replica by its root: what it is, its file, and the file's memory where that is mapped.
+    pub fn open_replica(&self, root: &str) -> Option<(Arc<Sealed>, File, Option<Outgoing>)> {
         let replica = self.inner().replicas.get(root).cloned()?;
         let file = open_plainly(&replica.directory.join(DATA)).ok()?;
-        Some((replica.sealed, file))
+        let bytes = replica.sealed.shard.bytes;
+        let memory = replica.memory.filter(|memory| memory.length() >= bytes);
+        Some((replica.sealed, file, memory.map(|memory| memory.outgoing())))
     }
 
     /// Takes up a shard that is offered, if there is room once `deletable` steps are gone.

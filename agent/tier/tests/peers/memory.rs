@@ -38,7 +38,7 @@ fn bring(upload: &Upload, content: &[u8]) -> usize {
 }
 
 fn kept(store: &Store, upload: &Upload) -> Vec<u8> {
-    let (_, mut file) = store.open_replica(&upload.sealed.shard.root).unwrap();
+    let (_, mut file, _) = store.open_replica(&upload.sealed.shard.root).unwrap();
     let mut found = Vec::new();
     file.read_to_end(&mut found).unwrap();
     found
