@@ -153,6 +153,29 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
+fn agents_need_a_token_or_all_that_tls_takes() {
+    let told = |lines: &str| {
+        let text = format!("[checkpoint]\nlisten = \"10.0.0.7:7140\"\n{lines}");
+        load(&text, &[], &[]).map(drop).map_err(|error| error.to_string())
+    };
+    let all = "tls_certificate = \"/c\"\ntls_key = \"/k\"\ntls_authorities = \"/a\"\n";
+    assert_eq!(told(all), Ok(()));
+    assert_eq!(told("token_file = \"/t\"\n"), Ok(()));
+    assert!(told("").unwrap_err().contains("checkpoint.token_file"));
+    let part = told("token_file = \"/t\"\ntls_certificate = \"/c\"\n").unwrap_err();
+    assert!(
+        part.contains("checkpoint.tls_key: for TLS between agents")
+            && part.contains("checkpoint.tls_authorities:"),
+        "{part}"
+    );
+    assert!(
+        told(&all.replace("/k", "k"))
+            .unwrap_err()
+            .contains("checkpoint.tls_key: it must be an absolute path")
+    );
+}
+
+#[test]
 fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused() {
     let lines =
         "[checkpoint]\ndurable = \"file:///d\"\nwatch = [\"llama=megatron:/ckpt\"]\ncache = [\"xla=/c\"]\n";

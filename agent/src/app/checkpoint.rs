@@ -9,6 +9,8 @@ use std::time::Duration;
 use anyhow::Context;
 use mainstay_durable::{Bucket, Tier};
 use mainstay_tier::files::{Files, Plan, Wanted, WantedCache};
+use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::tls::{Part, Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{Service, Settings};
@@ -47,8 +49,8 @@ pub(super) fn start(config: &Config) -> anyhow::Result<Keeping> {
     if of.listen.is_none() && bucket.is_none() {
         return Ok(Keeping::default());
     }
-    let (settings, token) = settings(config)?;
-    let service = Service::start(settings, token).context("replicas of checkpoints")?;
+    let (settings, pass) = settings(config)?;
+    let service = Service::start(settings, pass).context("replicas of checkpoints")?;
     let service = Arc::new(service);
     tracing::info!(address = %service.address(), peers = of.peers.len(), "replicas of checkpoints are kept");
     let durable = bucket.map(|bucket| {
@@ -60,21 +62,18 @@ pub(super) fn start(config: &Config) -> anyhow::Result<Keeping> {
     Ok(Keeping { peers: Some(service), durable: durable.transpose()?, files })
 }
 
-fn settings(config: &Config) -> anyhow::Result<(Settings, Token)> {
+fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
     let of = &config.checkpoint;
     let CheckpointConfig { listen, peers, name, domain, avoid, redundancy, keep, .. } = of;
     let own = of.store.as_os_str().is_empty();
     let store = if own { config.state_dir.join("replicas") } else { of.store.clone() };
-    let (listen, name, token) = match listen {
-        Some(listen) => {
-            let token = Token::read(&of.token_file).context("key `checkpoint.token_file`")?;
-            (*listen, name.clone(), token)
-        }
+    let (listen, name, pass) = match listen {
+        Some(listen) => (*listen, name.clone(), pass(of)?),
         // Durable storage alone: nobody knows this token, so that nobody is answered.
         None => {
             let host = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned());
             let name = if name.is_empty() { host.unwrap_or_default() } else { name.clone() };
-            (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), name, nobodys_token()?)
+            (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), name, nobodys_token()?.into())
         }
     };
     let alone = peers.iter().all(|peer| *peer == name);
@@ -94,7 +93,31 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Token)> {
         patience: Patience { stall: Duration::from_nanos(of.stall.0.0), ..Patience::default() },
         software: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    Ok((settings, token))
+    Ok((settings, pass))
+}
+
+/// What this agent shows to others: the token, a certificate, or both.
+fn pass(of: &CheckpointConfig) -> anyhow::Result<Pass> {
+    let is_there = |path: &PathBuf| !path.as_os_str().is_empty();
+    let token = is_there(&of.token_file).then(|| Token::read(&of.token_file));
+    let token = token.transpose().context("key `checkpoint.token_file`")?;
+    if is_there(&of.tls_certificate) {
+        let files = TlsFiles {
+            certificate: of.tls_certificate.clone(),
+            key: of.tls_key.clone(),
+            authorities: of.tls_authorities.clone(),
+        };
+        let tls = Tls::read(files).map_err(|error| {
+            let key = match error.part {
+                Part::Certificate => "checkpoint.tls_certificate",
+                Part::Key => "checkpoint.tls_key",
+                Part::Authorities => "checkpoint.tls_authorities",
+            };
+            anyhow::Error::new(error).context(format!("key `{key}`"))
+        })?;
+        return Ok(Pass::Certificate(tls, token));
+    }
+    token.map(Pass::Token).context("key `checkpoint.token_file`: it is not set")
 }
 
 /// What the configuration names of others' files.

@@ -225,10 +225,24 @@ impl Config {
         let of = &self.checkpoint;
         wrong.must(is_absolute(&of.store), "checkpoint.store", "it must be an absolute path");
         wrong.must(is_absolute(&of.token_file), "checkpoint.token_file", "it must be an absolute path");
+        let for_tls = [
+            ("checkpoint.tls_certificate", &of.tls_certificate),
+            ("checkpoint.tls_key", &of.tls_key),
+            ("checkpoint.tls_authorities", &of.tls_authorities),
+        ];
+        let is_tls = for_tls.iter().any(|(_, path)| !path.as_os_str().is_empty());
+        for (key, path) in for_tls {
+            wrong.must(is_absolute(path), key, "it must be an absolute path");
+            wrong.must(
+                !is_tls || !path.as_os_str().is_empty(),
+                key,
+                "for TLS between agents checkpoint.tls_certificate, tls_key and tls_authorities must all be set",
+            );
+        }
         wrong.must(
-            of.listen.is_none() || !of.token_file.as_os_str().is_empty(),
+            of.listen.is_none() || is_tls || !of.token_file.as_os_str().is_empty(),
             "checkpoint.token_file",
-            "it must be set where checkpoint.listen is: nobody else may read and write checkpoints",
+            "it (or checkpoint.tls_certificate, tls_key and tls_authorities) must be set where checkpoint.listen is: nobody else may read and write checkpoints",
         );
         wrong.must(
             of.peers.iter().chain(&of.avoid).all(|peer| port_of(peer).is_some()),

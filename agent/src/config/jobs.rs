@@ -72,6 +72,13 @@ settings! {
         quota: Bytes = Bytes(64 << 30),
         /// The file with the secret that all agents of peers share; only its owner may read it.
         token_file: PathBuf = PathBuf::new(),
+        /// This agent's certificate for TLS with its peers, in PEM, with those between it and the authority; it must name the host that
+        /// peers has, by DNS or IP address, and serve clients as well as servers. Empty: no TLS.
+        tls_certificate: PathBuf = PathBuf::new(),
+        /// The certificate's private key, in PEM without a password; only its owner may read it.
+        tls_key: PathBuf = PathBuf::new(),
+        /// The authorities, in PEM, one of which must have signed a peer's certificate: whoever has one may read and write checkpoints.
+        tls_authorities: PathBuf = PathBuf::new(),
         /// Bytes a second for all that is sent to be kept by others; 0B: no limit. Restores are not limited.
         rate_limit: Bytes = Bytes(1 << 30),
         /// Connections for one shard, 1 to 4.

@@ -16,6 +16,7 @@ use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile, c
 use mainstay_tier::bytes::Bytes;
 use mainstay_tier::peer::client::{Asking, Sending};
 use mainstay_tier::peer::pace::Limit;
+use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{Sealed, Service, Settings, User, Watched};
@@ -56,7 +57,7 @@ fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<&'static str, V
     let from = Bytes::in_memory(file.try_clone().expect("a file can be opened twice"), bytes as u64)
         .expect("a file that is there can be mapped");
     told("the shard lies in memory");
-    let token = Token::new(b"a token for a benchmark").expect("it is long enough");
+    let token = Pass::from(Token::new(b"a token for a benchmark").expect("it is long enough"));
     let holder = service(&root.join("holder"), &token);
     let at = holder.address().to_string();
 
@@ -71,7 +72,7 @@ fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<&'static str, V
 
         // Another step with the same bytes: the holder cannot know that.
         let sealed = sealed(round as u64, bytes as u64, sum, &sums);
-        let asking = Asking { token: &token, patience: Patience::default() };
+        let asking = Asking { pass: &token, patience: Patience::default() };
         let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| () };
         let (began, cpu) = (Instant::now(), cpu());
         asking.put(&at, &sealed, &from, &sending).expect("the holder takes it");
@@ -102,7 +103,7 @@ fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<&'static str, V
 }
 
 /// Seconds, and those of CPU, from the order until the step lies verified in its directory. One that stands by has memory ready.
-fn restore(root: &Path, token: &Token, holder: &str, standby: Option<u64>) -> (f64, f64) {
+fn restore(root: &Path, token: &Pass, holder: &str, standby: Option<u64>) -> (f64, f64) {
     let back = root.join("back");
     let place = Watched { run: "bench".to_owned(), directory: back.clone(), user: User::own(), pool: None };
     let quota = if standby.is_some() { QUOTA } else { 0 };
@@ -181,11 +182,11 @@ fn plain_tcp(file: &fs::File, bytes: usize, received: &mut [u8]) -> f64 {
     })
 }
 
-fn service(store: &Path, token: &Token) -> Service {
+fn service(store: &Path, token: &Pass) -> Service {
     Service::start(settings(store, Vec::new(), QUOTA), token.clone()).expect("the service starts")
 }
 
-fn restorer(store: &Path, token: &Token, peer: &str, quota: u64) -> Service {
+fn restorer(store: &Path, token: &Pass, peer: &str, quota: u64) -> Service {
     Service::start(settings(store, vec![peer.to_owned()], quota), token.clone()).expect("the service starts")
 }
 

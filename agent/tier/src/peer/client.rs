@@ -14,8 +14,8 @@ use super::error::{PeerError, Reason};
 use super::frame::{Header, Kind};
 use super::message::{Decide, Drop, Dropped, Get, Inventory, Wanted};
 use super::pace::{Limit, pace};
+use super::pass::Pass;
 use super::sealed::Sealed;
-use super::token::Token;
 use super::wire::{Frame, Patience, Wire};
 use crate::bytes::Bytes;
 use crate::os::{Lent, monotonic_ms, signs};
@@ -29,8 +29,8 @@ const SLOWEST: u64 = 1 << 20;
 /// How to reach others.
 #[derive(Debug)]
 pub struct Asking<'a> {
-    /// The secret.
-    pub token: &'a Token,
+    /// What shows that this agent may.
+    pub pass: &'a Pass,
     /// How long is waited.
     pub patience: Patience,
 }
@@ -65,7 +65,7 @@ pub struct Sent {
 
 impl Asking<'_> {
     fn connect(&self, address: &str) -> Result<Wire, PeerError> {
-        Wire::connect(address, self.token, self.patience)
+        Wire::connect(address, self.pass, self.patience)
     }
 
     /// What does `address` have?
@@ -90,7 +90,7 @@ impl Asking<'_> {
         distrusted: Vec<(String, String)>,
     ) -> Result<Decision, PeerError> {
         let patience = Patience { stall: self.patience.stall + self.patience.connect * 4, ..self.patience };
-        let mut wire = Wire::connect(address, self.token, patience)?;
+        let mut wire = Wire::connect(address, self.pass, patience)?;
         let asked = Decide { run: run.to_owned(), asker: asker.to_owned(), distrusted };
         wire.send_json(Header::of(Kind::Decide), &asked)?;
         wire.expect_json(Kind::Decided)
@@ -412,7 +412,7 @@ impl Job<'_> {
             std::thread::sleep(wait);
         }
         let header = Header { offset, length, digest, chunk: index, ..header_of(self.sealed, Kind::Chunk) };
-        wire.send_chunk(header, self.bytes)?;
+        wire.send_chunk(header, self.bytes, |left| left)?;
         Ok(u64::from(length))
     }
 

@@ -43,6 +43,50 @@ pub enum PeerError {
         /// Who.
         peer: String,
     },
+    /// It uses no TLS, and this agent does.
+    #[error(
+        "{peer} does not use TLS and this agent does: checkpoint.tls_certificate, tls_key and tls_authorities must be set on all hosts or on none"
+    )]
+    SpeaksPlainly {
+        /// Who.
+        peer: String,
+    },
+    /// It uses TLS, and this agent does not.
+    #[error(
+        "{peer} uses TLS and this agent does not: set checkpoint.tls_certificate, tls_key and tls_authorities here as well"
+    )]
+    SpeaksTls {
+        /// Who.
+        peer: String,
+    },
+    /// Its certificate is not taken here.
+    #[error(
+        "the certificate of {peer} is not taken: {why} (checkpoint.tls_authorities here, checkpoint.tls_certificate there)"
+    )]
+    BadCertificate {
+        /// Who.
+        peer: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Our certificate is not taken there.
+    #[error(
+        "{peer} refused our certificate: {why} (checkpoint.tls_certificate here, checkpoint.tls_authorities there)"
+    )]
+    CertificateRefused {
+        /// Who.
+        peer: String,
+        /// In its words.
+        why: String,
+    },
+    /// TLS came to no end, for another reason.
+    #[error("TLS with {peer}: {why}")]
+    Tls {
+        /// Who.
+        peer: String,
+        /// What was seen.
+        why: String,
+    },
     /// A header that is none of ours.
     #[error("{peer}: {error}")]
     Frame {
@@ -173,6 +217,20 @@ impl PeerError {
             }
             Err(error) => PeerError::Unreadable { peer: peer.to_owned(), error: error.to_string() },
         }
+    }
+
+    /// Whether somebody was turned away who may not read and write, or does not show it as he should.
+    pub(crate) fn is_refusal(&self) -> bool {
+        use PeerError as Of;
+        matches!(
+            self,
+            Of::WrongToken { .. }
+                | Of::SpeaksPlainly { .. }
+                | Of::SpeaksTls { .. }
+                | Of::BadCertificate { .. }
+                | Of::CertificateRefused { .. }
+                | Of::Tls { .. }
+        )
     }
 
     /// Whether the peer itself is well and only this one thing could not be done.

@@ -1,6 +1,7 @@
-//! Replicas of shards on other hosts: their bytes go from agent to agent over plain TCP.
+//! Replicas of shards on other hosts: their bytes go from agent to agent over TCP, plain or by TLS.
 //!
-//! From the bottom: `frame` (headers), `error`, `token` (who may), `pace` (how fast), `wire` (one connection); `sealed` (a
+//! From the bottom: `frame` (headers), `error`, `token` and `tls` (who may), `pass` (either, or both), `pace` (how fast), `channel`
+//! (bytes), `wire` (one connection), `greeting` (how it begins); `sealed` (a
 //! shard by its manifest), `user`, `store` (what is kept for others, over `spare`), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `alike` (what need not be
 //! sent), `server`, `client`; `service`, which joins them, `landing` and
 //! `restore`.
@@ -9,14 +10,17 @@
 //! manifest while it is in the cache, and no name in it becomes a path.
 
 mod alike;
+mod channel;
 pub mod client;
 mod durable;
 pub mod error;
 pub mod frame;
+mod greeting;
 mod landing;
 mod message;
 pub(crate) mod own;
 pub mod pace;
+pub mod pass;
 pub(crate) mod pooled;
 mod restore;
 pub(crate) mod sealed;
@@ -24,6 +28,7 @@ mod server;
 pub(crate) mod service;
 mod spare;
 pub mod store;
+pub mod tls;
 pub mod token;
 pub(crate) mod user;
 pub mod wire;

@@ -22,8 +22,8 @@ use super::error::PeerError;
 use super::message::Inventory;
 use super::own::{Opened, Own, Watched};
 use super::pace::Limit;
+use super::pass::Pass;
 use super::store::{Store, StoreError};
-use super::token::Token;
 use super::wire::Patience;
 
 /// Connections that are served at once; further ones are closed.
@@ -123,7 +123,7 @@ pub(crate) struct Counters {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
-    pub(crate) token: Token,
+    pub(crate) pass: Pass,
     pub(crate) store: Store,
     pub(crate) own: Own,
     durable: OnceLock<Arc<dyn Durable>>,
@@ -172,7 +172,7 @@ impl Service {
     ///
     /// # Errors
     /// The address, the store or a thread cannot be had.
-    pub fn start(mut settings: Settings, token: Token) -> Result<Service, StartError> {
+    pub fn start(mut settings: Settings, pass: impl Into<Pass>) -> Result<Service, StartError> {
         let listen = |source| StartError::Listen { address: settings.listen, source };
         let listener = TcpListener::bind(settings.listen).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
@@ -185,7 +185,7 @@ impl Service {
         let shared = Arc::new(Shared {
             limit: Limit::new(settings.rate),
             settings,
-            token,
+            pass: pass.into(),
             store,
             own: Own::default(),
             durable: OnceLock::new(),
@@ -385,7 +385,7 @@ impl Shared {
     }
 
     pub(crate) fn asking(&self) -> Asking<'_> {
-        Asking { token: &self.token, patience: self.settings.patience }
+        Asking { pass: &self.pass, patience: self.settings.patience }
     }
 
     pub(crate) fn name(&self) -> &str {

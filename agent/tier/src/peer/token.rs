@@ -1,7 +1,7 @@
 //! Who may read and write: agents that know the job token, a secret in a file on each host.
 //!
 //! Both sides prove it over nonces of both (nothing that was overheard serves again), and sign every header with a key of
-//! the session. What is sent is not encrypted.
+//! the session. What is sent is encrypted only where there is TLS below (`tls`).
 
 use std::fs::File;
 use std::io::Read;
@@ -82,6 +82,16 @@ impl Token {
             return Err(TokenError::Short(bytes.len()));
         }
         Ok(Token { key: blake3::derive_key("mainstay peers: job token, version 1", bytes) })
+    }
+
+    /// The same for one connection only, whose two ends share a secret.
+    pub(crate) fn over(&self, secret: &[u8; 32]) -> Token {
+        Token { key: *blake3::keyed_hash(&self.key, secret).as_bytes() }
+    }
+
+    /// Stands for a token where a connection has ends that have shown certificates.
+    pub(crate) fn of_session(secret: &[u8; 32]) -> Token {
+        Token { key: blake3::derive_key("mainstay peers: certificates and no token, version 1", secret) }
     }
 
     /// The proof of one side of a connection, or with another word its session's key.

@@ -1,24 +1,23 @@
-//! One connection between two agents: the handshake, and frames that are signed, checked and never waited for without end.
+//! One connection between two agents: frames that are signed, checked and never waited for without end. How it begins: `greeting`.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::channel::Channel;
 use super::error::PeerError;
-use super::frame::{self, HEADER_BYTES, Header, Kind, MAGIC, MAX_MESSAGE, SIGNED_BYTES, VERSION};
-use super::token::{NONCE_BYTES, Signer, Token, nonce};
+use super::frame::{self, HEADER_BYTES, Header, Kind, MAX_MESSAGE, SIGNED_BYTES};
+use super::token::Signer;
 use crate::bytes::Bytes;
+use crate::os::Outgoing;
 use crate::seal::ReadAt;
 
 /// Bytes that are read and hashed at a time: they stay in the cache of the core.
 pub(crate) const PIECE: usize = 256 << 10;
-
-/// First words of both sides: magic, version, three bytes of zero, nonce.
-const GREETING_BYTES: usize = 8 + NONCE_BYTES;
 
 /// How long is waited.
 #[derive(Clone, Copy, Debug)]
@@ -35,13 +34,15 @@ impl Default for Patience {
     }
 }
 
-/// A connection to another agent, which has shown that it knows the token.
+/// A connection to another agent, which has shown that it may read and write.
 pub struct Wire {
-    stream: TcpStream,
+    channel: Channel,
     /// Who is at the other end, for errors.
     peer: String,
     outgoing: Signer,
     incoming: Signer,
+    /// What is copied on its way out.
+    copied: Vec<u8>,
 }
 
 impl std::fmt::Debug for Wire {
@@ -60,87 +61,9 @@ pub enum Frame {
 }
 
 impl Wire {
-    /// Connects to `address`, a name or number with a port.
-    ///
-    /// # Errors
-    /// Nobody answers, it is no agent, it speaks another version or does not know the token.
-    pub fn connect(address: &str, token: &Token, patience: Patience) -> Result<Wire, PeerError> {
-        let gone = |source| PeerError::unreachable(address, source);
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        for resolved in address.to_socket_addrs().map_err(gone)? {
-            match TcpStream::connect_timeout(&resolved, patience.connect) {
-                Ok(stream) => return Wire::greet(stream, address, token, patience),
-                Err(error) => last = error,
-            }
-        }
-        Err(gone(last))
-    }
-
-    fn greet(
-        mut stream: TcpStream,
-        peer: &str,
-        token: &Token,
-        patience: Patience,
-    ) -> Result<Wire, PeerError> {
-        let lost = |source| PeerError::lost(peer, source);
-        set_timeouts(&stream, patience.connect).map_err(lost)?;
-        let own = nonce().map_err(lost)?;
-        stream.write_all(&greeting(&own)).map_err(lost)?;
-        let theirs = read_greeting(&mut stream, peer)?;
-        stream.write_all(token.prove("client", &own, &theirs).as_bytes()).map_err(lost)?;
-        let mut answer = [0; 33];
-        // One that is refused finds the connection closed, or the word for it.
-        stream.read_exact(&mut answer[..1]).map_err(|_| PeerError::refused(peer))?;
-        if answer[0] != 1 {
-            return Err(PeerError::refused(peer));
-        }
-        stream.read_exact(&mut answer[1..]).map_err(lost)?;
-        if token.prove("server", &own, &theirs)
-            != blake3::Hash::from_slice(&answer[1..]).unwrap_or_else(|_| [0; 32].into())
-        {
-            return Err(PeerError::Impostor { peer: peer.to_owned() });
-        }
-        set_timeouts(&stream, patience.stall).map_err(lost)?;
-        Ok(Wire {
-            stream,
-            peer: peer.to_owned(),
-            outgoing: Signer::new(token.prove("client's frames", &own, &theirs)),
-            incoming: Signer::new(token.prove("server's frames", &own, &theirs)),
-        })
-    }
-
-    /// Takes up a connection that came.
-    ///
-    /// # Errors
-    /// It is no agent, speaks another version or does not know the token.
-    pub fn accept(mut stream: TcpStream, token: &Token, patience: Patience) -> Result<Wire, PeerError> {
-        let peer = stream
-            .peer_addr()
-            .map_or_else(|_| "a peer".to_owned(), |address: SocketAddr| address.to_string());
-        let lost = |source| PeerError::lost(&peer, source);
-        set_timeouts(&stream, patience.connect).map_err(lost)?;
-        let own = nonce().map_err(lost)?;
-        let mut bytes = [0; GREETING_BYTES];
-        stream.read_exact(&mut bytes).map_err(lost)?;
-        // It is told our version even if its own is another: its operator should see both.
-        stream.write_all(&greeting(&own)).map_err(lost)?;
-        let theirs = parse_greeting(&bytes, &peer)?;
-        let mut proof = [0; 32];
-        stream.read_exact(&mut proof).map_err(lost)?;
-        if token.prove("client", &theirs, &own) != blake3::Hash::from(proof) {
-            let _ = stream.write_all(&[0]);
-            return Err(PeerError::WrongToken { peer });
-        }
-        let mut answer = [1; 33];
-        answer[1..].copy_from_slice(token.prove("server", &theirs, &own).as_bytes());
-        stream.write_all(&answer).map_err(lost)?;
-        set_timeouts(&stream, patience.stall).map_err(lost)?;
-        Ok(Wire {
-            stream,
-            outgoing: Signer::new(token.prove("server's frames", &theirs, &own)),
-            incoming: Signer::new(token.prove("client's frames", &theirs, &own)),
-            peer,
-        })
+    /// A connection whose greeting is over.
+    pub(super) fn over(channel: Channel, peer: String, outgoing: Signer, incoming: Signer) -> Wire {
+        Wire { channel, peer, outgoing, incoming, copied: Vec::new() }
     }
 
     /// Who is at the other end.
@@ -150,7 +73,7 @@ impl Wire {
 
     /// The socket.
     pub fn stream(&self) -> &TcpStream {
-        &self.stream
+        self.channel.stream()
     }
 
     /// Sends a message.
@@ -163,7 +86,7 @@ impl Wire {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + message.len());
         bytes.extend_from_slice(&self.signed(Header { length, ..header }, message));
         bytes.extend_from_slice(message);
-        self.stream.write_all(&bytes).map_err(|source| PeerError::lost(&self.peer, source))
+        self.channel.write_all(&bytes).map_err(|source| PeerError::lost(&self.peer, source))
     }
 
     /// Sends a message in JSON.
@@ -175,59 +98,88 @@ impl Wire {
         self.send(header, &text)
     }
 
-    /// Sends a chunk from a file or its memory, without copying it through this process.
+    /// Sends a chunk: where it lies in one file and nothing is encrypted, without copying it through this process. Before each piece of it
+    /// `allow` is told how many bytes are left, and returns after as long as it likes how many of them may go now.
     ///
     /// # Errors
     /// The connection is lost, or the file is shorter than the chunk.
-    pub fn send_chunk(&mut self, header: Header, bytes: &Bytes) -> Result<(), PeerError> {
-        let signed = self.signed(header, &[]);
-        let lost = |source| PeerError::lost(&self.peer, source);
-        rustix::net::send(
-            &self.stream,
-            &signed,
-            rustix::net::SendFlags::MORE | rustix::net::SendFlags::NOSIGNAL,
-        )
-        .map_err(io::Error::from)
-        .and_then(|sent| (&self.stream).write_all(&signed[sent..]))
-        .map_err(lost)?;
-        let (file, memory) = match bytes {
-            Bytes::File(file, memory) => (file, memory),
-            Bytes::Pack(_) => return self.copy_chunk(&header, bytes),
+    pub fn send_chunk(
+        &mut self,
+        header: Header,
+        bytes: &Bytes,
+        mut allow: impl FnMut(u64) -> u64,
+    ) -> Result<(), PeerError> {
+        let (mut at, mut left) = (header.offset, u64::from(header.length));
+        let mut allowed = |left: u64| if left == 0 { 0 } else { allow(left).clamp(1, left) };
+        let mut now = allowed(left);
+        self.send_header(&header)?;
+        while now > 0 {
+            match (bytes, self.channel.plain()) {
+                (Bytes::File(file, memory), Some(socket)) => {
+                    self.hand_over(socket, (file, memory.as_ref()), at, now)?;
+                }
+                _ => self.copy_piece(bytes, at, now)?,
+            }
+            (at, left) = (at + now, left - now);
+            now = allowed(left);
+        }
+        Ok(())
+    }
+
+    /// The header of a chunk: it goes in one packet with what follows.
+    fn send_header(&mut self, header: &Header) -> Result<(), PeerError> {
+        let signed = self.signed(*header, &[]);
+        let sent = match self.channel.plain() {
+            None => Ok(0),
+            Some(socket) => {
+                let flags = rustix::net::SendFlags::MORE | rustix::net::SendFlags::NOSIGNAL;
+                rustix::net::send(socket, &signed, flags).map_err(io::Error::from)
+            }
         };
-        let mut offset = header.offset;
-        let end = offset + u64::from(header.length);
-        while offset < end {
-            let left = usize::try_from(end - offset).unwrap_or(usize::MAX);
+        sent.and_then(|sent| self.channel.write_all(&signed[sent..]))
+            .map_err(|source| PeerError::lost(&self.peer, source))
+    }
+
+    /// Has the kernel send a part of a file, or of its memory.
+    fn hand_over(
+        &self,
+        socket: &TcpStream,
+        (file, memory): (&File, Option<&Outgoing>),
+        mut at: u64,
+        bytes: u64,
+    ) -> Result<(), PeerError> {
+        let end = at + bytes;
+        while at < end {
+            let left = usize::try_from(end - at).unwrap_or(usize::MAX);
             let sent = match memory {
                 // Less work than `sendfile`, which takes up each page by itself (`bench replicate`).
-                Some(memory) => memory.send(&self.stream, offset, left),
-                None => send_file(&self.stream, file, offset, left),
+                Some(memory) => memory.send(socket, at, left),
+                None => send_file(socket, file, at, left),
             };
             match sent {
-                Ok(sent) => offset += sent as u64,
+                Ok(sent) => at += sent as u64,
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
-                    io::ErrorKind::WouldBlock => return Err(lost(io::ErrorKind::TimedOut.into())),
                     _ if is_shorter(&error) => return Err(PeerError::Local(SHORTER.to_owned())),
-                    _ => return Err(lost(error)),
+                    _ => return Err(PeerError::lost(&self.peer, error)),
                 },
             }
         }
         Ok(())
     }
 
-    /// The bytes of a chunk that lie in several files.
-    fn copy_chunk(&mut self, header: &Header, bytes: &Bytes) -> Result<(), PeerError> {
-        let mut buffer = vec![0; PIECE];
-        let mut offset = header.offset;
-        let end = offset + u64::from(header.length);
-        while offset < end {
-            let piece = usize::try_from(end - offset).unwrap_or(PIECE).min(PIECE);
-            let read = bytes.read_exact_at(&mut buffer[..piece], offset);
+    /// Sends a part of a shard through this process: it lies in several files, or is to be encrypted.
+    fn copy_piece(&mut self, bytes: &Bytes, mut at: u64, count: u64) -> Result<(), PeerError> {
+        self.copied.resize(PIECE, 0);
+        let end = at + count;
+        while at < end {
+            let piece = usize::try_from(end - at).unwrap_or(PIECE).min(PIECE);
+            let piece = &mut self.copied[..piece];
+            let read = bytes.read_exact_at(piece, at);
             read.map_err(|error| PeerError::Local(format!("reading a shard: {error}")))?;
-            let sent = (&self.stream).write_all(&buffer[..piece]);
+            let sent = self.channel.write_all(piece);
             sent.map_err(|source| PeerError::lost(&self.peer, source))?;
-            offset += piece as u64;
+            at += piece.len() as u64;
         }
         Ok(())
     }
@@ -257,7 +209,7 @@ impl Wire {
         if header.kind != Kind::Chunk {
             // Only as much memory as really comes.
             let limit = u64::from(header.length);
-            (&self.stream)
+            (&mut self.channel)
                 .take(limit)
                 .read_to_end(&mut message)
                 .map_err(|source| PeerError::lost(&self.peer, source))?;
@@ -280,7 +232,7 @@ impl Wire {
     fn read_header(&mut self, bytes: &mut [u8; HEADER_BYTES]) -> Result<bool, PeerError> {
         let mut filled = 0;
         while filled < bytes.len() {
-            match self.stream.read(&mut bytes[filled..]) {
+            match self.channel.read(&mut bytes[filled..]) {
                 Ok(0) if filled == 0 => return Ok(false),
                 Ok(0) => return Err(PeerError::lost(&self.peer, io::ErrorKind::UnexpectedEof.into())),
                 Ok(more) => filled += more,
@@ -305,7 +257,7 @@ impl Wire {
         let mut left = length as usize;
         while left > 0 {
             let piece = &mut buffer[..left.min(PIECE)];
-            self.stream.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
+            self.channel.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
             take(piece)?;
             left -= piece.len();
         }
@@ -322,7 +274,7 @@ impl Wire {
         mut show: impl FnMut(&[u8]),
     ) -> Result<(), PeerError> {
         for piece in memory.chunks_mut(PIECE) {
-            self.stream.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
+            self.channel.read_exact(piece).map_err(|source| PeerError::lost(&self.peer, source))?;
             show(piece);
         }
         Ok(())
@@ -370,37 +322,4 @@ fn send_file(stream: &TcpStream, file: &File, mut offset: u64, length: usize) ->
 fn is_shorter(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof
         || error.raw_os_error() == Some(rustix::io::Errno::FAULT.raw_os_error())
-}
-
-fn set_timeouts(stream: &TcpStream, patience: Duration) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))
-}
-
-fn greeting(nonce: &[u8; NONCE_BYTES]) -> [u8; GREETING_BYTES] {
-    let mut bytes = [0; GREETING_BYTES];
-    bytes[..4].copy_from_slice(&MAGIC);
-    bytes[4] = VERSION;
-    bytes[8..].copy_from_slice(nonce);
-    bytes
-}
-
-fn read_greeting(stream: &mut TcpStream, peer: &str) -> Result<[u8; NONCE_BYTES], PeerError> {
-    let mut bytes = [0; GREETING_BYTES];
-    stream.read_exact(&mut bytes).map_err(|source| PeerError::lost(peer, source))?;
-    parse_greeting(&bytes, peer)
-}
-
-fn parse_greeting(bytes: &[u8; GREETING_BYTES], peer: &str) -> Result<[u8; NONCE_BYTES], PeerError> {
-    let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
-    if magic != MAGIC {
-        return Err(PeerError::frame(peer, frame::FrameError::Magic(magic)));
-    }
-    if bytes[4] != VERSION {
-        return Err(PeerError::frame(peer, frame::FrameError::Version(bytes[4])));
-    }
-    let mut nonce = [0; NONCE_BYTES];
-    nonce.copy_from_slice(&bytes[8..]);
-    Ok(nonce)
 }

@@ -10,7 +10,7 @@ use mainstay_tier::peer::frame::{Header, Kind};
 use mainstay_tier::peer::wire::{Frame, Patience, Wire};
 use mainstay_tier::peer::{Held, Inventory, Sealed};
 
-use super::support::{address, bytes, hosts_named, identity, manifest, token, until};
+use super::support::{address, bytes, hosts_named, identity, manifest, pass, until};
 
 const SHORT: Patience = Patience { connect: Duration::from_millis(500), stall: Duration::from_millis(500) };
 
@@ -33,7 +33,7 @@ fn another_version_is_told_by_its_number() {
         greeting[4] = 9;
         stream.write_all(&greeting).unwrap();
     });
-    let error = Wire::connect(&at, &token(), Patience::default()).unwrap_err().to_string();
+    let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err().to_string();
     assert!(error.contains("version 9") && error.contains("version 1"), "{error}");
 }
 
@@ -44,7 +44,7 @@ fn what_is_no_agent_is_told_so() {
         let _ =
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     });
-    let error = Wire::connect(&at, &token(), Patience::default()).unwrap_err().to_string();
+    let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err().to_string();
     assert!(error.contains("no frame of ours"), "{error}");
 }
 
@@ -62,7 +62,7 @@ fn one_who_takes_the_token_without_knowing_it_is_no_agent() {
         answer.extend(proof);
         stream.write_all(&answer).unwrap();
     });
-    let error = Wire::connect(&at, &token(), Patience::default()).unwrap_err();
+    let error = Wire::connect(&at, &pass(), Patience::default()).unwrap_err();
     assert!(matches!(error, PeerError::Impostor { .. }), "{error}");
 }
 
@@ -70,9 +70,9 @@ fn one_who_takes_the_token_without_knowing_it_is_no_agent() {
 fn one_who_says_nothing_is_given_up() {
     let (silent, closed) = (address(), address());
     let _listener = TcpListener::bind(&silent).unwrap();
-    let error = Wire::connect(&silent, &token(), SHORT).unwrap_err();
+    let error = Wire::connect(&silent, &pass(), SHORT).unwrap_err();
     assert!(matches!(error, PeerError::Lost { .. }) && error.to_string().contains("too long"), "{error}");
-    let error = Wire::connect(&closed, &token(), SHORT).unwrap_err();
+    let error = Wire::connect(&closed, &pass(), SHORT).unwrap_err();
     assert!(matches!(error, PeerError::Unreachable { .. }), "{error}");
 }
 
@@ -85,7 +85,7 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
     impostor(&liar, move |stream| {
         let sealed = sealed.clone();
         std::thread::spawn(move || {
-            let Ok(mut wire) = Wire::accept(stream, &token(), Patience::default()) else { return };
+            let Ok(mut wire) = Wire::accept(stream, &pass(), Patience::default()) else { return };
             while let Ok(Some(Frame::Message(header, _))) = wire.receive() {
                 let held =
                     Held { shard: sealed.shard.clone(), medium: Medium::Memory, own: false, verified: true };
@@ -101,6 +101,7 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
                         wire.send_chunk(
                             Header { offset, length, digest, ..Header::of(Kind::Chunk) },
                             &file.into(),
+                            |left| left,
                         )
                     }),
                     Kind::Tell => wire.send_json(Header::of(Kind::Told), &"accepted"),
@@ -137,7 +138,7 @@ fn a_frame_that_was_changed_or_sent_twice_is_not_believed() {
     let at = listener.local_addr().unwrap().to_string();
     let serving = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        let mut wire = Wire::accept(stream, &token(), Patience::default()).unwrap();
+        let mut wire = Wire::accept(stream, &pass(), Patience::default()).unwrap();
         assert!(matches!(wire.receive(), Ok(Some(Frame::Message(..)))));
         wire.receive().unwrap_err()
     });
@@ -161,7 +162,7 @@ fn a_frame_that_was_changed_or_sent_twice_is_not_believed() {
         server.write_all(&frame).unwrap();
         server
     });
-    let mut wire = Wire::connect(&front, &token(), Patience::default()).unwrap();
+    let mut wire = Wire::connect(&front, &pass(), Patience::default()).unwrap();
     wire.send(Header::of(Kind::List), &[]).unwrap();
     let error = serving.join().unwrap();
     assert!(matches!(error, PeerError::Forged { .. }), "{error}");

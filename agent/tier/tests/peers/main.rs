@@ -5,9 +5,11 @@
 mod alike;
 mod lies;
 mod memory;
+mod overheard;
 mod ready;
 mod replicator;
 mod support;
+mod tls;
 mod trainers;
 
 use std::fs::{self, OpenOptions};
@@ -16,13 +18,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mainstay_core::checkpoint::inventory::steps;
 use mainstay_tier::peer::error::PeerError;
+use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::store::{Offer, Store, StoreError};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::{Patience, Wire};
 use mainstay_tier::peer::{Sealed, Service};
-use support::{
-    Proxy, RUN, address, bytes, hosts, hosts_named, identity, manifest, seal, shard, token, until,
-};
+use support::{Proxy, RUN, address, bytes, hosts, hosts_named, identity, manifest, pass, seal, shard, until};
 use tempfile::TempDir;
 
 /// Flips a bit of the byte at `at` in a file.
@@ -294,7 +295,7 @@ fn whoever_does_not_know_the_token_reads_and_writes_nothing() {
     let hosts = hosts(2, |_, _| {});
     hosts[0].save(0, 1, &[0], 1);
     hosts[0].wait_for_copies(1, 2);
-    let stranger = Token::new(b"another secret altogether").unwrap();
+    let stranger = Pass::from(Token::new(b"another secret altogether").unwrap());
     let refused = Wire::connect(&hosts[1].name, &stranger, Patience::default()).unwrap_err();
     assert!(matches!(refused, PeerError::Refused { .. }), "{refused}");
     assert!(refused.to_string().contains("token"), "{refused}");
@@ -396,5 +397,5 @@ fn the_token_file_must_be_a_secret() {
     Token::read(&path).unwrap();
     fs::write(&path, "short").unwrap();
     assert!(Token::read(&path).unwrap_err().to_string().contains("5 bytes"));
-    assert!(!format!("{:?}", token()).contains("secret"));
+    assert!(!format!("{:?}", pass()).contains("secret"));
 }

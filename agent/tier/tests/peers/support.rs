@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::{Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+use mainstay_tier::peer::pass::Pass;
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{Service, Settings, User, Watched};
@@ -32,6 +33,10 @@ pub fn token() -> Token {
     Token::new(b"a secret of sixteen or more").unwrap()
 }
 
+pub fn pass() -> Pass {
+    token().into()
+}
+
 /// One host: a checkpoint directory, a store and a service.
 pub struct Host {
     pub name: String,
@@ -39,6 +44,7 @@ pub struct Host {
     pub store: TempDir,
     pub service: Option<Service>,
     pub settings: Settings,
+    pub pass: Pass,
 }
 
 /// A directory for a store, in memory as agents have theirs.
@@ -53,6 +59,15 @@ pub fn hosts(count: usize, change: impl Fn(usize, &mut Settings)) -> Vec<Host> {
 }
 
 pub fn hosts_named(names: &[String], change: impl Fn(usize, &mut Settings)) -> Vec<Host> {
+    hosts_with(names, |_| pass(), change)
+}
+
+/// As [`hosts_named`], each with what it shows to the others.
+pub fn hosts_with(
+    names: &[String],
+    shows: impl Fn(usize) -> Pass,
+    change: impl Fn(usize, &mut Settings),
+) -> Vec<Host> {
     let of = |(index, name): (usize, &String)| {
         let (directory, store) = (TempDir::new().unwrap(), in_memory());
         let mut settings = Settings {
@@ -72,8 +87,9 @@ pub fn hosts_named(names: &[String], change: impl Fn(usize, &mut Settings)) -> V
             software: "test".to_owned(),
         };
         change(index, &mut settings);
-        let service = Some(Service::start(settings.clone(), token()).unwrap());
-        Host { name: name.clone(), directory, store, service, settings }
+        let pass = shows(index);
+        let service = Some(Service::start(settings.clone(), pass.clone()).unwrap());
+        Host { name: name.clone(), directory, store, service, settings, pass }
     };
     names.iter().enumerate().map(of).collect()
 }
@@ -130,7 +146,7 @@ impl Host {
     pub fn start(&mut self) {
         let mut last = None;
         // The old listener may need a moment to go.
-        until("the address", || match Service::start(self.settings.clone(), token()) {
+        until("the address", || match Service::start(self.settings.clone(), self.pass.clone()) {
             Ok(service) => {
                 self.service = Some(service);
                 true
@@ -262,10 +278,10 @@ impl Proxy {
                 }
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(&to)) else { continue };
                 let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-                std::thread::spawn(move || pass(back.0, back.1, |_| true));
+                std::thread::spawn(move || pass_on(back.0, back.1, |_| true));
                 let (counting, spoil) = (Arc::clone(&counting), Arc::clone(&spoil));
                 std::thread::spawn(move || {
-                    pass(client, server, |piece| {
+                    pass_on(client, server, |piece| {
                         spoil(counting.fetch_add(piece.len(), Ordering::SeqCst), piece)
                     });
                 });
@@ -282,7 +298,7 @@ impl Drop for Proxy {
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, spoil: impl Fn(&mut [u8]) -> bool) {
+fn pass_on(mut from: TcpStream, mut to: TcpStream, spoil: impl Fn(&mut [u8]) -> bool) {
     let mut buffer = vec![0; 32 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
         if !spoil(&mut buffer[..count]) || to.write_all(&buffer[..count]).is_err() {

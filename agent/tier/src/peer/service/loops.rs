@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::{CONNECTIONS, Shared, UPLOAD_PATIENCE};
 use crate::os::stand_back;
-use crate::peer::error::PeerError;
 use crate::peer::server;
 use crate::peer::wire::Wire;
 
@@ -88,12 +87,13 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let serving = Arc::clone(shared);
         let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
             let patience = serving.settings.patience;
-            let talked = Wire::accept(stream, &serving.token, patience)
+            let talked = Wire::accept(stream, &serving.pass, patience)
                 .and_then(|mut wire| server::converse(&mut wire, &serving));
             if let Err(error) = talked {
-                tracing::debug!(%error, "a peer's connection ended");
-                if matches!(error, PeerError::WrongToken { .. }) {
+                if error.is_refusal() {
                     tracing::warn!(%error, "a connection was refused");
+                } else {
+                    tracing::debug!(%error, "a peer's connection ended");
                 }
             }
             serving.connections.fetch_sub(1, Ordering::SeqCst);

@@ -1,0 +1,163 @@
+//! How a connection between two agents begins: each shows that it may.
+//!
+//! With certificates TLS comes first (`tls`). Then both sides send a nonce and prove over the nonces of both that they know the token
+//! (`token`). All of it has an end: who connects and says nothing, or says it slowly, holds a place for seconds and no longer.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Instant;
+
+use super::channel::Channel;
+use super::error::PeerError;
+use super::frame::{FrameError, MAGIC, VERSION};
+use super::pass::Pass;
+use super::tls;
+use super::token::{NONCE_BYTES, Signer, nonce};
+use super::wire::{Patience, Wire};
+
+/// First words of both sides: magic, version, three bytes of zero, nonce.
+const GREETING_BYTES: usize = 8 + NONCE_BYTES;
+
+/// The whole greeting may take so many times what one step of it may.
+const STEPS: u32 = 3;
+
+impl Wire {
+    /// Connects to `address`, a name or number with a port.
+    ///
+    /// # Errors
+    /// Nobody answers, it is no agent, it speaks another version or may not read and write.
+    pub fn connect(address: &str, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
+        let gone = |source| PeerError::unreachable(address, source);
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for resolved in address.to_socket_addrs().map_err(gone)? {
+            match TcpStream::connect_timeout(&resolved, patience.connect) {
+                Ok(stream) => return greet(stream, address, pass, patience),
+                Err(error) => last = error,
+            }
+        }
+        Err(gone(last))
+    }
+
+    /// Takes up a connection that came.
+    ///
+    /// # Errors
+    /// It is no agent, speaks another version or may not read and write.
+    pub fn accept(stream: TcpStream, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
+        let peer = stream
+            .peer_addr()
+            .map_or_else(|_| "a peer".to_owned(), |address: SocketAddr| address.to_string());
+        let lost = |source| tls::told(&peer, source);
+        let mut channel = begin(stream, patience).map_err(lost)?;
+        let own = nonce().map_err(lost)?;
+        let is_tls = channel.peek().map_err(lost)? == HANDSHAKE;
+        match pass.tls() {
+            Some(tls) if is_tls => {
+                if let Err((first, error)) = channel.secure(tls.from(&peer)?) {
+                    channel.part();
+                    return Err(tls::failed(&peer, first, error));
+                }
+            }
+            // By our first word it knows that there is no TLS here.
+            None if is_tls => {
+                let _ = channel.write_all(&greeting(&own));
+                channel.part();
+                return Err(PeerError::SpeaksTls { peer });
+            }
+            _ => {}
+        }
+        let mut bytes = [0; GREETING_BYTES];
+        channel.read_exact(&mut bytes).map_err(lost)?;
+        // It is told our version even if its own is another: its operator should see both.
+        channel.write_all(&greeting(&own)).map_err(lost)?;
+        let theirs = parse_greeting(&bytes, &peer)?;
+        let mut proof = [0; 32];
+        channel.read_exact(&mut proof).map_err(lost)?;
+        if pass.tls().is_some() && !is_tls {
+            let _ = channel.write_all(&[BY_TLS]);
+            return Err(PeerError::SpeaksPlainly { peer });
+        }
+        let token = pass.session(&channel, &peer)?;
+        if token.prove("client", &theirs, &own) != blake3::Hash::from(proof) {
+            let _ = channel.write_all(&[REFUSED]);
+            return Err(PeerError::WrongToken { peer });
+        }
+        let mut answer = [TAKEN; 33];
+        answer[1..].copy_from_slice(token.prove("server", &theirs, &own).as_bytes());
+        channel.write_all(&answer).map_err(lost)?;
+        channel.settle(patience.stall).map_err(lost)?;
+        let outgoing = Signer::new(token.prove("server's frames", &theirs, &own));
+        let incoming = Signer::new(token.prove("client's frames", &theirs, &own));
+        Ok(Wire::over(channel, peer, outgoing, incoming))
+    }
+}
+
+/// What is said to a proof: it is not right.
+const REFUSED: u8 = 0;
+
+/// It is right.
+const TAKEN: u8 = 1;
+
+/// It is not looked at: here one comes by TLS or not at all.
+const BY_TLS: u8 = 2;
+
+/// How whatever is said by TLS begins.
+const HANDSHAKE: u8 = 0x16;
+
+fn greet(stream: TcpStream, peer: &str, pass: &Pass, patience: Patience) -> Result<Wire, PeerError> {
+    let lost = |source| tls::told(peer, source);
+    let mut channel = begin(stream, patience).map_err(lost)?;
+    if let Some(tls) = pass.tls() {
+        channel.secure(tls.to(peer)?).map_err(|(first, error)| tls::failed(peer, first, error))?;
+    }
+    let token = pass.session(&channel, peer)?;
+    let own = nonce().map_err(lost)?;
+    channel.write_all(&greeting(&own)).map_err(lost)?;
+    let mut bytes = [0; GREETING_BYTES];
+    channel.read_exact(&mut bytes).map_err(lost)?;
+    let theirs = parse_greeting(&bytes, peer)?;
+    channel.write_all(token.prove("client", &own, &theirs).as_bytes()).map_err(lost)?;
+    let mut answer = [0; 33];
+    // One that is refused finds the connection closed, or the word for it.
+    channel.read_exact(&mut answer[..1]).map_err(|_| PeerError::refused(peer))?;
+    match answer[0] {
+        TAKEN => {}
+        BY_TLS => return Err(PeerError::SpeaksTls { peer: peer.to_owned() }),
+        _ => return Err(PeerError::refused(peer)),
+    }
+    channel.read_exact(&mut answer[1..]).map_err(lost)?;
+    if token.prove("server", &own, &theirs)
+        != blake3::Hash::from_slice(&answer[1..]).unwrap_or_else(|_| [0; 32].into())
+    {
+        return Err(PeerError::Impostor { peer: peer.to_owned() });
+    }
+    channel.settle(patience.stall).map_err(lost)?;
+    let outgoing = Signer::new(token.prove("client's frames", &own, &theirs));
+    let incoming = Signer::new(token.prove("server's frames", &own, &theirs));
+    Ok(Wire::over(channel, peer.to_owned(), outgoing, incoming))
+}
+
+fn begin(stream: TcpStream, patience: Patience) -> io::Result<Channel> {
+    stream.set_nodelay(true)?;
+    Ok(Channel::new(stream, patience.connect, Instant::now() + patience.connect * STEPS))
+}
+
+fn greeting(nonce: &[u8; NONCE_BYTES]) -> [u8; GREETING_BYTES] {
+    let mut bytes = [0; GREETING_BYTES];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4] = VERSION;
+    bytes[8..].copy_from_slice(nonce);
+    bytes
+}
+
+fn parse_greeting(bytes: &[u8; GREETING_BYTES], peer: &str) -> Result<[u8; NONCE_BYTES], PeerError> {
+    let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
+    if magic != MAGIC {
+        return Err(PeerError::frame(peer, FrameError::Magic(magic)));
+    }
+    if bytes[4] != VERSION {
+        return Err(PeerError::frame(peer, FrameError::Version(bytes[4])));
+    }
+    let mut nonce = [0; NONCE_BYTES];
+    nonce.copy_from_slice(&bytes[8..]);
+    Ok(nonce)
+}

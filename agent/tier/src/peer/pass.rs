@@ -1,0 +1,43 @@
+//! What an agent shows to others, and wants to be shown: the token, a certificate, or both.
+
+use super::channel::Channel;
+use super::error::PeerError;
+use super::tls::{self, Tls};
+use super::token::Token;
+
+/// Who may read and write.
+#[derive(Clone, Debug)]
+pub enum Pass {
+    /// Who knows the token; nothing is encrypted.
+    Token(Token),
+    /// Who has a certificate, and where there is a token knows it as well; by TLS.
+    Certificate(Tls, Option<Token>),
+}
+
+impl From<Token> for Pass {
+    fn from(token: Token) -> Pass {
+        Pass::Token(token)
+    }
+}
+
+impl Pass {
+    pub(super) fn tls(&self) -> Option<&Tls> {
+        match self {
+            Pass::Token(_) => None,
+            Pass::Certificate(tls, _) => Some(tls),
+        }
+    }
+
+    /// What both ends of a connection must know. By TLS it is good for this connection only: a proof that is passed on is worth nothing.
+    pub(super) fn session(&self, channel: &Channel, peer: &str) -> Result<Token, PeerError> {
+        let secret = || {
+            let secret = channel.secret().map_err(|error| tls::told(peer, error))?;
+            secret.ok_or_else(|| PeerError::SpeaksPlainly { peer: peer.to_owned() })
+        };
+        Ok(match self {
+            Pass::Token(token) => token.clone(),
+            Pass::Certificate(_, Some(token)) => token.over(&secret()?),
+            Pass::Certificate(_, None) => Token::of_session(&secret()?),
+        })
+    }
+}
