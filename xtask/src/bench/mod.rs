@@ -20,6 +20,7 @@ mod process;
 mod replicate;
 mod restart;
 mod soak;
+mod training;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -83,6 +84,8 @@ enum Name {
     Goodput,
     /// What a save costs training, and how soon a state is back: as ratios to one memcpy of the same bytes.
     Checkpoint,
+    /// What training pays while its steps go to a peer. Part of checkpoint.
+    Training,
     /// The judges on simulated jobs of up to 131,072 ranks.
     Judge,
     /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
@@ -154,6 +157,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
             (Name::Checkpoint, Some(bed)) => {
                 checkpoint::measure(&story, bed, args.samples.unwrap_or(9), args.most_gib, &mut report);
+                training::measure(&story, bed, 2, &mut report);
+            }
+            (Name::Training, Some(bed)) => {
+                training::measure(&story, bed, args.samples.unwrap_or(3), &mut report);
             }
             (Name::Soak, Some(bed)) => soak::measure(&story, bed, args.samples.unwrap_or(1000), &mut report),
             (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, &mut report),
