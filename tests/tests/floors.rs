@@ -58,6 +58,7 @@ const TIER_DEPENDENCIES: &[&str] = &[
     "mainstay-core",
     "nix",
     "rustix",
+    "rustls",
     "serde",
     "serde_json",
     "thiserror",
