@@ -5,6 +5,7 @@ mod gpus;
 mod hardware;
 mod host;
 mod launchers;
+mod owners;
 mod resets;
 mod rulings;
 mod words;

@@ -56,3 +56,8 @@ pub struct BootId(pub String);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incident(pub u64);
+
+impl Incident {
+    /// No failure: what a person ordered.
+    pub const ORDERED: Incident = Incident(0);
+}

@@ -11,12 +11,15 @@
 //!                                       └──────────► Ended ◄───────────┘
 //! ```
 //!
+//! What a person ordered to be restarted is asked of the host in the same way and judged by nobody (`Ordered`).
+//!
 //! Ranks that wait in their processes (`core::rounds`) go on in the next attempt, or are dismissed (`Stopping` once more)
 //! before all ranks are started or the job ends.
 //!
 //! Total: an input that does not fit the state is recorded and changes nothing else.
 
 mod deciding;
+mod ordered;
 mod progress;
 mod restart;
 mod saving;
@@ -39,6 +42,8 @@ use crate::time::{Mono, Span};
 
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, told as policy_trouble};
+use ordered::Ordered;
+pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS};
 use restart::Overdue;
 use saving::Saving;
 pub use times::{IncidentTimes, Summary};
@@ -53,6 +58,8 @@ enum Phase {
     Judging {
         exit: i32,
     },
+    /// A restart is ordered; the agent is asked, or the host is waited for.
+    Ordered(Ordered),
     /// A restart is decided and held back.
     HeldBack {
         until: Mono,
@@ -185,7 +192,6 @@ impl Job {
             }
             Input::Ruling(ruling) => self.ruling(at, ruling, out),
             Input::Held(held) => self.held = held,
-            Input::Restart => self.restart_ordered(at, out),
             Input::LookAgain => self.look_again(at, out),
         }
     }
@@ -348,14 +354,6 @@ impl Job {
         out.push(Output::Order(Order::StopRanks { attempt: self.attempt, why }));
     }
 
-    /// A person wants all ranks started anew: no failure, and charged to no budget.
-    fn restart_ordered(&mut self, at: Mono, out: &mut Vec<Output>) {
-        if self.phase == Phase::Running && self.hang.is_none() {
-            self.ledger.enter(at, Spending::Stopping);
-            self.stop(StopWhy::Ordered, out);
-        }
-    }
-
     fn stop_requested(&mut self, at: Mono, exit: i32, out: &mut Vec<Output>) {
         self.stop_requested.get_or_insert(exit);
         match self.phase {
@@ -363,7 +361,7 @@ impl Job {
                 self.ledger.enter(at, Spending::Finishing);
                 self.stop(StopWhy::Requested, out);
             }
-            Phase::Judging { .. } | Phase::HeldBack { .. } => {
+            Phase::Judging { .. } | Phase::Ordered(_) | Phase::HeldBack { .. } => {
                 self.finish_without(at, exit, "asked to stop".to_owned(), out);
             }
             Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}

@@ -228,22 +228,11 @@ fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
 fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let kind = CauseKind::of(&case.verdict.cause);
     let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past) else {
-        return leave(settings, case, "nothing can be restarted on this host");
+        let next = case.verdict.attempt.next();
+        return leave(settings, case.spares, next, "nothing can be restarted on this host");
     };
-    match (readiness(case.host), settings.ready_within) {
-        (Readiness::Ready, _) | (_, None) => {}
-        (Readiness::Unfit(why), _) => {
-            return leave(settings, case, &format!("this host is not fit for training: {why}"));
-        }
-        (Readiness::NotYet(why), Some(limit)) if case.host.waited >= limit => {
-            return leave(settings, case, &format!("this host was not ready within {limit}: {why}"));
-        }
-        (Readiness::NotYet(why), Some(limit)) => {
-            return at_once(
-                Action::Wait,
-                format!("this host is not ready for a restart: {why}; waiting up to {limit}"),
-            );
-        }
+    if let Some(instead) = hindrance(settings, case.host, case.spares, case.verdict.attempt.next()) {
+        return instead;
     }
     let idle = idle(case);
     let used = in_window(settings.budget, case, |_| true);
@@ -256,11 +245,28 @@ fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     }
 }
 
+/// What is done instead of a restart that would begin `next`, whoever wants it: the host is waited for, or left. None where it
+/// is ready, and where nobody is to look.
+pub fn hindrance(settings: &Settings, host: Host<'_>, spares: u32, next: Attempt) -> Option<Choice> {
+    let limit = settings.ready_within?;
+    let leave = |why: String| Some(leave(settings, spares, next, &why));
+    match readiness(host) {
+        Readiness::Ready => None,
+        Readiness::Unfit(why) => leave(format!("this host is not fit for training: {why}")),
+        Readiness::NotYet(why) if host.waited >= limit => {
+            leave(format!("this host was not ready within {limit}: {why}"))
+        }
+        Readiness::NotYet(why) => Some(at_once(
+            Action::Wait,
+            format!("this host is not ready for a restart: {why}; waiting up to {limit}"),
+        )),
+    }
+}
+
 /// Goes on without this host: with a spare, with less, or in the scheduler's hands.
-fn leave(settings: &Settings, case: Case<'_>, why: &str) -> Choice {
-    let attempt = case.verdict.attempt.next();
+fn leave(settings: &Settings, spares: u32, attempt: Attempt, why: &str) -> Choice {
     let rung = match settings.rungs {
-        rungs if rungs.has(Rung::Replace) && case.spares > 0 => Rung::Replace,
+        rungs if rungs.has(Rung::Replace) && spares > 0 => Rung::Replace,
         rungs if rungs.has(Rung::Shrink) => Rung::Shrink,
         _ => Rung::HandBack,
     };

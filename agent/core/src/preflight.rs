@@ -12,7 +12,7 @@ mod node_health;
 use serde::{Deserialize, Serialize};
 
 pub use free::{Freedom, free};
-pub use held::GpuUse;
+pub use held::{GpuUse, Owners};
 pub use node_health::{NodeHealth, node_health};
 
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};

@@ -7,6 +7,7 @@ use crate::entry::{Body, Entry, Fact};
 use crate::id::{Incident, JobId};
 use crate::job::{Input, Job, Order, Output, Ruling};
 use crate::policy::{Advisor, Budget};
+use crate::testimony::Testimony;
 use crate::time::Mono;
 use crate::verdict::{Action, Decision, Verdict};
 
@@ -95,7 +96,16 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
             (Fact::HostTestified { .. }, _) | (_, None) => {}
             (fact, Some(job)) => {
                 job.step(entry.at.mono, Input::Fact(fact.clone()), &mut out);
-                if let Some(incident) = consulted(&out) {
+                let consulted = consulted(&out);
+                if consulted == Some(Incident::ORDERED) {
+                    // What a person ordered is no judgement: it goes on as it did then.
+                    let testimony = Testimony::default();
+                    rule(
+                        job,
+                        entry.at.mono,
+                        Ruling { incident: Incident::ORDERED, instead: None, testimony },
+                    );
+                } else if let Some(incident) = consulted {
                     // It is decided anew once ranks that waited in their processes are gone.
                     replayed.retain(|before: &Replayed| before.incident != incident);
                     replayed.extend(judge(id, job, incident, &out, &of_job[place..]));

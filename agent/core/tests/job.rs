@@ -217,23 +217,6 @@ fn a_second_restart_without_a_new_step_is_held_back_and_a_stop_meanwhile_is_hear
 }
 
 #[test]
-fn an_ordered_restart_is_no_failure_and_costs_no_budget() {
-    let mut run = Run::begin(1);
-    run.start(0);
-    run.steps(0, 1..=5);
-    run.tell(Input::Restart);
-    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Ordered });
-    run.exit(0, 0, ExitStatus::Signal(15), true);
-    run.exit(0, 1, ExitStatus::Signal(15), true);
-    run.ended(0);
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
-    assert!(!run.bodies().iter().any(|body| matches!(body, Body::Verdict(_))));
-    run.start(1);
-    run.kill_and_decide(1);
-    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
-}
-
-#[test]
 fn a_start_that_fails_is_not_tried_again() {
     let mut run = Run::begin(3);
     run.fact(Fact::StartFailed { attempt: Attempt(0), error: "no such file: pythn3".into() });

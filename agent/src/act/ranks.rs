@@ -335,8 +335,9 @@ impl Crew {
     /// The variables that all ranks have in common and that imports look at, for a template.
     pub fn common_environment(&self) -> Vec<(&'static str, String)> {
         let mut variables = environment::tunables(self.local_world_size, is_set);
-        // The guardian finds by it what is left of a job, whoever started it.
+        // By these it is found what is left of a job and of a launch, whoever started it.
         variables.push(("MAINSTAY_JOB_ID", self.job.clone()));
+        variables.push(("MAINSTAY_LAUNCH", self.launch.clone()));
         variables
     }
 

@@ -1,7 +1,7 @@
 //! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
 
 use mainstay_core::entry::{Body, Fact};
-use mainstay_core::job::POLICY;
+use mainstay_core::job::{POLICY, RESTART_WAITS};
 use mainstay_core::policy::Rung;
 use mainstay_core::verdict::FaultDomain;
 
@@ -28,7 +28,10 @@ pub fn line(body: &Body) -> Option<String> {
             Some(format!("{}; nothing is done about it (--hang report)", hang.headline()))
         }
         Body::Fact(Fact::HangPassed { after, .. }) => Some(format!("the ranks move again, after {after}")),
-        Body::Fact(Fact::Observed(seen)) if seen.event == "hang_suspected" || seen.component == POLICY => {
+        Body::Fact(Fact::Observed(seen))
+            if matches!(seen.event.as_str(), "hang_suspected" | RESTART_WAITS)
+                || seen.component == POLICY =>
+        {
             Some(seen.detail.clone())
         }
         Body::Finding(finding) => Some(finding.headline.clone()),

@@ -2,14 +2,13 @@
 
 use mainstay_core::entry::Fact;
 use mainstay_core::id::Rank;
-use mainstay_core::job::Input;
+use mainstay_core::job::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED};
 use mainstay_core::observation::{Observation, Weight};
 use tokio::sync::oneshot;
 
 use crate::act::ranks::RankProcess;
 use crate::launch::drill::Injected;
 use crate::launch::shell::Launcher;
-use crate::os::clock;
 
 /// An order with who gave it.
 #[derive(Debug)]
@@ -57,9 +56,9 @@ pub enum Refused {
 /// The order as it stands in the journal.
 fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
     let (event, what) = match order {
-        JobOrder::Restart => ("restart_ordered", "to restart all ranks".to_owned()),
+        JobOrder::Restart => (RESTART_ORDERED, "to restart all ranks".to_owned()),
         JobOrder::Stop => ("stop_ordered", "to stop the job".to_owned()),
-        JobOrder::Exclude(rank) => ("rank_excluded", format!("to use the GPU of {rank} no more")),
+        JobOrder::Exclude(rank) => (RANK_EXCLUDED, format!("to use the GPU of {rank} no more")),
         JobOrder::Inject(fault, rank) => ("fault_injected", format!("to {fault} {rank}, for a drill")),
     };
     let mut values = vec![("uid".to_owned(), uid.to_string()), ("reason".to_owned(), reason.to_owned())];
@@ -70,7 +69,7 @@ fn observed(uid: u32, reason: &str, order: JobOrder) -> Fact {
         values.push(("rank".to_owned(), rank.0.to_string()));
     }
     Fact::Observed(Observation {
-        component: "job.orders".to_owned(),
+        component: ORDERS.to_owned(),
         event: event.to_owned(),
         weight: Weight::Warning,
         detail: format!("user {uid} ordered {what}: {reason}"),
@@ -103,7 +102,6 @@ impl Launcher {
             }
             JobOrder::Restart => {
                 self.fact(observed(uid, reason, order));
-                self.step(clock::mono(), Input::Restart);
                 Ok(())
             }
             JobOrder::Stop => {
@@ -118,7 +116,6 @@ impl Launcher {
                 let left = left.ok_or(Refused::NoSuchRank(rank))?.map_err(Refused::NotHere)?;
                 self.fact(observed(uid, reason, order));
                 self.crew.devices = Some(left);
-                self.step(clock::mono(), Input::Restart);
                 Ok(())
             }
             JobOrder::Inject(fault, rank) => {

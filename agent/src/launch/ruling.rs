@@ -42,6 +42,9 @@ impl Launcher {
 
     pub(super) fn rule(&mut self, ruling: Option<Ruling>) {
         self.ruling_until = None;
+        if ruling.as_ref().is_some_and(|ruling| !ruling.testimony.held.is_empty()) {
+            self.end_what_escaped();
+        }
         self.step(clock::mono(), Input::Ruling(ruling));
     }
 

@@ -142,6 +142,23 @@ impl Launcher {
         self.fact(Fact::AttemptEnded { attempt, orphans_killed: swept.killed, waiting: Vec::new() });
     }
 
+    /// Kills what ranks left that is no descendant of ours any more, by the launch's mark in its environment. Looked for only
+    /// where something is held, since it takes a look at every process of the host; and not while ranks wait in their
+    /// processes, for it may be theirs.
+    pub(super) fn end_what_escaped(&self) {
+        if self.ranks.iter().any(|rank| rank.exit.is_none()) {
+            return;
+        }
+        let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
+        let guardian = self.guardian.as_ref().map(Guardian::pid);
+        let spared: Vec<Pid> = self.warm.processes().into_iter().chain(guardian).chain([us]).collect();
+        let mark = format!("MAINSTAY_LAUNCH={}", self.crew.launch);
+        for pid in processes::marked(&mark).into_iter().filter(|pid| !spared.contains(pid)) {
+            self.terminal.say(format!("process {} was left behind by the ranks and is killed", pid.0));
+            processes::kill_process(pid);
+        }
+    }
+
     pub(super) fn asked_to_stop(&mut self, signal: i32) {
         if self.asked_by.is_some() {
             // Asked again: somebody is in a hurry.

@@ -11,10 +11,12 @@ use std::time::Duration;
 use mainstay_core::device::reset::{ResetError, ResetMode, ResetOrder};
 use mainstay_core::device::{DeviceReport, GpuReading, ProbeAnswer};
 use mainstay_core::id::{JobId, Pid};
-use mainstay_core::preflight::GpuUse;
+use mainstay_core::preflight::{GpuUse, Owners};
 use mainstay_core::settings::Bytes;
 use mainstay_core::time::Mono;
 use mainstay_core::view::{JobPhase, JobView};
+
+use super::owners;
 
 /// The driver is waited for so long; the launcher waits a quarter of a second for the ruling.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(150);
@@ -42,6 +44,8 @@ pub(super) struct Gpus {
     /// When the newest reading was begun.
     read_at: Mono,
     newest: Vec<GpuReading>,
+    /// Whose its processes are.
+    owners: Owners,
     /// Since when the job's attempt is over, and the processes of it that stay.
     left: BTreeMap<JobId, (Mono, BTreeSet<Pid>)>,
 }
@@ -54,6 +58,7 @@ impl Gpus {
             used: GpuUse::default(),
             read_at: Mono::default(),
             newest: Vec::new(),
+            owners: Owners::new(),
             left: BTreeMap::new(),
         }
     }
@@ -69,11 +74,16 @@ impl Gpus {
         let DeviceReport::Answered(ProbeAnswer::Gpus { gpus, .. }) = report else { return };
         self.read_at = began;
         self.newest.clone_from(gpus);
+        let open = |job: &&JobView| !matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost);
+        let jobs: Vec<&JobView> = jobs.filter(open).collect();
+        self.owners = owners::of(gpus, &jobs);
         // What is held after a fault is not what the job worked on.
-        let at_work = jobs.filter(|job| matches!(job.phase, JobPhase::Starting | JobPhase::Running));
+        let at_work = jobs.iter().filter(|job| matches!(job.phase, JobPhase::Starting | JobPhase::Running));
         for job in at_work.filter(|job| !self.left.contains_key(&job.id)) {
-            let ours: BTreeSet<Pid> = job.ranks.values().map(|rank| rank.pid).collect();
-            self.used.see(&job.id, &ours, gpus);
+            let members = owners::members(job);
+            let of_job = self.owners.iter().filter(|(_, owner)| members.contains(owner));
+            let of_job: Owners = of_job.map(|(pid, owner)| (*pid, *owner)).collect();
+            self.used.see(&job.id, &of_job, gpus);
         }
     }
 
@@ -88,6 +98,16 @@ impl Gpus {
             self.left.insert(job.clone(), (now, staying));
             self.nudge();
         }
+    }
+
+    /// The job is not to use the GPU of this rank any more.
+    pub(super) fn excluded(&mut self, job: &JobId, rank: Pid) {
+        self.used.exclude(job, rank);
+    }
+
+    /// Whether that component is a GPU that the job is not to use any more.
+    pub(super) fn is_excluded(&self, job: &JobId, component: &str) -> bool {
+        self.used.is_excluded(job, component)
     }
 
     /// The job is over.
@@ -106,7 +126,7 @@ impl Gpus {
             self.nudge();
             return None;
         }
-        let held = self.used.held(job, &self.newest, self.look.memory_held, staying);
+        let held = self.used.held(job, &self.newest, &self.owners, self.look.memory_held, staying);
         if !held.is_empty() {
             // It will be asked for again soon.
             self.nudge();

@@ -4,6 +4,7 @@ use mainstay_core::cloud::leave::{self, Leave};
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::health::Component;
 use mainstay_core::id::{JobId, Pid, Rank};
+use mainstay_core::job::{ORDERS, RANK_EXCLUDED};
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::view::{JobPhase, JobView};
 use tokio::sync::mpsc;
@@ -135,6 +136,13 @@ impl Node {
                 self.gpus.emptied(&session.job, clock::mono(), staying);
             }
             Body::Fact(Fact::JobEnded { .. }) => self.gpus.over(&session.job),
+            Body::Fact(Fact::Observed(seen)) if seen.component == ORDERS && seen.event == RANK_EXCLUDED => {
+                let rank = seen.values.get("rank").and_then(|rank| rank.parse().ok()).map(Rank);
+                let job = self.board.view().jobs.get(&session.job);
+                if let Some(rank) = rank.and_then(|rank| job?.ranks.get(&rank)) {
+                    self.gpus.excluded(&session.job, rank.pid);
+                }
+            }
             _ => {}
         }
         let recorded = self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);

@@ -48,7 +48,9 @@ impl Node {
                 let jobs = self.board.view().jobs.iter().filter(|(job, _)| **job != session.job);
                 jobs.flat_map(|(_, view)| view.ranks.values()).any(|rank| rank.pid == pid)
             };
-            let components: Vec<Component> = self.board.view().counting().cloned().collect();
+            // A GPU that the job was told to do without may be as sick as it likes.
+            let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
+            let components: Vec<Component> = self.board.view().counting().filter(counts).cloned().collect();
             let testimony = self.hardware.testify(verdict.fault_at, others, &components);
             let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict);
             let mut testimony = Testimony { held, seen_before, ..testimony };

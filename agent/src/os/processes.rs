@@ -64,6 +64,19 @@ pub fn marked(mark: &str) -> Vec<Pid> {
         .collect()
 }
 
+/// The parent of a process; none if it is gone, or the first of all.
+pub fn parent(pid: Pid) -> Option<Pid> {
+    stat(pid).map(|stat| stat.parent).filter(|parent| parent.0 > 0)
+}
+
+/// What a variable was when the process was started; none where it was not set, or where that is not ours to read.
+pub fn variable(pid: Pid, name: &str) -> Option<String> {
+    let environment = fs::read(format!("/proc/{}/environ", pid.0)).ok()?;
+    let mut variables =
+        environment.split(|byte| *byte == 0).filter_map(|text| std::str::from_utf8(text).ok());
+    variables.find_map(|text| text.strip_prefix(name)?.strip_prefix('=').map(ToOwned::to_owned))
+}
+
 /// The groups of a process besides its main one; none if it is gone.
 pub fn supplementary_groups(pid: Pid) -> Vec<u32> {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.0)).unwrap_or_default();

@@ -15,11 +15,17 @@ use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
 
-use super::{IncidentTimes, Job, Order, Output, Phase, Ruling, StopWhy};
+use super::{IncidentTimes, Job, Order, Ordered, Output, Phase, Ruling, StopWhy};
 
 /// A host that is not ready is asked for again after a quarter of the time that was waited, within these.
 const SOONEST: Span = Span::millis(20);
 const LATEST: Span = Span::seconds(2);
+
+/// When a host that has been waited for so long is asked again: a GPU's memory is free within a second as a rule, and who
+/// waits long need not ask often.
+pub(super) fn ask_again_after(waited: Span) -> Span {
+    Span((waited.0 / 4).clamp(SOONEST.0, LATEST.0))
+}
 
 /// What is done once the ranks that waited in their processes are gone.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +73,7 @@ impl Job {
                 }
                 None => {}
             },
-            StopWhy::Ordered => self.restart(at, out),
+            StopWhy::Ordered => self.ask_for_the_ordered(at, Ordered::default(), out),
             StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
             StopWhy::Fault => {
                 let ends: BTreeMap<Rank, RankEnd> = self
@@ -217,6 +223,10 @@ impl Job {
     }
 
     pub(super) fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
+        if let Phase::Ordered(ordered) = &self.phase {
+            let ordered = ordered.clone();
+            return self.rule_on_the_ordered(at, ordered, ruling, out);
+        }
         let Phase::Judging { exit } = self.phase else { return };
         let fits = |ruling: &Ruling| {
             self.pending.as_ref().is_some_and(|pending| pending.verdict.incident == ruling.incident)
@@ -268,9 +278,8 @@ impl Job {
             pending.waits = Some(decision.why.clone());
             out.push(Output::Record(Body::Decision(decision)));
         }
-        // A GPU's memory is free within a second as a rule; who waits long need not ask often.
         let waited = at.since(*pending.waits_since.get_or_insert(at));
-        let look_at = at.after(Span((waited.0 / 4).clamp(SOONEST.0, LATEST.0)));
+        let look_at = at.after(ask_again_after(waited));
         pending.look_at = Some(look_at);
         out.push(Output::Order(Order::LookAgain { at: look_at }));
         self.pending = Some(pending);
@@ -315,6 +324,10 @@ impl Job {
     /// The time has come to ask for the host again, or for a restart that was held back.
     pub(super) fn look_again(&mut self, at: Mono, out: &mut Vec<Output>) {
         match self.phase {
+            Phase::Ordered(ref ordered) => {
+                let ordered = ordered.clone();
+                self.look_again_for_the_ordered(at, ordered, out);
+            }
             Phase::HeldBack { until } if at >= until => self.restart(at, out),
             Phase::HeldBack { until } => out.push(Output::Order(Order::LookAgain { at: until })),
             Phase::Judging { exit } => {
@@ -341,7 +354,7 @@ impl Job {
         verdict.culprit.filter(|_| all_wait && action.rung() == Some(Rung::Ranks))
     }
 
-    fn restart(&mut self, at: Mono, out: &mut Vec<Output>) {
+    pub(super) fn restart(&mut self, at: Mono, out: &mut Vec<Output>) {
         let keeps = keeps_processes(Some(self.rung)) && !self.waiting.is_empty();
         self.next_attempt(at);
         let attempt = self.attempt;

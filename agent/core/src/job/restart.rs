@@ -10,7 +10,7 @@ use crate::policy::{self, Rung};
 use crate::time::{Mono, Span};
 use crate::verdict::Verdict;
 
-use super::{Job, Order, Output, Phase};
+use super::{Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED};
 
 /// The event by which the journal, and so a replay, knows that a restart was given up.
 const EVENT: &str = "restart_too_long";
@@ -45,8 +45,11 @@ impl Job {
         }
     }
 
-    /// What a journal tells of a restart that was given up.
+    /// What people ordered, and what a journal tells of a restart that was given up.
     pub(super) fn observed(&mut self, at: Mono, seen: &Observation, out: &mut Vec<Output>) {
+        if seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED) {
+            return self.restart_ordered(at, out);
+        }
         if seen.event == EVENT
             && self.phase == Phase::Running
             && let Some(within) = seen.values.get("within_ns").and_then(|nanos| nanos.parse().ok())

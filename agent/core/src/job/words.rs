@@ -47,8 +47,6 @@ pub enum Input {
     Ruling(Option<Ruling>),
     /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.
     Held(Vec<String>),
-    /// Somebody ordered all ranks to be started anew.
-    Restart,
     /// The time of an [`Order::LookAgain`] has come.
     LookAgain,
 }
@@ -96,7 +94,7 @@ pub enum Order {
     },
     /// Write down what all ranks of the attempt are at; answered by `EvidenceTaken` or `HangPassed`.
     TakeEvidence(Attempt),
-    /// Ask the agent; answered by [`Input::Ruling`].
+    /// Ask the agent; answered by [`Input::Ruling`]. Of a restart that was ordered the incident is [`Incident::ORDERED`].
     Consult {
         /// The verdict.
         verdict: Box<Verdict>,

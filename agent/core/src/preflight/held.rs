@@ -9,10 +9,16 @@ use crate::pci::PciAddress;
 use crate::preflight::{Freedom, free};
 use crate::settings::Bytes;
 
+/// Whose the processes on GPUs are: of each that belongs to a job, the rank that it is or descends from; its launcher, where
+/// that rank is gone or nobody knows which it was.
+pub type Owners = BTreeMap<Pid, Pid>;
+
 /// What was seen of a GPU while a job worked on it.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// The job's ranks that were on it.
+    /// Whose processes of the job were on it.
+    owners: BTreeSet<Pid>,
+    /// These processes: ranks, and what they started.
     ours: BTreeSet<Pid>,
     /// Who else was there.
     neighbours: BTreeSet<Pid>,
@@ -24,45 +30,73 @@ struct Seen {
 #[derive(Clone, Debug, Default)]
 pub struct GpuUse {
     jobs: BTreeMap<JobId, BTreeMap<PciAddress, Seen>>,
+    /// GPUs that a job is not to use any more.
+    excluded: BTreeMap<JobId, BTreeSet<PciAddress>>,
 }
 
 impl GpuUse {
-    /// Takes in a reading that was made while the job's processes `ours` worked. One in which none of them is on any GPU
-    /// leaves all as it was: they are on their way.
-    pub fn see(&mut self, job: &JobId, ours: &BTreeSet<Pid>, gpus: &[GpuReading]) {
-        let seen: BTreeMap<PciAddress, Seen> = gpus.iter().filter_map(|gpu| seen_on(gpu, ours)).collect();
+    /// Takes in a reading that was made while the job's ranks worked, with the owners of its processes. One in which none of
+    /// them is on any GPU leaves all as it was: they are on their way.
+    pub fn see(&mut self, job: &JobId, owners: &Owners, gpus: &[GpuReading]) {
+        let seen: BTreeMap<PciAddress, Seen> = gpus.iter().filter_map(|gpu| seen_on(gpu, owners)).collect();
         if !seen.is_empty() {
             self.jobs.insert(job.clone(), seen);
         }
     }
 
-    /// Whether the job was seen on a GPU that nobody of those works on who stay.
+    /// Whether the job was seen on a GPU that somebody has left: not all stay that were on it.
     pub fn is_left(&self, job: &JobId, staying: &BTreeSet<Pid>) -> bool {
         let mut gpus = self.jobs.get(job).into_iter().flat_map(BTreeMap::values);
-        gpus.any(|gpu| gpu.ours.is_disjoint(staying))
+        gpus.any(|gpu| !gpu.owners.is_subset(staying))
+    }
+
+    /// The job is not to use the GPUs any more that this rank had to itself: what is wrong with them is no concern of its.
+    pub fn exclude(&mut self, job: &JobId, rank: Pid) {
+        let gpus = self.jobs.get(job).into_iter().flatten();
+        let alone =
+            gpus.filter(|(_, seen)| seen.owners == BTreeSet::from([rank])).map(|(address, _)| *address);
+        self.excluded.entry(job.clone()).or_default().extend(alone);
+    }
+
+    /// Whether that component is a GPU that the job is not to use any more.
+    pub fn is_excluded(&self, job: &JobId, component: &str) -> bool {
+        let mut excluded = self.excluded.get(job).into_iter().flatten();
+        excluded.any(|address| component == format!("gpu.{address}"))
     }
 
     /// The job is over.
     pub fn forget(&mut self, job: &JobId) {
         self.jobs.remove(job);
+        self.excluded.remove(job);
     }
 
     /// Which of the job's GPUs are not free, by a reading made after its ranks were gone, but for those `staying` in their
-    /// processes; a sentence each. Neighbours that were there before may stay. A GPU that told before what is in use and does
-    /// not tell now is not known to be free; one that never told is in nobody's way.
+    /// processes, with the owners of its processes; a sentence each. Who stays, with what it started, may be on a GPU that
+    /// another rank has left, and neighbours that were there before; what the job itself has left behind may not. A GPU that
+    /// told before what is in use and does not tell now is not known to be free; one that never told is in nobody's way.
     pub fn held(
         &self,
         job: &JobId,
         gpus: &[GpuReading],
+        owners: &Owners,
         allowed: Bytes,
         staying: &BTreeSet<Pid>,
     ) -> Vec<String> {
         let Some(used) = self.jobs.get(job) else { return Vec::new() };
+        let excluded = self.excluded.get(job);
+        let of_those_who_stay = owners.iter().filter(|(_, owner)| staying.contains(owner));
+        let of_those_who_stay: BTreeSet<Pid> = of_those_who_stay.map(|(pid, _)| *pid).collect();
         let held = gpus.iter().filter_map(|gpu| {
             let address = gpu.identity.as_ref()?.address;
-            let seen = used.get(&address).filter(|seen| seen.ours.is_disjoint(staying))?;
-            match free(gpu, &seen.neighbours, allowed).0 {
-                Freedom::Held(why) => Some(format!("gpu.{address}: {why}")),
+            let seen = used.get(&address).filter(|seen| !seen.owners.is_subset(staying))?;
+            if excluded.is_some_and(|excluded| excluded.contains(&address)) {
+                return None;
+            }
+            let may_stay = &seen.neighbours | &of_those_who_stay;
+            match free(gpu, &may_stay, allowed).0 {
+                Freedom::Held(why) => {
+                    Some(format!("gpu.{address}: {why}{}", left_by_us(gpu, seen, owners, &may_stay)))
+                }
                 Freedom::Unknown(why) if seen.told => {
                     Some(format!("gpu.{address}: whether it is free is not known: {why}"))
                 }
@@ -73,14 +107,23 @@ impl GpuUse {
     }
 }
 
-fn seen_on(gpu: &GpuReading, ours: &BTreeSet<Pid>) -> Option<(PciAddress, Seen)> {
-    let there: BTreeSet<Pid> = gpu.processes.value()?.iter().map(|process| process.pid).collect();
+fn seen_on(gpu: &GpuReading, owners: &Owners) -> Option<(PciAddress, Seen)> {
+    let there = || gpu.processes.value().into_iter().flatten().map(|process| process.pid);
     let seen = Seen {
-        ours: there.intersection(ours).copied().collect(),
-        neighbours: there.difference(ours).copied().collect(),
+        owners: there().filter_map(|pid| owners.get(&pid).copied()).collect(),
+        ours: there().filter(|pid| owners.contains_key(pid)).collect(),
+        neighbours: there().filter(|pid| !owners.contains_key(pid)).collect(),
         told: gpu.memory.value().is_some(),
     };
     (!seen.ours.is_empty()).then_some((gpu.identity.as_ref()?.address, seen))
+}
+
+/// Which of those that hold the GPU the job itself has left behind, for a person.
+fn left_by_us(gpu: &GpuReading, seen: &Seen, owners: &Owners, may_stay: &BTreeSet<Pid>) -> String {
+    let there = gpu.processes.value().into_iter().flatten().map(|process| process.pid);
+    let ours = there.filter(|pid| seen.ours.contains(pid) || owners.contains_key(pid));
+    let ours: Vec<String> = ours.filter(|pid| !may_stay.contains(pid)).map(|pid| pid.0.to_string()).collect();
+    if ours.is_empty() { String::new() } else { format!(" (left by this job: {})", ours.join(", ")) }
 }
 
 #[cfg(test)]
@@ -104,13 +147,19 @@ mod tests {
         }
     }
 
+    /// Ranks that are on GPUs themselves.
+    fn ranks(pids: &[i32]) -> Owners {
+        pids.iter().map(|pid| (Pid(*pid), Pid(*pid))).collect()
+    }
+
     #[test]
     fn a_gpu_is_free_when_the_jobs_processes_and_their_memory_are_gone() {
         let job = JobId("a".into());
         let mut used = GpuUse::default();
-        used.see(&job, &[Pid(7)].into(), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
-        let held = |gpus: &[GpuReading]| used.held(&job, gpus, ALLOWED, &BTreeSet::new());
-        assert_eq!(held(&[gpu(1, &[7], 9 << 30)]), ["gpu.0000:01:00: in use by process 7"]);
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let held = |gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &BTreeSet::new());
+        let told = "gpu.0000:01:00: in use by process 7 (left by this job: 7)";
+        assert_eq!(held(&[gpu(1, &[7], 9 << 30)]), [told]);
         assert!(held(&[gpu(1, &[], 9 << 30)])[0].contains("though no process is to be seen"));
         assert_eq!(held(&[gpu(1, &[], 9 << 20), gpu(2, &[8], 9 << 30)]), Vec::<String>::new());
     }
@@ -119,22 +168,44 @@ mod tests {
     fn neighbours_and_jobs_without_gpus_are_left_alone() {
         let (job, other) = (JobId("a".into()), JobId("b".into()));
         let mut used = GpuUse::default();
-        used.see(&job, &[Pid(7)].into(), &[gpu(1, &[7, 99], 9 << 30)]);
-        used.see(&other, &[Pid(5)].into(), &[gpu(1, &[7, 99], 9 << 30)]);
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7, 99], 9 << 30)]);
+        used.see(&other, &ranks(&[5]), &[gpu(1, &[7, 99], 9 << 30)]);
         let nobody = BTreeSet::new();
         assert!(used.is_left(&job, &nobody) && !used.is_left(&other, &nobody));
-        assert_eq!(used.held(&job, &[gpu(1, &[99], 5 << 30)], ALLOWED, &nobody), Vec::<String>::new());
-        assert_eq!(used.held(&other, &[gpu(1, &[7], 9 << 30)], ALLOWED, &nobody), Vec::<String>::new());
+        let held = |job, gpu| used.held(job, &[gpu], &Owners::new(), ALLOWED, &nobody);
+        assert_eq!(held(&job, gpu(1, &[99], 5 << 30)), Vec::<String>::new());
+        assert_eq!(held(&other, gpu(1, &[7], 9 << 30)), Vec::<String>::new());
+        let stranger = held(&job, gpu(1, &[99, 100], 5 << 30));
+        assert_eq!(stranger, ["gpu.0000:01:00: in use by process 100"], "one that came meanwhile");
         used.forget(&job);
         assert!(!used.is_left(&job, &nobody));
+    }
+
+    #[test]
+    fn what_a_rank_started_is_no_neighbour_and_has_to_go_with_it() {
+        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        // 7 is a rank; 71 and 72 descend from it, and 72 alone computes on the second GPU.
+        let owners = Owners::from([(Pid(7), Pid(7)), (Pid(71), Pid(7)), (Pid(72), Pid(7))]);
+        let mut used = GpuUse::default();
+        used.see(&job, &owners, &[gpu(1, &[7, 71], 9 << 30), gpu(2, &[72], 9 << 30)]);
+        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &Owners::new(), ALLOWED, staying);
+        let told = held(&[gpu(1, &[71], 1 << 20), gpu(2, &[72], 1 << 20)], &nobody);
+        assert!(
+            told.len() == 2 && told[0].ends_with("in use by process 71 (left by this job: 71)"),
+            "{told:?}"
+        );
+        assert_eq!(held(&[gpu(1, &[], 0), gpu(2, &[], 0)], &nobody), Vec::<String>::new());
+        // With a rank that stays, it may stay.
+        assert!(!used.is_left(&job, &[Pid(7)].into()));
+        assert_eq!(held(&[gpu(1, &[7, 71], 9 << 30)], &[Pid(7)].into()), Vec::<String>::new());
     }
 
     #[test]
     fn ranks_that_stay_keep_what_they_hold_and_the_gpu_of_a_lost_one_has_to_be_free() {
         let job = JobId("a".into());
         let mut used = GpuUse::default();
-        used.see(&job, &[Pid(7), Pid(8)].into(), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
-        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, ALLOWED, &staying);
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &ranks(&[7]), ALLOWED, &staying);
         let memory_only = [gpu(1, &[7], 9 << 30), gpu(2, &[], 9 << 30)];
         let told = held(&memory_only, [Pid(7)].into());
         assert!(told.len() == 1 && told[0].starts_with("gpu.0000:02:00"), "{told:?}");
@@ -147,31 +218,63 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_ranks_gpu_on_which_another_rank_stays_is_free_when_the_lost_one_is_gone_from_it() {
+        let job = JobId("a".into());
+        let mut used = GpuUse::default();
+        // All ranks have something on the first GPU, as with memory that they share.
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7, 8], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let staying = BTreeSet::from([Pid(8)]);
+        // 81 was started by the one that stays, after the last look.
+        let owners = Owners::from([(Pid(8), Pid(8)), (Pid(81), Pid(8))]);
+        let held = |processes: &[i32]| {
+            used.held(
+                &job,
+                &[gpu(1, processes, 5 << 30), gpu(2, &[8, 81], 9 << 30)],
+                &owners,
+                ALLOWED,
+                &staying,
+            )
+        };
+        assert_eq!(held(&[7, 8]), ["gpu.0000:01:00: in use by process 7 (left by this job: 7)"]);
+        assert_eq!(held(&[8, 81]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_gpu_that_is_excluded_is_no_more_the_jobs_concern_and_one_that_others_share_is() {
+        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[7, 8], 9 << 30)]);
+        used.exclude(&job, Pid(7));
+        let told =
+            used.held(&job, &[gpu(1, &[], 9 << 30), gpu(2, &[], 9 << 30)], &Owners::new(), ALLOWED, &nobody);
+        assert!(told.len() == 1 && told[0].starts_with("gpu.0000:02:00"), "{told:?}");
+        assert!(used.is_excluded(&job, "gpu.0000:01:00") && !used.is_excluded(&job, "gpu.0000:02:00"));
+        used.forget(&job);
+        assert!(!used.is_excluded(&job, "gpu.0000:01:00"));
+    }
+
+    #[test]
     fn a_gpu_that_no_longer_tells_is_not_free_and_one_that_never_told_is_in_nobodys_way() {
         let (job, nobody) = (JobId("a".into()), BTreeSet::new());
         let mute = |processes: &[i32]| GpuReading { memory: Read::NotOffered, ..gpu(1, processes, 0) };
         let mut used = GpuUse::default();
-        used.see(&job, &[Pid(7)].into(), &[gpu(1, &[7], 9 << 30)]);
-        let told = used.held(&job, &[mute(&[])], ALLOWED, &nobody);
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30)]);
+        let told = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &nobody);
         assert!(told.len() == 1 && told[0].contains("whether it is free is not known"), "{told:?}");
-        used.see(&job, &[Pid(7)].into(), &[mute(&[7])]);
-        assert_eq!(used.held(&job, &[mute(&[])], ALLOWED, &nobody), Vec::<String>::new());
+        used.see(&job, &ranks(&[7]), &[mute(&[7])]);
+        assert_eq!(used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &nobody), Vec::<String>::new());
     }
 
     #[test]
     fn a_gpu_that_the_job_has_left_for_another_is_no_more_its_concern() {
         let (job, nobody) = (JobId("a".into()), BTreeSet::new());
         let mut used = GpuUse::default();
-        used.see(&job, &[Pid(7)].into(), &[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)]);
-        used.see(&job, &[Pid(8)].into(), &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]);
-        assert!(
-            !used.held(&job, &[gpu(1, &[], 9 << 30)], ALLOWED, &nobody).is_empty(),
-            "the next is on its way"
-        );
-        used.see(&job, &[Pid(8)].into(), &[gpu(1, &[], 9 << 30), gpu(2, &[8], 9 << 30)]);
-        assert_eq!(
-            used.held(&job, &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)], ALLOWED, &nobody),
-            Vec::<String>::new()
-        );
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)]);
+        used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]);
+        let held =
+            |used: &GpuUse, gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &nobody);
+        assert!(!held(&used, &[gpu(1, &[], 9 << 30)]).is_empty(), "the next is on its way");
+        used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        assert_eq!(held(&used, &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]), Vec::<String>::new());
     }
 }
