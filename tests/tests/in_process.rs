@@ -95,7 +95,8 @@ def fault(step, round):
     assert_eq!(verdict.culprit, Some(Rank(1)));
     assert_eq!(verdict.step, Some(4));
     let outcome = story::outcomes(&end.story)[0];
-    assert_eq!((outcome.reached_before, outcome.step), (4, 0), "{end}");
+    // Its peers had left the collective of step 4, but may not have said yet that they are done with it.
+    assert!(matches!((outcome.reached_before, outcome.step), (3 | 4, 0)), "{end}");
     assert!(end.output(0, 1, "stderr").contains("RuntimeError: injected"));
 }
 

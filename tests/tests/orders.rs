@@ -282,10 +282,11 @@ for step in range(1, 10_000_000):
     assert!(injected.status.success(), "{}", said(&injected));
     let at = |rank: u32| -> u64 { job.mark(&format!("at.{rank}")).parse().expect("a step") };
     let (first, second) = (at(0), at(1));
-    // Both go on by the same clock, so that how busy the machine is does not matter much.
-    processes::wait_until("the peer has made a thousand steps", || at(0) >= first + 1000);
-    let (peer, slow) = (at(0) - first, at(1) - second);
-    assert!(slow * 2 < peer, "{slow} steps beside {peer}");
+    // Both go on by the same clock. On a busy machine the peer has to wait too, and it takes more steps until the difference is plain.
+    processes::wait_until("a thousand steps of the peer beside less than half as many", || {
+        let (peer, slow) = (at(0) - first, at(1) - second);
+        peer >= 1000 && slow * 2 < peer
+    });
     order(&job, &["job", "stop", "--reason", "enough"]);
     job.end();
 }
