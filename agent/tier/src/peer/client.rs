@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::hash::Hasher;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ pub struct Sending<'a> {
     pub limit: &'a Limit,
     /// Connections for one shard, 1 to 4.
     pub streams: usize,
-    /// Is called before each chunk: the file is still needed.
+    /// Is called before each chunk, or piece of one: the file is still needed.
     pub going: &'a (dyn Fn() + Sync),
 }
 
@@ -145,7 +146,8 @@ impl Asking<'_> {
             how,
             began,
             credits: wanted.credits.max(1),
-            streams,
+            stall: self.patience.stall,
+            sending: AtomicUsize::new(streams),
             left: Mutex::new(chunks.into()),
         };
         let sent = std::thread::scope(|scope| {
@@ -348,7 +350,10 @@ struct Job<'a> {
     how: &'a Sending<'a>,
     began: Instant,
     credits: u32,
-    streams: usize,
+    /// How long the peer waits for the next bytes.
+    stall: Duration,
+    /// Connections that have not come to their end.
+    sending: AtomicUsize,
     left: Mutex<VecDeque<u32>>,
 }
 
@@ -359,12 +364,19 @@ impl Job<'_> {
 
     /// Sends chunks while there are any, as many at once as the peer gives credit for.
     fn send(&self, wire: &mut Wire) -> Result<(), PeerError> {
-        pace(wire.stream(), self.how.limit.rate() / self.streams as u64);
         let peer = wire.peer().to_owned();
         let mut way = self.how.limit.way(&peer);
         let sent = self.send_by(wire, &mut way);
         self.how.limit.keep_way(&peer, way);
+        self.sending.fetch_sub(1, Ordering::Relaxed);
         sent
+    }
+
+    /// Has the kernel spread what one connection sends; a little faster than its part of the limit, or what waits in the socket would grow
+    /// until the other side has heard nothing for too long.
+    fn spread(&self, stream: &TcpStream) {
+        let rate = self.how.limit.rate();
+        pace(stream, rate.saturating_add(rate / 4) / self.sending.load(Ordering::Relaxed).max(1) as u64);
     }
 
     fn send_by(&self, wire: &mut Wire, way: &mut Backoff) -> Result<(), PeerError> {
@@ -406,13 +418,17 @@ impl Job<'_> {
 
     fn send_chunk(&self, wire: &mut Wire, way: &Backoff, index: u32) -> Result<u64, PeerError> {
         let Some((offset, length, digest)) = self.sealed.chunk(index) else { return Ok(0) };
-        (self.how.going)();
-        let wait = self.how.limit.take_by(way, u64::from(length), Instant::now());
-        if !wait.is_zero() {
-            std::thread::sleep(wait);
-        }
         let header = Header { offset, length, digest, chunk: index, ..header_of(self.sealed, Kind::Chunk) };
-        wire.send_chunk(header, self.bytes, |left| left)?;
+        wire.send_chunk(header, self.bytes, |stream, left| {
+            (self.how.going)();
+            self.spread(stream);
+            let piece = self.how.limit.piece(way, self.stall, left);
+            let wait = self.how.limit.take_by(way, piece, Instant::now());
+            if !wait.is_zero() {
+                std::thread::sleep(wait);
+            }
+            piece
+        })?;
         Ok(u64::from(length))
     }
 

@@ -9,6 +9,12 @@ use std::time::{Duration, Instant};
 use mainstay_core::checkpoint::backoff::Backoff;
 use nix::libc;
 
+/// While a chunk goes slowly, some of it goes at least so often: the other side must not take the sender for dead.
+const SILENCE: Duration = Duration::from_millis(250);
+
+/// A peer waits for the next bytes so many times as long as one sender is silent: several may share the limit, and each waits its turn.
+const PATIENCE: u32 = 16;
+
 /// A limit in bytes a second over all who share it.
 #[derive(Debug)]
 pub struct Limit {
@@ -67,6 +73,16 @@ impl Limit {
         self.take((bytes as f64 / way.share()) as u64, now)
     }
 
+    /// How many of the `left` bytes of a chunk may be taken at once, to a peer that waits for the next bytes for `stall`: few enough that it
+    /// need never be waited so long for them.
+    pub(crate) fn piece(&self, way: &Backoff, stall: Duration, left: u64) -> u64 {
+        if self.rate == 0 {
+            return left;
+        }
+        let silence = SILENCE.min(stall / PATIENCE).as_secs_f64();
+        ((self.rate as f64 * way.share() * silence) as u64).clamp(1, left.max(1))
+    }
+
     /// Bytes a second, 0 for none.
     pub fn rate(&self) -> u64 {
         self.rate
@@ -110,6 +126,32 @@ mod tests {
         let took = now.duration_since(start).as_secs_f64();
         assert!((9.7..=10.0).contains(&took), "{took}");
         assert_eq!(Limit::new(0).take(u64::MAX, now), Duration::ZERO);
+    }
+
+    #[test]
+    fn however_low_the_rate_nobody_is_silent_for_as_long_as_the_other_waits() {
+        let full = |look: u64| Signs { round_trip_us: if look == 0 { 100 } else { 50_000 }, sent_again: 0 };
+        let mut slow = Backoff::default();
+        (0..100).for_each(|look| slow.saw(look * 100, full(look)));
+        for (rate, stall_ms) in [(10_000, 10_000), (1 << 20, 500), (1 << 30, 10_000)] {
+            for way in [Backoff::default(), slow] {
+                let (limit, stall) = (Limit::new(rate), Duration::from_millis(stall_ms));
+                let mut now = Instant::now();
+                // Four connections take turns, each with a chunk of its own.
+                let mut left = [4_u64 << 20; 4];
+                while left.iter().any(|left| *left > 0) {
+                    let mut longest = Duration::ZERO;
+                    for left in left.iter_mut().filter(|left| **left > 0) {
+                        let piece = limit.piece(&way, stall, *left);
+                        longest = longest.max(limit.take_by(&way, piece, now));
+                        *left -= piece;
+                    }
+                    assert!(longest <= stall / 2, "{longest:?} of {stall:?} at {rate}");
+                    now += longest;
+                }
+            }
+        }
+        assert_eq!(Limit::new(0).piece(&slow, Duration::ZERO, 77), 77, "no limit, no pieces");
     }
 
     #[test]

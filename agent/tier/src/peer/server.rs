@@ -186,7 +186,7 @@ fn get(wire: &mut Wire, shared: &Shared, message: &[u8]) -> Result<(), PeerError
         let Some((offset, length, digest)) = sealed.chunk(index) else { break };
         opened.pin();
         let header = Header { kind: Kind::Chunk, offset, length, digest, chunk: index, ..of };
-        wire.send_chunk(header, &opened.bytes, |left| left)?;
+        wire.send_chunk(header, &opened.bytes, |_, left| left)?;
     }
     wire.send(Header { kind: Kind::End, ..of }, &[])
 }

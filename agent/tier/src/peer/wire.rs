@@ -107,11 +107,14 @@ impl Wire {
         &mut self,
         header: Header,
         bytes: &Bytes,
-        mut allow: impl FnMut(u64) -> u64,
+        mut allow: impl FnMut(&TcpStream, u64) -> u64,
     ) -> Result<(), PeerError> {
         let (mut at, mut left) = (header.offset, u64::from(header.length));
-        let mut allowed = |left: u64| if left == 0 { 0 } else { allow(left).clamp(1, left) };
-        let mut now = allowed(left);
+        let mut allowed = |channel: &Channel, left: u64| match left {
+            0 => 0,
+            _ => allow(channel.stream(), left).clamp(1, left),
+        };
+        let mut now = allowed(&self.channel, left);
         self.send_header(&header)?;
         while now > 0 {
             match (bytes, self.channel.plain()) {
@@ -121,7 +124,7 @@ impl Wire {
                 _ => self.copy_piece(bytes, at, now)?,
             }
             (at, left) = (at + now, left - now);
-            now = allowed(left);
+            now = allowed(&self.channel, left);
         }
         Ok(())
     }

@@ -101,7 +101,7 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
                         wire.send_chunk(
                             Header { offset, length, digest, ..Header::of(Kind::Chunk) },
                             &file.into(),
-                            |left| left,
+                            |_, left| left,
                         )
                     }),
                     Kind::Tell => wire.send_json(Header::of(Kind::Told), &"accepted"),

@@ -8,6 +8,7 @@ mod memory;
 mod overheard;
 mod ready;
 mod replicator;
+mod slow;
 mod support;
 mod tls;
 mod trainers;

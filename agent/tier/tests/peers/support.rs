@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use twox_hash::XxHash3_128;
 
 pub const RUN: &str = "run";
-const CHUNK: u64 = 64 << 10;
+pub const CHUNK: u64 = 64 << 10;
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// An address that no other test of this machine uses.
