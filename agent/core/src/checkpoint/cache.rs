@@ -1,7 +1,14 @@
 //! Directories of compiled programs (XLA, torchinductor, Triton): which of their files are kept for other hosts.
 //!
-//! Compilers name their files by what is in them and never change one. So two hosts' caches go together by adding what is missing,
-//! and a file that is there is never replaced.
+//! Compilers name their files by what is in them and never change one. So several hosts' caches go together by adding what is missing, the
+//! newest first, and a file that is there is never replaced.
+
+use std::cmp::Reverse;
+
+use crate::checkpoint::inventory::{Copy, StepState, steps};
+
+/// Caches of so many hosts are brought together at most: ranks wait for them, and each has less that is new.
+const MOST_HOSTS: usize = 8;
 
 /// A file of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,9 +54,96 @@ pub fn chosen(files: &[Cached], now: i64, quiet: i64, quota: u64) -> Vec<&Cached
     ready
 }
 
+/// The run of one host's cache: each host seals its own, and in the same second two of them do not meet. Nothing of it is behind an `@`.
+pub fn run_of(name: &str, host: &str) -> String {
+    format!("{}{}", prefix(name), host.replace('@', "%"))
+}
+
+fn prefix(name: &str) -> String {
+    format!("cache:{}/", name.replace('@', "%"))
+}
+
+/// The caches of that name that `me` had better have a look into: the newest whole one of each host, the newest first, but those that lie
+/// here as its own. As many as come to `quota` bytes, the first in any case.
+pub fn worth_bringing(copies: &[Copy], name: &str, me: &str, quota: u64) -> Vec<StepState> {
+    let prefix = prefix(name);
+    let of_cache = copies.iter().filter(|copy| copy.shard.of.run_id().starts_with(&prefix));
+    // Names of hosts have no `/`: of a cache that is called so, there are other ones.
+    let of_cache = of_cache.filter(|copy| !copy.shard.of.run_id()[prefix.len()..].contains('/')).cloned();
+    let of_cache: Vec<Copy> = of_cache.collect();
+    let mut newest: Vec<StepState> = Vec::new();
+    for state in steps(&of_cache, None).into_iter().filter(StepState::is_whole) {
+        // They come newest first.
+        if newest.iter().all(|other| other.key.run_id() != state.key.run_id()) {
+            newest.push(state);
+        }
+    }
+    let is_mine =
+        |state: &StepState| state.ranks.values().flatten().any(|copy| copy.own && copy.holder == me);
+    newest.retain(|state| !is_mine(state));
+    newest.sort_by_key(|state| Reverse((state.created, state.key.clone())));
+    newest.truncate(MOST_HOSTS);
+    let mut left = quota;
+    let fits = |state: &StepState| {
+        let fits = state.bytes() <= left;
+        left = left.saturating_sub(state.bytes());
+        fits
+    };
+    let count = newest.iter().map(fits).take_while(|fits| *fits).count();
+    newest.truncate(count.max(1));
+    newest
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::inventory::{Medium, Shard, StepKey};
+
+    fn sealed(name: &str, host: &str, holder: &str, created: i64, bytes: u64) -> Copy {
+        let run = run_of(name, host);
+        let step = created.unsigned_abs();
+        let of = StepKey { step, job: "cache".to_owned(), run, attempt: 0, world: 1 };
+        let shard = Shard { of, rank: 0, root: format!("{host}{created}"), bytes, created };
+        Copy { holder: holder.to_owned(), medium: Medium::Disk, own: holder == host, verified: true, shard }
+    }
+
+    fn brought(copies: &[Copy], quota: u64) -> Vec<(String, i64)> {
+        let worth = worth_bringing(copies, "xla", "me", quota);
+        worth.iter().map(|state| (state.key.run.clone(), state.created)).collect()
+    }
+
+    #[test]
+    fn the_newest_of_each_other_host_is_worth_bringing_newest_first() {
+        let mut copies = vec![
+            sealed("xla", "a", "a", 10, 1),
+            sealed("xla", "a", "a", 30, 1),
+            sealed("xla", "a", "b", 30, 1),
+            // In the same second as another host.
+            sealed("xla", "b", "b", 30, 1),
+            sealed("xla", "c", "b", 40, 1),
+            // It lies here; what lies here of an earlier host of this name and not as its own is worth it.
+            sealed("xla", "me", "me", 50, 1),
+            sealed("triton", "d", "d", 60, 1),
+            sealed("xla/d", "d", "d", 60, 1),
+        ];
+        let expected = |names: &[(&str, i64)]| -> Vec<(String, i64)> {
+            names.iter().map(|(host, created)| (run_of("xla", host), *created)).collect()
+        };
+        assert_eq!(brought(&copies, 100), expected(&[("c", 40), ("b", 30), ("a", 30)]));
+        copies.retain(|copy| copy.holder != "me");
+        copies.push(sealed("xla", "me", "a", 5, 1));
+        assert_eq!(brought(&copies, 100).last(), expected(&[("me", 5)]).first());
+        assert_eq!(brought(&[], 100), []);
+    }
+
+    #[test]
+    fn what_is_brought_is_bounded_and_the_newest_comes_in_any_case() {
+        let copies: Vec<Copy> =
+            (0..20).map(|host| sealed("xla", &format!("h{host}"), "x", 100 + host, 10)).collect();
+        assert_eq!(brought(&copies, 1000).len(), MOST_HOSTS);
+        assert_eq!(brought(&copies, 35).len(), 3);
+        assert_eq!(brought(&copies, 1), [(run_of("xla", "h19"), 119)]);
+    }
 
     fn file(path: &str, size: u64, written: i64) -> Cached {
         Cached { path: path.to_owned(), size, written }

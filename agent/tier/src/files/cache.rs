@@ -1,13 +1,15 @@
-//! Caches of compiled programs, kept over restarts and handed to hosts that have none: what is missing is added, nothing is replaced.
+//! Caches of compiled programs, kept over restarts and handed to hosts that lack something of them: what is missing is added from all that
+//! other hosts have sealed, the newest first; nothing is replaced.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mainstay_checkpoint::{Identity, MANIFEST_NAME};
-use mainstay_core::checkpoint::cache::{Cached, chosen};
+use mainstay_core::checkpoint::cache::{Cached, chosen, run_of, worth_bringing};
+use mainstay_core::checkpoint::inventory::StepState;
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
@@ -54,6 +56,8 @@ struct Inner {
     settings: Settings,
     service: Arc<Service>,
     catalog: Mutex<Catalog>,
+    /// The files of what was brought, by its root: it need not come again while they are there.
+    brought: Mutex<BTreeMap<String, Vec<String>>>,
     bell: Bell,
 }
 
@@ -65,7 +69,8 @@ impl Cache {
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Cache, FilesError> {
         let catalog = Mutex::new(Catalog::open(&settings.home, false)?);
         let service = Arc::clone(service);
-        let inner = Arc::new(Inner { settings, service, catalog, bell: Bell::default() });
+        let inner =
+            Arc::new(Inner { settings, service, catalog, brought: Mutex::default(), bell: Bell::default() });
         let working = Arc::clone(&inner);
         host::spawn("ckpt-cache", move || working.work())
             .map_err(FilesError::reading(&inner.settings.home))?;
@@ -87,7 +92,7 @@ impl Cache {
         &self.inner.settings.name
     }
 
-    /// Adds what other hosts have compiled and this one lacks. Where the directory is not there, it is made as `user`'s.
+    /// Adds what other hosts have compiled and this one lacks; how many files. Where the directory is not there, it is made as `user`'s.
     ///
     /// # Errors
     /// Nothing could be brought; the compilers do their work again.
@@ -107,8 +112,12 @@ impl Inner {
         self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn brought(&self) -> MutexGuard<'_, BTreeMap<String, Vec<String>>> {
+        self.brought.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn run_id(&self) -> String {
-        format!("cache:{}", self.settings.name)
+        run_of(&self.settings.name, self.service.name())
     }
 
     fn work(&self) {
@@ -154,8 +163,9 @@ impl Inner {
             return Ok(());
         }
         let content = Content::of(directory, user, kept)?;
-        // The later, the newer: caches of all hosts are steps of one run.
-        let identity = Identity { job: JOB.to_owned(), attempt: 0, step: now, rank: 0, world_size: 1 };
+        // The later, the newer, also where the clock was set back.
+        let step = before.as_ref().map_or(now, |before| now.max(before.sealed.shard.of.step + 1));
+        let identity = Identity { job: JOB.to_owned(), attempt: 0, step, rank: 0, world_size: 1 };
         let manifest = match content.seal(&identity, &self.run_id(), now) {
             Err(FilesError::Changed(_)) => return Ok(()),
             sealed => sealed?,
@@ -165,7 +175,7 @@ impl Inner {
         let members = content.members().to_vec();
         let files = members.len();
         catalog.insert(Note { manifest, base: directory.clone(), user, members }, false)?;
-        if let Some(before) = before.filter(|before| before.sealed.shard.of.step != now) {
+        if let Some(before) = before {
             catalog.remove(before.sealed.shard.of.step);
         }
         host::offer(&self.service, directory, catalog.packs().values().cloned().collect());
@@ -182,18 +192,64 @@ impl Inner {
         }
         let owner = host::owner_of(directory)
             .ok_or_else(|| PeerError::Local(format!("{} is no directory", directory.display())))?;
-        let run = self.run_id();
         // No other look while it is unpacked: it would seal a part.
         let _catalog = self.catalog();
+        self.service.refresh();
+        self.service.refresh_durable(&self.run_id());
+        let sources = worth_bringing(
+            &self.service.copies(),
+            &self.settings.name,
+            self.service.name(),
+            self.settings.quota,
+        );
+        let roots: BTreeSet<&String> =
+            sources.iter().flat_map(|of| of.ranks.values().flatten()).map(|copy| &copy.shard.root).collect();
+        self.brought().retain(|root, _| roots.contains(root));
+        let (mut added, mut failed) = (0, None);
+        for source in sources.iter().filter(|source| !self.is_here(source)) {
+            match self.bring(source, owner) {
+                Ok(files) => added += files,
+                // What others have compiled may be the same.
+                Err(error) => {
+                    tracing::warn!(cache = self.settings.name, run = source.key.run, %error, "a cache was not brought");
+                    failed = Some(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) if added == 0 => Err(error),
+            _ => Ok(added),
+        }
+    }
+
+    /// Whether all of it was added before, and is there still.
+    fn is_here(&self, source: &StepState) -> bool {
+        let brought = self.brought();
+        let files = source.ranks.values().flatten().find_map(|copy| brought.get(&copy.shard.root));
+        let directory = &self.settings.directory;
+        files.is_some_and(|files| files.iter().all(|file| fs::symlink_metadata(directory.join(file)).is_ok()))
+    }
+
+    /// Adds what one host has sealed; how many files were missing.
+    fn bring(&self, source: &StepState, owner: User) -> Result<usize, FilesError> {
+        let Settings { name, directory, spool, .. } = &self.settings;
+        let run = source.key.run_id();
         let silent = |_: Progress| {};
-        let restored = self.service.restore(&host::spool_of(spool, &run), Some(&[0]), &silent)?;
+        let restored = self.service.restore(&host::spool_of(spool, run), Some(&[0]), &silent)?;
         let Some(key) = restored.decision.step else { return Ok(0) };
         let home = host::in_spool(spool, key.step, 0);
-        // One that this host sealed itself did not need to come.
+        // One that lies here as this host's own did not need to come.
         let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)) else { return Ok(0) };
-        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, directory, owner, Way::Add)?;
+        let before: BTreeSet<String> = {
+            let _as_user = As::user(owner).map_err(FilesError::reading(directory))?;
+            tree::plain(directory).into_iter().map(|member| member.path).collect()
+        };
+        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, directory, owner, Way::Add);
         let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
-        tracing::info!(cache = self.settings.name, files = members.len(), "a cache came from other hosts");
-        Ok(members.len())
+        let files: Vec<String> = members?.into_iter().map(|member| member.path).collect();
+        let added = files.iter().filter(|file| !before.contains(*file)).count();
+        tracing::info!(cache = name, run, files = added, "a cache came from another host");
+        self.brought().insert(sealed.shard.root, files);
+        Ok(added)
     }
 }

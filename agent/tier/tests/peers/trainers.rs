@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use mainstay_core::checkpoint::cache::worth_bringing;
 use mainstay_core::checkpoint::files::Kind;
 use mainstay_tier::files::{FileWatch, Files, Plan, Wanted, WantedCache};
 use mainstay_tier::peer::{Service, User};
@@ -304,13 +305,45 @@ fn a_cache_comes_to_hosts_that_lack_it_and_replaces_nothing() {
     }
     until("a copy of it", || {
         let copies = all[1].service().copies();
-        let run = copies.iter().filter(|of| of.shard.of.run == "cache:triton");
+        let run = copies.iter().filter(|of| of.shard.of.run.starts_with("cache:triton/"));
         run.filter(|of| of.holder == all[1].host.name && !of.own).count() > 0
     });
     fs::write(caches[1].path().join("kept"), b"of the second").unwrap();
     let pulled = all[1].files.as_ref().unwrap().pull_caches(User::own());
-    assert_eq!(pulled.into_iter().map(|(_, pulled)| pulled.unwrap()).collect::<Vec<_>>(), [2]);
+    assert_eq!(pulled.into_iter().map(|(_, pulled)| pulled.unwrap()).collect::<Vec<_>>(), [1]);
     assert_eq!(fs::read(caches[1].path().join("abc/kernel.cubin")).unwrap(), b"compiled here");
     assert_eq!(fs::read(caches[1].path().join("kept")).unwrap(), b"of the second", "what is there stays");
     assert!(!caches[1].path().join("jit-cache.tmp.9").exists());
+}
+
+#[test]
+fn what_several_hosts_have_compiled_comes_together_on_another_and_need_not_come_twice() {
+    let all = trainers(3, Kind::Auto);
+    let caches = [0, 1, 2].map(|_| TempDir::new().unwrap());
+    for (host, cache) in caches.iter().enumerate().take(2) {
+        fs::create_dir(cache.path().join("kernels")).unwrap();
+        fs::write(cache.path().join(format!("kernels/{host}.cubin")), content(host, 1)).unwrap();
+        fs::write(cache.path().join("kernels/both"), format!("compiled on {host}")).unwrap();
+    }
+    // Both are sealed now, most often in the same second.
+    for (trainer, directory) in all.iter().zip(&caches) {
+        let directory = directory.path().to_owned();
+        let wanted = WantedCache { name: "triton".to_owned(), directory, quota: 1 << 20, quiet: 0 };
+        trainer.files.as_ref().unwrap().cache(wanted).unwrap();
+    }
+    let sources = || worth_bringing(&all[2].service().copies(), "triton", &all[2].host.name, 1 << 20);
+    until("both caches", || sources().len() == 2);
+    let newest = sources()[0].key.run.clone();
+    let newest = all.iter().position(|trainer| newest.ends_with(&trainer.host.name)).unwrap();
+    let pull = || all[2].files.as_ref().unwrap().pull_caches(User::own()).remove(0).1.unwrap();
+    assert_eq!(pull(), 3);
+    let there = |name: &str| fs::read(caches[2].path().join("kernels").join(name)).unwrap();
+    assert!(there("0.cubin") == content(0, 1) && there("1.cubin") == content(1, 1));
+    assert_eq!(there("both"), format!("compiled on {newest}").into_bytes(), "the newest is taken first");
+    assert_eq!(pull(), 0, "it is there");
+    // What was lost comes again, and what came is this host's to give.
+    fs::remove_file(caches[2].path().join("kernels/1.cubin")).unwrap();
+    assert_eq!(pull(), 1);
+    let given = || worth_bringing(&all[0].service().copies(), "triton", &all[0].host.name, 1 << 20);
+    until("all of it on the third host", || given().iter().any(|of| of.key.run.ends_with(&all[2].host.name)));
 }
