@@ -1,5 +1,6 @@
 //! The agent's part among its peers: it listens, knows who has what, and sends what has too few copies.
 
+mod counts;
 mod decide;
 mod known;
 mod loops;
@@ -8,7 +9,7 @@ mod repair;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ use mainstay_core::checkpoint::decision::Decisions;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 
+use self::counts::Counters;
+pub use self::counts::Counts;
 use super::client::Asking;
 use super::durable::{Durable, Figures};
 use super::error::PeerError;
@@ -90,33 +93,6 @@ pub struct Peer {
     /// Not before then is it sent anything.
     not_before: Option<Instant>,
     failures: u32,
-}
-
-/// What went on since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Shards that were sent.
-    pub shards_sent: u64,
-    /// Their bytes.
-    pub bytes_sent: u64,
-    /// Shards that were taken for others.
-    pub shards_taken: u64,
-    /// Their bytes.
-    pub bytes_taken: u64,
-    /// Tries to send that failed.
-    pub failures: u64,
-    /// Copies that were found damaged.
-    pub damaged: u64,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    shards_sent: AtomicU64,
-    bytes_sent: AtomicU64,
-    shards_taken: AtomicU64,
-    bytes_taken: AtomicU64,
-    failures: AtomicU64,
-    damaged: AtomicU64,
 }
 
 /// What all threads of the service share.
@@ -285,17 +261,7 @@ impl Service {
 
     /// What went on since the start.
     pub fn counts(&self) -> Counts {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged } =
-            &self.shared.counters;
-        Counts {
-            shards_sent: of(shards_sent),
-            bytes_sent: of(bytes_sent),
-            shards_taken: of(shards_taken),
-            bytes_taken: of(bytes_taken),
-            failures: of(failures),
-            damaged: of(damaged),
-        }
+        self.shared.counters.now()
     }
 
     /// What went into durable storage, where there is some.

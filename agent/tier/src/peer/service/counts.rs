@@ -1,0 +1,47 @@
+//! What went on since the start, counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What went on since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Shards that were sent.
+    pub shards_sent: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+    /// Shards that were taken for others.
+    pub shards_taken: u64,
+    /// Their bytes.
+    pub bytes_taken: u64,
+    /// Tries to send that failed.
+    pub failures: u64,
+    /// Copies that were found damaged.
+    pub damaged: u64,
+}
+
+/// The same while it goes on.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) shards_sent: AtomicU64,
+    pub(super) bytes_sent: AtomicU64,
+    pub(super) shards_taken: AtomicU64,
+    pub(super) bytes_taken: AtomicU64,
+    pub(super) failures: AtomicU64,
+    pub(super) damaged: AtomicU64,
+}
+
+impl Counters {
+    /// As they are now.
+    pub(super) fn now(&self) -> Counts {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged } = self;
+        Counts {
+            shards_sent: of(shards_sent),
+            bytes_sent: of(bytes_sent),
+            shards_taken: of(shards_taken),
+            bytes_taken: of(bytes_taken),
+            failures: of(failures),
+            damaged: of(damaged),
+        }
+    }
+}
