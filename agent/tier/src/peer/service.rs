@@ -44,6 +44,9 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_s
 /// How long a copy that was found to be bad is not believed in.
 const DISTRUST: Duration = Duration::from_secs(600);
 
+/// How long it is remembered that something was withdrawn: a peer that was away meanwhile has a copy of it still.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+
 /// What the service is to do.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -106,6 +109,8 @@ pub(crate) struct Shared {
     peers: Mutex<BTreeMap<String, Peer>>,
     decisions: Mutex<Decisions>,
     distrusted: Mutex<BTreeMap<(String, String), Instant>>,
+    /// What was offered and is out of date.
+    withdrawn: Mutex<BTreeMap<String, Instant>>,
     limit: Limit,
     counters: Counters,
     connections: AtomicUsize,
@@ -168,6 +173,7 @@ impl Service {
             peers: Mutex::new(peers),
             decisions: Mutex::default(),
             distrusted: Mutex::default(),
+            withdrawn: Mutex::default(),
             counters: Counters::default(),
             connections: AtomicUsize::new(0),
             stop: AtomicBool::new(false),

@@ -5,10 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::cache::worth_bringing;
 use mainstay_core::checkpoint::files::Kind;
 use mainstay_tier::files::{FileWatch, Files, Plan, Wanted, WantedCache};
-use mainstay_tier::peer::{Service, User};
+use mainstay_tier::peer::{Sealed, Service, User};
 use tempfile::TempDir;
 
 use crate::support::{Host, bytes, hosts, until};
@@ -164,6 +165,31 @@ fn what_is_written_again_is_noticed_and_offered_no_more() {
     // With its tracker it is a checkpoint again, and another one.
     fs::write(all[0].path().join("latest_checkpointed_iteration.txt"), "10").unwrap();
     all[1].wait_for(10, 2);
+}
+
+#[test]
+fn a_peer_that_was_away_when_something_was_written_again_hears_of_it_later() {
+    let mut all = trainers(2, Kind::Megatron);
+    megatron(&all, 10);
+    all[0].wait_for(10, 2);
+    let own = all[0].service().copies().into_iter().find(|of| of.own && of.holder == all[0].host.name);
+    let root = own.unwrap().shard.root;
+    let has_it = |host: &Host| {
+        let manifests = host.replicas().into_iter().map(|shard| shard.with_file_name(MANIFEST_NAME));
+        manifests.filter_map(|path| Sealed::read(&path).ok()).any(|sealed| sealed.shard.root == root)
+    };
+    all[1].files = None;
+    all[1].service = None;
+    fs::write(all[0].path().join("iter_0000010/mp_rank_00/model_optim_rng.pt"), b"being written again")
+        .unwrap();
+    until("it to be noticed", || {
+        all[0].files.as_ref().unwrap().nudge(all[0].path());
+        own_steps(&all[0]).is_empty()
+    });
+    assert!(has_it(&all[1].host), "nobody was there to be told");
+    all[1].host.start();
+    all[1].service = all[1].host.service.take().map(Arc::new);
+    until("the copy to go", || !has_it(&all[1].host));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What is known: of the copies here and at peers, and of copies that were found to be bad.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use mainstay_core::checkpoint::inventory::Copy;
 use mainstay_core::checkpoint::ready::expected;
 
-use super::{DISTRUST, Shared};
+use super::{DISTRUST, REMEMBERED, Shared};
 use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Held, Inventory};
@@ -100,9 +100,39 @@ impl Shared {
             holders.filter_map(of).collect()
         };
         self.store.remove(root);
+        self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner).insert(root.to_owned(), Instant::now());
         for holder in holders {
             if let Err(error) = self.asking().forget(&holder, vec![root.to_owned()]) {
                 tracing::warn!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
+            }
+        }
+    }
+
+    /// Peers that still tell of a copy of what was withdrawn are told again: they were not reached, or it came to them just then.
+    pub(super) fn withdraw_again(&self) {
+        let offered: BTreeSet<String> = self.own.list().into_iter().map(|(shard, ..)| shard.root).collect();
+        let roots: BTreeSet<String> = {
+            let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+            // What is there again as it was is no longer out of date.
+            withdrawn.retain(|root, since| since.elapsed() < REMEMBERED && !offered.contains(root));
+            withdrawn.keys().cloned().collect()
+        };
+        if roots.is_empty() {
+            return;
+        }
+        let late: Vec<(String, Vec<String>)> = {
+            let peers = self.peers();
+            let of = |(name, peer): (&String, &super::Peer)| {
+                let copies = peer.inventory.copies.iter().map(|held| &held.shard.root);
+                (name.clone(), copies.filter(|root| roots.contains(*root)).cloned().collect::<Vec<_>>())
+            };
+            let late = peers.iter().filter(|(_, peer)| peer.alive).map(of);
+            late.filter(|(_, copies)| !copies.is_empty()).collect()
+        };
+        for (holder, copies) in late {
+            // The next look tells whether it has heard.
+            if let Err(error) = self.asking().forget(&holder, copies) {
+                tracing::debug!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
             }
         }
     }

@@ -36,6 +36,7 @@ pub(super) fn make_ready(shared: &Shared) {
 pub(super) fn ask(shared: &Shared) {
     while !shared.stops() {
         shared.refresh();
+        shared.withdraw_again();
         shared.expect();
         shared.store.sweep(UPLOAD_PATIENCE);
         shared.collect();
