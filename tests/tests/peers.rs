@@ -11,6 +11,7 @@
 mod hosts;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -157,6 +158,85 @@ fn an_owner_that_is_killed_in_the_middle_goes_on_where_it_was() {
     let pulled = ckpt(&holder, &["pull", run, &place.display().to_string(), "--json"]);
     assert_eq!(json(&pulled)["shards_here"], 1, "from its own store");
     assert_lies_in(&place, 1, 1, size);
+}
+
+/// For each host keys of `checkpoint` that name certificates of one authority.
+fn certificates(hosts: &Hosts) -> Vec<Vec<String>> {
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let authority = params.self_signed(&key).unwrap().pem();
+    let issuer = rcgen::Issuer::new(params, key);
+    let of_host = |(name, stage): (&String, &Stage)| {
+        let host = name.rsplit_once(':').unwrap().0.to_owned();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate =
+            rcgen::CertificateParams::new(vec![host]).unwrap().signed_by(&key, &issuer).unwrap();
+        let files = [
+            ("CERTIFICATE", certificate.pem()),
+            ("KEY", key.serialize_pem()),
+            ("AUTHORITIES", authority.clone()),
+        ];
+        files.map(|(what, text)| {
+            let path = stage.work().join(format!("{what}.pem"));
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            format!("TLS_{what}={}", path.display())
+        })
+    };
+    hosts.names.iter().zip(&hosts.stages).map(|of| of_host(of).to_vec()).collect()
+}
+
+#[test]
+fn agents_with_certificates_keep_replicas_and_one_without_is_no_peer_of_theirs() {
+    let hosts = Hosts::new(3, 3, &[]);
+    let certificates = certificates(&hosts);
+    let with = |host: usize| -> Agent {
+        let options: Vec<&str> = certificates[host].iter().map(String::as_str).collect();
+        hosts.agent_with(host, &options)
+    };
+    let (owner, holder, plain) = (with(0), with(1), hosts.agent(2));
+    let (run, size) = ("run-tls", 5 << 20);
+    let directory = hosts.directory(0);
+    save(&directory, run, 7, 1, size);
+    let pushed = ckpt(&owner, &["push", run, &directory.display().to_string(), "--wait", "90", "--json"]);
+    assert_eq!(json(&pushed)["copies"], 2, "{}", String::from_utf8_lossy(&pushed.stderr));
+    let place = hosts.directory(1);
+    let pulled = ckpt(&holder, &["pull", run, &place.display().to_string(), "--json"]);
+    assert_eq!(json(&pulled)["step"], 7);
+    assert_lies_in(&place, 7, 1, size);
+    // Each side is told what to do about the other.
+    for (agent, word) in
+        [(&plain, "uses TLS and this agent does not"), (&owner, "does not use TLS and this agent does")]
+    {
+        processes::wait_until(word, || {
+            String::from_utf8_lossy(&ckpt(agent, &["ls", "--json"]).stdout).contains(word)
+        });
+    }
+    assert!(json(&ckpt(&plain, &["ls", "--json"]))["steps"].as_array().is_none_or(Vec::is_empty));
+}
+
+#[test]
+fn an_agent_whose_certificate_is_of_no_use_says_which_key_names_it() {
+    let hosts = Hosts::new(4, 1, &[]);
+    let certificates = certificates(&hosts);
+    let key = hosts.stages[0].work().join("KEY.pem");
+    fs::write(&key, "no key").unwrap();
+    let mut command = Command::new(mainstay());
+    let options = certificates[0].iter().map(|option| option.split_once('=').unwrap());
+    command.envs(options.map(|(name, value)| (format!("MAINSTAY_AGENT_CHECKPOINT_{name}"), value)));
+    let state = hosts.stages[0].work().join("state");
+    let said = command
+        .env("MAINSTAY_AGENT_CHECKPOINT_LISTEN", &hosts.names[0])
+        .args(["agent", "--state-dir"])
+        .arg(&state)
+        .arg("--socket")
+        .arg(hosts.stages[0].tmpfs().join("agent.sock"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(!said.status.success());
+    assert!(text.contains("checkpoint.tls_key") && text.contains(&key.display().to_string()), "{text}");
 }
 
 #[test]
