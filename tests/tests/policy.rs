@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use mainstay_core::entry::{Body, Fact};
-use mainstay_tests::{End, Job, Stage, mainstay};
+use mainstay_tests::{End, Job, Stage, has_client, mainstay, story};
 
 /// The job's first failure under this policy: a rank exits with 9, and with 0 after a restart.
 fn under(text: &str, options: &str) -> End {
@@ -137,4 +137,47 @@ fn metrics(job: &Job) -> String {
     let mut page = String::new();
     stream.read_to_string(&mut page).expect("an answer");
     page
+}
+
+/// A rank that is killed at its fifth step, once.
+const KILLED_ONCE: &str = r#"
+import mainstay
+for step in range(1, 10):
+    time.sleep(0.01)
+    mainstay.step(step)
+    if ATTEMPT == 0 and step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+"#;
+
+#[test]
+fn what_helped_in_one_run_is_known_to_the_policy_of_the_next() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    stage.python(KILLED_ONCE).start().end().assert_status(0);
+    let policy = stage.script(
+        "mine.star",
+        r#"
+def decide(case):
+    known = ["{} {} {}".format(of.cause, of.action, of.helped) for of in case.earlier]
+    return decision(action = "stop", why = "known: " + ", ".join(known))
+"#,
+    );
+    let with = format!("--policy {policy}");
+    let known = |end: End| {
+        end.assert_status(137);
+        story::decisions(&end.story)[0].why.clone()
+    };
+    let second = known(stage.python(KILLED_ONCE).options(&with).start().end());
+    assert!(second.starts_with("known: signal restart_in_job 1.0 "), "{second}");
+    let forgets = known(stage.python(KILLED_ONCE).options(&format!("{with} --forget")).start().end());
+    assert!(forgets.starts_with("known:  ("), "{forgets}");
+    // Somebody has spoilt it.
+    for file in std::fs::read_dir(stage.logs().join(".learned")).expect("what was learned") {
+        std::fs::write(file.expect("a file").path(), "{\"version\":1,\"rungs\":7}").expect("our own file");
+    }
+    let end = stage.python(KILLED_ONCE).options(&with).start().end();
+    end.assert_said("what was learned of this job cannot be used and is passed over");
+    assert!(known(end).starts_with("known:  ("));
 }

@@ -36,7 +36,7 @@ use crate::id::{Attempt, Rank};
 use crate::judge::{RankEnd, start_failed};
 use crate::learned::Learned;
 use crate::ledger::{Ledger, Spending};
-use crate::policy::{Advisor, PastFailure, Rung, Settings};
+use crate::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
 use crate::running::{Pace, Watch};
 use crate::time::{Mono, Span};
 
@@ -120,6 +120,10 @@ pub struct Job {
     held: Vec<String>,
     /// When a step was last completed, in any attempt.
     last_step: Option<Mono>,
+    /// The newest step that all ranks have saved and sealed in any attempt; and the same when this attempt began.
+    saved: (Option<u64>, Option<u64>),
+    /// What earlier runs learned of rungs.
+    earlier: Vec<Experience>,
     ledger: Ledger,
     saving: Saving,
     end: Option<(i32, String, Mono)>,
@@ -157,6 +161,8 @@ impl Job {
             overdue: None,
             held: Vec::new(),
             last_step: None,
+            saved: (None, None),
+            earlier: Vec::new(),
             ledger: Ledger::open(at),
             saving: Saving::default(),
             end: None,
@@ -181,11 +187,15 @@ impl Job {
             Input::Role { attempt, rank, role, stage } if attempt == self.attempt => {
                 self.watch.set_role(rank, role, stage);
             }
-            Input::Saved { attempt, step, shards } if attempt == self.attempt => {
-                let found = self.watch.saved(step, &shards);
-                out.extend(found.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
+            Input::Saved { attempt, step, shards } => {
+                // Also what was sealed when its attempt was over already.
+                self.saved.0 = self.saved.0.max(Some(step));
+                if attempt == self.attempt {
+                    let found = self.watch.saved(step, &shards);
+                    out.extend(found.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
+                }
             }
-            Input::Steps { .. } | Input::Role { .. } | Input::Saved { .. } => {}
+            Input::Steps { .. } | Input::Role { .. } => {}
             Input::Surroundings(known) => {
                 let again = self.watch.set_surroundings(known);
                 out.extend(again.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
@@ -221,6 +231,7 @@ impl Job {
                 self.ranks = ranks.iter().map(|started| (started.rank, RankState::default())).collect();
                 self.watch.begin_attempt(attempt, self.ranks.keys().copied().collect());
                 self.stepping = false;
+                self.saved.1 = self.saved.0;
                 self.attempt_began = at;
                 self.lead = None;
                 (self.hang, self.overdue) = (None, None);
@@ -385,11 +396,14 @@ impl Job {
     /// Takes in what earlier runs of the job learned.
     pub fn recall(&mut self, learned: &Learned) {
         self.watch.recall(learned);
+        self.earlier.clone_from(&learned.rungs);
     }
 
     /// Adds what this run learned, for the next one.
     pub fn remember(&self, learned: &mut Learned) {
         self.watch.remember(learned);
+        let failed_again = self.incidents.len() > self.past.len();
+        learned.rungs = policy::experiences(&self.earlier, &self.past, failed_again);
     }
 
     /// How a rank's last steps went beside its peers'.

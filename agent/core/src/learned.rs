@@ -1,5 +1,5 @@
 //! What was learned of a job, kept for its next run: how long its phases take, how long it rests, which ranks do the same
-//! work, and how much they differ. Without it each run is blind for its first fifty steps.
+//! work, how much they differ, and which restarts helped. Without it each run is blind for its first fifty steps.
 //!
 //! It is a help and nothing more: a file that is missing, old, spoilt or of another job is passed over, and what a run
 //! learns itself soon outweighs it.
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::JobSpec;
 use crate::hang::PhaseMemory;
+use crate::policy::Experience;
 use crate::time::Span;
 
 /// The version of its written form; others are passed over.
@@ -16,6 +17,8 @@ const VERSION: u32 = 1;
 pub const LONGEST: usize = 512 * 1024;
 /// So many phases are kept.
 const PHASES: usize = 128;
+/// So many rungs and kinds of causes are kept; there are fewer.
+const RUNGS: usize = 64;
 /// A job of more ranks keeps no peers.
 const RANKS: usize = 16_384;
 
@@ -38,6 +41,9 @@ pub struct Learned {
     /// The pipeline stage of each rank, where that was learned.
     #[serde(default)]
     pub stages: Vec<u32>,
+    /// Which rungs helped against which kinds of causes, and what they took.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rungs: Vec<Experience>,
     /// How many ranks the job had, where it is kept for runs of any size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
@@ -56,6 +62,8 @@ impl Learned {
         learned.noise = learned.noise.filter(|noise| noise.is_finite() && *noise > 0.0 && *noise < 1.0);
         learned.phases.truncate(PHASES);
         learned.phases.retain(PhaseMemory::is_sound);
+        learned.rungs.truncate(RUNGS);
+        learned.rungs.retain(Experience::is_sound);
         if learned.stages.len() > RANKS {
             learned.stages.clear();
         }
@@ -132,6 +140,7 @@ impl std::fmt::Display for Fnv {
 mod tests {
     use super::*;
     use crate::hang::{Limits, PhaseId, Phases};
+    use crate::policy::{CauseKind, Rung};
 
     fn spec(command: &str, ranks: u32) -> JobSpec {
         let command = command.split(' ').map(str::to_owned).collect();
@@ -147,6 +156,13 @@ mod tests {
             phases: phases.remembered(),
             noise: Some(0.01),
             stages: vec![0, 0, 1, 1],
+            rungs: vec![Experience {
+                cause: CauseKind::Exception,
+                rung: Rung::InProcess,
+                tried: 2.0,
+                helped: 1.0,
+                seconds: 0.5,
+            }],
             ..Learned::default()
         }
     }
@@ -156,6 +172,7 @@ mod tests {
         let read = Learned::parse(&learned().written()).expect("what was written");
         assert_eq!((read.runs, read.noise, read.stages.len()), (1, Some(0.01), 4));
         assert_eq!(read.phases, learned().phases);
+        assert_eq!(read.rungs, learned().rungs);
         let again = Learned::parse(&read.written()).expect("what was written");
         assert_eq!(again.runs, 2);
     }
@@ -175,8 +192,9 @@ mod tests {
             assert_eq!(Learned::parse(spoilt.as_bytes()), None, "{}", &spoilt[..spoilt.len().min(60)]);
         }
         let wild = text.replace("\"noise\":0.01", "\"noise\":-3.0").replace("\"steps\":100", "\"steps\":0");
+        let wild = wild.replace("\"tried\":2.0", "\"tried\":0.5");
         let read = Learned::parse(wild.as_bytes()).expect("the rest of it");
-        assert_eq!((read.noise, read.phases.len()), (None, 0));
+        assert_eq!((read.noise, read.phases.len(), read.rungs.len()), (None, 0, 0));
     }
 
     #[test]

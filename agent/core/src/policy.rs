@@ -10,6 +10,7 @@
 
 mod advisor;
 mod backoff;
+mod experience;
 mod guard;
 mod history;
 mod ladder;
@@ -19,6 +20,7 @@ mod rung;
 
 pub use advisor::{Advice, Advisor, Trouble, decide_with};
 pub use backoff::{jitter, seed};
+pub use experience::{Experience, experiences};
 pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};
 pub use history::{CauseKind, PastFailure, Reached, without_progress};
 pub use ladder::{hands, patience};
@@ -84,6 +86,8 @@ pub struct Case<'a> {
     pub verdict: &'a Verdict,
     /// All earlier failures of the job, oldest first; each was followed by a restart.
     pub past: &'a [PastFailure],
+    /// What earlier runs of the job learned of rungs.
+    pub earlier: &'a [Experience],
     /// The job.
     pub job: JobState,
     /// The host.
@@ -103,6 +107,8 @@ pub struct JobState {
     pub lived: Span,
     /// The newest step that the job has reached in any attempt.
     pub reached: Option<u64>,
+    /// The newest step of which it is known that a restart goes back to it, or to a later one; none where that is not known.
+    pub committed: Option<u64>,
     /// Its ranks on this host.
     pub ranks: u32,
     /// So many of them have left the attempt and wait in their processes.
@@ -193,10 +199,12 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let end = |why: String| Some(at_once(action, format!("{why}{words}")));
     let idle = idle(case);
     if let Some(why) = confirmed(case, idle) {
-        return end(format!("the same came again and a restart brought no new step: {why}"));
+        let brought = brought_nothing(case);
+        return end(format!("the same came again and a restart {brought}: {why}"));
     }
     if idle >= PATIENCE {
-        return end(format!("{idle} restart(s) in a row brought no new step, whatever their causes"));
+        let brought = brought_nothing(case);
+        return end(format!("{idle} restart(s) in a row {brought}, whatever their causes"));
     }
     let used = in_window(settings.budget, case, |_| true);
     let within =
@@ -214,6 +222,11 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     None
 }
 
+/// What restarts did that brought the job no further.
+fn brought_nothing(case: Case<'_>) -> &'static str {
+    if case.job.committed.is_some() { "brought no newer checkpoint" } else { "brought no new step" }
+}
+
 /// How a job ends that may still run elsewhere: what the host or its surroundings did, the scheduler can mend.
 fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
     let elsewhere = matches!(case.verdict.domain, FaultDomain::Hardware | FaultDomain::Infrastructure);
@@ -227,7 +240,7 @@ fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
 /// A restart, as far as the host is ready for one.
 fn restart(settings: &Settings, case: Case<'_>) -> Choice {
     let kind = CauseKind::of(&case.verdict.cause);
-    let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past) else {
+    let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past, case.earlier) else {
         let next = case.verdict.attempt.next();
         return leave(settings, case.spares, next, "nothing can be restarted on this host");
     };
@@ -276,7 +289,8 @@ fn leave(settings: &Settings, spares: u32, attempt: Attempt, why: &str) -> Choic
 /// How many restarts in a row brought no new step.
 fn idle(case: Case<'_>) -> u32 {
     let (heartbeats, lived) = (case.verdict.heartbeats, case.job.lived);
-    without_progress(case.past, Reached { step: case.job.reached, heartbeats, lived })
+    let JobState { reached: step, committed, .. } = case.job;
+    without_progress(case.past, Reached { step, committed, heartbeats, lived })
 }
 
 fn at_once(action: Action, why: String) -> Choice {

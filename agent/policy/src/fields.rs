@@ -3,7 +3,7 @@
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::Attempt;
 use mainstay_core::policy::{
-    Budget, Case, CauseKind, PastFailure, Rung, Settings, hands, passes_with_the_ranks,
+    Budget, Case, CauseKind, Experience, PastFailure, Rung, Settings, hands, passes_with_the_ranks,
 };
 use mainstay_core::time::Mono;
 use mainstay_core::verdict::{Action, Cause, FaultDomain, Verdict};
@@ -74,6 +74,7 @@ pub const FIELDS: &[Field] = &[
     field("past[].lived", "float", "s", "how long the attempt had lived"),
     field("past[].action", "string", "", "what was done"),
     field("past[].reached", "int or None", "", "newest step reached in any attempt by then"),
+    field("past[].committed", "int or None", "", "as `committed`, by then"),
     field("past[].heartbeats", "bool", "", "whether the culprit sent heartbeats"),
     field(
         "past[].back_after",
@@ -81,9 +82,30 @@ pub const FIELDS: &[Field] = &[
         "s",
         "from the fault to the first step that all ranks completed again; None if it never came to that",
     ),
+    field(
+        "earlier[].cause",
+        "string",
+        "",
+        "a kind of cause (`verdict.cause.kind`) of which earlier runs learned",
+    ),
+    field("earlier[].action", "string", "", "what was done about it"),
+    field("earlier[].tried", "float", "", "how often; all earlier runs together count as 8 restarts at most"),
+    field("earlier[].helped", "float", "", "how often all ranks then completed a step"),
+    field(
+        "earlier[].seconds",
+        "float",
+        "s",
+        "from the fault to that step, the newest counting most; 0 where it never helped",
+    ),
     field("exit", "int", "", "exit status of the culprit as a shell reports it"),
     field("lived", "float", "s", "how long the attempt had lived"),
     field("reached", "int or None", "", "newest step reached in any attempt"),
+    field(
+        "committed",
+        "int or None",
+        "",
+        "newest step saved through Mainstay; None where none was, or restarts begin with a later one from elsewhere",
+    ),
     field("host.sick[].name", "string", "", "a component that is not fit: `gpu.0000:3b:00`"),
     field("host.sick[].state", "string", "", "`HEALTHY`, `UNKNOWN`, `DEGRADED` or `UNHEALTHY`"),
     field("host.sick[].reason", "string", "", "why, in one line"),
@@ -146,6 +168,8 @@ pub(crate) fn value_of(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>)
     let newest = &case.past[case.past.len().saturating_sub(NEWEST)..];
     let past: Made<Vec<Value>> = newest.iter().map(|past| past_failure(heap, past, case.now)).collect();
     let past = heap.list(past?)?;
+    let earlier: Made<Vec<Value>> = case.earlier.iter().map(|known| experience(heap, known)).collect();
+    let earlier = heap.list(earlier?)?;
     let host = host(heap, case)?;
     let job = job(heap, settings, case)?;
     record(
@@ -153,9 +177,11 @@ pub(crate) fn value_of(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>)
         vec![
             ("verdict", verdict),
             ("past", past),
+            ("earlier", earlier),
             ("exit", Value::Int(case.job.exit.into())),
             ("lived", Value::Float(case.job.lived.as_seconds())),
             ("reached", count(case.job.reached)),
+            ("committed", count(case.job.committed)),
             ("host", host),
             ("spares", Value::Int(case.spares.into())),
             ("job", job),
@@ -236,8 +262,24 @@ fn past_failure(heap: &mut Heap<'_>, past: &PastFailure, now: Mono) -> Made<Valu
             ("lived", Value::Float(past.lived.as_seconds())),
             ("action", action),
             ("reached", count(past.reached)),
+            ("committed", count(past.committed)),
             ("heartbeats", Value::Bool(past.heartbeats)),
             ("back_after", seconds(past.back_after)),
+        ],
+    )
+}
+
+fn experience(heap: &mut Heap<'_>, known: &Experience) -> Made<Value> {
+    let cause = heap.text(known.cause.word())?;
+    let action = heap.text(word(known.rung))?;
+    record(
+        heap,
+        vec![
+            ("cause", cause),
+            ("action", action),
+            ("tried", Value::Float(known.tried)),
+            ("helped", Value::Float(known.helped)),
+            ("seconds", Value::Float(known.seconds)),
         ],
     )
 }
@@ -385,6 +427,7 @@ mod tests {
             name = "all of it"
             cause = { kind = "signal", signal = 9 }
             past = [{ cause = { kind = "hang", hang = "network", place = "p" } }]
+            earlier = [{ cause = "signal", action = "respawn_ranks", tried = 4, helped = 3, seconds = 0.5 }]
             sick = [{ name = "gpu.0" }]
             held = ["a port"]
             job = { budgets = { hang = { max_restarts = 1 } } }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use mainstay_core::hang::HangKind;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, Incident as Number, Rank};
-use mainstay_core::policy::{Budget, Case, CauseKind, Host, JobState, PastFailure, Settings};
+use mainstay_core::policy::{Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Settings};
 use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
@@ -37,6 +37,7 @@ pub struct Incident {
     pub settings: Settings,
     verdict: Verdict,
     past: Vec<PastFailure>,
+    earlier: Vec<Experience>,
     job: JobState,
     sick: Vec<Component>,
     held: Vec<String>,
@@ -51,6 +52,7 @@ impl Incident {
         Case {
             verdict: &self.verdict,
             past: &self.past,
+            earlier: &self.earlier,
             job: self.job,
             host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
             spares: self.spares,
@@ -89,8 +91,11 @@ struct Written {
     #[serde(default = "minute")]
     lived: Period,
     reached: Option<u64>,
+    committed: Option<u64>,
     #[serde(default)]
     past: Vec<WrittenPast>,
+    #[serde(default)]
+    earlier: Vec<WrittenExperience>,
     #[serde(default)]
     sick: Vec<WrittenSick>,
     #[serde(default)]
@@ -132,9 +137,20 @@ struct WrittenPast {
     #[serde(default = "in_job")]
     action: String,
     reached: Option<u64>,
+    committed: Option<u64>,
     #[serde(default = "yes")]
     heartbeats: bool,
     back_after: Option<Period>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenExperience {
+    cause: String,
+    action: String,
+    tried: f64,
+    helped: f64,
+    seconds: f64,
 }
 
 #[derive(Deserialize)]
@@ -242,6 +258,7 @@ fn incident(written: Written) -> Result<Incident, String> {
     }
     let past: Result<Vec<PastFailure>, String> = written.past.into_iter().map(past).collect();
     let past = past?;
+    let earlier: Result<Vec<Experience>, String> = written.earlier.into_iter().map(experience).collect();
     let cause = cause(written.cause)?;
     let attempt = Attempt(u32::try_from(past.len()).unwrap_or(u32::MAX));
     let verdict = Verdict {
@@ -276,11 +293,13 @@ fn incident(written: Written) -> Result<Incident, String> {
         settings: settings(written.job)?,
         verdict,
         past,
+        earlier: earlier?,
         // What the ranks that wait make possible is written among the job's actions.
         job: JobState {
             exit: written.exit,
             lived: written.lived.0,
             reached: written.reached.or(written.step),
+            committed: written.committed,
             ranks: 1,
             waiting: 0,
         },
@@ -300,9 +319,19 @@ fn past(written: WrittenPast) -> Result<PastFailure, String> {
         lived: written.lived.0,
         rung: rung(&written.action)?.ok_or("action: waiting is no restart")?,
         reached: written.reached.or(written.step),
+        committed: written.committed,
         heartbeats: written.heartbeats,
         back_after: written.back_after.map(|period| period.0),
     })
+}
+
+fn experience(written: WrittenExperience) -> Result<Experience, String> {
+    let WrittenExperience { cause, action, tried, helped, seconds } = written;
+    let cause = CauseKind::parse(&cause).ok_or_else(|| unknown_kind(&cause))?;
+    let rung = rung(&action)?.ok_or("action: waiting is no restart")?;
+    let known = Experience { cause, rung, tried, helped, seconds };
+    let beyond = "earlier: `tried` is 8 at most, `helped` at most as many, and `seconds` no less than 0";
+    if known.is_sound() { Ok(known) } else { Err(beyond.to_owned()) }
 }
 
 fn cause(written: WrittenCause) -> Result<Cause, String> {

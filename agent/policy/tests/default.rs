@@ -7,7 +7,8 @@ use mainstay_core::hang::HangKind;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, Incident, Rank};
 use mainstay_core::policy::{
-    Budget, Case, CauseKind, Host, JobState, PastFailure, Rung, Rungs, Settings, decide, decide_with,
+    Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Rung, Rungs, Settings, decide,
+    decide_with,
 };
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
@@ -43,15 +44,16 @@ fn step() -> impl Strategy<Value = Option<u64>> {
 const NOW: Mono = Mono(10_000_000_000_000);
 
 fn past() -> impl Strategy<Value = PastFailure> {
-    let what = (cause(), step(), prop::sample::select(Rung::ALL[..6].to_vec()), step());
+    let what = (cause(), step(), prop::sample::select(Rung::ALL[..6].to_vec()), (step(), step()));
     (span(), what, span(), any::<bool>(), prop::option::of(span())).prop_map(
-        |(ago, (cause, step, rung, reached), lived, heartbeats, back_after)| PastFailure {
+        |(ago, (cause, step, rung, (reached, committed)), lived, heartbeats, back_after)| PastFailure {
             decided_at: Mono(NOW.0 - ago.0),
             cause,
             step,
             lived,
             rung,
             reached,
+            committed,
             heartbeats,
             back_after,
         },
@@ -131,6 +133,7 @@ fn settings() -> impl Strategy<Value = Settings> {
 struct Whole {
     verdict: Verdict,
     past: Vec<PastFailure>,
+    earlier: Vec<Experience>,
     job: JobState,
     sick: Vec<Component>,
     held: Vec<String>,
@@ -144,6 +147,7 @@ impl Whole {
         Case {
             verdict: &self.verdict,
             past: &self.past,
+            earlier: &self.earlier,
             job: self.job,
             host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
             spares: self.spares,
@@ -155,12 +159,30 @@ impl Whole {
 /// A job of up to three ranks, none, some or all of which wait in their processes.
 fn job() -> impl Strategy<Value = JobState> {
     let ranks = (1..4_u32).prop_flat_map(|ranks| (Just(ranks), 0..=ranks));
-    (span(), step(), ranks).prop_map(|(lived, reached, (ranks, waiting))| JobState {
+    (span(), step(), step(), ranks).prop_map(|(lived, reached, committed, (ranks, waiting))| JobState {
         exit: 1,
         lived,
         reached,
+        committed,
         ranks,
         waiting,
+    })
+}
+
+fn experience() -> impl Strategy<Value = Experience> {
+    let (causes, rungs) = (CauseKind::ALL.to_vec(), Rung::ALL[..4].to_vec());
+    let what = (prop::sample::select(causes), prop::sample::select(rungs));
+    (what, 0.0..8.0_f64, 0.0..1.0_f64, 0.0..60.0_f64).prop_map(|((cause, rung), tried, share, seconds)| {
+        Experience { cause, rung, tried, helped: tried * share, seconds }
+    })
+}
+
+/// One word on each rung and kind of cause.
+fn earlier() -> impl Strategy<Value = Vec<Experience>> {
+    prop::collection::vec(experience(), 0..6).prop_map(|mut all| {
+        all.sort_by_key(|known| (known.cause, known.rung));
+        all.dedup_by_key(|known| (known.cause, known.rung));
+        all
     })
 }
 
@@ -172,10 +194,11 @@ fn whole() -> impl Strategy<Value = Whole> {
         prop::option::of(span()),
         0..2_u32,
     );
-    (verdict(), prop::collection::vec(past(), 0..6), job(), host).prop_map(
-        |(verdict, past, job, (sick, held, waited, last_step, spares))| Whole {
+    (verdict(), (prop::collection::vec(past(), 0..6), earlier()), job(), host).prop_map(
+        |(verdict, (past, earlier), job, (sick, held, waited, last_step, spares))| Whole {
             verdict,
             past,
+            earlier,
             job,
             sick,
             held,

@@ -82,7 +82,7 @@ impl Launcher {
     }
 
     /// Compares what ranks saved of a step, once all have.
-    fn compare_what_was_saved(&mut self) {
+    pub(super) fn compare_what_was_saved(&mut self) {
         let whole = self.keeper.as_ref().map(Keeper::whole_steps).unwrap_or_default();
         for Whole { attempt, step, chunks } in whole {
             let Ok(attempt) = u32::try_from(attempt).map(Attempt) else { continue };

@@ -91,6 +91,8 @@ impl Launcher {
         } else {
             0
         };
+        // What is sealed by now is what the next round begins with.
+        self.compare_what_was_saved();
         self.fact(Fact::AttemptEnded { attempt: self.attempt, orphans_killed, waiting });
     }
 

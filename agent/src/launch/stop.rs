@@ -138,6 +138,8 @@ impl Launcher {
         let swept = sweep(self.cgroup.as_ref(), spared, patience).await;
         self.undying = swept.undying;
         self.terminal.flush(LAST_WORDS_WITHIN);
+        // What is sealed by now is what the next ranks begin with.
+        self.compare_what_was_saved();
         let attempt = self.attempt;
         self.fact(Fact::AttemptEnded { attempt, orphans_killed: swept.killed, waiting: Vec::new() });
     }

@@ -29,7 +29,11 @@ impl Memory {
     pub fn read(&self) -> Option<Learned> {
         let mut text = Vec::new();
         File::open(&self.file).ok()?.take(LONGEST as u64 + 1).read_to_end(&mut text).ok()?;
-        Learned::parse(&text)
+        let learned = Learned::parse(&text);
+        if learned.is_none() {
+            tracing::warn!(file = %self.file.display(), "what was learned of this job cannot be used and is passed over");
+        }
+        learned
     }
 
     /// Keeps what this run learned, in place of what was there.

@@ -14,8 +14,10 @@ import time
 
 VARIABLE = "MAINSTAY_DRILL"
 
-#: A slow rank is slowed in moments of this length: short beside a step, long beside a switch of threads.
+#: A slow rank is slowed in moments of about this length: short beside a step, long beside a switch of threads.
 _MOMENT_S = 0.020
+#: It is not held for longer at once: it is to be slow, and not to stand still.
+_LONGEST_S = 1.0
 
 
 class InjectedFault(RuntimeError):
@@ -67,14 +69,17 @@ def _stand_still(_number, _frame) -> None:
 
 
 def _slow(percent) -> None:
-    """Holds the interpreter for a share of each moment: no other thread runs Python meanwhile."""
+    """Holds the interpreter for a share of the time: no other thread runs Python meanwhile."""
     hold = ctypes.PyDLL(None).usleep
-    held = _MOMENT_S * percent / 100
+    share = min(percent, 99) / 100
 
     def go_on():
         while True:
-            hold(int(held * 1e6))
-            time.sleep(_MOMENT_S - held)
+            began = time.monotonic()
+            time.sleep(_MOMENT_S * (1 - share))
+            # Others had the interpreter for longer than that: until they gave it up, and until this thread had a processor.
+            free = time.monotonic() - began
+            hold(int(min(free * share / (1 - share), _LONGEST_S) * 1e6))
 
     threading.Thread(target=go_on, name="mainstay-slow", daemon=True).start()
 

@@ -171,10 +171,12 @@ impl Job {
             Case {
                 verdict,
                 past: &self.past,
+                earlier: &self.earlier,
                 job: JobState {
                     exit,
                     lived: verdict.fault_at.since(self.attempt_began),
                     reached: self.ledger.reached(),
+                    committed: self.committed(),
                     ranks: count(self.ranks.len()),
                     waiting: count(self.waiting.len()),
                 },
@@ -310,6 +312,7 @@ impl Job {
             step: verdict.step,
             rung: self.rung,
             reached: self.ledger.reached(),
+            committed: self.committed(),
             heartbeats: verdict.heartbeats,
             back_after: None,
         });

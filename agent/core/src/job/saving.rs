@@ -1,7 +1,7 @@
 //! When the job last saved, what it was told about how often it had better save, and whether a save is due.
 
 use crate::checkpoint::advice::{self, Advised};
-use crate::entry::Fact;
+use crate::entry::{Fact, StepDone};
 use crate::time::Mono;
 
 use super::Job;
@@ -50,6 +50,18 @@ impl Job {
     /// Whether a save is due by the advice: true once each time. A job whose ranks do not step has nothing to save.
     pub fn save_is_due(&mut self, at: Mono) -> bool {
         self.stepping && self.stop_requested.is_none() && self.saving.is_due(at)
+    }
+
+    /// The newest step to which a restart goes back, as far as that is known: the newest one that was saved here, if this attempt
+    /// may have begun with what had been saved until then. One that began with a later step has it from somewhere else, and
+    /// one whose steps are counted anew in each process tells nothing of where it began.
+    pub(super) fn committed(&self) -> Option<u64> {
+        let (saved, before) = self.saved;
+        let mut firsts = self.ranks.values().filter_map(|rank| rank.first);
+        let goes_on_from_there = |first: &StepDone| {
+            !first.counted && before.is_none_or(|before| first.step <= before.saturating_add(1))
+        };
+        saved.filter(|_| firsts.all(|first| goes_on_from_there(&first)))
     }
 
     pub(super) fn failures(&self) -> u32 {

@@ -108,7 +108,15 @@ mod tests {
         let case = Case {
             verdict: &verdict,
             past,
-            job: JobState { exit: 137, lived: Span::seconds(60), reached: None, ranks: 1, waiting: 0 },
+            earlier: &[],
+            job: JobState {
+                exit: 137,
+                lived: Span::seconds(60),
+                reached: None,
+                committed: None,
+                ranks: 1,
+                waiting: 0,
+            },
             host: Host::default(),
             spares: 0,
             now: Mono(100_000_000_000),

@@ -101,6 +101,7 @@ mod tests {
             lived: Span::seconds(60),
             rung: Rung::All,
             reached: Some(step),
+            committed: None,
             heartbeats: true,
             back_after: Some(Span::seconds(1)),
         }
@@ -110,8 +111,16 @@ mod tests {
         let start = start_failed(Incident(1), Attempt(0), "", Mono(0));
         let verdict = Verdict { cause: error(), step: Some(5), heartbeats: true, ..start };
         let settings = Settings::from(Budget { max_restarts: 100, window: None });
-        let job = JobState { exit: 1, lived: Span::seconds(60), reached: Some(5), ranks: 1, waiting: 0 };
-        let case = Case { verdict: &verdict, past, job, host, spares: 0, now: Mono(100_000_000_000) };
+        let job = JobState {
+            exit: 1,
+            lived: Span::seconds(60),
+            reached: Some(5),
+            committed: None,
+            ranks: 1,
+            waiting: 0,
+        };
+        let case =
+            Case { verdict: &verdict, past, earlier: &[], job, host, spares: 0, now: Mono(100_000_000_000) };
         forbidden(&settings, case, advice)
     }
 

@@ -1,5 +1,7 @@
 //! What was tried before in this job and what came of it.
 
+use serde::{Deserialize, Serialize};
+
 use crate::policy::Rung;
 use crate::time::{Mono, Span};
 use crate::verdict::Cause;
@@ -20,6 +22,8 @@ pub struct PastFailure {
     /// The newest step that the job had reached in any attempt when it failed; none without heartbeats, or before the
     /// first.
     pub reached: Option<u64>,
+    /// The newest step to which restarts were known to go back by then ([`JobState::committed`](super::JobState::committed)).
+    pub committed: Option<u64>,
     /// Whether the culprit sent heartbeats: only then does no step mean no progress.
     pub heartbeats: bool,
     /// From the fault to the first step that all ranks completed after the restart; none if there was none yet, or
@@ -28,7 +32,8 @@ pub struct PastFailure {
 }
 
 /// Causes that are counted and learned about together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CauseKind {
     /// A rank raised.
     Exception,
@@ -93,6 +98,8 @@ const TELLS_WITHIN: Span = Span::seconds(600);
 pub struct Reached {
     /// The newest step that was reached in any attempt.
     pub step: Option<u64>,
+    /// The newest one to which restarts are known to go back.
+    pub committed: Option<u64>,
     /// Whether the culprit sent heartbeats.
     pub heartbeats: bool,
     /// How long the attempt lived.
@@ -103,6 +110,15 @@ impl Reached {
     fn can_be_told(self) -> bool {
         self.heartbeats && (self.step.is_some() || self.lived < TELLS_WITHIN)
     }
+
+    /// Whether this is further than `before`. What is in no checkpoint is lost with the attempt: where it is known what restarts
+    /// go back to, that counts, and else each step that was completed.
+    fn is_beyond(self, before: Reached) -> bool {
+        match (self.committed, before.committed) {
+            (Some(now), Some(then)) => now > then,
+            _ => self.step > before.step,
+        }
+    }
 }
 
 /// How many restarts in a row, up to `now`, did not bring the job further than it had been before. Nothing is counted
@@ -111,8 +127,9 @@ pub fn without_progress(past: &[PastFailure], now: Reached) -> u32 {
     let mut count = 0;
     let mut later = now;
     for failure in past.iter().rev() {
-        let before = Reached { step: failure.reached, heartbeats: failure.heartbeats, lived: failure.lived };
-        if !later.can_be_told() || !before.can_be_told() || later.step > before.step {
+        let PastFailure { reached: step, committed, heartbeats, lived, .. } = *failure;
+        let before = Reached { step, committed, heartbeats, lived };
+        if !later.can_be_told() || !before.can_be_told() || later.is_beyond(before) {
             break;
         }
         count += 1;

@@ -69,8 +69,12 @@ mod tests {
 
     fn of(verdict: &Verdict, waiting: u32, ranks: u32, past: &[PastFailure]) -> Vec<Rung> {
         let settings = Settings::from(Budget { max_restarts: 3, window: None });
-        let job = JobState { exit: 1, lived: Span::seconds(60), reached: None, ranks, waiting };
-        open(&settings, Case { verdict, past, job, host: Host::default(), spares: 0, now: Mono(0) })
+        let job =
+            JobState { exit: 1, lived: Span::seconds(60), reached: None, committed: None, ranks, waiting };
+        open(
+            &settings,
+            Case { verdict, past, earlier: &[], job, host: Host::default(), spares: 0, now: Mono(0) },
+        )
     }
 
     fn failed(rung: Rung) -> PastFailure {
@@ -81,6 +85,7 @@ mod tests {
             lived: Span::seconds(60),
             rung,
             reached: None,
+            committed: None,
             heartbeats: true,
             back_after: None,
         }

@@ -1,9 +1,11 @@
-//! Which rung to take: by what each of them cost and how often it helped in this job, for causes of the same kind.
+//! Which rung to take: by what each of them cost and how often it helped in this job and its earlier runs, for causes of the
+//! same kind.
 //!
 //! A rung that fails costs its own time and then that of the next one, so the value of rung `r` is
 //! `cost(r) + (1 - helps(r)) * value(next)`, and the cheapest is taken (`docs/reference/policy.md`).
 
 use crate::policy::Rung;
+use crate::policy::experience::{Experience, of_rung};
 use crate::policy::history::{CauseKind, PastFailure};
 use crate::time::Span;
 
@@ -31,15 +33,21 @@ fn prior(rung: Rung) -> Prior {
 const FAILURES_IN_A_ROW: usize = 2;
 
 /// The one to take of these, the mildest first; none if there is none.
-pub fn cheapest(kind: CauseKind, open: &[Rung], past: &[PastFailure]) -> Option<Rung> {
+pub fn cheapest(
+    kind: CauseKind,
+    open: &[Rung],
+    past: &[PastFailure],
+    earlier: &[Experience],
+) -> Option<Rung> {
     // The heaviest stays in any case: budgets end it, not this.
     let (heaviest, milder) = open.split_last()?;
-    let mut best = (*heaviest, value(kind, *heaviest, past, prior(Rung::HandBack).seconds));
+    let value = |rung: Rung, next: f64| value(kind, rung, past, earlier, next);
+    let mut best = (*heaviest, value(*heaviest, prior(Rung::HandBack).seconds));
     for rung in milder.iter().rev() {
         if failed_in_a_row(kind, *rung, past) >= FAILURES_IN_A_ROW {
             continue;
         }
-        let value = value(kind, *rung, past, best.1);
+        let value = value(*rung, best.1);
         if value < best.1 {
             best = (*rung, value);
         }
@@ -48,15 +56,26 @@ pub fn cheapest(kind: CauseKind, open: &[Rung], past: &[PastFailure]) -> Option<
 }
 
 /// What taking the rung is expected to cost, in seconds, where the next one costs `next`.
-fn value(kind: CauseKind, rung: Rung, past: &[PastFailure], next: f64) -> f64 {
-    let Prior { helped, of, seconds } = prior(rung);
-    let tried = || past.iter().filter(|past| past.rung == rung && CauseKind::of(&past.cause) == kind);
-    let backs: Vec<Span> = tried().filter_map(|past| past.back_after).collect();
-    let (successes, tries) = (backs.len() as f64, tried().count() as f64);
-    let helps = (helped + successes) / (of + tries);
+fn value(kind: CauseKind, rung: Rung, past: &[PastFailure], earlier: &[Experience], next: f64) -> f64 {
+    let Prior { helped, of, .. } = prior(rung);
+    let known = of_rung(earlier, kind, rung).map_or((0.0, 0.0), |known| (known.helped, known.tried));
+    let tried = past.iter().filter(|past| past.rung == rung && CauseKind::of(&past.cause) == kind);
+    let successes = backs(kind, rung, past).count() as f64;
+    let helps = (helped + known.0 + successes) / (of + known.1 + tried.count() as f64);
+    cost(kind, rung, past, earlier) + (1.0 - helps) * next
+}
+
+/// How long the rung takes where it helps, in seconds.
+pub(super) fn cost(kind: CauseKind, rung: Rung, past: &[PastFailure], earlier: &[Experience]) -> f64 {
+    let known = of_rung(earlier, kind, rung).filter(|known| known.helped > 0.0);
+    let seconds = known.map_or(prior(rung).seconds, |known| known.seconds);
     // The newest count most: what a restart costs changes with the state to be loaded.
-    let costs = backs.iter().fold(seconds, |cost, back| cost * 0.7 + back.as_seconds() * 0.3);
-    costs + (1.0 - helps) * next
+    backs(kind, rung, past).fold(seconds, |cost, back| cost * 0.7 + back.as_seconds() * 0.3)
+}
+
+fn backs(kind: CauseKind, rung: Rung, past: &[PastFailure]) -> impl Iterator<Item = Span> {
+    let tried = past.iter().filter(move |past| past.rung == rung && CauseKind::of(&past.cause) == kind);
+    tried.filter_map(|past| past.back_after)
 }
 
 fn failed_in_a_row(kind: CauseKind, rung: Rung, past: &[PastFailure]) -> usize {
@@ -80,6 +99,7 @@ mod tests {
             lived: Span::seconds(60),
             rung,
             reached: Some(1),
+            committed: None,
             heartbeats: true,
             back_after,
         }
@@ -87,27 +107,45 @@ mod tests {
 
     #[test]
     fn the_mildest_that_is_open_is_taken_first() {
-        assert_eq!(cheapest(CauseKind::Exception, &ALL, &[]), Some(Rung::InProcess));
-        assert_eq!(cheapest(CauseKind::Signal, &ALL[1..], &[]), Some(Rung::Ranks));
-        assert_eq!(cheapest(CauseKind::Signal, &ALL[2..], &[]), Some(Rung::All));
-        assert_eq!(cheapest(CauseKind::Signal, &[], &[]), None);
+        assert_eq!(cheapest(CauseKind::Exception, &ALL, &[], &[]), Some(Rung::InProcess));
+        assert_eq!(cheapest(CauseKind::Signal, &ALL[1..], &[], &[]), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Signal, &ALL[2..], &[], &[]), Some(Rung::All));
+        assert_eq!(cheapest(CauseKind::Signal, &[], &[], &[]), None);
     }
 
     #[test]
     fn a_rung_that_fails_is_left_and_one_that_helped_is_kept() {
         let fails: Vec<PastFailure> = (0..2).map(|_| tried(Rung::InProcess, None)).collect();
-        assert_eq!(cheapest(CauseKind::Exception, &ALL, &fails), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Exception, &ALL, &fails, &[]), Some(Rung::Ranks));
         // Another cause has nothing to do with it.
-        assert_eq!(cheapest(CauseKind::Hang, &ALL[1..], &fails), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Hang, &ALL[1..], &fails, &[]), Some(Rung::Ranks));
         let helps: Vec<PastFailure> =
             (0..9).map(|_| tried(Rung::InProcess, Some(Span::millis(90)))).collect();
-        assert_eq!(cheapest(CauseKind::Exception, &ALL, &helps), Some(Rung::InProcess));
+        assert_eq!(cheapest(CauseKind::Exception, &ALL, &helps, &[]), Some(Rung::InProcess));
     }
 
     #[test]
     fn a_rung_that_costs_more_than_the_next_is_not_worth_it() {
         let slow: Vec<PastFailure> =
             (0..20).map(|_| tried(Rung::InProcess, Some(Span::seconds(40)))).collect();
-        assert_eq!(cheapest(CauseKind::Exception, &ALL, &slow), Some(Rung::Ranks));
+        assert_eq!(cheapest(CauseKind::Exception, &ALL, &slow, &[]), Some(Rung::Ranks));
+    }
+
+    #[test]
+    fn what_earlier_runs_learned_counts_and_what_this_one_sees_outweighs_it() {
+        let known = |helped: f64, seconds: f64| {
+            let (cause, rung) = (CauseKind::Exception, Rung::InProcess);
+            [Experience { cause, rung, tried: 8.0, helped, seconds }]
+        };
+        let of = |past: &[PastFailure], earlier: [Experience; 1]| {
+            cheapest(CauseKind::Exception, &ALL, past, &earlier)
+        };
+        assert_eq!(of(&[], known(8.0, 0.1)), Some(Rung::InProcess));
+        assert_eq!(of(&[], known(8.0, 60.0)), Some(Rung::Ranks), "it took longer than the next");
+        // Of another kind of cause nothing is known by that.
+        assert_eq!(cheapest(CauseKind::Hang, &ALL, &[], &known(8.0, 60.0)), Some(Rung::InProcess));
+        let helps: Vec<PastFailure> =
+            (0..20).map(|_| tried(Rung::InProcess, Some(Span::millis(90)))).collect();
+        assert_eq!(of(&helps, known(8.0, 60.0)), Some(Rung::InProcess));
     }
 }

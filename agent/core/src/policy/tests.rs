@@ -17,7 +17,15 @@ fn case<'a>(verdict: &'a Verdict, past: &'a [PastFailure]) -> Case<'a> {
     Case {
         verdict,
         past,
-        job: JobState { exit: 1, lived: Span::seconds(60), reached: verdict.step, ranks: 2, waiting: 0 },
+        earlier: &[],
+        job: JobState {
+            exit: 1,
+            lived: Span::seconds(60),
+            reached: verdict.step,
+            committed: None,
+            ranks: 2,
+            waiting: 0,
+        },
         host: Host::default(),
         spares: 0,
         now: Mono(100_000_000_000),
@@ -36,6 +44,7 @@ fn failed(cause: Cause, step: Option<u64>, lived: Span) -> PastFailure {
         lived,
         rung: Rung::All,
         reached: step,
+        committed: None,
         heartbeats: false,
         back_after: None,
     }
@@ -128,6 +137,29 @@ fn three_restarts_in_a_row_may_bring_nothing_and_progress_begins_the_count_anew(
     // What does not tell of steps is not counted.
     let silent = Verdict { heartbeats: false, step: None, ..now.clone() };
     assert_eq!(decide(&many, case(&silent, &past(&[7, 7, 7]))).after, Span::default());
+}
+
+#[test]
+fn steps_that_are_in_no_checkpoint_are_no_progress_where_it_is_known_what_restarts_go_back_to() {
+    let many = Settings::from(Budget { max_restarts: 100, window: None });
+    let kill = Cause::Signal { signal: 9 };
+    let now = Verdict { heartbeats: true, ..verdict(kill.clone(), Some(13)) };
+    let of = |committed: [Option<u64>; 4]| {
+        // Each attempt came a step further than the one before.
+        let past: Vec<PastFailure> = (10..13)
+            .zip(committed)
+            .map(|(step, committed)| PastFailure { committed, ..beating(kill.clone(), step) })
+            .collect();
+        let case = case(&now, &past);
+        decide(&many, Case { job: JobState { committed: committed[3], ..case.job }, ..case })
+    };
+    let why = "3 restart(s) in a row brought no newer checkpoint, whatever their causes";
+    assert_eq!(of([Some(8); 4]).why, why);
+    assert!(of([Some(5), Some(8), Some(8), Some(8)]).action.attempt().is_some());
+    assert_eq!(of([Some(5), Some(6), Some(7), Some(8)]).after, Span::default());
+    // Where nothing is saved through Mainstay, or restarts go back to something else, each step counts.
+    assert_eq!(of([None; 4]).after, Span::default());
+    assert_eq!(of([Some(8), Some(8), Some(8), None]).after, Span::default());
 }
 
 #[test]
