@@ -43,6 +43,10 @@ fn labelled_cases_are_judged_well_without_memory_of_their_source() {
     let Some(cases) = labelled() else { return };
     let answers = score::without_memory(catalog(), &cases, &lessons::cases(), lessons::LINES);
     let summary = score::summary(&cases, &answers);
+    for answer in answers.iter().filter(|of| of.right == Some(false)) {
+        let reasons = answer.reasons.join("; ");
+        println!("{}: {} {:.2}: {reasons}", answer.id, answer.class.name(), answer.confidence);
+    }
     println!("{}", serde_json::to_string(&summary.all).expect("plain"));
     assert!(
         summary.all.domain * 100 >= summary.all.cases * BLIND_FLOOR,

@@ -64,6 +64,8 @@ pub(super) const STRUCTURE: [&str; 10] = [
 
 /// Words up to this length are no part of another word.
 const SHORT: usize = 6;
+/// Of fewer words (with their stems and pairs) than this a line that no signature knows says nothing.
+const FEWEST_WORDS: usize = 6;
 
 /// The place of "xid" among them.
 pub(super) const XID: usize = STRUCTURE.len() - 1;
@@ -219,10 +221,11 @@ impl Catalog {
             .ascii_case_insensitive(true)
             .kind(Some(AhoCorasickKind::DFA))
             .build(&words)?;
+        let failures: Vec<(Class, String)> = lessons::texts().collect();
         let examples = signatures.iter().filter(|of| of.role != Role::Benign && !of.fallback);
         let told = examples.flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())]);
-        let mut vocabulary = Words::learn(told.chain(lessons::lines()));
-        lessons::texts().for_each(|(class, text)| vocabulary.learn_of(class, &text));
+        let failures = failures.iter().map(|(class, text)| (*class, text.as_str()));
+        let vocabulary = Words::learn(told.chain(lessons::lines()).chain(failures));
         Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, begins, vocabulary })
     }
 
@@ -281,7 +284,7 @@ impl Catalog {
 
     /// How likely each class is by the words of a line alone.
     pub(super) fn opinion(&self, line: &str) -> Option<[f64; Class::ALL.len()]> {
-        self.vocabulary.opinion(line)
+        (self.vocabulary.known(line).count() >= FEWEST_WORDS).then(|| self.vocabulary.opinion(line))?
     }
 
     /// The same catalogue, had its words never been learned from these texts: to judge them without memory.

@@ -129,7 +129,7 @@ fn by_family(votes: &[Vote]) -> BTreeMap<(&str, Class), f64> {
             if vote.role == Role::Secondary && class == Class::Unknown {
                 continue;
             }
-            let entry = heaviest.entry((vote.family.as_str(), class)).or_insert((0.0, 0));
+            let entry = heaviest.entry((vote.family.as_str(), class)).or_insert((f64::NEG_INFINITY, 0));
             entry.0 = entry.0.max(weight);
             entry.1 += u32::from(vote.role == Role::Primary && weight >= 1.0);
         }

@@ -264,7 +264,7 @@ pub fn is_mild(line: &str) -> bool {
 
 /// Whether the line is what a program advises its reader to do: what it speaks of was not seen.
 pub fn is_advice(line: &str) -> bool {
-    const BEGINNINGS: [&str; 12] = [
+    const BEGINNINGS: [&str; 16] = [
         "solution:",
         "possible cause",
         "suggestion",
@@ -277,6 +277,11 @@ pub fn is_advice(line: &str) -> bool {
         "to fix",
         "try ",
         "you can try",
+        // What it tells of causes in general, it tells of every failure.
+        "this is usually due to",
+        "this usually means",
+        "this typically indicates",
+        "this could be caused by",
     ];
     let text = line[prefix(line).len..].trim_start_matches([' ', '-', '*', '>']);
     let begins = |with: &&str| text.get(..with.len()).is_some_and(|head| head.eq_ignore_ascii_case(with));

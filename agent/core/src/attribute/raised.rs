@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_general_type_leaves_the_word_to_its_message() {
-        let words = "RuntimeError: npu 4 is degraded, unhealthy\n";
+        let words = "RuntimeError: GPU 4 is degraded, unhealthy\n";
         assert_eq!(class_of(words), Class::HardwareGpu);
         let own = format!("  File \"/home/a/train.py\", line 3, in step\n    step()\n{words}");
         assert_eq!(class_of(&own), Class::UserCode, "the program raised it itself");

@@ -431,7 +431,7 @@ impl<'c> Scan<'c> {
                 hints.into_iter().for_each(|hint| self.note(hint, &spot));
             }
             let surest = |of: &Opinion| of.iter().copied().fold(0.0, f64::max);
-            if let Some(opinion) = self.catalog.opinion(&lower)
+            if let Some(opinion) = self.catalog.opinion(line)
                 && self.findings.words.as_ref().is_none_or(|(_, best)| surest(&opinion) > surest(best))
             {
                 self.findings.words = Some((self.spot(line, number), opinion));

@@ -18,8 +18,10 @@ const BETTER_THAN_HINTS: f64 = 1.5;
 
 /// How far the words of a line are trusted.
 const WORDS: f64 = 1.0;
-/// How far the words of a whole text are trusted: little, beside signatures, and enough to decide where these hesitate.
-const ALL_WORDS: f64 = 0.25;
+/// How far the words of a whole text are trusted beside signatures.
+const ALL_WORDS: f64 = 0.3;
+/// They say no more than this, for a class or against it.
+const MOST_ALL_WORDS: f64 = 1.5;
 /// Of so few different words nobody can tell what a log is of: a traceback alone has the words of every bug.
 const FEW_WORDS: usize = 40;
 /// Words that say less than this are not heard.
@@ -184,15 +186,8 @@ fn of_words(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
 
 /// The classes that the words of something are those of, heaviest first, as far as the words are trusted.
 fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<Vote> {
-    // Against a class of which nothing was said, one of as many.
-    let even = 1.0 / Class::ALL.len() as f64;
-    let mut classes: Vec<(Class, f64)> = Class::ALL
-        .into_iter()
-        .map(|class| (class, trust * (opinion[class.index()] / even).ln()))
-        .filter(|(_, weight)| *weight > LEAST_WORDS)
-        .map(|(class, weight)| (class, weight.min(MOST_WORDS)))
-        .collect();
-    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut classes = by_likelihood(opinion, trust, |weight| weight.min(MOST_WORDS));
+    classes.retain(|(_, weight)| *weight > LEAST_WORDS);
     let (class, weight) = classes.first().copied()?;
     Some(Vote {
         family: "vocabulary".to_owned(),
@@ -212,6 +207,19 @@ fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<V
     })
 }
 
+/// The log-odds of each class against one of as many of which nothing was said, heaviest first.
+fn by_likelihood(
+    opinion: &[f64; Class::ALL.len()],
+    trust: f64,
+    bound: impl Fn(f64) -> f64,
+) -> Vec<(Class, f64)> {
+    let even = 1.0 / Class::ALL.len() as f64;
+    let odds = |class: Class| bound(trust * (opinion[class.index()] / even).ln());
+    let mut classes: Vec<(Class, f64)> = Class::ALL.into_iter().map(|class| (class, odds(class))).collect();
+    classes.sort_by(|a, b| b.1.total_cmp(&a.1));
+    classes
+}
+
 /// What all words together speak for. They are read beside the signatures, for these see only what they know.
 fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
     let sources = evidence.findings.iter().filter(|findings| findings.kind != Kind::Exit);
@@ -220,7 +228,12 @@ fn of_all_words(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
         return None;
     }
     let opinion = catalog.vocabulary().opinion_of(words.into_iter())?;
-    by_words("log", &opinion, ALL_WORDS)
+    // They speak against classes as well: a log that reads like no other of its kind is none of them.
+    let mut classes =
+        by_likelihood(&opinion, ALL_WORDS, |weight| weight.clamp(-MOST_ALL_WORDS, MOST_ALL_WORDS));
+    let (class, weight) = classes.remove(0);
+    let vote = by_words("log", &opinion, ALL_WORDS)?;
+    Some(Vote { family: "words".to_owned(), class, weight, also: classes, ..vote })
 }
 
 /// Faults that a program can cause by itself are the GPU's when several programs meet them on one device.

@@ -1,6 +1,6 @@
-//! What words speak for. Counted when the catalogue is compiled, in its own examples, in lines whose class is known and in the
-//! failures of `agent/catalog/cases`: for each word and each pair of words how much more often it stands in texts of a class
-//! than in others. A naive Bayes classifier.
+//! What words speak for. Learned when the catalogue is compiled, from its own examples, from lines whose class is known and from
+//! the failures of `agent/catalog/cases`: a softmax regression over words, their parts and stems, and pairs of neighbours. What it
+//! says are probabilities that hold: of failures that it has not seen, as many are of a class as it says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,106 +9,155 @@ use super::traceback;
 
 /// Classes.
 const CLASSES: usize = Class::ALL.len();
-/// So many imagined texts of the average kind are added to each class: a word that was seen once proves little.
-const SMOOTHING: f64 = 1.2;
 /// Texts in which a word must stand to count.
-const SEEN: f64 = 2.0;
-/// The words of a line that are heard: those that say most, for each class.
-const HEARD: usize = 12;
-/// The same of a whole text.
-const HEARD_OF_TEXT: usize = 25;
-/// Words of a line are no independent witnesses: their sum is divided by this.
-const DEPENDENCE: f64 = 3.0;
+const SEEN: u32 = 2;
+/// How often all texts are gone through. More fits them better and others worse.
+const ROUNDS: u32 = 8;
+/// How far each text moves the weights in the first round.
+const STEP: f32 = 2.5;
+/// What each further round takes from the step.
+const COOLING: f32 = 0.1;
+/// How far a text moves what is held likely before any word is read, of how far it moves a word.
+const BASE_STEP: f32 = 0.1;
 
 /// A word or a pair of words by its number: there are some fifty thousand, and what they are is never asked.
 pub type Word = u64;
 
-/// The counted words.
+/// The learned words.
 #[derive(Clone, Debug, Default)]
 pub struct Words {
-    seen: BTreeMap<Word, [f64; CLASSES]>,
-    texts: [f64; CLASSES],
+    /// What was learned from, so that it can be unlearned.
+    texts: Vec<(Class, BTreeSet<Word>)>,
+    /// For each word how rare it is, and what it says of each class.
+    weights: BTreeMap<Word, Weight>,
+    /// What is held likely before any word is read.
+    base: [f32; CLASSES],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Weight {
+    rarity: f32,
+    says: [f32; CLASSES],
 }
 
 impl Words {
     /// Learns from texts of known class.
     pub fn learn<'t>(texts: impl Iterator<Item = (Class, &'t str)>) -> Words {
-        let mut words = Words::default();
-        for (class, text) in texts {
-            words.count(class, text, 1.0);
-        }
-        words
-    }
-
-    /// Learns from one more text.
-    pub fn learn_of(&mut self, class: Class, text: &str) {
-        self.count(class, text, 1.0);
+        Words::of(texts.map(|(class, text)| (class, words_of_text(text))).collect())
     }
 
     /// What it would know had it never seen these texts.
     pub fn forgetting<'t>(&self, texts: impl Iterator<Item = (Class, &'t str)>) -> Words {
-        let mut words = self.clone();
+        let mut left = self.texts.clone();
         for (class, text) in texts {
-            words.count(class, text, -1.0);
+            let forgotten = (class, words_of_text(text));
+            if let Some(at) = left.iter().position(|of| *of == forgotten) {
+                left.remove(at);
+            }
         }
-        words
+        Words::of(left)
     }
 
-    fn count(&mut self, class: Class, text: &str, times: f64) {
-        self.texts[class.index()] += times;
-        for word in words_of_text(text) {
-            self.seen.entry(word).or_default()[class.index()] += times;
+    fn of(texts: Vec<(Class, BTreeSet<Word>)>) -> Words {
+        let mut seen: BTreeMap<Word, u32> = BTreeMap::new();
+        for word in texts.iter().flat_map(|(_, words)| words) {
+            *seen.entry(*word).or_default() += 1;
         }
+        let counted: BTreeMap<Word, u32> = seen.into_iter().filter(|(_, times)| *times >= SEEN).collect();
+        let place: BTreeMap<Word, usize> = counted.keys().copied().zip(0..).collect();
+        let rarity: Vec<f32> =
+            counted.values().map(|times| (texts.len() as f32 / *times as f32).ln()).collect();
+        let lessons: Vec<(Class, Vec<(usize, f32)>)> = texts
+            .iter()
+            .map(|(class, words)| {
+                let known = words.iter().filter_map(|word| place.get(word));
+                (*class, of_one_length(known.map(|at| (*at, rarity[*at])).collect()))
+            })
+            .collect();
+        let (says, base) = fitted(&lessons, rarity.len());
+        let weights = place
+            .into_iter()
+            .map(|(word, at)| (word, Weight { rarity: rarity[at], says: says[at] }))
+            .collect();
+        Words { texts, weights, base }
     }
 
     /// How likely each class is by the words of the line alone; none if no word is known.
     pub fn opinion(&self, line: &str) -> Option<[f64; CLASSES]> {
-        self.weighed(words(line).iter(), HEARD)
+        self.opinion_of(words(line).iter())
     }
 
     /// The words of a line that say something.
     pub fn known(&self, line: &str) -> impl Iterator<Item = Word> {
-        words(line).into_iter().filter(|word| self.counts(*word).is_some())
+        words(line).into_iter().filter(|word| self.weights.contains_key(word))
     }
 
     /// How likely each class is by the words of a text.
     pub fn opinion_of<'w>(&self, words: impl Iterator<Item = &'w Word>) -> Option<[f64; CLASSES]> {
-        self.weighed(words, HEARD_OF_TEXT)
-    }
-
-    fn counts(&self, word: Word) -> Option<&[f64; CLASSES]> {
-        self.seen.get(&word).filter(|counts| counts.iter().sum::<f64>() >= SEEN)
-    }
-
-    /// For each class by how much likelier it is, in log-odds, where the word stands.
-    fn odds(&self, word: Word) -> Option<[f64; CLASSES]> {
-        let counts = self.counts(word)?;
-        let (sum, all): (f64, f64) = (counts.iter().sum(), self.texts.iter().sum());
-        let usual = SMOOTHING * sum / all.max(1.0);
-        let mut odds = [0.0; CLASSES];
-        for ((odds, count), texts) in odds.iter_mut().zip(counts).zip(self.texts) {
-            let inside = (count + usual) / (texts + SMOOTHING);
-            let outside = (sum - count + usual) / (all - texts + SMOOTHING);
-            *odds = (inside / outside).ln();
-        }
-        Some(odds)
-    }
-
-    fn weighed<'w>(&self, words: impl Iterator<Item = &'w Word>, most: usize) -> Option<[f64; CLASSES]> {
-        let known: Vec<[f64; CLASSES]> = words.filter_map(|word| self.odds(*word)).collect();
+        let known: Vec<&Weight> = words.filter_map(|word| self.weights.get(word)).collect();
         if known.is_empty() {
             return None;
         }
-        let mut sums = [0.0; CLASSES];
-        for (class, sum) in sums.iter_mut().enumerate() {
-            let mut heard: Vec<f64> = known.iter().map(|odds| odds[class]).collect();
-            heard.sort_by(|a, b| b.abs().total_cmp(&a.abs()));
-            *sum = heard.into_iter().take(most).sum::<f64>() / DEPENDENCE;
+        let text = of_one_length(known.iter().map(|weight| (&weight.says, weight.rarity)).collect());
+        Some(likely(&self.base, text.into_iter()).map(f64::from))
+    }
+}
+
+/// Scaled so that a long text says no more by its length.
+fn of_one_length<T>(mut words: Vec<(T, f32)>) -> Vec<(T, f32)> {
+    let length = words.iter().map(|(_, rarity)| rarity * rarity).sum::<f32>().sqrt();
+    words.iter_mut().for_each(|(_, rarity)| *rarity /= length.max(1e-6));
+    words
+}
+
+/// The softmax of what all words say.
+fn likely<'w>(
+    base: &[f32; CLASSES],
+    words: impl Iterator<Item = (&'w [f32; CLASSES], f32)>,
+) -> [f32; CLASSES] {
+    let mut odds = *base;
+    for (says, share) in words {
+        odds.iter_mut().zip(says).for_each(|(odds, says)| *odds += says * share);
+    }
+    let highest = odds.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let mut likely = odds.map(|of| (of - highest).exp());
+    let all: f32 = likely.iter().sum();
+    likely.iter_mut().for_each(|of| *of /= all);
+    likely
+}
+
+/// Weights under which each lesson is of its class, by stochastic gradient descent.
+fn fitted(lessons: &[(Class, Vec<(usize, f32)>)], words: usize) -> (Vec<[f32; CLASSES]>, [f32; CLASSES]) {
+    let mut says = vec![[0.0; CLASSES]; words];
+    let mut base = [0.0; CLASSES];
+    let mut order: Vec<usize> = (0..lessons.len()).collect();
+    let mut dice = Dice(12_345);
+    for round in 0..ROUNDS {
+        for last in (1..order.len()).rev() {
+            order.swap(last, dice.up_to(last));
         }
-        let highest = sums.into_iter().fold(f64::NEG_INFINITY, f64::max);
-        let likely = sums.map(|sum| (sum - highest).exp());
-        let all: f64 = likely.iter().sum();
-        Some(likely.map(|of| of / all))
+        let step = STEP / (1.0 + COOLING * round as f32);
+        for (class, text) in order.iter().map(|at| &lessons[*at]) {
+            let mut wrong = likely(&base, text.iter().map(|(word, share)| (&says[*word], *share)));
+            wrong[class.index()] -= 1.0;
+            base.iter_mut().zip(wrong).for_each(|(base, wrong)| *base -= BASE_STEP * step * wrong);
+            for (word, share) in text {
+                let weights = says[*word].iter_mut().zip(wrong);
+                weights.for_each(|(weight, wrong)| *weight -= step * wrong * share);
+            }
+        }
+    }
+    (says, base)
+}
+
+/// The same order each time: what is learned must not change from start to start.
+struct Dice(u64);
+
+impl Dice {
+    /// A number from 0 up to and with the highest.
+    fn up_to(&mut self, highest: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap_or_default() % (highest + 1)
     }
 }
 
@@ -128,24 +177,61 @@ pub fn messages<'t>(lines: impl Iterator<Item = &'t str>) -> impl Iterator<Item 
     })
 }
 
-/// Words in lower case without numbers, the parts of joined words, and pairs of neighbours.
+/// Words in lower case without numbers, the parts of joined words, their stems, and pairs of neighbours.
 fn words(line: &str) -> BTreeSet<Word> {
     let mut found: Vec<Word> = Vec::new();
-    for word in line.split(|letter: char| !(letter.is_ascii_alphabetic() || letter == '_')) {
+    let mut stems: Vec<Word> = Vec::new();
+    for word in line.split_whitespace().map(without_path).flat_map(letters) {
         let word = word.trim_matches('_');
         if word.len() < 2 {
             continue;
         }
-        found.push(number(word));
-        found.extend(word.split('_').filter(|part| part.len() > 2 && *part != word).map(number));
+        let parts = word.split('_').flat_map(humps).filter(|part| part.len() > 2 && *part != word);
+        for word in std::iter::once(word).chain(parts) {
+            found.push(number(word.bytes()));
+            stems.push(number(b"~".iter().copied().chain(stem(word).bytes())));
+        }
     }
     let pairs = found.windows(2).map(|pair| pair[0].rotate_left(23) ^ pair[1]);
-    found.iter().copied().chain(pairs).collect()
+    found.iter().copied().chain(pairs).chain(stems).collect()
+}
+
+/// An address of the web up to its host: what is fetched there says nothing.
+fn without_path(word: &str) -> &str {
+    let Some((scheme, rest)) = word.split_once("://") else { return word };
+    let host = rest.find('/').unwrap_or(rest.len());
+    &word[..scheme.len() + "://".len() + host]
+}
+
+fn letters(word: &str) -> impl Iterator<Item = &str> {
+    word.split(|letter: char| !(letter.is_ascii_alphabetic() || letter == '_'))
+}
+
+/// `OutOfMemoryError` is of three words and one.
+fn humps(word: &str) -> impl Iterator<Item = &str> {
+    let bytes = word.as_bytes();
+    let begins = |at: &usize| {
+        let before = bytes[at - 1].is_ascii_lowercase();
+        let after = bytes.get(at + 1).is_some_and(u8::is_ascii_lowercase);
+        bytes[*at].is_ascii_uppercase() && (before || after)
+    };
+    let mut ends: Vec<usize> = (1..bytes.len()).filter(begins).collect();
+    ends.push(bytes.len());
+    let mut from = 0;
+    ends.into_iter().filter_map(move |end| word.get(std::mem::replace(&mut from, end)..end))
+}
+
+/// A word without its commonest endings.
+fn stem(word: &str) -> &str {
+    const ENDINGS: [&str; 8] = ["ing", "ed", "es", "s", "ion", "ions", "ment", "able"];
+    let cut =
+        ENDINGS.iter().filter(|ending| word.len() > ending.len() + 3).find_map(|end| word.strip_suffix(end));
+    cut.unwrap_or(word)
 }
 
 /// FNV-1a of a word in lower case.
-fn number(word: &str) -> Word {
-    word.bytes().fold(0xcbf2_9ce4_8422_2325, |number, byte| {
+fn number(word: impl Iterator<Item = u8>) -> Word {
+    word.fold(0xcbf2_9ce4_8422_2325, |number, byte| {
         (number ^ u64::from(byte.to_ascii_lowercase())).wrapping_mul(0x0100_0000_01b3)
     })
 }

@@ -143,6 +143,7 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
             let installed = frame.path.contains("site-packages/") || frame.path.contains("dist-packages/");
             let text = &exception.spot.text;
             let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
+            let asks = asks || lacks_a_part(text);
             let names =
                 exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
             if installed && names {
@@ -168,6 +169,15 @@ pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
     None
 }
 
+/// Whether a module is missing from a package: the package is there, in another version. A package that is missing as a whole was
+/// not installed.
+fn lacks_a_part(text: &str) -> bool {
+    text.split_once("No module named ").is_some_and(|(_, module)| {
+        let name = module.trim_matches(|letter| "'\"` ".contains(letter));
+        name.contains('.') && !name.contains(' ')
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use crate::attribute::class::Class;
@@ -183,6 +193,19 @@ mod tests {
         let library = judged(&raised("/usr/lib/python3.12/site-packages/vllm/model_executor/mla.py"));
         assert_eq!(library.class, Class::SoftwarePlatform);
         assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn an_installed_library_that_misses_a_part_of_another_is_the_platforms() {
+        let raised = |path: &str, module: &str| {
+            let log = format!(
+                "  File \"{path}\", line 6, in <module>\n    from {module} import f\nModuleNotFoundError: No module named '{module}'\n"
+            );
+            judged(&log).class
+        };
+        let library = "/opt/env/lib/python3.8/site-packages/titans/gpt.py";
+        assert_eq!(raised(library, "colossalai.builder.pipeline"), Class::SoftwarePlatform);
+        assert_eq!(raised("/home/a/train.py", "einops"), Class::UserConfig);
     }
 
     #[test]
