@@ -273,8 +273,7 @@ impl Keeper {
                 tracing::error!("a thread that keeps checkpoints ended by a panic");
             }
             // The first is the keeper: when it is done, there is nothing more to write.
-            self.shared.stopped.store(true, Ordering::SeqCst);
-            self.shared.batch.notify_all();
+            self.shared.stop();
         }
     }
 }
@@ -282,9 +281,8 @@ impl Keeper {
 impl Drop for Keeper {
     /// Without [`Keeper::finish`] everything stays where it is, for the guardian or the next launcher.
     fn drop(&mut self) {
-        self.shared.stopped.store(true, Ordering::SeqCst);
+        self.shared.stop();
         self.shared.pace.hurry();
-        self.shared.batch.notify_all();
         ring(&self.shared.directory);
         self.join();
     }
@@ -411,6 +409,14 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has the threads end. Under the lock under which the writer looks at it before it waits: told in between, it would wait for
+    /// ever, and so would whoever waits for it.
+    fn stop(&self) {
+        let _inner = self.inner();
+        self.stopped.store(true, Ordering::SeqCst);
+        self.batch.notify_all();
+    }
+
     /// One look at all pages.
     fn look(&self) {
         self.answer();
@@ -464,5 +470,43 @@ impl Shared {
         };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         seal(file, slot.used, &identity, &settings.run, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn the_writer_is_told_to_end_where_it_listens_and_not_between_its_look_and_its_wait() {
+        let place = tempfile::tempdir().unwrap();
+        let keeper = Keeper::start(Settings {
+            root: place.path().join("pools"),
+            directory: place.path().join("checkpoints"),
+            job: "a".into(),
+            run: "a@1".into(),
+            world_size: 1,
+            keep: crate::disk::Keep { steps: 1, bytes: None },
+            slots: 2,
+            memory: None,
+            rate: None,
+        })
+        .unwrap();
+        let shared = keeper.shared.clone();
+        std::thread::scope(|scope| {
+            // As the writer holds it from its look to its wait.
+            let held = shared.inner();
+            let (told, tells) = channel();
+            let shared = &shared;
+            scope.spawn(move || {
+                shared.stop();
+                told.send(())
+            });
+            assert!(tells.recv_timeout(Duration::from_millis(100)).is_err(), "told while it does not listen");
+            drop(held);
+            tells.recv().unwrap();
+        });
+        drop(keeper);
     }
 }
