@@ -2,13 +2,16 @@
 //!
 //! Two stages, both counted from the last time that anything in the job moved. Suspicion: whoever everybody waits for
 //! is at something for longer than that takes in this job. Confirmation: no counter of any rank of the job moved for
-//! a while, two snapshots name the same ranks, and what these ranks' processes do is not work.
+//! a while, two snapshots name the same ranks, and what these ranks' processes do is not work. How long is waited is
+//! decided in `patience`, what is said in `verdict`.
+
+mod patience;
+mod verdict;
 
 use crate::hang::activity::{Activity, Probe, Probes, ProcessState};
 use crate::hang::counters::{Count, Counters};
-use crate::hang::finding::{Hang, HangKind, Outlook, Suspicion, listed};
-use crate::hang::locate::Suspects;
-use crate::hang::phase::{LimitFrom, Limits, PhaseId, Phases};
+use crate::hang::finding::{Outlook, Suspicion, listed};
+use crate::hang::phase::{Limits, PhaseId, Phases};
 use crate::hang::rank::{Life, RankState, Sight};
 use crate::id::Rank;
 use crate::time::{Mono, Span};
@@ -20,9 +23,6 @@ const PROBED_BEFORE: Span = Span::millis(1400);
 const PROBES_APART: Span = Span::millis(340);
 /// A judge that did not look for so long was held up itself, and perhaps the ranks with it: its clock starts anew.
 const HELD_UP: Span = Span::seconds(1);
-
-/// Twice by how many times the steps of a job may grow at once, its sequences becoming longer.
-const GROWS_AT_ONCE_TWICE: u64 = 7;
 
 /// The judge. Ranks are given by their place, from 0, in the order in which the job numbers them.
 #[derive(Clone, Debug)]
@@ -235,26 +235,6 @@ impl Watch {
         self.ranks.iter().any(|rank| rank.sight.registered)
     }
 
-    /// Why no progress is expected, if it is not.
-    fn expected(&self, now: Mono) -> Option<String> {
-        let living = |rank: &usize| self.lives(*rank);
-        if let Some(rank) =
-            (0..self.ranks.len()).filter(living).find(|r| self.ranks[*r].sight.quiet_until > now)
-        {
-            let said =
-                if self.ranks[rank].sight.quiet_until == Mono::NEVER { "a pause" } else { "a long phase" };
-            return Some(format!("rank {} announced {said}", self.number(rank).0));
-        }
-        let traced = (0..self.probes.len()).filter(living).find(|r| self.state(*r) == ProcessState::Traced);
-        traced.map(|rank| format!("a debugger holds rank {}", self.number(rank).0))
-    }
-
-    /// The least time without any movement before anything is confirmed.
-    fn confirmation(&self) -> Span {
-        let half = self.phases.median(PhaseId::STEP).map_or(0, |median| median.0 / 2);
-        self.phases.limits().confirm.max(Span(half))
-    }
-
     /// Whether this snapshot names the same ranks as one taken long enough before.
     fn agreed(&mut self, now: Mono, culprits: &[u32]) -> bool {
         let apart = Span(self.phases.limits().confirm.0 / 3).min(Span::seconds(1));
@@ -265,196 +245,6 @@ impl Watch {
                 false
             }
         }
-    }
-
-    /// What the suspects are at, with its limit: of several the one with the most room.
-    fn usual(&self, suspects: &Suspects) -> (PhaseId, crate::hang::phase::Limit) {
-        let phase_of = |rank: &u32| self.phase(*rank as usize);
-        let phase = suspects
-            .among
-            .iter()
-            .map(phase_of)
-            .max_by_key(|phase| self.phases.limit(*phase).span)
-            .unwrap_or(PhaseId::STEP);
-        (phase, self.phases.limit(phase))
-    }
-
-    /// By how much the suspect with the most room left is beyond what it is at usually takes; zero if it is not.
-    fn overdue(&self, now: Mono, suspects: &Suspects) -> Span {
-        suspects
-            .among
-            .iter()
-            .map(|rank| {
-                let since = self.ranks[*rank as usize].sight.since.max(self.restarted).max(self.began);
-                now.since(since).minus(self.phases.limit(self.phase(*rank as usize)).span)
-            })
-            .min()
-            .unwrap_or_default()
-    }
-
-    /// How long nothing may move before it is a hang, and why so long.
-    fn patience(&self, now: Mono, suspects: &Suspects) -> (Span, String) {
-        let mut limit = self.confirmation();
-        let mut why = String::new();
-        let mut wait = |span: Span, reason: String| {
-            if span > limit {
-                (limit, why) = (span, reason);
-            }
-        };
-        // A rank at something long may be what the others wait for, whatever else it looks like.
-        for rank in (0..self.ranks.len()).filter(|rank| self.lives(*rank)) {
-            let sight = &self.ranks[rank].sight;
-            let first = sight.step.is_none() && (sight.registered || self.newest_step().is_none());
-            let long = if first { Some(PhaseId::FIRST_STEP) } else { sight.long };
-            if let Some(phase) = long.filter(|_| !sight.closed) {
-                let name = self.phases.name(phase);
-                wait(self.phases.limit(phase).span, format!("{} is in {name}", self.number(rank)));
-            }
-        }
-        let limits = self.phases.limits();
-        let (phase, usual) = self.usual(suspects);
-        if usual.from == LimitFrom::Given || suspects.kind == HangKind::Stopped {
-            return (limit, why);
-        }
-        if matches!(suspects.kind, HangKind::Network | HangKind::BlockedIo | HangKind::SilentHost)
-            || suspects.among.iter().any(|rank| self.state(*rank as usize) == ProcessState::Uninterruptible)
-        {
-            wait(limits.passing, "what it waits for often comes back by itself".to_owned());
-        }
-        if suspects.kind == HangKind::AllStill && !self.would_be_seen_at_work() {
-            // Sequences grow by a curriculum, for all ranks at once: the devices may be at a longer step while all processes wait.
-            let grown = self
-                .phases
-                .median(phase)
-                .map_or(0, |median| median.0.saturating_mul(GROWS_AT_ONCE_TWICE) / 2);
-            wait(Span(grown), "all ranks are alike, and steps may have become longer at once".to_owned());
-        }
-        if self.probed && suspects.kind != HangKind::Network {
-            let room = Span(self.phases.longest(phase).0.saturating_mul(5));
-            for rank in suspects.among.iter().map(|rank| *rank as usize).filter(|rank| self.lives(*rank)) {
-                let who = self.number(rank);
-                match self.activity(rank) {
-                    Some(Activity::Still) => {}
-                    Some(Activity::Spinning) => {
-                        wait(limits.spinning.max(room), format!("{who} uses CPU time"))
-                    }
-                    Some(Activity::Working) => {
-                        wait(limits.working.max(room), format!("{who} reads, writes or touches new memory"));
-                    }
-                    None => {
-                        wait(self.silence(now).plus(Span(1)), format!("what {who} does is not known yet"))
-                    }
-                }
-            }
-        }
-        (limit, why)
-    }
-
-    /// Whether a longer step of this job would show in its processes: then all of them doing nothing is no such step.
-    fn would_be_seen_at_work(&self) -> bool {
-        let mut living = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).peekable();
-        living.peek().is_some()
-            && living.all(|rank| {
-                self.activity(rank) == Some(Activity::Still)
-                    && self.probes[rank].works_in_the_open(self.began, self.moved)
-            })
-    }
-
-    fn hang(&self, now: Mono, suspects: Suspects, usual: (PhaseId, crate::hang::phase::Limit)) -> Hang {
-        let (phase, limit) = usual;
-        let from = match limit.from {
-            LimitFrom::Given => "as given",
-            LimitFrom::Learned => "by what it took in this job",
-            LimitFrom::Recalled => "by what it took in earlier runs of this job",
-            LimitFrom::Default => "the default while little is known of it",
-        };
-        let mut evidence = vec![
-            format!(
-                "no beat, step, section or collective of any of {} ranks moved for {}",
-                self.ranks.len(),
-                self.silence(now)
-            ),
-            format!("{} may take {} ({from})", self.phases.name(phase), limit.span),
-        ];
-        evidence.extend(suspects.evidence);
-        if let Some(activity) = suspects.culprits.first().and_then(|rank| self.activity(*rank as usize)) {
-            let does = match activity {
-                Activity::Still => "uses no CPU time and does no I/O",
-                Activity::Spinning => "uses CPU time and does no I/O",
-                Activity::Working => "is busy",
-            };
-            evidence.push(format!("{} {does}", self.number(suspects.culprits[0] as usize)));
-        }
-        self.finding(now, suspects.kind, suspects.culprits, self.moved, phase, suspects.confidence, evidence)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of one record, from its two makers")]
-    fn finding(
-        &self,
-        now: Mono,
-        kind: HangKind,
-        culprits: Vec<u32>,
-        since: Mono,
-        phase: PhaseId,
-        confidence: f64,
-        evidence: Vec<String>,
-    ) -> Hang {
-        let all = (0..self.ranks.len()).filter(|rank| self.lives(*rank));
-        let victims = all.filter(|rank| !culprits.iter().any(|culprit| *culprit as usize == *rank));
-        let step = match culprits.first() {
-            Some(rank) => self.ranks[*rank as usize].sight.step,
-            None => self.newest_step(),
-        };
-        Hang {
-            kind,
-            victims: victims.map(|rank| self.number(rank)).collect(),
-            culprits: self.numbers(&culprits),
-            since,
-            confirmed: now,
-            phase: self.phases.name(phase).to_owned(),
-            limit: self.phases.limit(phase).span,
-            step,
-            confidence,
-            evidence,
-        }
-    }
-
-    /// Beats and no step, for ten times as long as a step may take.
-    fn livelock(&mut self, now: Mono) -> Outlook {
-        let since = self.completed.max(self.restarted);
-        let given = self.phases.limits().given.get("livelock").copied();
-        let limit = given.unwrap_or_else(|| {
-            let step = self.phases.limit(PhaseId::STEP).span.0.saturating_mul(10);
-            let longest = self.phases.longest(PhaseId::STEP).0.saturating_mul(5);
-            self.phases.limits().livelock.max(Span(step)).max(Span(longest))
-        });
-        if now.since(since) < limit || !self.anybody_trains() {
-            self.beats_then = None;
-            return Outlook::Calm;
-        }
-        let beats: Vec<u64> = self.ranks.iter().map(|rank| rank.sight.beats).collect();
-        let Some((at, then)) = &self.beats_then else {
-            self.beats_then = Some((now, beats));
-            return Outlook::Calm;
-        };
-        if now.since(*at) < Span::seconds(1) {
-            return Outlook::Calm;
-        }
-        let moving = (0..beats.len()).filter(|rank| beats[*rank] != then[*rank]);
-        let moving: Vec<u32> = moving.map(|rank| u32::try_from(rank).unwrap_or(u32::MAX)).collect();
-        if moving.is_empty() {
-            return Outlook::Calm;
-        }
-        let evidence = vec![
-            format!("no rank completed a step or a collective for {}", now.since(since)),
-            format!("{} beat all the while", self.listed(&moving)),
-        ];
-        let all = moving.len() == self.ranks.len();
-        let culprits = if all { Vec::new() } else { moving };
-        let confidence = if all { 0.6 } else { 0.8 };
-        let hang =
-            self.finding(now, HangKind::Livelock, culprits, since, PhaseId::STEP, confidence, evidence);
-        Outlook::Hang(Box::new(hang))
     }
 
     /// A rank's host; each its own where nothing is known, so that nothing is judged together.

@@ -9,6 +9,7 @@
 
 pub mod fabric;
 pub mod gpus;
+pub mod hang;
 pub mod job;
 pub mod lines;
 

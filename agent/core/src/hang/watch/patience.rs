@@ -1,0 +1,127 @@
+//! How long is waited before standing still is a hang, and why so long.
+
+use crate::hang::activity::{Activity, ProcessState};
+use crate::hang::finding::HangKind;
+use crate::hang::locate::Suspects;
+use crate::hang::phase::{Limit, LimitFrom, PhaseId};
+use crate::time::{Mono, Span};
+
+use super::Watch;
+
+/// Twice by how many times the steps of a job may grow at once, its sequences becoming longer.
+const GROWS_AT_ONCE_TWICE: u64 = 7;
+
+impl Watch {
+    /// Why no progress is expected, if it is not.
+    pub(super) fn expected(&self, now: Mono) -> Option<String> {
+        let living = |rank: &usize| self.lives(*rank);
+        if let Some(rank) =
+            (0..self.ranks.len()).filter(living).find(|r| self.ranks[*r].sight.quiet_until > now)
+        {
+            let said =
+                if self.ranks[rank].sight.quiet_until == Mono::NEVER { "a pause" } else { "a long phase" };
+            return Some(format!("rank {} announced {said}", self.number(rank).0));
+        }
+        let traced = (0..self.probes.len()).filter(living).find(|r| self.state(*r) == ProcessState::Traced);
+        traced.map(|rank| format!("a debugger holds rank {}", self.number(rank).0))
+    }
+
+    /// The least time without any movement before anything is confirmed.
+    pub(super) fn confirmation(&self) -> Span {
+        let half = self.phases.median(PhaseId::STEP).map_or(0, |median| median.0 / 2);
+        self.phases.limits().confirm.max(Span(half))
+    }
+
+    /// What the suspects are at, with its limit: of several the one with the most room.
+    pub(super) fn usual(&self, suspects: &Suspects) -> (PhaseId, Limit) {
+        let phase_of = |rank: &u32| self.phase(*rank as usize);
+        let phase = suspects
+            .among
+            .iter()
+            .map(phase_of)
+            .max_by_key(|phase| self.phases.limit(*phase).span)
+            .unwrap_or(PhaseId::STEP);
+        (phase, self.phases.limit(phase))
+    }
+
+    /// By how much the suspect with the most room left is beyond what it is at usually takes; zero if it is not.
+    pub(super) fn overdue(&self, now: Mono, suspects: &Suspects) -> Span {
+        suspects
+            .among
+            .iter()
+            .map(|rank| {
+                let since = self.ranks[*rank as usize].sight.since.max(self.restarted).max(self.began);
+                now.since(since).minus(self.phases.limit(self.phase(*rank as usize)).span)
+            })
+            .min()
+            .unwrap_or_default()
+    }
+
+    /// How long nothing may move before it is a hang, and why so long.
+    pub(super) fn patience(&self, now: Mono, suspects: &Suspects) -> (Span, String) {
+        let mut limit = self.confirmation();
+        let mut why = String::new();
+        let mut wait = |span: Span, reason: String| {
+            if span > limit {
+                (limit, why) = (span, reason);
+            }
+        };
+        // A rank at something long may be what the others wait for, whatever else it looks like.
+        for rank in (0..self.ranks.len()).filter(|rank| self.lives(*rank)) {
+            let sight = &self.ranks[rank].sight;
+            let first = sight.step.is_none() && (sight.registered || self.newest_step().is_none());
+            let long = if first { Some(PhaseId::FIRST_STEP) } else { sight.long };
+            if let Some(phase) = long.filter(|_| !sight.closed) {
+                let name = self.phases.name(phase);
+                wait(self.phases.limit(phase).span, format!("{} is in {name}", self.number(rank)));
+            }
+        }
+        let limits = self.phases.limits();
+        let (phase, usual) = self.usual(suspects);
+        if usual.from == LimitFrom::Given || suspects.kind == HangKind::Stopped {
+            return (limit, why);
+        }
+        if matches!(suspects.kind, HangKind::Network | HangKind::BlockedIo | HangKind::SilentHost)
+            || suspects.among.iter().any(|rank| self.state(*rank as usize) == ProcessState::Uninterruptible)
+        {
+            wait(limits.passing, "what it waits for often comes back by itself".to_owned());
+        }
+        if suspects.kind == HangKind::AllStill && !self.would_be_seen_at_work() {
+            // Sequences grow by a curriculum, for all ranks at once: the devices may be at a longer step while all processes wait.
+            let grown = self
+                .phases
+                .median(phase)
+                .map_or(0, |median| median.0.saturating_mul(GROWS_AT_ONCE_TWICE) / 2);
+            wait(Span(grown), "all ranks are alike, and steps may have become longer at once".to_owned());
+        }
+        if self.probed && suspects.kind != HangKind::Network {
+            let room = Span(self.phases.longest(phase).0.saturating_mul(5));
+            for rank in suspects.among.iter().map(|rank| *rank as usize).filter(|rank| self.lives(*rank)) {
+                let who = self.number(rank);
+                match self.activity(rank) {
+                    Some(Activity::Still) => {}
+                    Some(Activity::Spinning) => {
+                        wait(limits.spinning.max(room), format!("{who} uses CPU time"))
+                    }
+                    Some(Activity::Working) => {
+                        wait(limits.working.max(room), format!("{who} reads, writes or touches new memory"));
+                    }
+                    None => {
+                        wait(self.silence(now).plus(Span(1)), format!("what {who} does is not known yet"))
+                    }
+                }
+            }
+        }
+        (limit, why)
+    }
+
+    /// Whether a longer step of this job would show in its processes: then all of them doing nothing is no such step.
+    pub(super) fn would_be_seen_at_work(&self) -> bool {
+        let mut living = (0..self.ranks.len()).filter(|rank| self.lives(*rank)).peekable();
+        living.peek().is_some()
+            && living.all(|rank| {
+                self.activity(rank) == Some(Activity::Still)
+                    && self.probes[rank].works_in_the_open(self.began, self.moved)
+            })
+    }
+}
