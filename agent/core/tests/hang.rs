@@ -111,6 +111,37 @@ fn without_accelerators_all_frozen_is_found_as_soon_as_any_other_hang() {
     assert!(took >= Span::seconds(7), "three and a half steps, not {took}");
 }
 
+/// Devices that are told to have come to rest since nothing moves are at no longer step, and nothing has to be waited for.
+#[test]
+fn all_frozen_is_found_as_soon_as_any_other_hang_where_devices_have_come_to_rest() {
+    let found_after = |rest: Option<Span>, works_again: bool| {
+        let mut job = Job::begun(Limits::default());
+        (0..60).for_each(|step| job.step_together(step, Span::seconds(10)));
+        job.all_still();
+        let frozen = job.now;
+        if let Some(rest) = rest {
+            job.is_calm_for(rest);
+            job.watch.devices_rest(Some(job.now));
+        }
+        job.is_calm_for(Span::seconds(1));
+        if works_again {
+            job.watch.devices_rest(None);
+        }
+        let (hang, _) = job.hangs(Span::seconds(60));
+        assert_eq!((hang.kind, hang.culprits.len()), (HangKind::AllStill, 0));
+        job.now.since(frozen)
+    };
+    let rests = found_after(Some(Span::seconds(8)), false);
+    assert!(rests <= Span::seconds(15), "one and a half steps, not {rests}");
+    for (rest, works_again) in
+        [(None, false), (Some(Span::seconds(2)), false), (Some(Span::seconds(8)), true)]
+    {
+        // Nobody tells; or it is still told of the time before; or they were between two kernels.
+        let waited = found_after(rest, works_again);
+        assert!(waited >= Span::seconds(35), "{rest:?}, {works_again}: {waited}");
+    }
+}
+
 /// Little is known of a job that has made few steps: it is waited for as long as the default says, and no longer.
 #[test]
 fn a_hang_after_few_steps_is_found_by_the_default_limit() {

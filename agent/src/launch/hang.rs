@@ -59,9 +59,10 @@ pub(super) struct Judge {
     watch: Watch,
     /// Judges as long as no rank sends heartbeats.
     idle: Idle,
-    /// Whether ranks' GPUs have work, as the agent told last, and since when none has.
+    /// Whether ranks' GPUs have work, as the agent told last, and since when none has; and since when none has of those that had.
     gpus: BTreeMap<Rank, bool>,
     gpus_idle: Option<Mono>,
+    gpus_rest: Option<Mono>,
     /// Whether there may be TPUs here, once that was looked for; and a question to libtpu that is under way.
     tpus: Option<bool>,
     asked_tpus: Option<mpsc::Receiver<Option<Span>>>,
@@ -83,6 +84,7 @@ impl Judge {
             idle: Idle::new(settings.limits.idle, Rank(0), ranks),
             gpus: BTreeMap::new(),
             gpus_idle: None,
+            gpus_rest: None,
             tpus: None,
             asked_tpus: None,
             asked: None,
@@ -114,7 +116,13 @@ impl Judge {
     }
 
     /// Takes in whether ranks' GPUs have work, as the agent tells it; empty when there is nobody who would.
-    pub(super) fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>) {
+    pub(super) fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>, now: Mono) {
+        let any = |of: &BTreeMap<Rank, bool>| of.values().any(|at_work| *at_work);
+        if at_work.is_empty() || any(at_work) {
+            self.gpus_rest = None;
+        } else if any(&self.gpus) {
+            self.gpus_rest = Some(now);
+        }
         self.gpus.clone_from(at_work);
     }
 
@@ -168,6 +176,9 @@ impl Judge {
                 }
             }
         }
+        let told_of = |rank: &RankProcess| self.gpus.contains_key(&rank.rank);
+        let told_of_all = ranks.iter().filter(|rank| rank.exit.is_none()).all(told_of);
+        self.watch.devices_rest(self.gpus_rest.filter(|_| told_of_all));
         self.watch.look(now)
     }
 
@@ -351,4 +362,28 @@ const TOLD_AFTER: Span = Span::seconds(10);
 
 fn numbers(ranks: &[Rank]) -> String {
     ranks.iter().map(|rank| rank.0.to_string()).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_come_to_rest_when_those_that_had_work_are_told_to_have_none() {
+        let settings = HangSettings { mode: Mode::Auto, limits: Limits::default() };
+        let mut judge = Judge::new(&settings, 2, Mono(1));
+        let mut tell = |at_work: &[bool], now: u64| {
+            let told = (0..).map(Rank).zip(at_work.iter().copied()).collect();
+            judge.gpus_at_work(&told, Mono(now));
+            judge.gpus_rest
+        };
+        assert_eq!(tell(&[false, false], 2), None, "nobody knows whether they ever had any");
+        assert_eq!(tell(&[true, false], 3), None);
+        assert_eq!(tell(&[false, false], 4), Some(Mono(4)));
+        assert_eq!(tell(&[false, false], 5), Some(Mono(4)), "the same as before");
+        assert_eq!(tell(&[false, true], 6), None);
+        assert_eq!(tell(&[false, false], 7), Some(Mono(7)));
+        assert_eq!(tell(&[], 8), None, "who told is gone");
+        assert_eq!(tell(&[false, false], 9), None, "and may tell of long ago");
+    }
 }

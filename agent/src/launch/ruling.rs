@@ -60,7 +60,7 @@ impl Launcher {
             }
             LinkEvent::Lost { reason } => {
                 self.agent = None;
-                self.hangs.gpus_at_work(&BTreeMap::new());
+                self.hangs.gpus_at_work(&BTreeMap::new(), clock::mono());
                 self.fact(Fact::AgentLost { reason });
                 if self.ruling_until.is_some() {
                     self.rule(None);
@@ -68,7 +68,7 @@ impl Launcher {
             }
             LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
             LinkEvent::Surroundings(known) => {
-                self.hangs.gpus_at_work(&known.at_work);
+                self.hangs.gpus_at_work(&known.at_work, clock::mono());
                 self.step(clock::mono(), Input::Surroundings(known));
             }
             LinkEvent::Leave(leave) => self.asked_to_leave(leave),

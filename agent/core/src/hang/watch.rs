@@ -36,6 +36,8 @@ pub struct Watch {
     probes: Vec<Probes>,
     probed: bool,
     probed_at: Mono,
+    /// When the ranks' devices, which had work, were first told to have none.
+    devices_rest: Option<Mono>,
     began: Mono,
     looked: Mono,
     /// When anything last moved.
@@ -60,6 +62,7 @@ impl Watch {
             probes: Vec::new(),
             probed: false,
             probed_at: Mono::default(),
+            devices_rest: None,
             began: now,
             looked: now,
             moved: now,
@@ -79,6 +82,7 @@ impl Watch {
         self.counters = Counters::of(ranks);
         self.phases.begin_attempt();
         self.probed = false;
+        self.devices_rest = None;
         (self.began, self.looked, self.moved, self.completed) = (now, now, now, now);
         self.restart_clock(now);
     }
@@ -158,6 +162,12 @@ impl Watch {
             probes.add(probe);
             self.probed = true;
         }
+    }
+
+    /// Takes in when the devices of all ranks, which had work, were first told to have none by their driver; none while one has work,
+    /// and where nobody tells.
+    pub fn devices_rest(&mut self, since: Option<Mono>) {
+        self.devices_rest = since;
     }
 
     /// For how long nothing has moved, as far as the judge was awake to see it.

@@ -11,6 +11,9 @@ use super::Watch;
 /// Twice by how many times the steps of a job may grow at once, its sequences becoming longer.
 const GROWS_AT_ONCE_TWICE: u64 = 7;
 
+/// What a driver tells of its devices' work may be so old: it looks back for a second, and its word takes time to come here.
+const TOLD_LATE: Span = Span::seconds(3);
+
 impl Watch {
     /// Why no progress is expected, if it is not.
     pub(super) fn expected(&self, now: Mono) -> Option<String> {
@@ -86,7 +89,8 @@ impl Watch {
         {
             wait(limits.passing, "what it waits for often comes back by itself".to_owned());
         }
-        if suspects.kind == HangKind::AllStill && !self.would_be_seen_at_work() {
+        let may_be_at_a_longer_step = !self.would_be_seen_at_work() && !self.devices_came_to_rest();
+        if suspects.kind == HangKind::AllStill && may_be_at_a_longer_step {
             // Sequences grow by a curriculum, for all ranks at once: the devices may be at a longer step while all processes wait.
             let grown = self
                 .phases
@@ -123,5 +127,10 @@ impl Watch {
                 self.activity(rank) == Some(Activity::Still)
                     && self.probes[rank].works_in_the_open(self.began, self.moved)
             })
+    }
+
+    /// Whether the devices have come to rest since nothing moves: then they are not at a longer step either.
+    fn devices_came_to_rest(&self) -> bool {
+        self.devices_rest.is_some_and(|since| since >= self.moved.after(TOLD_LATE))
     }
 }
