@@ -1,7 +1,8 @@
 """What this rank is in its job, so that it is compared with ranks that do the same work.
 
 The script says it, or the environment does (``MAINSTAY_ROLE``, ``MAINSTAY_STAGE``), or it is found where frameworks
-keep it: Megatron-LM's parallel state, DeepSpeed's model parallel unit, and meshes of torch with a dimension ``pp``.
+keep it: Megatron-LM's parallel state, DeepSpeed's model parallel unit, torch's own pipelines, and its meshes with a
+dimension ``pp``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def from_frameworks() -> None:
     """Tells the stage that a framework gave this rank, if nobody has told it. Called now and then, off the hot path."""
     if _told or not _native.active():
         return
-    for find in (_of_megatron, _of_deepspeed, _of_mesh):
+    for find in (_of_megatron, _of_deepspeed, _of_pipeline, _of_mesh):
         try:
             stage = find()
         except Exception:
@@ -75,6 +76,14 @@ def _of_deepspeed():
         if hasattr(unit, size):
             return getattr(unit, rank)() if getattr(unit, size)() > 1 else None
     return None
+
+
+# Where this rank stands in the group of the stage of torch that it made; it may have several of a pipeline's stages.
+pipeline_rank = None
+
+
+def _of_pipeline():
+    return pipeline_rank
 
 
 def _of_mesh():

@@ -124,6 +124,7 @@ def install(steps: bool) -> None:
     when_imported("torch.nn.parallel.distributed", _hook_data_parallel)
     when_imported("torch.utils.data.dataloader", lambda module: _hook_data_loader(module, data))
     when_imported("torch.distributed.device_mesh", _hook_meshes)
+    when_imported("torch.distributed.pipelining.stage", _hook_pipelines)
     for name in _FSDP_MODULES:
         when_imported(name, _hook_fully_sharded)
 
@@ -213,14 +214,19 @@ def _hook_fully_sharded(module) -> None:
 
 def _hook_construction(kind) -> None:
     """Watches every instance of a wrapper class from its construction on."""
-    if hasattr(kind.__init__, "_mainstay"):
-        return
+    _after_construction(kind, watch_model)
+
+
+def _after_construction(kind, action) -> None:
+    """Calls ``action`` with each instance of a class once it is made. Errors of it go nowhere."""
     construct = kind.__init__
+    if hasattr(construct, "_mainstay"):
+        return
 
     @functools.wraps(construct)
     def constructed(self, *arguments, **named):
         construct(self, *arguments, **named)
-        _attempt(watch_model, self)
+        _attempt(action, self)
 
     constructed._mainstay = True
     kind.__init__ = constructed
@@ -233,18 +239,22 @@ def _hook_data_loader(module, gate) -> None:
 
 def _hook_meshes(module) -> None:
     """Remembers the first meshes: their dimension for pipeline parallelism tells this rank's stage."""
-    construct = module.DeviceMesh.__init__
-    if hasattr(construct, "_mainstay"):
-        return
 
-    @functools.wraps(construct)
-    def constructed(self, *arguments, **named):
-        construct(self, *arguments, **named)
+    def remember(mesh):
         if len(_role.meshes) < 8:
-            _role.meshes.append(self)
+            _role.meshes.append(mesh)
 
-    constructed._mainstay = True
-    module.DeviceMesh.__init__ = constructed
+    _after_construction(module.DeviceMesh, remember)
+
+
+def _hook_pipelines(module) -> None:
+    """Remembers this rank's place among those of its pipeline, and not the stage, which holds its model."""
+
+    def remember(stage):
+        if stage.group_size > 1:
+            _role.pipeline_rank = stage.group_rank
+
+    _after_construction(module._PipelineStageBase, remember)
 
 
 def _around(function, enter, leave):

@@ -50,3 +50,69 @@ def test_a_mesh_without_a_pipeline_gives_no_stage(run_job):
         assert not _role._told and len(_role.meshes) == 1
     """, ranks=2)
     assert [stage for _, stage in stages(job)] == [None, None]
+
+
+def test_the_stage_of_a_mesh_whose_other_dimension_shards_a_model(run_job):
+    job = run_job("""
+        import torch, torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "pp"))
+        net = torch.nn.Linear(8, 8)
+        fully_shard(net, mesh=mesh["dp_shard"])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(3):
+            net(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+    """ + TOLD + "        assert mesh.get_local_rank('pp') == dist.get_rank() % 2\n", ranks=4)
+    assert stages(job) == [("", 0), ("", 1), ("", 0), ("", 1)]
+
+
+def test_a_model_that_is_sharded_and_replicated_has_no_stage(run_job):
+    job = run_job("""
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+        net = torch.nn.Linear(8, 8)
+        fully_shard(net, mesh=mesh)
+        net(torch.ones(2, 8)).sum().backward()
+        from mainstay import _role
+        _role.from_frameworks()
+        assert not _role._told and len(_role.meshes) >= 1
+    """, ranks=4)
+    assert [stage for _, stage in stages(job)] == [None] * 4
+
+
+# Two pipelines of two ranks, by groups alone: ranks 0 and 2 are one, 1 and 3 the other, each beside its replica.
+PIPELINE = """
+        import torch, torch.distributed as dist
+        from torch.distributed.pipelining import PipelineStage, SCHEDULE
+        dist.init_process_group("gloo")
+        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        group, place = groups[dist.get_rank() % 2], dist.get_rank() // 2
+        device = torch.device("cpu")
+        def stage(index, count):
+            return PipelineStage(torch.nn.Linear(8, 8), index, count, device, group=group)
+        def train(schedule, begins, ends):
+            for _ in range(3):
+                inputs = (torch.ones(4, 8),) if begins else ()
+                schedule.step(*inputs, **({"target": torch.ones(4, 8)} if ends else {}))
+        def loss(output, target):
+            return (output - target).square().mean()
+"""
+
+
+def test_the_stage_of_a_pipeline_of_torch_without_a_mesh(run_job):
+    job = run_job(PIPELINE.replace("SCHEDULE", "ScheduleGPipe") + """
+        train(ScheduleGPipe(stage(place, 2), n_microbatches=2, loss_fn=loss), place == 0, place == 1)
+    """ + TOLD, ranks=4)
+    assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
+
+
+def test_ranks_that_have_several_stages_are_told_by_their_place(run_job):
+    job = run_job(PIPELINE.replace("SCHEDULE", "ScheduleInterleaved1F1B") + """
+        mine = [stage(place, 4), stage(place + 2, 4)]
+        train(ScheduleInterleaved1F1B(mine, n_microbatches=2, loss_fn=loss), place == 0, place == 1)
+    """ + TOLD, ranks=4)
+    assert stages(job) == [("", 0), ("", 0), ("", 1), ("", 1)]
