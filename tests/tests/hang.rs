@@ -1,5 +1,6 @@
 //! Ranks that live and do not move: each kind of hang with eight real processes that wait for each other at every
-//! step, the culprit named, the job started again. `MAINSTAY_HANG_REPEATS` says how often each is done.
+//! step, the culprit named, the job started again. `MAINSTAY_HANG_REPEATS` says how often each is done, and
+//! `MAINSTAY_HANG_RANKS` with how many processes.
 
 #![allow(clippy::panic, reason = "in a test, a panic is the report")]
 
@@ -55,12 +56,20 @@ for step in range(80):
 "#;
 
 fn repeats() -> u32 {
-    std::env::var("MAINSTAY_HANG_REPEATS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+    asked_for("MAINSTAY_HANG_REPEATS").unwrap_or(1)
+}
+
+fn ranks() -> u32 {
+    asked_for("MAINSTAY_HANG_RANKS").unwrap_or(RANKS)
+}
+
+fn asked_for(variable: &str) -> Option<u32> {
+    std::env::var(variable).ok()?.parse().ok()
 }
 
 /// Runs a job with this hang, as often as asked for, and looks at each verdict.
 fn hangs(how: &str, culprit: &str, options: &str, kind: HangKind) {
-    hangs_among(RANKS, how, culprit, options, kind);
+    hangs_among(ranks(), how, culprit, options, kind);
 }
 
 fn hangs_among(ranks: u32, how: &str, culprit: &str, options: &str, kind: HangKind) {
@@ -101,12 +110,16 @@ fn all_ranks_stopped() {
     }
     for _ in 0..repeats() {
         let stage = Stage::new();
-        let job = stage.python(&format!("{how}\n{LOCKSTEP}")).ranks(RANKS).variable("CULPRIT", "all").start();
+        let job =
+            stage.python(&format!("{how}\n{LOCKSTEP}")).ranks(ranks()).variable("CULPRIT", "all").start();
         let end = job.end();
         end.assert_status(0);
         let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
         assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
-        end.assert_said("ranks 0-7 hang after step 59, in section forward: each is stopped by a signal");
+        let all = format!("ranks 0-{}", ranks() - 1);
+        end.assert_said(&format!(
+            "{all} hang after step 59, in section forward: each is stopped by a signal"
+        ));
     }
 }
 
@@ -253,8 +266,9 @@ for step in range(80):
 dist.destroy_process_group()
 "#;
     for _ in 0..repeats() {
-        // One start of torch is slow enough.
-        let end = stage.python(script).ranks(4).options("--max-restarts 0").start().end();
+        // One start of torch is slow enough, and four of it.
+        let ranks = asked_for("MAINSTAY_HANG_RANKS").unwrap_or(4);
+        let end = stage.python(script).ranks(ranks).options("--max-restarts 0").start().end();
         end.assert_status(1);
         let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
         assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
