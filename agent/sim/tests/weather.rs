@@ -29,6 +29,15 @@ fn noise_that_is_carried_from_step_to_step_is_no_slowness() {
     }
 }
 
+/// In a pair only the past tells how noisy it is. While the job as a whole changes its pace, as it does when it warms up and from one
+/// phase to the next, the past tells little.
+#[test]
+fn in_a_pair_nobody_is_told_while_the_job_changes_its_pace() {
+    for weather in [Weather::WarmUp, Weather::Regimes] {
+        assert_eq!(false_reports(2, weather, 300), 0, "{weather:?}");
+    }
+}
+
 #[test]
 fn nobody_is_told_whatever_the_weather() {
     for weather in Weather::ALL {

@@ -40,6 +40,10 @@ const NEW_LEVEL: f32 = 2.5;
 const CALM: f32 = 0.85;
 const FORGETS: f32 = 0.3;
 
+/// Where the job as a whole changes its pace, noise may become so many times as much: that is believed as if seen in so many steps.
+const MAY_RISE: f32 = 3.0;
+const DOUBTED_STEPS: f32 = 6.0;
+
 /// Whether noise has changed is seen from so many of the last steps.
 const WINDOW: usize = 8;
 
@@ -59,6 +63,8 @@ pub(super) struct Carried {
     /// What is believed before anything is seen: a variance of scores, as if seen in so many steps.
     believed: (f32, f32),
     learned: Learned,
+    /// Nothing is learned from the first so many steps: the job was another one.
+    began: usize,
     /// Of the ranks looked at: how many steps were seen when each came to its present level.
     level_since: Vec<usize>,
 }
@@ -87,6 +93,7 @@ impl Carried {
             series: series.min(SAMPLE as f32),
             believed: (variance, BELIEVED_STEPS),
             learned: Learned { variance, correlation: [0.0; BANDS], rests_on: BELIEVED_STEPS },
+            began: 0,
             level_since: vec![WARM; ranks.div_ceil(ranks / SAMPLE + 1)],
         };
         carried.learn();
@@ -99,27 +106,45 @@ impl Carried {
         self.learn();
     }
 
+    /// The job is another one since the first `began` steps: its noise is learned anew, and may be much more than it was.
+    pub(super) fn doubt(&mut self, began: usize) {
+        let rise = MAY_RISE * MAY_RISE;
+        // Who doubts again before anything is learned doubts no more than before.
+        let usual =
+            if self.began > 0 && self.steps < 1.0 { self.believed.0 / rise } else { self.learned.variance };
+        self.believed = (usual * rise, DOUBTED_STEPS);
+        (self.squares, self.pairs, self.steps) = ([0.0; BANDS], [0.0; BANDS], 0.0);
+        self.began = began;
+        self.learn();
+    }
+
     /// Takes in the step that was pushed last. `noise` is the usual size of a score.
     pub(super) fn push(&mut self, history: &History, noise: f32) {
         let Some(last) = history.row(DELAY) else { return };
+        let newest = history.seen() - DELAY;
+        if newest <= self.began {
+            return;
+        }
         let stride = last.len() / SAMPLE + 1;
         let usual = 2.0 * self.learned.variance.max(noise * noise);
         let (bound, hiccup) = (usual * CLIP * CLIP, usual * HICCUP * HICCUP);
         // Beginnings are soon forgotten.
-        let mut keep = 1.0 - 1.0 / (history.seen() as f32 / 2.0).clamp(WARM as f32, MEMORY);
+        let age = history.seen() - self.began;
+        let mut keep = 1.0 - 1.0 / (age as f32 / 2.0).clamp(WARM as f32, MEMORY);
         if history.seen().is_multiple_of(3 * WINDOW) && self.is_calm(history, last.len()) {
             keep = FORGETS;
             let since = history.seen() - 3 * WINDOW;
             self.level_since.iter_mut().for_each(|began| *began = since.max(*began));
         }
         self.note_new_levels(history, stride);
-        let newest = history.seen() - DELAY;
         self.steps = self.steps * keep + 1.0;
         let ranks = last.len().div_ceil(stride) as f32;
         for band in 0..BANDS {
             let (mut sum, mut pairs) = (0.0, 0_u32);
             for lag in lags(band) {
-                let Some(before) = history.row(DELAY + lag) else { break };
+                let Some(before) = history.row(DELAY + lag).filter(|_| newest > self.began + lag) else {
+                    break;
+                };
                 let both = last.iter().zip(before).step_by(stride).zip(&self.level_since);
                 for ((now, then), since) in both {
                     // From one level to another is no scatter.

@@ -8,6 +8,7 @@ use super::history::{History, ROWS};
 use super::paces::Paces;
 use super::peers::Peers;
 use super::ranks::{self, Standing};
+use super::regime::Regime;
 use super::rotating;
 use super::score::{Scratch, median, score, spread};
 use super::stages::Stages;
@@ -68,6 +69,7 @@ pub struct Judge {
     history: History,
     recent: Recent,
     carried: Carried,
+    regime: Regime,
     paces: Paces,
     stages: Stages,
     /// What is slow at present.
@@ -145,6 +147,7 @@ impl Judge {
             history: History::new(ranks),
             recent: Recent::default(),
             carried: Carried::new(ranks),
+            regime: Regime::default(),
             paces: Paces::new(ranks),
             stages: Stages::new(&peers),
             open: BTreeMap::new(),
@@ -201,6 +204,11 @@ impl Judge {
         }
         self.stages.push(&self.medians);
         self.history.push(row.step, &self.scores, self.recent.noise());
+        if self.peers.len() <= VERY_FEW
+            && let Some(steps) = self.regime.push(row.self_times)
+        {
+            self.carried.doubt(self.history.seen() - steps);
+        }
         self.carried.push(&self.history, self.recent.noise());
     }
 

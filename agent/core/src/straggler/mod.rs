@@ -27,6 +27,7 @@ mod link;
 mod paces;
 mod peers;
 mod ranks;
+mod regime;
 mod rotating;
 mod say;
 mod score;
