@@ -4,6 +4,7 @@ mod counts;
 mod decide;
 mod known;
 mod loops;
+mod refusals;
 mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 
 use self::counts::Counters;
 pub use self::counts::Counts;
+use self::refusals::Refusals;
 use super::client::Asking;
 use super::durable::{Durable, Figures};
 use super::error::PeerError;
@@ -111,6 +113,7 @@ pub(crate) struct Shared {
     distrusted: Mutex<BTreeMap<(String, String), Instant>>,
     /// What was offered and is out of date.
     withdrawn: Mutex<BTreeMap<String, Instant>>,
+    refusals: Refusals,
     limit: Limit,
     counters: Counters,
     connections: AtomicUsize,
@@ -174,6 +177,7 @@ impl Service {
             decisions: Mutex::default(),
             distrusted: Mutex::default(),
             withdrawn: Mutex::default(),
+            refusals: Refusals::default(),
             counters: Counters::default(),
             connections: AtomicUsize::new(0),
             stop: AtomicBool::new(false),

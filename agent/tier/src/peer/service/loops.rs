@@ -88,10 +88,11 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let serving = Arc::clone(shared);
         let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
             let patience = serving.settings.patience;
+            let host = stream.peer_addr().ok().map(|address| address.ip());
             let talked = Wire::accept(stream, &serving.pass, patience)
                 .and_then(|mut wire| server::converse(&mut wire, &serving));
             if let Err(error) = talked {
-                if error.is_refusal() {
+                if error.is_refusal() && serving.refusals.is_news(host, &error, Instant::now()) {
                     tracing::warn!(%error, "a connection was refused");
                 } else {
                     tracing::debug!(%error, "a peer's connection ended");

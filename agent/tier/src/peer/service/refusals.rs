@@ -1,0 +1,56 @@
+//! Who was turned away: told once, and not each second for as long as somebody's configuration is wrong.
+
+use std::collections::HashMap;
+use std::mem::{Discriminant, discriminant};
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::peer::error::PeerError;
+
+/// The same refusal of the same host is told again after this long.
+const AGAIN: Duration = Duration::from_secs(600);
+
+/// So many are remembered; strangers that come from ever other addresses are told of each time then.
+const MOST: usize = 256;
+
+/// What was refused lately.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Mutex<HashMap<(Option<IpAddr>, Discriminant<PeerError>), Instant>>);
+
+impl Refusals {
+    /// Whether it is worth to be told that `host` was refused for this.
+    pub(super) fn is_news(&self, host: Option<IpAddr>, why: &PeerError, now: Instant) -> bool {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        told.retain(|_, since| now.saturating_duration_since(*since) < AGAIN);
+        let what = (host, discriminant(why));
+        let is_news = !told.contains_key(&what);
+        if is_news && told.len() < MOST {
+            told.insert(what, now);
+        }
+        is_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_refusal_is_told_once_in_a_while_and_another_at_once() {
+        let (refusals, begin) = (Refusals::default(), Instant::now());
+        let peer = || "10.0.0.1:40000".to_owned();
+        let (wrong, plain) =
+            (PeerError::WrongToken { peer: peer() }, PeerError::SpeaksPlainly { peer: peer() });
+        let (one, other) = (Some(IpAddr::from([10, 0, 0, 1])), Some(IpAddr::from([10, 0, 0, 2])));
+        assert!(refusals.is_news(one, &wrong, begin));
+        assert!(!refusals.is_news(one, &wrong, begin + AGAIN / 2));
+        assert!(refusals.is_news(one, &plain, begin) && refusals.is_news(other, &wrong, begin));
+        assert!(refusals.is_news(one, &wrong, begin + AGAIN));
+        // However many come, no more are remembered than that.
+        for host in 0..2_000_u32 {
+            refusals.is_news(Some(IpAddr::from(host.to_be_bytes())), &wrong, begin + AGAIN);
+        }
+        assert_eq!(refusals.0.lock().unwrap().len(), MOST);
+    }
+}
