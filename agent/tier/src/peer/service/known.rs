@@ -49,6 +49,10 @@ impl Shared {
         let mut distrusted = self.distrusted.lock().unwrap_or_else(PoisonError::into_inner);
         distrusted.retain(|_, since| since.elapsed() < DISTRUST);
         copies.retain(|copy| !distrusted.contains_key(&(copy.holder.clone(), copy.shard.root.clone())));
+        drop(distrusted);
+        // Holders that have not heard yet would have it copied again.
+        let withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+        copies.retain(|copy| !withdrawn.contains_key(&copy.shard.root));
         copies
     }
 
@@ -99,8 +103,8 @@ impl Shared {
             };
             holders.filter_map(of).collect()
         };
-        self.store.remove(root);
         self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner).insert(root.to_owned(), Instant::now());
+        self.store.forget(root);
         for holder in holders {
             if let Err(error) = self.asking().forget(&holder, vec![root.to_owned()]) {
                 tracing::warn!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
@@ -120,6 +124,8 @@ impl Shared {
         if roots.is_empty() {
             return;
         }
+        // A holder that missed its owner's copy may have made one here.
+        roots.iter().for_each(|root| _ = self.store.forget(root));
         let late: Vec<(String, Vec<String>)> = {
             let peers = self.peers();
             let of = |(name, peer): (&String, &super::Peer)| {

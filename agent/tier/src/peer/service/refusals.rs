@@ -14,9 +14,12 @@ const AGAIN: Duration = Duration::from_secs(600);
 /// So many are remembered; strangers that come from ever other addresses are told of each time then.
 const MOST: usize = 256;
 
+/// Who was refused, and for what.
+type Refused = (Option<IpAddr>, Discriminant<PeerError>);
+
 /// What was refused lately.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(Mutex<HashMap<(Option<IpAddr>, Discriminant<PeerError>), Instant>>);
+pub(super) struct Refusals(Mutex<HashMap<Refused, Instant>>);
 
 impl Refusals {
     /// Whether it is worth to be told that `host` was refused for this.
