@@ -89,6 +89,15 @@ fn failures_are_judged_well_without_memory_of_their_batch() {
             answer.reasons.join("; ")
         );
     }
+    for (case, answer) in
+        all.iter().zip(&answers).filter(|(_, answer)| answer.restart == Restart::DoNotRestart)
+    {
+        let right = case.label.as_ref().and_then(|label| label.restart);
+        if right.is_some_and(|right| right != Restart::DoNotRestart) {
+            let reasons = answer.reasons.join("; ");
+            println!("stopped {}: {} {:.2}: {reasons}", case.id, answer.class.name(), answer.confidence);
+        }
+    }
     println!("{}", serde_json::to_string(&summary.all).expect("plain"));
     println!("{}", serde_json::to_string(&summary.calibration).expect("plain"));
     println!("false hardware {}, {:?}", summary.false_hardware, summary.false_do_not_restart);
