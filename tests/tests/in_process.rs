@@ -217,7 +217,7 @@ def fault(step, round):
     assert_eq!(actions(&end), ["restart_in_process", "respawn_ranks"], "{end}");
     let pids = pids(&end.story);
     assert_eq!(pids[0], pids[1], "{end}");
-    assert_ne!(pids[1][&Rank(1)], pids[2][&Rank(1)]);
+    assert_ne!(pids[1][&Rank(1)], pids[2][&Rank(1)], "{end}");
     for rank in [Rank(0), Rank(2)] {
         assert_eq!(pids[1][&rank], pids[2][&rank], "{rank} was not started again\n{end}");
     }
