@@ -20,6 +20,10 @@ const COOLING: f32 = 0.1;
 /// How far a text moves what is held likely before any word is read, of how far it moves a word.
 const BASE_STEP: f32 = 0.1;
 
+/// The length, as a vector of the rarities of its words, below which a text is as short as its words make it: some four rare words
+/// with their stems and pairs. Scaled up to the length of others, "gave up after" would name a cause.
+const SHORTEST: f32 = 24.0;
+
 /// A word or a pair of words by its number: there are some fifty thousand, and what they are is never asked.
 pub type Word = u64;
 
@@ -103,10 +107,10 @@ impl Words {
     }
 }
 
-/// Scaled so that a long text says no more by its length.
+/// Scaled so that a long text says no more by its length, and a line of few and common words less.
 fn of_one_length<T>(mut words: Vec<(T, f32)>) -> Vec<(T, f32)> {
     let length = words.iter().map(|(_, rarity)| rarity * rarity).sum::<f32>().sqrt();
-    words.iter_mut().for_each(|(_, rarity)| *rarity /= length.max(1e-6));
+    words.iter_mut().for_each(|(_, rarity)| *rarity /= length.max(SHORTEST));
     words
 }
 
