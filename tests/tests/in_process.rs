@@ -208,6 +208,9 @@ fn a_rank_that_fails_again_before_a_step_gets_a_new_process_and_the_others_stay(
     let stage = Stage::new();
     let functions = r#"
 def fault(step, round):
+    if (round, step) == (1, 0):
+        # A peer that is still making its connections when one leaves can be stuck in gloo, and is then the one that is replaced.
+        dist.barrier()
     if RANK == 1 and (round, step) in ((0, 5), (1, 0)):
         raise RuntimeError(f"injected in the {['first', 'second'][round]} round")
 "#;

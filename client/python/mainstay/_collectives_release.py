@@ -77,7 +77,7 @@ def release(everything_since=None) -> None:
     """Ends all waiting in process groups, from any thread; what waited raises.
 
     ``everything_since`` (what :func:`sockets` told once) widens it to all TCP sockets that appeared since and that no
-    Python object holds, for groups that were made in a way unknown to us.
+    Python object holds, for groups that were made in a way unknown to us, and to both directions.
     """
     # First of all: PyTorch's watchdog ends the process when it finds the connections of a group broken that is not aborted.
     _abort_nccl()
@@ -90,14 +90,17 @@ def release(everything_since=None) -> None:
         ours = _held_by_python()
         new = _new_since(everything_since)
         targets.update({number: inode for number, inode in new.items() if number not in ours})
+    # At first only what comes in: gloo's own thread then ends its connections and all that waits on them. A send that is begun meanwhile
+    # and fails is forgotten there, and waited for until the group's time-out.
+    how = socket.SHUT_RD if everything_since is None else socket.SHUT_RDWR
     for number, inode in targets.items():
-        _shut(number, inode)
+        _shut(number, inode, how)
 
 
 def shut_all() -> None:
     """Ends all connections by TCP of this process."""
     for number, inode in sockets().items():
-        _shut(number, inode)
+        _shut(number, inode, socket.SHUT_RDWR)
 
 
 def _held_by_python() -> set:
@@ -106,7 +109,7 @@ def _held_by_python() -> set:
     return {held.fileno() for held in gc.get_objects() if isinstance(held, socket.socket)}
 
 
-def _shut(number: int, inode: str) -> None:
+def _shut(number: int, inode: str, how: int) -> None:
     """Shuts a connected TCP socket down. Listening ones are left: their loops take an end for a broken kernel."""
     try:
         copy = os.dup(number)
@@ -125,7 +128,7 @@ def _shut(number: int, inode: str) -> None:
         if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.type == socket.SOCK_STREAM:
             try:
                 ours.getpeername()
-                ours.shutdown(socket.SHUT_RDWR)
+                ours.shutdown(how)
             except OSError:
                 pass
 
