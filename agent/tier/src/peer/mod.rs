@@ -33,6 +33,10 @@ pub mod token;
 pub(crate) mod user;
 pub mod wire;
 
+/// How far threads that send or take replicas stand back behind training for the processor (`nice`): where training keeps every core
+/// busy, each of them gets a thirtieth of one.
+const REPLICATE_NICE: i32 = 15;
+
 pub use durable::{Durable, Figures};
 pub use message::{Held, Inventory};
 pub use own::{Opened, Watched};

@@ -7,6 +7,7 @@ use mainstay_core::checkpoint::decision::Decision;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
+use super::REPLICATE_NICE;
 use super::alike;
 use super::error::{PeerError, Reason, Report};
 use super::frame::{Header, Kind};
@@ -15,6 +16,7 @@ use super::sealed::Sealed;
 use super::service::Shared;
 use super::store::{Offer, StoreError, Upload};
 use super::wire::{Frame, Wire};
+use crate::os::stand_back;
 
 /// Chunks that may be on their way at once on one connection.
 const CREDITS: u32 = 4;
@@ -81,6 +83,8 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
     match shared.store.offer(sealed, &shared.deletable()) {
         Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),
         Ok(Offer::Wanted(upload)) => {
+            // This thread keeps it: who replicates asks for nothing else over the same connection.
+            stand_back(REPLICATE_NICE, false);
             if upload.search_begins() {
                 alike::fill(shared, &upload);
             }

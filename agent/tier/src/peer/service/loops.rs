@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::{CONNECTIONS, Shared, UPLOAD_PATIENCE};
 use crate::os::stand_back;
-use crate::peer::server;
 use crate::peer::wire::Wire;
+use crate::peer::{REPLICATE_NICE, server};
 
 pub(super) fn verify(shared: &Shared) {
+    stand_back(19, true);
     shared.store.verify_all(|shard| {
         shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
@@ -50,6 +51,8 @@ pub(super) fn ask(shared: &Shared) {
 
 /// Sends what has too few copies, whenever something may have changed.
 pub(super) fn send(shared: &Shared) {
+    // Also the threads that it begins, one for each connection.
+    stand_back(REPLICATE_NICE, false);
     let (mut last, mut seen) = (Instant::now(), 0);
     loop {
         let nudged = shared.wait();
