@@ -8,7 +8,9 @@
 //! - Counters are judged by what they gain, limits by several readings, the driver's own words at once.
 //! - What cannot be read is unknown, and heavier evidence still counts.
 
+mod asking;
 mod checks;
+mod details;
 mod driver;
 mod fabric;
 mod faults;
@@ -31,13 +33,14 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use asking::{DeviceReport, DriverTrouble, GpuEvent, ProbeAnswer, ProbeLine, ProbeRequest};
+pub use details::{EccCount, EccPlace, GpuDetails, LinkErrors, PeerAccess, SramErrors};
 pub use gpu::GpuView;
 pub use limits::{DeviceLimits, ExpectedGpus};
 pub use opinion::Opinion;
 pub use reading::{
-    Clocks, DeviceReport, DriverTrouble, EccCount, EccPlace, FabricInfo, GpuDetails, GpuEvent, GpuIdentity,
-    GpuProcess, GpuReading, GpuTrouble, LinkErrors, LinkReading, PcieLink, PeerAccess, ProbeAnswer,
-    ProbeLine, ProbeRequest, Read, RemappedRows, SlowdownTimes, SramErrors, settle,
+    Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, LinkReading, PcieLink, Read,
+    RemappedRows, SlowdownTimes, settle,
 };
 pub use recall::learned_gpus;
 

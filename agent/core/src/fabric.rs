@@ -9,6 +9,7 @@ mod errors;
 mod learned;
 mod limits;
 mod link;
+mod recalled;
 mod sample;
 
 use std::collections::BTreeMap;
@@ -17,45 +18,18 @@ pub use learned::{Expected, Known, Learned};
 pub use limits::{ErrorLimits, FabricLimits};
 pub use sample::{FabricSample, Identity, LinkKind, LinkReading, LinkState};
 
-use link::{Expectation, Found, Link, Recalled};
+use link::{Expectation, Found, Link};
+use recalled::{Moment, Recalled};
 
 use crate::entry::Fact;
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::id::BootId;
 use crate::judged::Judged;
 use crate::observation::{Observation, Weight};
-use crate::time::{Mono, Span, Stamp};
+use crate::time::{Mono, Stamp};
 
 /// The component of the network as a whole: whether all expected links are there.
 pub const WHOLE: &str = "fabric";
-
-/// A point in time on this boot's monotonic clock; before its beginning for what earlier boots saw.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Moment(i128);
-
-impl Moment {
-    fn of(at: Mono) -> Moment {
-        Moment(i128::from(at.0))
-    }
-
-    /// When it was, seen from `now`: by the monotonic clock within a boot, by the wall clock across boots.
-    fn recalled(then: Stamp, same_boot: bool, now: Stamp) -> Moment {
-        if same_boot {
-            Moment::of(then.mono)
-        } else {
-            Moment(i128::from(now.mono.0) - (i128::from(now.wall.0) - i128::from(then.wall.0)))
-        }
-    }
-
-    /// On this boot's clock, whose beginning stands for all that was before.
-    fn mono(self) -> Mono {
-        Mono(u64::try_from(self.0.max(0)).unwrap_or(u64::MAX))
-    }
-
-    fn since(self, earlier: Moment) -> Span {
-        Span(u64::try_from((self.0 - earlier.0).max(0)).unwrap_or(u64::MAX))
-    }
-}
 
 /// The counters that the judge knows; others need not be read.
 pub fn counters() -> Vec<&'static str> {
@@ -420,36 +394,6 @@ impl FabricJudge {
         let read_at = if read { Some(at) } else { before.and_then(|shown| shown.read_at) };
         self.shown.insert(name.clone(), Shown { state, since, read_at });
         Component { name, state, reason, action, evidence, read_at, since, fault_at, ..Component::default() }
-    }
-}
-
-impl Recalled {
-    fn take_in(&mut self, at: Moment, same_boot: bool, observation: &Observation) {
-        let value = |name: &str| observation.values.get(name);
-        if let Some(serial) = value("serial") {
-            if self.serial.as_ref().is_some_and(|known| known != serial) {
-                *self = Recalled::default();
-            }
-            self.serial = Some(serial.clone());
-        }
-        let flaps = value("flaps").and_then(|flaps| flaps.parse().ok()).unwrap_or(0);
-        match observation.event.as_str() {
-            "port_down" => self.down_since = same_boot.then_some(at),
-            "port_up" | "port_flapped" => {
-                self.down_since = None;
-                if flaps > 0 {
-                    self.flaps.push((at, flaps));
-                }
-            }
-            errors::TOO_MANY if same_boot => {
-                let grown = value("grown").and_then(|grown| grown.parse().ok());
-                if let (Some(counter), Some(grown)) = (value("counter"), grown) {
-                    self.errors.push((at, counter.clone(), grown));
-                }
-            }
-            "hardware_replaced" => *self = Recalled::default(),
-            _ => {}
-        }
     }
 }
 

@@ -5,12 +5,14 @@
 //! process inside a driver that hangs survives even SIGKILL) no other is started, and the driver counts as silent
 //! since the first call that did not return. Between two samples the probe passes on what the driver tells unasked.
 
+mod found;
+mod hung;
 mod pipe;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -22,20 +24,18 @@ use mainstay_core::time::{Mono, Span};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+pub(super) use found::has_nvidia_device;
+
+use found::{held, is_library_on_path};
+use hung::Hung;
 use pipe::{Broken, Probe, timespec};
 
 /// How often a probe is begun anew while a GPU is in trouble or missing: a library that was begun before a GPU was
 /// reset, or came back, does not see it as it is.
 const RENEW_EVERY: Span = Span::seconds(60);
 
-/// After so long a GPU for which a call has hung is tried again for the first time.
-const FIRST_RETRY: Span = Span::seconds(10);
-
 /// How long a probe that was killed may take to be gone.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
-
-/// The library's usual name.
-const USUAL_LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// How the probe is started.
 #[derive(Clone, Debug)]
@@ -79,31 +79,6 @@ pub struct DeviceSource {
     hung: BTreeMap<u32, Hung>,
     /// The driver's version, as it was last told.
     driver: Option<String>,
-}
-
-/// A GPU for which a call has not returned, or has ended the probe.
-#[derive(Clone, Copy, Debug)]
-struct Hung {
-    since: Mono,
-    /// The library crashed, and did not hang.
-    crashed: bool,
-    /// When it was last tried.
-    tried: Mono,
-    /// How often it was.
-    tries: u32,
-}
-
-impl Hung {
-    fn new(since: Mono, crashed: bool) -> Hung {
-        Hung { since, crashed, tried: since, tries: 0 }
-    }
-
-    /// Whether it is time to try it again: soon at first, then ever more seldom, for each try takes a deadline and a new
-    /// probe.
-    fn is_due(&self, now: Mono) -> bool {
-        let wait = Span(FIRST_RETRY.0 << self.tries.saturating_sub(1).min(8));
-        now.since(self.tried) >= wait.min(RENEW_EVERY)
-    }
 }
 
 /// What a wait came to.
@@ -432,37 +407,6 @@ fn ended(child: &mut Child, within: Duration) -> bool {
         let _ = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timespec(within)));
     }
     !matches!(child.try_wait(), Ok(None))
-}
-
-/// Whether there is a GPU of NVIDIA on the PCI bus, driver or not: display controllers have class 0x03.
-pub(super) fn has_nvidia_device(sys: &Path) -> bool {
-    let Ok(devices) = std::fs::read_dir(sys.join("bus/pci/devices")) else { return false };
-    devices.flatten().any(|device| {
-        let read = |name: &str| std::fs::read_to_string(device.path().join(name)).unwrap_or_default();
-        read("vendor").trim() == "0x10de" && read("class").starts_with("0x03")
-    })
-}
-
-/// Whether somebody put NVIDIA's library where programs find it: GPUs that are not on the bus of this machine (WSL).
-fn is_library_on_path() -> bool {
-    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .any(|directory| directory.is_absolute() && directory.join(USUAL_LIBRARY).exists())
-}
-
-/// The GPUs that the kernel's part of the driver holds, those left aside that an operator excluded; with their names,
-/// where it tells.
-fn held(proc: &Path) -> Vec<(PciAddress, Option<String>)> {
-    let Ok(directory) = std::fs::read_dir(proc.join("driver/nvidia/gpus")) else { return Vec::new() };
-    let gpu = |path: &Path| {
-        let told = std::fs::read_to_string(path.join("information")).unwrap_or_default();
-        let value =
-            |name: &str| told.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
-        let excluded = value("GPU Excluded:").is_some_and(|yes| yes == "Yes");
-        let address = PciAddress::parse(path.file_name()?.to_str()?)?;
-        (!excluded).then(|| (address, value("GPU UUID:").filter(|name| name.starts_with("GPU-"))))
-    };
-    directory.flatten().filter_map(|entry| gpu(&entry.path())).collect()
 }
 
 impl From<io::Error> for Broken {

@@ -1,8 +1,9 @@
 //! The checks of one GPU's readings: what each reading says of each of them. Whether it counts is patience's to tell.
 
+use super::details::{EccPlace, GpuDetails};
 use super::fabric::fabric;
 use super::faults;
-use super::reading::{EccPlace, GpuDetails, GpuReading, GpuTrouble, PcieLink, Read};
+use super::reading::{GpuReading, GpuTrouble, PcieLink, Read};
 use super::readings::{POWER_BRAKE, Readings, Rules};
 use super::watch::{Look, Problem};
 use crate::health::{HealthState, RecommendedAction};

@@ -1,8 +1,9 @@
 //! The driver as a whole: `gpu.driver`.
 
 use super::Shown;
+use super::asking::{DeviceReport, DriverTrouble, ProbeAnswer};
 use super::limits::{DeviceLimits, ExpectedGpus};
-use super::reading::{DeviceReport, DriverTrouble, GpuReading, GpuTrouble, ProbeAnswer};
+use super::reading::{GpuReading, GpuTrouble};
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::pci::PciAddress;
 use crate::time::{Mono, Span};

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Shown;
 use super::checks::SAMPLED;
+use super::details::LinkErrors;
 use super::limits::DeviceLimits;
-use super::reading::{GpuReading, LinkErrors, Read};
+use super::reading::{GpuReading, Read};
 use super::readings::Rules;
 use super::watch::{Change, Growth, Look, Problem, Watch};
 use crate::health::{Component, Evidence, HealthState, RecommendedAction};

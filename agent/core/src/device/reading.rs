@@ -1,9 +1,10 @@
-//! What was read of the GPUs at one moment. The words between the probe and its parent; absent is not zero.
+//! What was read of a GPU at one moment. Absent is not zero.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::details::GpuDetails;
 use crate::id::Pid;
 use crate::pci::PciAddress;
 
@@ -28,49 +29,6 @@ impl<T> Read<T> {
             Read::NotOffered | Read::Failed(_) => None,
         }
     }
-}
-
-/// Why there is nothing to be read of any GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DriverTrouble {
-    /// The library cannot be loaded.
-    LibraryMissing,
-    /// The kernel's part of the driver is not loaded.
-    DriverNotLoaded,
-    /// Library and kernel's part are of different versions: one was updated, the host not rebooted.
-    VersionMismatch,
-    /// We may not.
-    NoPermission,
-    /// It answers for none of its GPUs since it lost one.
-    GpuLost,
-    /// It answers for none of its GPUs until one is reset.
-    ResetRequired,
-    /// Anything else.
-    Other,
-}
-
-/// What the probe answers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ProbeAnswer {
-    /// The GPUs were read.
-    Gpus {
-        /// The version of the driver.
-        driver: Option<String>,
-        /// One for each GPU that the driver counts.
-        gpus: Vec<GpuReading>,
-        /// GPUs that the kernel's part of the driver holds, as far as that is to be seen.
-        #[serde(default)]
-        bound: Vec<PciAddress>,
-    },
-    /// No GPU could be read.
-    Trouble {
-        /// Why.
-        trouble: DriverTrouble,
-        /// In the driver's words.
-        detail: String,
-    },
 }
 
 /// What is wrong with a GPU as a whole.
@@ -277,184 +235,6 @@ pub struct GpuReading {
     pub processes: Read<Vec<GpuProcess>>,
     /// What changes slowly and is read seldom; none if it was not read this time.
     pub details: Option<Box<GpuDetails>>,
-}
-
-/// What is read of a GPU seldom: it changes slowly, or each reading costs much.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct GpuDetails {
-    /// ECC errors by place.
-    pub ecc: Vec<EccCount>,
-    /// Errors of the memory on the chip.
-    pub sram: Read<SramErrors>,
-    /// Pages taken out of use (before Ampere): after many corrected errors, after one that could not be.
-    pub pages_retired: Read<(u32, u32)>,
-    /// Temperature of the GPU above which it counts as too hot, in degrees Celsius.
-    pub hottest: Read<u32>,
-    /// The same of its memory.
-    pub memory_hottest: Read<u32>,
-    /// The temperature at which clocks are held down.
-    pub slowdown_at: Read<u32>,
-    /// The margin below which clocks are held down, in degrees.
-    pub slowdown_margin: Read<i32>,
-    /// The power it may draw, in milliwatts.
-    pub power_limit: Read<u32>,
-    /// Whether the driver stays loaded while nobody uses the GPU.
-    pub persistence: Read<bool>,
-    /// Whether ECC is on.
-    pub ecc_on: Read<bool>,
-    /// Whether the driver's work is done by a processor on the GPU.
-    pub gsp: Read<bool>,
-    /// Version of the board's firmware.
-    pub vbios: Read<String>,
-    /// Whether the board's own memory of its configuration is intact.
-    pub inforom_valid: Read<bool>,
-    /// Parts of the GPU that are replaced by spare ones at its next reset: of its memory's channels, of its processors.
-    pub repairs: Read<(bool, bool)>,
-    /// What went over the NVLinks wrongly.
-    pub links: Vec<LinkErrors>,
-    /// Which other GPUs it reaches over NVLink.
-    pub peers: Vec<PeerAccess>,
-}
-
-/// Whether a GPU reaches another one over NVLink (peer to peer).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PeerAccess {
-    /// The other one.
-    pub peer: PciAddress,
-    /// By NVML's numbers: 0 it does, 4 it was switched off, 6 not known, others it does not.
-    pub status: u32,
-}
-
-/// ECC errors in one place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EccCount {
-    /// Where.
-    pub place: EccPlace,
-    /// Whether they were corrected.
-    pub corrected: bool,
-    /// Whether they are counted over the GPU's life; else since the driver was loaded or the GPU was reset.
-    pub lifetime: bool,
-    /// How many.
-    pub count: u64,
-}
-
-/// A part of a GPU with ECC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EccPlace {
-    /// The memory beside the chip.
-    Dram,
-    /// The memory on the chip.
-    Sram,
-}
-
-/// Errors of the memory on the chip.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SramErrors {
-    /// Not corrected, since the driver was loaded or the GPU was reset.
-    pub uncorrected: u64,
-    /// The same over its life.
-    pub uncorrected_lifetime: u64,
-    /// Corrected, since the driver was loaded or the GPU was reset.
-    pub corrected: u64,
-    /// The driver says that there are so many that the board should be replaced.
-    pub threshold_exceeded: bool,
-}
-
-/// What went wrong on one NVLink since the driver was loaded; none where the driver does not tell.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct LinkErrors {
-    /// Its number.
-    pub link: u32,
-    /// Packets sent again.
-    pub replays: Option<u64>,
-    /// Times the link had to recover.
-    pub recoveries: Option<u64>,
-    /// Damaged packets, by checksum.
-    pub crc: Option<u64>,
-    /// Packets that came damaged, and words that the link itself found so (fifth generation).
-    pub damaged_packets: Option<u64>,
-    /// Times a recovery worked (fifth generation).
-    pub recovered: Option<u64>,
-    /// Times a recovery failed (fifth generation).
-    pub recovery_failed: Option<u64>,
-    /// Share of bits that are wrong after correction (fifth generation).
-    pub effective_ber: Option<f64>,
-    /// Share of symbols that are wrong after correction (fifth generation).
-    pub symbol_ber: Option<f64>,
-    /// What is at the other end: the PCI address of a switch or a GPU.
-    pub remote: Option<PciAddress>,
-}
-
-/// What a driver tells unasked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuEvent {
-    /// Which GPU; none if the driver does not tell.
-    pub gpu: Option<PciAddress>,
-    /// Which kind, by the bits of NVML's event types.
-    pub kind: u64,
-    /// What goes with it: the code of an XID.
-    pub data: u64,
-    /// The GPU instance, where the GPU is split (MIG).
-    pub instance: Option<u32>,
-}
-
-impl GpuEvent {
-    /// NVML's type of events that tell of an XID.
-    pub const XID: u64 = 0x8;
-}
-
-/// A line of the probe.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ProbeLine {
-    /// It begins to read the GPU at this place of the driver's list.
-    Reading(u32),
-    /// So many GPUs the driver counts.
-    Counted(u32),
-    /// What it read of one GPU.
-    Gpu(Box<GpuReading>),
-    /// The answer to a request. Its GPUs were told one by one before.
-    Answer(ProbeAnswer),
-    /// Something happened.
-    Event(GpuEvent),
-}
-
-/// What the probe is asked for.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ProbeRequest {
-    /// Whether to read what is read seldom too.
-    pub details: bool,
-    /// Who sat where in the driver's list when it was last known: a lost GPU does not tell. Not sent again to the
-    /// same probe.
-    pub known: Vec<(u32, GpuIdentity)>,
-    /// Where GPUs sit by the kernel's part of the driver, by their names: some libraries do not tell. Sent seldom.
-    pub places: Vec<(String, PciAddress)>,
-    /// Places of GPUs for which calls have hung: they are left out.
-    pub skip: Vec<u32>,
-    /// Places of GPUs for which calls have hung, and which are tried again, after all others.
-    pub last: Vec<u32>,
-}
-
-/// What came of asking the probe.
-#[derive(Clone, Debug, PartialEq)]
-pub enum DeviceReport {
-    /// It answered.
-    Answered(ProbeAnswer),
-    /// There is no sign of a GPU on this host, and nobody said that there is one.
-    NoGpus,
-    /// It has not answered since then.
-    Silent {
-        /// When the call began that has no answer.
-        since: crate::time::Mono,
-        /// The GPU that was being read, by its place in the driver's list, if one was.
-        reading: Option<u32>,
-    },
-    /// It could not be started, or ended by itself.
-    Broken(String),
 }
 
 #[cfg(test)]

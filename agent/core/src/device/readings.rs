@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::checks;
+use super::details::GpuDetails;
 use super::limits::{DeviceLimits, ExpectedGpus};
 use super::links::Links;
 use super::opinion::Own;
 use super::peers;
-use super::reading::{GpuDetails, GpuProcess, GpuReading, GpuTrouble, Read, SlowdownTimes};
+use super::reading::{GpuProcess, GpuReading, GpuTrouble, Read, SlowdownTimes};
 use super::watch::{Change, Growth, Look, Patience, Problem, Watch};
 use crate::health::Evidence;
 use crate::pci::PciAddress;

@@ -6,8 +6,9 @@
 //! - Width and generation of PCIe, and the limit of power, are compared as what the GPU could do; two that differ from
 //!   the rest in the same way were built or set so.
 
+use super::details::GpuDetails;
 use super::limits::DeviceLimits;
-use super::reading::{GpuDetails, GpuReading};
+use super::reading::GpuReading;
 use super::watch::{Look, Problem};
 use crate::health::HealthState::Degraded;
 use crate::health::RecommendedAction::{ContactSupport, None as Nothing};

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::reading::GpuEvent;
+use super::asking::GpuEvent;
 use super::{DeviceJudge, RECOVERY_ACTION};
 use crate::entry::Fact;
 use crate::kernel::{LogPlace, Xid};

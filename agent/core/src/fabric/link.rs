@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use super::FabricLimits;
 use super::errors::{Errors, ErrorsFound, TOO_MANY};
+use super::recalled::{Moment, Recalled};
 use super::sample::{LinkKind, LinkReading, LinkState};
-use super::{FabricLimits, Moment};
 use crate::counter::Counter;
 use crate::health::{Evidence, HealthState, RecommendedAction};
 use crate::host::Reading;
@@ -42,16 +43,6 @@ struct Down {
     since: Moment,
     /// It was down already when it was first looked at, and since when is not known.
     from_the_start: bool,
-}
-
-/// What the journal tells of a link before this start of the agent.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Recalled {
-    pub(super) serial: Option<String>,
-    pub(super) flaps: Vec<(Moment, u64)>,
-    pub(super) down_since: Option<Moment>,
-    /// Counters that had grown too much in this boot: when, and by how much.
-    pub(super) errors: Vec<(Moment, String, u64)>,
 }
 
 /// What is expected of a link.

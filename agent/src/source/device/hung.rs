@@ -1,0 +1,34 @@
+//! GPUs for which a call has not returned, and when they are tried again.
+
+use mainstay_core::time::{Mono, Span};
+
+use super::RENEW_EVERY;
+
+/// After so long a GPU for which a call has hung is tried again for the first time.
+const FIRST_RETRY: Span = Span::seconds(10);
+
+/// A GPU for which a call has not returned, or has ended the probe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hung {
+    /// Since when.
+    pub(super) since: Mono,
+    /// The library crashed, and did not hang.
+    pub(super) crashed: bool,
+    /// When it was last tried.
+    pub(super) tried: Mono,
+    /// How often it was.
+    pub(super) tries: u32,
+}
+
+impl Hung {
+    pub(super) fn new(since: Mono, crashed: bool) -> Hung {
+        Hung { since, crashed, tried: since, tries: 0 }
+    }
+
+    /// Whether it is time to try it again: soon at first, then ever more seldom, for each try takes a deadline and a new
+    /// probe.
+    pub(super) fn is_due(&self, now: Mono) -> bool {
+        let wait = Span(FIRST_RETRY.0 << self.tries.saturating_sub(1).min(8));
+        now.since(self.tried) >= wait.min(RENEW_EVERY)
+    }
+}
