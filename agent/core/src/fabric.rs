@@ -26,7 +26,7 @@ use crate::health::{Component, Evidence, HealthState, RecommendedAction};
 use crate::id::BootId;
 use crate::judged::Judged;
 use crate::observation::{Observation, Weight};
-use crate::time::{Mono, Stamp};
+use crate::time::{Mono, Span, Stamp};
 
 /// The component of the network as a whole: whether all expected links are there.
 pub const WHOLE: &str = "fabric";
