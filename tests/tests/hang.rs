@@ -153,6 +153,44 @@ fn the_stacks_of_all_ranks_are_written_down_and_tell_the_culprit() {
     }
 }
 
+/// As many jobs are started: a script of a shell sets the scene, and waits for the program that trains.
+#[test]
+fn a_stopped_rank_behind_a_script_of_a_shell() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let how = "def hang(): os.kill(os.getpid(), signal.SIGSTOP)";
+    // It lies beside the script, which goes on after it, so that the shell stays.
+    drop(stage.python(&format!("{how}\n{LOCKSTEP}")));
+    let plan =
+        stage.sh("\"$PYTHON_EXEC\" \"${0%/*}/ranks.py\"\nexit $?").ranks(4).options("--max-restarts 0");
+    let end = plan.variable("CULPRIT", "2").start().end();
+    end.assert_status(1);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
+    assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
+    let told = |what: &str| assert!(verdict.evidence.iter().any(|line| line.contains(what)), "{what}\n{end}");
+    told("2 ranks (1, 3) in barrier (ranks.py:");
+    let written = std::fs::read_to_string(end.run_dir.join("attempt_0/hang.json")).unwrap_or_default();
+    let written: serde_json::Value = serde_json::from_str(&written).unwrap_or_default();
+    let (victim, culprit) = (&written["ranks"][1], &written["ranks"][2]);
+    assert_ne!(victim["pid"], victim["training_pid"], "{written}");
+    assert_eq!(victim["sections"], serde_json::json!(["all_reduce"]), "{written}");
+    assert_eq!(victim["last_steps_ns"].as_array().map(Vec::len), Some(16), "{written}");
+    assert_eq!(culprit["sections"], serde_json::json!(["forward"]), "{written}");
+    assert_eq!(culprit["native"]["main"]["state"], "T", "{written}");
+    assert!(culprit["native"]["main"]["wait_channel"].is_string(), "{written}");
+    // Where the kernel tells at all.
+    if std::fs::read_to_string("/proc/self/syscall").is_ok() {
+        assert_eq!(victim["native"]["main"]["system_call_name"], "recvfrom", "{written}");
+    }
+    if std::fs::read_to_string("/proc/self/stack").is_ok() {
+        let stack = victim["native"]["main"]["kernel_stack"].as_str();
+        assert!(stack.is_some_and(|stack| !stack.is_empty()), "{written}");
+    }
+}
+
 #[test]
 fn a_read_from_a_pipe_that_nobody_writes() {
     hangs("def hang(): os.read(os.pipe()[0], 1)", &CULPRIT.to_string(), "", HangKind::UserCode);

@@ -11,6 +11,7 @@ use crate::device::{GpuReading, GpuView};
 use crate::finding::Hint;
 use crate::health::{Component, HealthState};
 use crate::id::{Pid, Rank};
+use crate::preflight::Owners;
 
 /// A GPU that works this share of the time, in percent, should not rest its clocks.
 const AT_WORK: u32 = 30;
@@ -36,8 +37,15 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// What is known around the processes of a job's ranks.
-    pub fn of(ranks: &[(Rank, Pid)], components: &[Component], gpus: &[GpuView]) -> Surroundings {
+    /// What is known around the processes of a job's ranks. What a rank started is its own: where a script started the
+    /// program, that is what computes.
+    pub fn of(
+        ranks: &[(Rank, Pid)],
+        owners: &Owners,
+        components: &[Component],
+        gpus: &[GpuView],
+    ) -> Surroundings {
+        let owner = |pid: Pid| owners.get(&pid).copied().unwrap_or(pid);
         let mut hints: Vec<Hint> = components.iter().filter_map(of_component).collect();
         let (mut devices, mut at_work) = (BTreeMap::new(), BTreeMap::new());
         let readings: Vec<(String, &GpuView, &GpuReading)> = gpus
@@ -46,7 +54,7 @@ impl Surroundings {
             .collect();
         for (name, gpu, reading) in &readings {
             let on_it: Vec<&(Rank, Pid)> =
-                ranks.iter().filter(|(_, pid)| processes(reading).any(|of| of.0 == *pid)).collect();
+                ranks.iter().filter(|(_, pid)| processes(reading).any(|of| owner(of.0) == *pid)).collect();
             devices.extend(on_it.iter().map(|(rank, _)| (*rank, name.clone())));
             for (rank, _) in &on_it {
                 // Of several GPUs one that has work is enough; one that does not tell leaves it open.
@@ -55,7 +63,8 @@ impl Surroundings {
                 }
             }
             if !on_it.is_empty() {
-                hints.extend(another_process(name, reading, ranks));
+                let is_strange = |pid: Pid| !ranks.iter().any(|(_, rank)| *rank == owner(pid));
+                hints.extend(another_process(name, reading, is_strange));
             }
             hints.extend(narrow_link(name, reading));
             hints.extend(low_clocks(name, reading, &readings));
@@ -119,9 +128,9 @@ fn hint(device: &str, about: &str, fact: String) -> Hint {
     }
 }
 
-fn another_process(name: &str, reading: &GpuReading, ranks: &[(Rank, Pid)]) -> Option<Hint> {
+fn another_process(name: &str, reading: &GpuReading, is_strange: impl Fn(Pid) -> bool) -> Option<Hint> {
     let others: Vec<String> = processes(reading)
-        .filter(|(pid, _)| !ranks.iter().any(|(_, rank)| rank == pid))
+        .filter(|(pid, _)| is_strange(*pid))
         .map(|(pid, memory)| match memory {
             Some(bytes) => format!("pid {} with {:.1} GiB", pid.0, bytes as f64 / f64::from(1 << 30)),
             None => format!("pid {}", pid.0),
@@ -223,7 +232,7 @@ mod tests {
     #[test]
     fn a_healthy_host_has_no_excuse_and_knows_whose_gpu_is_whose() {
         let (ranks, gpus) = host();
-        let told = Surroundings::of(&ranks, &[], &gpus);
+        let told = Surroundings::of(&ranks, &Owners::new(), &[], &gpus);
         assert_eq!(told.hints, []);
         assert_eq!(told.devices.len(), 4);
         assert_eq!(told.devices[&Rank(2)], "gpu.0000:02:00");
@@ -237,10 +246,10 @@ mod tests {
         {
             gpu.reading.as_mut().unwrap().utilization = share;
         }
-        let told = Surroundings::of(&ranks, &[], &gpus);
+        let told = Surroundings::of(&ranks, &Owners::new(), &[], &gpus);
         assert_eq!(told.at_work, [(Rank(0), true), (Rank(1), false), (Rank(3), true)].into());
         gpus[1].reading.as_mut().unwrap().utilization = Read::Value(50);
-        assert!(!Surroundings::of(&ranks, &[], &gpus).is_as(&told), "it is news");
+        assert!(!Surroundings::of(&ranks, &Owners::new(), &[], &gpus).is_as(&told), "it is news");
     }
 
     #[test]
@@ -255,7 +264,7 @@ mod tests {
             reading.processes = Read::Value(vec![GpuProcess { pid: Pid(102), memory: None }, other]);
             gpus[2].power_limit = Some(500_000);
         }
-        let told = Surroundings::of(&ranks, &[], &gpus);
+        let told = Surroundings::of(&ranks, &Owners::new(), &[], &gpus);
         let about: Vec<&str> = told.hints.iter().map(|hint| hint.about.as_str()).collect();
         assert_eq!(about, ["another process", "pcie width", "clocks", "power limit", "ecc"]);
         assert!(told.hints.iter().all(|hint| hint.device.as_deref() == Some("gpu.0000:02:00")));
@@ -266,12 +275,30 @@ mod tests {
     }
 
     #[test]
+    fn what_a_rank_started_computes_for_it_and_is_no_stranger() {
+        let (ranks, mut gpus) = host();
+        let on = |pids: &[i32]| {
+            Read::Value(pids.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect())
+        };
+        // Rank 1 is a script, whose program computes; rank 2 has a helper beside itself, and rank 3 a stranger.
+        gpus[1].reading.as_mut().unwrap().processes = on(&[1011]);
+        gpus[2].reading.as_mut().unwrap().processes = on(&[102, 1022]);
+        gpus[3].reading.as_mut().unwrap().processes = on(&[103, 7]);
+        let owners = [(Pid(1011), Pid(101)), (Pid(1022), Pid(102)), (Pid(7), Pid(5))].into();
+        let told = Surroundings::of(&ranks, &owners, &[], &gpus);
+        assert_eq!(told.devices[&Rank(1)], "gpu.0000:01:00");
+        assert_eq!(told.at_work.len(), 4, "{told:?}");
+        let strange: Vec<Option<&str>> = told.hints.iter().map(|hint| hint.device.as_deref()).collect();
+        assert_eq!(strange, [Some("gpu.0000:03:00")], "{told:?}");
+    }
+
+    #[test]
     fn clocks_of_a_gpu_at_rest_say_nothing() {
         let (ranks, mut gpus) = host();
         let reading = gpus[1].reading.as_mut().unwrap();
         reading.clocks = Read::Value(Clocks { sm: 345, memory: 2619 });
         reading.utilization = Read::Value(0);
-        assert_eq!(Surroundings::of(&ranks, &[], &gpus).hints, []);
+        assert_eq!(Surroundings::of(&ranks, &Owners::new(), &[], &gpus).hints, []);
     }
 
     #[test]
@@ -290,7 +317,7 @@ mod tests {
         };
         let full =
             Component { name: "host.disk".into(), state: HealthState::Unhealthy, ..Component::default() };
-        let told = Surroundings::of(&[], &[stolen, full], &[]);
+        let told = Surroundings::of(&[], &Owners::new(), &[stolen, full], &[]);
         let [hint] = &told.hints[..] else { panic!("{told:?}") };
         assert_eq!(hint.device, None);
         assert!(hint.fact.ends_with("(/proc/stat: stolen 31.0 %, limit 10 %)"), "{}", hint.fact);
@@ -301,7 +328,7 @@ mod tests {
         let (ranks, mut gpus) = host();
         let mut told = |width| {
             gpus[0].reading.as_mut().unwrap().pcie = Read::Value(PcieLink { generation: 5, width });
-            Surroundings::of(&ranks, &[], &gpus)
+            Surroundings::of(&ranks, &Owners::new(), &[], &gpus)
         };
         let (eight, four, whole) = (told(8), told(4), told(16));
         assert!(four.is_as(&eight) && four != eight);

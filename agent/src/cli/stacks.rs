@@ -1,5 +1,6 @@
 //! `mainstay stacks`: what the ranks of a job are at, now.
 
+use std::iter;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -8,15 +9,19 @@ use anyhow::bail;
 use mainstay_core::hang::PlaceGroup;
 use mainstay_core::id::{Pid, Rank};
 use mainstay_proto::v1::{Job, RankPhase};
+use serde_json::Value;
 
 use super::exit;
 use super::find::{Ask, find};
 use super::output::{self, Paint, clean};
 use super::status::{ask_all, is_over, told_once};
-use crate::source::evidence::{self, Subject};
+use crate::source::evidence::{self, Frames, Subject};
 
 /// How long it may take.
 const WITHIN: Duration = Duration::from_secs(5);
+
+/// Of a rank without a Python stack so many threads are shown; `--json` has all.
+const THREADS: usize = 8;
 
 /// Show where the ranks of a job stand: Python stacks, and what the kernel has them wait in
 #[derive(Debug, clap::Args)]
@@ -30,6 +35,9 @@ Exit status: 0 shown, 3 there is no such job here, 64 the command line was not u
 pub(super) struct Args {
     /// The job
     job: String,
+    /// With the frames of native code, where py-spy is installed; it holds each rank for a fraction of a second
+    #[arg(long)]
+    native: bool,
     #[command(flatten)]
     ask: Ask,
 }
@@ -46,7 +54,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if subjects.is_empty() {
         bail!("job {:?} has no living ranks on this host", args.job);
     }
-    let taken = evidence::take(&subjects, Instant::now() + WITHIN);
+    let frames = if args.native { Frames::Native } else { Frames::Python };
+    let taken = evidence::take(&subjects, frames, Instant::now() + WITHIN);
     if args.ask.json {
         output::print(&format!("{}\n", taken.whole))?;
     } else {
@@ -78,19 +87,42 @@ fn shown(taken: &evidence::Taken, paint: Paint) -> String {
     for group in &taken.groups {
         text.push_str(&format!("{}\n", paint.bold(&clean(&PlaceGroup::to_string(group)))));
     }
+    let of = |rank: &Rank| {
+        taken.whole["ranks"].as_array().and_then(|ranks| ranks.iter().find(|of| of["rank"] == rank.0))
+    };
     for group in &taken.groups {
-        let Some(rank) = group.ranks.first() else { continue };
-        let stack = taken.whole["ranks"]
-            .as_array()
-            .and_then(|ranks| ranks.iter().find(|of| of["rank"] == rank.0)?["python"].as_str());
+        let Some((rank, of)) = group.ranks.first().and_then(|rank| Some((rank, of(rank)?))) else { continue };
         text.push_str(&format!("\n{}\n", paint.dim(&format!("{rank}:"))));
-        let stack = stack.unwrap_or("  no Python stack: neither py-spy nor a handler of the client's; --json has what the kernel tells\n");
+        let stack = of["python_and_native"].as_str().or_else(|| of["python"].as_str());
+        let stack = stack.map_or_else(|| without_python(&of["native"]), ToOwned::to_owned);
         for line in stack.lines() {
             text.push_str(&format!("  {}\n", clean(line)));
         }
     }
-    for finding in &taken.findings {
-        text.push_str(&format!("{}\n", clean(finding)));
+    let waits = taken.waits.iter().map(|waits| &waits.told);
+    for told in waits.chain(&taken.findings) {
+        text.push_str(&format!("{}\n", clean(told)));
+    }
+    text
+}
+
+/// What the kernel tells of a process that shows no Python stack.
+fn without_python(native: &Value) -> String {
+    let mut text =
+        "no Python stack: the process does not answer, and py-spy is not there or may not look\n".to_owned();
+    let threads = native["threads"].as_array().into_iter().flatten();
+    for thread in iter::once(&native["main"]).chain(threads).filter(|thread| thread.is_object()).take(THREADS)
+    {
+        let of = |name: &str| thread[name].as_str().unwrap_or("?");
+        let (id, name, state) = (of("id"), of("name"), of("state"));
+        let channel = of("wait_channel");
+        let call = thread["system_call_name"].as_str().unwrap_or_else(|| of("system_call"));
+        text.push_str(&format!(
+            "thread {id} ({name}): state {state}, wait channel {channel}, system call {call}\n"
+        ));
+        for line in of("kernel_stack").lines().filter(|line| *line != "?") {
+            text.push_str(&format!("  {line}\n"));
+        }
     }
     text
 }

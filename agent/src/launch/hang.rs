@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::act::ranks::RankProcess;
 use crate::os::clock;
 use crate::source::activity;
-use crate::source::evidence::{self, Subject, Taken};
+use crate::source::evidence::{self, Frames, Subject, Taken};
 use crate::source::pages::PageReader;
 use crate::source::tpu;
 
@@ -171,7 +171,7 @@ impl Judge {
     fn look_at_pages(&mut self, ranks: &[RankProcess], now: Mono) -> Outlook {
         if self.watch.wants_probes(now) {
             for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
-                if let Some(probe) = activity::probe(rank.pid) {
+                if let Some(probe) = activity::probe(rank.pid, Some(&rank.files.stacks)) {
                     self.watch.probe(rank.local_rank as usize, probe);
                 }
             }
@@ -190,7 +190,7 @@ impl Judge {
         let mut pulses = vec![None; self.ranks];
         for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
             // Of a rank that cannot be read nothing is known, and then nothing is judged.
-            let probe = activity::probe(rank.pid)?;
+            let probe = activity::probe(rank.pid, Some(&rank.files.stacks))?;
             let output = [&rank.files.stdout, &rank.files.stderr]
                 .map(|file| std::fs::metadata(file).map_or(0, |of| of.len()));
             let pulse = Pulse { probe, output: output.iter().sum(), network: activity::network(rank.pid) };
@@ -311,11 +311,11 @@ pub(super) struct Evidence {
 
 impl Evidence {
     /// Begins in a thread of its own.
-    pub(super) fn begin(attempt: Attempt, file: PathBuf, subjects: Vec<Subject>) -> Evidence {
+    pub(super) fn begin(attempt: Attempt, file: PathBuf, subjects: Vec<Subject>, frames: Frames) -> Evidence {
         let (sender, taken) = oneshot::channel();
         let path = file.clone();
         let take = move || {
-            let taken = evidence::take(&subjects, Instant::now() + EVIDENCE_WITHIN);
+            let taken = evidence::take(&subjects, frames, Instant::now() + EVIDENCE_WITHIN);
             let written = evidence::write(&taken, &path);
             // Nobody waits any more if it took too long.
             let _ = sender.send((taken, written));
@@ -367,6 +367,20 @@ fn numbers(ranks: &[Rank]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As when `/proc` holds up its reader: the decision does not wait any longer.
+    #[tokio::test]
+    async fn evidence_that_does_not_come_is_told_as_missing() {
+        let (_nobody_answers, taken) = oneshot::channel();
+        let until = tokio::time::Instant::now();
+        let file = PathBuf::from("hang.json");
+        let mut evidence = Evidence { attempt: Attempt(3), file, began: clock::mono(), until, taken };
+        let Fact::EvidenceTaken { attempt, file, groups, summary, .. } = evidence.taken().await else {
+            panic!("it is evidence")
+        };
+        assert_eq!((attempt, file, groups), (Attempt(3), None, Vec::new()));
+        assert!(summary[0].starts_with("what the ranks were at could not be read within"), "{summary:?}");
+    }
 
     #[test]
     fn gpus_come_to_rest_when_those_that_had_work_are_told_to_have_none() {

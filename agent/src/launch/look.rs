@@ -13,7 +13,7 @@ use crate::launch::save;
 use crate::launch::shell::Launcher;
 use crate::link::agent::LinkOrder;
 use crate::os::{clock, lifeline};
-use crate::source::evidence::Subject;
+use crate::source::evidence::{Frames, Subject};
 use crate::source::pages::PageReader;
 
 /// Readers get a new sample of the pages every so many looks.
@@ -131,7 +131,7 @@ impl Launcher {
     /// Begins to write down what the ranks are at, in a thread: `/proc` may hold up a reader.
     pub(super) fn take_evidence(&mut self, attempt: Attempt) {
         let file = self.crew.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
-        self.evidence = Some(Evidence::begin(attempt, file, self.subjects()));
+        self.evidence = Some(Evidence::begin(attempt, file, self.subjects(), Frames::Native));
     }
 
     fn subjects(&self) -> Vec<Subject> {

@@ -7,6 +7,7 @@ use mainstay_core::health::Component;
 use mainstay_core::id::Pid;
 use mainstay_core::job::{Input, Ruling};
 use mainstay_core::judged::Judged;
+use mainstay_core::preflight::Owners;
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::verdict::{Decision, Verdict};
 
@@ -83,7 +84,7 @@ impl Launcher {
         if self.agent.is_none() {
             // The agent knows more than this: what it tells is not to be replaced by it.
             let components: Vec<Component> = self.board.view().components.values().cloned().collect();
-            let known = Surroundings::of(&[], &components, &[]);
+            let known = Surroundings::of(&[], &Owners::new(), &components, &[]);
             if !known.is_as(&self.surroundings) {
                 self.surroundings = known.clone();
                 self.step(clock::mono(), Input::Surroundings(known));

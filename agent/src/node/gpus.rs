@@ -134,6 +134,11 @@ impl Gpus {
         Some(held)
     }
 
+    /// Whose the processes on them were then.
+    pub(super) fn owners(&self) -> &Owners {
+        &self.owners
+    }
+
     /// The GPUs as they were read last.
     pub(super) fn newest(&self) -> &[GpuReading] {
         &self.newest

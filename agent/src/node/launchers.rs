@@ -159,7 +159,7 @@ impl Node {
             let components: &Vec<Component> =
                 components.get_or_insert_with(|| view.components.values().cloned().collect());
             let ranks: Vec<(Rank, Pid)> = of.ranks.values().map(|rank| (rank.rank, rank.pid)).collect();
-            let known = Surroundings::of(&ranks, components, &view.gpus);
+            let known = Surroundings::of(&ranks, self.gpus.owners(), components, &view.gpus);
             if !known.is_as(&launcher.surroundings)
                 && orders.try_send(ToLauncher::Surroundings(known.clone())).is_ok()
             {

@@ -1,6 +1,7 @@
 //! Floor 1. Linux, safely: clock, pidfd, inotify, cgroups, processes, mappings. Nearly all the unsafe of the agent.
 
 pub mod affinity;
+pub mod calls;
 pub mod cgroup;
 pub mod clock;
 pub mod inotify;

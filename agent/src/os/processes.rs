@@ -1,6 +1,6 @@
 //! What processes there are: descendants of one of ours, and those that carry a job's mark.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 
 use mainstay_core::entry::ExitStatus;
@@ -8,13 +8,13 @@ use mainstay_core::id::Pid;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 
-/// All living descendants of `root`, without `root`. With the launcher as child subreaper, orphans of its ranks
-/// stay among its descendants.
+/// All living descendants of `root`, without `root`, the nearest first. With the launcher as child subreaper, orphans of its
+/// ranks stay among its descendants.
 pub fn descendants(root: Pid) -> Vec<Pid> {
     let mut found = Vec::new();
-    let mut to_visit = vec![root];
+    let mut to_visit = VecDeque::from([root]);
     let listing = children_by_listing(root).is_none().then(children_by_scan);
-    while let Some(parent) = to_visit.pop() {
+    while let Some(parent) = to_visit.pop_front() {
         let children = match &listing {
             None => children_by_listing(parent).unwrap_or_default(),
             Some(all) => all.get(&parent.0).cloned().unwrap_or_default(),
@@ -23,7 +23,7 @@ pub fn descendants(root: Pid) -> Vec<Pid> {
             if stat(child).is_some_and(|stat| stat.state != 'Z') {
                 found.push(child);
             }
-            to_visit.push(child);
+            to_visit.push_back(child);
         }
     }
     found

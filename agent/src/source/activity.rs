@@ -7,12 +7,15 @@ use mainstay_core::hang::{Probe, ProcessState};
 use mainstay_core::id::Pid;
 
 use crate::os::{clock, processes};
+use crate::source::trainer;
 
-/// What the kernel tells of a rank's process and its descendants; none if the process is gone or not to be read.
-pub fn probe(rank: Pid) -> Option<Probe> {
-    let own = stat(rank)?;
-    let mut probe = Probe { at: clock::mono(), state: own.state, processes: 1, ..Probe::default() };
+/// What the kernel tells of a rank's process and its descendants; none if the process is gone or not to be read. The state is
+/// that of the process that trains, which is known by the file into which it writes `stacks`.
+pub fn probe(rank: Pid, stacks: Option<&Path>) -> Option<Probe> {
+    stat(rank)?;
     let mut family = processes::descendants(rank);
+    let state = stat(trainer::among(rank, &family, stacks))?.state;
+    let mut probe = Probe { at: clock::mono(), state, processes: 1, ..Probe::default() };
     probe.processes += u32::try_from(family.len()).unwrap_or(u32::MAX);
     family.push(rank);
     for process in family {
@@ -127,15 +130,15 @@ mod tests {
     #[test]
     fn our_own_process_can_be_read_and_uses_time() {
         let us = Pid(i32::try_from(std::process::id()).unwrap());
-        let first = probe(us).unwrap();
+        let first = probe(us, None).unwrap();
         let mut text = String::new();
-        while probe(us).unwrap().cpu == first.cpu {
+        while probe(us, None).unwrap().cpu == first.cpu {
             text.push_str("work");
         }
-        let second = probe(us).unwrap();
+        let second = probe(us, None).unwrap();
         assert!(second.bytes > first.bytes, "reading /proc is reading");
         assert_eq!(second.state, ProcessState::Normal);
-        assert!(probe(Pid(-5)).is_none());
+        assert!(probe(Pid(-5), None).is_none());
         assert!(!second.holds_device);
     }
 

@@ -14,12 +14,14 @@ use mainstay_core::hang::{PlaceGroup, Waits, fold};
 use mainstay_core::id::{Pid, Rank};
 use serde_json::{Value, json};
 
+use crate::source::trainer;
+
 /// A rank to be looked at.
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// Which rank.
     pub rank: Rank,
-    /// Its process.
+    /// Its process: what was started as the rank.
     pub pid: Pid,
     /// Where its client writes stacks when asked to, if it does.
     pub stacks: Option<PathBuf>,
@@ -29,6 +31,15 @@ pub struct Subject {
     pub sections: Vec<String>,
     /// Its last steps, the newest last: number and what each took in nanoseconds.
     pub last_steps: Vec<(u64, u64)>,
+}
+
+/// Which frames of a stack are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frames {
+    /// Python's, for which nobody is held up.
+    Python,
+    /// Those of native code too, where py-spy is installed: it holds each process for a fraction of a second.
+    Native,
 }
 
 /// What was found.
@@ -44,26 +55,37 @@ pub struct Taken {
     pub whole: Value,
 }
 
+impl Subject {
+    /// The same, of the process that trains.
+    fn training(&self) -> Subject {
+        Subject { pid: trainer::of(self.pid, self.stacks.as_deref()), ..self.clone() }
+    }
+}
+
 /// Takes the evidence. Returns by `deadline`, unless the kernel holds up a read of `/proc`.
-pub fn take(subjects: &[Subject], deadline: Instant) -> Taken {
-    let ras = collectives::ask_ras(subjects, deadline);
-    let recorder = collectives::ask_flight_recorders(subjects);
-    let stacks = python::stacks(subjects, deadline);
+pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
+    // What was started as a rank may only wait for the process that matters.
+    let training: Vec<Subject> = subjects.iter().map(Subject::training).collect();
+    let ras = collectives::ask_ras(&training, deadline);
+    let recorder = collectives::ask_flight_recorders(&training);
+    let stacks = python::stacks(&training, frames, deadline);
     let mut places = Vec::new();
     let mut ranks = Vec::new();
-    for (subject, stack) in subjects.iter().zip(stacks) {
-        let native = native::look(subject.pid);
+    for ((subject, training), stack) in subjects.iter().zip(&training).zip(stacks) {
+        let native = native::look(training.pid);
         let place = stack.as_ref().and_then(|stack| stack.innermost.clone());
         let place = place.or_else(|| native.as_ref().map(native::Native::place));
         places.push((subject.rank, place.unwrap_or_else(|| "no process".to_owned())));
         ranks.push(json!({
             "rank": subject.rank.0,
             "pid": subject.pid.0,
+            "training_pid": training.pid.0,
             "step": subject.step,
             "sections": subject.sections,
             "last_steps_ns": subject.last_steps,
             "python_by": stack.as_ref().map(|stack| stack.by),
             "python": stack.as_ref().map(|stack| stack.text.as_str()),
+            "python_and_native": stack.as_ref().and_then(|stack| stack.native.as_deref()),
             "native": native.as_ref().map(native::Native::as_json),
         }));
     }

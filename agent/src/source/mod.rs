@@ -19,3 +19,4 @@ pub mod pages;
 pub mod program;
 pub mod slurm;
 pub mod tpu;
+pub mod trainer;

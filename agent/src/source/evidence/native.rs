@@ -6,7 +6,7 @@ use std::path::Path;
 use mainstay_core::id::Pid;
 use serde_json::{Value, json};
 
-use crate::os::processes;
+use crate::os::{calls, processes};
 
 /// No more threads than this are told of: a hang is not in the two hundredth.
 const THREADS: usize = 128;
@@ -73,8 +73,8 @@ impl Native {
             _ => "sleeping",
         };
         match self.main.channel.as_str() {
-            "" | "0" => what.to_owned(),
-            channel => format!("{what} in {channel}"),
+            "" | "0" => format!("no known place ({what})"),
+            channel => format!("{channel} of the kernel ({what})"),
         }
     }
 
@@ -96,6 +96,7 @@ impl Thread {
             "state": self.state,
             "wait_channel": self.channel,
             "system_call": self.call,
+            "system_call_name": calls::name(&self.call),
             "kernel_stack": self.stack,
         })
     }

@@ -1,5 +1,5 @@
 //! Python stacks of ranks: by py-spy where it is installed, else by asking the ranks' own faulthandler, which the
-//! client has registered.
+//! client has registered. py-spy also knows the frames of native code between those of Python.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use mainstay_core::hang::{innermost_of_faulthandler, innermost_of_py_spy};
 use mainstay_core::id::Pid;
-use nix::sys::signal::Signal;
 
-use super::{Subject, left};
+use super::{Frames, Subject, left};
 use crate::os::processes;
+use crate::source::trainer::{STACK_SIGNAL, writes_stacks};
 
-/// The signal at which the client's ranks write their stacks: the kernel never sends it, and no library is known to
-/// use it.
-const STACK_SIGNAL: Signal = Signal::SIGSTKFLT;
+/// Native frames are worth no more than this: a library of gigabytes takes seconds to be read.
+const NATIVE_WITHIN: Duration = Duration::from_secs(1);
 /// A rank that has not begun to write by then will not.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(700);
 /// How often is looked whether stacks are written.
@@ -29,13 +28,26 @@ pub(super) struct Stack {
     pub(super) by: &'static str,
     pub(super) text: String,
     pub(super) innermost: Option<String>,
+    /// With the frames of native code.
+    pub(super) native: Option<String>,
 }
 
 /// The stacks of all ranks, in order; none for a rank that gives none.
-pub(super) fn stacks(subjects: &[Subject], deadline: Instant) -> Vec<Option<Stack>> {
+pub(super) fn stacks(subjects: &[Subject], frames: Frames, deadline: Instant) -> Vec<Option<Stack>> {
     let mut found = by_faulthandler(subjects, deadline);
-    if let Some(program) = py_spy(subjects) {
-        by_py_spy(&program, subjects, &mut found, deadline);
+    let Some(program) = py_spy(subjects) else { return found };
+    for (text, found) in by_py_spy(&program, &["--nonblocking"], subjects, deadline).zip(&mut found) {
+        let Some(text) = text else { continue };
+        *found = Some(Stack { by: "py-spy", innermost: innermost_of_py_spy(&text), native: None, text });
+    }
+    if frames == Frames::Native {
+        // A process that is stopped cannot be asked so, and what was found before stands.
+        let deadline = deadline.min(Instant::now() + NATIVE_WITHIN);
+        for (native, found) in by_py_spy(&program, &["--native"], subjects, deadline).zip(&mut found) {
+            if let Some(found) = found {
+                found.native = native;
+            }
+        }
     }
     found
 }
@@ -48,7 +60,7 @@ fn by_faulthandler(subjects: &[Subject], deadline: Instant) -> Vec<Option<Stack>
             let file = subject.stacks.as_deref()?;
             let length = fs::metadata(file).ok()?.len();
             // Without a handler the signal would end the process.
-            if !catches(subject.pid) {
+            if !writes_stacks(subject.pid, file) {
                 return None;
             }
             processes::signal(subject.pid, STACK_SIGNAL);
@@ -70,7 +82,12 @@ fn by_faulthandler(subjects: &[Subject], deadline: Instant) -> Vec<Option<Stack>
         .iter()
         .map(|file| {
             let text = tail((*file)?.0, (*file)?.1)?;
-            Some(Stack { by: "faulthandler", innermost: innermost_of_faulthandler(&text), text })
+            Some(Stack {
+                by: "faulthandler",
+                innermost: innermost_of_faulthandler(&text),
+                text,
+                native: None,
+            })
         })
         .collect()
 }
@@ -86,14 +103,6 @@ fn tail(path: &Path, from: u64) -> Option<String> {
     let mut bytes = Vec::new();
     file.take(LONGEST).read_to_end(&mut bytes).ok()?;
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Whether the process has a handler for the signal.
-fn catches(pid: Pid) -> bool {
-    let status = fs::read_to_string(format!("/proc/{}/status", pid.0)).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    mask & (1 << (STACK_SIGNAL as i32 - 1)) != 0
 }
 
 /// py-spy beside the ranks' interpreter, or on the path.
@@ -114,23 +123,26 @@ fn py_spy(subjects: &[Subject]) -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// With native frames and without stopping the process; at most eight at a time.
-fn by_py_spy(program: &Path, subjects: &[Subject], found: &mut [Option<Stack>], deadline: Instant) {
-    for (subjects, found) in subjects.chunks(8).zip(found.chunks_mut(8)) {
-        let started: Vec<Option<Child>> =
-            subjects.iter().map(|subject| start(program, subject.pid)).collect();
-        for (child, found) in started.into_iter().zip(found) {
-            let text = child.and_then(|child| finish(child, deadline));
-            if let Some(text) = text.filter(|text| text.contains("Thread ")) {
-                *found = Some(Stack { by: "py-spy", innermost: innermost_of_py_spy(&text), text });
-            }
-        }
-    }
+/// What py-spy tells of each of them, in order; at most eight are asked at a time.
+fn by_py_spy<'a>(
+    program: &'a Path,
+    options: &'a [&'a str],
+    subjects: &'a [Subject],
+    deadline: Instant,
+) -> impl Iterator<Item = Option<String>> + 'a {
+    subjects.chunks(8).flat_map(move |subjects| {
+        let start = |subject: &Subject| start(program, options, subject.pid);
+        let started: Vec<Option<Child>> = subjects.iter().map(start).collect();
+        let finish = move |child: Option<Child>| finish(child?, deadline);
+        started.into_iter().map(finish).map(|text| text.filter(|text| text.contains("Thread ")))
+    })
 }
 
-fn start(program: &Path, pid: Pid) -> Option<Child> {
+fn start(program: &Path, options: &[&str], pid: Pid) -> Option<Child> {
     Command::new(program)
-        .args(["dump", "--nonblocking", "--pid", &pid.0.to_string()])
+        .arg("dump")
+        .args(options)
+        .args(["--pid", &pid.0.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -152,4 +164,56 @@ fn finish(mut child: Child, deadline: Instant) -> Option<String> {
     let _ = child.wait();
     let text = reader.join().ok()?.ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+
+    use mainstay_core::id::Rank;
+
+    use super::*;
+
+    /// A process and beside it, in the place of the rank's interpreter, a program that plays py-spy. `native` says what it
+    /// does when it is asked for native frames.
+    fn asked(frames: Frames, native: &str) -> Stack {
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("py-spy");
+        let text = format!(
+            "#!/bin/sh\ncase \"$2\" in --native) {native};; --nonblocking) echo 'Process 7'; echo 'Thread 7 (idle): \"MainThread\"'; \
+             echo '    step (train.py:12)';; esac\n"
+        );
+        // Written by a process of its own: while one of ours had it open for writing, nobody could execute it.
+        let write = Command::new("sh")
+            .args(["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""])
+            .args([program.as_os_str(), text.as_ref()])
+            .status();
+        assert!(write.unwrap().success());
+        let mut rank = Command::new("sleep").arg0(place.path().join("python3")).arg("1000").spawn().unwrap();
+        let pid = Pid(i32::try_from(rank.id()).unwrap());
+        let (sections, last_steps) = (Vec::new(), Vec::new());
+        let subject = Subject { rank: Rank(0), pid, stacks: None, step: None, sections, last_steps };
+        let found = stacks(&[subject], frames, Instant::now() + Duration::from_secs(60)).remove(0);
+        rank.kill().unwrap();
+        rank.wait().unwrap();
+        found.unwrap()
+    }
+
+    #[test]
+    fn native_frames_are_asked_for_where_they_are_wanted_and_the_place_is_the_one_of_python() {
+        let native = "echo 'Thread 7 (idle): \"MainThread\"'; echo '    0x7f (libc.so.6)'; echo '    step (train.py:12)'";
+        let stack = asked(Frames::Native, native);
+        assert_eq!(stack.by, "py-spy");
+        assert_eq!(stack.innermost.as_deref(), Some("step (train.py:12)"));
+        assert!(stack.native.unwrap().contains("libc.so.6"));
+        assert!(!stack.text.contains("libc.so.6"));
+        assert_eq!(asked(Frames::Python, native).native, None, "nobody is held up for what nobody wants");
+    }
+
+    #[test]
+    fn a_process_that_shows_no_native_frames_is_told_of_by_those_of_python() {
+        let stack = asked(Frames::Native, "echo 'Failed to suspend process' >&2; exit 1");
+        assert_eq!(stack.native, None);
+        assert_eq!(stack.innermost.as_deref(), Some("step (train.py:12)"));
+    }
 }
