@@ -10,12 +10,39 @@
 mod labelled;
 
 use labelled::catalog;
-use mainstay_core::attribute::class::Class;
+use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::attribute::class::{Class, Restart};
 use mainstay_core::attribute::scan::{Kind, Scan};
-use mainstay_core::attribute::{Evidence, attribute};
+use mainstay_core::attribute::{Attribution, Evidence, attribute};
 
 /// Right domains, in percent.
 const FLOOR: usize = 92;
+
+fn judged(catalog: &Catalog, text: &str) -> Attribution {
+    let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, text.as_bytes())];
+    attribute(catalog, &Evidence { findings, ..Evidence::default() })
+}
+
+#[test]
+fn words_alone_stop_no_job_and_are_heard_once() {
+    let catalog = catalog();
+    let texts = include_str!("../../catalog/signatures/lines.tsv").lines();
+    let all: Vec<Attribution> =
+        texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text)).collect();
+    let of_words = |of: &&Attribution| {
+        of.evidence.iter().all(|vote| vote.hint || vote.is_of_words())
+            && of.evidence.iter().any(|vote| vote.is_of_words())
+    };
+    let by_words: Vec<&Attribution> = all.iter().filter(of_words).collect();
+    assert!(!by_words.is_empty(), "no line is judged by its words alone");
+    for judged in by_words {
+        assert_ne!(judged.restart, Restart::DoNotRestart, "{:?}", judged.evidence);
+        let heard = judged.evidence.iter().filter(|vote| vote.is_of_words()).count();
+        assert_eq!(heard, 1, "{:?}", judged.evidence);
+    }
+    let known = judged(catalog, "ModuleNotFoundError: No module named 'frobnicate'");
+    assert_eq!(known.restart, Restart::DoNotRestart, "what a signature says may stop a job");
+}
 
 #[test]
 fn lines_of_the_field_are_known() {
@@ -29,8 +56,7 @@ fn lines_of_the_field_are_known() {
         let (class, text) = line.split_once('\t').expect("a class, a tab and a text");
         let class = Class::named(class).expect("a class");
         let text = text.replace("\\n", "\n").replace("\\t", "\t");
-        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, text.as_bytes())];
-        let judged = attribute(catalog, &Evidence { findings, ..Evidence::default() });
+        let judged = judged(catalog, &text);
         all += 1;
         // A full disk is the storage's class and the user's fault.
         if judged.class.domain() != class.domain() {

@@ -9,7 +9,7 @@ use crate::verdict::FaultDomain;
 pub const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
 
 /// Failures, by batch.
-const BATCHES: [(&str, &str); 23] = [
+const BATCHES: [(&str, &str); 25] = [
     ("batch1", include_str!("../../../catalog/cases/batch1.txt")),
     ("batch2", include_str!("../../../catalog/cases/batch2.txt")),
     ("batch3", include_str!("../../../catalog/cases/batch3.txt")),
@@ -33,6 +33,8 @@ const BATCHES: [(&str, &str); 23] = [
     ("batch21", include_str!("../../../catalog/cases/batch21.txt")),
     ("batch22", include_str!("../../../catalog/cases/batch22.txt")),
     ("batch23", include_str!("../../../catalog/cases/batch23.txt")),
+    ("batch24", include_str!("../../../catalog/cases/batch24.txt")),
+    ("batch25", include_str!("../../../catalog/cases/batch25.txt")),
 ];
 
 /// What stands before the kernel's lines of a case.

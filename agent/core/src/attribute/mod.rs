@@ -139,7 +139,8 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let usual = told.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
     // A job that is stopped in error costs more than one restart in vain, which policies bound.
     let reasoned = together || comes_again(&for_it, class);
-    let unsure = usual == Restart::DoNotRestart && !may_stop(confidence, reasoned);
+    let unsure =
+        usual == Restart::DoNotRestart && (!may_stop(confidence, reasoned) || only_by_words(&for_it));
     let usual = if unsure { Restart::RestartSameNodes } else { usual };
     let restart = agreed.and_then(|vote| vote.restart).unwrap_or(usual);
     let pointers = root::Pointers {
@@ -165,6 +166,11 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
 /// Whether any of the evidence for the class is of what comes again by its nature.
 fn comes_again(evidence: &[Vote], class: Class) -> bool {
     evidence.iter().any(|vote| vote.class == class && vote.determinism == Determinism::Deterministic)
+}
+
+/// Whether nothing but words and hints speaks for the class: they say of what kind a failure is, not that it comes again.
+fn only_by_words(evidence: &[Vote]) -> bool {
+    evidence.iter().all(|vote| vote.hint || vote.is_of_words())
 }
 
 /// Whether a job may be stopped with such a confidence, where what was seen comes again by its nature or not.

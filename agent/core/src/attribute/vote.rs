@@ -16,6 +16,8 @@ const MILD: f64 = 0.5;
 /// Beside evidence of this weight hints are left out.
 const BETTER_THAN_HINTS: f64 = 1.5;
 
+/// What votes of learned words are named.
+const WORDS_ID: &str = "words";
 /// How far the words of a line are trusted.
 const WORDS: f64 = 1.0;
 /// How far the words of a whole text are trusted beside signatures.
@@ -69,6 +71,11 @@ impl Vote {
     pub fn classes(&self) -> impl Iterator<Item = (Class, f64)> + '_ {
         std::iter::once((self.class, self.weight)).chain(self.also.iter().copied())
     }
+
+    /// Whether it rests on nothing but what words were learned to speak for.
+    pub fn is_of_words(&self) -> bool {
+        self.id == WORDS_ID
+    }
 }
 
 /// All votes, in the order of sources and lines.
@@ -89,7 +96,10 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
     {
         votes.extend(of_words(evidence));
     }
-    votes.extend(of_all_words(catalog, evidence));
+    // The same words are not heard twice: where a line's are all there is, those of the log are the same once more.
+    if !votes.iter().any(Vote::is_of_words) {
+        votes.extend(of_all_words(catalog, evidence));
+    }
     votes.extend(of_exits(evidence));
     votes.extend(of_repeated_xids(catalog, evidence));
     votes.extend(structure::votes(catalog, evidence));
@@ -191,7 +201,7 @@ fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<V
     let (class, weight) = classes.first().copied()?;
     Some(Vote {
         family: "vocabulary".to_owned(),
-        id: "words".to_owned(),
+        id: WORDS_ID.to_owned(),
         meaning: format!("the words of the {of} are those of {}", class.words()),
         role: Role::Primary,
         class,

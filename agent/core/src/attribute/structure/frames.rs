@@ -30,6 +30,16 @@ const COMPILERS: [&str; 7] = [
     "/torch_xla/",
 ];
 
+/// Log-odds of a slip inside a launcher, which runs before the program and beside it.
+const IN_LAUNCHER: f64 = 5.0;
+/// Parts of libraries that start programs and watch them.
+const LAUNCHERS: [&str; 4] = [
+    "/torch/distributed/elastic/",
+    "/torch/distributed/launcher/",
+    "/deepspeed/launcher/",
+    "/accelerate/commands/",
+];
+
 /// Libraries that bring GPU kernels of their own.
 const KERNEL_LIBRARIES: [&str; 14] = [
     "/vllm/",
@@ -127,6 +137,24 @@ pub(super) fn in_compiler(evidence: &Evidence) -> Option<Vote> {
     })
 }
 
+/// A missing key, attribute or argument within a launcher: what a user gets wrong it refuses in words.
+pub(super) fn in_launcher(evidence: &Evidence) -> Option<Vote> {
+    const SLIPS: [&str; 5] = ["KeyError", "AttributeError", "IndexError", "TypeError", "UnboundLocalError"];
+    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
+        let slipped = findings.exceptions.iter().find(|of| {
+            let inside = |frame: &Frame| LAUNCHERS.iter().any(|part| frame.path.contains(part));
+            of.frame.as_ref().is_some_and(inside) && SLIPS.iter().any(|slip| of.name.ends_with(slip))
+        })?;
+        Some(vote(
+            "frame.launcher",
+            "the launcher itself stumbled, in which no code of the program runs".to_owned(),
+            (Class::SoftwarePlatform, IN_LAUNCHER),
+            vec![(place, slipped.spot.clone())],
+            "frames",
+        ))
+    })
+}
+
 /// An attribute, an argument or a name that is not there, asked for by an installed library: had the program asked, the
 /// innermost frame would be its own.
 pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
@@ -192,6 +220,19 @@ mod tests {
         };
         let library = judged(&raised("/usr/lib/python3.12/site-packages/vllm/model_executor/mla.py"));
         assert_eq!(library.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_launcher_that_stumbles_is_the_platforms() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 259, in run\n    x.is_failed()\nAttributeError: 'NoneType' object has no attribute 'is_failed'\n"
+            )
+        };
+        let launcher =
+            judged(&raised("/venv/lib/python3.12/site-packages/torch/distributed/launcher/api.py"));
+        assert_eq!(launcher.class, Class::SoftwarePlatform);
         assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
     }
 

@@ -4,6 +4,7 @@
 mod collectives;
 mod followers;
 mod frames;
+mod web;
 
 use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
@@ -22,6 +23,8 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         .chain(frames::in_engine(catalog, evidence))
         .chain(frames::between_libraries(evidence))
         .chain(frames::in_compiler(evidence))
+        .chain(frames::in_launcher(evidence))
+        .chain(web::gave_up(evidence))
         .collect()
 }
 
