@@ -29,6 +29,17 @@ fn noise_that_is_carried_from_step_to_step_is_no_slowness() {
     }
 }
 
+/// Healthy pairs in whose moods one seemed slow when no more was asked for than of noise that is not carried.
+#[test]
+fn moods_of_a_pair_condemn_nobody() {
+    for seed in [
+        0, 367, 931, 1252, 1560, 1893, 1929, 1943, 2039, 2174, 2184, 2340, 2393, 2596, 3196, 3221, 3908, 3911,
+    ] {
+        let told = run(2, Weather::Carried(0.8), None, 200, 7_000_000 + seed);
+        assert_eq!(told.wrong, [], "{seed}");
+    }
+}
+
 /// In a pair only the past tells how noisy it is. While the job as a whole changes its pace, as it does when it warms up and from one
 /// phase to the next, the past tells little.
 #[test]

@@ -252,6 +252,11 @@ impl Carried {
         over(WINDOW, 0.5, 0.8).max(over(3 * WINDOW, 0.65, 0.2))
     }
 
+    /// Which share of a score is carried over to the next step.
+    pub(super) fn carried_over(&self) -> f32 {
+        self.learned.correlation[0]
+    }
+
     /// The standard deviation of the mean of so many scores of a rank around its level.
     pub(super) fn of_mean(&self, steps: usize) -> f32 {
         let n = steps as f32;

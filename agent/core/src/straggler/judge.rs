@@ -25,6 +25,10 @@ const RECALLED_STEPS: usize = 8;
 /// So many ranks are very few. Who tell so little are believed sooner: one false alarm in 10^7 looks.
 const VERY_FEW: usize = 4;
 const SURE_OF_VERY_FEW: f32 = 5.2;
+/// But where more than a little of the noise is carried from step to step: how much it scatters by is known from few moods, and badly.
+/// So many deviations more are asked for each whole share that is carried beyond it.
+const SURER_WHERE_CARRIED: f32 = 3.0;
+const LITTLE_CARRIED: f32 = 0.15;
 
 /// Where ranks are too few for a spread between them, scores are compared over so many steps.
 const MOVES_OVER: usize = 4;
@@ -314,7 +318,11 @@ impl Judge {
     /// one is always far out; among few there is no such one.
     pub(super) fn sure(&self) -> f32 {
         let very_few = self.peers.len() <= VERY_FEW;
-        self.carried.sure(if very_few { self.limits.sure.min(SURE_OF_VERY_FEW) } else { self.limits.sure })
+        if !very_few {
+            return self.carried.sure(self.limits.sure);
+        }
+        let more = SURER_WHERE_CARRIED * (self.carried.carried_over() - LITTLE_CARRIED).max(0.0);
+        self.carried.sure(self.limits.sure.min(SURE_OF_VERY_FEW) + more)
     }
 
     /// The standard deviation of the mean of so many scores of a rank, by chance.
