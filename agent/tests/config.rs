@@ -176,6 +176,25 @@ fn agents_need_a_token_or_all_that_tls_takes() {
 }
 
 #[test]
+fn pieces_need_as_many_other_hosts_as_there_are_of_them() {
+    let told = |lines: &str| {
+        let hosts: Vec<String> = (1..=6).map(|host| format!("\"10.0.0.{host}:7140\"")).collect();
+        let listed = format!("token_file = \"/t\"\npeers = [{}]\n", hosts.join(", "));
+        let text = format!("[checkpoint]\nlisten = \"10.0.0.1:7140\"\n{listed}{lines}");
+        load(&text, &[], &[]).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(told("parity = \"4+1\"\nredundancy = 2\n"), Ok(()));
+    let few = told("parity = \"4+2\"\n").unwrap_err();
+    assert!(
+        few.contains("checkpoint.parity: 4+2 needs 6 hosts beside this one, and checkpoint.peers has 5"),
+        "{few}"
+    );
+    let more = told("parity = \"4+1\"\nredundancy = 3\n").unwrap_err();
+    assert!(more.contains("checkpoint.redundancy: with checkpoint.parity 4+1 at most 2 hosts"), "{more}");
+    assert!(told("parity = \"4\"\n").unwrap_err().contains("checkpoint.parity: it must be like \"4+1\""));
+}
+
+#[test]
 fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused() {
     let lines =
         "[checkpoint]\ndurable = \"file:///d\"\nwatch = [\"llama=megatron:/ckpt\"]\ncache = [\"xla=/c\"]\n";

@@ -22,7 +22,7 @@ fn key(step: u64, attempt: u64, world: u32) -> StepKey {
 
 fn copy(holder: &str, own: bool, of: &StepKey, rank: u32) -> Copy {
     let root = format!("{}-{}-{rank}", of.step, of.attempt);
-    let shard = Shard { of: of.clone(), rank, root, bytes: 100, created: of.step.cast_signed() };
+    let shard = Shard { of: of.clone(), rank, root, bytes: 100, created: of.step.cast_signed(), piece: None };
     Copy { holder: holder.to_owned(), medium: Medium::Disk, own, verified: true, shard }
 }
 
@@ -100,7 +100,7 @@ fn a_rank_outside_its_world_makes_nothing_whole() {
 #[test]
 fn replicas_avoid_the_own_domain_and_the_pipeline_neighbour_until_nobody_else_is_there() {
     let mut hosts = vec![host("a", "r1"), host("b", "r1"), host("c", "r2"), host("d", "r3")];
-    let avoid = Rules { copies: 1, avoid: BTreeSet::from(["c".to_owned()]) };
+    let avoid = Rules { copies: 1, avoid: BTreeSet::from(["c".to_owned()]), parity: None };
     assert_eq!(place("a", &hosts, &avoid).hosts, ["d"]);
     hosts[3].usable = false;
     let placement = place("a", &hosts, &avoid);

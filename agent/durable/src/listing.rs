@@ -39,6 +39,7 @@ pub fn shards(record: &StepRecord) -> Vec<Shard> {
         root: shard.root.clone(),
         bytes: shard.bytes,
         created: i64::try_from(shard.created_unix_s).unwrap_or(i64::MAX),
+        piece: None,
     };
     (0..).zip(&record.shards).map(shard).collect()
 }

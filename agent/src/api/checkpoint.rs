@@ -320,6 +320,7 @@ fn listing(peers: &Service, run: Option<&str>) -> ListCheckpointsResponse {
             damaged: counts.damaged,
         }),
         redundancy: small(peers.redundancy()),
+        parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
         advice: Vec::new(),
     }
 }
@@ -338,8 +339,10 @@ fn advice_out(job: &JobView, peers: &Service) -> Vec<CheckpointAdvice> {
 }
 
 fn step_out(state: &StepState) -> CheckpointStep {
-    let copies = state.ranks.iter().flat_map(|(rank, copies)| copies.iter().map(|copy| (*rank, copy)));
-    let copies = copies.map(|(rank, copy)| CheckpointCopy {
+    let all = state.ranks.iter().chain(&state.pieces);
+    let mut copies: Vec<_> = all.flat_map(|(rank, copies)| copies.iter().map(|copy| (*rank, copy))).collect();
+    copies.sort_by_key(|(rank, copy)| (*rank, copy.shard.piece.as_ref().map(|piece| piece.index)));
+    let copies = copies.into_iter().map(|(rank, copy)| CheckpointCopy {
         rank,
         holder: copy.holder.clone(),
         medium: match copy.medium {
@@ -351,6 +354,7 @@ fn step_out(state: &StepState) -> CheckpointStep {
         own: copy.own,
         root: copy.shard.root.clone(),
         bytes: copy.shard.bytes,
+        piece: copy.shard.piece.as_ref().map_or_else(String::new, |of| format!("{} of {}", of.index, of.of)),
     });
     CheckpointStep {
         run: state.key.run.clone(),

@@ -85,6 +85,8 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
         store,
         quota: of.quota.0,
         copies: if alone && of.listen.is_none() { 0 } else { *redundancy as usize },
+        // Checked with the rest of the configuration; empty is none.
+        parity: of.parity.parse().ok(),
         keep: *keep as usize,
         avoid: avoid.iter().cloned().collect(),
         rate: of.rate_limit.0,

@@ -263,7 +263,7 @@ async fn push(args: Push) -> anyhow::Result<ExitCode> {
             return said(
                 args.ask.json,
                 &value,
-                &format!("step {} lies on {} hosts", step.step, step.least_copies),
+                &format!("step {} is there until {} hosts are lost", step.step, step.least_copies),
             );
         }
         if std::time::Instant::now() >= until {

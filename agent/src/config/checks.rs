@@ -1,10 +1,12 @@
 //! What no single value of a configuration shows to be wrong.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
+use mainstay_core::checkpoint::parity::{NoParity, Parity};
 use mainstay_core::settings::Period;
 
-use super::Config;
+use super::{CheckpointConfig, Config};
 use crate::source::journald::JOURNALD;
 use crate::source::tpu::FORBIDDEN_PORT;
 
@@ -256,6 +258,7 @@ impl Config {
             "it must be set where checkpoint.listen is every address",
         );
         wrong.must(of.redundancy <= 8, "checkpoint.redundancy", "it must be from 0 to 8");
+        parity(of, wrong);
         wrong.must(of.keep >= 1, "checkpoint.keep", "it must be at least 1");
         wrong.must(
             of.durable.is_empty() || of.durable.contains("://"),
@@ -278,6 +281,40 @@ impl Config {
             "each must be absolute",
         );
     }
+}
+
+/// Pieces need as many other hosts as there are of them.
+fn parity(of: &CheckpointConfig, wrong: &mut Wrong) {
+    let key = "checkpoint.parity";
+    if of.parity.is_empty() {
+        return;
+    }
+    let parity: Parity = match of.parity.parse() {
+        Ok(parity) => parity,
+        Err(error) => return wrong.must(false, key, &NoParity::to_string(&error)),
+    };
+    let me = if of.name.is_empty() {
+        of.listen.map_or_else(String::new, |at| at.to_string())
+    } else {
+        of.name.clone()
+    };
+    let others = of.peers.iter().filter(|peer| **peer != me).collect::<BTreeSet<_>>().len();
+    wrong.must(
+        others >= parity.pieces() as usize,
+        key,
+        &format!(
+            "{parity} needs {} hosts beside this one, and checkpoint.peers has {others}",
+            parity.pieces()
+        ),
+    );
+    wrong.must(
+        of.redundancy <= parity.parity + 1,
+        "checkpoint.redundancy",
+        &format!(
+            "with checkpoint.parity {parity} at most {} hosts may be lost: it must not be more",
+            parity.parity + 1
+        ),
+    );
 }
 
 fn is_absolute(path: &Path) -> bool {

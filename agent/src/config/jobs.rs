@@ -64,6 +64,9 @@ settings! {
         avoid: Vec<String> = Vec::new(),
         /// How many replicas each shard gets beside the copy of its own host.
         redundancy: u32 = 1,
+        /// Pieces that are kept in place of replicas, as "data+parity": "4+1" cuts each shard into 4, of which with one of parity any one may
+        /// be lost beside the host itself; each lies in another failure domain. Empty: replicas.
+        parity: String = String::new(),
         /// Whole steps of a run of which replicas are kept at least.
         keep: u32 = 2,
         /// Where replicas for others are kept: on a tmpfs for memory, else on a disk. Empty: replicas in the state directory.

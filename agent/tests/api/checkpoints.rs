@@ -32,6 +32,7 @@ pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
         store: dir.join("replicas"),
         quota: 1 << 20,
         copies: 0,
+        parity: None,
         keep: 1,
         avoid: Default::default(),
         rate: 0,

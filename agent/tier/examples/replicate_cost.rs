@@ -200,6 +200,7 @@ fn settings(store: &Path, peers: Vec<String>, quota: u64) -> Settings {
         quota,
         // Nothing is sent but what is measured.
         copies: 0,
+        parity: None,
         keep: 2,
         avoid: Default::default(),
         rate: 0,

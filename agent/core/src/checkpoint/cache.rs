@@ -103,7 +103,7 @@ mod tests {
         let run = run_of(name, host);
         let step = created.unsigned_abs();
         let of = StepKey { step, job: "cache".to_owned(), run, attempt: 0, world: 1 };
-        let shard = Shard { of, rank: 0, root: format!("{host}{created}"), bytes, created };
+        let shard = Shard { of, rank: 0, root: format!("{host}{created}"), bytes, created, piece: None };
         Copy { holder: holder.to_owned(), medium: Medium::Disk, own: holder == host, verified: true, shard }
     }
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::parity::{Piece, Told, by_way};
+
 /// One step of one attempt of one run: what is restored together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StepKey {
@@ -27,8 +29,9 @@ impl StepKey {
     }
 }
 
-/// One rank's part of a step.
+/// One rank's part of a step, or a piece of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "Told", into = "Told")]
 pub struct Shard {
     /// The step.
     pub of: StepKey,
@@ -40,6 +43,8 @@ pub struct Shard {
     pub bytes: u64,
     /// When it was sealed, seconds since 1970 on its owner's clock. It only breaks ties within one step and rank.
     pub created: i64,
+    /// Which piece of it, where it is not whole; root and size are then the piece's.
+    pub piece: Option<Piece>,
 }
 
 /// Where a holder keeps a copy. The nearer to use, the smaller.
@@ -78,30 +83,75 @@ pub struct StepState {
     pub created: i64,
     /// The verified copies of each rank's shard, all of one root; ranks without any are absent.
     pub ranks: BTreeMap<u32, Vec<Copy>>,
+    /// The verified pieces of the same, or of the newest where there is too little of any; ranks without any are absent.
+    pub pieces: BTreeMap<u32, Vec<Copy>>,
 }
 
 impl StepState {
-    /// Whether every rank's shard lies somewhere, verified.
+    /// Whether every rank's shard lies somewhere, verified, or can be had back from pieces.
     pub fn is_whole(&self) -> bool {
-        self.key.world > 0 && self.ranks.len() == self.key.world as usize
+        let of_pieces = self.pieces.iter().filter(|(rank, pieces)| {
+            !self.ranks.contains_key(rank) && by_way(pieces).iter().any(super::parity::Pieces::are_enough)
+        });
+        self.key.world > 0 && self.ranks.len() + of_pieces.count() == self.key.world as usize
     }
 
-    /// The ranks of which no verified copy is known, at most `limit` of them.
+    /// Whether a rank's shard can be had.
+    pub fn has(&self, rank: u32) -> bool {
+        self.hosts_to_lose(rank) > 0 || self.ranks.contains_key(&rank)
+    }
+
+    /// The ranks of which no verified copy is known, and too few pieces; at most `limit` of them.
     pub fn missing(&self, limit: usize) -> Vec<u32> {
-        (0..self.key.world).filter(|rank| !self.ranks.contains_key(rank)).take(limit).collect()
+        (0..self.key.world).filter(|rank| !self.has(*rank)).take(limit).collect()
     }
 
-    /// On how many hosts the shard with the fewest copies lies; 0 if one is missing.
+    /// How many hosts must be lost at least until a rank's shard is: those that have it, and so many of those that have pieces that
+    /// too few are left.
+    pub fn hosts_to_lose(&self, rank: u32) -> usize {
+        let whole = self.ranks.get(&rank).map_or(0, |copies| holders(copies).len());
+        let pieces = self.pieces.get(&rank).map_or(&[][..], Vec::as_slice);
+        whole + by_way(pieces).iter().map(super::parity::Pieces::hosts_to_lose).max().unwrap_or(0)
+    }
+
+    /// As good as so many copies is the shard with the fewest, in copies and pieces; 0 if one is missing.
     pub fn least_copies(&self) -> usize {
         if !self.is_whole() {
             return 0;
         }
-        self.ranks.values().map(|copies| holders(copies).len()).min().unwrap_or(0)
+        (0..self.key.world).map(|rank| self.hosts_to_lose(rank)).min().unwrap_or(0)
+    }
+
+    /// Each rank's shard as one of its copies or pieces tells of it.
+    fn told(&self) -> impl Iterator<Item = &Shard> {
+        let beside = self.pieces.iter().filter(|(rank, _)| !self.ranks.contains_key(rank));
+        let firsts = self.ranks.values().chain(beside.map(|(_, pieces)| pieces)).filter_map(|of| of.first());
+        firsts.map(|copy| &copy.shard)
     }
 
     /// All bytes of the step, each shard counted once.
     pub fn bytes(&self) -> u64 {
-        self.ranks.values().filter_map(|copies| copies.first()).map(|copy| copy.shard.bytes).sum()
+        self.told().map(Shard::whole_bytes).sum()
+    }
+
+    /// The sizes of its shards, bytes.
+    pub fn sizes(&self) -> Vec<u64> {
+        self.told().map(Shard::whole_bytes).collect()
+    }
+
+    /// The roots of its shards.
+    pub fn roots(&self) -> impl Iterator<Item = &str> {
+        self.told().map(Shard::whole)
+    }
+
+    /// What is left of shards of which too many pieces were lost: rank, pieces that are left, pieces that are needed.
+    pub fn short_of_pieces(&self) -> Vec<(u32, usize, u32)> {
+        let lost = self.pieces.iter().filter(|(rank, _)| !self.has(**rank));
+        lost.filter_map(|(rank, pieces)| {
+            let most = by_way(pieces).into_iter().max_by_key(|way| way.copies.len())?;
+            Some((*rank, most.copies.len(), most.of.data))
+        })
+        .collect()
     }
 }
 
@@ -127,18 +177,34 @@ pub fn steps(copies: &[Copy], run: Option<&str>) -> Vec<StepState> {
 }
 
 fn state(key: &StepKey, ranks: BTreeMap<u32, Vec<&Copy>>) -> StepState {
-    let mut created = i64::MIN;
-    let ranks = ranks.into_iter().map(|(rank, copies)| {
-        let root = copies.iter().map(|copy| (copy.shard.created, &copy.shard.root)).max();
-        let root = root.map(|(sealed, root)| {
-            created = created.max(sealed);
-            root.clone()
-        });
-        let same = copies.into_iter().filter(|copy| Some(&copy.shard.root) == root.as_ref());
-        (rank, same.cloned().collect())
-    });
-    let ranks = ranks.collect();
-    StepState { key: key.clone(), created, ranks }
+    let mut state =
+        StepState { key: key.clone(), created: i64::MIN, ranks: BTreeMap::new(), pieces: BTreeMap::new() };
+    for (rank, copies) in ranks {
+        let Some((sealed, root)) = newest_root(&copies) else { continue };
+        state.created = state.created.max(sealed);
+        let same = copies.into_iter().filter(|copy| copy.shard.whole() == root).cloned();
+        let (pieces, whole): (Vec<Copy>, Vec<Copy>) = same.partition(|copy| copy.shard.piece.is_some());
+        if !whole.is_empty() {
+            state.ranks.insert(rank, whole);
+        }
+        if !pieces.is_empty() {
+            state.pieces.insert(rank, pieces);
+        }
+    }
+    state
+}
+
+/// What a rank sealed last, of what can be had: pieces that are too few hide no older shard that is whole.
+fn newest_root(copies: &[&Copy]) -> Option<(i64, String)> {
+    let sealed = |copy: &&Copy| (copy.shard.created, copy.shard.whole().to_owned());
+    let newest_whole = copies.iter().filter(|copy| copy.shard.piece.is_none()).map(sealed).max();
+    let mut cut: BTreeMap<(i64, String), Vec<Copy>> = BTreeMap::new();
+    for copy in copies.iter().filter(|copy| copy.shard.piece.is_some()) {
+        cut.entry(sealed(copy)).or_default().push((*copy).clone());
+    }
+    let is_enough = |pieces: &[Copy]| by_way(pieces).iter().any(super::parity::Pieces::are_enough);
+    let newest_cut = cut.iter().filter(|(_, pieces)| is_enough(pieces)).map(|(root, _)| root.clone()).max();
+    newest_whole.max(newest_cut).or_else(|| cut.into_keys().max())
 }
 
 /// The newest whole step of `run`.

@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::checkpoint::parity::Parity;
+
 /// A host that may keep replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
@@ -31,6 +33,17 @@ pub struct Rules {
     pub copies: usize,
     /// Hosts that are taken only if nobody else is there: neighbours in the pipeline, which die with the owner's stage.
     pub avoid: BTreeSet<String>,
+    /// Pieces are to be kept in place of replicas, where there are hosts enough.
+    pub parity: Option<Parity>,
+}
+
+/// How shards of `owner` can be cut now: so that each piece lies in a failure domain of its own, and none in the owner's. None: they
+/// are not to be cut, or there are too few usable domains.
+pub fn cut_for(owner: &str, hosts: &[Host], rules: &Rules) -> Option<Parity> {
+    let own = hosts.iter().find(|host| host.name == owner).map_or(owner, Host::domain);
+    let usable = hosts.iter().filter(|host| host.usable && host.name != owner && host.domain() != own);
+    let domains: BTreeSet<&str> = usable.map(Host::domain).collect();
+    rules.parity.filter(|parity| domains.len() >= parity.pieces() as usize)
 }
 
 /// Where an owner's replicas go.

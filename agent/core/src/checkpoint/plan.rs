@@ -14,12 +14,19 @@ pub struct Transfer {
     pub to: String,
     /// All copies, the one to take first; the others serve if it fails.
     pub sources: Vec<Copy>,
+    /// Its pieces, from which it is made where no copy serves.
+    pub pieces: Vec<Copy>,
 }
 
 impl Transfer {
     /// Whether the host has it already.
     pub fn is_local(&self) -> bool {
         self.sources.first().is_some_and(|first| first.holder == self.to)
+    }
+
+    /// Bytes of the shard.
+    fn size(&self) -> u64 {
+        self.sources.first().or(self.pieces.first()).map_or(0, |copy| copy.shard.whole_bytes())
     }
 }
 
@@ -36,7 +43,7 @@ impl Plan {
     /// Bytes that go over the network.
     pub fn bytes(&self) -> u64 {
         let moved = self.transfers.iter().filter(|transfer| !transfer.is_local());
-        moved.filter_map(|transfer| transfer.sources.first()).map(|copy| copy.shard.bytes).sum()
+        moved.map(Transfer::size).sum()
     }
 }
 
@@ -58,11 +65,13 @@ fn distance(copy: &Copy, to: &str) -> u8 {
 pub fn plan(step: &StepState, wanted: &BTreeMap<u32, Vec<String>>) -> Plan {
     let mut plan = Plan::default();
     let mut load: BTreeMap<&str, u64> = BTreeMap::new();
-    let mut open: Vec<(u32, &str, &Vec<Copy>)> = Vec::new();
+    let mut open: Vec<(u32, &str, &[Copy])> = Vec::new();
     for (rank, hosts) in wanted {
-        match step.ranks.get(rank).filter(|copies| !copies.is_empty()) {
-            Some(copies) => open.extend(hosts.iter().map(|to| (*rank, to.as_str(), copies))),
-            None => plan.missing.push(*rank),
+        if step.has(*rank) {
+            let copies = step.ranks.get(rank).map_or(&[][..], Vec::as_slice);
+            open.extend(hosts.iter().map(|to| (*rank, to.as_str(), copies)));
+        } else {
+            plan.missing.push(*rank);
         }
     }
     open.sort_by_key(|(rank, to, copies)| {
@@ -77,10 +86,15 @@ pub fn plan(step: &StepState, wanted: &BTreeMap<u32, Vec<String>>) -> Plan {
             *load.entry(first.holder.as_str()).or_default() += first.shard.bytes;
         }
         let sources = sources.into_iter().cloned().collect();
-        plan.transfers.push(Transfer { rank, to: to.to_owned(), sources });
+        let mut pieces = step.pieces.get(&rank).cloned().unwrap_or_default();
+        // Those of data first: where all are there, nothing is computed.
+        pieces.sort_by_key(|copy| {
+            let index = copy.shard.piece.as_ref().map_or(0, |piece| piece.index);
+            let is_parity = copy.shard.piece.as_ref().is_some_and(|piece| index >= piece.of.data);
+            (is_parity, distance(copy, to), index, copy.holder.clone())
+        });
+        plan.transfers.push(Transfer { rank, to: to.to_owned(), sources, pieces });
     }
-    plan.transfers.sort_by_key(|transfer| {
-        (std::cmp::Reverse(transfer.sources.first().map_or(0, |copy| copy.shard.bytes)), transfer.rank)
-    });
+    plan.transfers.sort_by_key(|transfer| (std::cmp::Reverse(transfer.size()), transfer.rank));
     plan
 }

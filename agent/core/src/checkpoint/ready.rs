@@ -18,13 +18,9 @@ pub fn expected(copies: &[Copy], host: &str, reserved: &[u64], replicas: usize) 
         let whole = steps(copies, None).into_iter().filter(StepState::is_whole);
         whole
             .max_by_key(|state| (state.bytes(), state.key.step))
-            .map(|state| sizes_of(&state))
+            .map(|state| state.sizes())
             .unwrap_or_default()
     };
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes
-}
-
-fn sizes_of(state: &StepState) -> Vec<u64> {
-    state.ranks.values().filter_map(|copies| copies.first()).map(|copy| copy.shard.bytes).collect()
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::checkpoint::inventory::{Copy, Shard, StepKey, StepState, holders, steps};
-use crate::checkpoint::placement::{Host, Rules, place_beside, score};
+use crate::checkpoint::parity::{Parity, Pieces, by_way};
+use crate::checkpoint::placement::{Host, Rules, cut_for, place_beside, score};
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Repair {
     pub shard: Shard,
     /// Where to.
     pub to: String,
+    /// A piece of it only: how it is cut, and which.
+    pub piece: Option<(Parity, u32)>,
 }
 
 /// What `me` is to send so that shards have their copies: its own, and of those whose owner is gone the ones of which it is
@@ -55,24 +58,54 @@ pub fn repairs(me: &str, copies: &[Copy], hosts: &[Host], rules: &Rules) -> Vec<
         let is_safe = |state: &StepState| state.is_whole() && state.least_copies() > rules.copies;
         let newest = states.iter().position(is_safe);
         let wanted = newest.map_or(states.len(), |at| at + 1);
-        for copies in states.iter().take(wanted).flat_map(|state| state.ranks.values()) {
-            repairs.extend(repairs_of(me, copies, hosts, rules));
+        for state in states.iter().take(wanted) {
+            let of_rank = |rank: &u32| repairs_of(me, state, *rank, hosts, rules);
+            repairs.extend(state.ranks.keys().flat_map(of_rank));
         }
     }
     repairs
 }
 
-fn repairs_of(me: &str, copies: &[Copy], hosts: &[Host], rules: &Rules) -> Vec<Repair> {
+fn repairs_of(me: &str, state: &StepState, rank: u32, hosts: &[Host], rules: &Rules) -> Vec<Repair> {
+    let Some(copies) = state.ranks.get(&rank) else { return Vec::new() };
     let have = holders(copies);
-    let missing = (rules.copies + 1).saturating_sub(have.len());
     let owner = copies.iter().find(|copy| copy.own).map(|copy| copy.holder.as_str());
-    let Some(shard) = copies.first().map(|copy| &copy.shard).filter(|_| missing > 0) else {
-        return Vec::new();
-    };
+    let Some(shard) = copies.first().map(|copy| &copy.shard) else { return Vec::new() };
     let pusher = owner.or_else(|| have.iter().copied().max_by_key(|name| score(&shard.root, name)));
     if pusher != Some(me) {
         return Vec::new();
     }
-    let chosen = place_beside(me, hosts, rules, &have).hosts;
-    chosen.into_iter().map(|to| Repair { shard: shard.clone(), to }).collect()
+    let pieces = state.pieces.get(&rank).map_or(&[][..], Vec::as_slice);
+    if let Some(parity) = cut_for(me, hosts, rules) {
+        return pieces_of(me, shard, (&have, pieces), hosts, (rules, parity));
+    }
+    // Pieces that are there count for as many replicas as hosts may be lost by them.
+    let missing = (rules.copies + 1).saturating_sub(state.hosts_to_lose(rank));
+    let chosen = place_beside(me, hosts, rules, &have).hosts.into_iter().take(missing);
+    chosen.map(|to| Repair { shard: shard.clone(), to, piece: None }).collect()
+}
+
+/// The pieces of a shard that nobody has, each for a host that has neither it nor another one of them.
+fn pieces_of(
+    me: &str,
+    shard: &Shard,
+    (whole, pieces): (&BTreeSet<&str>, &[Copy]),
+    hosts: &[Host],
+    (rules, parity): (&Rules, Parity),
+) -> Vec<Repair> {
+    let ways = by_way(pieces);
+    let there = ways.iter().find(|way| way.of == parity);
+    let missing =
+        (0..parity.pieces()).filter(|index| there.is_none_or(|way| !way.copies.contains_key(index)));
+    let missing: Vec<u32> = missing.collect();
+    let mut have: BTreeSet<&str> = there.into_iter().flat_map(holders_of_way).collect();
+    have.extend(whole);
+    let spread = Rules { copies: parity.pieces() as usize, ..rules.clone() };
+    let chosen = place_beside(me, hosts, &spread, &have).hosts;
+    let repair = |(index, to)| Repair { shard: shard.clone(), to, piece: Some((parity, index)) };
+    missing.into_iter().zip(chosen).map(repair).collect()
+}
+
+fn holders_of_way<'a>(way: &Pieces<'a>) -> BTreeSet<&'a str> {
+    way.copies.values().flatten().map(|copy| copy.holder.as_str()).collect()
 }

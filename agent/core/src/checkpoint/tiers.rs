@@ -87,7 +87,14 @@ mod tests {
 
     fn copy(holder: &str, medium: Medium, own: bool, step: u64, rank: u32) -> Copy {
         let of = StepKey { step, job: "job".into(), run: "run@7".into(), attempt: 0, world: 2 };
-        let shard = Shard { of, rank, root: format!("{step}.{rank}"), bytes: 1, created: 1000 + step as i64 };
+        let shard = Shard {
+            of,
+            rank,
+            root: format!("{step}.{rank}"),
+            bytes: 1,
+            created: 1000 + step as i64,
+            piece: None,
+        };
         Copy { holder: holder.into(), medium, own, verified: true, shard }
     }
 

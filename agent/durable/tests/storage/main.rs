@@ -258,6 +258,7 @@ fn service(store: &TempDir) -> Arc<Service> {
         store: store.path().join("replicas"),
         quota: 1 << 30,
         copies: 0,
+        parity: None,
         keep: 2,
         avoid: Default::default(),
         rate: 0,

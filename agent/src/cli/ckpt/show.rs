@@ -29,7 +29,12 @@ pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
     }));
     let mut text = if answer.steps.is_empty() { "no steps\n".to_owned() } else { columns(&rows) };
     let (used, quota) = (size(answer.store_used), size(answer.store_quota));
-    let _ = writeln!(text, "\n{}: {used} of {quota} kept for others", clean(&answer.name));
+    let parity = if answer.parity.is_empty() {
+        String::new()
+    } else {
+        format!(", shards in pieces of {}", clean(&answer.parity))
+    };
+    let _ = writeln!(text, "\n{}: {used} of {quota} kept for others{parity}", clean(&answer.name));
     for peer in &answer.peers {
         let _ = writeln!(text, "{}", peer_line(peer));
     }
@@ -85,7 +90,10 @@ pub(super) fn copies(step: &CheckpointStep) -> String {
     let mut text = format!("step {} of {}, attempt {}\n", step.step, clean(&step.run), step.attempt);
     let mut rows = vec![["RANK", "HOLDER", "WHERE", "SIZE", "ROOT"].map(str::to_owned)];
     rows.extend(step.copies.iter().map(|copy| {
-        let place = format!("{}{}", clean(&copy.medium), if copy.own { ", own" } else { "" });
+        let own = if copy.own { ", own" } else { "" };
+        let piece =
+            if copy.piece.is_empty() { String::new() } else { format!(", piece {}", clean(&copy.piece)) };
+        let place = format!("{}{own}{piece}", clean(&copy.medium));
         let root = copy.root.chars().take(16).collect();
         [copy.rank.to_string(), clean(&copy.holder), place, size(copy.bytes), root]
     }));
@@ -150,7 +158,7 @@ pub(super) fn as_json(answer: &ListCheckpointsResponse) -> Value {
     let counts = answer.counts.unwrap_or_default();
     json!({
         "name": answer.name,
-        "redundancy": answer.redundancy,
+        "redundancy": answer.redundancy, "parity": answer.parity,
         "store": {"used": answer.store_used, "quota": answer.store_quota},
         "steps": answer.steps.iter().map(step_json).collect::<Vec<_>>(),
         "peers": answer.peers.iter().map(|peer| json!({
@@ -175,7 +183,7 @@ fn step_json(step: &CheckpointStep) -> Value {
         "missing_ranks": step.missing_ranks, "least_copies": step.least_copies,
         "copies": step.copies.iter().map(|copy| json!({
             "rank": copy.rank, "holder": copy.holder, "medium": copy.medium, "own": copy.own, "root": copy.root,
-            "bytes": copy.bytes,
+            "bytes": copy.bytes, "piece": copy.piece,
         })).collect::<Vec<_>>(),
     })
 }
@@ -228,6 +236,29 @@ mod tests {
         assert_eq!(state(&step, 1), "whole");
         step.least_copies = 2;
         assert_eq!(state(&step, 1), "whole, replicated");
+    }
+
+    #[test]
+    fn a_piece_is_told_from_a_whole_shard() {
+        let copy = |piece: &str| mainstay_proto::v1::CheckpointCopy {
+            holder: "b:1".to_owned(),
+            medium: "memory".to_owned(),
+            root: "ab".repeat(32),
+            bytes: 1024,
+            piece: piece.to_owned(),
+            ..Default::default()
+        };
+        let step =
+            CheckpointStep { whole: true, copies: vec![copy(""), copy("4 of 4+1")], ..Default::default() };
+        let shown = copies(&step);
+        let places: Vec<&str> = shown.lines().skip(2).map(|line| line.trim_end()).collect();
+        assert!(
+            places[0].contains("  memory                  ") && places[1].contains("memory, piece 4 of 4+1"),
+            "{shown}"
+        );
+        let answer = ListCheckpointsResponse { parity: "4+1".to_owned(), ..Default::default() };
+        assert!(table(&answer).contains("kept for others, shards in pieces of 4+1\n"));
+        assert!(!table(&ListCheckpointsResponse::default()).contains("pieces"));
     }
 
     #[test]

@@ -202,9 +202,8 @@ impl Inner {
             self.service.name(),
             self.settings.quota,
         );
-        let roots: BTreeSet<&String> =
-            sources.iter().flat_map(|of| of.ranks.values().flatten()).map(|copy| &copy.shard.root).collect();
-        self.brought().retain(|root, _| roots.contains(root));
+        let roots: BTreeSet<&str> = sources.iter().flat_map(StepState::roots).collect();
+        self.brought().retain(|root, _| roots.contains(root.as_str()));
         let (mut added, mut failed) = (0, None);
         for source in sources.iter().filter(|source| !self.is_here(source)) {
             match self.bring(source, owner) {
@@ -225,7 +224,7 @@ impl Inner {
     /// Whether all of it was added before, and is there still.
     fn is_here(&self, source: &StepState) -> bool {
         let brought = self.brought();
-        let files = source.ranks.values().flatten().find_map(|copy| brought.get(&copy.shard.root));
+        let files = source.roots().find_map(|root| brought.get(root));
         let directory = &self.settings.directory;
         files.is_some_and(|files| files.iter().all(|file| fs::symlink_metadata(directory.join(file)).is_ok()))
     }

@@ -3,7 +3,7 @@
 //! From the bottom: `frame` (headers), `error`, `token` and `tls` (who may), `pass` (either, or both), `pace` (how fast), `channel`
 //! (bytes), `wire` (one connection), `greeting` (how it begins); `sealed` (a
 //! shard by its manifest), `user`, `store` (what is kept for others, over `spare`), `own` (what this host made), `pooled` (of it, what lies in launchers' memory); `message`, `alike` (what need not be
-//! sent), `server`, `client`; `service`, which joins them, `landing` and
+//! sent), `server`, `client`; `service`, which joins them, `landing`, `pieces` (a shard had back from those) and
 //! `restore`.
 //!
 //! What comes over the wire is believed in nothing: every header is signed, every chunk is compared with the owner's
@@ -21,6 +21,7 @@ mod message;
 pub(crate) mod own;
 pub mod pace;
 pub mod pass;
+mod pieces;
 pub(crate) mod pooled;
 mod restore;
 pub(crate) mod sealed;

@@ -151,7 +151,7 @@ impl Own {
 
     /// Looks through all directories. Whether anything is there that was not there before.
     pub fn look(&self) -> bool {
-        let (watched, read, known) = {
+        let (watched, were_read, known) = {
             let mut inner = self.inner();
             let known: Vec<Pooled> = inner.pooled.values().cloned().collect();
             (inner.watched.clone(), std::mem::take(&mut inner.read), known)
@@ -168,9 +168,13 @@ impl Own {
             for directory in rank_directories(&place.directory) {
                 let path = directory.join(MANIFEST_NAME);
                 let Some(mark) = mark_of(&path, place.user) else { continue };
-                let known =
-                    read.get(&path).filter(|(before, _)| *before == mark).map(|(_, sealed)| sealed.clone());
-                let sealed = known.unwrap_or_else(|| Sealed::read(&path).ok().map(Arc::new));
+                let known = were_read
+                    .get(&path)
+                    .filter(|(before, _)| *before == mark)
+                    .map(|(_, sealed)| sealed.clone());
+                // Pieces are made and kept by agents: no rank seals one.
+                let read = || Sealed::read(&path).ok().filter(|sealed| sealed.shard.piece.is_none());
+                let sealed = known.unwrap_or_else(|| read().map(Arc::new));
                 looked.insert(path, (mark, sealed.clone()));
                 if let Some(sealed) = sealed {
                     let found = Found { sealed: Arc::clone(&sealed), directory, user: place.user, medium };

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::decision::Decision;
-use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey};
+use mainstay_core::checkpoint::inventory::{Copy, Medium, StepKey, steps};
 use mainstay_core::checkpoint::plan::{Transfer, plan};
 
 use super::client::Target;
@@ -74,6 +74,7 @@ impl Service {
         let mut last = None;
         for _ in 0..TRIES {
             let decision = shared.decide(&place.run)?;
+            shared.tell_of_lost_pieces(&place.run, decision.step.as_ref(), tell);
             let Some(key) = decision.step.clone() else {
                 return Ok(Restored {
                     decision,
@@ -110,6 +111,24 @@ impl Service {
 }
 
 impl Shared {
+    /// Says of steps that are newer than the one that was decided why they are lost, where too many pieces are.
+    fn tell_of_lost_pieces(&self, run: &str, decided: Option<&StepKey>, tell: &(dyn Fn(Progress) + Sync)) {
+        for state in steps(&self.copies(), Some(run)) {
+            let key = &state.key;
+            if decided.is_some_and(|decided| decided.step >= key.step) {
+                continue;
+            }
+            if let Some((rank, left, needed)) = state.short_of_pieces().first() {
+                let told = format!(
+                    "step {} is lost: of the shard of rank {rank} {left} piece(s) are left, and {needed} are needed",
+                    key.step
+                );
+                tracing::warn!("{told}");
+                tell(Progress { step: key.step, shards: (0, key.world as usize), bytes: (0, 0), told });
+            }
+        }
+    }
+
     /// The decision of whoever leads: the first by name of those that answer.
     fn decide(&self, run: &str) -> Result<Decision, PeerError> {
         self.refresh();
@@ -242,6 +261,13 @@ impl Work<'_> {
                     last = Some(error);
                 }
             }
+        }
+        if !transfer.pieces.is_empty() {
+            let told = |told: String| (self.tell)(self, told);
+            let bytes = super::pieces::bring(self.shared, self.place, transfer, &told)?;
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.fetched.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
         }
         Err(last.unwrap_or_else(|| PeerError::Local("no copy is left".to_owned())))
     }

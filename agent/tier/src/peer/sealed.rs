@@ -68,7 +68,15 @@ impl Sealed {
         };
         let created = i64::try_from(read.created_unix_s).unwrap_or(i64::MAX);
         Ok(Sealed {
-            shard: Shard { of, rank: identity.rank, root: hex(&root), bytes: read.file.size, created },
+            shard: Shard {
+                of,
+                rank: identity.rank,
+                root: hex(&root),
+                bytes: read.file.size,
+                created,
+                piece: None,
+            }
+            .understood(),
             file: read.file.name,
             chunk_bytes: chunk_bytes.ok_or(SealedError::ChunkSize(chunks.bytes))?,
             sums: chunks.sums,

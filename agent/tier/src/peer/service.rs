@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::decision::Decisions;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
+use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 
 use self::counts::Counters;
@@ -66,6 +67,8 @@ pub struct Settings {
     pub quota: u64,
     /// Replicas of each shard beside the owner's.
     pub copies: usize,
+    /// How shards are cut into pieces that are kept in place of replicas, where there are failure domains enough.
+    pub parity: Option<Parity>,
     /// Whole steps that are kept at least.
     pub keep: usize,
     /// Peers that are taken only if nobody else is there.
@@ -114,6 +117,8 @@ pub(crate) struct Shared {
     /// What was offered and is out of date.
     withdrawn: Mutex<BTreeMap<String, Instant>>,
     refusals: Refusals,
+    /// Whether it was told that there are too few failure domains for pieces.
+    too_few: AtomicBool,
     limit: Limit,
     counters: Counters,
     connections: AtomicUsize,
@@ -178,6 +183,7 @@ impl Service {
             distrusted: Mutex::default(),
             withdrawn: Mutex::default(),
             refusals: Refusals::default(),
+            too_few: AtomicBool::new(false),
             counters: Counters::default(),
             connections: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -282,6 +288,11 @@ impl Service {
     /// How many replicas each shard should have beside its owner's copy.
     pub fn redundancy(&self) -> usize {
         self.shared.settings.copies
+    }
+
+    /// How shards are cut where pieces are kept in place of replicas.
+    pub fn parity(&self) -> Option<Parity> {
+        self.shared.settings.parity
     }
 
     /// Bytes of replicas that are kept for others, and how many there may be.

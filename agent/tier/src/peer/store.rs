@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <store>/replicas/<16 hex digits>/step-000000000010.3/rank-00001/{shard,manifest.json}
+//!                                                  rank-00001.2/…   piece number 2 of one
 //!         incoming/<root>      a shard on its way
 //!         spare/<name>         files of dropped replicas, used again, and others made ahead: their pages are there already, and in memory stay mapped
 //! ```
@@ -337,6 +338,20 @@ impl Store {
         Ok(())
     }
 
+    /// A file without a name for so many bytes, which is gone when it is closed: it does not count within the quota.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub(crate) fn scratch(&self, bytes: u64) -> io::Result<File> {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let path = self.root.join("incoming").join(format!("scratch.{number}"));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        fs::remove_file(&path)?;
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes.max(1))?;
+        file.set_len(bytes)?;
+        Ok(file)
+    }
+
     /// Gives an upload up.
     pub fn abandon(&self, upload: &Upload) {
         if self.inner().uploads.remove(&upload.sealed.shard.root).is_some() {
@@ -391,7 +406,8 @@ impl Store {
         }
         let home = &hasher.update(&world.to_le_bytes()).finalize().to_hex()[..16];
         let replicas = self.root.join("replicas").join(home);
-        replicas.join(format!("step-{step:012}.{attempt}")).join(format!("rank-{:05}", shard.rank))
+        let piece = shard.piece.as_ref().map_or_else(String::new, |piece| format!(".{}", piece.index));
+        replicas.join(format!("step-{step:012}.{attempt}")).join(format!("rank-{:05}{piece}", shard.rank))
     }
 }
 

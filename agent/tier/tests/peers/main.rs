@@ -6,6 +6,7 @@ mod alike;
 mod lies;
 mod memory;
 mod overheard;
+mod parity;
 mod ready;
 mod replicator;
 mod slow;

@@ -78,6 +78,7 @@ pub fn hosts_with(
             store: store.path().to_owned(),
             quota: 1 << 30,
             copies: 1,
+            parity: None,
             keep: 2,
             avoid: Default::default(),
             rate: 0,

@@ -52,7 +52,7 @@ impl Shared {
         drop(distrusted);
         // Holders that have not heard yet would have it copied again.
         let withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
-        copies.retain(|copy| !withdrawn.contains_key(&copy.shard.root));
+        copies.retain(|copy| !withdrawn.contains_key(copy.shard.whole()));
         copies
     }
 
@@ -93,20 +93,21 @@ impl Shared {
 
     /// What was sealed here has changed since, by its owner's own hand: whoever keeps a copy of it need not any more.
     pub(crate) fn withdraw(&self, root: &str) {
-        let holders: Vec<String> = {
+        let holders: Vec<(String, Vec<String>)> = {
             let mut peers = self.peers();
             let holders = peers.iter_mut().filter(|(_, peer)| peer.alive);
             let of = |(name, peer): (&String, &mut super::Peer)| {
-                let before = peer.inventory.copies.len();
-                peer.inventory.copies.retain(|held| held.shard.root != root);
-                (peer.inventory.copies.len() < before).then(|| name.clone())
+                let copies = &mut peer.inventory.copies;
+                let gone = copies.extract_if(.., |held| held.shard.whole() == root);
+                let gone: Vec<String> = gone.map(|held| held.shard.root).collect();
+                (!gone.is_empty()).then(|| (name.clone(), gone))
             };
             holders.filter_map(of).collect()
         };
         self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner).insert(root.to_owned(), Instant::now());
         self.store.forget(root);
-        for holder in holders {
-            if let Err(error) = self.asking().forget(&holder, vec![root.to_owned()]) {
+        for (holder, gone) in holders {
+            if let Err(error) = self.asking().forget(&holder, gone) {
                 tracing::warn!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
             }
         }
@@ -129,8 +130,9 @@ impl Shared {
         let late: Vec<(String, Vec<String>)> = {
             let peers = self.peers();
             let of = |(name, peer): (&String, &super::Peer)| {
-                let copies = peer.inventory.copies.iter().map(|held| &held.shard.root);
-                (name.clone(), copies.filter(|root| roots.contains(*root)).cloned().collect::<Vec<_>>())
+                let copies = peer.inventory.copies.iter().map(|held| &held.shard);
+                let late = copies.filter(|shard| roots.contains(shard.whole()));
+                (name.clone(), late.map(|shard| shard.root.clone()).collect::<Vec<_>>())
             };
             let late = peers.iter().filter(|(_, peer)| peer.alive).map(of);
             late.filter(|(_, copies)| !copies.is_empty()).collect()

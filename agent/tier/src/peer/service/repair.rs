@@ -5,13 +5,18 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use mainstay_core::checkpoint::inventory::{StepKey, steps};
-use mainstay_core::checkpoint::placement::{Host, Rules};
+use mainstay_core::checkpoint::parity::Parity;
+use mainstay_core::checkpoint::placement::{Host, Rules, cut_for};
 use mainstay_core::checkpoint::retention::{Repair, Retention, deletable, repairs};
 
-use super::{BACK_OFF, Shared};
+use super::{BACK_OFF, Settings, Shared};
+use crate::bytes::Bytes;
+use crate::parity::cut;
 use crate::peer::client::Sending;
 use crate::peer::error::{PeerError, Reason};
 use crate::peer::message::Held;
+use crate::peer::own::Opened;
+use crate::peer::sealed::Sealed;
 
 /// Whether the bytes were not as they were sealed before they went out.
 fn is_ours(error: &PeerError) -> bool {
@@ -33,15 +38,29 @@ impl Shared {
     }
 
     pub(super) fn next_repair(&self) -> Option<Repair> {
-        let rules = Rules { copies: self.settings.copies, avoid: self.settings.avoid.clone() };
+        let Settings { copies: count, avoid, parity, .. } = &self.settings;
+        let rules = Rules { copies: *count, avoid: avoid.clone(), parity: *parity };
         let mut copies = self.copies();
         let shared = self.own.shared();
         copies.retain(|copy| !shared.contains(&copy.shard.root));
-        repairs(self.name(), &copies, &self.hosts(), &rules).into_iter().next()
+        let hosts = self.hosts();
+        let next = repairs(self.name(), &copies, &hosts, &rules).into_iter().next();
+        if let (Some(parity), Some(next)) = (parity, &next) {
+            let is_cut = cut_for(self.name(), &hosts, &rules).is_some();
+            if self.too_few.swap(!is_cut, Ordering::Relaxed) == is_cut {
+                let step = next.shard.of.step;
+                if is_cut {
+                    tracing::info!(step, %parity, "shards are kept in pieces");
+                } else {
+                    tracing::warn!(step, %parity, replicas = count, "too few other failure domains answer for the pieces of a shard: it gets replicas");
+                }
+            }
+        }
+        next
     }
 
     pub(super) fn repair(&self, repair: &Repair) {
-        let Repair { shard, to } = repair;
+        let Repair { shard, to, .. } = repair;
         let Some(opened) = self.open(&shard.root) else {
             // It was deleted meanwhile, or cannot be read: the next look tells.
             self.distrust(self.name(), &shard.root);
@@ -49,7 +68,16 @@ impl Shared {
         };
         let going = || opened.pin();
         let sending = Sending { limit: &self.limit, streams: self.settings.streams, going: &going };
-        match self.asking().put(to, &opened.sealed, &opened.bytes, &sending) {
+        let piece = repair.piece.map(|which| self.piece(&opened, which)).transpose();
+        let offered = match &piece {
+            Ok(Some((sealed, _))) => sealed.shard.clone(),
+            _ => shard.clone(),
+        };
+        let sent = piece.and_then(|piece| match piece {
+            Some((sealed, bytes)) => self.asking().put(to, &sealed, &bytes, &sending),
+            None => self.asking().put(to, &opened.sealed, &opened.bytes, &sending),
+        });
+        match sent {
             Ok(sent) => {
                 self.counters.shards_sent.fetch_add(1, Ordering::Relaxed);
                 self.counters.bytes_sent.fetch_add(sent.bytes, Ordering::Relaxed);
@@ -61,8 +89,8 @@ impl Shared {
                 }
                 // It told so itself; the next inventory will have it too.
                 let medium = mainstay_core::checkpoint::inventory::Medium::Disk;
-                let held = Held { shard: shard.clone(), medium, own: false, verified: true };
-                peer.inventory.copies.retain(|other| other.shard.root != shard.root);
+                peer.inventory.copies.retain(|other| other.shard.root != offered.root);
+                let held = Held { shard: offered, medium, own: false, verified: true };
                 peer.inventory.copies.push(held);
             }
             Err(error) if (is_ours(&error) || matches!(error, PeerError::Local(_))) && !opened.is_still() => {
@@ -73,10 +101,21 @@ impl Shared {
                     rank = shard.rank,
                     "a step was passed over in memory while it was sent"
                 );
-                let _ = self.asking().forget(to, vec![shard.root.clone()]);
+                let _ = self.asking().forget(to, vec![offered.root]);
             }
             Err(error) => self.failed(shard, to, &error),
         }
+    }
+
+    /// One piece of a shard, made beside the store for as long as it takes to send it.
+    fn piece(&self, opened: &Opened, (of, index): (Parity, u32)) -> Result<(Sealed, Bytes), PeerError> {
+        let whole = &opened.sealed;
+        let size = of.lane(whole.shard.bytes) + whole.manifest.len() as u64;
+        let room = self.store.scratch(size);
+        let room = room.map_err(|error| PeerError::Local(format!("making room for a piece: {error}")))?;
+        opened.pin();
+        let sealed = cut(whole, &*opened.bytes, of, index, &room)?;
+        Ok((sealed, room.into()))
     }
 
     pub(super) fn failed(

@@ -1,0 +1,95 @@
+//! Reed-Solomon over blocks of equal length.
+
+use std::fmt;
+
+use mainstay_core::checkpoint::parity::Parity;
+use reed_solomon_simd::{ReedSolomonDecoder, ReedSolomonEncoder};
+
+/// Blocks that cannot be computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CodeError {
+    /// Too few are left.
+    #[error("{left} of the {needed} pieces that are needed are left")]
+    TooFew {
+        /// So many different ones.
+        left: usize,
+        /// So many are needed.
+        needed: u32,
+    },
+    /// They are of several lengths, there is none of that number, or one came twice.
+    #[error("the blocks make no sense together: {0}")]
+    Blocks(String),
+}
+
+impl From<reed_solomon_simd::Error> for CodeError {
+    fn from(error: reed_solomon_simd::Error) -> CodeError {
+        CodeError::Blocks(error.to_string())
+    }
+}
+
+/// Computes parity, block after block.
+pub struct Encoder {
+    of: Parity,
+    encoder: ReedSolomonEncoder,
+}
+
+impl fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Encoder").field("of", &self.of).finish_non_exhaustive()
+    }
+}
+
+impl Encoder {
+    /// For blocks of so many bytes, an even number.
+    ///
+    /// # Errors
+    /// The number is odd or 0.
+    pub fn new(of: Parity, block: usize) -> Result<Encoder, CodeError> {
+        Ok(Encoder { of, encoder: ReedSolomonEncoder::new(of.data as usize, of.parity as usize, block)? })
+    }
+
+    /// Parity number `index`, from 0, over one block of each lane of data.
+    ///
+    /// # Errors
+    /// The blocks are too few, too many or of another length.
+    pub fn parity<B: AsRef<[u8]>>(
+        &mut self,
+        blocks: &[B],
+        index: u32,
+        into: &mut [u8],
+    ) -> Result<(), CodeError> {
+        self.encoder.reset(
+            self.of.data as usize,
+            self.of.parity as usize,
+            blocks.first().map_or(0, |block| block.as_ref().len()),
+        )?;
+        for block in blocks {
+            self.encoder.add_original_shard(block)?;
+        }
+        let encoded = self.encoder.encode()?;
+        let found = encoded.recovery(index as usize).filter(|found| found.len() == into.len());
+        into.copy_from_slice(found.ok_or_else(|| CodeError::Blocks("there is no such parity".to_owned()))?);
+        Ok(())
+    }
+}
+
+/// The blocks of data that are not among `given`, each with its number.
+///
+/// # Errors
+/// Too few are given, or they make no sense together.
+pub fn restore(of: Parity, given: &[(u32, &[u8])]) -> Result<Vec<(u32, Vec<u8>)>, CodeError> {
+    if given.len() < of.data as usize {
+        return Err(CodeError::TooFew { left: given.len(), needed: of.data });
+    }
+    let length = given.first().map_or(0, |(_, block)| block.len());
+    let mut decoder = ReedSolomonDecoder::new(of.data as usize, of.parity as usize, length)?;
+    for (index, block) in given {
+        match index.checked_sub(of.data) {
+            None => decoder.add_original_shard(*index as usize, block)?,
+            Some(parity) => decoder.add_recovery_shard(parity as usize, block)?,
+        }
+    }
+    let decoded = decoder.decode()?;
+    let restored = decoded.restored_original_iter();
+    Ok(restored.filter_map(|(index, block)| Some((u32::try_from(index).ok()?, block.to_vec()))).collect())
+}

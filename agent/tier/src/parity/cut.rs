@@ -1,0 +1,129 @@
+//! One piece of a shard, made where the shard lies.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use mainstay_checkpoint::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
+use mainstay_core::checkpoint::parity::{Parity, Piece};
+
+use super::BLOCK;
+use super::code::Encoder;
+use crate::peer::Sealed;
+use crate::peer::error::PeerError;
+use crate::seal::{ReadAt, sums};
+
+/// What a piece's file is called in its manifest.
+const NAME: &str = "piece";
+
+/// Reads a shard in order; nothing comes out of it that was not compared with what was sealed.
+struct Reader<'a> {
+    from: &'a dyn ReadAt,
+    sealed: &'a Sealed,
+    /// The chunk that `held` is.
+    chunk: Option<u32>,
+    held: Vec<u8>,
+}
+
+impl Reader<'_> {
+    /// Bytes from `offset`; zeros behind the shard's end.
+    fn read(&mut self, mut offset: u64, mut into: &mut [u8]) -> Result<(), PeerError> {
+        while !into.is_empty() && offset < self.sealed.shard.bytes {
+            let start = self.have_chunk_of(offset)?;
+            let at = usize::try_from(offset - start).unwrap_or(usize::MAX).min(self.held.len());
+            let length = (self.held.len() - at).min(into.len());
+            if length == 0 {
+                return Err(PeerError::Local("a chunk is shorter than its manifest says".to_owned()));
+            }
+            into[..length].copy_from_slice(&self.held[at..at + length]);
+            into = &mut into[length..];
+            offset += length as u64;
+        }
+        into.fill(0);
+        Ok(())
+    }
+
+    /// Holds the chunk with this byte; where the chunk begins.
+    fn have_chunk_of(&mut self, offset: u64) -> Result<u64, PeerError> {
+        let index = offset / u64::from(self.sealed.chunk_bytes.max(1));
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        let none = || PeerError::Local(format!("there is no chunk {index}"));
+        let (start, length, sum) = self.sealed.chunk(index).ok_or_else(none)?;
+        if self.chunk != Some(index) {
+            self.chunk = None;
+            self.held.resize(length as usize, 0);
+            let reading = |error| PeerError::Local(format!("reading a shard: {error}"));
+            self.from.read_exact_at(&mut self.held, start).map_err(reading)?;
+            if chunk_sum(&self.held) != sum {
+                return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk: index });
+            }
+            self.chunk = Some(index);
+        }
+        Ok(start)
+    }
+}
+
+/// Writes one piece of a shard into an empty file, and seals it. The same piece has the same root whoever makes it.
+///
+/// # Errors
+/// The shard cannot be read, is not what was sealed ([`PeerError::Corrupt`]), or the file cannot be written.
+pub(crate) fn cut(
+    sealed: &Sealed,
+    from: &dyn ReadAt,
+    of: Parity,
+    index: u32,
+    into: &File,
+) -> Result<Sealed, PeerError> {
+    let lane = of.lane(sealed.shard.bytes);
+    let writing = |error: io::Error| PeerError::Local(format!("making a piece: {error}"));
+    let lanes = if index < of.data { index..index + 1 } else { 0..of.data };
+    let reader = |_| Reader { from, sealed, chunk: None, held: Vec::new() };
+    let mut readers: Vec<(u64, Reader<'_>)> =
+        lanes.map(|number| (u64::from(number) * lane, reader(number))).collect();
+    let mut blocks = vec![vec![0; BLOCK]; readers.len()];
+    let mut made = vec![0; BLOCK];
+    let disorder = |error: super::CodeError| PeerError::Local(format!("computing parity: {error}"));
+    let mut encoder = Encoder::new(of, BLOCK).map_err(disorder)?;
+    let mut at = 0;
+    while at < lane {
+        let length = usize::try_from(lane - at).unwrap_or(BLOCK).min(BLOCK);
+        for ((start, reader), block) in readers.iter_mut().zip(&mut blocks) {
+            block.resize(length, 0);
+            reader.read(*start + at, block)?;
+        }
+        made.resize(length, 0);
+        match index.checked_sub(of.data) {
+            None => made.copy_from_slice(&blocks[0]),
+            Some(parity) => encoder.parity(&blocks, parity, &mut made).map_err(disorder)?,
+        }
+        into.write_all_at(&made, at).map_err(writing)?;
+        at += length as u64;
+    }
+    into.write_all_at(&sealed.manifest, lane).map_err(writing)?;
+    let manifest = seal(sealed, of, index, into, lane + sealed.manifest.len() as u64).map_err(writing)?;
+    Sealed::of(manifest.encode()).map_err(|error| PeerError::Local(format!("a piece's manifest: {error}")))
+}
+
+fn seal(whole: &Sealed, of: Parity, index: u32, file: &File, size: u64) -> io::Result<Manifest> {
+    let shard = &whole.shard;
+    let piece = Piece { root: shard.root.clone(), bytes: shard.bytes, of, index };
+    let chunk = u64::from(whole.chunk_bytes);
+    let (xxh3_128, parts) = sums(file, size, chunk)?;
+    let key = &shard.of;
+    Ok(Manifest {
+        identity: Identity {
+            job: key.job.clone(),
+            attempt: key.attempt,
+            step: key.step,
+            rank: shard.rank,
+            world_size: key.world,
+        },
+        run: piece.name(&key.run),
+        created_unix_s: u64::try_from(shard.created).unwrap_or(0),
+        serialisation: "piece".to_owned(),
+        software: BTreeMap::new(),
+        file: SealedFile { name: NAME.to_owned(), size, xxh3_128 },
+        chunks: Some(Chunks { bytes: chunk, sums: parts }),
+    })
+}

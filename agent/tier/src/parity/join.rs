@@ -1,0 +1,135 @@
+//! A shard had back from pieces.
+
+use std::fs::File;
+use std::hash::Hasher;
+use std::io;
+
+use mainstay_core::checkpoint::inventory::Shard;
+use mainstay_core::checkpoint::parity::Parity;
+use twox_hash::XxHash3_64;
+
+use super::BLOCK;
+use super::code::restore;
+use crate::peer::Sealed;
+use crate::peer::client::Target;
+use crate::peer::error::PeerError;
+use crate::seal::ReadAt;
+
+/// A piece that is here, in a file of its own.
+#[derive(Debug)]
+pub(crate) struct Given {
+    /// What it is told to be.
+    pub(crate) shard: Shard,
+    /// Who kept it.
+    pub(crate) holder: String,
+    /// Its bytes, which were compared with its own manifest.
+    pub(crate) file: File,
+}
+
+impl Given {
+    /// Which piece it is.
+    pub(crate) fn index(&self) -> u32 {
+        self.shard.piece.as_ref().map_or(0, |piece| piece.index)
+    }
+}
+
+/// The manifest of the whole shard, which each piece has with it. It must be the one of which the piece is told to be.
+///
+/// # Errors
+/// It is not, or cannot be read.
+pub(crate) fn whole_of(given: &Given) -> Result<Sealed, PeerError> {
+    let wrong = |error: String| PeerError::Unreadable { peer: given.holder.clone(), error };
+    let Some(piece) = &given.shard.piece else { return Err(wrong("it is no piece".to_owned())) };
+    let lane = piece.of.lane(piece.bytes);
+    let length =
+        given.shard.bytes.checked_sub(lane).filter(|of| *of <= mainstay_checkpoint::MANIFEST_LIMIT as u64);
+    let length = length.ok_or_else(|| wrong("a piece has another length than its name says".to_owned()))?;
+    let mut manifest = vec![0; usize::try_from(length).unwrap_or(0)];
+    ReadAt::read_exact_at(&given.file, &mut manifest, lane).map_err(|error| wrong(error.to_string()))?;
+    let whole = Sealed::of(manifest).map_err(|error| wrong(error.to_string()))?;
+    let shard = &whole.shard;
+    let is_it = shard.piece.is_none()
+        && shard.root == piece.root
+        && shard.bytes == piece.bytes
+        && (&shard.of, shard.rank) == (&given.shard.of, given.shard.rank);
+    if is_it { Ok(whole) } else { Err(wrong("a piece has the manifest of another shard".to_owned())) }
+}
+
+/// Makes the shard from pieces of different numbers, as many as are needed, and writes it into `target`, which has its manifest already.
+/// `room` gives files for lanes that are computed.
+///
+/// # Errors
+/// Too few pieces, or what they make is not what was sealed ([`PeerError::Corrupt`]): then one of them is of something else.
+pub(crate) fn join(
+    whole: &Sealed,
+    of: Parity,
+    given: &[&Given],
+    target: &dyn Target,
+    room: &dyn Fn(u64) -> io::Result<File>,
+) -> Result<(), PeerError> {
+    let lane = of.lane(whole.shard.bytes);
+    let computed = compute(of, given, lane, room)?;
+    let files: Vec<&File> = (0..of.data)
+        .filter_map(|index| {
+            let there = given.iter().find(|piece| piece.index() == index).map(|piece| &piece.file);
+            there.or_else(|| computed.iter().find(|(number, _)| *number == index).map(|(_, file)| file))
+        })
+        .collect();
+    let reading = |error: io::Error| PeerError::Local(format!("reading a piece: {error}"));
+    let mut buffer = vec![0; BLOCK];
+    for index in 0..whole.chunks() {
+        let Some((mut offset, length, sum)) = whole.chunk(index) else { continue };
+        let end = offset + u64::from(length);
+        let mut hasher = XxHash3_64::new();
+        while offset < end {
+            let (number, at) = (offset / lane, offset % lane);
+            let file = files.get(usize::try_from(number).unwrap_or(usize::MAX));
+            let file = file.ok_or_else(|| PeerError::Local("a piece is missing".to_owned()))?;
+            let piece = (end - offset).min(lane - at).min(BLOCK as u64);
+            let piece = &mut buffer[..usize::try_from(piece).unwrap_or(0)];
+            ReadAt::read_exact_at(*file, piece, at).map_err(reading)?;
+            hasher.write(piece);
+            target.write(offset, piece)?;
+            offset += piece.len() as u64;
+        }
+        if hasher.finish() != sum {
+            return Err(PeerError::Corrupt { peer: "what the pieces make".to_owned(), chunk: index });
+        }
+    }
+    Ok(())
+}
+
+/// The lanes of data that are not given, each with its number.
+fn compute(
+    of: Parity,
+    given: &[&Given],
+    lane: u64,
+    room: &dyn Fn(u64) -> io::Result<File>,
+) -> Result<Vec<(u32, File)>, PeerError> {
+    let is_given = |index: &u32| given.iter().any(|piece| piece.index() == *index);
+    let missing: Vec<u32> = (0..of.data).filter(|index| !is_given(index)).collect();
+    let writing = |error: io::Error| PeerError::Local(format!("making room for a piece: {error}"));
+    let mut computed = Vec::new();
+    for index in &missing {
+        computed.push((*index, room(lane).map_err(writing)?));
+    }
+    let mut blocks = vec![Vec::new(); given.len()];
+    let mut at = 0;
+    while !missing.is_empty() && at < lane {
+        let length = usize::try_from(lane - at).unwrap_or(BLOCK).min(BLOCK);
+        for (piece, block) in given.iter().zip(&mut blocks) {
+            block.resize(length, 0);
+            ReadAt::read_exact_at(&piece.file, block, at).map_err(writing)?;
+        }
+        let numbered: Vec<(u32, &[u8])> =
+            given.iter().zip(&blocks).map(|(piece, block)| (piece.index(), block.as_slice())).collect();
+        let restored = restore(of, &numbered).map_err(|error| PeerError::Local(error.to_string()))?;
+        for (index, block) in restored {
+            if let Some((_, file)) = computed.iter().find(|(number, _)| *number == index) {
+                std::os::unix::fs::FileExt::write_all_at(file, &block, at).map_err(writing)?;
+            }
+        }
+        at += length as u64;
+    }
+    Ok(computed)
+}

@@ -1,0 +1,199 @@
+//! A shard is cut, pieces are lost, and what is made of the rest is the shard, or an error.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+
+use mainstay_checkpoint::{Chunks, Identity, Manifest, SealedFile, chunk_sum};
+use mainstay_core::checkpoint::parity::Parity;
+use proptest::prelude::*;
+use twox_hash::XxHash3_128;
+
+use super::{Given, cut, join, restore, whole_of};
+use crate::peer::Sealed;
+use crate::peer::client::Target;
+use crate::peer::error::PeerError;
+
+const CHUNK: u64 = 4 << 10;
+
+fn sealed(content: &[u8]) -> Sealed {
+    let manifest = Manifest {
+        identity: Identity { job: "job".to_owned(), attempt: 1, step: 10, rank: 0, world_size: 1 },
+        run: "run@1".to_owned(),
+        created_unix_s: 1_700_000_000,
+        serialisation: "safetensors".to_owned(),
+        software: BTreeMap::new(),
+        file: SealedFile {
+            name: "state.safetensors".to_owned(),
+            size: content.len() as u64,
+            xxh3_128: XxHash3_128::oneshot(content),
+        },
+        chunks: Some(Chunks { bytes: CHUNK, sums: content.chunks(CHUNK as usize).map(chunk_sum).collect() }),
+    };
+    Sealed::of(manifest.encode()).unwrap()
+}
+
+fn room(bytes: u64) -> std::io::Result<File> {
+    let file = tempfile::tempfile()?;
+    file.set_len(bytes)?;
+    Ok(file)
+}
+
+fn pieces(content: &Vec<u8>, of: Parity) -> Vec<Given> {
+    let whole = sealed(content);
+    let make = |index| {
+        let file = room(0).unwrap();
+        let piece = cut(&whole, content, of, index, &file).unwrap();
+        assert_eq!(piece.first_bad(&file).unwrap(), None, "it is what its own manifest says");
+        Given { shard: piece.shard, holder: "peer".to_owned(), file }
+    };
+    (0..of.pieces()).map(make).collect()
+}
+
+struct Memory(Mutex<Vec<u8>>);
+
+impl Target for Memory {
+    fn begin(&mut self, _sealed: &Sealed) -> Result<(), PeerError> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
+        let mut memory = self.0.lock().unwrap();
+        let offset = usize::try_from(offset).unwrap();
+        memory[offset..offset + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+fn joined(content: &[u8], of: Parity, given: &[&Given]) -> Result<Vec<u8>, PeerError> {
+    let target = Memory(Mutex::new(vec![0; content.len()]));
+    let whole = whole_of(given[0])?;
+    join(&whole, of, given, &target, &room)?;
+    Ok(target.0.into_inner().unwrap())
+}
+
+fn content(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+fn parity() -> impl Strategy<Value = Parity> {
+    (2..7_u32, 1..4_u32).prop_map(|(data, parity)| Parity { data, parity })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_pieces_that_are_enough_make_the_shard_and_one_fewer_is_an_error(
+        of in parity(), length in 1..40_000_usize, seed in any::<u64>(), order in any::<prop::sample::Index>(),
+    ) {
+        let content = content(length, seed);
+        let all = pieces(&content, of);
+        // Any that many of them, in any order: a rotation, and every second first.
+        let from = order.index(all.len());
+        let mut chosen: Vec<&Given> = all.iter().cycle().skip(from).step_by(2).take(all.len()).collect();
+        chosen.sort_by_key(|piece| (piece.index().wrapping_mul(seed as u32 | 1)) % 31);
+        chosen.dedup_by_key(|piece| piece.index());
+        for piece in &all {
+            if !chosen.iter().any(|other| other.index() == piece.index()) {
+                chosen.push(piece);
+            }
+        }
+        let enough = &chosen[..of.data as usize];
+        prop_assert_eq!(&joined(&content, of, enough).unwrap(), &content);
+        prop_assert!(joined(&content, of, &enough[1..]).is_err());
+    }
+
+    #[test]
+    fn a_bit_that_flips_in_any_piece_is_found(
+        of in parity(), length in 1..40_000_usize, seed in any::<u64>(), at in any::<prop::sample::Index>(),
+        bit in 0..8_u8, which in any::<prop::sample::Index>(),
+    ) {
+        let content = content(length, seed);
+        let all = pieces(&content, of);
+        let bad = which.index(all.len());
+        let at = at.index(usize::try_from(of.lane(length as u64)).unwrap()) as u64;
+        let mut byte = [0];
+        all[bad].file.read_exact_at(&mut byte, at).unwrap();
+        all[bad].file.write_all_at(&[byte[0] ^ (1 << bit)], at).unwrap();
+        // Whichever are taken: right bytes, or none.
+        for first in 0..all.len() {
+            let mut chosen: Vec<&Given> = all.iter().cycle().skip(first).take(of.data as usize).collect();
+            chosen.sort_by_key(|piece| piece.index());
+            match joined(&content, of, &chosen) {
+                Ok(made) => prop_assert_eq!(&made, &content),
+                Err(error) => prop_assert!(matches!(error, PeerError::Corrupt { .. }), "{}", error),
+            }
+        }
+    }
+}
+
+#[test]
+fn every_choice_of_losses_is_survived() {
+    let of = Parity { data: 4, parity: 2 };
+    let content = content(70_001, 3);
+    let all = pieces(&content, of);
+    for lost in 0_u32..1 << 6 {
+        let left: Vec<&Given> = all.iter().filter(|piece| lost >> piece.index() & 1 == 0).collect();
+        if lost.count_ones() == 2 {
+            assert_eq!(joined(&content, of, &left).unwrap(), content, "without {lost:06b}");
+        } else if lost.count_ones() == 3 {
+            assert!(joined(&content, of, &left).is_err(), "without {lost:06b}");
+        }
+    }
+}
+
+#[test]
+fn bytes_that_are_not_what_was_sealed_go_into_no_piece() {
+    let of = Parity { data: 2, parity: 1 };
+    let mut content = content(20_000, 5);
+    let whole = sealed(&content);
+    content[19_999] ^= 1;
+    let make = |index| cut(&whole, &content, of, index, &room(0).unwrap());
+    assert!(make(0).is_ok(), "the first piece has none of it");
+    for index in [1, 2] {
+        assert!(matches!(make(index), Err(PeerError::Corrupt { ref peer, .. }) if peer == "this host"));
+    }
+}
+
+#[test]
+fn whoever_makes_a_piece_makes_the_same_one() {
+    let of = Parity { data: 3, parity: 1 };
+    let content = content(12_345, 9);
+    let roots = |pieces: Vec<Given>| pieces.into_iter().map(|piece| piece.shard.root).collect::<Vec<_>>();
+    assert_eq!(roots(pieces(&content, of)), roots(pieces(&content, of)));
+}
+
+#[test]
+fn a_piece_of_another_shard_is_not_taken_for_one_of_this() {
+    let of = Parity { data: 2, parity: 1 };
+    let (one, other) = (content(9_000, 1), content(9_000, 2));
+    let (ones, others) = (pieces(&one, of), pieces(&other, of));
+    assert!(joined(&one, of, &[&ones[0], &others[1]]).is_err());
+    // It is told to be of the first, and has the manifest of the second with it.
+    let lying = Given {
+        shard: ones[1].shard.clone(),
+        holder: "liar".to_owned(),
+        file: others[1].file.try_clone().unwrap(),
+    };
+    assert!(whole_of(&lying).is_err());
+}
+
+#[test]
+fn blocks_that_make_no_sense_together_are_an_error() {
+    let of = Parity { data: 2, parity: 1 };
+    let (even, long) = ([1_u8; 64], [2_u8; 128]);
+    for given in [
+        vec![(0, &even[..]), (0, &even[..])],
+        vec![(0, &even[..]), (9, &even[..])],
+        vec![(0, &even[..]), (2, &long[..])],
+    ] {
+        assert!(restore(of, &given).is_err(), "{given:?}");
+    }
+}

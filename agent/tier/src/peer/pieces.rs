@@ -1,0 +1,230 @@
+//! Brings a shard of which there are only pieces: as many of them as are needed come from their holders at once, and the shard that they
+//! make is compared with what its owner sealed before it takes its place.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use mainstay_core::checkpoint::inventory::Copy;
+use mainstay_core::checkpoint::parity::{Parity, by_way};
+use mainstay_core::checkpoint::plan::Transfer;
+
+use super::client::Target;
+use super::error::PeerError;
+use super::landing::Landing;
+use super::own::Watched;
+use super::sealed::Sealed;
+use super::service::Shared;
+use super::store::Store;
+use crate::parity::{CodeError, Given, join, whole_of};
+use crate::seal::ReadAt;
+
+/// Brings the shard of a transfer; the bytes that came from peers. `tell` hears of pieces that are of no use.
+///
+/// # Errors
+/// Too few pieces are left that are what they should be.
+pub(super) fn bring(
+    shared: &Shared,
+    place: &Watched,
+    transfer: &Transfer,
+    tell: &(dyn Fn(String) + Sync),
+) -> Result<u64, PeerError> {
+    let mut last = None;
+    for way in by_way(&transfer.pieces) {
+        // In the order of the plan: those of data first, the nearest copy of each.
+        let left: Vec<&Copy> =
+            transfer.pieces.iter().filter(|copy| way_of(copy) == Some(way.of)).rev().collect();
+        let mut gathering = Gathering { shared, rank: transfer.rank, of: way.of, left, bytes: 0, tell };
+        match gathering.make(place) {
+            Ok(()) => return Ok(gathering.bytes),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| PeerError::Local("no piece is left".to_owned())))
+}
+
+fn way_of(copy: &Copy) -> Option<Parity> {
+    copy.shard.piece.as_ref().map(|piece| piece.of)
+}
+
+/// Pieces of one shard that are being brought.
+struct Gathering<'a> {
+    shared: &'a Shared,
+    rank: u32,
+    of: Parity,
+    /// What was not tried yet, the best last.
+    left: Vec<&'a Copy>,
+    bytes: u64,
+    tell: &'a (dyn Fn(String) + Sync),
+}
+
+impl<'a> Gathering<'a> {
+    fn make(&mut self, place: &Watched) -> Result<(), PeerError> {
+        let given = self.gather()?;
+        let all: Vec<&Given> = given.iter().collect();
+        let mut failed = match self.land(place, &all) {
+            Err(error @ (PeerError::Corrupt { .. } | PeerError::Unreadable { .. })) => error,
+            other => return other,
+        };
+        // Each is what its own manifest says, and together they are not the shard: one of them is of something else.
+        (self.tell)(format!(
+            "the pieces of the shard of rank {} do not make it: {failed}; another one takes the place of each in turn",
+            self.rank
+        ));
+        while let Some(other) = self.next() {
+            for place_of in 0..given.len() {
+                let rest =
+                    || given.iter().enumerate().filter(|(at, _)| *at != place_of).map(|(_, piece)| piece);
+                if rest().any(|piece| piece.index() == other.index()) {
+                    continue;
+                }
+                let chosen: Vec<&Given> = rest().chain([&other]).collect();
+                match self.land(place, &chosen) {
+                    Ok(()) => {
+                        let bad = &given[place_of];
+                        self.shared.distrust(&bad.holder, &bad.shard.root);
+                        return Ok(());
+                    }
+                    Err(error) => failed = error,
+                }
+            }
+        }
+        Err(failed)
+    }
+
+    /// As many pieces of different numbers as are needed, those of a round at once.
+    fn gather(&mut self) -> Result<Vec<Given>, PeerError> {
+        let mut given: Vec<Given> = Vec::new();
+        while given.len() < self.of.data as usize {
+            let round = self.round(&given);
+            if round.is_empty() {
+                let few = CodeError::TooFew { left: given.len(), needed: self.of.data };
+                return Err(PeerError::Local(few.to_string()));
+            }
+            let shared = self.shared;
+            let came: Vec<_> = std::thread::scope(|scope| {
+                let fetching: Vec<_> =
+                    round.iter().map(|copy| scope.spawn(move || fetch(shared, copy))).collect();
+                fetching.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+            });
+            for (copy, came) in round.into_iter().zip(came) {
+                let disorder = || Err(PeerError::Local("a fetching thread ended in disorder".to_owned()));
+                given.extend(self.taken(copy, came.unwrap_or_else(|_| disorder())));
+            }
+        }
+        Ok(given)
+    }
+
+    /// The next copies of pieces of which none is given, as many as are missing.
+    fn round(&mut self, given: &[Given]) -> Vec<&'a Copy> {
+        let mut have: BTreeSet<u32> = given.iter().map(Given::index).collect();
+        let mut round = Vec::new();
+        let mut passed = Vec::new();
+        while have.len() < self.of.data as usize {
+            let Some(copy) = self.left.pop() else { break };
+            let index = copy.shard.piece.as_ref().map_or(0, |piece| piece.index);
+            if have.insert(index) { round.push(copy) } else { passed.push(copy) }
+        }
+        // Other copies of those may be needed yet.
+        self.left.extend(passed.into_iter().rev());
+        round
+    }
+
+    /// One more piece that is what its manifest says.
+    fn next(&mut self) -> Option<Given> {
+        while let Some(copy) = self.left.pop() {
+            let came = fetch(self.shared, copy);
+            if let Some(given) = self.taken(copy, came) {
+                return Some(given);
+            }
+        }
+        None
+    }
+
+    /// Counts what came, or says why it did not.
+    fn taken(&mut self, copy: &Copy, came: Result<(Given, u64), PeerError>) -> Option<Given> {
+        match came {
+            Ok((given, bytes)) => {
+                self.bytes += bytes;
+                Some(given)
+            }
+            Err(error) => {
+                let holder = &copy.holder;
+                if !matches!(error, PeerError::Local(_)) || holder == self.shared.name() {
+                    self.shared.distrust(holder, &copy.shard.root);
+                }
+                (self.tell)(format!(
+                    "a piece of the shard of rank {} at {holder} is of no use: {error}; another one is taken if there is one",
+                    self.rank
+                ));
+                None
+            }
+        }
+    }
+
+    /// Makes the shard of these pieces in its place.
+    fn land(&self, place: &Watched, given: &[&Given]) -> Result<(), PeerError> {
+        let first = given.first().ok_or_else(|| PeerError::Local("no piece came".to_owned()))?;
+        let whole = given.iter().find_map(|piece| whole_of(piece).ok());
+        let whole = whole.map_or_else(|| whole_of(first), Ok)?;
+        let mut landing = Landing::new(&place.directory, place.user, &self.shared.store);
+        landing.begin(&whole)?;
+        join(&whole, self.of, given, &landing, &|bytes| self.shared.store.scratch(bytes))?;
+        landing.finish()
+    }
+}
+
+/// Brings one piece into a file of its own, compared with its manifest; and the bytes that came from a peer.
+fn fetch(shared: &Shared, copy: &Copy) -> Result<(Given, u64), PeerError> {
+    let mut room = Room { store: &shared.store, file: None };
+    let is_here = copy.holder == shared.name();
+    let bytes = if is_here {
+        take(shared, copy, &mut room)?;
+        0
+    } else {
+        shared.asking().get(&copy.holder, &copy.shard.root, &mut room, shared.settings.streams)?
+    };
+    let file = room.file.ok_or_else(|| PeerError::Local("nothing came".to_owned()))?;
+    Ok((Given { shard: copy.shard.clone(), holder: copy.holder.clone(), file }, bytes))
+}
+
+/// Takes one that is kept here.
+fn take(shared: &Shared, copy: &Copy, room: &mut Room<'_>) -> Result<(), PeerError> {
+    let gone = || PeerError::Local("a piece cannot be opened".to_owned());
+    let opened = shared.open(&copy.shard.root).ok_or_else(gone)?;
+    let reading = |error| PeerError::Local(format!("reading a piece: {error}"));
+    if let Some(chunk) = opened.first_bad().map_err(reading)? {
+        return Err(PeerError::Corrupt { peer: "this host".to_owned(), chunk });
+    }
+    room.begin(&opened.sealed)?;
+    let mut buffer = vec![0; 1 << 20];
+    let (mut offset, end) = (0, opened.sealed.shard.bytes);
+    while offset < end {
+        let length = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
+        opened.bytes.read_exact_at(&mut buffer[..length], offset).map_err(reading)?;
+        room.write(offset, &buffer[..length])?;
+        offset += length as u64;
+    }
+    Ok(())
+}
+
+/// Where a piece is received.
+struct Room<'a> {
+    store: &'a Store,
+    file: Option<File>,
+}
+
+impl Target for Room<'_> {
+    fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
+        let room = self.store.scratch(sealed.shard.bytes);
+        self.file =
+            Some(room.map_err(|error| PeerError::Local(format!("making room for a piece: {error}")))?);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), PeerError> {
+        let Some(file) = &self.file else { return Ok(()) };
+        file.write_all_at(bytes, offset)
+            .map_err(|error| PeerError::Local(format!("receiving a piece: {error}")))
+    }
+}

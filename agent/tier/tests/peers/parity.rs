@@ -1,0 +1,145 @@
+//! Hosts that keep pieces for each other in place of replicas: hosts are lost, pieces are damaged, and one lies.
+
+use std::fs;
+use std::path::PathBuf;
+
+use mainstay_checkpoint::{Chunks, MANIFEST_NAME, Manifest, chunk_sum};
+use mainstay_core::checkpoint::parity::Parity;
+use twox_hash::XxHash3_128;
+
+use super::flip;
+use super::support::{CHUNK, Host, bytes, hosts};
+
+const OF: Parity = Parity { data: 3, parity: 2 };
+
+/// As good as so many copies: the owner's, and pieces of which two may be lost.
+const ALL: usize = 4;
+
+/// So many hosts of which the first has saved a step, and all its pieces are out.
+fn saved(count: usize, ranks: &[u32]) -> Vec<Host> {
+    let hosts = hosts(count, |_, settings| settings.parity = Some(OF));
+    // Before all have answered there are too few domains, and replicas would be made.
+    hosts[0].wait_for_peers(count - 1);
+    hosts[0].save(0, 10, ranks, u32::try_from(ranks.len()).unwrap());
+    hosts[0].wait_for_copies(10, ALL);
+    hosts
+}
+
+fn living(hosts: &[Host]) -> impl Iterator<Item = (usize, &Host)> {
+    hosts.iter().enumerate().filter(|(_, host)| host.service.is_some())
+}
+
+/// The host that has that piece of the first rank's shard, and its file.
+fn holder_of(hosts: &[Host], piece: u32) -> (usize, PathBuf) {
+    let place = format!("rank-00000.{piece}/shard");
+    let found = living(hosts).find_map(|(index, host)| {
+        let file = host.replicas().into_iter().find(|path| path.ends_with(&place))?;
+        Some((index, file))
+    });
+    found.unwrap()
+}
+
+#[test]
+fn a_step_survives_the_loss_of_its_host_and_of_as_many_others_as_there_is_parity() {
+    let mut hosts = saved(6, &[0, 1]);
+    let kept: u64 = hosts.iter().flat_map(Host::replicas).map(|path| fs::metadata(path).unwrap().len()).sum();
+    let sealed = 2 * bytes(10, 0).len() as u64;
+    assert!(kept < sealed * 2, "{kept} bytes for {sealed}: a third more than the shard for each of parity");
+    assert!(hosts[0].replicas().is_empty());
+    assert!(hosts[1..].iter().all(|host| host.replicas().len() == 2), "a piece of each shard on each host");
+    // Its host, one that has a piece of data, and one that has parity.
+    hosts[0].lose();
+    for piece in [1, 3] {
+        let (index, _) = holder_of(&hosts, piece);
+        hosts[index].lose();
+    }
+    hosts[0].start();
+    let (step, told) = hosts[0].restore().unwrap();
+    assert_eq!((step, told), (Some(10), vec![]));
+    hosts[0].has(10, &[0, 1]);
+    // A second time everything is here.
+    let again = hosts[0].service().restore(&hosts[0].place(), None, &|_| {}).unwrap();
+    assert_eq!((again.fetched, again.here), (0, 2));
+}
+
+#[test]
+fn when_one_more_is_lost_it_is_said_and_nothing_is_restored() {
+    let mut hosts = saved(6, &[0]);
+    hosts[0].lose();
+    for piece in [0, 2, 4] {
+        let (index, _) = holder_of(&hosts, piece);
+        hosts[index].lose();
+    }
+    hosts[0].start();
+    let (step, told) = hosts[0].restore().unwrap();
+    assert_eq!(step, None);
+    assert_eq!(told, ["step 10 is lost: of the shard of rank 0 2 piece(s) are left, and 3 are needed"]);
+    assert!(fs::read_dir(hosts[0].directory.path()).unwrap().next().is_none());
+}
+
+#[test]
+fn a_piece_that_was_damaged_is_passed_over() {
+    let mut hosts = saved(6, &[0]);
+    let (holder, file) = holder_of(&hosts, 0);
+    flip(&file, 1000);
+    hosts[0].lose();
+    hosts[0].start();
+    let (step, told) = hosts[0].restore().unwrap();
+    assert_eq!(step, Some(10));
+    let name = &hosts[holder].name;
+    let said = format!("a piece of the shard of rank 0 at {name} is of no use");
+    assert!(told.iter().any(|told| told.starts_with(&said)), "{told:?}");
+    hosts[0].has(10, &[0]);
+}
+
+#[test]
+fn a_piece_that_lies_is_found_out_and_another_takes_its_place() {
+    let mut hosts = saved(6, &[0]);
+    let (liar, file) = holder_of(&hosts, 1);
+    hosts[liar].service = None;
+    // Other bytes under a manifest that is good for them.
+    let mut content = fs::read(&file).unwrap();
+    content[77] ^= 1;
+    let beside = file.with_file_name(MANIFEST_NAME);
+    let mut manifest = Manifest::decode(&fs::read(&beside).unwrap()).unwrap();
+    manifest.file.xxh3_128 = XxHash3_128::oneshot(&content);
+    let sums = content.chunks(CHUNK as usize).map(chunk_sum).collect();
+    manifest.chunks = Some(Chunks { bytes: CHUNK, sums });
+    fs::write(&file, &content).unwrap();
+    fs::write(&beside, manifest.encode()).unwrap();
+    hosts[0].lose();
+    hosts[liar].start();
+    super::until("the liar to believe itself", || {
+        hosts[liar].service().copies().iter().any(|copy| copy.holder == hosts[liar].name && copy.verified)
+    });
+    hosts[0].start();
+    let (step, told) = hosts[0].restore().unwrap();
+    assert_eq!(step, Some(10));
+    assert!(told.iter().any(|told| told.contains("do not make it")), "{told:?}");
+    hosts[0].has(10, &[0]);
+}
+
+#[test]
+fn a_piece_whose_host_is_lost_is_made_anew_on_another() {
+    let mut hosts = saved(7, &[0]);
+    let (index, _) = holder_of(&hosts, 4);
+    hosts[index].lose();
+    super::until("the piece on another host", || {
+        hosts[0].service().nudge();
+        living(&hosts)
+            .any(|(_, host)| host.replicas().iter().any(|path| path.ends_with("rank-00000.4/shard")))
+    });
+    assert!(living(&hosts).all(|(_, host)| host.replicas().len() <= 1), "no host has two");
+}
+
+#[test]
+fn with_too_few_hosts_there_is_a_replica_instead() {
+    let hosts = hosts(4, |_, settings| settings.parity = Some(OF));
+    hosts[0].wait_for_peers(3);
+    hosts[0].save(0, 10, &[0], 1);
+    hosts[0].wait_for_copies(10, 2);
+    let kept: Vec<PathBuf> = hosts.iter().flat_map(Host::replicas).collect();
+    assert_eq!(kept.len(), 1);
+    assert!(kept[0].ends_with("rank-00000/shard"), "{kept:?}");
+    assert!(fs::read(&kept[0]).unwrap() == bytes(10, 0));
+}
