@@ -57,6 +57,7 @@ const TIER_DEPENDENCIES: &[&str] = &[
     "mainstay-checkpoint",
     "mainstay-core",
     "nix",
+    "reed-solomon-simd",
     "rustix",
     "rustls",
     "serde",
