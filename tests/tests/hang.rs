@@ -4,11 +4,15 @@
 
 #![allow(clippy::panic, reason = "in a test, a panic is the report")]
 
+#[path = "../../agent/tests/support/ras.rs"]
+mod ras;
+
 use mainstay_core::entry::Fact;
 use mainstay_core::hang::HangKind;
 use mainstay_core::id::Rank;
 use mainstay_core::verdict::Cause;
 use mainstay_tests::{End, Stage, has_client, has_torch, story};
+use ras::{Answerer, Ras};
 
 const RANKS: u32 = 8;
 const CULPRIT: u32 = 5;
@@ -353,6 +357,58 @@ for step in range(80):
     assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
     let told = "by PyTorch's flight recorders 3 of 3 waiting ranks wait for rank 2";
     assert!(verdict.evidence.iter().any(|line| line == told), "{end}");
+}
+
+/// As above, where NCCL's RAS service knows: played at its edge, for there is no NCCL without a GPU.
+#[test]
+fn the_ras_service_tells_who_never_entered() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import torch, torch.distributed as dist
+import mainstay
+dist.init_process_group("gloo")
+def wait_for_all():
+    if step == 60 and RANK == 2:
+        wait_for("never")
+    dist.all_reduce(torch.ones(1))
+for step in range(80):
+    wait_for_all()
+    mainstay.step(step)
+"#;
+    let service = Ras::start(&[Answerer::Stopped]);
+    let plan = stage.python(script).ranks(4).options("--max-restarts 0 --hang-limit passing=3s");
+    let plan = plan.variable("MAINSTAY_TORCH", "0").variable("NCCL_RAS_ADDR", &service.address);
+    let job = plan.start();
+    let pids = job.attempt(0).pids;
+    let ranks = pids.iter().map(|(rank, pid)| {
+        let entered = 812 - u32::from(*rank == 2);
+        serde_json::json!({
+            "rank": rank, "host": "127.0.0.1", "pid": pid, "cuda_dev": rank, "nvml_dev": rank,
+            "status": { "init_state": 0, "async_error": 0, "finalize_called": false, "destroy_flag": false, "abort_flag": false },
+            "collective_counts": { "AllReduce": entered },
+        })
+    });
+    let report = serde_json::json!({
+        "nccl_version": "2.29.2+cuda13.0", "cuda_runtime_version": 13000, "cuda_driver_version": 13000,
+        "timestamp": "2026-11-21 19:00:00", "communicators_count": 1,
+        "communicators": [{
+            "hash": "0x8a5ed2b3ef4c0f3d", "secondary_hash": "0x1:0x2", "size": 4, "ranks_count": 4,
+            "missing_ranks_count": 0, "ranks": ranks.collect::<Vec<_>>(), "missing_ranks": [],
+        }],
+        "ras": { "collection_time_sec": 0.002, "timeouts_count": 0 },
+    });
+    service.change(Answerer::Json(format!("{report}\n")));
+    let end = job.end();
+    end.assert_status(1);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
+    let told = "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2";
+    assert!(verdict.evidence.iter().any(|line| line == told), "{end}");
+    let written = std::fs::read_to_string(end.run_dir.join("attempt_0/hang.json")).unwrap_or_default();
+    assert!(written.contains("8a5ed2b3ef4c0f3d"), "its report: {written}");
 }
 
 /// What healthy jobs do that looks like a hang to a clock.

@@ -70,11 +70,13 @@ fn a_hang_that_is_only_reported_passes_when_the_ranks_go_on() {
     let script = format!("mkfifo $MARKS/pipe; {LONG_WORK}; read line < $MARKS/pipe; {WORK}");
     let job = stage.sh(&script).options("--hang report --hang-limit idle=3s").start();
     job.wait_for_fact("the hang", |fact| matches!(fact, Fact::RanksHung { acts: false, .. }));
+    job.wait_for_fact("evidence", |fact| matches!(fact, Fact::EvidenceTaken { file: Some(_), .. }));
     std::fs::write(stage.marks().join("pipe"), "on\n").expect("a word for the rank");
     job.wait_for_fact("its end", |fact| matches!(fact, Fact::HangPassed { .. }));
     let end = job.end();
     end.assert_status(0);
     assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(end.run_dir.join("attempt_0/hang.json").exists(), "{end}");
 }
 
 /// What the first run learned, the second one knows before its first step.

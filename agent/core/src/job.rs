@@ -289,9 +289,10 @@ impl Job {
                 }
             }
             Fact::RanksHung { attempt, hang, acts } if attempt == self.attempt => {
-                if acts && self.phase == Phase::Running && self.hang.is_none() {
-                    self.hang = Some((hang, Vec::new()));
+                if self.phase == Phase::Running && self.hang.is_none() {
+                    // Whoever only wants to be told wants to know what the ranks were at all the same.
                     out.push(Output::Order(Order::TakeEvidence(attempt)));
+                    self.hang = acts.then(|| (hang, Vec::new()));
                 }
             }
             Fact::HangPassed { attempt, .. } if attempt == self.attempt && self.phase == Phase::Running => {

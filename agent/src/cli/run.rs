@@ -173,7 +173,7 @@ pub struct Args {
     #[arg(long, env = "MAINSTAY_HANG", default_value = "auto", value_name = "auto|report|off", value_parser = hang_mode)]
     hang: Mode,
     /// How long a phase may stand still, instead of what was learned: first_step, step, livelock, or a section's name; and
-    /// the patience in general: unlearned, long, confirm, passing, spinning, working, idle. May be given more than once
+    /// the patience in general: unlearned, long, confirm, passing, spinning, working, idle, cap. May be given more than once
     #[arg(
         long,
         env = "MAINSTAY_HANG_LIMITS",

@@ -87,6 +87,15 @@ pub struct Limits {
     pub livelock: Span,
     /// Nothing of a job without heartbeats does anything.
     pub idle: Span,
+    /// No phase and no excuse lasts longer than this, whatever was learned, unless it has been seen to.
+    pub cap: Span,
+}
+
+impl Limits {
+    /// The longest that anything may take which took as long as `longest` before.
+    pub(crate) fn most(&self, longest: Span) -> Span {
+        self.cap.max(Span(longest.0.saturating_add(longest.0 / 5)))
+    }
 }
 
 impl Default for Limits {
@@ -103,6 +112,7 @@ impl Default for Limits {
             working: Span::seconds(600),
             livelock: Span::seconds(1800),
             idle: Span::seconds(600),
+            cap: Span::seconds(7200),
         }
     }
 }
@@ -333,6 +343,11 @@ fn compute(limits: &Limits, row: &Phase) -> Limit {
     if let Some(given) = limits.given.get(&row.name) {
         return Limit { span: *given, from: LimitFrom::Given };
     }
+    let limit = by_what_is_known(limits, row);
+    Limit { span: limit.span.min(limits.most(row.longest())), ..limit }
+}
+
+fn by_what_is_known(limits: &Limits, row: &Phase) -> Limit {
     let capped = Span(row.longest().0.saturating_mul(5));
     if row.class == Class::Long {
         let first = row.name == "first_step";

@@ -125,6 +125,7 @@ pub(super) fn limits(given: &[(String, Span)]) -> Limits {
             "spinning" => &mut limits.spinning,
             "working" => &mut limits.working,
             "idle" => &mut limits.idle,
+            "cap" => &mut limits.cap,
             phase => limits.given.entry(phase.to_owned()).or_default(),
         };
         *place = *span;

@@ -16,6 +16,22 @@ fn little_seen_is_not_believed() {
     assert_eq!(phases.limit(PhaseId::STEP), Limit { span: Span::seconds(1), from: LimitFrom::Learned });
 }
 
+#[test]
+fn nothing_lasts_longer_than_the_cap_that_was_never_seen_to() {
+    let limits = || Limits { cap: Span::seconds(60), ..Limits::default() };
+    let mut phases = Phases::new(limits());
+    let save = phases.section("save");
+    assert_eq!(phases.limit(save).span, Span::seconds(60), "the cap, though half an hour is usual");
+    learned_from(&mut phases, save, [20_000; 3]);
+    assert_eq!(phases.limit(save).span, Span::seconds(60), "five times the longest were more");
+    learned_from(&mut phases, save, [100_000; 3]);
+    assert_eq!(phases.limit(save).span, Span::seconds(120), "it has been seen to last longer");
+    let given = BTreeMap::from([("save".to_owned(), Span::seconds(600))]);
+    let mut phases = Phases::new(Limits { given, ..limits() });
+    let save = phases.section("save");
+    assert_eq!(phases.limit(save), Limit { span: Span::seconds(600), from: LimitFrom::Given });
+}
+
 /// A busy machine holds up one batch of some hundred: that must not blind the judge for hours.
 #[test]
 fn one_stall_among_few_samples_promises_no_tail_of_hours() {

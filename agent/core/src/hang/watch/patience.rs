@@ -99,7 +99,8 @@ impl Watch {
             wait(Span(grown), "all ranks are alike, and steps may have become longer at once".to_owned());
         }
         if self.probed && suspects.kind != HangKind::Network {
-            let room = Span(self.phases.longest(phase).0.saturating_mul(5));
+            let longest = self.phases.longest(phase);
+            let room = Span(longest.0.saturating_mul(5)).min(limits.most(longest));
             for rank in suspects.among.iter().map(|rank| *rank as usize).filter(|rank| self.lives(*rank)) {
                 let who = self.number(rank);
                 match self.activity(rank) {
