@@ -1,14 +1,14 @@
 //! What replication costs: a shard to a peer and back over loopback, beside plain TCP with the same bytes, in turn.
 //!
 //! `replicate_cost MIB ROUNDS [DIRECTORY]` prints one line of JSON: bytes a second of each, and seconds of CPU per GB of both
-//! ends together. The directory should be on a tmpfs (default: /dev/shm).
+//! ends together, by a token and then (`_tls`) by certificates. The directory should be on a tmpfs (default: /dev/shm).
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot go on stops")]
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,11 @@ use mainstay_tier::bytes::Bytes;
 use mainstay_tier::peer::client::{Asking, Sending};
 use mainstay_tier::peer::pace::Limit;
 use mainstay_tier::peer::pass::Pass;
+use mainstay_tier::peer::tls::{Tls, TlsFiles};
 use mainstay_tier::peer::token::Token;
 use mainstay_tier::peer::wire::Patience;
 use mainstay_tier::peer::{Sealed, Service, Settings, User, Watched};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use twox_hash::XxHash3_128;
 
 const PIECE: usize = 1 << 20;
@@ -46,7 +48,7 @@ fn main() {
     }
 }
 
-fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<&'static str, Vec<f64>> {
+fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<String, Vec<f64>> {
     let began = Instant::now();
     let told = |what: &str| eprintln!("{:7.1} s  {what}", began.elapsed().as_secs_f64());
     fs::create_dir_all(root).unwrap();
@@ -57,49 +59,97 @@ fn measure(bytes: usize, rounds: usize, root: &Path) -> BTreeMap<&'static str, V
     let from = Bytes::in_memory(file.try_clone().expect("a file can be opened twice"), bytes as u64)
         .expect("a file that is there can be mapped");
     told("the shard lies in memory");
-    let token = Pass::from(Token::new(b"a token for a benchmark").expect("it is long enough"));
-    let holder = service(&root.join("holder"), &token);
-    let at = holder.address().to_string();
+    let shard = Shard { file, from, bytes, sum, sums };
+    let mut result = BTreeMap::new();
+    for (suffix, pass) in [("", with_token()), ("_tls", with_certificates(root))] {
+        rounds_with(&pass, suffix, &shard, rounds, root, &mut result, &told);
+    }
+    result
+}
 
-    let mut result: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
-    let mut add = |name: &'static str, value: f64| result.entry(name).or_default().push(value);
+/// What goes to the peer and back.
+struct Shard {
+    file: fs::File,
+    from: Bytes,
+    bytes: usize,
+    sum: u128,
+    sums: Vec<u64>,
+}
+
+/// Measures with agents that let each other in by `pass`; what is measured gets `suffix` behind its name.
+fn rounds_with(
+    pass: &Pass,
+    suffix: &str,
+    shard: &Shard,
+    rounds: usize,
+    root: &Path,
+    result: &mut BTreeMap<String, Vec<f64>>,
+    told: &impl Fn(&str),
+) {
+    let bytes = shard.bytes;
+    let holder = service(&root.join("holder"), pass);
+    let at = holder.address().to_string();
+    let mut add = |name: &str, value: f64| result.entry(format!("{name}{suffix}")).or_default().push(value);
     let mut received = vec![0; bytes.min(RECEIVED)];
     // The first round pays for fresh pages; it is told apart.
     for round in 0..=rounds {
         let name = |steady: &'static str, first: &'static str| if round == 0 { first } else { steady };
-        let plain = plain_tcp(&file, bytes, &mut received);
+        let plain = plain_tcp(&shard.file, bytes, &mut received);
         add(name("plain_tcp_bytes_per_s", "plain_tcp_first_bytes_per_s"), bytes as f64 / plain);
 
         // Another step with the same bytes: the holder cannot know that.
-        let sealed = sealed(round as u64, bytes as u64, sum, &sums);
-        let asking = Asking { pass: &token, patience: Patience::default() };
+        let sealed = sealed(round as u64, bytes as u64, shard.sum, &shard.sums);
+        let asking = Asking { pass, patience: Patience::default() };
         let sending = Sending { limit: &Limit::new(0), streams: STREAMS, going: &|| () };
         let (began, cpu) = (Instant::now(), cpu());
-        asking.put(&at, &sealed, &from, &sending).expect("the holder takes it");
+        asking.put(&at, &sealed, &shard.from, &sending).expect("the holder takes it");
         let (took, cpu) = (began.elapsed().as_secs_f64(), self::cpu() - cpu);
         add(name("replicate_bytes_per_s", "replicate_first_bytes_per_s"), bytes as f64 / took);
         add(name("replicate_cpu_s_per_gb", "replicate_first_cpu_s_per_gb"), cpu * 1e9 / bytes as f64);
 
         // A host that has nothing asks for the newest step: one that has stood by for it, and one that has begun just now.
         for (standby, kind) in [(true, "restore"), (false, "restore_fresh")] {
-            let (took, cpu) = restore(root, &token, &at, standby.then_some(bytes as u64));
+            let (took, cpu) = restore(root, pass, &at, standby.then_some(bytes as u64));
             if round > 0 {
-                add(
-                    if standby { "restore_bytes_per_s" } else { "restore_fresh_bytes_per_s" },
-                    bytes as f64 / took,
-                );
-                add(
-                    if standby { "restore_cpu_s_per_gb" } else { "restore_fresh_cpu_s_per_gb" },
-                    cpu * 1e9 / bytes as f64,
-                );
+                add(&format!("{kind}_bytes_per_s"), bytes as f64 / took);
+                add(&format!("{kind}_cpu_s_per_gb"), cpu * 1e9 / bytes as f64);
             }
-            told(&format!("{kind}: {:.2} GB/s", bytes as f64 / took / 1e9));
+            told(&format!("{kind}{suffix}: {:.2} GB/s", bytes as f64 / took / 1e9));
         }
         // The next shard finds the pages of this one.
         holder.remove(&sealed.shard.of).expect("the replica can be deleted");
-        told(&format!("round {round} of {rounds}"));
+        told(&format!("round {round} of {rounds}{suffix}"));
     }
-    result
+    drop(holder);
+    fs::remove_dir_all(root.join("holder")).expect("what is kept can be deleted");
+}
+
+fn with_token() -> Pass {
+    Pass::from(Token::new(b"a token for a benchmark").expect("it is long enough"))
+}
+
+/// A certificate for both ends, which are at the same address, signed by an authority that both trust.
+fn with_certificates(root: &Path) -> Pass {
+    let mut authority = CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let authorities = authority.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(authority, key);
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let certificate = params.signed_by(&key, &issuer).unwrap().pem();
+    let write = |name: &str, content: &str| {
+        let path = root.join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    };
+    let files = TlsFiles {
+        certificate: write("agent.pem", &certificate),
+        key: write("agent.key", &key.serialize_pem()),
+        authorities: write("authorities.pem", &authorities),
+    };
+    Pass::Certificate(Tls::read(files).expect("they were just made"), None)
 }
 
 /// Seconds, and those of CPU, from the order until the step lies verified in its directory. One that stands by has memory ready.

@@ -18,12 +18,15 @@ use crate::say::Story;
 /// What plain sockets are called in the figures.
 const PLAIN: &str = "plain TCP";
 
+/// Behind the names of what was measured by TLS.
+const TLS: &str = "_tls";
+
 /// What the folders of runs are called, with the number of their process behind it.
 const SCRATCH: &str = "mainstay-bench-";
 
 /// Sizes in GiB, how often each is measured, and how long that may take.
 const SIZES: [(usize, usize, Duration); 2] =
-    [(1, 5, Duration::from_secs(120)), (4, 2, Duration::from_secs(240))];
+    [(1, 5, Duration::from_secs(240)), (4, 2, Duration::from_secs(480))];
 
 /// The size of which the figures without a size in their name speak.
 const SPOKEN_OF: usize = 1;
@@ -107,20 +110,25 @@ fn figures(gibibytes: usize, told: &Value) -> Vec<Figure> {
         told.get(name).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_f64).collect()
     };
     let gigabytes = |name: &str| -> Vec<f64> { samples(name).into_iter().map(|bytes| bytes / 1e9).collect() };
-    let plain = gigabytes("plain_tcp_bytes_per_s");
-    // Each transfer beside the plain one that was made just before it.
-    let share = |name: &str, key: &str, unit: &str| {
-        let shares: Vec<f64> = gigabytes(key).iter().zip(&plain).map(|(ours, plain)| ours / plain).collect();
-        (gibibytes == SPOKEN_OF).then(|| Figure::median(&format!("checkpoint.{name}"), unit, &shares))?
+    // Each transfer beside the plain one that was made just before it; those by TLS have their own.
+    let plain = |suffix: &str| gigabytes(&format!("plain_tcp_bytes_per_s{suffix}"));
+    let share = |name: &str, key: &str, suffix: &str, unit: &str| {
+        let (ours, plain) = (gigabytes(&format!("{key}{suffix}")), plain(suffix));
+        let shares: Vec<f64> = ours.iter().zip(&plain).map(|(ours, plain)| ours / plain).collect();
+        (gibibytes == SPOKEN_OF)
+            .then(|| Figure::median(&format!("checkpoint.{name}{suffix}"), unit, &shares))?
     };
     let id = |name: &str| format!("checkpoint.{name}_{gibibytes}gib");
     let rate = |name: &str, key: &str| {
-        Figure::median(&id(name), "GB/s", &gigabytes(key)).map(|figure| figure.beside(PLAIN, &plain))
+        let suffix = if key.ends_with(TLS) { TLS } else { "" };
+        Figure::median(&id(name), "GB/s", &gigabytes(key)).map(|figure| figure.beside(PLAIN, &plain(suffix)))
     };
     let cpu = |name: &str, key: &str| Figure::median(&id(name), "s/GB", &samples(key));
     [
-        share("replicate", "replicate_bytes_per_s", "x loopback TCP"),
-        share("restore_peer", "restore_bytes_per_s", "x link"),
+        share("replicate", "replicate_bytes_per_s", "", "x loopback TCP"),
+        share("restore_peer", "restore_bytes_per_s", "", "x link"),
+        share("replicate", "replicate_bytes_per_s", TLS, "x loopback TCP"),
+        share("restore_peer", "restore_bytes_per_s", TLS, "x link"),
         rate("replicate", "replicate_bytes_per_s"),
         rate("replicate_first", "replicate_first_bytes_per_s"),
         cpu("replicate_cpu", "replicate_cpu_s_per_gb"),
@@ -128,6 +136,10 @@ fn figures(gibibytes: usize, told: &Value) -> Vec<Figure> {
         cpu("restore_peer_cpu", "restore_cpu_s_per_gb"),
         rate("restore_peer_fresh", "restore_fresh_bytes_per_s"),
         cpu("restore_peer_fresh_cpu", "restore_fresh_cpu_s_per_gb"),
+        rate("replicate_tls", "replicate_bytes_per_s_tls"),
+        cpu("replicate_cpu_tls", "replicate_cpu_s_per_gb_tls"),
+        rate("restore_peer_tls", "restore_bytes_per_s_tls"),
+        cpu("restore_peer_cpu_tls", "restore_cpu_s_per_gb_tls"),
     ]
     .into_iter()
     .flatten()
