@@ -13,7 +13,7 @@ use crate::hang::Hang;
 use crate::health::{Component, HealthState};
 use crate::id::{Attempt, JobId, Pid, Rank};
 use crate::job::POLICY;
-use crate::policy::Rung;
+use crate::policy::{CauseKind, Rung};
 use crate::running::Pace;
 use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Decision, Verdict};
@@ -111,6 +111,8 @@ pub struct JobView {
     pub restarts_of_some: u32,
     /// What is wrong with it at present although no rank has failed, by number.
     pub findings: BTreeMap<u64, Finding>,
+    /// How many failures there were, by kind of cause and by whose fault it was (its [name](FaultDomain::name)).
+    pub failures: BTreeMap<(CauseKind, &'static str), u32>,
     /// The last verdict.
     pub last_verdict: Option<Verdict>,
     /// The last decision.
@@ -202,6 +204,7 @@ impl JobView {
             restarts_in_process: 0,
             restarts_of_some: 0,
             findings: BTreeMap::new(),
+            failures: BTreeMap::new(),
             last_verdict: None,
             last_decision: None,
             end_reason: None,
@@ -216,6 +219,7 @@ impl JobView {
             Body::Fact(fact) => self.apply_fact(fact),
             Body::Verdict(verdict) => self.last_verdict = Some(verdict.clone()),
             Body::Decision(decision) => {
+                self.count_failure(decision);
                 if decision.action.attempt().is_some() {
                     self.restarts = self.restarts.saturating_add(1);
                 }
@@ -237,6 +241,17 @@ impl JobView {
                 }
             }
             Body::Health(_) => {}
+        }
+    }
+
+    /// Counts a failure when it is first decided upon: until then its verdict may change.
+    fn count_failure(&mut self, decision: &Decision) {
+        let is_news = self.last_decision.as_ref().is_none_or(|last| last.incident != decision.incident);
+        let of =
+            self.last_verdict.as_ref().filter(|verdict| is_news && verdict.incident == decision.incident);
+        if let Some(verdict) = of {
+            let kind = (CauseKind::of(&verdict.cause), verdict.domain.name());
+            *self.failures.entry(kind).or_default() += 1;
         }
     }
 

@@ -6,7 +6,7 @@ use mainstay_core::policy::{
     Budget, Case, CauseKind, Experience, PastFailure, Rung, Settings, hands, passes_with_the_ranks,
 };
 use mainstay_core::time::Mono;
-use mainstay_core::verdict::{Action, Cause, FaultDomain, Verdict};
+use mainstay_core::verdict::{Action, Cause, Verdict};
 
 use crate::language::{Heap, Made, Value};
 
@@ -193,7 +193,7 @@ fn verdict(heap: &mut Heap<'_>, verdict: &Verdict) -> Made<Value> {
     let cause = cause(heap, &verdict.cause)?;
     let headline = heap.text(&verdict.headline)?;
     let failure_class = maybe_text(heap, verdict.class.as_deref())?;
-    let domain = heap.text(domain(verdict.domain))?;
+    let domain = heap.text(verdict.domain.name())?;
     let victims = heap.list(verdict.victims.iter().map(|rank| Value::Int(rank.0.into())).collect())?;
     let evidence = texts(heap, verdict.evidence.iter().map(String::as_str))?;
     record(
@@ -363,16 +363,6 @@ fn recommended(action: RecommendedAction) -> &'static str {
         RecommendedAction::RebootNode => "REBOOT_NODE",
         RecommendedAction::ReplaceNode => "REPLACE_NODE",
         RecommendedAction::ContactSupport => "CONTACT_SUPPORT",
-    }
-}
-
-fn domain(domain: FaultDomain) -> &'static str {
-    match domain {
-        FaultDomain::User => "user",
-        FaultDomain::Hardware => "hardware",
-        FaultDomain::Infrastructure => "infrastructure",
-        FaultDomain::Platform => "platform",
-        FaultDomain::Unknown => "unknown",
     }
 }
 

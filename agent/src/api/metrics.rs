@@ -54,6 +54,8 @@ const JOB_ATTEMPT: &str = "mainstay_job_attempt";
 const JOB_RESTARTS: &str = "mainstay_job_restarts_total";
 const JOB_POLICY_TROUBLES: &str = "mainstay_job_policy_troubles_total";
 const JOB_RESTARTS_BY_RUNG: &str = "mainstay_job_restarts_by_rung_total";
+const JOB_FAILURES: &str = "mainstay_job_failures_total";
+const JOB_HANG: &str = "mainstay_job_hang";
 const JOB_FINDING: &str = "mainstay_job_finding";
 const JOB_FINDING_COST: &str = "mainstay_job_finding_cost_ratio";
 const JOB_SAVE_INTERVAL: &str = "mainstay_job_save_interval_seconds";
@@ -132,6 +134,13 @@ pub const METRICS: &[Metric] = &[
         labels: &["job"],
         help: "Times that the built-in policy had to decide in place of the job's policy file.",
     },
+    Metric {
+        name: JOB_FAILURES,
+        kind: Kind::Counter,
+        labels: &["cause", "domain", "job"],
+        help: "Failures so far, by kind of cause and by whose fault they were: user, hardware, infrastructure, platform, unknown.",
+    },
+    gauge_of(JOB_HANG, &["job"], "1 while ranks live and do not move, 0 while there is no hang."),
     gauge_of(
         JOB_FINDING,
         &["job", "number", "what"],
@@ -310,6 +319,10 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
     for (rung, count) in by_rung {
         counter!(JOB_RESTARTS_BY_RUNG, "job" => id.clone(), "rung" => rung).absolute(count.into());
     }
+    for ((cause, domain), count) in &job.failures {
+        counter!(JOB_FAILURES, "job" => id.clone(), "cause" => cause.word(), "domain" => *domain)
+            .absolute((*count).into());
+    }
     if let Some(step) = job.step {
         gauge!(JOB_STEP, "job" => id.clone()).set(step as f64);
     }
@@ -317,6 +330,7 @@ fn job(job: &JobView, read: &ReadSide, now: Stamp) {
     if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {
         return;
     }
+    gauge!(JOB_HANG, "job" => id.clone()).set(flag(job.hang.is_some()));
     if let Some(pace) = read.pace.of(&job.id, now.mono).filter(|_| job.phase == JobPhase::Running) {
         gauge!(JOB_PACE, "job" => id.clone()).set(pace);
     }

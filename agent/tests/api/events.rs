@@ -249,7 +249,7 @@ async fn many_watchers_each_see_every_event() {
     server.stop().await;
 }
 
-fn verdict(incident: u64, headline: &str) -> Body {
+pub fn verdict(incident: u64, headline: &str) -> Body {
     Body::Verdict(Verdict {
         incident: Incident(incident),
         attempt: Attempt(0),

@@ -7,15 +7,17 @@ use mainstay_core::checkpoint::advice::Advised;
 use mainstay_core::device::{GpuIdentity, GpuReading, GpuView, Read};
 use mainstay_core::entry::{Body, Fact};
 use mainstay_core::finding::{Finding, FindingKind};
+use mainstay_core::hang::{Hang, HangKind};
 use mainstay_core::health::{Component, Gauge, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, JobId, Rank};
+use mainstay_core::id::{Attempt, Incident, JobId, Rank};
 use mainstay_core::pci::PciAddress;
-use mainstay_core::time::Mono;
+use mainstay_core::time::{Mono, Span};
 use mainstay_core::tpu::metric;
-use mainstay_core::verdict::FaultDomain;
+use mainstay_core::verdict::{Action, DecidedBy, Decision, FaultDomain};
 use mainstay_core::view::BeatView;
 
 use crate::checkpoints;
+use crate::events::verdict;
 use crate::http::get;
 use crate::server::{SECOND, Server, component};
 
@@ -171,6 +173,15 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     server.board.set_component(Component { gauges, ..component("tpu.0", HealthState::Healthy) });
     server.board.set_gpus(vec![gpu()]);
     server.job("de\"mo\n");
+    server.record(95, Some("de\"mo\n"), verdict(1, "rank 3 raised ValueError: first"));
+    let stop = Decision {
+        incident: Incident(1),
+        action: Action::Stop { exit: 1 },
+        after: Span(0),
+        why: "it would fail again".into(),
+        by: DecidedBy::Launcher,
+    };
+    server.record(95, Some("de\"mo\n"), Body::Decision(stop));
     server.record(96, Some("de\"mo\n"), Body::Finding(slow_rank()));
     server.record(96, Some("de\"mo\n"), Body::Fact(ADVISED.fact()));
     let job = JobId("de\"mo\n".into());
@@ -227,6 +238,9 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
     let finding = [job, ("what", "slow_rank"), ("number", "1")];
     assert_eq!(page.value("mainstay_job_finding", &finding), Some(1.0));
     assert_eq!(page.value("mainstay_job_finding_cost_ratio", &finding), Some(0.25));
+    let failures = [("cause", "exit_code"), ("domain", "user"), job];
+    assert_eq!(page.value("mainstay_job_failures_total", &failures), Some(1.0));
+    assert_eq!(page.value("mainstay_job_hang", &[job]), Some(0.0));
     let interval = page.value("mainstay_job_save_interval_seconds", &[job, ("tier", "memory")]);
     assert_eq!(interval, Some(170.0));
     let cost = |of| page.value("mainstay_job_save_cost_ratio", &[job, ("interval", of)]);
@@ -235,7 +249,7 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
     assert_eq!(page.value("mainstay_checkpoint_step", &tier), Some(checkpoints::STEP as f64));
     let age = (100 - checkpoints::SEALED_AT) as f64;
     assert_eq!(page.value("mainstay_checkpoint_age_seconds", &tier), Some(age));
-    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(7.0));
+    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(9.0));
     assert_eq!(page.value("mainstay_journal_writable", &[]), Some(1.0));
     let gpu = [("gpu", "0000:3b:00"), ("uuid", "GPU-1")];
     assert_eq!(page.value("mainstay_gpu_power_watts", &gpu), Some(650.5));
@@ -243,6 +257,33 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
     let errors = [gpu[0], ("kind", "uncorrected"), gpu[1]];
     assert_eq!(page.value("mainstay_gpu_ecc_errors", &errors), Some(2.0));
     assert!(page.value("process_resident_memory_bytes", &[]).unwrap() > 1e6);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_hang_is_to_be_seen_until_it_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut server, _) = scraped(dir.path()).await;
+    let hang = Hang {
+        kind: HangKind::Stopped,
+        culprits: vec![Rank(1)],
+        victims: vec![Rank(0)],
+        since: Mono(1),
+        confirmed: Mono(2),
+        phase: "step".into(),
+        limit: Span::seconds(1),
+        step: Some(12),
+        confidence: 0.95,
+        evidence: Vec::new(),
+    };
+    let hung = Fact::RanksHung { attempt: Attempt(0), hang: Box::new(hang), acts: false };
+    let mut after = async |fact| {
+        server.fact(100, "de\"mo\n", fact);
+        parse(&get(&server, "/metrics").await.1).value("mainstay_job_hang", &[("job", "de\"mo\n")])
+    };
+    assert_eq!(after(hung).await, Some(1.0));
+    let passed = Fact::HangPassed { attempt: Attempt(0), after: Span::seconds(1) };
+    assert_eq!(after(passed).await, Some(0.0));
     server.stop().await;
 }
 
