@@ -95,6 +95,11 @@ impl Judge {
         }
     }
 
+    /// Whether ranks that hang are stopped, and not only told of.
+    pub(super) fn acts(&self) -> bool {
+        self.mode == Mode::Auto
+    }
+
     /// Takes in what earlier runs of the job learned.
     pub(super) fn recall(&mut self, learned: &Learned) {
         self.watch.phases().recall(&learned.phases);
@@ -242,7 +247,7 @@ impl Judge {
     }
 
     fn hung(&self, hang: Hang) -> Fact {
-        Fact::RanksHung { attempt: self.attempt, hang: Box::new(hang), acts: self.mode == Mode::Auto }
+        Fact::RanksHung { attempt: self.attempt, hang: Box::new(hang), acts: self.acts() }
     }
 
     /// Whether what was taken for a hang has moved again: then it was none, and all goes on.

@@ -131,7 +131,9 @@ impl Launcher {
     /// Begins to write down what the ranks are at, in a thread: `/proc` may hold up a reader.
     pub(super) fn take_evidence(&mut self, attempt: Attempt) {
         let file = self.crew.run_dir.join(format!("attempt_{}/hang.json", attempt.0));
-        self.evidence = Some(Evidence::begin(attempt, file, self.subjects(), Frames::Native));
+        // Native frames hold a rank for a moment: that is for ranks that are to be stopped.
+        let frames = if self.hangs.acts() { Frames::Native } else { Frames::Python };
+        self.evidence = Some(Evidence::begin(attempt, file, self.subjects(), frames));
     }
 
     fn subjects(&self) -> Vec<Subject> {
