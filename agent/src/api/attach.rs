@@ -2,12 +2,14 @@
 //! kernel says who calls.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use mainstay_core::id::{JobId, Pid};
 use mainstay_proto::v1::from_agent::Message as AgentMessage;
 use mainstay_proto::v1::from_launcher::Message as LauncherMessage;
 use mainstay_proto::v1::launcher_service_server::LauncherService;
 use mainstay_proto::v1::{FromAgent, FromLauncher, Welcome};
+use mainstay_tier::peer::Service;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::transport::server::UdsConnectInfo;
@@ -47,12 +49,14 @@ impl Allowed {
 pub struct Launchers {
     inputs: mpsc::Sender<Input>,
     allowed: Allowed,
+    /// Whoever replicates what these jobs save.
+    peers: Option<Arc<Service>>,
 }
 
 impl Launchers {
-    /// A service that tells the node through `inputs`.
-    pub fn new(inputs: mpsc::Sender<Input>, allowed: Allowed) -> Launchers {
-        Launchers { inputs, allowed }
+    /// A service that tells the node through `inputs`, and `peers` what steps take.
+    pub fn new(inputs: mpsc::Sender<Input>, allowed: Allowed, peers: Option<Arc<Service>>) -> Launchers {
+        Launchers { inputs, allowed, peers }
     }
 
     fn caller<T>(&self, request: &Request<T>) -> Result<(Pid, u32), Status> {
@@ -101,15 +105,23 @@ impl LauncherService for Launchers {
                 have_sequence: attached.have_seq,
             })),
         };
-        tokio::spawn(listen(incoming, attached.session, self.inputs.clone()));
+        tokio::spawn(listen(incoming, attached.session, self.inputs.clone(), self.peers.clone()));
         let rulings = ReceiverStream::new(rulings).map(|order| to_wire(&order));
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome)).chain(rulings))))
     }
 }
 
 /// Passes on what a launcher says until it goes.
-async fn listen(mut incoming: Streaming<FromLauncher>, session: Session, inputs: mpsc::Sender<Input>) {
+async fn listen(
+    mut incoming: Streaming<FromLauncher>,
+    session: Session,
+    inputs: mpsc::Sender<Input>,
+    peers: Option<Arc<Service>>,
+) {
     while let Ok(Some(message)) = incoming.message().await {
+        if let (Some(peers), Some(LauncherMessage::Beats(sample))) = (&peers, &message.message) {
+            peers.stepped(&session.job.0, &wire::steps_in(sample));
+        }
         let input = match from_wire(message, &session) {
             Ok(Some(input)) => input,
             // A later launcher may say more than we understand.

@@ -65,6 +65,8 @@ const CHECKPOINT_STEP: &str = "mainstay_checkpoint_step";
 const CHECKPOINT_SENT: &str = "mainstay_checkpoint_sent_bytes_total";
 const CHECKPOINT_FAILURES: &str = "mainstay_checkpoint_send_failures_total";
 const CHECKPOINT_DAMAGED: &str = "mainstay_checkpoint_damaged_total";
+const CHECKPOINT_PRICE: &str = "mainstay_checkpoint_replication_price_ratio";
+const CHECKPOINT_HELD: &str = "mainstay_checkpoint_replication_held_seconds_total";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
 const RANK_SELF_TIME: &str = "mainstay_rank_self_time_seconds";
@@ -174,6 +176,18 @@ pub const METRICS: &[Metric] = &[
         kind: Kind::Counter,
         labels: &["to"],
         help: "Tries to send them that failed.",
+    },
+    Metric {
+        name: CHECKPOINT_PRICE,
+        kind: Kind::Gauge,
+        labels: &[],
+        help: "Seconds of training that a second of replicating costs, by what steps take with and without it.",
+    },
+    Metric {
+        name: CHECKPOINT_HELD,
+        kind: Kind::Counter,
+        labels: &[],
+        help: "Seconds for which replicas have waited because they had cost training its share already.",
     },
     Metric {
         name: CHECKPOINT_DAMAGED,
@@ -379,6 +393,11 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
         counter!(CHECKPOINT_SENT, "to" => "peer").absolute(counts.bytes_sent);
         counter!(CHECKPOINT_FAILURES, "to" => "peer").absolute(counts.failures);
         counter!(CHECKPOINT_DAMAGED).absolute(counts.damaged);
+        let (price, held) = checkpoints.price();
+        if let Some(price) = price {
+            gauge!(CHECKPOINT_PRICE).set(price);
+        }
+        counter!(CHECKPOINT_HELD).absolute(held.as_secs());
         if let Some(durable) = checkpoints.durable_figures() {
             counter!(CHECKPOINT_SENT, "to" => "durable").absolute(durable.bytes_sent);
             counter!(CHECKPOINT_FAILURES, "to" => "durable").absolute(durable.failures);

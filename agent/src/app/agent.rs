@@ -66,9 +66,9 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let mut listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
-    let launchers = Launchers::new(inputs.clone(), allowed.clone());
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
     let keeping = checkpoint::start(&config)?;
+    let launchers = Launchers::new(inputs.clone(), allowed.clone(), keeping.peers.clone());
     listeners.checkpoints.clone_from(&keeping.peers);
     if let Some(files) = &keeping.files {
         tokio::spawn(checkpoint::follow(Arc::clone(files), stop.clone()));

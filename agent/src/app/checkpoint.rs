@@ -90,6 +90,7 @@ fn settings(config: &Config) -> anyhow::Result<(Settings, Pass)> {
         keep: *keep as usize,
         avoid: avoid.iter().cloned().collect(),
         rate: of.rate_limit.0,
+        slowdown: f64::from(of.slowdown_percent) / 100.0,
         streams: of.streams as usize,
         interval: Duration::from_nanos(of.interval.0.0),
         patience: Patience { stall: Duration::from_nanos(of.stall.0.0), ..Patience::default() },

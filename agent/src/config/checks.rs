@@ -267,6 +267,7 @@ impl Config {
         );
         wrong.must(of.durable_every >= 1, "checkpoint.durable_every", "it must be at least 1");
         wrong.must(of.durable_keep >= 1, "checkpoint.durable_keep", "it must be at least 1");
+        wrong.must(of.slowdown_percent <= 100, "checkpoint.slowdown_percent", "it must be from 0 to 100");
         wrong.must((1..=4).contains(&of.streams), "checkpoint.streams", "it must be from 1 to 4");
         wrong.must(of.interval.0.0 >= 100_000_000, "checkpoint.interval", "it must be at least 100ms");
         let files = of.watch.is_empty() && of.replicator.is_empty() && of.cache.is_empty();

@@ -84,6 +84,8 @@ settings! {
         tls_authorities: PathBuf = PathBuf::new(),
         /// Bytes a second for all that is sent to be kept by others; 0B: no limit. Restores are not limited.
         rate_limit: Bytes = Bytes(1 << 30),
+        /// Percent of a job's time that replicating may cost it, by what its steps take with and without; what would cost more waits. 0: any.
+        slowdown_percent: u32 = 1,
         /// Connections for one shard, 1 to 4.
         streams: u32 = 2,
         /// Time from one look at directories and peers to the next; at least 100ms.

@@ -1,8 +1,10 @@
 //! Looking at the ranks' pages: steps, hangs, and what the ranks are at when they hang.
 
-use mainstay_core::entry::Fact;
+use mainstay_core::checkpoint::price::StepTime;
+use mainstay_core::entry::{Fact, StepDone};
 use mainstay_core::id::{Attempt, Pid, Rank};
 use mainstay_core::job::Input;
+use mainstay_core::time::Span;
 use mainstay_core::view::BeatView;
 use mainstay_tier::pool::{Keeper, Whole};
 
@@ -21,6 +23,9 @@ const LOOKS_PER_SAMPLE: u32 = 5;
 
 /// So many of a rank's last steps go into the evidence.
 const LAST_STEPS: usize = 16;
+
+/// So many steps between two samples are told to the agent: the newest.
+const MOST_STEP_TIMES: usize = 128;
 
 impl Launcher {
     pub(super) fn regular_look(&mut self) {
@@ -68,6 +73,9 @@ impl Launcher {
                 self.step(now, Input::Role { attempt, rank, role, stage });
             }
             if !news.steps.is_empty() {
+                if index == 0 {
+                    self.time_steps(&news.steps);
+                }
                 self.step(clock::mono(), Input::Steps { attempt, rank, done: news.steps });
                 self.vouch();
             }
@@ -79,6 +87,18 @@ impl Launcher {
                 self.fact(Fact::RankRaised { attempt, rank, pid, note });
             }
         }
+    }
+
+    /// Remembers what steps took for the agent, which holds them against what it does meanwhile.
+    fn time_steps(&mut self, done: &[StepDone]) {
+        let whole = done.iter().filter(|step| !step.first);
+        self.step_times.extend(whole.map(|step| StepTime {
+            start: step.start,
+            end: step.end,
+            saving: Span(step.checkpoint_ns),
+        }));
+        let surplus = self.step_times.len().saturating_sub(MOST_STEP_TIMES);
+        self.step_times.drain(..surplus);
     }
 
     /// Compares what ranks saved of a step, once all have.
@@ -176,6 +196,7 @@ impl Launcher {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());
         }
         self.board.publish();
-        self.send(LinkOrder::Beats { attempt: self.attempt, beats });
+        let steps = std::mem::take(&mut self.step_times);
+        self.send(LinkOrder::Beats { attempt: self.attempt, beats, steps });
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::finding::Finding;
 use mainstay_core::id::{Attempt, JobId, Pid, Rank};
@@ -114,6 +115,8 @@ pub struct Launcher {
     pub(super) undying: Vec<Pid>,
     pub(super) evidence: Option<Evidence>,
     pub(super) looks: u32,
+    /// What steps of a rank took since the last sample.
+    pub(super) step_times: Vec<StepTime>,
     /// What was last seen here without an agent that may explain slow ranks.
     pub(super) surroundings: Surroundings,
     pub(super) exit: Option<i32>,
@@ -212,6 +215,7 @@ impl Launcher {
             undying: Vec::new(),
             evidence: None,
             looks: 0,
+            step_times: Vec::new(),
             surroundings: Surroundings::default(),
             exit: None,
         };

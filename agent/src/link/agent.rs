@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use hyper_util::rt::TokioIo;
+use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::Entry;
 use mainstay_core::id::{Attempt, JobId, Rank};
@@ -73,6 +74,8 @@ pub enum LinkOrder {
         attempt: Attempt,
         /// By rank.
         beats: Vec<(Rank, BeatView)>,
+        /// What steps of one of them took since the last sample, oldest first.
+        steps: Vec<StepTime>,
     },
     /// A verdict with what would be done about it.
     Proposal(Box<(Verdict, Decision)>),
@@ -207,7 +210,9 @@ fn is_given_by_root(socket: &Path, owner: u32) -> bool {
 fn send(to_agent: &mpsc::Sender<v1::FromLauncher>, order: LinkOrder) -> anyhow::Result<()> {
     let message = match order {
         LinkOrder::Entry(entry) => LauncherMessage::Entry(wire::entry_out(&entry)?),
-        LinkOrder::Beats { attempt, beats } => LauncherMessage::Beats(wire::beats_out(attempt, &beats)),
+        LinkOrder::Beats { attempt, beats, steps } => {
+            LauncherMessage::Beats(wire::beats_out(attempt, &beats, &steps))
+        }
         LinkOrder::Proposal(both) => LauncherMessage::Proposal(wire::proposal_out(&both.0, &both.1)?),
     };
     to_agent

@@ -1,5 +1,6 @@
 //! What goes over the wire, in the core's words and back: the one place that knows both.
 
+use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::Entry;
 use mainstay_core::forwarded::{self, FormError};
@@ -50,7 +51,7 @@ pub fn entry_in(entry: &v1::ForwardedEntry) -> Result<Entry, WireError> {
 }
 
 /// A sample to be sent.
-pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)]) -> v1::BeatSample {
+pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)], steps: &[StepTime]) -> v1::BeatSample {
     let beats = beats.iter().map(|(rank, beat)| v1::RankBeat {
         rank: rank.0,
         step: beat.step,
@@ -62,7 +63,12 @@ pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)]) -> v1::BeatSample
         against_peers: beat.pace.against_peers,
         wait_share: beat.pace.wait_share,
     });
-    v1::BeatSample { attempt: attempt.0, beats: beats.collect() }
+    let steps = steps.iter().map(|step| v1::StepTime {
+        start_monotonic_ns: step.start.0,
+        end_monotonic_ns: step.end.0,
+        saving_ns: step.saving.0,
+    });
+    v1::BeatSample { attempt: attempt.0, beats: beats.collect(), steps: steps.collect() }
 }
 
 /// A sample that came.
@@ -83,6 +89,16 @@ pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
         (Rank(beat.rank), view)
     });
     (Attempt(sample.attempt), beats.collect())
+}
+
+/// What steps took, of a sample that came.
+pub fn steps_in(sample: &v1::BeatSample) -> Vec<StepTime> {
+    let steps = sample.steps.iter().map(|step| StepTime {
+        start: Mono(step.start_monotonic_ns),
+        end: Mono(step.end_monotonic_ns),
+        saving: Span(step.saving_ns),
+    });
+    steps.collect()
 }
 
 /// A proposal to be sent.
@@ -195,7 +211,10 @@ mod tests {
             (Rank(3), BeatView { step: Some(7), pace, ..BeatView::default() }),
             (Rank(4), BeatView::default()),
         ];
-        let (attempt, arrived) = beats_in(beats_out(Attempt(2), &beats));
+        let steps = [StepTime { start: Mono(1), end: Mono(9), saving: Span(2) }];
+        let sent = beats_out(Attempt(2), &beats, &steps);
+        assert_eq!(steps_in(&sent), steps);
+        let (attempt, arrived) = beats_in(sent);
         assert_eq!((attempt, arrived.as_slice()), (Attempt(2), beats.as_slice()));
     }
 

@@ -36,6 +36,7 @@ pub fn knowing_one_step(dir: &Path) -> Arc<Service> {
         keep: 1,
         avoid: Default::default(),
         rate: 0,
+        slowdown: 0.01,
         streams: 1,
         interval: Duration::from_millis(20),
         patience: Patience { connect: Duration::from_secs(3), stall: Duration::from_secs(5) },

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
 use mainstay_core::checkpoint::backoff::Signs;
+use mainstay_core::time::Mono;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A control page that is mapped for as long as this value lives.
@@ -223,13 +224,19 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// Milliseconds on the clock that all processes of this host share.
+/// The clock that all processes of this host share, and that steps are told by.
 #[must_use]
-pub fn monotonic_ms() -> u64 {
+pub fn monotonic() -> Mono {
     let mut now = nix::libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a timespec of ours, which the call writes and of which it keeps no pointer. Refused, it stays zero.
     unsafe { nix::libc::clock_gettime(nix::libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
+    Mono(now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs()))
+}
+
+/// Milliseconds on the clock that all processes of this host share.
+#[must_use]
+pub fn monotonic_ms() -> u64 {
+    monotonic().0 / 1_000_000
 }
 
 /// What a connection shows of its path; none where the kernel does not tell.

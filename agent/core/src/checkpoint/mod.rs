@@ -16,6 +16,7 @@ pub mod inventory;
 pub mod parity;
 pub mod placement;
 pub mod plan;
+pub mod price;
 pub mod ready;
 pub mod replicator;
 pub mod retention;

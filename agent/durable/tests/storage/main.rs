@@ -262,6 +262,7 @@ fn service(store: &TempDir) -> Arc<Service> {
         keep: 2,
         avoid: Default::default(),
         rate: 0,
+        slowdown: 0.01,
         streams: 1,
         interval: Duration::from_millis(50),
         patience: Patience::default(),

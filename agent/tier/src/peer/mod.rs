@@ -12,6 +12,7 @@
 mod alike;
 mod channel;
 pub mod client;
+pub(crate) mod courtesy;
 mod durable;
 pub mod error;
 pub mod frame;
@@ -38,6 +39,7 @@ pub mod wire;
 /// busy, each of them gets a thirtieth of one.
 const REPLICATE_NICE: i32 = 15;
 
+pub use crate::os::monotonic;
 pub use durable::{Durable, Figures};
 pub use message::{Held, Inventory};
 pub use own::{Opened, Watched};

@@ -85,6 +85,7 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
         Ok(Offer::Wanted(upload)) => {
             // This thread keeps it: who replicates asks for nothing else over the same connection.
             stand_back(REPLICATE_NICE, false);
+            let _busy = shared.courtesy.begin();
             if upload.search_begins() {
                 alike::fill(shared, &upload);
             }

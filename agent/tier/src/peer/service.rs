@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 use mainstay_core::checkpoint::decision::Decisions;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_core::checkpoint::parity::Parity;
+use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 
 use self::counts::Counters;
 pub use self::counts::Counts;
 use self::refusals::Refusals;
 use super::client::Asking;
+use super::courtesy::Courtesy;
 use super::durable::{Durable, Figures};
 use super::error::PeerError;
 use super::message::Inventory;
@@ -75,6 +77,8 @@ pub struct Settings {
     pub avoid: BTreeSet<String>,
     /// Bytes a second for all replication; 0 for no limit.
     pub rate: u64,
+    /// The share of training's time that replicating may cost, as its steps tell; 0 for any.
+    pub slowdown: f64,
     /// Connections for one shard.
     pub streams: usize,
     /// Time from one look at own directories and peers to the next.
@@ -120,6 +124,7 @@ pub(crate) struct Shared {
     /// Whether it was told that there are too few failure domains for pieces.
     too_few: AtomicBool,
     limit: Limit,
+    pub(crate) courtesy: Courtesy,
     counters: Counters,
     connections: AtomicUsize,
     stop: AtomicBool,
@@ -173,6 +178,7 @@ impl Service {
         let peers = others.map(|peer| (peer.clone(), Peer::default())).collect();
         let shared = Arc::new(Shared {
             limit: Limit::new(settings.rate),
+            courtesy: Courtesy::new(settings.slowdown),
             settings,
             pass: pass.into(),
             store,
@@ -278,6 +284,17 @@ impl Service {
     /// What went on since the start.
     pub fn counts(&self) -> Counts {
         self.shared.counters.now()
+    }
+
+    /// A rank of a job of this host completed these steps, oldest first: what replicas cost training is known by them.
+    pub fn stepped(&self, job: &str, steps: &[StepTime]) {
+        self.shared.courtesy.stepped(job, steps);
+    }
+
+    /// Seconds of training that a second of replicating costs, where that is known, and for how long replicas have waited because of it.
+    pub fn price(&self) -> (Option<f64>, Duration) {
+        let courtesy = &self.shared.courtesy;
+        (courtesy.price(), Duration::from_nanos(courtesy.held().0))
     }
 
     /// What went into durable storage, where there is some.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 mod alike;
+mod courtesy;
 mod lies;
 mod memory;
 mod overheard;

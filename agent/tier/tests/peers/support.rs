@@ -82,6 +82,7 @@ pub fn hosts_with(
             keep: 2,
             avoid: Default::default(),
             rate: 0,
+            slowdown: 0.01,
             streams: 2,
             interval: Duration::from_millis(100),
             patience: Patience { connect: Duration::from_secs(3), stall: Duration::from_secs(5) },

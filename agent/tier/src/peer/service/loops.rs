@@ -68,7 +68,13 @@ pub(super) fn send(shared: &Shared) {
         // One at a time: after each the world may be another.
         while !shared.stops() {
             let Some(repair) = shared.next_repair() else { break };
+            if !shared.courtesy.allows() {
+                // What waits may be overtaken by a newer step.
+                break;
+            }
+            let busy = shared.courtesy.begin();
             shared.repair(&repair);
+            drop(busy);
             shared.own.look();
         }
     }

@@ -1,0 +1,216 @@
+use super::*;
+
+/// A job: steps one after the other, and something to send at the end of every `every` of them.
+struct Job {
+    step_s: f64,
+    /// How much steps vary by themselves, as a share.
+    noise: f64,
+    /// How much longer a step takes beside replicas.
+    price: f64,
+    /// What sending one takes, seconds.
+    sending_s: f64,
+    every: usize,
+    /// What the step after which something is saved takes longer by itself, seconds, and how much of that is told as saving.
+    saving_s: (f64, f64),
+}
+
+/// How it went.
+#[derive(Debug)]
+struct Went {
+    /// What training took longer, as a share of all of its time.
+    cost: f64,
+    sent: usize,
+    saved: usize,
+    price: Option<f64>,
+}
+
+/// A small generator (SplitMix64): the same numbers each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((word ^ (word >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// About normal, of variance 1.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
+    }
+}
+
+fn mono(seconds: f64) -> Mono {
+    Mono((seconds * 1e9) as u64)
+}
+
+fn span(seconds: f64) -> Span {
+    Span((seconds * 1e9) as u64)
+}
+
+impl Job {
+    fn of(step_s: f64, price: f64, sending_s: f64, every: usize) -> Job {
+        Job { step_s, noise: 0.01, price, sending_s, every, saving_s: (0.0, 0.0) }
+    }
+
+    fn run(&self, allowed: f64, steps: usize, seed: u64) -> Went {
+        let (mut price, mut numbers) = (Price::new(allowed), Numbers(seed));
+        let (mut now, mut extra, mut sent, mut saved) = (1.0, 0.0, 0, 0);
+        let (mut to_send, mut sending_until, mut offered) = (0.0, 0.0_f64, false);
+        for step in 1..=steps {
+            let saves = step % self.every == 0;
+            let (itself, told) = if saves { self.saving_s } else { (0.0, 0.0) };
+            let own = self.step_s * (1.0 + self.noise * numbers.normal()).max(0.1) + itself;
+            // What goes on beside it: what is left of one that is being sent, and one that begins now.
+            if offered && sending_until <= now && price.allows(mono(now)) {
+                (sending_until, offered, sent, to_send) =
+                    (now + self.sending_s, false, sent + 1, self.sending_s);
+            }
+            let beside = (sending_until - now).clamp(0.0, own);
+            let longer = beside * self.price;
+            let (start, end) = (now, now + own + longer);
+            (now, extra) = (end, extra + longer);
+            let time = StepTime { start: mono(start), end: mono(end), saving: span(told) };
+            price.stepped(time, span(beside));
+            if to_send > 0.0 && sending_until <= now {
+                price.replicated(span(to_send), mono(now));
+                to_send = 0.0;
+            }
+            if saves {
+                (saved, offered) = (saved + 1, true);
+            }
+        }
+        Went { cost: extra / now, sent, saved, price: price.per_second() }
+    }
+}
+
+#[test]
+fn what_costs_an_eighth_all_the_time_is_held_to_a_hundredth() {
+    // 1 GiB a second all the time on a machine of two cores.
+    let went = Job::of(0.05, 0.13, 0.5, 10).run(0.01, 20_000, 1);
+    assert!((0.005..0.0125).contains(&went.cost), "{went:?}");
+    assert!((0.11..0.15).contains(&went.price.unwrap()), "{went:?}");
+    assert!(went.sent > went.saved / 20, "and still goes on: {went:?}");
+    let unbounded = Job::of(0.05, 0.13, 0.5, 10).run(0.0, 20_000, 1);
+    assert!(unbounded.cost > 0.1 && unbounded.sent + 1 >= unbounded.saved, "{unbounded:?}");
+}
+
+#[test]
+fn what_costs_nothing_is_never_held_back() {
+    for (noise, seed) in [(0.0, 1), (0.01, 2), (0.05, 3), (0.3, 4)] {
+        let went = Job { noise, ..Job::of(0.05, 0.0, 0.4, 10) }.run(0.01, 20_000, seed);
+        assert!(went.sent as f64 > 0.97 * went.saved as f64, "noise {noise}: {went:?}");
+    }
+}
+
+#[test]
+fn what_costs_much_and_is_seldom_is_not_held_back() {
+    // Every ten minutes, for five seconds.
+    let went = Job::of(1.0, 0.2, 5.0, 600).run(0.01, 60_000, 1);
+    assert!(went.sent + 1 >= went.saved && went.cost < 0.002, "{went:?}");
+}
+
+#[test]
+fn steps_of_ten_seconds_are_judged_too() {
+    let went = Job::of(10.0, 0.1, 40.0, 6).run(0.01, 5_000, 1);
+    assert!((0.004..0.02).contains(&went.cost), "{went:?}");
+    let free = Job::of(10.0, 0.0, 40.0, 6).run(0.01, 5_000, 2);
+    assert!(free.sent as f64 > 0.97 * free.saved as f64, "{free:?}");
+}
+
+#[test]
+fn replicas_that_never_end_rest_until_there_is_something_to_compare_with() {
+    // What is sent takes longer than the time to the next save, so that no step is without.
+    let went = Job::of(0.05, 0.2, 0.6, 10).run(0.01, 20_000, 1);
+    assert!(went.price.is_some() && went.cost < 0.015, "{went:?}");
+}
+
+#[test]
+fn steps_that_save_are_no_measure_for_those_that_do_not() {
+    // The step that saves takes half as long again, and only part of that is told as saving; it is always beside replicas of before.
+    let saving_s = (0.025, 0.01);
+    let went = Job { saving_s, ..Job::of(0.05, 0.0, 0.2, 5) }.run(0.01, 20_000, 1);
+    assert!(went.sent as f64 > 0.97 * went.saved as f64, "{went:?}");
+}
+
+#[test]
+fn evaluations_and_pauses_are_no_price() {
+    let mut price = Price::new(0.01);
+    let mut now = 1.0;
+    let mut step = |price: &mut Price, took: f64, beside: f64| {
+        let time = StepTime { start: mono(now), end: mono(now + took), saving: Span::default() };
+        now += took;
+        price.stepped(time, span(beside));
+    };
+    (0..100).for_each(|_| step(&mut price, 0.1, 0.0));
+    (0..100).for_each(|_| step(&mut price, 0.1, 0.1));
+    step(&mut price, 250.0, 0.1);
+    assert!(price.per_second().unwrap() < 0.02, "{price:?}");
+}
+
+#[test]
+fn what_is_held_back_is_sent_in_the_end_however_high_the_price() {
+    let mut price = Price::new(0.01);
+    let mut now = 1.0;
+    for beside in [0.0, 0.1] {
+        for _ in 0..100 {
+            let took = 0.1 + beside;
+            let time = StepTime { start: mono(now), end: mono(now + took), saving: Span::default() };
+            price.stepped(time, span(beside));
+            now += took;
+        }
+    }
+    assert!(price.allows(mono(now)));
+    price.replicated(span(3_600.0), mono(now));
+    assert!(!price.allows(mono(now)));
+    for second in 1..600 {
+        let end = now + f64::from(second);
+        let time = StepTime { start: mono(end - 0.2), end: mono(end), saving: Span::default() };
+        price.stepped(time, span(0.2));
+        assert!(!price.allows(mono(end)), "{second}");
+    }
+    assert!(price.allows(mono(now + 601.0)));
+}
+
+#[test]
+fn where_training_stands_still_nothing_waits_for_it() {
+    let mut price = Price::new(0.01);
+    let mut now = 1.0;
+    for beside in [0.0, 0.1] {
+        for _ in 0..100 {
+            let took = 0.1 + beside;
+            let time = StepTime { start: mono(now), end: mono(now + took), saving: Span::default() };
+            price.stepped(time, span(beside));
+            now += took;
+        }
+    }
+    price.replicated(span(3_600.0), mono(now));
+    assert!(!price.allows(mono(now + 3.0)));
+    assert!(price.allows(mono(now + 4.0)));
+}
+
+#[test]
+fn without_steps_there_is_no_price() {
+    let mut price = Price::new(0.01);
+    for hour in 0..10 {
+        let now = mono(f64::from(hour) * 3_600.0);
+        assert!(price.allows(now));
+        price.replicated(span(1_800.0), now);
+    }
+    assert_eq!(price.per_second(), None);
+}
+
+#[test]
+fn a_clock_that_goes_back_and_steps_of_no_length_do_no_harm() {
+    let mut price = Price::new(0.01);
+    let time = |start, end| StepTime { start: Mono(start), end: Mono(end), saving: Span(7) };
+    price.stepped(time(9, 3), Span(5));
+    price.stepped(time(5, 5), Span(0));
+    price.stepped(time(u64::MAX, 0), Span(u64::MAX));
+    price.stepped(time(0, u64::MAX), Span(u64::MAX));
+    price.replicated(Span(u64::MAX), Mono(u64::MAX));
+    price.allows(Mono(0));
+    assert!(price.allows(Mono(1)));
+}

@@ -1,0 +1,191 @@
+//! What replicating costs the jobs of this host, and whether the next replica has to wait for that.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mainstay_core::checkpoint::price::{Price, StepTime};
+use mainstay_core::time::{Mono, Span};
+
+use crate::os::monotonic;
+
+/// So many spells of replicating are remembered: steps are told of up to a second after they ended.
+const SPELLS: usize = 256;
+
+/// A job that tells of no step for so long is gone, or trains no more.
+const GONE: Span = Span::seconds(3600);
+
+/// What is replicated at the moment, and what that costs each job.
+#[derive(Debug)]
+pub(crate) struct Courtesy {
+    allowed: f64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: BTreeMap<String, (Price, Mono)>,
+    /// How many shards are on their way, in and out, and since when there is one.
+    busy: usize,
+    since: Mono,
+    /// When there was one before.
+    spells: VecDeque<(Mono, Mono)>,
+    held_since: Option<Mono>,
+    held: Span,
+}
+
+/// A shard is on its way until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Busy<'a>(&'a Courtesy);
+
+impl Courtesy {
+    /// Replicas may cost each job the share `allowed` of its time; 0 for any.
+    pub(crate) fn new(allowed: f64) -> Courtesy {
+        Courtesy { allowed, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A shard begins to be sent or taken.
+    pub(crate) fn begin(&self) -> Busy<'_> {
+        let mut state = self.state();
+        if state.busy == 0 {
+            state.since = monotonic();
+        }
+        state.busy += 1;
+        Busy(self)
+    }
+
+    /// A rank of a job of this host completed these steps.
+    pub(crate) fn stepped(&self, job: &str, steps: &[StepTime]) {
+        let now = monotonic();
+        let mut state = self.state();
+        let times: Vec<Span> = steps.iter().map(|step| state.within(step.start, step.end, now)).collect();
+        let fresh = || (Price::new(self.allowed), now);
+        let (price, told) = state.jobs.entry(job.to_owned()).or_insert_with(fresh);
+        *told = now;
+        steps.iter().zip(times).for_each(|(step, replicating)| price.stepped(*step, replicating));
+    }
+
+    /// Whether a replica may be sent now: no job has paid its share already.
+    pub(crate) fn allows(&self) -> bool {
+        let now = monotonic();
+        let mut state = self.state();
+        state.jobs.retain(|_, (_, told)| now.since(*told) < GONE);
+        // Each is asked: one that has saved up enough must know that time passes.
+        let allows = state.jobs.values_mut().fold(true, |all, (price, _)| price.allows(now) && all);
+        match (allows, state.held_since) {
+            (true, Some(since)) => {
+                state.held = state.held.plus(now.since(since));
+                state.held_since = None;
+            }
+            (false, None) => state.held_since = Some(now),
+            _ => {}
+        }
+        allows
+    }
+
+    /// Seconds of training that a second of replicating costs the job that pays most, where that is known.
+    pub(crate) fn price(&self) -> Option<f64> {
+        let state = self.state();
+        state.jobs.values().filter_map(|(price, _)| price.per_second()).reduce(f64::max)
+    }
+
+    /// For how long there was something to send that waited, in all.
+    pub(crate) fn held(&self) -> Span {
+        let state = self.state();
+        let now = state.held_since.map_or(Span::default(), |since| monotonic().since(since));
+        state.held.plus(now)
+    }
+}
+
+impl State {
+    /// How long between these times something was on its way.
+    fn within(&self, from: Mono, to: Mono, now: Mono) -> Span {
+        let running = (self.busy > 0).then_some((self.since, now));
+        let spells = self.spells.iter().copied().chain(running);
+        let shared = spells.map(|(began, ended)| ended.min(to).since(began.max(from)));
+        shared.fold(Span::default(), Span::plus)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let now = monotonic();
+        let mut state = self.0.state();
+        state.busy = state.busy.saturating_sub(1);
+        if state.busy > 0 {
+            return;
+        }
+        let began = state.since;
+        if state.spells.len() >= SPELLS {
+            state.spells.pop_front();
+        }
+        state.spells.push_back((began, now));
+        state.jobs.values_mut().for_each(|(price, _)| price.replicated(now.since(began), now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(end: Mono, took: Span) -> StepTime {
+        StepTime { start: Mono(end.0 - took.0), end, saving: Span::default() }
+    }
+
+    /// Steps before anything was replicated, and until now steps of twice the time while that went on.
+    fn dear(courtesy: &Courtesy) {
+        let (began, took) = (Mono(monotonic().0 - 3_000_000_000), Span::millis(10));
+        let quiet: Vec<StepTime> = (1..=100).map(|n| step(Mono(began.0 + n * took.0), took)).collect();
+        courtesy.stepped("job", &quiet);
+        courtesy.state().spells.push_back((Mono(began.0 + 1_000_000_000), monotonic()));
+        let slow = Span::millis(20);
+        let beside: Vec<StepTime> =
+            (1..=100).map(|n| step(Mono(began.0 + 1_000_000_000 + n * slow.0), slow)).collect();
+        courtesy.stepped("job", &beside);
+    }
+
+    #[test]
+    fn steps_beside_a_shard_on_its_way_are_told_from_others_and_pay_for_it() {
+        let courtesy = Courtesy::new(0.01);
+        dear(&courtesy);
+        assert!(courtesy.price().unwrap() > 0.4, "{:?}", courtesy.price());
+        assert!(courtesy.allows());
+        // Two overlap: it is one spell.
+        let (one, other) = (courtesy.begin(), courtesy.begin());
+        drop(one);
+        courtesy.state().since = Mono(monotonic().0 - 100_000_000_000);
+        drop(other);
+        assert!(!courtesy.allows());
+        let state = courtesy.state();
+        assert_eq!((state.spells.len(), state.busy), (2, 0));
+        assert!(state.held_since.is_some());
+    }
+
+    #[test]
+    fn without_jobs_or_without_a_bound_nothing_waits() {
+        let (nobody, unbounded) = (Courtesy::new(0.01), Courtesy::new(0.0));
+        dear(&unbounded);
+        for courtesy in [&nobody, &unbounded] {
+            let busy = courtesy.begin();
+            courtesy.state().since = Mono(1);
+            drop(busy);
+            assert!(courtesy.allows());
+            assert_eq!(courtesy.held(), Span::default());
+        }
+    }
+
+    #[test]
+    fn what_is_on_its_way_now_counts_for_the_steps_of_now() {
+        let courtesy = Courtesy::new(0.01);
+        let busy = courtesy.begin();
+        let (now, state) = (monotonic(), courtesy.state());
+        let within = state.within(Mono(now.0 - 5), Mono(now.0 + 7), Mono(now.0 + 100));
+        assert!(within.0 >= 7, "{within:?}");
+        assert_eq!(state.within(Mono(1), Mono(2), now), Span::default());
+        drop(state);
+        drop(busy);
+    }
+}
