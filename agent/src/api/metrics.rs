@@ -65,7 +65,7 @@ const CHECKPOINT_STEP: &str = "mainstay_checkpoint_step";
 const CHECKPOINT_SENT: &str = "mainstay_checkpoint_sent_bytes_total";
 const CHECKPOINT_FAILURES: &str = "mainstay_checkpoint_send_failures_total";
 const CHECKPOINT_DAMAGED: &str = "mainstay_checkpoint_damaged_total";
-const CHECKPOINT_PRICE: &str = "mainstay_checkpoint_replication_price_ratio";
+const CHECKPOINT_PAID: &str = "mainstay_checkpoint_replication_cost_seconds_total";
 const CHECKPOINT_HELD: &str = "mainstay_checkpoint_replication_held_seconds_total";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
@@ -178,10 +178,10 @@ pub const METRICS: &[Metric] = &[
         help: "Tries to send them that failed.",
     },
     Metric {
-        name: CHECKPOINT_PRICE,
-        kind: Kind::Gauge,
+        name: CHECKPOINT_PAID,
+        kind: Kind::Counter,
         labels: &[],
-        help: "Seconds of training that a second of replicating costs, by what steps take with and without it.",
+        help: "Seconds of training that replicas have cost this host's jobs, by what steps take with and without them.",
     },
     Metric {
         name: CHECKPOINT_HELD,
@@ -393,11 +393,9 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
         counter!(CHECKPOINT_SENT, "to" => "peer").absolute(counts.bytes_sent);
         counter!(CHECKPOINT_FAILURES, "to" => "peer").absolute(counts.failures);
         counter!(CHECKPOINT_DAMAGED).absolute(counts.damaged);
-        let (price, held) = checkpoints.price();
-        if let Some(price) = price {
-            gauge!(CHECKPOINT_PRICE).set(price);
-        }
-        counter!(CHECKPOINT_HELD).absolute(held.as_secs());
+        let toll = checkpoints.toll();
+        counter!(CHECKPOINT_PAID).absolute(toll.paid.as_secs());
+        counter!(CHECKPOINT_HELD).absolute(toll.held.as_secs());
         if let Some(durable) = checkpoints.durable_figures() {
             counter!(CHECKPOINT_SENT, "to" => "durable").absolute(durable.bytes_sent);
             counter!(CHECKPOINT_FAILURES, "to" => "durable").absolute(durable.failures);

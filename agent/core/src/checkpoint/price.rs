@@ -107,10 +107,12 @@ impl Price {
         }
     }
 
-    /// Replicas were sent or taken for so long, until `now`.
-    pub fn replicated(&mut self, took: Span, now: Mono) {
+    /// Replicas were sent or taken for so long, until `now`. Seconds of training that it cost, as far as is known.
+    pub fn replicated(&mut self, took: Span, now: Mono) -> f64 {
         self.grow(now);
-        self.left_s -= self.believed() * took.as_seconds();
+        let cost_s = self.believed() * took.as_seconds();
+        self.left_s -= cost_s;
+        cost_s
     }
 
     /// Whether a replica may be sent now.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use mainstay_core::checkpoint::price::{Price, StepTime};
 use mainstay_core::time::{Mono, Span};
@@ -31,6 +32,19 @@ struct State {
     spells: VecDeque<(Mono, Mono)>,
     held_since: Option<Mono>,
     held: Span,
+    /// Seconds of training, of the job that paid most each time.
+    paid_s: f64,
+}
+
+/// What training pays for replicas, by what its steps take with and without them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Toll {
+    /// Seconds of training that a second of replicating costs the job that pays most, where that is known; below zero by chance.
+    pub per_second: Option<f64>,
+    /// What was paid since the start, as far as it stood out of the noise.
+    pub paid: Duration,
+    /// For how long there was something to send that waited, in all.
+    pub held: Duration,
 }
 
 /// A shard is on its way until this is dropped.
@@ -86,17 +100,15 @@ impl Courtesy {
         allows
     }
 
-    /// Seconds of training that a second of replicating costs the job that pays most, where that is known.
-    pub(crate) fn price(&self) -> Option<f64> {
+    /// What replicating costs, and has cost.
+    pub(crate) fn toll(&self) -> Toll {
         let state = self.state();
-        state.jobs.values().filter_map(|(price, _)| price.per_second()).reduce(f64::max)
-    }
-
-    /// For how long there was something to send that waited, in all.
-    pub(crate) fn held(&self) -> Span {
-        let state = self.state();
-        let now = state.held_since.map_or(Span::default(), |since| monotonic().since(since));
-        state.held.plus(now)
+        let waits = state.held_since.map_or(Span::default(), |since| monotonic().since(since));
+        Toll {
+            per_second: state.jobs.values().filter_map(|(price, _)| price.per_second()).reduce(f64::max),
+            paid: Duration::from_secs_f64(state.paid_s),
+            held: Duration::from_nanos(state.held.plus(waits).0),
+        }
     }
 }
 
@@ -123,7 +135,9 @@ impl Drop for Busy<'_> {
             state.spells.pop_front();
         }
         state.spells.push_back((began, now));
-        state.jobs.values_mut().for_each(|(price, _)| price.replicated(now.since(began), now));
+        let costs = state.jobs.values_mut().map(|(price, _)| price.replicated(now.since(began), now));
+        let most = costs.fold(0.0, f64::max);
+        state.paid_s += most;
     }
 }
 
@@ -151,7 +165,7 @@ mod tests {
     fn steps_beside_a_shard_on_its_way_are_told_from_others_and_pay_for_it() {
         let courtesy = Courtesy::new(0.01);
         dear(&courtesy);
-        assert!(courtesy.price().unwrap() > 0.4, "{:?}", courtesy.price());
+        assert!(courtesy.toll().per_second.unwrap() > 0.4, "{:?}", courtesy.toll());
         assert!(courtesy.allows());
         // Two overlap: it is one spell.
         let (one, other) = (courtesy.begin(), courtesy.begin());
@@ -159,6 +173,7 @@ mod tests {
         courtesy.state().since = Mono(monotonic().0 - 100_000_000_000);
         drop(other);
         assert!(!courtesy.allows());
+        assert!(courtesy.toll().paid > Duration::from_secs(40), "{:?}", courtesy.toll());
         let state = courtesy.state();
         assert_eq!((state.spells.len(), state.busy), (2, 0));
         assert!(state.held_since.is_some());
@@ -173,7 +188,7 @@ mod tests {
             courtesy.state().since = Mono(1);
             drop(busy);
             assert!(courtesy.allows());
-            assert_eq!(courtesy.held(), Span::default());
+            assert_eq!(courtesy.toll().held, Duration::ZERO);
         }
     }
 

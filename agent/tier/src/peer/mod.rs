@@ -40,6 +40,7 @@ pub mod wire;
 const REPLICATE_NICE: i32 = 15;
 
 pub use crate::os::monotonic;
+pub use courtesy::Toll;
 pub use durable::{Durable, Figures};
 pub use message::{Held, Inventory};
 pub use own::{Opened, Watched};

@@ -24,7 +24,7 @@ use self::counts::Counters;
 pub use self::counts::Counts;
 use self::refusals::Refusals;
 use super::client::Asking;
-use super::courtesy::Courtesy;
+use super::courtesy::{Courtesy, Toll};
 use super::durable::{Durable, Figures};
 use super::error::PeerError;
 use super::message::Inventory;
@@ -291,10 +291,9 @@ impl Service {
         self.shared.courtesy.stepped(job, steps);
     }
 
-    /// Seconds of training that a second of replicating costs, where that is known, and for how long replicas have waited because of it.
-    pub fn price(&self) -> (Option<f64>, Duration) {
-        let courtesy = &self.shared.courtesy;
-        (courtesy.price(), Duration::from_nanos(courtesy.held().0))
+    /// What training pays for replicas, as far as it tells of its steps.
+    pub fn toll(&self) -> Toll {
+        self.shared.courtesy.toll()
     }
 
     /// What went into durable storage, where there is some.

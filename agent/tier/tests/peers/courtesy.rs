@@ -1,5 +1,7 @@
 //! Replicas that have cost training its share wait, and go when nobody trains.
 
+use std::time::Duration;
+
 use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::time::{Mono, Span};
 use mainstay_tier::peer::monotonic;
@@ -42,7 +44,8 @@ fn replicas_that_have_cost_training_its_share_wait_and_go_when_it_stands_still()
     let hosts = pair(0.001);
     let host = &hosts[0];
     learn(host);
-    assert!(host.service().price().0.is_some_and(|price| price > 0.5), "{:?}", host.service().price());
+    let toll = host.service().toll();
+    assert!(toll.per_second.is_some_and(|price| price > 0.5), "{toll:?}");
     // What was saved up is spent on this one.
     host.save(0, 20, &[0], 1);
     host.wait_for_copies(20, 2);
@@ -50,9 +53,10 @@ fn replicas_that_have_cost_training_its_share_wait_and_go_when_it_stands_still()
     until("a replica to wait", || {
         steps(host, Mono(monotonic().0 - USUAL.0), 1);
         host.service().nudge();
-        !host.service().price().1.is_zero()
+        !host.service().toll().held.is_zero()
     });
     assert_eq!(host.least_copies(30), 1);
+    assert!(host.service().toll().paid > Duration::from_millis(100));
     // No step is told of any more.
     host.wait_for_copies(30, 2);
 }
@@ -69,5 +73,5 @@ fn without_a_bound_replicas_cost_what_they_cost() {
             host.least_copies(step) == 2
         });
     }
-    assert!(host.service().price().1.is_zero());
+    assert!(host.service().toll().held.is_zero());
 }
