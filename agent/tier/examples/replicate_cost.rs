@@ -254,6 +254,7 @@ fn settings(store: &Path, peers: Vec<String>, quota: u64) -> Settings {
         keep: 2,
         avoid: Default::default(),
         rate: 0,
+        slowdown: 0.0,
         streams: STREAMS,
         interval: Duration::from_secs(3600),
         patience: Patience::default(),
