@@ -90,7 +90,7 @@ pub struct Catalog {
 }
 
 /// The files of the catalogue that comes with the program.
-const FILES: [(&str, &str); 17] = [
+const FILES: [(&str, &str); 20] = [
     ("xid.toml", include_str!("../../../catalog/signatures/xid.toml")),
     ("gpu.toml", include_str!("../../../catalog/signatures/gpu.toml")),
     ("cuda.toml", include_str!("../../../catalog/signatures/cuda.toml")),
@@ -105,6 +105,9 @@ const FILES: [(&str, &str); 17] = [
     ("storage.toml", include_str!("../../../catalog/signatures/storage.toml")),
     ("host.toml", include_str!("../../../catalog/signatures/host.toml")),
     ("scheduler.toml", include_str!("../../../catalog/signatures/scheduler.toml")),
+    ("slurm.toml", include_str!("../../../catalog/signatures/slurm.toml")),
+    ("kubernetes.toml", include_str!("../../../catalog/signatures/kubernetes.toml")),
+    ("remote.toml", include_str!("../../../catalog/signatures/remote.toml")),
     ("process.toml", include_str!("../../../catalog/signatures/process.toml")),
     ("families.toml", include_str!("../../../catalog/signatures/families.toml")),
     ("vocabulary.toml", include_str!("../../../catalog/signatures/vocabulary.toml")),
