@@ -9,7 +9,7 @@ use crate::verdict::FaultDomain;
 pub const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
 
 /// Failures, by batch.
-const BATCHES: [(&str, &str); 25] = [
+const BATCHES: [(&str, &str); 26] = [
     ("batch1", include_str!("../../../catalog/cases/batch1.txt")),
     ("batch2", include_str!("../../../catalog/cases/batch2.txt")),
     ("batch3", include_str!("../../../catalog/cases/batch3.txt")),
@@ -35,6 +35,7 @@ const BATCHES: [(&str, &str); 25] = [
     ("batch23", include_str!("../../../catalog/cases/batch23.txt")),
     ("batch24", include_str!("../../../catalog/cases/batch24.txt")),
     ("batch25", include_str!("../../../catalog/cases/batch25.txt")),
+    ("batch26", include_str!("../../../catalog/cases/batch26.txt")),
 ];
 
 /// What stands before the kernel's lines of a case.
