@@ -101,12 +101,24 @@ pub fn key_of_any_size(spec: &JobSpec, checkpoint_dir: Option<&str>) -> String {
     hash.to_string()
 }
 
+/// A name for one user's program, whatever its arguments and its number of ranks.
+pub(crate) fn program_of(spec: &JobSpec) -> String {
+    let mut hash = Fnv::default();
+    hash.word(spec.uid.to_string().as_bytes());
+    program(spec).for_each(|word| hash.word(word.as_bytes()));
+    hash.to_string()
+}
+
+/// What is run: an interpreter and its script, or a program and its first argument.
+fn program(spec: &JobSpec) -> impl Iterator<Item = &String> {
+    spec.command.iter().filter(|word| !word.starts_with('-')).take(2)
+}
+
 fn name(spec: &JobSpec, checkpoint_dir: Option<&str>, hash: &mut Fnv) {
     match checkpoint_dir {
         Some(directory) => {
             hash.word(directory.as_bytes());
-            let program = spec.command.iter().filter(|word| !word.starts_with('-')).take(2);
-            program.for_each(|word| hash.word(word.as_bytes()));
+            program(spec).for_each(|word| hash.word(word.as_bytes()));
         }
         None => spec.command.iter().for_each(|word| hash.word(word.as_bytes())),
     }

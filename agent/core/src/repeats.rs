@@ -1,13 +1,14 @@
 //! The same failure again: what the journal tells of earlier failures with the fingerprint of the present one, in this job and
 //! in others, in this boot of the host and in earlier ones. A job whose program was changed since gets a new chance: what failed
-//! before the change does not speak against it.
+//! before the change does not speak against it. Each run of a job has a name of its own; runs of one user's program are one job.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::entry::{Body, Entry, Fact};
+use crate::entry::{Body, Entry, Fact, JobSpec};
 use crate::id::{BootId, JobId};
+use crate::learned;
 use crate::time::Mono;
 use crate::verdict::{Cause, Verdict};
 
@@ -15,7 +16,7 @@ use crate::verdict::{Cause, Verdict};
 const FINGERPRINTS: usize = 512;
 /// Failures that are remembered of each, the newest.
 const FAILURES: usize = 32;
-/// Jobs whose programs are remembered.
+/// Runs whose programs are remembered.
 const JOBS: usize = 512;
 
 /// Earlier failures with the same fingerprint.
@@ -30,7 +31,7 @@ pub struct SeenBefore {
     /// Of those in other boots of the host: whatever passes with a restart of the host had passed.
     #[serde(default)]
     pub in_other_boots: u32,
-    /// Other jobs on this host that failed so.
+    /// Other jobs on this host that failed so: of another user, or of another program.
     #[serde(default)]
     pub other_jobs: u32,
 }
@@ -48,8 +49,17 @@ struct Failure {
     boot: BootId,
     step: Option<u64>,
     fault_at: Mono,
-    /// What the job ran then.
-    program: Option<String>,
+    /// What the job ran then; none where its start is not known.
+    ran: Option<Program>,
+}
+
+/// What a run runs.
+#[derive(Clone, Debug)]
+struct Program {
+    /// Whose program it is, and which: the same for all its runs, whatever their arguments.
+    of: String,
+    /// Its command and files as one number, where they could be read.
+    content: Option<String>,
 }
 
 /// Remembers failures by their fingerprints. Bounded.
@@ -58,15 +68,15 @@ pub struct Repeats {
     failures: BTreeMap<String, VecDeque<Failure>>,
     /// Fingerprints by age, oldest first.
     order: VecDeque<String>,
-    /// What each job ran when it was last started.
-    programs: BTreeMap<JobId, String>,
+    /// What each run runs.
+    programs: BTreeMap<JobId, Program>,
 }
 
 impl Repeats {
     /// Takes in an entry of the journal; only verdicts on exceptions and starts of jobs tell something.
     pub fn take_in(&mut self, entry: &Entry) {
         if let (Body::Fact(Fact::JobStarted(spec)), Some(job)) = (&entry.body, &entry.job) {
-            self.started(job, spec.program.as_ref());
+            self.started(job, spec);
         }
         let (Body::Verdict(verdict), Some(job)) = (&entry.body, &entry.job) else { return };
         let Cause::Exception { fingerprint, .. } = &verdict.cause else { return };
@@ -77,8 +87,8 @@ impl Repeats {
         // A verdict that changed by what a host said is told twice and is one failure.
         failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
         let (job, boot) = (job.clone(), entry.boot.clone());
-        let program = self.programs.get(&job).cloned();
-        failures.push_back(Failure { job, boot, step: verdict.step, fault_at: verdict.fault_at, program });
+        let ran = self.programs.get(&job).cloned();
+        failures.push_back(Failure { job, boot, step: verdict.step, fault_at: verdict.fault_at, ran });
         if failures.len() > FAILURES {
             failures.pop_front();
         }
@@ -89,34 +99,33 @@ impl Repeats {
         }
     }
 
-    fn started(&mut self, job: &JobId, program: Option<&String>) {
+    fn started(&mut self, job: &JobId, spec: &JobSpec) {
         self.programs.remove(job);
         if self.programs.len() >= JOBS {
             self.programs.clear();
         }
-        if let Some(program) = program {
-            self.programs.insert(job.clone(), program.clone());
-        }
+        let program = Program { of: learned::program_of(spec), content: spec.program.clone() };
+        self.programs.insert(job.clone(), program);
     }
 
     /// What was seen before the failure of that verdict; none if nothing was, or if it has no fingerprint.
     pub fn before(&self, job: &JobId, boot: &BootId, verdict: &Verdict) -> Option<SeenBefore> {
         let Cause::Exception { fingerprint, .. } = &verdict.cause else { return None };
         let mut seen = SeenBefore::default();
-        let mut others: Vec<&JobId> = Vec::new();
+        let mut others: Vec<&str> = Vec::new();
         let failures = self.failures.get(fingerprint)?;
         let now = self.programs.get(job);
-        let changed = |of: &Failure| of.program.as_ref().zip(now).is_some_and(|(then, now)| then != now);
         for of in failures.iter().filter(|of| !(of.fault_at == verdict.fault_at && of.boot == *boot)) {
-            if of.job == *job && changed(of) {
-                continue;
-            }
-            if of.job == *job {
+            let both = of.ran.as_ref().zip(now);
+            if of.job != *job && both.is_none_or(|(then, now)| then.of != now.of) {
+                let other = of.ran.as_ref().map_or(of.job.0.as_str(), |ran| &ran.of);
+                if !others.contains(&other) {
+                    others.push(other);
+                }
+            } else if !both.is_some_and(|(then, now)| was_changed(then, now)) {
                 seen.in_this_job += 1;
                 seen.at_this_step += u32::from(of.step == verdict.step);
                 seen.in_other_boots += u32::from(of.boot != *boot);
-            } else if !others.contains(&&of.job) {
-                others.push(&of.job);
             }
         }
         seen.other_jobs = u32::try_from(others.len()).unwrap_or(u32::MAX);
@@ -124,10 +133,14 @@ impl Repeats {
     }
 }
 
+/// Whether it is another program than then; what could not be read is no change.
+fn was_changed(then: &Program, now: &Program) -> bool {
+    then.content.as_ref().zip(now.content.as_ref()).is_some_and(|(then, now)| then != now)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::JobSpec;
     use crate::id::{Attempt, Incident};
     use crate::time::{Stamp, Wall};
     use crate::verdict::FaultDomain;
@@ -199,6 +212,30 @@ mod tests {
         assert_eq!(seen(Some("one")), Some(1));
         // What cannot be read is no change.
         assert_eq!(seen(None), Some(1));
+    }
+
+    #[test]
+    fn runs_of_one_program_are_one_job_and_those_of_other_programs_or_users_are_others() {
+        let started = |job: &str, command: &str, uid: u32| {
+            let command = command.split(' ').map(str::to_owned).collect();
+            let program = Some("same".to_owned());
+            let spec = JobSpec { command, uid, program, ..JobSpec::default() };
+            Entry { body: Body::Fact(Fact::JobStarted(spec)), ..entry(job, "boot", verdict("x", 7, 1)) }
+        };
+        let seen = |earlier: &[(&str, &str, u32)]| {
+            let mut repeats = Repeats::default();
+            for (n, (job, command, uid)) in (10..).zip(earlier) {
+                repeats.take_in(&started(job, command, *uid));
+                repeats.take_in(&entry(job, "boot", verdict("x", 7, n)));
+            }
+            repeats.take_in(&started("exp.9", "python train.py --lr 1", 1000));
+            repeats.before(&JobId("exp.9".into()), &BootId("boot".into()), &verdict("x", 7, 30))
+        };
+        let again = [("exp", "python train.py --lr 1", 1000), ("exp.2", "python train.py --lr 2", 1000)];
+        let expected = SeenBefore { in_this_job: 2, at_this_step: 2, ..SeenBefore::default() };
+        assert_eq!(seen(&again), Some(expected));
+        let others = [("a", "python eval.py", 1000), ("b", "python train.py --lr 1", 1001)];
+        assert_eq!(seen(&others), Some(SeenBefore { other_jobs: 2, ..SeenBefore::default() }));
     }
 
     #[test]
