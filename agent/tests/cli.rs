@@ -12,7 +12,7 @@ use mainstay_core::entry::{Body, Fact};
 use mainstay_core::health::HealthState;
 use mainstay_core::id::{Attempt, Incident, Rank};
 use mainstay_core::time::Mono;
-use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
+use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use serde_json::Value;
 use server::Server;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
@@ -52,6 +52,7 @@ fn verdict() -> Body {
         domain: FaultDomain::Unknown,
         class: None,
         deterministic: false,
+        doubts: Doubts::default(),
         confidence: 0.6,
         culprit: Some(Rank(1)),
         victims: vec![Rank(0)],

@@ -8,7 +8,7 @@ use mainstay_core::health::{Component, Evidence, HealthChange, HealthState, Reco
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::policy::Rung;
 use mainstay_core::time::{Mono, Span, Stamp, Wall};
-use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Outcome, Verdict};
+use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Verdict};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -221,7 +221,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
         prop_oneof![Just(FaultDomain::User), Just(FaultDomain::Hardware), Just(FaultDomain::Unknown)];
     let what = (incident(), attempt(), text(), cause, domain, number());
     let where_ = (option::of(rank()), vec(rank(), 0..4), option::of(any::<u64>()), any::<bool>());
-    let class = (option::of(text()), any::<bool>());
+    let class = (option::of(text()), any::<bool>(), (vec(text(), 0..3), vec(text(), 0..3)));
     (what, where_, mono(), mono(), vec(text(), 0..3), class).prop_map(
         |(
             (incident, attempt, headline, cause, domain, confidence),
@@ -229,7 +229,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
             fault_at,
             detected_at,
             evidence,
-            (class, deterministic),
+            (class, deterministic, doubts),
         )| Verdict {
             incident,
             attempt,
@@ -238,6 +238,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
             domain,
             class,
             deterministic,
+            doubts: Doubts { against: doubts.0, would_change: doubts.1 },
             confidence,
             culprit,
             victims,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::attribute::catalog::{Catalog, Determinism};
 use crate::attribute::class::Class;
 use crate::attribute::exit::{Exit, Status};
+use crate::attribute::explain::{self, Report};
 use crate::attribute::fuse::JobSoFar;
 use crate::attribute::scan::{Findings, Kind, Scan};
 use crate::attribute::{Attribution, Evidence, Observation, attribute};
@@ -13,7 +14,7 @@ use crate::id::Rank;
 use crate::judge::RankEnd;
 use crate::testimony::Testimony;
 use crate::time::Span;
-use crate::verdict::{Cause, FaultDomain, Verdict};
+use crate::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use crate::witness;
 
 /// What an OOM kill at the time of a SIGKILL speaks with, in log-odds.
@@ -58,6 +59,7 @@ pub fn complete(
         });
     }
     let judged = attribute(catalog, &evidence);
+    verdict.doubts = doubts(&evidence, &judged);
     if judged.class == Class::Unknown || judged.domain == FaultDomain::Unknown {
         return;
     }
@@ -105,6 +107,16 @@ fn text_of(note: &Note) -> String {
     } else {
         format!("{}\n{last}", note.traceback)
     }
+}
+
+/// What speaks for something else, and what would have to be seen for another judgement.
+fn doubts(evidence: &Evidence, judged: &Attribution) -> Doubts {
+    let Report { against, would_change, .. } = explain::report(evidence, judged);
+    let against = against.into_iter().take(QUOTED).map(|ground| match ground.quotes.into_iter().next() {
+        Some(quote) => format!("{}: {}", ground.meaning, quote.text.trim()),
+        None => ground.meaning,
+    });
+    Doubts { against: against.collect(), would_change }
 }
 
 fn grounds(judged: &Attribution) -> Vec<String> {
@@ -180,6 +192,20 @@ mod tests {
         let verdict = verdict([raised("builtins.RuntimeError", message, 5), stopped()], 0);
         assert_eq!(verdict.domain, FaultDomain::Hardware);
         assert_eq!(verdict.class.as_deref(), Some("hardware_gpu"));
+    }
+
+    #[test]
+    fn a_verdict_tells_what_speaks_against_it_and_what_would_change_it() {
+        let message = "CUDA error: uncorrectable ECC error encountered";
+        let mut other = raised("builtins.FileNotFoundError", "No such file: /data/shard-7", 6);
+        other.detected_at = Some(Mono(6));
+        let doubted = verdict([raised("builtins.RuntimeError", message, 5), other], 0);
+        assert_eq!(doubted.domain, FaultDomain::Hardware);
+        let against = doubted.doubts.against.join("\n");
+        assert!(against.contains("/data/shard-7"), "{against}");
+        assert!(!doubted.doubts.would_change.is_empty());
+        let plain = verdict([raised("builtins.RuntimeError", message, 5), stopped()], 0);
+        assert!(plain.doubts.against.is_empty(), "{:?}", plain.doubts);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::hang::{ACTIVITY, Hang, HangKind, listed};
 use crate::id::{Attempt, Incident, Rank};
 use crate::last_words;
 use crate::time::Mono;
-use crate::verdict::{Cause, FaultDomain, Verdict};
+use crate::verdict::{Cause, Doubts, FaultDomain, Verdict};
 
 /// How a rank of the failed attempt ended.
 #[derive(Clone, Debug, Default)]
@@ -109,6 +109,7 @@ pub fn judge(
         domain: FaultDomain::Unknown,
         class: None,
         deterministic: false,
+        doubts: Doubts::default(),
         confidence: confidence(&cause, end),
         culprit: Some(culprit),
         step: end.step,
@@ -131,6 +132,7 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
         domain: FaultDomain::Unknown,
         class: None,
         deterministic: false,
+        doubts: Doubts::default(),
         confidence: 1.0,
         culprit: None,
         victims: Vec::new(),
@@ -172,6 +174,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         domain,
         class: class.map(str::to_owned),
         deterministic: false,
+        doubts: Doubts { against: Vec::new(), would_change: would_change(hang) },
         confidence: hang.confidence,
         culprit,
         victims: hang.victims.clone(),
@@ -181,6 +184,23 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         detected_at: hang.confirmed,
         evidence,
     }
+}
+
+/// What would have to be seen for another judgement of a hang.
+fn would_change(hang: &Hang) -> Vec<String> {
+    let mut told = vec![if hang.culprits.is_empty() {
+        "A rank that alone stands elsewhere, by its stack or its counters: it would be where it began."
+            .to_owned()
+    } else {
+        format!("Another rank that has done less than {}, by stacks or counters.", listed(&hang.culprits))
+    }];
+    if hang.kind == HangKind::Network {
+        told.push(
+            "Links without errors at that time: then the ranks took different ways in the program."
+                .to_owned(),
+        );
+    }
+    told
 }
 
 fn what_happened(cause: &Cause, end: &RankEnd) -> String {
@@ -254,6 +274,7 @@ fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
         domain: FaultDomain::Unknown,
         class: None,
         deterministic: false,
+        doubts: Doubts::default(),
         confidence: 0.0,
         culprit: None,
         victims: Vec::new(),

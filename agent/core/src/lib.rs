@@ -46,6 +46,7 @@ pub mod layout;
 pub mod learned;
 pub mod ledger;
 pub mod lemon;
+pub mod markdown;
 pub mod mask;
 pub mod nccl_ras;
 pub mod numbers;

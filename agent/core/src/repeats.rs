@@ -143,7 +143,7 @@ mod tests {
     use super::*;
     use crate::id::{Attempt, Incident};
     use crate::time::{Stamp, Wall};
-    use crate::verdict::FaultDomain;
+    use crate::verdict::{Doubts, FaultDomain};
 
     fn verdict(fingerprint: &str, step: u64, fault_at: u64) -> Verdict {
         Verdict {
@@ -154,6 +154,7 @@ mod tests {
             domain: FaultDomain::Unknown,
             class: None,
             deterministic: false,
+            doubts: Doubts::default(),
             confidence: 0.5,
             culprit: None,
             victims: Vec::new(),

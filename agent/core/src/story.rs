@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::attribute::class::Class;
+use crate::attribute::explain;
 use crate::entry::Body;
 use crate::finding::Finding;
 use crate::id::Incident;
+use crate::markdown;
 use crate::policy::Rung;
 use crate::verdict::{Action, Decision, FaultDomain, Outcome, Verdict};
 
@@ -33,10 +36,12 @@ pub fn story<'e>(
     });
     let verdict = verdicts.rfind(|verdict| wanted.is_none_or(|wanted| verdict.incident == wanted))?.clone();
     let of_it = || entries.clone().filter(|body| body.incident() == Some(verdict.incident));
-    let decision = of_it().find_map(|body| match body {
+    // The last: before it, it may have been decided to wait for the host.
+    let mut decisions = of_it().filter_map(|body| match body {
         Body::Decision(decision) => Some(decision.clone()),
         _ => None,
     });
+    let decision = decisions.next_back();
     let outcome = of_it().find_map(|body| match body {
         Body::Outcome(outcome) => Some(outcome.clone()),
         _ => None,
@@ -47,8 +52,16 @@ pub fn story<'e>(
 /// The failure in words, as text or as Markdown for a ticket; `logs` is where the output of all ranks lies, if that is known.
 pub fn render(story: &Story, logs: Option<&str>, markdown: bool) -> String {
     let Story { verdict, decision, outcome } = story;
-    let (title, bullet) = if markdown { ("## ", "- ") } else { ("", "  ") };
-    let mut lines = vec![format!("{title}{}", verdict.headline), String::new()];
+    let (title, bullet) = marks(markdown);
+    let foreign = |text: &str| if markdown { markdown::escaped(text) } else { markdown::clean(text) };
+    let list = |lines: &mut Vec<String>, title: &str, told: &[String]| {
+        if !told.is_empty() {
+            lines.push(title.to_owned());
+            lines.extend(told.iter().map(|told| format!("{bullet}{}", foreign(told))));
+            lines.push(String::new());
+        }
+    };
+    let mut lines = vec![format!("{title}{}", foreign(&verdict.headline)), String::new()];
     let sure = verdict.confidence * 100.0;
     lines.push(match (&verdict.class, verdict.domain) {
         (Some(class), domain) => format!("Whose fault: {domain} ({class}), {sure:.0} % sure."),
@@ -63,11 +76,14 @@ pub fn render(story: &Story, logs: Option<&str>, markdown: bool) -> String {
         verdict.incident.0, verdict.attempt.0
     ));
     lines.push(String::new());
-    lines.push("What that rests on:".to_owned());
-    lines.extend(verdict.evidence.iter().map(|evidence| format!("{bullet}{}", evidence.replace('\n', " "))));
-    lines.push(String::new());
+    list(&mut lines, "What that rests on:", &verdict.evidence);
+    let against = match verdict.domain {
+        FaultDomain::Unknown => "What else was seen, and can mean several things:",
+        _ => "What speaks against it:",
+    };
+    list(&mut lines, against, &verdict.doubts.against);
     lines.push("What was done:".to_owned());
-    lines.push(match decision.as_ref().map(|decision| (decision.action, &decision.why)) {
+    lines.push(match decision.as_ref().map(|decision| (decision.action, foreign(&decision.why))) {
         Some((Action::RestartInJob { attempt }, why)) => {
             format!("{bullet}all ranks were started again as attempt {}: {why}", attempt.0)
         }
@@ -89,9 +105,17 @@ pub fn render(story: &Story, logs: Option<&str>, markdown: bool) -> String {
     lines.push(String::new());
     lines.push("What to do:".to_owned());
     lines.push(format!("{bullet}{}", advice(verdict)));
+    let class = verdict.class.as_deref().and_then(Class::named);
+    lines.extend(class.map(|class| format!("{bullet}{}", explain::look(class))));
     lines.extend(logs.map(|logs| format!("{bullet}the output of all ranks is in {logs}")));
     lines.push(String::new());
+    list(&mut lines, "What would change this:", &verdict.doubts.would_change);
     lines.join("\n")
+}
+
+/// What stands before a title and before a point of a list.
+fn marks(markdown: bool) -> (&'static str, &'static str) {
+    if markdown { ("## ", "- ") } else { ("", "  ") }
 }
 
 /// The next step of the person who reads it.
@@ -129,15 +153,14 @@ pub fn findings<'e>(entries: impl Iterator<Item = &'e Body>) -> BTreeMap<u64, Fi
 
 /// Findings in words.
 pub fn render_findings(findings: &BTreeMap<u64, Finding>, markdown: bool) -> String {
-    let (title, bullet) = if markdown { ("## ", "- ") } else { ("", "  ") };
+    let (title, bullet) = marks(markdown);
+    let foreign = |text: &str| if markdown { markdown::escaped(text) } else { markdown::clean(text) };
     let mut lines = Vec::new();
     for finding in findings.values() {
         lines.push(String::new());
-        lines.push(format!("{title}Finding {}: {}", finding.finding, finding.headline));
+        lines.push(format!("{title}Finding {}: {}", finding.finding, foreign(&finding.headline)));
         lines.push(format!("{bullet}{}, {:.0} % sure", finding.domain, finding.confidence * 100.0));
-        lines.extend(
-            finding.evidence.iter().map(|evidence| format!("{bullet}{}", evidence.replace('\n', " "))),
-        );
+        lines.extend(finding.evidence.iter().map(|evidence| format!("{bullet}{}", foreign(evidence))));
     }
     lines.push(String::new());
     lines.join("\n")
@@ -148,7 +171,7 @@ mod tests {
     use super::*;
     use crate::id::{Attempt, Rank};
     use crate::time::{Mono, Span};
-    use crate::verdict::{Cause, DecidedBy};
+    use crate::verdict::{Cause, DecidedBy, Doubts};
 
     fn told(domain: FaultDomain, class: Option<&str>) -> Story {
         let verdict = Verdict {
@@ -159,6 +182,10 @@ mod tests {
             domain,
             class: class.map(str::to_owned),
             deterministic: true,
+            doubts: Doubts {
+                against: vec!["an ECC error on rank 5".into()],
+                would_change: vec!["Machine's fault (12 %): an XID".into()],
+            },
             confidence: 0.8,
             culprit: Some(Rank(3)),
             victims: vec![Rank(0)],
@@ -187,7 +214,10 @@ mod tests {
             "known 2 ms after it happened",
             "  exit note of rank 3",
             "the job was ended with status 1: it came again",
+            "What speaks against it:\n  an ECC error on rank 5",
             "mend the program",
+            "Read the traceback",
+            "What would change this:\n  Machine's fault (12 %): an XID",
             "/runs/x/attempt_1",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
@@ -203,6 +233,27 @@ mod tests {
         assert!(ticket.contains("\n- exit note of rank 3\n"), "{ticket}");
         assert!(ticket.contains("\n- the output of all ranks is in /runs/x\n"), "{ticket}");
         assert!(!terminal.contains("## ") && !terminal.contains("\n- "), "{terminal}");
+    }
+
+    #[test]
+    fn what_others_wrote_neither_formats_a_ticket_nor_drives_a_terminal() {
+        let mut told = told(FaultDomain::User, Some("user_code"));
+        told.verdict.headline = "rank 3 raised E: <b>\x1b[31m\n# [x](y)".into();
+        told.verdict.evidence = vec!["a\n| b |".into()];
+        let ticket = render(&told, None, true);
+        assert!(ticket.starts_with(r"## rank 3 raised E: \<b\> \[31m \# \[x\](y)"), "{ticket}");
+        assert!(ticket.contains("\n- a \\| b \\|\n"), "{ticket}");
+        let terminal = render(&told, None, false);
+        assert!(terminal.starts_with("rank 3 raised E: <b> [31m # [x](y)\n"), "{terminal}");
+    }
+
+    #[test]
+    fn of_several_decisions_on_one_failure_the_last_is_what_was_done() {
+        let Story { verdict, decision, .. } = told(FaultDomain::User, None);
+        let decision = decision.expect("one");
+        let waited = Decision { action: Action::Wait, why: "memory is held".into(), ..decision.clone() };
+        let bodies = [Body::Verdict(verdict), Body::Decision(waited), Body::Decision(decision.clone())];
+        assert_eq!(story(bodies.iter(), None).expect("a story").decision, Some(decision));
     }
 
     #[test]

@@ -90,6 +90,9 @@ pub struct Verdict {
     /// Whether the same would come again in the same place.
     #[serde(default)]
     pub deterministic: bool,
+    /// What speaks against it.
+    #[serde(flatten)]
+    pub doubts: Doubts,
     /// How sure, from 0 to 1: of the domain, or where that is unknown of the culprit.
     pub confidence: f64,
     /// Where it began.
@@ -110,6 +113,17 @@ pub struct Verdict {
     pub detected_at: Mono,
     /// What it rests on, one sentence each, lines of logs quoted.
     pub evidence: Vec<String>,
+}
+
+/// What a judgement has against it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Doubts {
+    /// What speaks for something else, one sentence each, lines of logs quoted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub against: Vec<String>,
+    /// What would change the judgement, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub would_change: Vec<String>,
 }
 
 /// What is to be done: a rung of the ladder, or waiting before one is chosen.

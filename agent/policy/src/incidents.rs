@@ -16,7 +16,7 @@ use mainstay_core::id::{Attempt, Incident as Number, Rank};
 use mainstay_core::policy::{Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Settings};
 use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Span};
-use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
+use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use serde::Deserialize;
 
 use crate::words::rung;
@@ -269,6 +269,7 @@ fn incident(written: Written) -> Result<Incident, String> {
         domain: written.domain,
         class: written.class,
         deterministic: written.deterministic,
+        doubts: Doubts::default(),
         confidence: written.confidence,
         culprit: Some(Rank(written.culprit)),
         victims: Vec::new(),

@@ -11,7 +11,7 @@ use mainstay_core::policy::{
     decide_with,
 };
 use mainstay_core::time::{Mono, Span};
-use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
+use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_policy::{DEFAULT, Policy};
 use proptest::prelude::*;
 
@@ -79,6 +79,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
             domain,
             class,
             deterministic,
+            doubts: Doubts::default(),
             confidence,
             culprit: named.then_some(Rank(0)),
             victims: vec![Rank(1)],

@@ -181,6 +181,10 @@ fn verdict(verdict: &Verdict) -> Value {
         "fault_time": verdict.fault_time.as_ref().map(time),
         "detect_time": verdict.detect_time.as_ref().map(time),
         "evidence": verdict.evidence,
+        "fault_class": verdict.fault_class,
+        "deterministic": verdict.deterministic,
+        "against": verdict.against,
+        "would_change": verdict.would_change,
     }))
 }
 

@@ -5,7 +5,7 @@ use mainstay_core::entry::{Body, ExitStatus, Fact};
 use mainstay_core::health::HealthState;
 use mainstay_core::id::{Attempt, Incident, Pid, Rank};
 use mainstay_core::time::Mono;
-use mainstay_core::verdict::{Cause, FaultDomain, Verdict};
+use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
@@ -258,6 +258,10 @@ pub fn verdict(incident: u64, headline: &str) -> Body {
         domain: FaultDomain::User,
         class: Some("user_code".into()),
         deterministic: true,
+        doubts: Doubts {
+            against: vec!["an ECC error: of GPU 3".into()],
+            would_change: vec!["The same step on another host.".into()],
+        },
         confidence: 0.9,
         culprit: Some(Rank(3)),
         victims: Vec::new(),
@@ -287,9 +291,21 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
         "{}",
         last.text
     );
+    for told in [&last.text, &last.markdown] {
+        assert!(
+            told.contains("What speaks against it:") && told.contains("an ECC error: of GPU 3"),
+            "{told}"
+        );
+        assert!(
+            told.contains("What would change this:") && told.contains("The same step on another host"),
+            "{told}"
+        );
+        assert!(told.contains("Read the traceback"), "{told}");
+    }
     assert!(last.markdown.starts_with("## "), "{}", last.markdown);
     let json: serde_json::Value = serde_json::from_str(&last.json).unwrap();
     assert_eq!(json["verdict"]["class"], "user_code");
+    assert_eq!(json["verdict"]["against"][0], "an ECC error: of GPU 3");
     let first = ask("demo", Some(1)).await.unwrap().into_inner();
     assert!(first.text.contains("ValueError: first"), "{}", first.text);
     assert_eq!(ask("demo", Some(9)).await.unwrap_err().code(), Code::NotFound);

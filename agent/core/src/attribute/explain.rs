@@ -156,14 +156,9 @@ fn capital(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-fn next(judged: &Attribution) -> Vec<String> {
-    let restart = match judged.restart {
-        Restart::RestartSameNodes => "Restart on the same hosts.",
-        Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
-        Restart::RestartAfterWait => "Restart once what was taken or broken is back.",
-        Restart::DoNotRestart => "Do not restart before something was changed: it would fail again.",
-    };
-    let look = match judged.class {
+/// Where a person looks next for failures of that class.
+pub fn look(class: Class) -> &'static str {
+    match class {
         Class::UserCode => "Read the traceback that is quoted and mend the program.",
         Class::UserConfig => "Mend the setting that the quoted line names.",
         Class::Data => {
@@ -189,8 +184,17 @@ fn next(judged: &Attribution) -> Vec<String> {
             "Compare versions of driver, libraries and framework with a host where it works."
         }
         Class::Unknown => "Give the logs of all ranks and the kernel's log of their hosts.",
+    }
+}
+
+fn next(judged: &Attribution) -> Vec<String> {
+    let restart = match judged.restart {
+        Restart::RestartSameNodes => "Restart on the same hosts.",
+        Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
+        Restart::RestartAfterWait => "Restart once what was taken or broken is back.",
+        Restart::DoNotRestart => "Do not restart before something was changed: it would fail again.",
     };
-    let mut next = vec![restart.to_owned(), look.to_owned()];
+    let mut next = vec![restart.to_owned(), look(judged.class).to_owned()];
     if judged.class != Class::Unknown && judged.confidence < 0.75 && judged.restart == Restart::DoNotRestart {
         next.push("In doubt, one retry on other hosts tells a bug from a broken host.".to_owned());
     }

@@ -7,7 +7,7 @@ use crate::ledger::Spending;
 use crate::observation::{Observation, Weight};
 use crate::policy::{Choice, Host, Rung, hindrance};
 use crate::time::{Mono, Span};
-use crate::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Verdict};
+use crate::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Verdict};
 
 use super::deciding::ask_again_after;
 use super::{Job, Order, Output, Phase, Ruling, StopWhy};
@@ -117,6 +117,7 @@ fn nobody_failed(attempt: Attempt, at: Mono) -> Verdict {
         domain: FaultDomain::Unknown,
         class: None,
         deterministic: false,
+        doubts: Doubts::default(),
         confidence: 0.0,
         culprit: None,
         victims: Vec::new(),

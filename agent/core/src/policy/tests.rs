@@ -4,6 +4,7 @@ use super::*;
 use crate::health::{Component, HealthState, RecommendedAction};
 use crate::id::Incident;
 use crate::judge::start_failed;
+use crate::verdict::Doubts;
 
 fn verdict(cause: Cause, step: Option<u64>) -> Verdict {
     Verdict { cause, step, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
@@ -66,6 +67,7 @@ fn a_program_that_fails_by_itself_at_once_is_stopped_and_one_that_has_trained_is
     let plain = Verdict {
         domain: FaultDomain::User,
         deterministic: true,
+        doubts: Doubts::default(),
         confidence: 0.99,
         heartbeats: true,
         ..verdict(exception("a"), None)

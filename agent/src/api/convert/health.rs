@@ -272,6 +272,8 @@ fn verdict(verdict: &Verdict, now: Stamp) -> v1::Verdict {
         evidence: verdict.evidence.clone(),
         fault_class: verdict.class.clone(),
         deterministic: verdict.deterministic,
+        against: verdict.doubts.against.clone(),
+        would_change: verdict.doubts.would_change.clone(),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use mainstay_core::attribute::explain::{Ground, Report};
+use mainstay_core::markdown::{clean, escaped};
 
 use super::show::place;
-use crate::cli::output::clean;
 
 pub(super) fn report(report: &Report) -> String {
     let mut out = format!("## {}\n\n", escaped(&report.headline));
@@ -61,18 +61,6 @@ fn longest_run(text: &str) -> usize {
     text.split(|letter| letter != '`').map(str::len).max().unwrap_or(0)
 }
 
-/// Text in which Markdown sees no commands.
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for letter in clean(text).chars() {
-        if matches!(letter, '\\' | '`' | '*' | '_' | '<' | '>' | '[' | ']' | '|' | '#') {
-            out.push('\\');
-        }
-        out.push(letter);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,8 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_cannot_format() {
-        assert_eq!(escaped("a|b*c"), "a\\|b\\*c");
+    fn a_fence_is_longer_than_what_it_holds() {
         assert_eq!(longest_run("a``b```c"), 3);
     }
 }
