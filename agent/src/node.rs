@@ -30,6 +30,7 @@ pub use words::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
 use gpus::Gpus;
 use launchers::Launcher;
 use resets::Resets;
+use rulings::Ruled;
 
 use crate::act::hook::Hooks;
 use crate::board::Board;
@@ -60,6 +61,8 @@ pub struct Node {
     leave: Option<(String, Leave)>,
     /// Proposals that wait for the GPUs to be read.
     waiting: Vec<(Session, Verdict)>,
+    /// Failures that were ruled on lately, and what was said of each.
+    ruled: Vec<Ruled>,
     /// For what is watched beside the loop.
     own_inputs: mpsc::Sender<Input>,
     /// Keeps how far the kernel log was read once what was read is on the disk.
@@ -104,6 +107,7 @@ impl Node {
             repeats,
             leave: None,
             waiting: Vec::new(),
+            ruled: Vec::new(),
             own_inputs,
             forcing,
         }
@@ -122,7 +126,7 @@ impl Node {
                 () = stop.cancelled() => break,
                 Some(input) = inputs.recv() => self.step(input),
                 // The watchdog is fed from here: it guards the loop, not a timer.
-                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.tell_surroundings(); self.sync(); alive(); }
+                _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.tell_surroundings(); self.tell_what_came_late(); self.sync(); alive(); }
             }
         }
         self.record(None, Fact::AgentStopped);

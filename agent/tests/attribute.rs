@@ -78,3 +78,65 @@ fn what_cannot_be_read_is_named() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("/nonexistent/rank0.log"));
     assert_eq!(mainstay(&[]).status.code(), Some(64));
 }
+
+const ECC: &str = "RuntimeError: CUDA error: uncorrectable ECC error\n";
+
+fn notes(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn what_is_no_text_is_named_with_what_to_do_and_the_rest_is_judged() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let logs = dir.path().to_str().expect("plain text");
+    let empty = mainstay(&["--logs", logs, "--json"]);
+    assert!(notes(&empty).contains("no file in this directory"), "{}", notes(&empty));
+    fs::write(dir.path().join("rank0.log.gz"), [0x1f, 0x8b, 8, 0, 1, 2, 3]).expect("written");
+    fs::write(dir.path().join("rank1.log"), ECC).expect("written");
+    let utf_16: Vec<u8> = [0xff, 0xfe].into_iter().chain(ECC.bytes().flat_map(|byte| [byte, 0])).collect();
+    fs::write(dir.path().join("rank2.log"), utf_16).expect("written");
+    let output = mainstay(&["--logs", logs, "--json"]);
+    let told: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    assert_eq!((&told["class"], &told["culprit"]), (&"hardware_gpu".into(), &1.into()));
+    for note in ["rank0.log.gz is compressed with gzip", "zcat", "rank2.log is UTF-16", "iconv"] {
+        assert!(notes(&output).contains(note), "{note} in {}", notes(&output));
+    }
+    assert!(!notes(&output).contains("rank1.log"), "{}", notes(&output));
+}
+
+#[test]
+fn links_to_files_are_followed_each_file_is_read_once_and_circles_end() {
+    let (dir, elsewhere) =
+        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    fs::write(elsewhere.path().join("0.log"), ECC).expect("written");
+    let link = |target: &std::path::Path, name: &str| {
+        std::os::unix::fs::symlink(target, dir.path().join(name)).expect("a link");
+    };
+    link(&elsewhere.path().join("0.log"), "a.log");
+    link(&elsewhere.path().join("0.log"), "b.log");
+    link(&elsewhere.path().join("gone.log"), "c.log");
+    link(dir.path(), "circle");
+    let output = mainstay(&["--logs", dir.path().to_str().expect("plain text"), "--json"]);
+    let told: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    assert_eq!((&told["class"], &told["evidence"][0]["count"]), (&"hardware_gpu".into(), &1.into()));
+}
+
+#[test]
+fn a_bundle_comes_through_a_pipe_and_a_compressed_one_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let bundle = dir.path().join("bundle");
+    let replay = |what: &str, piped: bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        command.args(["replay", what]);
+        if piped {
+            command.stdin(fs::File::open(&bundle).expect("the bundle"));
+        }
+        command.output().expect("the program runs")
+    };
+    fs::write(&bundle, "{\"mainstay_bundle\":1,\"version\":\"0.1.0\"}\n").expect("written");
+    assert!(text(&replay("-", true)).contains("no failure is recorded there"));
+    fs::write(&bundle, [0x1f, 0x8b, 8, 0]).expect("written");
+    let output = replay(bundle.to_str().expect("plain text"), false);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(notes(&output).contains("| mainstay replay -"), "{}", notes(&output));
+}

@@ -31,6 +31,7 @@ fn entries() -> Vec<Body> {
             step: Some(1),
             after_stop: true,
             stderr_tail: vec![String::new()],
+            stdout_tail: vec![String::new()],
         }),
         Body::Fact(Fact::Xid(Xid {
             gpu: PciAddress { domain: 0, bus: 1, device: 0 },

@@ -132,11 +132,22 @@ fn fact() -> impl Strategy<Value = Fact> {
             exit_status(),
             option::of(any::<u64>()),
             any::<bool>(),
-            vec(text(), 0..4)
+            (vec(text(), 0..4), vec(text(), 0..4))
         )
-            .prop_map(|((attempt, rank, pid), status, step, after_stop, stderr_tail)| {
-                Fact::RankExited { attempt, rank, pid, status, step, after_stop, stderr_tail }
-            }),
+            .prop_map(
+                |((attempt, rank, pid), status, step, after_stop, (stderr_tail, stdout_tail))| {
+                    Fact::RankExited {
+                        attempt,
+                        rank,
+                        pid,
+                        status,
+                        step,
+                        after_stop,
+                        stderr_tail,
+                        stdout_tail,
+                    }
+                }
+            ),
     ];
     prop_oneof![of_host_and_job, of_attempts, of_ranks]
 }

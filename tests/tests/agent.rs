@@ -250,11 +250,7 @@ if ATTEMPT == 0:
     let job = stage.python(script).ranks(1).with(&agent).start();
     job.mark("ready");
     job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
-    let uptime = std::fs::read_to_string("/proc/uptime").expect("the time since boot");
-    let seconds: f64 = uptime.split(' ').next().and_then(|first| first.parse().ok()).expect("a number");
-    let microseconds = (seconds * 1e6) as u64;
-    let xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
-    std::fs::write(&log, format!("4,1,{microseconds},-;{xid}\n")).expect("the kernel writes");
+    a_gpu_falls_off_the_bus(&log);
     agent.wait_for("the XID", |entry| matches!(entry.body, Body::Fact(Fact::Xid(_))).then_some(()));
     stage.mark("lost");
     let end = job.end();
@@ -267,4 +263,51 @@ if ATTEMPT == 0:
     assert!(last.evidence.iter().any(|line| line.contains("fallen off the bus")), "{end}");
     // What the words of the rank alone came to stands before it.
     assert_eq!((verdicts.len(), verdicts[0].domain), (2, FaultDomain::Unknown), "{end}");
+}
+
+/// As the kernel tells it, now.
+fn a_gpu_falls_off_the_bus(log: &std::path::Path) {
+    let uptime = std::fs::read_to_string("/proc/uptime").expect("the time since boot");
+    let seconds: f64 = uptime.split(' ').next().and_then(|first| first.parse().ok()).expect("a number");
+    let microseconds = (seconds * 1e6) as u64;
+    let xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
+    std::fs::write(log, format!("4,1,{microseconds},-;{xid}\n")).expect("the kernel writes");
+}
+
+#[test]
+fn what_the_kernel_says_seconds_after_the_restart_still_changes_whose_fault_it_was() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let log = stage.work().join("kmsg");
+    std::fs::write(&log, "").expect("a kernel log of our own");
+    let variable = format!("MAINSTAY_AGENT_KERNEL_LOG_PATH={}", log.display());
+    let agent = Agent::start_under(&["env".into(), variable, mainstay().display().to_string()], &stage);
+    let script = r#"
+import mainstay
+mainstay.step(ATTEMPT)
+if ATTEMPT == 0:
+    mark("ready")
+    wait_for("fail")
+    raise RuntimeError("CUDA error: unspecified launch failure")
+mark("again")
+wait_for("heard")
+"#;
+    let job = stage.python(script).ranks(1).with(&agent).start();
+    job.mark("ready");
+    job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
+    stage.mark("fail");
+    job.mark("again");
+    a_gpu_falls_off_the_bus(&log);
+    agent.wait_for("the verdict anew", |entry| {
+        matches!(&entry.body, Body::Verdict(of) if of.domain == FaultDomain::Hardware).then_some(())
+    });
+    stage.mark("heard");
+    let end = job.end();
+    end.assert_status(0);
+    let told: Vec<_> =
+        story::verdicts(&end.story).iter().map(|verdict| (verdict.incident.0, verdict.domain)).collect();
+    assert_eq!(told, [(1, FaultDomain::Unknown), (1, FaultDomain::Hardware)], "{end}");
+    assert_eq!(story::decisions(&end.story).len(), 1, "{end}");
 }

@@ -76,7 +76,7 @@ fn evidence(catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) -> Evidence {
     let mut deaths: Vec<(&Rank, &RankEnd)> = failed.collect();
     deaths.sort_by_key(|(rank, end)| (end.failed_at(), **rank));
     for (order, (rank, end)) in deaths.into_iter().enumerate() {
-        evidence.findings.push(words(catalog, *rank, end));
+        evidence.findings.extend(words(catalog, *rank, end));
         // A rank that raised was stopped by us on its way out: its status says nothing.
         if let (None, Some((status, _))) = (&end.note, end.exit) {
             let status = match status {
@@ -89,13 +89,23 @@ fn evidence(catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) -> Evidence {
     evidence
 }
 
-/// What a rank said last: its exit note, which is whole, or else the end of its standard error.
-fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Findings {
-    let text = match &end.note {
-        Some(note) => text_of(note),
-        None => end.stderr_tail.join("\n"),
+/// What a rank said last: its exit note, which is whole, or else the end of its standard error; what it wrote there before
+/// its traceback; and the end of its standard output, where NCCL warns.
+fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> impl Iterator<Item = Findings> {
+    let traceback =
+        end.stderr_tail.iter().position(|line| line.contains("Traceback (most recent call last):"));
+    let (last, before) = match &end.note {
+        Some(note) => (text_of(note), &end.stderr_tail[..traceback.unwrap_or(end.stderr_tail.len())]),
+        None => (end.stderr_tail.join("\n"), [].as_slice()),
     };
-    Scan::of_text(catalog, "last words", Some(rank.0), Kind::default(), text.as_bytes())
+    let said = [
+        ("last words", last),
+        ("standard error", before.join("\n")),
+        ("standard output", end.stdout_tail.join("\n")),
+    ];
+    said.into_iter().filter(|(source, text)| *source == "last words" || !text.is_empty()).map(
+        move |(source, text)| Scan::of_text(catalog, source, Some(rank.0), Kind::default(), text.as_bytes()),
+    )
 }
 
 /// The traceback as Python prints it: with the exception as its last line.
@@ -206,6 +216,19 @@ mod tests {
         assert!(!doubted.doubts.would_change.is_empty());
         let plain = verdict([raised("builtins.RuntimeError", message, 5), stopped()], 0);
         assert!(plain.doubts.against.is_empty(), "{:?}", plain.doubts);
+    }
+
+    #[test]
+    fn what_nccl_warned_of_on_standard_output_is_heard_beside_the_exception() {
+        let message = "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)";
+        let warned = |lines: &[&str]| {
+            let mut end = raised("torch.distributed.DistBackendError", message, 5);
+            end.stdout_tail = lines.iter().map(|line| (*line).to_owned()).collect();
+            verdict([end, stopped()], 0)
+        };
+        let full = "node-7:812:900 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-a8Zk2d to 33030532 bytes, error: No space left on device (28)";
+        assert_ne!(warned(&["step 3 loss 2.1"]).class.as_deref(), Some("host_resource"));
+        assert_eq!(warned(&["step 3 loss 2.1", full]).class.as_deref(), Some("host_resource"));
     }
 
     #[test]

@@ -212,6 +212,9 @@ pub enum Fact {
         /// Last lines of its standard error, for the judges and for people.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stderr_tail: Vec<String>,
+        /// Last lines of its standard output: NCCL writes its warnings there, and many programs their log.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        stdout_tail: Vec<String>,
     },
     /// Ranks live and do not move.
     RanksHung {

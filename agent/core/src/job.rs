@@ -19,6 +19,7 @@
 //! Total: an input that does not fit the state is recorded and changes nothing else.
 
 mod deciding;
+mod late;
 mod ordered;
 mod progress;
 mod restart;
@@ -42,6 +43,7 @@ use crate::time::{Mono, Span};
 
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, told as policy_trouble};
+use late::Decided;
 use ordered::Ordered;
 pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS};
 use restart::Overdue;
@@ -104,6 +106,8 @@ pub struct Job {
     /// Looks at what the ranks tell of their steps.
     watch: Watch,
     pending: Option<Pending>,
+    /// The failure that was decided on last, where what is heard of it later may change what it is taken for.
+    decided: Option<Decided>,
     /// Ranks that have left the last attempt and wait in their processes.
     waiting: Vec<Rank>,
     /// How the next attempt begins.
@@ -153,6 +157,7 @@ impl Job {
             incidents: Vec::new(),
             past: Vec::new(),
             pending: None,
+            decided: None,
             waiting: Vec::new(),
             rung: Rung::All,
             afterwards: None,
@@ -201,6 +206,7 @@ impl Job {
                 out.extend(again.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
             }
             Input::Ruling(ruling) => self.ruling(at, ruling, out),
+            Input::HeardLate { incident, testimony } => self.hear_late(incident, testimony, out),
             Input::Held(held) => self.held = held,
             Input::LookAgain => self.look_again(at, out),
         }
@@ -269,15 +275,15 @@ impl Job {
                     self.failure(at, at, out);
                 }
             }
-            Fact::RankExited { attempt, rank, status, step, after_stop, stderr_tail, .. }
-                if attempt == self.attempt =>
-            {
+            Fact::RankExited {
+                attempt, rank, status, step, after_stop, stderr_tail, stdout_tail, ..
+            } if attempt == self.attempt => {
                 if let Some(state) = self.ranks.get_mut(&rank) {
                     state.end.detected_at.get_or_insert(at);
                     state.end.exit = Some((status, state.ending_at.unwrap_or(at)));
                     state.end.after_stop = after_stop;
                     state.end.step = step;
-                    state.end.stderr_tail = stderr_tail;
+                    (state.end.stderr_tail, state.end.stdout_tail) = (stderr_tail, stdout_tail);
                 }
                 if !status.is_success() {
                     self.failure(at, at, out);

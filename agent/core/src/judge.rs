@@ -30,6 +30,8 @@ pub struct RankEnd {
     pub heartbeats: bool,
     /// The last lines of its standard error.
     pub stderr_tail: Vec<String>,
+    /// The last lines of its standard output.
+    pub stdout_tail: Vec<String>,
 }
 
 impl RankEnd {

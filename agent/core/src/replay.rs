@@ -131,20 +131,25 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
         _ => None,
     });
     let then = Judgement { verdict: verdicts.next_back()?, decision: decision.clone() };
-    let testimony = rest.iter().find_map(|entry| match &entry.body {
-        Body::Fact(Fact::HostTestified { incident: of, testimony }) if *of == incident => {
-            Some(testimony.clone())
-        }
-        _ => None,
-    });
+    let decided = rest
+        .iter()
+        .rposition(|entry| matches!(&entry.body, Body::Decision(of) if of.incident == incident))?;
+    // The last word before the decision is what it rests on: while a host was waited for, it said other things. What it
+    // said later changed the verdict alone.
+    let testimony = rest.get(..decided)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
+    let later = rest.get(decided..)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
     let rule = |job: &mut Job, instead| {
-        let testimony = testimony.clone().unwrap_or_default();
+        let testimony = testimony.cloned().unwrap_or_default();
         rule(job, at, Ruling { incident, instead, testimony })
     };
-    let judged = rule(&mut job.clone(), None);
+    let mut job_now = job.clone();
+    let mut judged = rule(&mut job_now, None);
+    if let Some(testimony) = later.cloned() {
+        job_now.step(at, Input::HeardLate { incident, testimony }, &mut judged);
+    }
     let _ = rule(job, Some((decision.action, decision.why)));
     let now = Judgement {
-        verdict: judged.iter().chain(out).find_map(verdict_of)?,
+        verdict: out.iter().chain(&judged).filter_map(verdict_of).next_back()?,
         decision: judged.iter().find_map(|output| match output {
             Output::Record(Body::Decision(decision)) => Some(decision.clone()),
             _ => None,
@@ -157,6 +162,13 @@ fn rule(job: &mut Job, at: Mono, ruling: Ruling) -> Vec<Output> {
     let mut out = Vec::new();
     job.step(at, Input::Ruling(Some(ruling)), &mut out);
     out
+}
+
+fn testimony_of<'e>(entry: &'e Entry, incident: Incident) -> Option<&'e Testimony> {
+    match &entry.body {
+        Body::Fact(Fact::HostTestified { incident: of, testimony }) if *of == incident => Some(testimony),
+        _ => None,
+    }
 }
 
 fn verdict_of(output: &Output) -> Option<Verdict> {

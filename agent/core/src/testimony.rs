@@ -24,6 +24,9 @@ pub struct Testimony {
     /// Devices that the lines speak of and that have failed before, with their records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_before: Vec<FailedBefore>,
+    /// What the cloud or the scheduler has announced for this machine, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<String>,
     /// Earlier failures with the fingerprint of this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_before: Option<SeenBefore>,
@@ -43,6 +46,19 @@ pub struct FailedBefore {
 }
 
 impl Testimony {
+    /// This testimony with what a later one of the same failure adds to it; none if that adds nothing. What has got better
+    /// since then is no news of the failure.
+    pub fn with(&self, later: Testimony) -> Option<Testimony> {
+        let mut both = self.clone();
+        let known = |of: &Component| self.sick.iter().any(|known| known.name == of.name);
+        both.sick.extend(later.sick.into_iter().filter(|component| !known(component)));
+        both.notices.extend(later.notices.into_iter().filter(|notice| !self.notices.contains(notice)));
+        if later.kernel_lines.iter().any(|line| !self.kernel_lines.contains(line)) {
+            (both.kernel_lines, both.failed_before) = (later.kernel_lines, later.failed_before);
+        }
+        (both != *self).then_some(both)
+    }
+
     /// Whether there is nothing to say.
     pub fn is_empty(&self) -> bool {
         self.kernel_lines.is_empty()
@@ -50,6 +66,30 @@ impl Testimony {
             && self.held.is_empty()
             && self.failed_before.is_empty()
             && self.gpus.is_empty()
+            && self.notices.is_empty()
             && self.seen_before.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(lines: &[&str], sick: &[&str]) -> Testimony {
+        let component = |name: &&str| Component { name: (*name).to_owned(), ..Component::default() };
+        Testimony {
+            kernel_lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+            sick: sick.iter().map(component).collect(),
+            ..Testimony::default()
+        }
+    }
+
+    #[test]
+    fn what_comes_later_is_added_and_what_got_better_is_no_news() {
+        let first = told(&["a"], &["gpu.1"]);
+        assert_eq!(first.with(told(&["a"], &[])), None);
+        assert_eq!(first.with(told(&["a"], &["gpu.1"])), None);
+        assert_eq!(first.with(told(&["a", "b"], &[])), Some(told(&["a", "b"], &["gpu.1"])));
+        assert_eq!(first.with(told(&["a"], &["gpu.2"])), Some(told(&["a"], &["gpu.1", "gpu.2"])));
     }
 }

@@ -18,7 +18,7 @@ use crate::time::{Mono, Span};
 const BEFORE: Span = Span::seconds(600);
 
 /// How long after it.
-const AFTER: Span = Span::seconds(60);
+pub const AFTER: Span = Span::seconds(60);
 
 /// Kernel lines that are kept for testimonies; the newest count.
 const LINES: usize = 256;
@@ -29,6 +29,9 @@ const WAS_SICK: f64 = 1.0;
 
 /// What a device that surely fails more often than its like speaks with; less where that is less sure.
 const LEMON: f64 = 3.0;
+
+/// What an announcement that the machine is taken away speaks with: much where nothing else is seen, little beside a cause.
+const ANNOUNCED: f64 = 2.5;
 
 /// What it speaks with that the same came before in this job, in log-odds; more at the same step and over a restart of the
 /// host. On one host alone a broken device could do it, too: it stays below what a kernel's word weighs.
@@ -55,7 +58,17 @@ pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item
         weight: LEMON * before.suspicion,
         also: Vec::new(),
     });
-    sick(testimony, fault_at).chain(records).chain(testimony.seen_before.iter().flat_map(repeated))
+    let notices = testimony.notices.iter().map(|notice| Observation {
+        family: "notice".to_owned(),
+        text: format!("the machine was announced to be taken away: {notice}"),
+        class: Class::Preemption,
+        weight: ANNOUNCED,
+        also: Vec::new(),
+    });
+    sick(testimony, fault_at)
+        .chain(records)
+        .chain(notices)
+        .chain(testimony.seen_before.iter().flat_map(repeated))
 }
 
 /// What comes again in the same job is the program's, or of what it stands on; at the same step and over a restart of the
@@ -188,6 +201,7 @@ impl Witness {
             held: Vec::new(),
             failed_before: self.failed_before(fault_at),
             gpus: Vec::new(),
+            notices: Vec::new(),
             seen_before: None,
         }
     }
@@ -269,6 +283,16 @@ mod tests {
             observed[0].weight
         };
         assert!(weight(seconds(990)) > weight(seconds(10)));
+    }
+
+    #[test]
+    fn an_announcement_speaks_for_preemption() {
+        let told = Testimony { notices: vec!["AWS: spot interruption".to_owned()], ..Testimony::default() };
+        let heard: Vec<Observation> = observations(&told, seconds(1)).collect();
+        let [notice] = &heard[..] else { panic!("one observation: {heard:?}") };
+        assert_eq!(notice.class, Class::Preemption);
+        assert!(notice.text.contains("spot interruption"), "{}", notice.text);
+        assert_eq!(observations(&Testimony::default(), seconds(1)).count(), 0);
     }
 
     fn xid(code: u32) -> Fact {

@@ -287,6 +287,7 @@ fn any_input() -> impl Strategy<Value = Input> {
                 step: None,
                 after_stop: flag,
                 stderr_tail: vec![],
+                stdout_tail: vec![],
             }),
             4 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] }),
             5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![rank] }),

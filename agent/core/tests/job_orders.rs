@@ -3,15 +3,15 @@
 
 mod support;
 
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
+use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec};
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, BootId, Incident, JobId};
+use mainstay_core::id::{Attempt, Incident};
 use mainstay_core::job::{Input, ORDERS, Order, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, StopWhy};
 use mainstay_core::observation::Observation;
 use mainstay_core::policy::HAND_BACK_EXIT;
 use mainstay_core::replay::replay;
 use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span, Stamp};
+use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::Action;
 use support::job::Run;
 
@@ -141,15 +141,7 @@ fn a_replay_goes_on_behind_an_ordered_restart() {
     run.testify(0, Testimony::default());
     run.start(1);
     run.kill_and_decide(1);
-    let entry = |(seq, body): (usize, &&Body)| Entry {
-        seq: seq as u64 + 1,
-        at: Stamp { mono: Mono(seq as u64), ..Stamp::default() },
-        boot: BootId::default(),
-        job: Some(JobId("a".into())),
-        origin_seq: None,
-        body: (*body).clone(),
-    };
-    let entries: Vec<Entry> = run.bodies().iter().enumerate().map(entry).collect();
+    let entries = run.entries();
     assert!(matches!(&entries[0].body, Body::Fact(Fact::JobStarted(JobSpec { .. }))));
     let replayed = replay(&entries);
     assert_eq!(replayed.len(), 1, "the failure of the second attempt");

@@ -325,8 +325,17 @@ impl World {
         }
         self.dead.push(rank);
         let step = Some(self.step).filter(|step| *step > 0);
-        let (rank, pid, stderr_tail) = (Rank(rank), Pid(1), Vec::new());
-        self.fact(Fact::RankExited { attempt, rank, pid, status, step, after_stop, stderr_tail });
+        let (rank, pid, stderr_tail, stdout_tail) = (Rank(rank), Pid(1), Vec::new(), Vec::new());
+        self.fact(Fact::RankExited {
+            attempt,
+            rank,
+            pid,
+            status,
+            step,
+            after_stop,
+            stderr_tail,
+            stdout_tail,
+        });
     }
 
     fn stop(&mut self, attempt: Attempt, why: StopWhy) {

@@ -159,6 +159,9 @@ fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
         ToLauncher::Ruling(incident, instead, testimony) => {
             wire::ruling_out(*incident, instead.as_ref(), testimony).map(AgentMessage::Ruling)
         }
+        ToLauncher::Late(incident, testimony) => {
+            wire::ruling_out(*incident, None, testimony).map(AgentMessage::Late)
+        }
         ToLauncher::Surroundings(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
         ToLauncher::Leave(leave) => Ok(AgentMessage::Leave(wire::leave_out(leave))),
     };

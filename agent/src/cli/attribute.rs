@@ -15,18 +15,17 @@ use mainstay_core::attribute::scan::{Findings, Kind, Scan};
 use mainstay_core::attribute::score::{self, Answer, Case};
 use mainstay_core::attribute::{Evidence, attribute, exit as exits};
 
+use files::LogFile;
+
 use super::exit;
 use super::output::{self, Paint};
 
+mod files;
 mod markdown;
 mod show;
 
 /// What is read at once. Memory stays small however long the logs are.
 const PIECE: usize = 1 << 20;
-/// Directories are read so deep.
-const DEPTH: u32 = 8;
-/// Files of a directory that are read at most, in the order of their names.
-const FILES: usize = 10_000;
 
 /// Tell whose fault a failure was, from logs alone
 #[derive(Debug, clap::Args)]
@@ -72,7 +71,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
     let mut evidence =
-        Evidence { findings: scan_all(catalog, &files_of(&args.logs)?)?, ..Evidence::default() };
+        Evidence { findings: scan_all(catalog, &files::below(&args.logs)?)?, ..Evidence::default() };
     if let Some(file) = &args.kernel_log {
         evidence.findings.push(scan(catalog, file, Kind::Kernel)?);
     }
@@ -90,41 +89,8 @@ fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
     Ok(show::report(&report, Paint::for_stdout()))
 }
 
-/// The files to read, those of directories in the order of their names.
-fn files_of(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for path in paths {
-        if path.as_os_str() == "-" || !path.is_dir() {
-            files.push(path.clone());
-        } else {
-            files_below(path, DEPTH, &mut files)?;
-        }
-    }
-    if files.len() >= FILES {
-        output::note(&format!("only the first {FILES} files are read"));
-    }
-    Ok(files)
-}
-
-fn files_below(dir: &Path, depth: u32, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    let entries =
-        std::fs::read_dir(dir).with_context(|| format!("reading the directory {}", dir.display()))?;
-    let mut entries: Vec<_> = entries.collect::<Result<_, _>>()?;
-    entries.sort_by_key(std::fs::DirEntry::file_name);
-    for entry in entries {
-        // Links are not followed: they may lead round in a circle.
-        let kind = entry.file_type()?;
-        if kind.is_dir() && depth > 0 {
-            files_below(&entry.path(), depth - 1, files)?;
-        } else if kind.is_file() && files.len() < FILES {
-            files.push(entry.path());
-        }
-    }
-    Ok(())
-}
-
 /// Scans files side by side, one thread a core: in their order, whichever is done first.
-fn scan_all(catalog: &Catalog, files: &[PathBuf]) -> anyhow::Result<Vec<Findings>> {
+fn scan_all(catalog: &Catalog, files: &[LogFile]) -> anyhow::Result<Vec<Findings>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(files.len().max(1));
     let next = AtomicUsize::new(0);
     let work = || {
@@ -133,7 +99,7 @@ fn scan_all(catalog: &Catalog, files: &[PathBuf]) -> anyhow::Result<Vec<Findings
             let at = next.fetch_add(1, Ordering::Relaxed);
             files.get(at).map(|file| (at, file))
         } {
-            done.push((at, scan(catalog, file, Kind::Log)));
+            done.push((at, scan(catalog, &file.path, Kind::Log)));
         }
         done
     };
@@ -145,7 +111,16 @@ fn scan_all(catalog: &Catalog, files: &[PathBuf]) -> anyhow::Result<Vec<Findings
     });
     anyhow::ensure!(scanned.len() == files.len(), "a thread that read logs was lost");
     scanned.sort_by_key(|(at, _)| *at);
-    scanned.into_iter().map(|(_, findings)| findings).collect()
+    let mut read = Vec::new();
+    for ((_, findings), file) in scanned.into_iter().zip(files) {
+        match findings {
+            Ok(findings) => read.push(findings),
+            // One of many that nobody named must not take the others' word away.
+            Err(error) if file.found => output::note(&format!("left out: {error:#}")),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(read)
 }
 
 fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> {
@@ -157,11 +132,21 @@ fn scan(catalog: &Catalog, file: &Path, kind: Kind) -> anyhow::Result<Findings> 
         Box::new(File::open(file).with_context(reading)?)
     };
     let mut scan = Scan::new(catalog, &name, lines::rank_of_path(&name), kind);
-    let mut piece = vec![0; PIECE];
+    let (mut piece, mut begins) = (vec![0; PIECE], true);
     loop {
         match source.read(&mut piece) {
             Ok(0) => return Ok(scan.finish()),
-            Ok(count) => scan.feed(piece.get(..count).unwrap_or_default()),
+            Ok(count)
+                if begins
+                    && let Some(why) = files::unreadable(piece.get(..count).unwrap_or_default(), &name) =>
+            {
+                output::note(&why);
+                return Ok(scan.finish());
+            }
+            Ok(count) => {
+                begins = false;
+                scan.feed(piece.get(..count).unwrap_or_default());
+            }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error).with_context(reading),
         }

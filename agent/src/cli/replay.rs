@@ -1,5 +1,6 @@
 //! `mainstay replay`: a bundle or a run judged anew by this version, and what differs.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   mainstay replay incident.jsonl       a bundle of `mainstay bundle`
   mainstay replay exp-7 --json         a run of this host
+  zcat exp-7.gz | mainstay replay -    a compressed bundle
 
 Exit status: 0 judged as then, 1 something is judged otherwise now, 3 there was no failure, 70 it cannot be read.";
 
@@ -21,7 +23,7 @@ Exit status: 0 judged as then, 1 something is judged otherwise now, 3 there was 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// A bundle, a run directory, or the name of a run in the usual place; the newest run if not given
+    /// A bundle (- is standard input), a run directory, or the name of a run in the usual place; the newest run if not given
     what: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -30,7 +32,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let entries = match &args.what {
-        Some(file) if file.is_file() => read_bundle(file)?,
+        Some(file) if file.is_file() || file.as_os_str() == "-" => read_bundle(file)?,
         other => explain::read(&explain::find_run(other.as_deref())?)?,
     };
     let replayed = replay(&entries);
@@ -48,7 +50,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let bytes = if path.as_os_str() == "-" {
+        let mut bytes = Vec::new();
+        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
+    } else {
+        std::fs::read(path)
+    };
+    let bytes = bytes.with_context(|| format!("reading {}", path.display()))?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        bail!("{0}: compressed; zcat {0} | mainstay replay -", path.display());
+    }
+    let text = String::from_utf8_lossy(&bytes);
     let mut lines = text.lines();
     let head: Option<Value> = lines.next().and_then(|line| serde_json::from_str(line).ok());
     match head.as_ref().and_then(|head| head["mainstay_bundle"].as_u64()) {

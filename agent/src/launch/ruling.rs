@@ -68,6 +68,9 @@ impl Launcher {
                 }
             }
             LinkEvent::Ruling(ruling) => self.rule(Some(ruling)),
+            LinkEvent::Late(Ruling { incident, testimony, .. }) => {
+                self.step(clock::mono(), Input::HeardLate { incident, testimony });
+            }
             LinkEvent::Surroundings(known) => {
                 self.hangs.gpus_at_work(&known.at_work, clock::mono());
                 self.step(clock::mono(), Input::Surroundings(known));

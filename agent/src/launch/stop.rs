@@ -108,10 +108,20 @@ impl Launcher {
         {
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note });
         }
-        let stderr_tail = if failed { output::tail(&files.stderr, 60) } else { Vec::new() };
+        let tail = |file| if failed { output::tail(file, 60) } else { Vec::new() };
+        let (stderr_tail, stdout_tail) = (tail(&files.stderr), tail(&files.stdout));
         self.fact_at(
             end.at,
-            Fact::RankExited { attempt, rank: which, pid, status, step, after_stop, stderr_tail },
+            Fact::RankExited {
+                attempt,
+                rank: which,
+                pid,
+                status,
+                step,
+                after_stop,
+                stderr_tail,
+                stdout_tail,
+            },
         );
         self.rank_gone(which, pid);
         self.end_attempt_if_over().await;
@@ -237,8 +247,18 @@ impl Launcher {
             process.exit = Some(status);
         }
         let step = self.pages.get(&rank).and_then(|page| page.beat()?.step);
-        let (attempt, stderr_tail) = (self.attempt, Vec::new());
-        self.fact(Fact::RankExited { attempt, rank, pid, status, step, after_stop: true, stderr_tail });
+        let (attempt, stderr_tail, stdout_tail) = (self.attempt, Vec::new(), Vec::new());
+        let after_stop = true;
+        self.fact(Fact::RankExited {
+            attempt,
+            rank,
+            pid,
+            status,
+            step,
+            after_stop,
+            stderr_tail,
+            stdout_tail,
+        });
         self.rank_gone(rank, pid);
     }
 }

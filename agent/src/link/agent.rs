@@ -57,6 +57,8 @@ pub enum LinkEvent {
     },
     /// Its word on a proposal.
     Ruling(Ruling),
+    /// What it has heard of a failure since it ruled on it.
+    Late(Ruling),
     /// What it knows of the host that may explain why ranks are slow.
     Surroundings(Surroundings),
     /// The machine is to be taken away.
@@ -224,6 +226,9 @@ async fn receive(message: v1::FromAgent, events: &mpsc::Sender<LinkEvent>) -> an
     match message.message {
         Some(AgentMessage::Ruling(ruling)) => {
             let _ = events.send(LinkEvent::Ruling(wire::ruling_in(&ruling)?)).await;
+        }
+        Some(AgentMessage::Late(told)) => {
+            let _ = events.send(LinkEvent::Late(wire::ruling_in(&told)?)).await;
         }
         Some(AgentMessage::Surroundings(told)) => {
             let _ = events.send(LinkEvent::Surroundings(wire::surroundings_in(&told)?)).await;

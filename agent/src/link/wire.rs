@@ -168,6 +168,7 @@ pub fn ruling_out(
         held: testimony.held.clone(),
         failed_before: records.collect::<Result<_, _>>().map_err(form("a device's record"))?,
         gpus: testimony.gpus.clone(),
+        notices: testimony.notices.clone(),
         seen_before: seen.map_err(form("earlier failures"))?,
     })
 }
@@ -192,6 +193,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
             held: ruling.held.clone(),
             failed_before,
             gpus: ruling.gpus.clone(),
+            notices: ruling.notices.clone(),
             seen_before,
         },
     })

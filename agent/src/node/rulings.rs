@@ -4,9 +4,20 @@ use mainstay_core::health::Component;
 use mainstay_core::id::{Incident, Pid};
 use mainstay_core::testimony::Testimony;
 use mainstay_core::verdict::{Cause, Verdict};
+use mainstay_core::view::JobView;
+use mainstay_core::witness;
 
 use super::{Input, Node, Session, ToLauncher, gpus};
 use crate::os::clock;
+
+/// A failure that was ruled on.
+#[derive(Debug)]
+pub(super) struct Ruled {
+    session: Session,
+    verdict: Verdict,
+    /// What was said of it.
+    testimony: Testimony,
+}
 
 impl Node {
     /// Rules at once if the job's GPUs have been read since its ranks were gone, else when they are.
@@ -41,23 +52,52 @@ impl Node {
     }
 
     /// The agent agrees with what the launcher proposes, and testifies: kernel log, components and GPUs are its to read.
-    fn rule(&self, session: &Session, verdict: &Verdict, held: Vec<String>) {
-        let orders = self.launchers.get(&session.job).and_then(|launcher| launcher.session.as_ref());
-        if let Some((_, orders)) = orders.filter(|(number, _)| *number == session.number) {
-            let others = |pid: Pid| {
-                let jobs = self.board.view().jobs.iter().filter(|(job, _)| **job != session.job);
-                jobs.flat_map(|(_, view)| view.ranks.values()).any(|rank| rank.pid == pid)
-            };
-            // A GPU that the job was told to do without may be as sick as it likes.
-            let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
-            let components: Vec<Component> = self.board.view().counting().filter(counts).cloned().collect();
-            let testimony = self.hardware.testify(verdict.fault_at, others, &components);
-            let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict);
-            let mut testimony = Testimony { held, seen_before, ..testimony };
-            if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
-                testimony.gpus.clone_from(&launcher.gpus_in_hang);
-            }
-            let _ = orders.try_send(ToLauncher::Ruling(verdict.incident, None, testimony));
+    fn rule(&mut self, session: &Session, verdict: &Verdict, held: Vec<String>) {
+        let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict);
+        let mut testimony = Testimony { held, seen_before, ..self.testify(session, verdict) };
+        if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
+            testimony.gpus.clone_from(&launcher.gpus_in_hang);
         }
+        if self.send(session, ToLauncher::Ruling(verdict.incident, None, testimony.clone())) {
+            self.ruled.retain(|ruled| ruled.session.job != session.job);
+            self.ruled.push(Ruled { session: session.clone(), verdict: verdict.clone(), testimony });
+        }
+    }
+
+    /// A driver may need seconds for its line in the kernel log: what is heard of a failure in the minute after it is told, too.
+    pub(super) fn tell_what_came_late(&mut self) {
+        let now = clock::mono();
+        for mut ruled in std::mem::take(&mut self.ruled) {
+            let later = self.testify(&ruled.session, &ruled.verdict);
+            if let Some(testimony) = ruled.testimony.with(later) {
+                ruled.testimony = testimony.clone();
+                self.send(&ruled.session, ToLauncher::Late(ruled.verdict.incident, testimony));
+            }
+            if now <= ruled.verdict.fault_at.after(witness::AFTER) && self.is_current(&ruled.session) {
+                self.ruled.push(ruled);
+            }
+        }
+    }
+
+    /// What the host has to say of a failure by now.
+    fn testify(&self, session: &Session, verdict: &Verdict) -> Testimony {
+        // Neither other jobs' ranks nor those that this one has started since then.
+        let others = |pid: Pid| {
+            let concerned = |job: &JobView| job.id == session.job && job.attempt == verdict.attempt;
+            let mut jobs = self.board.view().jobs.values().filter(|job| !concerned(job));
+            jobs.any(|job| job.ranks.values().any(|rank| rank.pid == pid))
+        };
+        // A GPU that the job was told to do without may be as sick as it likes.
+        let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
+        let components: Vec<Component> = self.board.view().counting().filter(counts).cloned().collect();
+        let notices = self.leave.iter().map(|(_, leave)| leave.reason.clone()).collect();
+        Testimony { notices, ..self.hardware.testify(verdict.fault_at, others, &components) }
+    }
+
+    /// Whether it could be sent.
+    fn send(&self, session: &Session, word: ToLauncher) -> bool {
+        let orders = self.launchers.get(&session.job).and_then(|launcher| launcher.session.as_ref());
+        let current = orders.filter(|(number, _)| *number == session.number);
+        current.is_some_and(|(_, orders)| orders.try_send(word).is_ok())
     }
 }

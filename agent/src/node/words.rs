@@ -144,6 +144,8 @@ pub struct Attached {
 pub enum ToLauncher {
     /// The word on a proposal, none if it is agreed to; and what the host has to say of the failure.
     Ruling(Incident, Option<Decision>, Testimony),
+    /// All that the host has to say of a failure by now, where that is more than it said when it was asked.
+    Late(Incident, Testimony),
     /// What is known of the host that may explain why ranks are slow.
     Surroundings(Surroundings),
     /// The machine is to be taken away.

@@ -200,6 +200,7 @@ async fn filters_restrict_and_do_not_stop_the_cursor() {
         step: Some(4),
         after_stop: false,
         stderr_tail: vec!["last words".into()],
+        stdout_tail: Vec::new(),
     };
     server.record(21, Some("b"), Body::Fact(killed));
     let mut client = EventServiceClient::new(server.unix().await);

@@ -15,6 +15,7 @@ use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
 
+use super::late::Decided;
 use super::{IncidentTimes, Job, Order, Ordered, Output, Phase, Ruling, StopWhy};
 
 /// A host that is not ready is asked for again after a quarter of the time that was waited, within these.
@@ -264,7 +265,12 @@ impl Job {
                 self.phase = Phase::Stopping(StopWhy::Dismissed);
                 out.push(Output::Order(Order::EndRank { attempt: self.attempt, rank }));
             }
-            _ => self.carry_out(at, exit, pending.verdict, decision, out),
+            _ => {
+                let Pending { verdict, heard, testimony, .. } = pending;
+                let decided = |heard| Decided { verdict: verdict.clone(), heard, testimony };
+                self.decided = heard.map(decided);
+                self.carry_out(at, exit, verdict, decision, out);
+            }
         }
     }
 

@@ -45,6 +45,13 @@ pub enum Input {
     Surroundings(Surroundings),
     /// The agent's answer to a proposal; none if there is no agent or it did not answer in time.
     Ruling(Option<Ruling>),
+    /// What the host has to say of a failure that was decided on already; of any but the last one it is ignored.
+    HeardLate {
+        /// Which failure.
+        incident: Incident,
+        /// All that the host has said of it by now.
+        testimony: Testimony,
+    },
     /// What the launcher itself sees held that the next ranks need; told before a ruling, each time.
     Held(Vec<String>),
     /// The time of an [`Order::LookAgain`] has come.

@@ -1,11 +1,11 @@
 //! The state machine of a job of two ranks, driven as the launcher drives it.
 
-use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
-use mainstay_core::id::{Attempt, Incident, Pid, Rank};
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling};
 use mainstay_core::policy::Budget;
 use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_core::verdict::{Action, Verdict};
 
 /// A job of two ranks with its outputs.
@@ -18,7 +18,7 @@ pub struct Run {
 impl Run {
     pub fn begin(max_restarts: u32) -> Run {
         let mut out = Vec::new();
-        let spec = JobSpec { world_size: 2, local_world_size: 2, ..JobSpec::default() };
+        let spec = JobSpec { world_size: 2, local_world_size: 2, max_restarts, ..JobSpec::default() };
         let job = Job::begin(Mono(0), spec, Budget { max_restarts, window: None }, &mut out);
         Run { job, out, now: 0 }
     }
@@ -66,6 +66,7 @@ impl Run {
             step: None,
             after_stop,
             stderr_tail: vec![],
+            stdout_tail: vec![],
         });
     }
 
@@ -130,6 +131,19 @@ impl Run {
     pub fn testify(&mut self, incident: u64, testimony: Testimony) {
         let ruling = Ruling { incident: Incident(incident), instead: None, testimony };
         self.tell(Input::Ruling(Some(ruling)));
+    }
+
+    /// What was recorded, as a journal has it.
+    pub fn entries(&self) -> Vec<Entry> {
+        let entry = |(seq, body): (usize, &&Body)| Entry {
+            seq: seq as u64 + 1,
+            at: Stamp { mono: Mono(seq as u64), ..Stamp::default() },
+            boot: BootId::default(),
+            job: Some(JobId("a".into())),
+            origin_seq: None,
+            body: (*body).clone(),
+        };
+        self.bodies().iter().enumerate().map(entry).collect()
     }
 
     pub fn wait(&mut self, span: Span) {

@@ -1,0 +1,90 @@
+//! Which files are read, and what of them is text.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::cli::output;
+
+/// Directories are read so deep.
+const DEPTH: u32 = 8;
+/// Files of a directory that are read at most, in the order of their names.
+const FILES: usize = 10_000;
+
+/// A file to read.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    pub(super) path: PathBuf,
+    /// Whether it was found in a directory: nobody asked for it by name.
+    pub(super) found: bool,
+}
+
+/// The files to read, those of directories in the order of their names, each once.
+pub(super) fn below(paths: &[PathBuf]) -> anyhow::Result<Vec<LogFile>> {
+    let mut search = Search::default();
+    for path in paths {
+        if path.as_os_str() == "-" || !path.is_dir() {
+            search.files.push(LogFile { path: path.clone(), found: false });
+            continue;
+        }
+        let before = search.files.len();
+        search.directory(path, DEPTH)?;
+        if search.files.len() == before {
+            output::note(&format!("{}: no file in this directory", path.display()));
+        }
+    }
+    if search.files.len() >= FILES {
+        output::note(&format!("only the first {FILES} files are read"));
+    }
+    Ok(search.files)
+}
+
+#[derive(Default)]
+struct Search {
+    files: Vec<LogFile>,
+    /// Device and inode of those found: several links may lead to one.
+    seen: BTreeSet<(u64, u64)>,
+}
+
+impl Search {
+    fn directory(&mut self, dir: &Path, depth: u32) -> anyhow::Result<()> {
+        let entries =
+            std::fs::read_dir(dir).with_context(|| format!("reading the directory {}", dir.display()))?;
+        let mut entries: Vec<_> = entries.collect::<Result<_, _>>()?;
+        entries.sort_by_key(std::fs::DirEntry::file_name);
+        for entry in entries {
+            let kind = entry.file_type()?;
+            if kind.is_dir() && depth > 0 {
+                self.directory(&entry.path(), depth - 1)?;
+                continue;
+            }
+            // Links to files are followed, as Kubernetes lays out its logs; those to directories may lead round in a circle.
+            let Ok(found) = std::fs::metadata(entry.path()) else { continue };
+            if found.is_file() && self.files.len() < FILES && self.seen.insert((found.dev(), found.ino())) {
+                self.files.push(LogFile { path: entry.path(), found: true });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why this beginning of a file is no text that could be read, with what to do.
+pub(super) fn unreadable(begin: &[u8], name: &str) -> Option<String> {
+    let compressed = |with: &str, tool: &str| {
+        format!(
+            "{name} is compressed with {with} and is not read: {tool} {name} | mainstay attribute --logs -"
+        )
+    };
+    match begin {
+        [0x1f, 0x8b, ..] => Some(compressed("gzip", "zcat")),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(compressed("zstd", "zstdcat")),
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some(compressed("xz", "xzcat")),
+        [b'B', b'Z', b'h', ..] => Some(compressed("bzip2", "bzcat")),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some(format!(
+            "{name} is UTF-16 and is not read: iconv -f UTF-16 -t UTF-8 {name} | mainstay attribute --logs -"
+        )),
+        _ => None,
+    }
+}
