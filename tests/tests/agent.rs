@@ -266,6 +266,7 @@ if ATTEMPT == 0:
 }
 
 /// As the kernel tells it, now.
+#[expect(clippy::expect_used, reason = "a panic is how a test reports")]
 fn a_gpu_falls_off_the_bus(log: &std::path::Path) {
     let uptime = std::fs::read_to_string("/proc/uptime").expect("the time since boot");
     let seconds: f64 = uptime.split(' ').next().and_then(|first| first.parse().ok()).expect("a number");

@@ -164,7 +164,7 @@ fn rule(job: &mut Job, at: Mono, ruling: Ruling) -> Vec<Output> {
     out
 }
 
-fn testimony_of<'e>(entry: &'e Entry, incident: Incident) -> Option<&'e Testimony> {
+fn testimony_of(entry: &Entry, incident: Incident) -> Option<&Testimony> {
     match &entry.body {
         Body::Fact(Fact::HostTestified { incident: of, testimony }) if *of == incident => Some(testimony),
         _ => None,
