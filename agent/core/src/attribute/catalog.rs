@@ -90,15 +90,17 @@ pub struct Catalog {
 }
 
 /// The files of the catalogue that comes with the program.
-const FILES: [(&str, &str); 20] = [
+const FILES: [(&str, &str); 22] = [
     ("xid.toml", include_str!("../../../catalog/signatures/xid.toml")),
     ("gpu.toml", include_str!("../../../catalog/signatures/gpu.toml")),
     ("cuda.toml", include_str!("../../../catalog/signatures/cuda.toml")),
     ("nccl.toml", include_str!("../../../catalog/signatures/nccl.toml")),
     ("fabric.toml", include_str!("../../../catalog/signatures/fabric.toml")),
     ("torch.toml", include_str!("../../../catalog/signatures/torch.toml")),
+    ("torch_ops.toml", include_str!("../../../catalog/signatures/torch_ops.toml")),
     ("jax.toml", include_str!("../../../catalog/signatures/jax.toml")),
     ("frameworks.toml", include_str!("../../../catalog/signatures/frameworks.toml")),
+    ("libraries.toml", include_str!("../../../catalog/signatures/libraries.toml")),
     ("python.toml", include_str!("../../../catalog/signatures/python.toml")),
     ("platform.toml", include_str!("../../../catalog/signatures/platform.toml")),
     ("data.toml", include_str!("../../../catalog/signatures/data.toml")),
