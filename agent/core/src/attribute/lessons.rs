@@ -9,7 +9,7 @@ use crate::verdict::FaultDomain;
 pub const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
 
 /// Failures, by batch.
-const BATCHES: [(&str, &str); 26] = [
+const BATCHES: [(&str, &str); 27] = [
     ("batch1", include_str!("../../../catalog/cases/batch1.txt")),
     ("batch2", include_str!("../../../catalog/cases/batch2.txt")),
     ("batch3", include_str!("../../../catalog/cases/batch3.txt")),
@@ -36,6 +36,7 @@ const BATCHES: [(&str, &str); 26] = [
     ("batch24", include_str!("../../../catalog/cases/batch24.txt")),
     ("batch25", include_str!("../../../catalog/cases/batch25.txt")),
     ("batch26", include_str!("../../../catalog/cases/batch26.txt")),
+    ("batch27", include_str!("../../../catalog/cases/batch27.txt")),
 ];
 
 /// What stands before the kernel's lines of a case.
