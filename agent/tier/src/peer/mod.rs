@@ -36,8 +36,8 @@ pub(crate) mod user;
 pub mod wire;
 
 /// How far threads that send or take replicas stand back behind training for the processor (`nice`): where training keeps every core
-/// busy, each of them gets a thirtieth of one.
-const REPLICATE_NICE: i32 = 15;
+/// busy, each of them gets a tenth of one. What that costs training is held down by `courtesy`, and a replica that never comes is of no use.
+const REPLICATE_NICE: i32 = 10;
 
 pub use crate::os::monotonic;
 pub use courtesy::Toll;
