@@ -16,7 +16,9 @@ use std::path::Path;
 use std::process::Command;
 
 use hosts::{Hosts, ckpt, json};
-use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum};
+use mainstay_checkpoint::{
+    Alike, CHUNK_BYTES, Chunks, Identity, MANIFEST_NAME, Manifest, SealedFile, chunk_sum,
+};
 use mainstay_tests::{Agent, Stage, mainstay, processes};
 use twox_hash::XxHash3_128;
 
@@ -28,29 +30,38 @@ fn bytes(rank: u32, size: usize) -> Vec<u8> {
 
 /// Seals the shards of a step as the ranks of a job do.
 fn save(directory: &Path, run: &str, step: u64, world: u32, size: usize) {
-    for rank in 0..world {
-        let content = bytes(rank, size);
-        let manifest = Manifest {
-            identity: Identity { job: run.to_owned(), attempt: 0, step, rank, world_size: world },
-            run: run.to_owned(),
-            created_unix_s: 1_700_000_000,
-            serialisation: "safetensors".to_owned(),
-            software: Default::default(),
-            file: SealedFile {
-                name: "state.safetensors".to_owned(),
-                size: content.len() as u64,
-                xxh3_128: XxHash3_128::oneshot(&content),
-            },
-            chunks: Some(Chunks {
-                bytes: CHUNK_BYTES,
-                sums: content.chunks(CHUNK_BYTES as usize).map(chunk_sum).collect(),
-            }),
-        };
-        let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
-        fs::create_dir_all(&home).unwrap();
-        fs::write(home.join("state.safetensors"), &content).unwrap();
-        fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
-    }
+    (0..world).for_each(|rank| save_rank(directory, run, (step, rank, world), size, None));
+}
+
+fn save_rank(
+    directory: &Path,
+    run: &str,
+    (step, rank, world): (u64, u32, u32),
+    size: usize,
+    alike: Option<Alike>,
+) {
+    let content = bytes(rank, size);
+    let manifest = Manifest {
+        identity: Identity { job: run.to_owned(), attempt: 0, step, rank, world_size: world },
+        run: run.to_owned(),
+        created_unix_s: 1_700_000_000,
+        serialisation: "safetensors".to_owned(),
+        software: Default::default(),
+        file: SealedFile {
+            name: "state.safetensors".to_owned(),
+            size: content.len() as u64,
+            xxh3_128: XxHash3_128::oneshot(&content),
+        },
+        chunks: Some(Chunks {
+            bytes: CHUNK_BYTES,
+            sums: content.chunks(CHUNK_BYTES as usize).map(chunk_sum).collect(),
+        }),
+        alike,
+    };
+    let home = directory.join(format!("step-{step:012}/rank-{rank:05}"));
+    fs::create_dir_all(&home).unwrap();
+    fs::write(home.join("state.safetensors"), &content).unwrap();
+    fs::write(home.join(MANIFEST_NAME), manifest.encode()).unwrap();
 }
 
 fn assert_lies_in(directory: &Path, step: u64, world: u32, size: usize) {
@@ -255,5 +266,56 @@ fn a_directory_is_listed_without_an_agent_and_an_agent_without_peers_says_so() {
     assert!(
         String::from_utf8_lossy(&asked.stderr)
             .contains("neither checkpoint.listen nor checkpoint.durable is set")
+    );
+}
+
+#[test]
+fn ranks_of_two_hosts_that_should_have_saved_the_same_and_did_not_are_told_of_on_both() {
+    let hosts = Hosts::new(7, 2, &[]);
+    let agents: Vec<Agent> = (0..2).map(|host| hosts.agent(host)).collect();
+    let run = "run-u";
+    let push = |host: usize, step: u64, content: char| {
+        let directory = hosts.directory(host);
+        let rank = host as u32;
+        save_alike(&directory, run, step, rank, content);
+        ckpt(&agents[host], &["push", run, &directory.display().to_string(), "--wait", "0"]);
+    };
+    push(0, 3, 'a');
+    push(1, 3, 'a');
+    push(0, 4, 'a');
+    push(1, 4, 'b');
+    let headline = format!(
+        "step 4 of {run}: rank 0 on {}, rank 1 on {} save the same (dp) and saved different bytes",
+        hosts.names[0], hosts.names[1]
+    );
+    for agent in &agents {
+        let listed = || json(&ckpt(agent, &["ls", "--run", run, "--json"]));
+        processes::wait_until("the finding", || !listed()["unlike"].as_array().unwrap().is_empty());
+        let found = listed()["unlike"].clone();
+        assert_eq!((found.as_array().unwrap().len(), &found[0]["step"]), (1, &4.into()), "{found}");
+        assert!(found[0]["headline"].as_str().unwrap().starts_with(&headline), "{found}");
+        let shown = ckpt(agent, &["ls", "--run", run]);
+        assert!(String::from_utf8_lossy(&shown.stdout).contains(&headline));
+        let told = || {
+            let events = Command::new(mainstay())
+                .args(["events", "--json", "--socket"])
+                .arg(agent.socket())
+                .output()
+                .unwrap();
+            String::from_utf8_lossy(&events.stdout).into_owned()
+        };
+        processes::wait_until("the journal", || told().contains("replicas_differ"));
+        assert!(told().contains(&headline), "{}", told());
+    }
+}
+
+/// Seals what a rank saved of what others should have saved as well.
+fn save_alike(directory: &Path, run: &str, step: u64, rank: u32, content: char) {
+    save_rank(
+        directory,
+        run,
+        (step, rank, 2),
+        1 << 20,
+        Some(Alike { group: "dp".to_owned(), root: content.to_string().repeat(64) }),
     );
 }

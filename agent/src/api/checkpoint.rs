@@ -27,7 +27,7 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
 use super::attach::Allowed;
-use super::saving;
+use super::{saving, unlike};
 use crate::board::BoardReader;
 use crate::store::kept::Kept;
 
@@ -322,6 +322,12 @@ fn listing(peers: &Service, run: Option<&str>) -> ListCheckpointsResponse {
         redundancy: small(peers.redundancy()),
         parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
         advice: Vec::new(),
+        unlike: peers
+            .unlike()
+            .iter()
+            .filter(|of| run.is_none_or(|run| of.of.run_id() == run))
+            .map(unlike::out)
+            .collect(),
     }
 }
 

@@ -67,6 +67,7 @@ const CHECKPOINT_FAILURES: &str = "mainstay_checkpoint_send_failures_total";
 const CHECKPOINT_DAMAGED: &str = "mainstay_checkpoint_damaged_total";
 const CHECKPOINT_PAID: &str = "mainstay_checkpoint_replication_cost_seconds_total";
 const CHECKPOINT_HELD: &str = "mainstay_checkpoint_replication_held_seconds_total";
+const CHECKPOINT_UNLIKE: &str = "mainstay_checkpoint_unlike_total";
 const RANK_STEP: &str = "mainstay_rank_step";
 const RANK_HEARTBEAT_AGE: &str = "mainstay_rank_heartbeat_age_seconds";
 const RANK_SELF_TIME: &str = "mainstay_rank_self_time_seconds";
@@ -194,6 +195,12 @@ pub const METRICS: &[Metric] = &[
         kind: Kind::Counter,
         labels: &[],
         help: "Copies of checkpoints that were found to be damaged, here or when they were fetched.",
+    },
+    Metric {
+        name: CHECKPOINT_UNLIKE,
+        kind: Kind::Counter,
+        labels: &[],
+        help: "Steps of which ranks that said that they save the same saved different bytes.",
     },
     gauge_of(RANK_STEP, &["job", "rank"], "The last step that the rank completed."),
     gauge_of(RANK_HEARTBEAT_AGE, &["job", "rank"], "Seconds since the rank's last heartbeat."),
@@ -396,6 +403,7 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
         let toll = checkpoints.toll();
         counter!(CHECKPOINT_PAID).absolute(toll.paid.as_secs());
         counter!(CHECKPOINT_HELD).absolute(toll.held.as_secs());
+        counter!(CHECKPOINT_UNLIKE).absolute(counts.unlike);
         if let Some(durable) = checkpoints.durable_figures() {
             counter!(CHECKPOINT_SENT, "to" => "durable").absolute(durable.bytes_sent);
             counter!(CHECKPOINT_FAILURES, "to" => "durable").absolute(durable.failures);

@@ -20,6 +20,7 @@ mod pace;
 mod preflight;
 mod saving;
 mod stream;
+mod unlike;
 
 use std::sync::Arc;
 use std::time::Duration;

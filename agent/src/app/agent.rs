@@ -88,7 +88,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let reader = board.reader();
     let roster = board.roster().clone();
     nvrx::open(&config, &reader, &stop)?;
-    let rooms = rooms::start(&config, &recalled.observed, &inputs, &reader)?;
+    let rooms = rooms::start(&config, &recalled.observed, &inputs, &reader, listeners.checkpoints.clone())?;
     let (hardware, following) = watch_hardware(&config, &recalled, &inputs, &roster)?;
     let probing = start_probing(&config, &recalled, &inputs, &roster)?;
     if following.is_some() {

@@ -42,7 +42,7 @@ pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let socket = UnixSocket::bind(&directory.join(SOCKET), 0o600)?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let (reader, roster) = (board.reader(), board.roster().clone());
-    let rooms = rooms::start(&own, &recalled.observed, &inputs, &reader)?;
+    let rooms = rooms::start(&own, &recalled.observed, &inputs, &reader, None)?;
     let (hardware, following) = watch_hardware(&own, &recalled, &inputs, &roster)?;
     let probing = start_probing(&own, &recalled, &inputs, &roster)?;
     let look = GpuLook {

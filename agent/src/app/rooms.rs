@@ -1,22 +1,26 @@
 //! The rooms of the agent that watch a part of the host each, on a thread each: one function for a room.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::checkpoint::unlike::Unlike;
 use mainstay_core::cloud::CloudJudge;
 use mainstay_core::dcgm::{DcgmJudge, ExporterJudge};
+use mainstay_core::entry::Fact;
 use mainstay_core::fabric::{FabricJudge, Learned};
 use mainstay_core::host::{HostJudge, SystemJudge};
 use mainstay_core::id::{BootId, Pid};
 use mainstay_core::judged::Judged;
 use mainstay_core::nccl_ras::{Asked, NcclJudge};
-use mainstay_core::observation::Observation;
+use mainstay_core::observation::{Observation, Weight};
 use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Stamp};
 use mainstay_core::tpu::{self, TpuJudge};
 use mainstay_core::view::JobPhase;
+use mainstay_tier::peer::Service;
 use tokio::sync::mpsc;
 
 use crate::app::catalog;
@@ -32,6 +36,10 @@ use crate::source::host::{HostSource, SystemSource, standard_paths};
 use crate::source::nccl_ras;
 use crate::source::tpu::{TpuPlan, TpuSource};
 use crate::store::kept::Kept;
+
+/// What observations of checkpoints on hosts are about, and that of ranks that should have saved the same and did not.
+const REPLICAS: &str = "checkpoint.replicas";
+const REPLICAS_DIFFER: &str = "replicas_differ";
 
 /// What the journal holds of what the rooms saw before this start, in any boot, oldest first.
 pub type Observed = [Seen];
@@ -57,6 +65,7 @@ pub fn start(
     observed: &Observed,
     inputs: &mpsc::Sender<Input>,
     board: &BoardReader,
+    replicas: Option<Arc<Service>>,
 ) -> anyhow::Result<Vec<Watching>> {
     let roster = board.roster();
     let mut rooms = Rooms { config, observed, inputs, roster, watching: Vec::new() };
@@ -68,7 +77,29 @@ pub fn start(
     rooms.fabric()?;
     rooms.dcgm()?;
     rooms.dcgm_exporter()?;
+    rooms.replicas(replicas)?;
     Ok(rooms.watching)
+}
+
+/// What is told of a step of which ranks saved different bytes that save the same.
+fn observed(found: &Unlike) -> Observation {
+    let of = &found.of;
+    let mut values: BTreeMap<String, String> = found
+        .members
+        .iter()
+        .map(|member| (format!("rank {}", member.rank), format!("{} {}", member.holder, member.root)))
+        .collect();
+    values.insert("run".to_owned(), of.run_id().to_owned());
+    values.insert("step".to_owned(), of.step.to_string());
+    values.insert("attempt".to_owned(), of.attempt.to_string());
+    values.insert("group".to_owned(), found.group.clone());
+    Observation {
+        component: REPLICAS.to_owned(),
+        event: REPLICAS_DIFFER.to_owned(),
+        weight: Weight::Error,
+        detail: found.sentence(),
+        values,
+    }
 }
 
 /// The processes of the jobs that run here.
@@ -79,6 +110,23 @@ fn ranks(board: &BoardReader) -> Vec<Pid> {
 }
 
 impl Rooms<'_> {
+    /// What ranks saved that should be the same and is not.
+    fn replicas(&mut self, replicas: Option<Arc<Service>>) -> anyhow::Result<()> {
+        let Some(replicas) = replicas else { return Ok(()) };
+        let mut told: Vec<Observation> = self.observed.iter().map(|(_, _, seen)| seen.clone()).collect();
+        told.retain(|seen| seen.component == REPLICAS && seen.event == REPLICAS_DIFFER);
+        self.watch("replicas", Period::seconds(1), move |_| {
+            let own = replicas.unlike().into_iter().filter(|found| {
+                // Whoever has nothing to do with it leaves it to those who have.
+                found.members.iter().any(|member| member.holder == replicas.name())
+            });
+            let news: Vec<Observation> =
+                own.map(|found| observed(&found)).filter(|seen| !told.contains(seen)).collect();
+            told.extend(news.iter().cloned());
+            Judged { components: Vec::new(), facts: news.into_iter().map(Fact::Observed).collect() }
+        })
+    }
+
     /// CPU, memory, disks.
     fn host(&mut self, board: &BoardReader) -> anyhow::Result<()> {
         let mut named: Vec<&Path> = vec![&self.config.state_dir];

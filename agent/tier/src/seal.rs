@@ -4,10 +4,11 @@
 use std::fs::File;
 use std::hash::Hasher;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use mainstay_checkpoint::container::{self, ContainerError};
-use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
+use mainstay_checkpoint::{Alike, CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// The name of a shard's file.
@@ -64,8 +65,18 @@ pub enum SealError {
 /// # Errors
 /// They cannot be read.
 pub fn sums(source: &dyn ReadAt, size: u64, chunk: u64) -> io::Result<(u128, Vec<u64>)> {
+    sums_beside(source, size, chunk, 0..0).map(|(whole, parts, _)| (whole, parts))
+}
+
+/// The same, and the checksum of a part of them for itself.
+fn sums_beside(
+    source: &dyn ReadAt,
+    size: u64,
+    chunk: u64,
+    beside: Range<u64>,
+) -> io::Result<(u128, Vec<u64>, u128)> {
     let chunk = chunk.max(1);
-    let mut whole = XxHash3_128::new();
+    let (mut whole, mut apart) = (XxHash3_128::new(), XxHash3_128::new());
     let mut parts = Vec::new();
     let mut buffer = vec![0; PIECE];
     let mut at = 0;
@@ -78,11 +89,18 @@ pub fn sums(source: &dyn ReadAt, size: u64, chunk: u64) -> io::Result<(u128, Vec
             source.read_exact_at(piece, at)?;
             whole.write(piece);
             part.write(piece);
+            apart.write(within(piece, at, &beside));
             at += length as u64;
         }
         parts.push(part.finish());
     }
-    Ok((whole.finish_128(), parts))
+    Ok((whole.finish_128(), parts, apart.finish_128()))
+}
+
+/// What of the bytes that begin at `at` lies within a range.
+fn within<'a>(bytes: &'a [u8], at: u64, range: &Range<u64>) -> &'a [u8] {
+    let place = |end: u64| usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
+    bytes.get(place(range.start)..place(range.end)).unwrap_or_default()
 }
 
 /// Takes the checksums of a container and makes its manifest. The container's own words must be those of `identity`: what a late
@@ -116,7 +134,9 @@ pub fn seal(
         .metadata
         .iter()
         .filter_map(|(name, version)| Some((name.strip_prefix("software.")?.to_owned(), version.clone())));
-    let (whole, parts) = sums(source, size, CHUNK_BYTES)?;
+    let asked = Alike::asked(&header);
+    let tensors = asked.as_ref().map_or(0..0, |(_, range)| range.clone());
+    let (whole, parts, of_tensors) = sums_beside(source, size, CHUNK_BYTES, tensors)?;
     Ok(Manifest {
         identity: identity.clone(),
         run: run.to_owned(),
@@ -125,6 +145,7 @@ pub fn seal(
         software: software.collect(),
         file: SealedFile { name: STATE_NAME.to_owned(), size, xxh3_128: whole },
         chunks: Some(Chunks { bytes: CHUNK_BYTES, sums: parts }),
+        alike: asked.map(|(group, _)| Alike::of(group, &header, of_tensors)),
     })
 }
 
@@ -155,4 +176,20 @@ pub fn is_as_sealed(source: &dyn ReadAt, manifest: &Manifest) -> io::Result<bool
     };
     let as_listed = manifest.chunks.as_ref().is_none_or(|chunks| chunks.sums == parts);
     Ok(whole == manifest.file.xxh3_128 && as_listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_summed_up_as_it_is_by_itself_wherever_pieces_end() {
+        let bytes: Vec<u8> =
+            (0..3 * PIECE as u32 + 77).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for range in [0..0, 5..9, 4096..PIECE as u64, 4096..3 * PIECE as u64 + 3, 100..bytes.len() as u64] {
+            let part = &bytes[range.start as usize..range.end as usize];
+            let (_, _, beside) = sums_beside(&bytes, bytes.len() as u64, 1000, range).unwrap();
+            assert_eq!(beside, XxHash3_128::oneshot(part));
+        }
+    }
 }

@@ -132,6 +132,8 @@ class Memory:
     def save(self, state: Any, identity, facts: dict, attempt) -> Optional[bool]:
         """Copies a state into a slot. None where there is no memory for it; raises Late, and what pickling raises."""
         words = {name: str(value) for name, value in identity._asdict().items()}
+        if facts.get("alike"):
+            words["alike"] = facts["alike"]
         words.update({f"software.{name}": version for name, version in facts["software"].items()})
         parts = _container.split(state, {"mainstay": "1", **words})
         slot = self.take(parts.total, identity)

@@ -50,9 +50,12 @@ class _Place(NamedTuple):
     world_size: int
 
 
-def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
+def save(step: int, state: Any, *, directory: Optional[str] = None, alike: Optional[str] = None) -> bool:
     """Saves this rank's `state` of `step` and returns whether it is safe from the end of this process: in the launcher's memory,
     or, without one, sealed on the disk.
+
+    Ranks that give the same name as `alike` say that their tensors are the same, as those of data-parallel peers are: what they save
+    is compared, over all hosts whose agents keep replicas, and told where it differs. The rest of the state is not compared.
 
     A failure (a full disk, no permission, a state that cannot be pickled) is told in one warning and leaves older
     steps as they are; it does not raise. Steps older than the two newest whole ones are removed.
@@ -64,7 +67,7 @@ def save(step: int, state: Any, *, directory: Optional[str] = None) -> bool:
         with _saving, _standing_still():
             identity = _seal.Identity(_job(), _attempt(), number, place.rank, place.world_size)
             facts, suffix, serialise = _serialisation(state)
-            if _into_memory(place, identity, facts, state):
+            if _into_memory(place, identity, {**facts, "alike": alike}, state):
                 return True
             _quietly(_seal.clear_aside, place.directory, place.rank)
             _seal.write(place.directory, identity, facts, suffix, serialise, _attempt)

@@ -159,6 +159,24 @@ def test_a_save_is_a_copy_and_the_newest_step_is_on_the_disk_when_the_job_is_ove
     assert numpy.array_equal(numpy.frombuffer(content[at + begin : at + finish], numpy.float32), numpy.full(700_000, 51))
 
 
+def test_ranks_that_say_that_they_save_the_same_have_one_root_over_their_tensors(launch):
+    def saved(step, save):
+        end(launch(f"""
+        weights = np.full(1_300_000, 7, np.float32)
+        def state(): return {{"w": weights, "random": "x" * (50 + rank)}}
+        {save}
+        """))
+        homes = sorted((launch.steps / f"step-{step:012d}").glob("rank-*/manifest.json"))
+        assert len(homes) == 2
+        return [json.loads(home.read_text()).get("alike") for home in homes]
+
+    one, other = saved(1, 'assert checkpoint.save(1, state(), alike="dp")')
+    assert one == other and one["group"] == "dp", "the rest of the state is a rank's own"
+    one, other = saved(2, 'weights[1_000_000] += rank; assert checkpoint.save(2, state(), alike="dp")')
+    assert one["root"] != other["root"]
+    assert saved(3, "assert checkpoint.save(3, state())") == [None, None], "who does not say so is not compared"
+
+
 def test_a_rank_killed_in_the_middle_of_a_save_loses_that_step_only(launch):
     said = end(launch(
         """

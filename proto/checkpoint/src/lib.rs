@@ -9,12 +9,14 @@
 //! Nothing here does I/O. What is read comes from outside and is believed in nothing: sizes are bounded before anything is
 //! allocated, and no bytes make a function panic. `docs/reference/checkpoint.md` has the layouts.
 
+mod alike;
 pub mod bucket;
 pub mod container;
 pub mod control;
 mod json;
 mod manifest;
 
+pub use alike::{ALIKE_WORD, Alike};
 pub use manifest::{
     CHUNK_BYTES, Chunks, Identity, MANIFEST_LIMIT, MANIFEST_NAME, Manifest, ManifestError, SealedFile,
     chunk_sum, digits,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
+use crate::alike::Alike;
 use crate::json::canonical;
 
 /// The file's name beside the shard.
@@ -74,6 +75,8 @@ pub struct Manifest {
     pub file: SealedFile,
     /// Their checksums one by one; none in format 1.
     pub chunks: Option<Chunks>,
+    /// Who should have saved the same, where its rank said so; none in format 1.
+    pub alike: Option<Alike>,
 }
 
 /// Why bytes are no manifest.
@@ -121,6 +124,9 @@ impl Manifest {
             body["chunk_bytes"] = json!(chunks.bytes);
             body["chunks"] = chunks.sums.iter().map(|sum| Value::String(format!("{sum:016x}"))).collect();
             body["root"] = Value::String(hex(&root));
+        }
+        if let Some(Alike { group, root }) = &self.alike {
+            body["alike"] = json!({"group": group, "root": root});
         }
         body
     }
@@ -206,6 +212,7 @@ impl Manifest {
             software: software.collect(),
             file: file_of(fields)?,
             chunks: None,
+            alike: None,
         };
         if format == Some(2) {
             manifest.run = text("run")?;
@@ -214,9 +221,16 @@ impl Manifest {
             if root.as_deref() != fields.get("root").and_then(Value::as_str) {
                 return Err(ManifestError::Root);
             }
+            manifest.alike = alike_of(fields)?;
         }
         Ok(manifest)
     }
+}
+
+fn alike_of(fields: &Map<String, Value>) -> Result<Option<Alike>, ManifestError> {
+    let Some(told) = fields.get("alike") else { return Ok(None) };
+    let word = |name| told.get(name).and_then(Value::as_str).unwrap_or_default();
+    Alike::read(word("group"), word("root")).map(Some).ok_or(ManifestError::Field("alike"))
 }
 
 fn file_of(fields: &Map<String, Value>) -> Result<SealedFile, ManifestError> {
@@ -261,6 +275,6 @@ pub fn digits(sum: u128) -> String {
     format!("{sum:032x}")
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

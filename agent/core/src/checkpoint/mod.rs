@@ -21,3 +21,4 @@ pub mod ready;
 pub mod replicator;
 pub mod retention;
 pub mod tiers;
+pub mod unlike;

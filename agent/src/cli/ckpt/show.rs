@@ -38,6 +38,9 @@ pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
     for peer in &answer.peers {
         let _ = writeln!(text, "{}", peer_line(peer));
     }
+    for found in &answer.unlike {
+        let _ = writeln!(text, "{}", clean(&found.headline));
+    }
     text.push_str(&advice(&answer.advice));
     text
 }
@@ -164,6 +167,12 @@ pub(super) fn as_json(answer: &ListCheckpointsResponse) -> Value {
         "peers": answer.peers.iter().map(|peer| json!({
             "name": peer.name, "alive": peer.alive, "error": peer.error, "domain": peer.domain,
             "version": peer.version, "store": {"used": peer.store_used, "quota": peer.store_quota}, "rate": peer.rate,
+        })).collect::<Vec<_>>(),
+        "unlike": answer.unlike.iter().map(|of| json!({
+            "run": of.run, "step": of.step, "attempt": of.attempt, "group": of.group, "headline": of.headline,
+            "members": of.members.iter().map(|member| json!({
+                "rank": member.rank, "holder": member.holder, "root": member.root, "apart": member.apart,
+            })).collect::<Vec<_>>(),
         })).collect::<Vec<_>>(),
         "advice": answer.advice.iter().map(|of| json!({
             "job": of.job, "tier": of.tier, "every_s": of.every_s, "was_s": of.was_s,

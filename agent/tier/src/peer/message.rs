@@ -48,6 +48,9 @@ pub struct Held {
     pub own: bool,
     /// Whether its bytes are known to be right.
     pub verified: bool,
+    /// Who should have saved the same: the name of their group, and the root over what this rank saved of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alike: Option<(String, String)>,
 }
 
 /// To which step does a job go back?

@@ -225,6 +225,15 @@ impl Own {
         in_memory.chain(inner.shards.values().map(|of| told(&of.sealed, of.medium))).chain(packs).collect()
     }
 
+    /// Of shards whose ranks said who should have saved the same: the group, and the root over what they did, by the shard's root.
+    pub(crate) fn alike(&self) -> BTreeMap<String, (String, String)> {
+        let inner = self.inner();
+        let sealed =
+            inner.pooled.values().map(|of| &of.sealed).chain(inner.shards.values().map(|of| &of.sealed));
+        let told = sealed.filter_map(|sealed| Some((sealed.shard.root.clone(), sealed.alike.clone()?)));
+        told.map(|(root, alike)| (root, (alike.group, alike.root))).collect()
+    }
+
     /// What is offered of a directory that is watched from now on. Whether that is something else than before.
     pub(crate) fn set_packs(&self, directory: &Path, packs: Vec<Arc<Pack>>) -> bool {
         let mut inner = self.inner();

@@ -5,7 +5,7 @@ use std::hash::Hasher;
 use std::io::{self, Read};
 use std::path::Path;
 
-use mainstay_checkpoint::{MANIFEST_LIMIT, Manifest};
+use mainstay_checkpoint::{Alike, MANIFEST_LIMIT, Manifest};
 use mainstay_core::checkpoint::inventory::{Shard, StepKey};
 use twox_hash::XxHash3_64;
 
@@ -28,6 +28,8 @@ pub struct Sealed {
     pub key: u64,
     /// The manifest, byte for byte.
     pub manifest: Vec<u8>,
+    /// Who should have saved the same, where its rank said so.
+    pub alike: Option<Alike>,
 }
 
 /// Why a manifest is of no use to peers.
@@ -82,6 +84,7 @@ impl Sealed {
             sums: chunks.sums,
             key: u64::from_be_bytes([root[0], root[1], root[2], root[3], root[4], root[5], root[6], root[7]]),
             manifest,
+            alike: read.alike,
         })
     }
 

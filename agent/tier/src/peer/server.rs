@@ -79,6 +79,7 @@ fn put(wire: &mut Wire, shared: &Shared, header: Header, manifest: Vec<u8>) -> R
     if (header.key, header.attempt, header.step) != (sealed.key, of.attempt, of.step) {
         return report(wire, answer, Reason::Bad, "the header speaks of another shard than the manifest");
     }
+    shared.compare_offered(&sealed);
     let root = sealed.shard.root.clone();
     match shared.store.offer(sealed, &shared.deletable()) {
         Ok(Offer::Here) => wire.send(Header { kind: Kind::Stored, ..answer }, root.as_bytes()),

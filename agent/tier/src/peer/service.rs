@@ -6,6 +6,7 @@ mod known;
 mod loops;
 mod refusals;
 mod repair;
+mod unlike;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,6 +20,7 @@ use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
+use mainstay_core::checkpoint::unlike::Unlike;
 
 use self::counts::Counters;
 pub use self::counts::Counts;
@@ -121,6 +123,8 @@ pub(crate) struct Shared {
     /// What was offered and is out of date.
     withdrawn: Mutex<BTreeMap<String, Instant>>,
     refusals: Refusals,
+    /// What should have been saved alike and was not.
+    unlike: Mutex<unlike::Found>,
     /// Whether it was told that there are too few failure domains for pieces.
     too_few: AtomicBool,
     limit: Limit,
@@ -189,6 +193,7 @@ impl Service {
             distrusted: Mutex::default(),
             withdrawn: Mutex::default(),
             refusals: Refusals::default(),
+            unlike: Mutex::default(),
             too_few: AtomicBool::new(false),
             counters: Counters::default(),
             connections: AtomicUsize::new(0),
@@ -294,6 +299,12 @@ impl Service {
     /// What training pays for replicas, as far as it tells of its steps.
     pub fn toll(&self) -> Toll {
         self.shared.courtesy.toll()
+    }
+
+    /// What ranks saved that said that they save the same, and did not: the newest steps last.
+    pub fn unlike(&self) -> Vec<Unlike> {
+        let found = self.shared.unlike.lock().unwrap_or_else(PoisonError::into_inner);
+        found.values().cloned().collect()
     }
 
     /// What went into durable storage, where there is some.

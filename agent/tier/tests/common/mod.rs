@@ -30,6 +30,22 @@ pub fn container(job: &str, attempt: u64, step: u64, rank: u32, world_size: u32,
     bytes
 }
 
+/// A container that says with whom it saves the same.
+pub fn container_alike(rank: u32, group: &str, state: &[u8]) -> Vec<u8> {
+    let words = [("job", "job"), ("attempt", "0"), ("step", "1"), ("world_size", "12"), ("alike", group)];
+    let words = words.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let words = words.into_iter().chain([("rank".to_owned(), rank.to_string())]).collect();
+    let own = vec![rank as u8; 3 + rank as usize];
+    let tensor = |name: &str, bytes: &[u8]| Tensor {
+        name: name.to_owned(),
+        dtype: "U8".to_owned(),
+        shape: vec![bytes.len() as u64],
+    };
+    let tensors = vec![tensor("state", state), tensor(container::STATE_TENSOR, &own)];
+    let (bytes, _) = container::encode(&words, tensors).expect("a header");
+    [bytes, state.to_vec(), own].concat()
+}
+
 /// A sealed container.
 pub fn manifest(
     job: &str,

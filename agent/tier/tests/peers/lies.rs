@@ -87,8 +87,13 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
         std::thread::spawn(move || {
             let Ok(mut wire) = Wire::accept(stream, &pass(), Patience::default()) else { return };
             while let Ok(Some(Frame::Message(header, _))) = wire.receive() {
-                let held =
-                    Held { shard: sealed.shard.clone(), medium: Medium::Memory, own: false, verified: true };
+                let held = Held {
+                    shard: sealed.shard.clone(),
+                    medium: Medium::Memory,
+                    own: false,
+                    verified: true,
+                    alike: None,
+                };
                 let told = match header.kind {
                     Kind::List => wire.send_json(
                         Header::of(Kind::Inventory),

@@ -14,6 +14,7 @@ mod slow;
 mod support;
 mod tls;
 mod trainers;
+mod unlike;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -17,6 +17,8 @@ pub struct Counts {
     pub failures: u64,
     /// Copies that were found damaged.
     pub damaged: u64,
+    /// Steps of which ranks that save the same saved different bytes.
+    pub unlike: u64,
 }
 
 /// The same while it goes on.
@@ -28,13 +30,14 @@ pub(super) struct Counters {
     pub(super) bytes_taken: AtomicU64,
     pub(super) failures: AtomicU64,
     pub(super) damaged: AtomicU64,
+    pub(super) unlike: AtomicU64,
 }
 
 impl Counters {
     /// As they are now.
     pub(super) fn now(&self) -> Counts {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged } = self;
+        let Counters { shards_sent, bytes_sent, shards_taken, bytes_taken, failures, damaged, unlike } = self;
         Counts {
             shards_sent: of(shards_sent),
             bytes_sent: of(bytes_sent),
@@ -42,6 +45,7 @@ impl Counters {
             bytes_taken: of(bytes_taken),
             failures: of(failures),
             damaged: of(damaged),
+            unlike: of(unlike),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use mainstay_core::checkpoint::inventory::Copy;
+use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard};
 use mainstay_core::checkpoint::ready::expected;
 
 use super::{DISTRUST, REMEMBERED, Shared};
@@ -18,15 +18,12 @@ impl Shared {
     pub(crate) fn inventory(&self) -> Inventory {
         let (used, quota) = self.store.usage();
         self.own.look();
-        let own = self.own.list().into_iter().map(|of| (of, true));
-        let kept = self.store.list().into_iter().map(|of| (of, false));
-        let held = |((shard, medium, verified), own)| Held { shard, medium, own, verified };
         Inventory {
             software: self.settings.software.clone(),
             domain: self.settings.domain.clone(),
             used,
             quota,
-            copies: own.chain(kept).map(held).collect(),
+            copies: self.inventory_unlooked(),
         }
     }
 
@@ -74,9 +71,13 @@ impl Shared {
     pub(super) fn inventory_unlooked(&self) -> Vec<Held> {
         let own = self.own.list().into_iter().map(|of| (of, true));
         let kept = self.store.list().into_iter().map(|of| (of, false));
-        own.chain(kept)
-            .map(|((shard, medium, verified), own)| Held { shard, medium, own, verified })
-            .collect()
+        let alike = self.own.alike();
+        let held = |((shard, medium, verified), own): ((Shard, Medium, bool), bool)| {
+            // What a rank said of its own shard is its own agent's to tell.
+            let alike = alike.get(&shard.root).filter(|_| own).cloned();
+            Held { shard, medium, own, verified, alike }
+        };
+        own.chain(kept).map(held).collect()
     }
 
     /// In how many seconds the newest step of a job goes from this host to the slowest of its peers, at the rate of the last shard each.

@@ -37,6 +37,7 @@ pub(super) fn make_ready(shared: &Shared) {
 pub(super) fn ask(shared: &Shared) {
     while !shared.stops() {
         shared.refresh();
+        shared.compare_alike();
         shared.withdraw_again();
         shared.expect();
         shared.store.sweep(UPLOAD_PATIENCE);

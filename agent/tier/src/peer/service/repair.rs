@@ -90,7 +90,7 @@ impl Shared {
                 // It told so itself; the next inventory will have it too.
                 let medium = mainstay_core::checkpoint::inventory::Medium::Disk;
                 peer.inventory.copies.retain(|other| other.shard.root != offered.root);
-                let held = Held { shard: offered, medium, own: false, verified: true };
+                let held = Held { shard: offered, medium, own: false, verified: true, alike: None };
                 peer.inventory.copies.push(held);
             }
             Err(error) if (is_ours(&error) || matches!(error, PeerError::Local(_))) && !opened.is_still() => {

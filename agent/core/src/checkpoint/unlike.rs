@@ -1,0 +1,156 @@
+//! Ranks that said that they save the same, and did not: a sign of silent corruption that is seen over all hosts, because agents tell
+//! each other the roots of what their ranks saved.
+//!
+//! Only shards of one step of one attempt of one launch are compared, so that nothing that was computed twice is taken for corruption.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::checkpoint::inventory::StepKey;
+
+/// What one rank saved, as its own agent tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The step.
+    pub of: StepKey,
+    /// Who should have saved the same.
+    pub group: String,
+    /// The rank.
+    pub rank: u32,
+    /// The host on which it runs.
+    pub holder: String,
+    /// The root over what it saved.
+    pub root: String,
+}
+
+/// A rank of a group that is not of one mind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Member {
+    /// The rank.
+    pub rank: u32,
+    /// Its host.
+    pub holder: String,
+    /// The root over what it saved.
+    pub root: String,
+}
+
+/// A step of which ranks saved different bytes that said that they save the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unlike {
+    /// The step.
+    pub of: StepKey,
+    /// The group that they named.
+    pub group: String,
+    /// All of them that are known, by rank.
+    pub members: Vec<Member>,
+    /// Those that differ from a majority; empty where there is none.
+    pub apart: Vec<u32>,
+}
+
+impl Unlike {
+    /// What is wrong, in one sentence: step, ranks and hosts.
+    pub fn sentence(&self) -> String {
+        let named = |apart: bool| {
+            let of = self.members.iter().filter(|member| self.apart.contains(&member.rank) == apart);
+            let names: Vec<String> =
+                of.map(|member| format!("rank {} on {}", member.rank, member.holder)).collect();
+            names.join(", ")
+        };
+        let (step, run, group) = (self.of.step, self.of.run_id(), &self.group);
+        if self.apart.is_empty() {
+            return format!(
+                "step {step} of {run}: {} save the same ({group}) and saved different bytes: possible silent data corruption; \
+                 which is right cannot be told",
+                named(false)
+            );
+        }
+        format!(
+            "step {step} of {run}: {} saved other bytes than {}, which save the same ({group}): possible silent data corruption",
+            named(true),
+            named(false)
+        )
+    }
+}
+
+/// The steps of which not all that should be the same is. A rank that is told of with two roots, as it saved the step twice, is not
+/// compared: which of them the others had beside them is not known.
+pub fn unlike(told: &[Told]) -> Vec<Unlike> {
+    let mut groups: BTreeMap<(&StepKey, &str), BTreeMap<u32, BTreeSet<Member>>> = BTreeMap::new();
+    for Told { of, group, rank, holder, root } in told {
+        let member = Member { rank: *rank, holder: holder.clone(), root: root.clone() };
+        groups.entry((of, group)).or_default().entry(*rank).or_default().insert(member);
+    }
+    groups.into_iter().filter_map(|((of, group), ranks)| compare(of, group, ranks)).collect()
+}
+
+fn compare(of: &StepKey, group: &str, ranks: BTreeMap<u32, BTreeSet<Member>>) -> Option<Unlike> {
+    let is_clear =
+        |told: &BTreeSet<Member>| told.iter().map(|member| &member.root).collect::<BTreeSet<_>>().len() == 1;
+    let clear = ranks.into_values().filter(is_clear);
+    let members: Vec<Member> = clear.filter_map(|told| told.into_iter().next()).collect();
+    let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
+    members.iter().for_each(|member| *classes.entry(&member.root).or_default() += 1);
+    if classes.len() < 2 {
+        return None;
+    }
+    let majority = classes.iter().find(|(_, count)| **count * 2 > members.len()).map(|(root, _)| *root);
+    let apart = members.iter().filter(|member| majority.is_some_and(|root| member.root != root));
+    let apart = apart.map(|member| member.rank).collect();
+    Some(Unlike { of: of.clone(), group: group.to_owned(), apart, members })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(step: u64, attempt: u64) -> StepKey {
+        StepKey { step, job: "job".to_owned(), run: "run@1".to_owned(), attempt, world: 4 }
+    }
+
+    fn told(of: StepKey, group: &str, rank: u32, root: &str) -> Told {
+        Told { of, group: group.to_owned(), rank, holder: format!("host{rank}"), root: root.to_owned() }
+    }
+
+    #[test]
+    fn the_majority_names_the_rank_and_its_host() {
+        let all =
+            [("a", 0), ("a", 1), ("b", 2), ("a", 3)].map(|(root, rank)| told(key(7, 0), "dp", rank, root));
+        let found = unlike(&all);
+        assert_eq!((found.len(), found[0].apart.as_slice()), (1, [2].as_slice()));
+        assert_eq!(
+            found[0].sentence(),
+            "step 7 of run: rank 2 on host2 saved other bytes than rank 0 on host0, rank 1 on host1, rank 3 on host3, \
+             which save the same (dp): possible silent data corruption"
+        );
+    }
+
+    #[test]
+    fn of_two_both_are_named_and_neither_is_believed() {
+        let found = unlike(&[told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 3, "b")]);
+        assert!(found[0].apart.is_empty());
+        assert!(found[0].sentence().contains("rank 0 on host0, rank 3 on host3 save the same"));
+        assert!(found[0].sentence().ends_with("which is right cannot be told"));
+    }
+
+    #[test]
+    fn what_is_the_same_or_of_other_groups_steps_or_attempts_is_silent() {
+        let all = [
+            told(key(7, 0), "dp", 0, "a"),
+            told(key(7, 0), "dp", 1, "a"),
+            told(key(7, 0), "stage1", 2, "b"),
+            told(key(8, 0), "dp", 0, "c"),
+            told(key(7, 1), "dp", 1, "d"),
+        ];
+        assert_eq!(unlike(&all), []);
+    }
+
+    #[test]
+    fn a_rank_that_saved_a_step_twice_is_not_compared() {
+        let mut all =
+            vec![told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 1, "b"), told(key(7, 0), "dp", 1, "a")];
+        assert_eq!(unlike(&all), []);
+        // In memory and on the disk: told of twice, with one root.
+        all =
+            vec![told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 0, "a"), told(key(7, 0), "dp", 1, "b")];
+        assert_eq!(unlike(&all).len(), 1);
+    }
+}

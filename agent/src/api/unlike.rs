@@ -1,0 +1,22 @@
+//! Ranks that said that they save the same and did not, in the words of the API.
+
+use mainstay_core::checkpoint::unlike::{Member, Unlike};
+use mainstay_proto::v1::{CheckpointUnlike, CheckpointUnlikeMember};
+
+/// A step of which they saved different bytes.
+pub(super) fn out(found: &Unlike) -> CheckpointUnlike {
+    let member = |member: &Member| CheckpointUnlikeMember {
+        rank: member.rank,
+        holder: member.holder.clone(),
+        root: member.root.clone(),
+        apart: found.apart.contains(&member.rank),
+    };
+    CheckpointUnlike {
+        run: found.of.run_id().to_owned(),
+        step: found.of.step,
+        attempt: found.of.attempt,
+        group: found.group.clone(),
+        members: found.members.iter().map(member).collect(),
+        headline: found.sentence(),
+    }
+}

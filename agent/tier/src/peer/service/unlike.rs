@@ -1,0 +1,72 @@
+//! Ranks that said that they save the same and did not, here and on all hosts that answer.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use mainstay_core::checkpoint::inventory::StepKey;
+use mainstay_core::checkpoint::unlike::{Told, Unlike, unlike};
+
+use super::Shared;
+use crate::peer::message::Held;
+use crate::peer::sealed::Sealed;
+
+/// So many are remembered; of more the oldest steps are forgotten.
+const MOST: usize = 64;
+
+/// What was found, by step and group.
+pub(super) type Found = BTreeMap<(StepKey, String), Unlike>;
+
+impl Shared {
+    /// Compares what ranks told to be the same: of this host, and of peers as they told last.
+    pub(super) fn compare_alike(&self) {
+        unlike(&self.told_alike()).into_iter().for_each(|found| self.remember(found));
+    }
+
+    /// The same for a shard that is being offered. Whose it is tells its owner, who is asked where it is not what others saved.
+    pub(crate) fn compare_offered(&self, sealed: &Sealed) {
+        let Some(alike) = &sealed.alike else { return };
+        let is_alike =
+            |of: &Told| of.of != sealed.shard.of || of.group != alike.group || of.root == alike.root;
+        let is_known = |of: &Told| of.of == sealed.shard.of && of.rank == sealed.shard.rank;
+        let told = self.told_alike();
+        if !told.iter().all(is_alike) && !told.iter().any(is_known) {
+            self.refresh();
+            self.compare_alike();
+        }
+    }
+
+    fn told_alike(&self) -> Vec<Told> {
+        let of = |holder: &str, held: &Held| {
+            let (group, root) = held.alike.clone().filter(|_| held.own)?;
+            let (of, rank) = (held.shard.of.clone(), held.shard.rank);
+            Some(Told { of, group, rank, holder: holder.to_owned(), root })
+        };
+        let own = self.inventory_unlooked();
+        let mut told: Vec<Told> = own.iter().filter_map(|held| of(self.name(), held)).collect();
+        for (name, peer) in self.peers().iter() {
+            told.extend(peer.inventory.copies.iter().filter_map(|held| of(name, held)));
+        }
+        told
+    }
+
+    fn remember(&self, found: Unlike) {
+        let mut known = self.unlike.lock().unwrap_or_else(PoisonError::into_inner);
+        let roots = |of: &Unlike| -> Vec<(u32, String)> {
+            of.members.iter().map(|member| (member.rank, member.root.clone())).collect()
+        };
+        let place = (found.of.clone(), found.group.clone());
+        let before = known.get(&place);
+        if before.is_some_and(|before| roots(before) == roots(&found)) {
+            return;
+        }
+        if before.is_none() {
+            self.counters.unlike.fetch_add(1, Ordering::Relaxed);
+        }
+        tracing::error!("{}", found.sentence());
+        known.insert(place, found);
+        while known.len() > MOST {
+            known.pop_first();
+        }
+    }
+}

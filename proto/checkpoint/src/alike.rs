@@ -1,0 +1,115 @@
+//! What a rank said that others save as well: the same tensors with the same bytes, as data-parallel peers do. It has a root of its own,
+//! into which nothing goes that is a rank's alone: neither its name nor the small state beside the tensors.
+
+use crate::container::{Header, STATE_TENSOR};
+use crate::manifest::hex;
+
+/// The word of the container's metadata by which a rank says so.
+pub const ALIKE_WORD: &str = "alike";
+
+/// A longer name of a group is none.
+const LONGEST: usize = 200;
+
+/// Ahead of what the root is computed over, so that no other digest of Mainstay's can be taken for one.
+const ROOT_OF: &[u8] = b"mainstay checkpoint content 1\n";
+
+/// Who should have saved the same, and what was saved.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Alike {
+    /// What the ranks that save the same are called; only ranks of one step are compared.
+    pub group: String,
+    /// BLAKE3 over the table of tensors and the checksum of their bytes, in hexadecimal digits.
+    pub root: String,
+}
+
+impl Alike {
+    /// The group that a container names, and where in the file its tensors lie. None: it names none, or its tensors do not lie in one
+    /// piece before the rest of the state.
+    #[must_use]
+    pub fn asked(header: &Header) -> Option<(String, std::ops::Range<u64>)> {
+        let group = header.metadata.get(ALIKE_WORD).filter(|group| is_name(group))?;
+        let (last, before) = header.tensors.split_last()?;
+        let tensors = if last.tensor.name == STATE_TENSOR { before } else { &header.tensors };
+        if tensors.iter().any(|placed| placed.tensor.name == STATE_TENSOR) {
+            return None;
+        }
+        let (first, last) = (tensors.first()?, tensors.last()?);
+        Some((group.clone(), first.at..last.at + last.bytes))
+    }
+
+    /// Of the tensors of a container, whose bytes have this checksum.
+    #[must_use]
+    pub fn of(group: String, header: &Header, bytes_xxh3_128: u128) -> Alike {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(ROOT_OF);
+        for placed in header.tensors.iter().filter(|placed| placed.tensor.name != STATE_TENSOR) {
+            for words in [&placed.tensor.name, &placed.tensor.dtype] {
+                hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
+            }
+            hasher.update(&(placed.tensor.shape.len() as u64).to_le_bytes());
+            for length in &placed.tensor.shape {
+                hasher.update(&length.to_le_bytes());
+            }
+        }
+        hasher.update(&bytes_xxh3_128.to_le_bytes());
+        Alike { group, root: hex(hasher.finalize().as_bytes()) }
+    }
+
+    /// What a manifest says of it, if that makes sense.
+    pub(crate) fn read(group: &str, root: &str) -> Option<Alike> {
+        let is_root = root.len() == 64
+            && root.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        (is_name(group) && is_root).then(|| Alike { group: group.to_owned(), root: root.to_owned() })
+    }
+}
+
+fn is_name(group: &str) -> bool {
+    !group.is_empty() && group.len() <= LONGEST && !group.contains(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::container::{Tensor, encode};
+
+    fn header(rank: &str, tensors: &[(&str, u64)]) -> Header {
+        let words = [("rank", rank), (ALIKE_WORD, "dp")];
+        let words: BTreeMap<String, String> =
+            words.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let tensor = |(name, length): &(&str, u64)| Tensor {
+            name: (*name).to_owned(),
+            dtype: "F32".to_owned(),
+            shape: vec![*length],
+        };
+        encode(&words, tensors.iter().map(tensor).collect()).unwrap().1
+    }
+
+    #[test]
+    fn neither_the_rank_nor_its_own_state_goes_into_the_root() {
+        let (one, other) =
+            (header("3", &[("w", 6), (STATE_TENSOR, 5)]), header("12", &[("w", 6), (STATE_TENSOR, 9)]));
+        let (group, range) = Alike::asked(&one).unwrap();
+        assert_eq!((group.as_str(), range.end - range.start), ("dp", 24));
+        assert_eq!(Alike::of(group.clone(), &one, 7), Alike::of(group, &other, 7));
+    }
+
+    #[test]
+    fn other_bytes_names_or_shapes_are_another_root() {
+        let root = |header: &Header, sum| Alike::of("dp".to_owned(), header, sum).root;
+        let one = header("0", &[("w", 6)]);
+        assert_ne!(root(&one, 7), root(&one, 8));
+        assert_ne!(root(&one, 7), root(&header("0", &[("v", 6)]), 7));
+        assert_ne!(root(&one, 7), root(&header("0", &[("w", 7)]), 7));
+    }
+
+    #[test]
+    fn who_names_no_group_or_has_its_state_in_front_is_not_compared() {
+        let mut nameless = header("0", &[("w", 6)]);
+        nameless.metadata.remove(ALIKE_WORD);
+        assert_eq!(Alike::asked(&nameless), None);
+        assert_eq!(Alike::asked(&header("0", &[(STATE_TENSOR, 2), ("w", 6)])), None);
+        assert_eq!(Alike::asked(&header("0", &[])), None);
+    }
+}
