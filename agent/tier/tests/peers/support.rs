@@ -140,9 +140,11 @@ impl Host {
     pub fn lose(&mut self) {
         self.service = None;
         self.directory = TempDir::new().unwrap();
-        for entry in fs::read_dir(self.store.path()).unwrap() {
-            fs::remove_dir_all(entry.unwrap().path()).unwrap();
-        }
+        // Threads of the service that has ended may still make a file there.
+        until("an empty store", || {
+            let entries = fs::read_dir(self.store.path()).unwrap().flatten();
+            entries.fold(true, |all, entry| fs::remove_dir_all(entry.path()).is_ok() && all)
+        });
     }
 
     pub fn start(&mut self) {
