@@ -142,8 +142,8 @@ impl Host {
         self.directory = TempDir::new().unwrap();
         // Threads of the service that has ended may still make a file there.
         until("an empty store", || {
-            let entries = fs::read_dir(self.store.path()).unwrap().flatten();
-            entries.fold(true, |all, entry| fs::remove_dir_all(entry.path()).is_ok() && all)
+            let mut entries = fs::read_dir(self.store.path()).unwrap().flatten();
+            entries.all(|entry| fs::remove_dir_all(entry.path()).is_ok())
         });
     }
 
