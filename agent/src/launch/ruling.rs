@@ -81,7 +81,11 @@ impl Launcher {
 
     pub(super) fn host(&mut self, judged: Judged) {
         for fact in judged.facts {
-            self.fact(fact);
+            match fact {
+                // Those that a rank's end brought up are told already.
+                Fact::OutOfMemoryKills { .. } => self.count_oom_kills(),
+                fact => self.fact(fact),
+            }
         }
         self.board.show_host(clock::now(), judged.components);
         if self.agent.is_none() {

@@ -33,7 +33,9 @@ use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
 use crate::os::clock;
 use crate::os::inotify::Watcher;
+use crate::source::host::Roots;
 use crate::source::nvrx::Monitor;
+use crate::source::oom::OomKills;
 use crate::source::pages::PageReader;
 use crate::store::learned::Memory;
 
@@ -117,6 +119,7 @@ pub struct Launcher {
     pub(super) looks: u32,
     /// What steps of a rank took since the last sample.
     pub(super) step_times: Vec<StepTime>,
+    pub(super) oom_kills: OomKills,
     /// What was last seen here without an agent that may explain slow ranks.
     pub(super) surroundings: Surroundings,
     pub(super) exit: Option<i32>,
@@ -216,6 +219,7 @@ impl Launcher {
             evidence: None,
             looks: 0,
             step_times: Vec::new(),
+            oom_kills: OomKills::of(Roots::default().proc),
             surroundings: Surroundings::default(),
             exit: None,
         };

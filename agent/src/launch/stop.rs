@@ -59,10 +59,25 @@ impl Launcher {
         let Some(status) = processes::ending(pid).filter(|status| !status.is_success()) else { return };
         // The page is the black box: what the rank last wrote comes before its end.
         self.look();
+        self.look_for_oom_kills(status);
         let rank = &mut self.ranks[index];
         rank.ending = Some(status);
         let (attempt, rank) = (self.attempt, rank.rank);
         self.fact(Fact::RankEnding { attempt, rank, pid, status });
+    }
+
+    /// Whoever was killed by nobody of ours may have been by the kernel: the regular look at the host comes too late for the verdict.
+    fn look_for_oom_kills(&mut self, status: ExitStatus) {
+        if status == ExitStatus::Signal(nix::libc::SIGKILL) {
+            self.count_oom_kills();
+        }
+    }
+
+    pub(super) fn count_oom_kills(&mut self) {
+        let count = self.oom_kills.new_ones();
+        if count > 0 {
+            self.fact(Fact::OutOfMemoryKills { count });
+        }
     }
 
     pub(super) async fn rank_ended(&mut self, end: &Ended) {
@@ -81,6 +96,8 @@ impl Launcher {
         };
         let status = rank.ending.unwrap_or(status);
         rank.exit = Some(status);
+        self.look_for_oom_kills(status);
+        let rank = &mut self.ranks[index];
         if status.is_success() {
             self.hangs.finished(rank, end.at);
         }

@@ -95,6 +95,14 @@ impl HostSource {
     }
 }
 
+/// How many processes the kernel has killed for lack of memory since it began; none where it does not tell.
+pub(super) fn oom_kills(proc: &Path) -> Option<u64> {
+    match proc::oom_kills(proc) {
+        mainstay_core::host::Reading::Value(count) => Some(count),
+        _ => None,
+    }
+}
+
 /// The paths that every host is asked for: the system, run-time files, shared memory (DataLoader workers and
 /// NCCL live there), and what the agent and its user name.
 pub fn standard_paths(named: &[&Path]) -> Vec<PathBuf> {

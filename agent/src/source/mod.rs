@@ -15,6 +15,7 @@ pub mod kernel_log;
 pub mod kmsg;
 pub mod nccl_ras;
 pub mod nvrx;
+pub mod oom;
 pub mod pages;
 pub mod program;
 pub mod slurm;
