@@ -171,6 +171,41 @@ fn an_owner_that_is_killed_in_the_middle_goes_on_where_it_was() {
     assert_lies_in(&place, 1, 1, size);
 }
 
+#[test]
+fn a_step_that_is_removed_is_gone_everywhere_and_the_next_stays() {
+    let hosts = Hosts::new(6, 2, &[]);
+    let agents: Vec<Agent> = (0..2).map(|host| hosts.agent(host)).collect();
+    let (run, owned, size) = ("run-r", hosts.directory(0), 1 << 20);
+    let push = || ckpt(&agents[0], &["push", run, &owned.display().to_string(), "--wait", "90", "--json"]);
+    for step in [10, 20] {
+        save(&owned, run, step, 1, size);
+        assert_eq!(json(&push())["copies"], 2);
+    }
+    let steps = |agent: &Agent| -> Vec<u64> {
+        let listed = json(&ckpt(agent, &["ls", "--run", run, "--json"]));
+        listed["steps"].as_array().unwrap().iter().map(|of| of["step"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(steps(&agents[1]).len(), 2);
+    // Nothing is superfluous.
+    let collected = ckpt(&agents[1], &["gc", "--json"]);
+    assert_eq!((collected.status.code(), &json(&collected)["replicas"]), (Some(0), &0.into()));
+    assert_eq!(steps(&agents[1]).len(), 2);
+
+    // By an agent that has only the replica.
+    let removed = ckpt(&agents[1], &["rm", run, "10", "--json"]);
+    assert_eq!((removed.status.code(), &json(&removed)["copies"]), (Some(0), &2.into()));
+    assert!(!owned.join("step-000000000010").exists(), "the owner's own copy too");
+    for agent in &agents {
+        processes::wait_until("only one step is known", || steps(agent) == [20]);
+    }
+    let again = ckpt(&agents[0], &["rm", run, "10", "--json"]);
+    assert_eq!((again.status.code(), &json(&again)["copies"]), (Some(0), &0.into()));
+    let place = hosts.directory(1);
+    let pulled = ckpt(&agents[1], &["pull", run, &place.display().to_string(), "--json"]);
+    assert_eq!(json(&pulled)["step"], 20);
+    assert_lies_in(&place, 20, 1, size);
+}
+
 /// For each host keys of `checkpoint` that name certificates of one authority.
 fn certificates(hosts: &Hosts) -> Vec<Vec<String>> {
     let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();

@@ -18,6 +18,7 @@ mod launchers;
 mod peers;
 mod process;
 mod replicate;
+mod replicate_nvrx;
 mod restart;
 mod soak;
 mod training;
@@ -123,7 +124,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for name in &args.names {
         match (name, &bed) {
             (Name::Build, _) => build::measure(&story, &mut report),
-            (Name::Replicate, _) => replicate::measure(&story, args.samples.unwrap_or(7), &mut report),
+            (Name::Replicate, _) => {
+                replicate::measure(&story, args.samples.unwrap_or(7), !args.no_peers, &mut report);
+            }
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),

@@ -1,4 +1,5 @@
-//! Checkpoints on peers: a shard to another agent and back over loopback, beside plain TCP with the same bytes in the same run. Back to
+//! Checkpoints on peers: a shard to another agent and back over loopback, beside plain TCP with the same bytes in the same run, and NVRx's
+//! replication over gloo. Back to
 //! a host that stood by and has memory ready, and (`fresh`) to one that has begun just now and has not.
 
 use std::fs;
@@ -10,7 +11,9 @@ use anyhow::{Result, bail};
 use serde_json::Value;
 
 use super::figure::{Figure, Report};
+use super::peers::{self, NVRX_NAME};
 use super::process::Running;
+use super::replicate_nvrx;
 use crate::command;
 use crate::places;
 use crate::say::Story;
@@ -32,16 +35,28 @@ const SIZES: [(usize, usize, Duration); 2] =
 const SPOKEN_OF: usize = 1;
 
 /// Measures shards of these sizes, each `rounds` times at most.
-pub fn measure(story: &Story, rounds: usize, report: &mut Report) {
+pub fn measure(story: &Story, rounds: usize, with_peers: bool, report: &mut Report) {
     let built = story.step("Building what measures replication", build);
     if built.is_err() {
         return report.part("checkpoint.replicate", built.map(|()| Vec::new()));
     }
+    let nvrx = if with_peers { nvrx(story, rounds.min(3)) } else { Vec::new() };
     for (gibibytes, most, within) in SIZES {
         let name = format!("checkpoint.replicate ({gibibytes} GiB)");
-        let measured = story.step(&name, || shard(gibibytes, rounds.min(most), within));
+        let measured = story.step(&name, || shard(gibibytes, rounds.min(most), within, &nvrx));
         report.part(&name, measured);
     }
+}
+
+/// What NVRx sends a second in each round; nothing, and the reason on standard error, where it cannot be measured.
+fn nvrx(story: &Story, rounds: usize) -> Vec<f64> {
+    let Some(peers) = peers::ensure(story) else { return Vec::new() };
+    let measured =
+        story.step("checkpoint.replicate: NVRx (256 MiB)", || replicate_nvrx::rates(&peers, rounds));
+    measured.unwrap_or_else(|error| {
+        eprintln!("checkpoint.replicate: NVRx is left out: {error:#}");
+        Vec::new()
+    })
 }
 
 fn build() -> Result<()> {
@@ -58,7 +73,7 @@ fn build() -> Result<()> {
     command::run(build.current_dir(places::root()))
 }
 
-fn shard(gibibytes: usize, rounds: usize, within: Duration) -> Result<Vec<Figure>> {
+fn shard(gibibytes: usize, rounds: usize, within: Duration, nvrx: &[f64]) -> Result<Vec<Figure>> {
     // The shard, its replica and what comes back lie in memory.
     let memory = Path::new("/dev/shm");
     remove_what_cut_runs_left(memory);
@@ -68,12 +83,13 @@ fn shard(gibibytes: usize, rounds: usize, within: Duration) -> Result<Vec<Figure
         bail!("it needs {needed} GiB in {}, of which {free} are free", memory.display());
     }
     let measured = timed(gibibytes, rounds, within, &scratch);
+    let measured = measured.map(|told| figures(gibibytes, &told, nvrx));
     // If it was stopped, it could not tidy up.
     let _ = fs::remove_dir_all(&scratch);
     measured
 }
 
-fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> Result<Vec<Figure>> {
+fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> Result<Value> {
     let program = places::target().join("release/examples/replicate_cost");
     let mut run = Command::new(program);
     run.arg((gibibytes << 10).to_string()).arg(rounds.to_string()).arg(scratch);
@@ -81,11 +97,10 @@ fn timed(gibibytes: usize, rounds: usize, within: Duration, scratch: &Path) -> R
     fs::create_dir_all(places::target().join("bench"))?;
     // It ends with this process, and is stopped when its time is over; the log says how far it came.
     let mut running = Running::start(run, &log)?;
-    let told = running.wait_for("figures", within, || {
+    running.wait_for("figures", within, || {
         let said = fs::read_to_string(&log).ok()?;
         said.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok().filter(Value::is_object))
-    })?;
-    Ok(figures(gibibytes, &told))
+    })
 }
 
 /// Gigabytes lie in memory until somebody takes them away, and a run that was killed could not.
@@ -105,7 +120,7 @@ fn free_gibibytes(at: &Path) -> usize {
     usize::try_from(free >> 30).unwrap_or(0)
 }
 
-fn figures(gibibytes: usize, told: &Value) -> Vec<Figure> {
+fn figures(gibibytes: usize, told: &Value, nvrx: &[f64]) -> Vec<Figure> {
     let samples = |name: &str| -> Vec<f64> {
         told.get(name).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_f64).collect()
     };
@@ -123,9 +138,13 @@ fn figures(gibibytes: usize, told: &Value) -> Vec<Figure> {
         let suffix = if key.ends_with(TLS) { TLS } else { "" };
         Figure::median(&id(name), "GB/s", &gigabytes(key)).map(|figure| figure.beside(PLAIN, &plain(suffix)))
     };
+    // Its rounds are other ones than those of plain TCP.
+    let link = Figure::quantile_of(&plain(""), 0.5).unwrap_or(f64::NAN);
+    let nvrx: Vec<f64> = nvrx.iter().map(|rate| rate / 1e9 / link).collect();
+    let beside_nvrx = |figure: Figure| if nvrx.is_empty() { figure } else { figure.beside(NVRX_NAME, &nvrx) };
     let cpu = |name: &str, key: &str| Figure::median(&id(name), "s/GB", &samples(key));
     [
-        share("replicate", "replicate_bytes_per_s", "", "x loopback TCP"),
+        share("replicate", "replicate_bytes_per_s", "", "x loopback TCP").map(beside_nvrx),
         share("restore_peer", "restore_bytes_per_s", "", "x link"),
         share("replicate", "replicate_bytes_per_s", TLS, "x loopback TCP"),
         share("restore_peer", "restore_bytes_per_s", TLS, "x link"),
@@ -154,12 +173,16 @@ mod tests {
     fn a_rate_stands_beside_that_of_plain_tcp() {
         let told =
             serde_json::json!({"plain_tcp_bytes_per_s": [2e9, 2e9], "replicate_bytes_per_s": [1.8e9, 2.2e9]});
-        let figures = figures(1, &told);
+        let figures_of = |nvrx: &[f64]| super::figures(1, &told, nvrx);
+        let figures = figures_of(&[]);
         let told: Vec<(&str, f64, Option<f64>)> =
             figures.iter().map(|figure| (figure.id.as_str(), figure.value, figure.ratio)).collect();
         assert_eq!(
             told,
             [("checkpoint.replicate", 1.0, None), ("checkpoint.replicate_1gib", 2.0, Some(1.0))]
         );
+        // A tenth of what plain TCP does.
+        let beside = &figures_of(&[2e8, 2e8])[0];
+        assert_eq!((beside.peer.as_deref(), beside.ratio), (Some(NVRX_NAME), Some(10.0)));
     }
 }

@@ -112,8 +112,20 @@ impl Asking<'_> {
     /// # Errors
     /// It does not answer as it should.
     pub fn forget(&self, address: &str, roots: Vec<String>) -> Result<usize, PeerError> {
+        self.drop_at(address, &Drop { roots, everything: false })
+    }
+
+    /// Has `address` delete its replicas, and what its own ranks have written of these shards; how many there were.
+    ///
+    /// # Errors
+    /// It does not answer as it should.
+    pub fn remove(&self, address: &str, roots: Vec<String>) -> Result<usize, PeerError> {
+        self.drop_at(address, &Drop { roots, everything: true })
+    }
+
+    fn drop_at(&self, address: &str, what: &Drop) -> Result<usize, PeerError> {
         let mut wire = self.connect(address)?;
-        wire.send_json(Header::of(Kind::Drop), &Drop { roots })?;
+        wire.send_json(Header::of(Kind::Drop), what)?;
         Ok(wire.expect_json::<Dropped>(Kind::Dropped)?.count)
     }
 

@@ -68,6 +68,9 @@ pub(crate) struct Decide {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Drop {
     pub(crate) roots: Vec<String>,
+    /// A person wants the step gone: what ranks of that host have written of it themselves goes too.
+    #[serde(default)]
+    pub(crate) everything: bool,
 }
 
 /// How many of them were there.

@@ -46,7 +46,9 @@ pub(crate) fn converse(wire: &mut Wire, shared: &Shared) -> Result<(), PeerError
             }
             Kind::Drop => {
                 let asked: Drop = read(wire, &message)?;
-                let count = asked.roots.iter().filter(|root| shared.store.forget(root)).count();
+                let replicas = asked.roots.iter().filter(|root| shared.store.forget(root)).count();
+                let own = if asked.everything { shared.remove_own(&asked.roots) } else { 0 };
+                let count = replicas + own;
                 wire.send_json(Header::of(Kind::Dropped), &Dropped { count })?;
             }
             _ => return Err(unexpected(wire, header, Kind::Put)),

@@ -348,12 +348,11 @@ impl Service {
     /// A copy is there and cannot be deleted.
     pub fn remove(&self, key: &StepKey) -> Result<usize, PeerError> {
         let shared = &self.shared;
-        let roots: BTreeSet<String> = shared
-            .copies()
-            .into_iter()
-            .filter(|copy| copy.shard.of == *key)
-            .map(|copy| copy.shard.root)
-            .collect();
+        let copies = shared.copies();
+        let of_step = || copies.iter().map(|copy| &copy.shard).filter(|shard| shard.of == *key);
+        let roots: BTreeSet<String> = of_step().map(|shard| shard.root.clone()).collect();
+        // A copy that is made just now, or that lies on a host which is away, goes later.
+        shared.are_withdrawn(of_step().map(|shard| shard.whole().to_owned()));
         let mut count = 0;
         for root in &roots {
             let own = shared.own.remove(root).map_err(|error| PeerError::Local(error.to_string()))?;
@@ -364,7 +363,7 @@ impl Service {
         }
         let roots: Vec<String> = roots.into_iter().collect();
         for peer in shared.alive() {
-            count += shared.asking().forget(&peer, roots.clone())?;
+            count += shared.asking().remove(&peer, roots.clone())?;
         }
         shared.refresh();
         Ok(count)

@@ -105,13 +105,20 @@ impl Shared {
             };
             holders.filter_map(of).collect()
         };
-        self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner).insert(root.to_owned(), Instant::now());
+        self.are_withdrawn([root.to_owned()]);
         self.store.forget(root);
         for (holder, gone) in holders {
             if let Err(error) = self.asking().forget(&holder, gone) {
                 tracing::warn!(peer = holder, %error, "a copy that is out of date could not be withdrawn");
             }
         }
+    }
+
+    /// Whoever tells of copies of these shards from now on is told that nobody needs them.
+    pub(super) fn are_withdrawn(&self, roots: impl IntoIterator<Item = String>) {
+        let now = Instant::now();
+        let mut withdrawn = self.withdrawn.lock().unwrap_or_else(PoisonError::into_inner);
+        withdrawn.extend(roots.into_iter().map(|root| (root, now)));
     }
 
     /// Peers that still tell of a copy of what was withdrawn are told again: they were not reached, or it came to them just then.

@@ -155,6 +155,18 @@ impl Shared {
         runs.into_iter().flat_map(|run| deletable(&steps(&copies, Some(run)), retention)).collect()
     }
 
+    /// What ranks of this host have written of these shards goes, for a person at another host wants it gone; how many there were.
+    pub(crate) fn remove_own(&self, roots: &[String]) -> usize {
+        let removed = |root: &&String| match self.own.remove(root) {
+            Ok(was_there) => was_there,
+            Err(error) => {
+                tracing::warn!(%error, "a shard that was to be removed cannot be deleted");
+                false
+            }
+        };
+        roots.iter().filter(removed).count()
+    }
+
     pub(super) fn collect(&self) -> usize {
         let gone: BTreeSet<StepKey> = self.deletable().into_iter().collect();
         let held = self.store.list();

@@ -1,0 +1,51 @@
+//! NVRx's clique replication, beside which replicas to a peer are measured: two ranks that send each other their states over gloo.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::Value;
+
+use super::launchers::script_path;
+use super::process::Running;
+use crate::places;
+
+const SCRIPT: &str = "replicate_nvrx.py";
+
+/// A rank's state: it has a copy of its own and one of the other's beside it, twice on this machine. What it sends a second does not depend on it.
+const STATE_MIB: usize = 256;
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Bytes of one rank's state a second, of each round; `peers` is the environment with NVRx.
+pub fn rates(peers: &Path, rounds: usize) -> Result<Vec<f64>> {
+    let mut command = Command::new(peers.join("bin/python"));
+    command.arg(script_path(SCRIPT)).args([STATE_MIB, rounds].map(|number| number.to_string()));
+    let folder = places::target().join("bench");
+    fs::create_dir_all(&folder)?;
+    let log = folder.join("replicate_nvrx.log");
+    let mut running = Running::start(command, &log)?;
+    running.wait_for("NVRx's figures", LIMIT, || told(&fs::read_to_string(&log).ok()?))
+}
+
+/// The rates in what the script said, beside what gloo has to say.
+fn told(said: &str) -> Option<Vec<f64>> {
+    let found = said.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok())?;
+    let rates: Vec<f64> = found.get("bytes_per_s")?.as_array()?.iter().filter_map(Value::as_f64).collect();
+    (!rates.is_empty()).then_some(rates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_found_among_what_gloo_says_and_nowhere_else() {
+        let said = "[Gloo] Rank 0 is connected to 1 peer ranks.\n{\"bytes_per_s\": [3e8, 2e8]}\n";
+        assert_eq!(told(said), Some(vec![3e8, 2e8]));
+        assert_eq!(told("[Gloo] Rank 0\n{\"bytes_per_s\": []}\n"), None);
+        assert_eq!(told("a rank failed\n"), None);
+    }
+}
