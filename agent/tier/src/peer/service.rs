@@ -104,6 +104,8 @@ pub struct Peer {
     pub inventory: Inventory,
     /// Bytes a second of the last shard that was sent to it.
     pub rate: Option<u64>,
+    /// What it told is not older than that.
+    asked: Option<Instant>,
     /// Not before then is it sent anything.
     not_before: Option<Instant>,
     failures: u32,

@@ -56,6 +56,8 @@ struct Inner {
 struct Replica {
     sealed: Arc<Sealed>,
     directory: PathBuf,
+    /// Since when it is here, as far as this process knows.
+    since: Instant,
     verified: bool,
     memory: Option<Arc<MappedFile>>,
 }
@@ -154,8 +156,13 @@ impl Store {
             // One without a good manifest is not there; its bytes go.
             match Sealed::read(&directory.join(MANIFEST_NAME)) {
                 Ok(sealed) => {
-                    let replica =
-                        Replica { sealed: Arc::new(sealed), directory, verified: false, memory: None };
+                    let replica = Replica {
+                        sealed: Arc::new(sealed),
+                        directory,
+                        since: Instant::now(),
+                        verified: false,
+                        memory: None,
+                    };
                     inner.replicas.insert(replica.sealed.shard.root.clone(), replica);
                 }
                 Err(_) => drop(fs::remove_dir_all(directory)),
@@ -333,7 +340,8 @@ impl Store {
         let mut inner = self.inner();
         inner.replicas.retain(|_, replica| replica.directory != directory);
         let memory = upload.memory.clone();
-        let replica = Replica { sealed: Arc::clone(sealed), directory, verified: true, memory };
+        let replica =
+            Replica { sealed: Arc::clone(sealed), directory, since: Instant::now(), verified: true, memory };
         inner.replicas.insert(root.clone(), replica);
         Ok(())
     }
@@ -372,6 +380,11 @@ impl Store {
         let there = inner.replicas.contains_key(root);
         self.drop_replica(&mut inner, root);
         there
+    }
+
+    /// Since when a replica is here.
+    pub(crate) fn since(&self, root: &str) -> Option<Instant> {
+        self.inner().replicas.get(root).map(|replica| replica.since)
     }
 
     /// The same, and what has come of one that is on its way is given up.

@@ -19,6 +19,7 @@ mod unlike;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use mainstay_core::checkpoint::inventory::steps;
 use mainstay_tier::peer::error::PeerError;
@@ -36,6 +37,29 @@ fn flip(path: &std::path::Path, at: u64) {
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+}
+
+#[test]
+fn a_holder_that_has_not_asked_the_owner_since_sends_nothing_back_to_it() {
+    // The holder asks seldom: when a replica comes it does not know yet that its owner has the shard.
+    let hosts = hosts(2, |index, settings| {
+        settings.interval = Duration::from_millis(if index == 1 { 1_000 } else { 50 });
+    });
+    let [owner, holder] = &hosts[..] else { unreachable!("two hosts") };
+    for step in [10, 20, 30] {
+        owner.save(0, step, &[0, 1], 2);
+        owner.wait_for_copies(step, 2);
+    }
+    let saved = Instant::now();
+    until("the holder to ask once more", || {
+        holder.service().peers()[&owner.name].seen.is_some_and(|seen| seen > saved)
+    });
+    holder.service().nudge();
+    // It says so when it has looked: its own step is sent behind all that it might have sent before.
+    holder.save(0, 40, &[0], 1);
+    holder.wait_for_copies(40, 2);
+    assert_eq!(holder.service().counts().shards_sent, 1);
+    assert_eq!(owner.replicas().len(), 1, "{:?}", owner.replicas());
 }
 
 #[test]

@@ -183,14 +183,15 @@ impl Shared {
         std::thread::scope(|scope| {
             for name in &names {
                 scope.spawn(move || {
+                    let asked = Instant::now();
                     let answer = self.asking().list(name);
-                    self.heard(name, answer);
+                    self.heard(name, asked, answer);
                 });
             }
         });
     }
 
-    pub(super) fn heard(&self, name: &str, answer: Result<Inventory, PeerError>) {
+    pub(super) fn heard(&self, name: &str, asked: Instant, answer: Result<Inventory, PeerError>) {
         let mut peers = self.peers();
         let Some(peer) = peers.get_mut(name) else { return };
         match answer {
@@ -199,6 +200,7 @@ impl Shared {
                     tracing::info!(peer = name, software = inventory.software, "a peer answers");
                 }
                 (peer.alive, peer.seen, peer.inventory) = (true, Some(Instant::now()), inventory);
+                peer.asked = Some(asked);
                 if peer.not_before.is_none() {
                     peer.error = None;
                 }

@@ -44,7 +44,8 @@ impl Shared {
         let shared = self.own.shared();
         copies.retain(|copy| !shared.contains(&copy.shard.root));
         let hosts = self.hosts();
-        let next = repairs(self.name(), &copies, &hosts, &rules).into_iter().next();
+        let needed = repairs(self.name(), &copies, &hosts, &rules);
+        let next = needed.into_iter().find(|repair| self.all_were_asked_about(&repair.shard.root));
         if let (Some(parity), Some(next)) = (parity, &next) {
             let is_cut = cut_for(self.name(), &hosts, &rules).is_some();
             if self.too_few.swap(!is_cut, Ordering::Relaxed) == is_cut {
@@ -57,6 +58,13 @@ impl Shared {
             }
         }
         next
+    }
+
+    /// Whether all peers have told what they have since a replica came here: whoever sent it has the shard, and nobody who asked before
+    /// that need know.
+    fn all_were_asked_about(&self, root: &str) -> bool {
+        let Some(since) = self.store.since(root) else { return true };
+        self.peers().values().all(|peer| !peer.alive || peer.asked.is_some_and(|asked| asked >= since))
     }
 
     pub(super) fn repair(&self, repair: &Repair) {
