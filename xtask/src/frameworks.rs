@@ -17,6 +17,7 @@ const FRAMEWORKS: &[&str] = &[
     "transformers==5.23.0",
     "accelerate==1.15.0",
     "jax[cpu]==0.10.2",
+    "orbax-checkpoint==0.12.8",
     // What the NVRx client of 0.4.1 imports; the package's own list would bring a hundred more.
     "defusedxml",
     "nvidia-ml-py",
@@ -28,7 +29,7 @@ const NVRX: &str = "nvidia-resiliency-ext==0.4.1";
 /// Where Megatron-LM keeps a rank's place in its pipeline; of what it needs, torch is there.
 const MEGATRON: &str = "megatron-core==0.16.1";
 
-const WORKS: &str = "import lightning.pytorch, transformers, accelerate, jax, nvidia_resiliency_ext.fault_tolerance, megatron.core.parallel_state";
+const WORKS: &str = "import lightning.pytorch, transformers, accelerate, jax, orbax.checkpoint, nvidia_resiliency_ext.fault_tolerance, megatron.core.parallel_state";
 
 /// An environment with the frameworks and the wheel; the frameworks are installed once and kept in the user's cache.
 ///
@@ -41,7 +42,7 @@ pub fn ensure(story: &Story, heavy: &Venv) -> Result<Venv> {
     venv::overlay(heavy.base(), &base)?;
     if fs::read_to_string(&stamp).ok().as_deref() != Some(&recipe) {
         story.step(
-            "Installing Lightning, Transformers, JAX, Megatron Core and NVRx's client (760 MB, once)",
+            "Installing Lightning, Transformers, JAX, Orbax, Megatron Core and NVRx's client (800 MB, once)",
             || {
                 let python = base.join("bin/python");
                 let pip = |arguments: &[&str]| {

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that is checked before a change goes in, here and in continuous integration.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::Result;
@@ -77,17 +77,17 @@ pub fn run(args: &Args) -> ExitCode {
             let (status, _) = command::run_watched(&mut cargo(&["build", "--package", "mainstay-agent"]))?;
             Ok(Verdict::of(status.success()))
         });
+        let frameworks = prepare_frameworks(&mut checks, python.as_ref());
         if args.wants(Part::Python) {
             checks.run("Python client (pytest on the wheel)", || {
                 pytest(python.as_ref(), &["", "--ignore-glob=*/frameworks/*"])
             });
-            let frameworks = prepare_frameworks(&mut checks, python.as_ref());
             if frameworks.is_some() {
                 checks.run("hooks for frameworks (pytest)", || pytest(frameworks.as_ref(), &["frameworks"]));
             }
         }
         if args.wants(Part::Scenarios) {
-            scenarios(&mut checks, python.as_ref());
+            scenarios(&mut checks, python.as_ref(), frameworks.as_ref());
         }
     }
     if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -110,7 +110,7 @@ fn prepare_python(checks: &mut Checks) -> Option<Venv> {
 fn prepare_frameworks(checks: &mut Checks, python: Option<&Venv>) -> Option<Venv> {
     let heavy = python?;
     let mut made = None;
-    checks.run("Lightning, Transformers, JAX (pip)", || {
+    checks.run("Lightning, Transformers, JAX, Orbax (pip)", || {
         Ok(match frameworks::ensure(&Story::begin(), heavy) {
             Ok(venv) => {
                 made = Some(venv);
@@ -123,10 +123,12 @@ fn prepare_frameworks(checks: &mut Checks, python: Option<&Venv>) -> Option<Venv
 }
 
 /// The end-to-end scenarios on the program as `cargo build` makes it, with ranks in a Python that has the wheel.
-fn scenarios(checks: &mut Checks, python: Option<&Venv>) {
-    let nvrx = prepare_nvrx(checks, python);
+fn scenarios(checks: &mut Checks, python: Option<&Venv>, frameworks: Option<&Venv>) {
+    let mut others = Vec::new();
+    others.extend(prepare_nvrx(checks, python).map(|python| ("MAINSTAY_TEST_NVRX", python)));
+    others.extend(frameworks.map(|venv| ("MAINSTAY_TEST_FRAMEWORKS", venv.python())));
     checks.run("end-to-end scenarios (cargo test)", || {
-        cargo_test_beside(&["--package", "mainstay-tests"], python, nvrx.as_deref())
+        cargo_test_beside(&["--package", "mainstay-tests"], python, &others)
     });
 }
 
@@ -147,18 +149,21 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
 }
 
 fn cargo_test(selection: &[&str], python: Option<&Venv>) -> Result<Verdict> {
-    cargo_test_beside(selection, python, None)
+    cargo_test_beside(selection, python, &[])
 }
 
-fn cargo_test_beside(selection: &[&str], python: Option<&Venv>, nvrx: Option<&Path>) -> Result<Verdict> {
+/// With a Python that has the wheel, and others by the variables under which tests look for them.
+fn cargo_test_beside(
+    selection: &[&str],
+    python: Option<&Venv>,
+    others: &[(&str, PathBuf)],
+) -> Result<Verdict> {
     let mut test = cargo(&["test", "--no-fail-fast"]);
     test.args(selection).env("MAINSTAY_BIN", places::mainstay("debug"));
     if let Some(venv) = python {
         test.env("MAINSTAY_TEST_PYTHON", venv.python());
     }
-    if let Some(python) = nvrx {
-        test.env("MAINSTAY_TEST_NVRX", python);
-    }
+    test.envs(others.iter().map(|(name, python)| (*name, python)));
     let (status, said) = command::run_watched(&mut test)?;
     let (passed, failed) = check::cargo_counts(&said);
     Ok(Verdict::counted(status.success(), passed, failed))
