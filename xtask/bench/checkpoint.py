@@ -1,10 +1,11 @@
 """A rank that saves and loads a state of one size in one way, and writes what each took as a line of JSON.
 
-usage: checkpoint.py TOOL GIB SAMPLES OUT      TOOL: mainstay, torch_save, dcp_async, nvrx
+usage: checkpoint.py TOOL GIB SAMPLES OUT      TOOL: mainstay, torch_save, dcp_async, nvrx, nvrx_replicated, dlrover
 
 Every round begins with one memcpy of the same bytes between two warm buffers, so that a ratio is made of neighbours in time.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,14 +22,25 @@ TENSORS = max(1, int(GIB * 16))
 WORDS = int(GIB * (1 << 30) / 4 / TENSORS)
 BYTES = TENSORS * WORDS * 4
 now = time.perf_counter
+# A second rank takes part where states go to each other; the first one tells.
+RANKS = 2 if TOOL == "nvrx_replicated" else 1
+rank = 0
 
 
 def tell(**facts):
+    if rank != 0:
+        return
     with open(OUT, "a", encoding="utf-8") as out:
         out.write(json.dumps(facts) + "\n")
 
 
 def main():
+    global rank
+    place = tempfile.mkdtemp(dir="/dev/shm")
+    for other in range(1, RANKS):
+        if os.fork() == 0:
+            rank = other
+            break
     state = {f"layer{number}.weight": torch.full((WORDS,), float(number)) for number in range(TENSORS)}
     # More than any cache holds, and no more: a large state is copied over it again and again.
     turns = min(TENSORS, 16)
@@ -48,7 +60,6 @@ def main():
             assert tensor[0] == number and tensor[-1] == number
 
     memcpy()
-    place = tempfile.mkdtemp(dir="/dev/shm")
     try:
         save, settled, load, load_into = WAYS[TOOL](state, place)
         for number in range(SAMPLES + 1):
@@ -79,6 +90,10 @@ def main():
             tell(what="load into", copy=copy, took=took)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+        if TOOL == "dlrover":
+            # It leaves its memory to the next trainer.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink("/dev/shm/ckpt_shm_0")
     tell(what="done", bytes=BYTES)
 
 
@@ -118,7 +133,8 @@ def torch_save(state, place):
 
 
 def process_group():
-    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29591", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    world = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=RANKS, LOCAL_WORLD_SIZE=RANKS, MASTER_ADDR="127.0.0.1", MASTER_PORT=29591)
+    os.environ.update({name: str(value) for name, value in world.items()}, GLOO_SOCKET_IFNAME="lo")
     torch.distributed.init_process_group("gloo")
 
 
@@ -144,7 +160,7 @@ def dcp_async(state, place):
     return save, settled, None, load_into
 
 
-def nvrx(state, place):
+def nvrx(state, place, strategy=None):
     from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict, dict_list_map_inplace
     from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
 
@@ -165,17 +181,54 @@ def nvrx(state, place):
 
     OnHost.__qualname__ = "OnHost"
     globals()["OnHost"] = OnHost
-    manager = LocalCheckpointManager(place)
+    manager = LocalCheckpointManager(place, repl_strategy=strategy() if strategy else None)
 
     def load():
-        fresh = LocalCheckpointManager(place)
+        fresh = LocalCheckpointManager(place, repl_strategy=strategy() if strategy else None)
         fresh.find_latest()
         return fresh.load()[0].state_dict
 
     return lambda step: manager.save(OnHost(dict(state)), step), lambda _: None, load, copied(load)
 
 
-WAYS = {"mainstay": mainstay, "torch_save": torch_save, "dcp_async": dcp_async, "nvrx": nvrx}
+def nvrx_replicated(state, place):
+    """Two ranks that send each other their states in each save."""
+    from nvidia_resiliency_ext.checkpointing.local.replication.strategies import CliqueReplicationStrategy
+
+    return nvrx(state, place, lambda: CliqueReplicationStrategy.from_replication_params(1, 2))
+
+
+def dlrover(state, place):
+    """Its flash checkpoint in memory: no checksums, and one step at a time."""
+    from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
+    from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
+
+    os.environ.update(NODE_RANK="0", NODE_NUM="1")
+    process_group()
+    checkpointer = DdpCheckpointer(place)
+
+    def load():
+        """Views of its memory, which are copied where they go."""
+        found = checkpointer._engine.get_state_dict_from_memory()
+        found = found[1] if isinstance(found, tuple) else found
+        return found["model_states"] if "model_states" in found else found
+
+    return (
+        lambda step: checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY),
+        lambda _: None,
+        load,
+        copied(load),
+    )
+
+
+WAYS = {
+    "mainstay": mainstay,
+    "torch_save": torch_save,
+    "dcp_async": dcp_async,
+    "nvrx": nvrx,
+    "nvrx_replicated": nvrx_replicated,
+    "dlrover": dlrover,
+}
 
 if __name__ == "__main__":
     main()

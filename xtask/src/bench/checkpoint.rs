@@ -1,5 +1,5 @@
 //! Checkpoints: what a save costs training, and how soon a state is back, as ratios to one warm memcpy of the same bytes that was made
-//! just before. Beside torch.save, DCP's async_save and NVRx's local manager, all on the same tmpfs.
+//! just before. Beside torch.save, DCP's async_save, NVRx's local manager, alone and with replication, and DLRover's flash checkpoints, all on the same tmpfs.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::figure::{Figure, Report};
 use super::launchers::{Bed, script_path};
-use super::peers::NVRX_NAME;
+use super::peers::{DLROVER_NAME, NVRX_NAME};
 use super::process::Running;
 use crate::places;
 use crate::say::Story;
@@ -24,9 +24,17 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// Sizes of a rank's state, by the name of their figures, and how often each is saved at most: a large one waits for the disk each time.
 const SIZES: [(&str, f64, usize); 2] = [("1g", 1.0, usize::MAX), ("4g", 4.0, 4)];
 
-/// Peers by the script's names and by those of the figures; NVRx needs an environment of its own.
-const PEERS: [(&str, &str); 3] =
-    [("torch_save", "torch.save"), ("dcp_async", "dcp.async_save"), ("nvrx", NVRX_NAME)];
+/// Peers by the script's names and by those of the figures; some need an environment of their own.
+const PEERS: [(&str, &str); 5] = [
+    ("torch_save", "torch.save"),
+    ("dcp_async", "dcp.async_save"),
+    ("nvrx", NVRX_NAME),
+    ("nvrx_replicated", "NVRx 0.4.1, replicated between two ranks"),
+    ("dlrover", DLROVER_NAME),
+];
+
+/// Those of them that come with PyTorch.
+const OF_PYTORCH: [&str; 2] = ["torch_save", "dcp_async"];
 
 /// A peer's state: the largest for which several of them fit beside each other into a small host.
 const PEERS_UP_TO_GIB: f64 = 1.0;
@@ -52,7 +60,7 @@ pub fn measure(story: &Story, bed: &Bed, samples: usize, most_gib: f64, report: 
         let peers: Vec<(&str, Times)> = PEERS
             .into_iter()
             .filter(|_| bed.torchrun && gib <= PEERS_UP_TO_GIB)
-            .filter(|(tool, _)| *tool != "nvrx" || bed.peers.is_some())
+            .filter(|(tool, _)| OF_PYTORCH.contains(tool) || bed.peers.is_some())
             .filter_map(|(tool, peer)| Some((peer, step(tool)?)))
             .collect();
         let mut add = |id: String, unit: &str, of: &dyn Fn(&Times) -> Vec<f64>| {
@@ -161,8 +169,8 @@ fn command(bed: &Bed, tool: &str, gib: f64, folder: &Path) -> Result<Command> {
             command.arg("--log-dir").arg(folder.join("logs")).arg("--no-python").arg(bed.venv.python());
             command
         }
-        "nvrx" => Command::new(bed.peers.as_ref().context("no peers")?.join("bin/python")),
-        _ => Command::new(bed.venv.python()),
+        tool if OF_PYTORCH.contains(&tool) => Command::new(bed.venv.python()),
+        _ => Command::new(bed.peers.as_ref().context("no peers")?.join("bin/python")),
     })
 }
 

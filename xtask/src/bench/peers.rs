@@ -14,6 +14,12 @@ use crate::venv;
 /// The newest NVRx whose wheel installs on a system with glibc 2.36; named beside each of its figures.
 const NVRX: &str = "nvidia-resiliency-ext==0.4.1";
 
+/// DLRover, whose flash checkpoints need gRPC also where nobody is called.
+const DLROVER: [&str; 2] = ["dlrover==0.6.1", "grpcio"];
+
+/// How DLRover is called in the figures.
+pub const DLROVER_NAME: &str = "DLRover 0.6.1";
+
 /// How NVRx is called in the figures.
 pub const NVRX_NAME: &str = "NVRx 0.4.1";
 
@@ -33,16 +39,18 @@ fn try_ensure(story: &Story) -> Result<PathBuf> {
     let dir = places::cache()?.join("peers-venv");
     venv::overlay(&base, &dir)?;
     let stamp = dir.join("peers-stamp");
-    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == NVRX) {
+    let wanted = format!("{NVRX} {}", DLROVER.join(" "));
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return Ok(dir);
     }
     story.step(
-        &format!("Installing the peer {NVRX} (small: it uses the PyTorch that is there; once)"),
+        &format!("Installing the peers {wanted} (small: they use the PyTorch that is there; once)"),
         || {
             let mut pip = Command::new(dir.join("bin/python"));
             pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", NVRX]);
+            pip.args(DLROVER);
             command::run_logged(&mut pip, &dir.join("pip.log"))?;
-            fs::write(&stamp, NVRX).with_context(|| format!("writing {}", stamp.display()))
+            fs::write(&stamp, &wanted).with_context(|| format!("writing {}", stamp.display()))
         },
     )?;
     Ok(dir)

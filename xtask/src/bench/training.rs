@@ -2,6 +2,7 @@
 //!
 //! Both agents are on this machine, and so the peer's work is counted too; training itself has one core.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,6 +31,9 @@ const SAVES: usize = 100;
 /// The first cycles of a job pay for new pages, and the agent does not know yet what they pay for replicas; then it spends what it had saved up.
 const WARM: usize = 25;
 
+/// Between two looks at what came to the peer, looks at whether the job has ended, which are 2 ms apart.
+const LOOKS: usize = 50;
+
 /// A cycle of a job, from one save to the next.
 #[derive(Deserialize)]
 struct Cycle {
@@ -46,11 +50,13 @@ struct Job {
     products: Vec<f64>,
     /// The same in CPU time of the training thread: what contention for memory adds.
     cpu: Vec<f64>,
+    /// Percent of the saves that came to the peer; the others were passed over for newer ones.
+    replicated: f64,
 }
 
 /// Measures so many pairs of jobs.
 pub fn measure(story: &Story, bed: &Bed, pairs: usize, report: &mut Report) {
-    let (mut slowed, mut contended) = (Vec::new(), Vec::new());
+    let (mut slowed, mut contended, mut replicated) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 1..=pairs {
         let name = format!("checkpoint.training_slowed: pair {pair} of {pairs}");
         let measured = story.step(&name, || Ok((job(bed, false)?, job(bed, true)?)));
@@ -58,6 +64,7 @@ pub fn measure(story: &Story, bed: &Bed, pairs: usize, report: &mut Report) {
             Ok((alone, with_peer)) => {
                 slowed.push(percent_more(&with_peer.products, &alone.products));
                 contended.push(percent_more(&with_peer.cpu, &alone.cpu));
+                replicated.push(with_peer.replicated);
             }
             Err(error) => return report.part("checkpoint.training_slowed", Err(error)),
         }
@@ -65,6 +72,7 @@ pub fn measure(story: &Story, bed: &Bed, pairs: usize, report: &mut Report) {
     let figures = [
         Figure::median("checkpoint.training_slowed", "% of a step", &slowed),
         Figure::median("checkpoint.training_slowed_cpu", "% of a step's CPU time", &contended),
+        Figure::median("checkpoint.training_replicated", "% of saves", &replicated),
     ];
     report.part("checkpoint.training_slowed", Ok(figures.into_iter().flatten().collect()));
 }
@@ -102,19 +110,26 @@ fn in_folder(bed: &Bed, with_peer: bool, folder: &Path) -> Result<Job> {
     command.env("BENCH_STEPS", STEPS.to_string()).env("BENCH_SAVES", SAVES.to_string());
     activate(&mut command, &bed.venv);
     let mut running = Running::start(command, &folder.join("launcher.log"))?;
+    let replicas = folder.join("peer/store/replicas");
+    let (mut arrived, mut looks) = (BTreeSet::new(), 0);
     let cycles = running.wait_for("the end of its saves", LIMIT, || {
+        // Each replica stays longer than so many looks take, and looking at them takes the processor as well.
+        if looks % LOOKS == 0 {
+            find_manifests(&replicas, &mut arrived);
+        }
+        looks += 1;
         let cycles = read(&out);
         (cycles.len() == SAVES).then_some(cycles)
     })?;
     let each = |of: fn(&Cycle) -> f64| -> Vec<f64> {
         cycles.iter().skip(WARM).map(|cycle| of(cycle) / cycle.steps / cycle.count).collect()
     };
-    let replicas = count_replicas(&folder.join("peer/store/replicas"));
     drop(peer);
-    if with_peer && replicas == 0 {
+    if with_peer && arrived.is_empty() {
         bail!("no step came to the peer\n{}", running.said());
     }
-    Ok(Job { products: each(|cycle| cycle.took), cpu: each(|cycle| cycle.cpu) })
+    let replicated = 100.0 * arrived.len() as f64 / SAVES as f64;
+    Ok(Job { products: each(|cycle| cycle.took), cpu: each(|cycle| cycle.cpu), replicated })
 }
 
 /// An agent, and its socket.
@@ -158,13 +173,14 @@ fn read(path: &Path) -> Vec<Cycle> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// Manifests below a store's directory.
-fn count_replicas(directory: &Path) -> usize {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries
-        .map(|entry| {
-            let path = entry.path();
-            if path.is_dir() { count_replicas(&path) } else { usize::from(path.ends_with("manifest.json")) }
-        })
-        .sum()
+/// The manifests below a store's directory, each of which has its step in its path.
+fn find_manifests(directory: &Path, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.ends_with("manifest.json") {
+            found.insert(path);
+        } else if path.is_dir() {
+            find_manifests(&path, found);
+        }
+    }
 }
