@@ -62,6 +62,7 @@ const TIER_DEPENDENCIES: &[&str] = &[
     "rustls",
     "serde",
     "serde_json",
+    "socket2",
     "thiserror",
     "tracing",
     "twox-hash",

@@ -11,6 +11,7 @@
 mod hosts;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -342,6 +343,48 @@ fn ranks_of_two_hosts_that_should_have_saved_the_same_and_did_not_are_told_of_on
         processes::wait_until("the journal", || told().contains("replicas_differ"));
         assert!(told().contains(&headline), "{}", told());
     }
+}
+
+#[test]
+fn a_host_that_lost_a_gpu_keeps_no_replicas_until_an_operator_takes_it_on_himself() {
+    let hosts = Hosts::new(8, 3, &[]);
+    let agents: Vec<Agent> = (0..3).map(|host| hosts.agent(host)).collect();
+    let (run, size) = ("run-x", 1 << 20);
+    let directory = hosts.directory(0);
+    save(&directory, run, 1, 1, size);
+    let pushed = ckpt(&agents[0], &["push", run, &directory.display().to_string(), "--wait", "90", "--json"]);
+    assert_eq!(json(&pushed)["copies"], 2, "{}", String::from_utf8_lossy(&pushed.stderr));
+    let listed = || json(&ckpt(&agents[0], &["ls", "--run", run, "--json"]));
+    let holders = || -> Vec<String> {
+        let copies = listed()["steps"][0]["copies"].as_array().unwrap().clone();
+        copies.iter().map(|copy| copy["holder"].as_str().unwrap().to_owned()).collect()
+    };
+    let held = holders();
+    let holder = (1..3).find(|host| held.contains(&hosts.names[*host])).unwrap();
+    let other = 3 - holder;
+    assert!(!held.contains(&hosts.names[other]));
+    let excluded = || {
+        let peers = listed()["peers"].as_array().unwrap().clone();
+        let found = peers.into_iter().find(|peer| peer["name"] == hosts.names[holder]);
+        found.unwrap()["excluded"].as_str().map(str::to_owned)
+    };
+    assert_eq!(excluded(), None);
+
+    let lost =
+        "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.\n";
+    let mut log = fs::File::options().append(true).open(hosts.kernel_log(holder)).unwrap();
+    log.write_all(lost.as_bytes()).unwrap();
+    processes::wait_until("a replica elsewhere", || holders().contains(&hosts.names[other]));
+    assert!(excluded().unwrap().starts_with("gpu.0000:3b:00: "), "{:?}", excluded());
+    let of_itself = json(&ckpt(&agents[holder], &["ls", "--json"]))["excluded"].clone();
+    assert!(of_itself.as_str().unwrap().starts_with("gpu.0000:3b:00: "), "{of_itself}");
+
+    let mut known = Command::new(mainstay());
+    known
+        .args(["ack", "gpu.0000:3b:00", "--reason", "it is not used", "--socket"])
+        .arg(agents[holder].socket());
+    assert!(known.output().unwrap().status.success());
+    processes::wait_until("the host to be back", || excluded().is_none());
 }
 
 /// Seals what a rank saved of what others should have saved as well.

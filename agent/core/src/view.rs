@@ -82,6 +82,8 @@ pub struct BeatView {
     pub median_step: Option<Span>,
     /// How its last steps went beside its peers'.
     pub pace: Pace,
+    /// The pipeline stage that it said it has.
+    pub stage: Option<u32>,
 }
 
 /// A job on this host.

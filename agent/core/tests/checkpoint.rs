@@ -9,11 +9,11 @@ use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard, StepKey, newest_
 use mainstay_core::checkpoint::placement::{Host, Rules, groups, place};
 use mainstay_core::checkpoint::plan::plan;
 use mainstay_core::checkpoint::ready::expected;
-use mainstay_core::checkpoint::retention::{Retention, deletable, repairs};
+use mainstay_core::checkpoint::retention::{Retention, counting, deletable, repairs};
 use proptest::prelude::*;
 
 fn host(name: &str, domain: &str) -> Host {
-    Host { name: name.to_owned(), domain: domain.to_owned(), usable: true }
+    Host { name: name.to_owned(), domain: domain.to_owned(), usable: true, excluded: false }
 }
 
 fn key(step: u64, attempt: u64, world: u32) -> StepKey {
@@ -117,6 +117,64 @@ fn replicas_avoid_the_own_domain_and_the_pipeline_neighbour_until_nobody_else_is
 }
 
 #[test]
+fn a_clock_that_jumps_makes_no_step_older_or_newer() {
+    const YEAR: i64 = 365 * 86_400;
+    let sealed = |step, attempt, created| {
+        let mut copy = copy("a", true, &key(step, attempt, 1), 0);
+        copy.shard.created = created;
+        copy
+    };
+    for (first, second) in [(YEAR, 0), (0, YEAR), (i64::MAX, i64::MIN)] {
+        // The same step by two attempts of a launch, and one before and one behind it.
+        let copies =
+            [sealed(20, 0, first), sealed(20, 1, second), sealed(10, 1, first), sealed(30, 1, second)];
+        let order: Vec<(u64, u64)> =
+            steps(&copies, None).iter().map(|state| (state.key.step, state.key.attempt)).collect();
+        assert_eq!(order, [(30, 1), (20, 1), (20, 0), (10, 1)], "{first} and {second}");
+        let gone = deletable(&steps(&copies, None), Retention { keep: 2, copies: 1 });
+        assert_eq!(gone, [key(10, 1, 1), key(20, 0, 1)], "{first} and {second}");
+    }
+    // Two launches have no other order than that of their clocks, and each stays together.
+    let of = |job: &str, attempt, created| {
+        let mut copy = sealed(20, attempt, created);
+        copy.shard.of.job = job.to_owned();
+        copy
+    };
+    let copies = [of("x", 0, 5), of("y", 1, 7), of("y", 2, 3)];
+    let order: Vec<u64> = steps(&copies, None).iter().map(|state| state.key.attempt).collect();
+    assert_eq!(order, [2, 1, 0]);
+}
+
+#[test]
+fn what_lies_on_an_excluded_host_keeps_no_step_and_frees_none() {
+    let mut hosts: Vec<Host> = ["a", "b", "c"].map(|name| host(name, name)).into();
+    let (one, two) = (key(1, 0, 1), key(2, 0, 1));
+    let copies: Vec<Copy> =
+        [&one, &two].into_iter().flat_map(|of| [copy("a", true, of, 0), copy("b", false, of, 0)]).collect();
+    let gone = |hosts: &[Host], copies: &[Copy]| {
+        let (copies, wanted) = counting("a", copies.to_vec(), hosts, 2);
+        deletable(&steps(&copies, None), Retention { keep: 1, copies: wanted })
+    };
+    assert_eq!(gone(&hosts, &copies), std::slice::from_ref(&one));
+    hosts[1].excluded = true;
+    assert!(gone(&hosts, &copies).is_empty(), "the copy that counts is not made yet");
+    let mut more = copies.clone();
+    more.push(copy("c", false, &two, 0));
+    assert_eq!(gone(&hosts, &more), std::slice::from_ref(&one));
+    // Where too few others are left, steps do not pile up until they are back.
+    hosts[2].excluded = true;
+    hosts.push(host("d", "d"));
+    let mut beside_d = copies.clone();
+    beside_d.push(copy("d", false, &two, 0));
+    let (_, wanted) = counting("a", copies.clone(), &hosts, 3);
+    assert_eq!(wanted, 2, "a and d");
+    assert_eq!(gone(&hosts, &beside_d), std::slice::from_ref(&one));
+    // Nobody else is left at all: everything counts again.
+    hosts.pop();
+    assert_eq!(gone(&hosts, &copies), [one]);
+}
+
+#[test]
 fn a_plan_takes_the_nearest_copy_and_spreads_the_rest() {
     let of = key(1, 0, 4);
     let mut copies = Vec::new();
@@ -211,6 +269,7 @@ fn clusters() -> impl Strategy<Value = Vec<Host>> {
             // The first label stands for hosts without one.
             domain: if domain == 0 { String::new() } else { format!("rack{domain}") },
             usable,
+            excluded: false,
         };
         hosts.into_iter().enumerate().map(of).collect()
     })
@@ -281,6 +340,37 @@ proptest! {
             if !before.contains(&lost) {
                 prop_assert_eq!(&before, &place(&owner.name, &after, &rules(copies)).hosts);
             }
+        }
+    }
+
+    #[test]
+    fn an_excluded_host_keeps_nothing_and_counts_for_nothing_while_another_is_usable(
+        hosts in clusters(), copies in 1..4_usize, out in prop::collection::vec(any::<prop::sample::Index>(), 1..6)
+    ) {
+        let mut hosts = hosts;
+        for index in out {
+            let at = index.index(hosts.len());
+            hosts[at].excluded = true;
+        }
+        let of = key(1, 0, 1);
+        for owner in &hosts {
+            let is_fit = |host: &&Host| host.name != owner.name && host.usable && !host.excluded;
+            let fit: BTreeSet<&str> = hosts.iter().filter(is_fit).map(|host| host.name.as_str()).collect();
+            let others = hosts.iter().filter(|host| host.usable && host.name != owner.name).count();
+            let placed = place(&owner.name, &hosts, &rules(copies)).hosts;
+            if fit.is_empty() {
+                prop_assert_eq!(placed.len(), copies.min(others), "better there than nowhere");
+                continue;
+            }
+            prop_assert_eq!(placed.len(), copies.min(fit.len()));
+            prop_assert!(placed.iter().all(|name| fit.contains(name.as_str())), "{:?}", placed);
+            // The same where those that are excluded have a copy already: the step goes to as many others.
+            let mut known = vec![copy(&owner.name, true, &of, 0)];
+            let out = hosts.iter().filter(|host| host.excluded && host.name != owner.name);
+            known.extend(out.map(|host| copy(&host.name, false, &of, 0)));
+            let sent: Vec<String> =
+                repairs(&owner.name, &known, &hosts, &rules(copies)).into_iter().map(|repair| repair.to).collect();
+            prop_assert_eq!(sent, placed);
         }
     }
 

@@ -36,7 +36,7 @@ fn piece(holder: &str, of: &StepKey, way: Parity, index: u32) -> Copy {
 }
 
 fn host(index: usize) -> Host {
-    Host { name: format!("h{index}"), domain: format!("d{index}"), usable: true }
+    Host { name: format!("h{index}"), domain: format!("d{index}"), usable: true, excluded: false }
 }
 
 fn rules() -> Rules {

@@ -328,6 +328,7 @@ fn listing(peers: &Service, run: Option<&str>) -> ListCheckpointsResponse {
             .filter(|of| run.is_none_or(|run| of.of.run_id() == run))
             .map(unlike::out)
             .collect(),
+        excluded: peers.standing().excluded,
     }
 }
 
@@ -387,6 +388,7 @@ fn peer_out(name: String, peer: Peer) -> CheckpointPeer {
         store_used: peer.inventory.used,
         store_quota: peer.inventory.quota,
         rate: peer.rate,
+        excluded: peer.inventory.standing.excluded,
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use mainstay_core::checkpoint::standing::Standing;
 use mainstay_core::checkpoint::unlike::Unlike;
 use mainstay_core::cloud::CloudJudge;
 use mainstay_core::dcgm::{DcgmJudge, ExporterJudge};
@@ -20,7 +21,7 @@ use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Stamp};
 use mainstay_core::tpu::{self, TpuJudge};
 use mainstay_core::view::JobPhase;
-use mainstay_tier::peer::Service;
+use mainstay_tier::peer::{Service, Watched};
 use tokio::sync::mpsc;
 
 use crate::app::catalog;
@@ -77,7 +78,7 @@ pub fn start(
     rooms.fabric()?;
     rooms.dcgm()?;
     rooms.dcgm_exporter()?;
-    rooms.replicas(replicas)?;
+    rooms.replicas(replicas, board)?;
     Ok(rooms.watching)
 }
 
@@ -102,6 +103,15 @@ fn observed(found: &Unlike) -> Observation {
     }
 }
 
+/// How this host stands for those who place replicas.
+fn standing(board: &BoardReader, replicas: &Service) -> Standing {
+    let watched = replicas.watched();
+    Standing::of(&board.view(), |job| {
+        let of_job = |of: &&Watched| of.directory == Path::new(&job.spec.checkpoint_dir);
+        watched.iter().find(of_job).map(|of| of.run.clone())
+    })
+}
+
 /// The processes of the jobs that run here.
 fn ranks(board: &BoardReader) -> Vec<Pid> {
     let view = board.view();
@@ -110,12 +120,14 @@ fn ranks(board: &BoardReader) -> Vec<Pid> {
 }
 
 impl Rooms<'_> {
-    /// What ranks saved that should be the same and is not.
-    fn replicas(&mut self, replicas: Option<Arc<Service>>) -> anyhow::Result<()> {
+    /// What ranks saved that should be the same and is not; and how this host stands for those who place replicas.
+    fn replicas(&mut self, replicas: Option<Arc<Service>>, board: &BoardReader) -> anyhow::Result<()> {
         let Some(replicas) = replicas else { return Ok(()) };
         let mut told: Vec<Observation> = self.observed.iter().map(|(_, _, seen)| seen.clone()).collect();
         told.retain(|seen| seen.component == REPLICAS && seen.event == REPLICAS_DIFFER);
+        let board = board.clone();
         self.watch("replicas", Period::seconds(1), move |_| {
+            replicas.stands(standing(&board, &replicas));
             let own = replicas.unlike().into_iter().filter(|found| {
                 // Whoever has nothing to do with it leaves it to those who have.
                 found.members.iter().any(|member| member.holder == replicas.name())

@@ -60,7 +60,7 @@ settings! {
         name: String = String::new(),
         /// What fails together with this host: a rack, a power feed, an NVLink domain. Empty: only itself.
         domain: String = String::new(),
-        /// Peers that keep this host's replicas only if no other can: neighbours in the pipeline.
+        /// Peers that keep this host's replicas only if no other can: neighbours in the pipeline whose ranks do not tell their stage.
         avoid: Vec<String> = Vec::new(),
         /// How many replicas each shard gets beside the copy of its own host.
         redundancy: u32 = 1,

@@ -62,6 +62,7 @@ pub fn beats_out(attempt: Attempt, beats: &[(Rank, BeatView)], steps: &[StepTime
         self_time_ns: beat.pace.self_time.map(|own| own.0),
         against_peers: beat.pace.against_peers,
         wait_share: beat.pace.wait_share,
+        stage: beat.stage,
     });
     let steps = steps.iter().map(|step| v1::StepTime {
         start_monotonic_ns: step.start.0,
@@ -85,6 +86,7 @@ pub fn beats_in(sample: v1::BeatSample) -> (Attempt, Vec<(Rank, BeatView)>) {
                 against_peers: beat.against_peers,
                 wait_share: beat.wait_share,
             },
+            stage: beat.stage,
         };
         (Rank(beat.rank), view)
     });
@@ -210,7 +212,7 @@ mod tests {
         let pace =
             Pace { self_time: Some(Span::millis(80)), against_peers: Some(1.25), wait_share: Some(0.2) };
         let beats = [
-            (Rank(3), BeatView { step: Some(7), pace, ..BeatView::default() }),
+            (Rank(3), BeatView { step: Some(7), pace, stage: Some(1), ..BeatView::default() }),
             (Rank(4), BeatView::default()),
         ];
         let steps = [StepTime { start: Mono(1), end: Mono(9), saving: Span(2) }];

@@ -247,6 +247,7 @@ impl PageReader {
             loss: beat.loss,
             median_step: self.median_step(),
             pace: Pace::default(),
+            stage: page.role().and_then(|role| role.stage),
         })
     }
 }

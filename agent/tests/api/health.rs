@@ -26,6 +26,7 @@ fn beat(second: u64, step: u64) -> BeatView {
             against_peers: Some(1.25),
             wait_share: Some(0.2),
         },
+        stage: None,
     }
 }
 

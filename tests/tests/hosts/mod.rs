@@ -48,7 +48,9 @@ impl Hosts {
         fs::write(&token, "the same on all hosts of this test").unwrap();
         fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
         let key = |name: &str, value: String| format!("MAINSTAY_AGENT_CHECKPOINT_{name}={value}");
-        let mut line = vec!["env".to_owned()];
+        let log = self.kernel_log(host);
+        fs::File::options().create(true).append(true).open(&log).unwrap();
+        let mut line = vec!["env".to_owned(), format!("MAINSTAY_AGENT_KERNEL_LOG_PATH={}", log.display())];
         line.push(key("LISTEN", self.names[host].clone()));
         line.push(key("PEERS", self.names.join(",")));
         line.push(key("TOKEN_FILE", token.display().to_string()));
@@ -62,6 +64,11 @@ impl Hosts {
 
     pub fn store(&self, host: usize) -> PathBuf {
         self.stages[host].tmpfs().join("replicas")
+    }
+
+    /// What its agent reads as the kernel's log.
+    pub fn kernel_log(&self, host: usize) -> PathBuf {
+        self.stages[host].work().join("kmsg")
     }
 
     /// Where the ranks of this host keep checkpoints.

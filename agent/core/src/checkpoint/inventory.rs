@@ -1,5 +1,6 @@
 //! What lies where: copies of shards as their holders tell of them, and which steps are whole by that.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -172,8 +173,23 @@ pub fn steps(copies: &[Copy], run: Option<&str>) -> Vec<StepState> {
         steps.entry(&copy.shard.of).or_default().entry(copy.shard.rank).or_default().push(copy);
     }
     let mut states: Vec<StepState> = steps.into_iter().map(|(key, ranks)| state(key, ranks)).collect();
-    states.sort_by(|a, b| (b.key.step, b.created, &b.key).cmp(&(a.key.step, a.created, &a.key)));
+    newest_first(&mut states);
     states
+}
+
+/// Of one step, the later attempt of a launch is the newer one whatever its clock said; between launches, which have no other order, the
+/// one that sealed last.
+fn newest_first(states: &mut [StepState]) {
+    let launch = |key: &StepKey| (key.step, key.job.clone(), key.run.clone());
+    let mut sealed: BTreeMap<(u64, String, String), i64> = BTreeMap::new();
+    for state in states.iter() {
+        let last = sealed.entry(launch(&state.key)).or_insert(i64::MIN);
+        *last = state.created.max(*last);
+    }
+    states.sort_by_cached_key(|StepState { key, created, .. }| {
+        let of = launch(key);
+        Reverse((key.step, sealed.get(&of).copied(), of, key.attempt, key.world, *created))
+    });
 }
 
 fn state(key: &StepKey, ranks: BTreeMap<u32, Vec<&Copy>>) -> StepState {

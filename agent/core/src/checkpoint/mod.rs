@@ -20,5 +20,6 @@ pub mod price;
 pub mod ready;
 pub mod replicator;
 pub mod retention;
+pub mod standing;
 pub mod tiers;
 pub mod unlike;

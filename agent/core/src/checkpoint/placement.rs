@@ -15,8 +15,10 @@ pub struct Host {
     pub name: String,
     /// What fails together with it: a rack, a power feed, an NVLink domain. Empty: only itself.
     pub domain: String,
-    /// Whether it answers, is not excluded and has room.
+    /// Whether it answers and has room.
     pub usable: bool,
+    /// Whether it is about to go, or to be taken away: it keeps nothing while another host could, and what it has counts for nothing.
+    pub excluded: bool,
 }
 
 impl Host {
@@ -37,9 +39,26 @@ pub struct Rules {
     pub parity: Option<Parity>,
 }
 
+/// The hosts that keep nothing now for being excluded: none where `owner` has nobody else. A copy that will be lost is better than none,
+/// and a verdict on all hosts at once says more of whoever judges than of them.
+pub fn passed_over<'a>(owner: &str, hosts: &'a [Host]) -> BTreeSet<&'a str> {
+    if !hosts.iter().any(|host| host.name != owner && host.usable && !host.excluded) {
+        return BTreeSet::new();
+    }
+    hosts.iter().filter(|host| host.excluded).map(|host| host.name.as_str()).collect()
+}
+
+/// The hosts as they stand for `owner`: those that are passed over are not usable.
+pub(super) fn as_choices(owner: &str, hosts: &[Host]) -> Vec<Host> {
+    let out = passed_over(owner, hosts);
+    let of = |host: &Host| Host { usable: host.usable && !out.contains(host.name.as_str()), ..host.clone() };
+    hosts.iter().map(of).collect()
+}
+
 /// How shards of `owner` can be cut now: so that each piece lies in a failure domain of its own, and none in the owner's. None: they
 /// are not to be cut, or there are too few usable domains.
 pub fn cut_for(owner: &str, hosts: &[Host], rules: &Rules) -> Option<Parity> {
+    let hosts = &as_choices(owner, hosts);
     let own = hosts.iter().find(|host| host.name == owner).map_or(owner, Host::domain);
     let usable = hosts.iter().filter(|host| host.usable && host.name != owner && host.domain() != own);
     let domains: BTreeSet<&str> = usable.map(Host::domain).collect();
@@ -112,6 +131,7 @@ pub fn place(owner: &str, hosts: &[Host], rules: &Rules) -> Placement {
 /// As [`place`], where the hosts `have` keep copies already: they are no choice any more, their domains count as taken,
 /// and only the replicas beside them are placed.
 pub fn place_beside(owner: &str, hosts: &[Host], rules: &Rules, have: &BTreeSet<&str>) -> Placement {
+    let hosts = &as_choices(owner, hosts);
     let count = (rules.copies + 1).saturating_sub(have.len() + usize::from(!have.contains(owner)));
     let group =
         groups(hosts, rules.copies + 1).into_iter().find(|group| group.iter().any(|name| name == owner));
@@ -137,6 +157,9 @@ pub fn place_beside(owner: &str, hosts: &[Host], rules: &Rules, have: &BTreeSet<
         let Some((index, _)) = best else { break };
         let host = candidates.swap_remove(index);
         compromise(host, own_domain, &taken, rules, &mut placement.compromises);
+        if host.excluded {
+            placement.compromises.push(format!("{} is excluded; no other host is usable", host.name));
+        }
         taken.insert(host.domain());
         placement.hosts.push(host.name.clone());
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::checkpoint::inventory::{Copy, Shard, StepKey, StepState, holders, steps};
 use crate::checkpoint::parity::{Parity, Pieces, by_way};
-use crate::checkpoint::placement::{Host, Rules, cut_for, place_beside, score};
+use crate::checkpoint::placement::{Host, Rules, as_choices, cut_for, passed_over, place_beside, score};
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,24 +15,28 @@ pub struct Retention {
     pub copies: usize,
 }
 
-/// The steps of one run that may be deleted, those of least worth first.
+/// The steps of one run that may be deleted, those of least worth first; `steps` are newest first, and in no other order are they old.
 ///
 /// A step may go only when a newer one is whole with all its copies, and the `keep` newest whole ones stay in any case.
 /// So a host that dies while a step is being saved or replicated takes that step along and no other.
 pub fn deletable(steps: &[StepState], retention: Retention) -> Vec<StepKey> {
     let safe = |step: &&StepState| step.is_whole() && step.least_copies() >= retention.copies.max(1);
-    let Some(anchor) = steps.iter().filter(safe).map(|step| (step.key.step, step.created)).max() else {
-        return Vec::new();
-    };
-    let mut whole: Vec<&StepState> = steps.iter().filter(|step| step.is_whole()).collect();
-    whole.sort_by_key(|step| std::cmp::Reverse((step.key.step, step.created)));
-    let kept: BTreeSet<&StepKey> = whole.iter().take(retention.keep.max(1)).map(|step| &step.key).collect();
-    let mut gone: Vec<&StepState> = steps
-        .iter()
-        .filter(|step| (step.key.step, step.created) < anchor && !kept.contains(&step.key))
-        .collect();
-    gone.sort_by_key(|step| (step.is_whole(), step.key.step, step.created));
+    let Some(anchor) = steps.iter().position(|step| safe(&step)) else { return Vec::new() };
+    let whole = steps.iter().filter(|step| step.is_whole());
+    let kept: BTreeSet<&StepKey> = whole.take(retention.keep.max(1)).map(|step| &step.key).collect();
+    let older = steps.iter().skip(anchor + 1).rev();
+    let mut gone: Vec<&StepState> = older.filter(|step| !kept.contains(&step.key)).collect();
+    gone.sort_by_key(|step| step.is_whole());
     gone.into_iter().map(|step| step.key.clone()).collect()
+}
+
+/// What of `copies` counts for `me` when it is asked what may be deleted, and on how many hosts each shard must lie then: hosts that are
+/// excluded hold nothing up, neither by what they have nor by what they may not have.
+pub fn counting(me: &str, mut copies: Vec<Copy>, hosts: &[Host], wanted: usize) -> (Vec<Copy>, usize) {
+    let out = passed_over(me, hosts);
+    copies.retain(|copy| !out.contains(copy.holder.as_str()));
+    let most = if out.is_empty() { wanted } else { hosts.len() - out.len() };
+    (copies, wanted.min(most))
 }
 
 /// One copy to be made.
@@ -49,6 +53,7 @@ pub struct Repair {
 /// What `me` is to send so that shards have their copies: its own, and of those whose owner is gone the ones of which it is
 /// the first holder. The newest steps of each run come first, down to the newest that is whole with all its copies.
 pub fn repairs(me: &str, copies: &[Copy], hosts: &[Host], rules: &Rules) -> Vec<Repair> {
+    let hosts = &as_choices(me, hosts);
     let usable = |name: &str| name == me || hosts.iter().any(|host| host.name == name && host.usable);
     let living: Vec<Copy> = copies.iter().filter(|copy| usable(&copy.holder)).cloned().collect();
     let runs: BTreeSet<&str> = living.iter().map(|copy| copy.shard.of.run_id()).collect();

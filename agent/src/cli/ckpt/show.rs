@@ -34,7 +34,8 @@ pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
     } else {
         format!(", shards in pieces of {}", clean(&answer.parity))
     };
-    let _ = writeln!(text, "\n{}: {used} of {quota} kept for others{parity}", clean(&answer.name));
+    let excluded = excluded(answer.excluded.as_ref());
+    let _ = writeln!(text, "\n{}: {used} of {quota} kept for others{parity}{excluded}", clean(&answer.name));
     for peer in &answer.peers {
         let _ = writeln!(text, "{}", peer_line(peer));
     }
@@ -71,7 +72,13 @@ fn peer_line(peer: &CheckpointPeer) -> String {
     if !peer.alive {
         return format!("{name}: does not answer{told}");
     }
-    format!("{name}: {} of {} kept for others{told}", size(peer.store_used), size(peer.store_quota))
+    let excluded = excluded(peer.excluded.as_ref());
+    format!("{name}: {} of {} kept for others{excluded}{told}", size(peer.store_used), size(peer.store_quota))
+}
+
+/// Why a host is no place for replicas.
+fn excluded(reason: Option<&String>) -> String {
+    reason.map_or_else(String::new, |reason| format!(", excluded ({})", clean(reason)))
 }
 
 fn state(step: &CheckpointStep, redundancy: u32) -> String {
@@ -161,12 +168,13 @@ pub(super) fn as_json(answer: &ListCheckpointsResponse) -> Value {
     let counts = answer.counts.unwrap_or_default();
     json!({
         "name": answer.name,
-        "redundancy": answer.redundancy, "parity": answer.parity,
+        "redundancy": answer.redundancy, "parity": answer.parity, "excluded": answer.excluded,
         "store": {"used": answer.store_used, "quota": answer.store_quota},
         "steps": answer.steps.iter().map(step_json).collect::<Vec<_>>(),
         "peers": answer.peers.iter().map(|peer| json!({
             "name": peer.name, "alive": peer.alive, "error": peer.error, "domain": peer.domain,
             "version": peer.version, "store": {"used": peer.store_used, "quota": peer.store_quota}, "rate": peer.rate,
+            "excluded": peer.excluded,
         })).collect::<Vec<_>>(),
         "unlike": answer.unlike.iter().map(|of| json!({
             "run": of.run, "step": of.step, "attempt": of.attempt, "group": of.group, "headline": of.headline,
@@ -268,6 +276,26 @@ mod tests {
         let answer = ListCheckpointsResponse { parity: "4+1".to_owned(), ..Default::default() };
         assert!(table(&answer).contains("kept for others, shards in pieces of 4+1\n"));
         assert!(!table(&ListCheckpointsResponse::default()).contains("pieces"));
+    }
+
+    #[test]
+    fn a_host_that_is_excluded_says_why_and_no_other_does() {
+        let peer = |name: &str, excluded: Option<&str>| CheckpointPeer {
+            name: name.to_owned(),
+            alive: true,
+            excluded: excluded.map(str::to_owned),
+            ..Default::default()
+        };
+        let peers = vec![peer("b:1", Some("gpu.0000:3b:00: lost")), peer("c:1", None)];
+        let mut answer = ListCheckpointsResponse { name: "a:1".to_owned(), peers, ..Default::default() };
+        assert!(
+            table(&answer).contains("b:1: 0 B of 0 B kept for others, excluded (gpu.0000:3b:00: lost)\n")
+        );
+        assert_eq!(table(&answer).matches("excluded").count(), 1);
+        answer.excluded = Some("cloud.maintenance: soon".to_owned());
+        assert!(
+            table(&answer).contains("a:1: 0 B of 0 B kept for others, excluded (cloud.maintenance: soon)\n")
+        );
     }
 
     #[test]

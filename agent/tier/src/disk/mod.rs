@@ -7,7 +7,9 @@ mod write;
 
 pub use prune::{Doubts, Keep, prune};
 pub use read::{Found, found, is_whole, manifest, manifest_path, offered, ranks, steps, verify, whole_steps};
+pub(crate) use volume::FileSink;
 pub use volume::{Sink, StdVolume, Volume, open_own};
+pub(crate) use write::remove_tree;
 pub use write::{Pace, WriteError, clear_aside, write};
 
 use std::path::{Path, PathBuf};

@@ -135,7 +135,8 @@ pub fn open_own(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-struct FileSink(File);
+/// A file that is being written to the real disk.
+pub(crate) struct FileSink(pub(crate) File);
 
 impl Sink for FileSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -235,7 +235,7 @@ fn make_directories(volume: &dyn Volume, path: &Path) -> Result<(), WriteError> 
 }
 
 /// Removes a file, or a directory with all in it. What cannot be removed is left: the next one tries again.
-pub(super) fn remove_tree(volume: &dyn Volume, path: &Path) {
+pub(crate) fn remove_tree(volume: &dyn Volume, path: &Path) {
     if volume.is_directory(path) {
         for name in volume.list(path).unwrap_or_default() {
             remove_tree(volume, &path.join(name));

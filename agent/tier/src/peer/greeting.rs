@@ -18,6 +18,10 @@ use super::wire::{Patience, Wire};
 /// First words of both sides: magic, version, three bytes of zero, nonce.
 const GREETING_BYTES: usize = 8 + NONCE_BYTES;
 
+/// Bytes that wait in a connection's send queue before they have left, at most. What waits there longer has left the processor's caches
+/// when it is sent, and is late when the limit on the rate is lowered (`TCP_NOTSENT_LOWAT`, tcp(7); it does not limit what is on its way).
+const WAITING: u32 = 64 << 10;
+
 /// The whole greeting may take so many times what one step of it may.
 const STEPS: u32 = 3;
 
@@ -138,6 +142,7 @@ fn greet(stream: TcpStream, peer: &str, pass: &Pass, patience: Patience) -> Resu
 
 fn begin(stream: TcpStream, patience: Patience) -> io::Result<Channel> {
     stream.set_nodelay(true)?;
+    socket2::SockRef::from(&stream).set_tcp_notsent_lowat(WAITING)?;
     Ok(Channel::new(stream, patience.connect, Instant::now() + patience.connect * STEPS))
 }
 

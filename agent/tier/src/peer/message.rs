@@ -1,6 +1,7 @@
 //! The messages that are not chunks or manifests, as JSON. Fields that a later version adds are passed over.
 
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
+use mainstay_core::checkpoint::standing::Standing;
 use serde::{Deserialize, Serialize};
 
 /// What is missing of a shard that is offered.
@@ -35,6 +36,16 @@ pub struct Inventory {
     pub quota: u64,
     /// What lies there.
     pub copies: Vec<Held>,
+    /// How it stands where others choose who keeps their replicas.
+    #[serde(default)]
+    pub standing: Standing,
+}
+
+impl Inventory {
+    /// Why it is no place for replicas; none where it is one.
+    pub(super) fn excluded(&self) -> Option<&str> {
+        self.standing.excluded.as_deref()
+    }
 }
 
 /// One copy that an agent has.

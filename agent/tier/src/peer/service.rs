@@ -6,6 +6,7 @@ mod known;
 mod loops;
 mod refusals;
 mod repair;
+mod standing;
 mod unlike;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use mainstay_core::checkpoint::decision::Decisions;
 use mainstay_core::checkpoint::inventory::{Copy, StepKey};
 use mainstay_core::checkpoint::parity::Parity;
 use mainstay_core::checkpoint::price::StepTime;
+use mainstay_core::checkpoint::standing::Standing;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 use mainstay_core::checkpoint::unlike::Unlike;
 
@@ -127,6 +129,8 @@ pub(crate) struct Shared {
     refusals: Refusals,
     /// What should have been saved alike and was not.
     unlike: Mutex<unlike::Found>,
+    /// How this host stands where others choose who keeps their replicas.
+    standing: Mutex<Standing>,
     /// Whether it was told that there are too few failure domains for pieces.
     too_few: AtomicBool,
     limit: Limit,
@@ -196,6 +200,7 @@ impl Service {
             withdrawn: Mutex::default(),
             refusals: Refusals::default(),
             unlike: Mutex::default(),
+            standing: Mutex::default(),
             too_few: AtomicBool::new(false),
             counters: Counters::default(),
             connections: AtomicUsize::new(0),

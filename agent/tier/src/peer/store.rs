@@ -10,6 +10,7 @@
 //! The digits are a hash of job and run; nothing that a peer sends becomes part of a path but numbers. A replica is there
 //! when its manifest is, which appears last and at once. What is found at a start is read and compared before it is offered.
 
+pub mod place;
 mod ready;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,9 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::inventory::{Medium, Shard, StepKey};
 
+use self::place::Private;
 use super::sealed::{Sealed, open_plainly};
 use super::spare::{Spare, Spares};
 use crate::os::{Lent, MappedFile, Outgoing};
@@ -141,6 +142,8 @@ impl Store {
         for name in ["replicas", "incoming", "spare"] {
             make_private(&root.join(name))?;
         }
+        // What is stored is on the disk only when the directory is that it is stored in.
+        sync_directory(root).map_err(disk("bringing to the disk", root))?;
         // Half of a shard is worth nothing to a process that does not know which half.
         for name in ["incoming", "spare"] {
             for entry in fs::read_dir(root.join(name)).map_err(disk("reading", root))?.flatten() {
@@ -152,10 +155,10 @@ impl Store {
             _ => Medium::Disk,
         };
         let mut inner = Inner::default();
-        for directory in shard_directories(&root.join("replicas")) {
+        for (directory, sealed) in place::found(&Private, &root.join("replicas")) {
             // One without a good manifest is not there; its bytes go.
-            match Sealed::read(&directory.join(MANIFEST_NAME)) {
-                Ok(sealed) => {
+            match sealed {
+                Some(sealed) => {
                     let replica = Replica {
                         sealed: Arc::new(sealed),
                         directory,
@@ -165,7 +168,7 @@ impl Store {
                     };
                     inner.replicas.insert(replica.sealed.shard.root.clone(), replica);
                 }
-                Err(_) => drop(fs::remove_dir_all(directory)),
+                None => drop(fs::remove_dir_all(directory)),
             }
         }
         Ok(Store {
@@ -187,9 +190,7 @@ impl Store {
             self.inner().replicas.values().filter(|replica| !replica.verified).cloned().collect();
         for replica in open {
             let shard = &replica.sealed.shard;
-            let checked =
-                open_plainly(&replica.directory.join(DATA)).and_then(|file| replica.sealed.first_bad(&file));
-            if matches!(checked, Ok(None)) {
+            if place::is_whole(&Private, &replica.directory, &replica.sealed) {
                 if let Some(held) = self.inner().replicas.get_mut(&shard.root) {
                     held.verified = true;
                 }
@@ -323,20 +324,10 @@ impl Store {
             // Another connection was first.
             return Ok(());
         }
-        let directory = self.directory(&sealed.shard);
-        let put = || -> io::Result<()> {
-            upload.file.sync_data()?;
-            make_all(&directory)?;
-            // A shard of the same rank that was sealed before this one: without its manifest it is not there.
-            match fs::remove_file(directory.join(MANIFEST_NAME)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => sync_directory(&directory)?,
-            }
-            fs::rename(&upload.path, directory.join(DATA))?;
-            write_at_once(&directory, MANIFEST_NAME, &sealed.manifest)?;
-            directory.parent().map_or(Ok(()), sync_directory)
-        };
-        put().map_err(disk("storing", &directory))?;
+        let directory = place::home(&self.root.join("replicas"), &sealed.shard);
+        let sync = || upload.file.sync_data();
+        let put = place::put(&Private, &upload.path, &directory, &sealed.manifest, &sync);
+        put.map_err(disk("storing", &directory))?;
         let mut inner = self.inner();
         inner.replicas.retain(|_, replica| replica.directory != directory);
         let memory = upload.memory.clone();
@@ -397,30 +388,12 @@ impl Store {
     /// Its manifest goes first, so that it is either there or not; its file is kept to be used again.
     fn drop_replica(&self, inner: &mut Inner, root: &str) {
         let Some(replica) = inner.replicas.remove(root) else { return };
-        let manifest = replica.directory.join(MANIFEST_NAME);
-        let _ = fs::remove_file(&manifest).and_then(|()| sync_directory(&replica.directory));
-        let spare = self.root.join("spare").join(root);
+        let path = self.root.join("spare").join(root);
         let bytes = replica.sealed.shard.bytes;
-        if inner.spares.has_room() && fs::rename(replica.directory.join(DATA), &spare).is_ok() {
-            inner.spares.keep(Spare { path: spare, bytes, memory: replica.memory });
+        let spare = inner.spares.has_room().then_some(path.as_path());
+        if place::take_down(&Private, &replica.directory, spare) {
+            inner.spares.keep(Spare { path, bytes, memory: replica.memory });
         }
-        let _ = fs::remove_dir_all(&replica.directory);
-        // The directories of the step and of the run, when nothing else is in them.
-        for above in replica.directory.ancestors().skip(1).take(2) {
-            let _ = fs::remove_dir(above);
-        }
-    }
-
-    fn directory(&self, shard: &Shard) -> PathBuf {
-        let StepKey { step, job, run, attempt, world } = &shard.of;
-        let mut hasher = blake3::Hasher::new();
-        for words in [job, run] {
-            hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
-        }
-        let home = &hasher.update(&world.to_le_bytes()).finalize().to_hex()[..16];
-        let replicas = self.root.join("replicas").join(home);
-        let piece = shard.piece.as_ref().map_or_else(String::new, |piece| format!(".{}", piece.index));
-        replicas.join(format!("step-{step:012}.{attempt}")).join(format!("rank-{:05}{piece}", shard.rank))
     }
 }
 
@@ -504,25 +477,9 @@ fn same_pages(one: u64, other: u64) -> bool {
     one.div_ceil(PAGE) == other.div_ceil(PAGE)
 }
 
-/// All directories two below `replicas/<run>`, whatever lies there.
-fn shard_directories(replicas: &Path) -> Vec<PathBuf> {
-    let below = |directory: &PathBuf| -> Vec<PathBuf> {
-        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-    };
-    below(&replicas.to_owned()).iter().flat_map(below).collect::<Vec<_>>().iter().flat_map(below).collect()
-}
-
 fn make_private(directory: &Path) -> Result<(), StoreError> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory).map_err(disk("making", directory))
-}
-
-fn make_all(directory: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    for above in directory.ancestors().skip(1).take(3) {
-        sync_directory(above)?;
-    }
-    Ok(())
 }
 
 /// Writes a small file so that it is there whole or not at all, also after a crash of the host.

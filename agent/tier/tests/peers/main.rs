@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 mod alike;
+mod clock;
 mod courtesy;
+mod excluded;
 mod lies;
 mod memory;
 mod overheard;

@@ -189,8 +189,9 @@ impl Host {
         let mut found = Vec::new();
         let mut open = vec![self.store.path().join("replicas")];
         while let Some(directory) = open.pop() {
-            for entry in fs::read_dir(directory).unwrap() {
-                let path = entry.unwrap().path();
+            // One that goes while it is looked at keeps nothing.
+            for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+                let path = entry.path();
                 if path.is_dir() {
                     open.push(path);
                 } else if path.ends_with("shard") {

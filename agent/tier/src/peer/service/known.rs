@@ -8,7 +8,7 @@ use std::time::Instant;
 use mainstay_core::checkpoint::inventory::{Copy, Medium, Shard};
 use mainstay_core::checkpoint::ready::expected;
 
-use super::{DISTRUST, REMEMBERED, Shared};
+use super::{DISTRUST, REMEMBERED, Shared, standing};
 use crate::peer::durable;
 use crate::peer::error::PeerError;
 use crate::peer::message::{Held, Inventory};
@@ -24,6 +24,7 @@ impl Shared {
             used,
             quota,
             copies: self.inventory_unlooked(),
+            standing: self.standing(),
         }
     }
 
@@ -199,6 +200,7 @@ impl Shared {
                 if !peer.alive {
                     tracing::info!(peer = name, software = inventory.software, "a peer answers");
                 }
+                standing::tell(name, peer.inventory.excluded(), inventory.excluded());
                 (peer.alive, peer.seen, peer.inventory) = (true, Some(Instant::now()), inventory);
                 peer.asked = Some(asked);
                 if peer.not_before.is_none() {

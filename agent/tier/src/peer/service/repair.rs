@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use mainstay_core::checkpoint::inventory::{StepKey, steps};
 use mainstay_core::checkpoint::parity::Parity;
-use mainstay_core::checkpoint::placement::{Host, Rules, cut_for};
-use mainstay_core::checkpoint::retention::{Repair, Retention, deletable, repairs};
+use mainstay_core::checkpoint::placement::cut_for;
+use mainstay_core::checkpoint::retention::{Repair, Retention, counting, deletable, repairs};
 
 use super::{BACK_OFF, Settings, Shared};
 use crate::bytes::Bytes;
@@ -24,22 +24,9 @@ fn is_ours(error: &PeerError) -> bool {
 }
 
 impl Shared {
-    /// All agents, as far as replicas go.
-    pub(super) fn hosts(&self) -> Vec<Host> {
-        let now = Instant::now();
-        let mut hosts =
-            vec![Host { name: self.name().to_owned(), domain: self.settings.domain.clone(), usable: true }];
-        hosts.extend(self.peers().iter().map(|(name, peer)| Host {
-            name: name.clone(),
-            domain: peer.inventory.domain.clone(),
-            usable: peer.alive && peer.not_before.is_none_or(|until| until <= now),
-        }));
-        hosts
-    }
-
     pub(super) fn next_repair(&self) -> Option<Repair> {
-        let Settings { copies: count, avoid, parity, .. } = &self.settings;
-        let rules = Rules { copies: *count, avoid: avoid.clone(), parity: *parity };
+        let Settings { copies: count, parity, .. } = &self.settings;
+        let rules = self.rules();
         let mut copies = self.copies();
         let shared = self.own.shared();
         copies.retain(|copy| !shared.contains(&copy.shard.root));
@@ -157,8 +144,9 @@ impl Shared {
 
     /// Steps that the rules do not keep any more.
     pub(crate) fn deletable(&self) -> Vec<StepKey> {
-        let copies = self.copies();
-        let retention = Retention { keep: self.settings.keep, copies: self.settings.copies + 1 };
+        let wanted = self.settings.copies + 1;
+        let (copies, wanted) = counting(self.name(), self.copies(), &self.hosts(), wanted);
+        let retention = Retention { keep: self.settings.keep, copies: wanted };
         let runs: BTreeSet<&str> = copies.iter().map(|copy| copy.shard.of.run_id()).collect();
         runs.into_iter().flat_map(|run| deletable(&steps(&copies, Some(run)), retention)).collect()
     }

@@ -1,0 +1,80 @@
+//! How this host and its peers stand where replicas are placed: as the agent of each judges its own.
+
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use mainstay_core::checkpoint::placement::{Host, Rules};
+use mainstay_core::checkpoint::standing::Standing;
+
+use super::{Service, Settings, Shared};
+
+impl Service {
+    /// How this host stands from now on; peers hear of it when they ask what it has.
+    pub fn stands(&self, standing: Standing) {
+        let shared = &self.shared;
+        let before = {
+            let mut known = shared.standing.lock().unwrap_or_else(PoisonError::into_inner);
+            if *known == standing {
+                return;
+            }
+            std::mem::replace(&mut *known, standing.clone())
+        };
+        tell("this host", before.excluded.as_deref(), standing.excluded.as_deref());
+        shared.wake();
+    }
+
+    /// How this host stands, as it was last told.
+    pub fn standing(&self) -> Standing {
+        self.shared.standing()
+    }
+}
+
+impl Shared {
+    pub(super) fn standing(&self) -> Standing {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// All agents, as far as replicas go.
+    pub(super) fn hosts(&self) -> Vec<Host> {
+        let now = Instant::now();
+        let mut hosts = vec![Host {
+            name: self.name().to_owned(),
+            domain: self.settings.domain.clone(),
+            usable: true,
+            excluded: self.standing().excluded.is_some(),
+        }];
+        hosts.extend(self.peers().iter().map(|(name, peer)| Host {
+            name: name.clone(),
+            domain: peer.inventory.domain.clone(),
+            usable: peer.alive && peer.not_before.is_none_or(|until| until <= now),
+            excluded: peer.inventory.excluded().is_some(),
+        }));
+        hosts
+    }
+
+    /// What is asked of a placement: those whom the configuration names are avoided, and those whose ranks are next to this host's.
+    pub(super) fn rules(&self) -> Rules {
+        let Settings { copies, avoid, parity, .. } = &self.settings;
+        let own = self.standing();
+        let peers = self.peers();
+        let beside = peers.iter().filter(|(_, peer)| own.is_beside(&peer.inventory.standing));
+        let avoid: BTreeSet<String> = beside.map(|(name, _)| name).chain(avoid).cloned().collect();
+        Rules { copies: *copies, avoid, parity: *parity }
+    }
+}
+
+/// Says that a host is a place for replicas no more, or again.
+pub(super) fn tell(host: &str, before: Option<&str>, now: Option<&str>) {
+    match (before, now) {
+        (None, Some(reason)) => {
+            tracing::warn!(
+                host,
+                reason,
+                "a host is excluded: replicas go elsewhere, and those it has count no more"
+            );
+        }
+        (Some(_), None) => tracing::info!(host, "a host is a place for replicas again"),
+        _ => {}
+    }
+}

@@ -1,0 +1,157 @@
+//! How a replica comes to its place in the store, and how it goes from there. Each operation goes through a [`Volume`], so that a test can
+//! cut the power between any two of them.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use mainstay_checkpoint::{MANIFEST_LIMIT, MANIFEST_NAME};
+use mainstay_core::checkpoint::inventory::{Shard, StepKey};
+
+use super::DATA;
+use crate::disk::{FileSink, Sink, StdVolume, Volume, remove_tree};
+use crate::peer::sealed::{Sealed, open_plainly};
+use crate::seal::ReadAt;
+
+/// The real disk, with files and directories that nobody else may read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Private;
+
+impl Volume for Private {
+    fn make_directory(&self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().mode(0o700).create(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn Sink + '_>> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        Ok(Box::new(FileSink(file)))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        StdVolume.rename(from, to)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        StdVolume.sync_directory(path)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        StdVolume.remove_file(path)
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        StdVolume.remove_directory(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        StdVolume.list(path)
+    }
+
+    fn is_directory(&self, path: &Path) -> bool {
+        StdVolume.is_directory(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<(Box<dyn ReadAt + '_>, u64)> {
+        let file = open_plainly(path)?;
+        let length = file.metadata()?.len();
+        Ok((Box::new(file), length))
+    }
+}
+
+/// Where a shard lies below `replicas`.
+pub fn home(replicas: &Path, shard: &Shard) -> PathBuf {
+    let StepKey { step, job, run, attempt, world } = &shard.of;
+    let mut hasher = blake3::Hasher::new();
+    for words in [job, run] {
+        hasher.update(&(words.len() as u64).to_le_bytes()).update(words.as_bytes());
+    }
+    let of_run = &hasher.update(&world.to_le_bytes()).finalize().to_hex()[..16];
+    let piece = shard.piece.as_ref().map_or_else(String::new, |piece| format!(".{}", piece.index));
+    let of_step = replicas.join(of_run).join(format!("step-{step:012}.{attempt}"));
+    of_step.join(format!("rank-{:05}{piece}", shard.rank))
+}
+
+/// The bytes that lie whole in the file `from` become a replica in `home`: `sync` brings them to the disk first, then they take their
+/// place, then their manifest does.
+///
+/// # Errors
+/// What the disk says. What was in `home` before may be gone then.
+pub fn put(
+    volume: &dyn Volume,
+    from: &Path,
+    home: &Path,
+    manifest: &[u8],
+    sync: &dyn Fn() -> io::Result<()>,
+) -> io::Result<()> {
+    sync()?;
+    make_all(volume, home)?;
+    // A shard of the same rank that was sealed before this one: without its manifest it is not there.
+    remove_if_there(volume, &home.join(MANIFEST_NAME))?;
+    volume.sync_directory(home)?;
+    volume.rename(from, &home.join(DATA))?;
+    let aside = home.join(format!(".{MANIFEST_NAME}.tmp"));
+    remove_if_there(volume, &aside)?;
+    let mut sink = volume.create(&aside)?;
+    sink.write(manifest)?;
+    sink.sync()?;
+    volume.rename(&aside, &home.join(MANIFEST_NAME))?;
+    volume.sync_directory(home)
+}
+
+/// A replica goes: its manifest first, so that it is either there or not. Its file goes to `spare`, where one is named; whether it did.
+pub fn take_down(volume: &dyn Volume, home: &Path, spare: Option<&Path>) -> bool {
+    let manifest = home.join(MANIFEST_NAME);
+    let _ = volume.remove_file(&manifest).and_then(|()| volume.sync_directory(home));
+    let moved = spare.is_some_and(|spare| volume.rename(&home.join(DATA), spare).is_ok());
+    remove_tree(volume, home);
+    // The directories of the step and of the run, when nothing else is in them.
+    for above in home.ancestors().skip(1).take(2) {
+        let _ = volume.remove_directory(above);
+    }
+    moved
+}
+
+/// All that lies in place of replicas, each with its manifest; without a good one it is none.
+pub fn found(volume: &dyn Volume, replicas: &Path) -> Vec<(PathBuf, Option<Sealed>)> {
+    let below = |directory: &PathBuf| -> Vec<PathBuf> {
+        let names = volume.list(directory).unwrap_or_default();
+        names.into_iter().map(|name| directory.join(name)).collect()
+    };
+    let steps: Vec<PathBuf> = below(&replicas.to_owned()).iter().flat_map(below).collect();
+    let homes = steps.iter().flat_map(below);
+    homes.map(|home| (home.clone(), manifest_of(volume, &home))).collect()
+}
+
+fn manifest_of(volume: &dyn Volume, home: &Path) -> Option<Sealed> {
+    let (file, length) = volume.open(&home.join(MANIFEST_NAME)).ok()?;
+    let length = usize::try_from(length).ok().filter(|length| *length <= MANIFEST_LIMIT)?;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Sealed::of(bytes).ok()
+}
+
+/// Whether every byte of a replica is what its manifest says. Reads all of it.
+pub fn is_whole(volume: &dyn Volume, home: &Path, sealed: &Sealed) -> bool {
+    let Ok((file, length)) = volume.open(&home.join(DATA)) else { return false };
+    length == sealed.shard.bytes && matches!(sealed.first_bad_from_start(&*file), Ok(None))
+}
+
+/// Makes a replica's directory with the two above it, all brought to the disk by name.
+fn make_all(volume: &dyn Volume, home: &Path) -> io::Result<()> {
+    let above: Vec<&Path> = home.ancestors().skip(1).take(3).collect();
+    for directory in above.iter().rev().skip(1).copied().chain([home]) {
+        match volume.make_directory(directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    above.into_iter().try_for_each(|directory| volume.sync_directory(directory))
+}
+
+fn remove_if_there(volume: &dyn Volume, path: &Path) -> io::Result<()> {
+    match volume.remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,111 @@
+//! Hosts that are excluded, and hosts whose ranks are next in the pipeline: where replicas go then.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mainstay_core::checkpoint::placement::{self, Rules, place};
+use mainstay_core::checkpoint::standing::Standing;
+
+use super::support::{Host, RUN, bytes, hosts, until};
+
+fn excluded() -> Standing {
+    Standing { excluded: Some("gpu.0000:3b:00: lost".to_owned()), ..Standing::default() }
+}
+
+fn stage(run: &str, stage: u32) -> Standing {
+    Standing { stages: BTreeMap::from([(run.to_owned(), BTreeSet::from([stage]))]), ..Standing::default() }
+}
+
+/// Three hosts that know each other: the numbers of the first one's first choice, and of the other one.
+fn three() -> (Vec<Host>, usize, usize) {
+    let hosts = hosts(3, |_, _| {});
+    hosts[0].wait_for_peers(2);
+    let of = |host: &Host| placement::Host {
+        name: host.name.clone(),
+        domain: host.settings.domain.clone(),
+        usable: true,
+        excluded: false,
+    };
+    let known: Vec<placement::Host> = hosts.iter().map(of).collect();
+    let chosen = place(&hosts[0].name, &known, &Rules { copies: 1, ..Rules::default() }).hosts;
+    let first = hosts.iter().position(|host| host.name == chosen[0]).unwrap();
+    (hosts, first, 3 - first)
+}
+
+impl Host {
+    /// The host stands like that from now on, and `other` has heard of it.
+    fn stands(&self, standing: &Standing, other: &Host) {
+        self.service().stands(standing.clone());
+        until("the standing to be known", || {
+            other.service().peers()[&self.name].inventory.standing == *standing
+        });
+    }
+
+    fn keeps(&self, step: u64) -> bool {
+        let place = format!("/step-{step:012}.0/");
+        self.replicas().iter().any(|path| path.to_str().unwrap().contains(&place))
+    }
+}
+
+#[test]
+fn replicas_on_an_excluded_host_are_made_anew_elsewhere_and_no_others_go_there() {
+    let (hosts, first, other) = three();
+    hosts[0].save(0, 10, &[0], 1);
+    hosts[0].wait_for_copies(10, 2);
+    assert_eq!((hosts[first].keeps(10), hosts[other].keeps(10)), (true, false));
+    hosts[first].stands(&excluded(), &hosts[0]);
+    until("another replica", || hosts[other].keeps(10));
+    hosts[0].save(0, 20, &[0], 1);
+    until("the next step's replica", || hosts[other].keeps(20));
+    assert!(!hosts[first].keeps(20));
+    // When it is a place for replicas again, it is the first choice as before.
+    hosts[first].stands(&Standing::default(), &hosts[0]);
+    hosts[0].save(0, 30, &[0], 1);
+    until("the next step's replica", || hosts[first].keeps(30));
+    assert!(!hosts[other].keeps(30));
+}
+
+#[test]
+fn what_an_excluded_host_has_is_restored_all_the_same() {
+    let (mut hosts, first, other) = three();
+    hosts[0].save(0, 10, &[0], 1);
+    hosts[0].wait_for_copies(10, 2);
+    // Nobody is left to make another copy of it.
+    hosts[other].lose();
+    hosts[first].stands(&excluded(), &hosts[0]);
+    hosts[0].lose();
+    hosts[0].start();
+    assert_eq!(hosts[0].restore().unwrap().0, Some(10));
+    hosts[0].has(10, &[0]);
+}
+
+#[test]
+fn an_excluded_host_is_better_than_none() {
+    let hosts = hosts(2, |_, _| {});
+    hosts[1].stands(&excluded(), &hosts[0]);
+    for step in [10, 20] {
+        hosts[0].save(0, step, &[0], 1);
+        hosts[0].wait_for_copies(step, 2);
+    }
+    let sent = 2 * bytes(10, 0).len() as u64;
+    until("both to be counted", || hosts[0].service().counts().bytes_sent >= sent);
+    assert_eq!(hosts[0].service().counts().bytes_sent, sent, "each is sent once");
+}
+
+#[test]
+fn the_host_of_the_next_stage_is_avoided_and_that_of_another_runs_is_not() {
+    let (hosts, first, other) = three();
+    hosts[0].service().stands(stage(RUN, 1));
+    hosts[first].stands(&stage("another run", 2), &hosts[0]);
+    hosts[other].stands(&stage(RUN, 1), &hosts[0]);
+    hosts[0].save(0, 10, &[0], 1);
+    hosts[0].wait_for_copies(10, 2);
+    assert_eq!((hosts[first].keeps(10), hosts[other].keeps(10)), (true, false));
+    hosts[first].stands(&stage(RUN, 2), &hosts[0]);
+    hosts[0].save(0, 20, &[0], 1);
+    hosts[0].wait_for_copies(20, 2);
+    assert_eq!((hosts[first].keeps(20), hosts[other].keeps(20)), (false, true));
+    // Nobody else is there: the neighbour is better than none.
+    hosts[other].stands(&excluded(), &hosts[0]);
+    hosts[0].save(0, 30, &[0], 1);
+    until("the next step's replica", || hosts[first].keeps(30));
+}
