@@ -100,11 +100,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         from_directory(dir.clone(), &args, &filter, teller)?;
         return Ok(ExitCode::from(exit::OK));
     }
-    let Some(client) = choose(&args).await? else { return Ok(ExitCode::from(exit::UNKNOWN)) };
-    let (client, place) = client;
-    let cursor = history(&client, &args, &filter, teller).await?;
+    let Some((client, place)) = choose(&args).await? else { return Ok(ExitCode::from(exit::UNKNOWN)) };
+    let mut watch = Watch { cursor: args.since, filter, teller, history: Some(History::new(&args, teller)) };
     if args.follow {
-        follow(client, place, cursor, &filter, teller).await?;
+        watch.follow(client, place).await?;
+    } else if let Some(failed) = watch.catch_up(&client).await? {
+        return Err(failed.into());
     }
     Ok(ExitCode::from(exit::OK))
 }
@@ -169,94 +170,101 @@ impl History {
         Ok(())
     }
 
-    fn end(self) -> anyhow::Result<()> {
+    fn end(&self) -> anyhow::Result<()> {
         self.kept.iter().try_for_each(|item| self.teller.tell(item))
     }
 }
 
-/// Tells what a server has kept; returns the cursor up to which all was told.
-async fn history(client: &Client, args: &Args, filter: &EventFilter, teller: Teller) -> anyhow::Result<u64> {
-    let mut history = History::new(args, teller);
-    let mut cursor = args.since;
-    loop {
-        let page = client.list_events(cursor, filter.clone()).await?;
-        cursor = page.next_cursor;
-        for item in page.gap.map(Item::Gap).into_iter().chain(page.events.into_iter().map(Item::Event)) {
-            history.take(item)?;
-        }
-        if page.caught_up {
-            history.end()?;
-            return Ok(cursor);
-        }
-    }
+/// How far a server's events are told.
+struct Watch {
+    cursor: u64,
+    filter: EventFilter,
+    teller: Teller,
+    /// None once all of the past is told.
+    history: Option<History>,
 }
 
-/// Tells each event as it happens. A lost connection is taken up again where it broke.
-async fn follow(
-    client: Client,
-    place: Place,
-    mut cursor: u64,
-    filter: &EventFilter,
-    teller: Teller,
-) -> anyhow::Result<()> {
-    let mut connection = Ok(client);
-    let mut rest = FIRST_REST;
-    loop {
-        let lost = match connection {
-            Ok(client) => {
-                let before = cursor;
-                let lost = follow_connection(&client, &mut cursor, filter, teller).await?;
-                if cursor > before {
-                    rest = FIRST_REST;
+impl Watch {
+    /// Tells what a server has kept, from where it broke off if it did; what broke it off now. Fails only when our
+    /// own output does.
+    async fn catch_up(&mut self, client: &Client) -> anyhow::Result<Option<AskError>> {
+        while let Some(history) = &mut self.history {
+            let page = match client.list_events(self.cursor, self.filter.clone()).await {
+                Ok(page) => page,
+                Err(lost) => return Ok(Some(lost)),
+            };
+            for item in page.gap.map(Item::Gap).into_iter().chain(page.events.into_iter().map(Item::Event)) {
+                history.take(item)?;
+            }
+            self.cursor = page.next_cursor;
+            if page.caught_up {
+                history.end()?;
+                self.history = None;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Tells the past and then each event as it happens. A lost connection is taken up again where it broke.
+    async fn follow(&mut self, client: Client, place: Place) -> anyhow::Result<()> {
+        let mut connection = Ok(client);
+        let mut rest = FIRST_REST;
+        loop {
+            let lost = match connection {
+                Ok(client) => {
+                    let before = self.cursor;
+                    let lost = self.follow_connection(&client).await?;
+                    if self.cursor > before {
+                        rest = FIRST_REST;
+                    }
+                    lost
                 }
-                lost
+                Err(lost) => lost,
+            };
+            match &lost {
+                AskError::CursorAhead(reason) => {
+                    output::note(&format!("{reason}; starting again from the oldest event"));
+                    self.cursor = 0;
+                }
+                // A launcher that is done takes its socket along; an agent comes back.
+                AskError::Missing(_) if place.job.is_some() => {
+                    output::note(&format!(
+                        "the launcher is gone and its socket with it; the last event was {}",
+                        self.cursor
+                    ));
+                    return Ok(());
+                }
+                _ if rest == FIRST_REST => {
+                    output::note(&format!("{lost}; trying again, going on after event {}", self.cursor));
+                }
+                _ => {}
             }
-            Err(lost) => lost,
-        };
-        match &lost {
-            AskError::CursorAhead(reason) => {
-                output::note(&format!("{reason}; starting again from the oldest event"));
-                cursor = 0;
-            }
-            // A launcher that is done takes its socket along; an agent comes back.
-            AskError::Missing(_) if place.job.is_some() => {
-                output::note(&format!(
-                    "the launcher is gone and its socket with it; the last event was {cursor}"
-                ));
-                return Ok(());
-            }
-            _ if rest == FIRST_REST => {
-                output::note(&format!("{lost}; trying again, going on after event {cursor}"));
-            }
-            _ => {}
+            tokio::time::sleep(rest).await;
+            rest = (rest * 2).min(LONGEST_REST);
+            connection = Client::connect(&place.socket).await;
         }
-        tokio::time::sleep(rest).await;
-        rest = (rest * 2).min(LONGEST_REST);
-        connection = Client::connect(&place.socket).await;
     }
-}
 
-/// Follows one connection until it is lost. Fails only when our own output does.
-async fn follow_connection(
-    client: &Client,
-    cursor: &mut u64,
-    filter: &EventFilter,
-    teller: Teller,
-) -> anyhow::Result<AskError> {
-    let mut events = match client.watch_events(*cursor, filter.clone()).await {
-        Ok(events) => events,
-        Err(lost) => return Ok(lost),
-    };
-    loop {
-        match events.next().await {
-            Ok(item) => {
-                teller.tell(&item)?;
-                *cursor = match item {
-                    Item::Event(event) => event.cursor,
-                    Item::Gap(gap) => gap.last_missing,
-                };
-            }
+    /// Follows one connection until it is lost. Fails only when our own output does.
+    async fn follow_connection(&mut self, client: &Client) -> anyhow::Result<AskError> {
+        if let Some(lost) = self.catch_up(client).await? {
+            return Ok(lost);
+        }
+        let mut events = match client.watch_events(self.cursor, self.filter.clone()).await {
+            Ok(events) => events,
             Err(lost) => return Ok(lost),
+        };
+        loop {
+            match events.next().await {
+                Ok(item) => {
+                    self.teller.tell(&item)?;
+                    self.cursor = match item {
+                        Item::Event(event) => event.cursor,
+                        Item::Gap(gap) => gap.last_missing,
+                    };
+                }
+                Err(lost) => return Ok(lost),
+            }
         }
     }
 }

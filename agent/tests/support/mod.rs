@@ -56,14 +56,13 @@ impl Agent {
             .args(["events", "--follow", "--json", "--socket"])
             .arg(self.directory.join("agent.sock"))
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let lines = BufReader::new(events.stdout.take().unwrap()).lines();
         let found = lines.map(Result::unwrap).find(|line| line.contains(words));
         events.kill().unwrap();
         events.wait().unwrap();
-        found.unwrap_or_else(|| panic!("no event told of {words:?}"))
+        found.unwrap_or_else(|| panic!("no event told of {words:?}; all: {}", self.events()))
     }
 
     /// What a command answers that asks the agent.
