@@ -47,6 +47,24 @@ fn way_of(copy: &Copy) -> Option<Parity> {
     copy.shard.piece.as_ref().map(|piece| piece.of)
 }
 
+/// How often pieces are put together anew when some of them lie: each time costs as much as the whole shard.
+const TRIES: u32 = 100;
+
+/// All ways to choose `count` of the numbers below `of`, in order.
+fn choices(of: usize, count: usize) -> impl Iterator<Item = Vec<usize>> {
+    let mut next = (count <= of).then(|| (0..count).collect::<Vec<usize>>());
+    std::iter::from_fn(move || {
+        let now = next.take()?;
+        // The last number that can still go up does, and those behind it follow at once.
+        let raised = (0..count).rev().find(|at| now[*at] < of - count + at);
+        next = raised.map(|at| {
+            let from = now[at] + 1;
+            now[..at].iter().copied().chain(from..from + count - at).collect()
+        });
+        Some(now)
+    })
+}
+
 /// Pieces of one shard that are being brought.
 struct Gathering<'a> {
     shared: &'a Shared,
@@ -68,28 +86,55 @@ impl<'a> Gathering<'a> {
         };
         // Each is what its own manifest says, and together they are not the shard: one of them is of something else.
         (self.tell)(format!(
-            "the pieces of the shard of rank {} do not make it: {failed}; another one takes the place of each in turn",
+            "the pieces of the shard of rank {} do not make it: {failed}; others take their places in turn",
             self.rank
         ));
+        let (mut have, mut tried) = (given, 0);
         while let Some(other) = self.next() {
-            for place_of in 0..given.len() {
-                let rest =
-                    || given.iter().enumerate().filter(|(at, _)| *at != place_of).map(|(_, piece)| piece);
-                if rest().any(|piece| piece.index() == other.index()) {
+            for rest in choices(have.len(), self.of.data as usize - 1) {
+                let chosen: Vec<&Given> = rest.iter().map(|at| &have[*at]).chain([&other]).collect();
+                let numbers: BTreeSet<u32> = chosen.iter().map(|piece| piece.index()).collect();
+                if numbers.len() < chosen.len() {
                     continue;
                 }
-                let chosen: Vec<&Given> = rest().chain([&other]).collect();
                 match self.land(place, &chosen) {
                     Ok(()) => {
-                        let bad = &given[place_of];
-                        self.shared.distrust(&bad.holder, &bad.shard.root);
+                        let left_out = (0..have.len()).filter(|at| !rest.contains(at));
+                        self.blame(&left_out.map(|at| &have[at]).collect::<Vec<_>>());
                         return Ok(());
                     }
                     Err(error) => failed = error,
                 }
+                tried += 1;
+                if tried == TRIES {
+                    return Err(self.give_up(&have, failed));
+                }
             }
+            have.push(other);
         }
-        Err(failed)
+        Err(self.give_up(&have, failed))
+    }
+
+    /// Too many of the pieces lie, and nobody knows which: none of them is believed for a while, so that an older step is taken.
+    fn give_up(&self, have: &[Given], failed: PeerError) -> PeerError {
+        for piece in have {
+            self.shared.distrust(&piece.holder, &piece.shard.root);
+        }
+        failed
+    }
+
+    /// Tells which pieces were left out when the others made the shard. Of one it is known that it is another's, of several only
+    /// that one of them is.
+    fn blame(&self, left_out: &[&Given]) {
+        if let [bad] = left_out {
+            self.shared.distrust(&bad.holder, &bad.shard.root);
+        }
+        let holders: Vec<&str> = left_out.iter().map(|piece| piece.holder.as_str()).collect();
+        (self.tell)(format!(
+            "the shard of rank {} is made without the piece(s) at {}: not all of them are of it",
+            self.rank,
+            holders.join(", ")
+        ));
     }
 
     /// As many pieces of different numbers as are needed, those of a round at once.
@@ -226,5 +271,19 @@ impl Target for Room<'_> {
         let Some(file) = &self.file else { return Ok(()) };
         file.write_all_at(bytes, offset)
             .map_err(|error| PeerError::Local(format!("receiving a piece: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_choices_come_once_each() {
+        let all: Vec<Vec<usize>> = choices(4, 2).collect();
+        assert_eq!(all, [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]);
+        assert_eq!(choices(3, 3).collect::<Vec<_>>(), [[0, 1, 2]]);
+        assert_eq!(choices(2, 3).count(), 0);
+        assert_eq!(choices(19, 3).collect::<BTreeSet<_>>().len(), 969);
     }
 }

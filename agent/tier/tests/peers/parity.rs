@@ -29,11 +29,15 @@ fn living(hosts: &[Host]) -> impl Iterator<Item = (usize, &Host)> {
     hosts.iter().enumerate().filter(|(_, host)| host.service.is_some())
 }
 
-/// The host that has that piece of the first rank's shard, and its file.
-fn holder_of(hosts: &[Host], piece: u32) -> (usize, PathBuf) {
+/// The host that has that piece of the first rank's shard of a step, and its file.
+fn holder_of(hosts: &[Host], step: u64, piece: u32) -> (usize, PathBuf) {
     let place = format!("rank-00000.{piece}/shard");
+    let is_of_step = |path: &PathBuf| {
+        let manifest = fs::read(path.with_file_name(MANIFEST_NAME)).unwrap();
+        Manifest::decode(&manifest).unwrap().identity.step == step
+    };
     let found = living(hosts).find_map(|(index, host)| {
-        let file = host.replicas().into_iter().find(|path| path.ends_with(&place))?;
+        let file = host.replicas().into_iter().find(|path| path.ends_with(&place) && is_of_step(path))?;
         Some((index, file))
     });
     found.unwrap()
@@ -50,7 +54,7 @@ fn a_step_survives_the_loss_of_its_host_and_of_as_many_others_as_there_is_parity
     // Its host, one that has a piece of data, and one that has parity.
     hosts[0].lose();
     for piece in [1, 3] {
-        let (index, _) = holder_of(&hosts, piece);
+        let (index, _) = holder_of(&hosts, 10, piece);
         hosts[index].lose();
     }
     hosts[0].start();
@@ -67,7 +71,7 @@ fn when_one_more_is_lost_it_is_said_and_nothing_is_restored() {
     let mut hosts = saved(6, &[0]);
     hosts[0].lose();
     for piece in [0, 2, 4] {
-        let (index, _) = holder_of(&hosts, piece);
+        let (index, _) = holder_of(&hosts, 10, piece);
         hosts[index].lose();
     }
     hosts[0].start();
@@ -80,7 +84,7 @@ fn when_one_more_is_lost_it_is_said_and_nothing_is_restored() {
 #[test]
 fn a_piece_that_was_damaged_is_passed_over() {
     let mut hosts = saved(6, &[0]);
-    let (holder, file) = holder_of(&hosts, 0);
+    let (holder, file) = holder_of(&hosts, 10, 0);
     flip(&file, 1000);
     hosts[0].lose();
     hosts[0].start();
@@ -92,12 +96,10 @@ fn a_piece_that_was_damaged_is_passed_over() {
     hosts[0].has(10, &[0]);
 }
 
-#[test]
-fn a_piece_that_lies_is_found_out_and_another_takes_its_place() {
-    let mut hosts = saved(6, &[0]);
-    let (liar, file) = holder_of(&hosts, 1);
+/// Its holder keeps other bytes under a manifest that is good for them, and believes them. Who it is.
+fn lie_about(hosts: &mut [Host], step: u64, piece: u32) -> String {
+    let (liar, file) = holder_of(hosts, step, piece);
     hosts[liar].service = None;
-    // Other bytes under a manifest that is good for them.
     let mut content = fs::read(&file).unwrap();
     content[77] ^= 1;
     let beside = file.with_file_name(MANIFEST_NAME);
@@ -107,22 +109,63 @@ fn a_piece_that_lies_is_found_out_and_another_takes_its_place() {
     manifest.chunks = Some(Chunks { bytes: CHUNK, sums });
     fs::write(&file, &content).unwrap();
     fs::write(&beside, manifest.encode()).unwrap();
-    hosts[0].lose();
     hosts[liar].start();
     super::until("the liar to believe itself", || {
         hosts[liar].service().copies().iter().any(|copy| copy.holder == hosts[liar].name && copy.verified)
     });
+    hosts[liar].name.clone()
+}
+
+#[test]
+fn a_piece_that_lies_is_found_out_and_another_takes_its_place() {
+    let mut hosts = saved(6, &[0]);
+    hosts[0].lose();
+    let liar = lie_about(&mut hosts, 10, 1);
     hosts[0].start();
     let (step, told) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(10));
     assert!(told.iter().any(|told| told.contains("do not make it")), "{told:?}");
+    let without = format!("is made without the piece(s) at {liar}: ");
+    assert!(told.iter().any(|told| told.contains(&without)), "{told:?}");
     hosts[0].has(10, &[0]);
+}
+
+#[test]
+fn two_pieces_that_lie_are_found_out_where_enough_others_are_left() {
+    let mut hosts = saved(6, &[0]);
+    hosts[0].lose();
+    let liars = [0, 2].map(|piece| lie_about(&mut hosts, 10, piece));
+    hosts[0].start();
+    let (step, told) = hosts[0].restore().unwrap();
+    assert_eq!(step, Some(10), "{told:?}");
+    let without = told.iter().find(|told| told.contains("is made without the piece(s) at ")).unwrap();
+    assert!(liars.iter().all(|liar| without.contains(liar.as_str())), "{without}");
+    hosts[0].has(10, &[0]);
+}
+
+#[test]
+fn where_more_pieces_lie_than_there_are_of_parity_the_step_before_is_restored() {
+    let mut hosts = saved(6, &[0]);
+    hosts[0].save(0, 20, &[0], 1);
+    hosts[0].wait_for_copies(20, ALL);
+    hosts[0].lose();
+    for piece in [0, 2, 3] {
+        lie_about(&mut hosts, 20, piece);
+    }
+    hosts[0].start();
+    let (step, told) = hosts[0].restore().unwrap();
+    assert_eq!(step, Some(10), "{told:?}");
+    let said = |told: &String| told.starts_with("step 20 cannot be restored: ");
+    assert!(told.iter().any(said), "{told:?}");
+    hosts[0].has(10, &[0]);
+    let newer = fs::read_dir(hosts[0].directory.path().join("step-000000000020"));
+    assert_eq!(newer.map_or(0, Iterator::count), 0, "nothing of the newer step lies there");
 }
 
 #[test]
 fn a_piece_whose_host_is_lost_is_made_anew_on_another() {
     let mut hosts = saved(7, &[0]);
-    let (index, _) = holder_of(&hosts, 4);
+    let (index, _) = holder_of(&hosts, 10, 4);
     hosts[index].lose();
     super::until("the piece on another host", || {
         hosts[0].service().nudge();
