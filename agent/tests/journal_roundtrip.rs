@@ -6,7 +6,7 @@ use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, Started
 use mainstay_core::finding::{Finding, FindingKind};
 use mainstay_core::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
-use mainstay_core::policy::Rung;
+use mainstay_core::policy::{Budget, CauseKind, Experience, Rung, Settings};
 use mainstay_core::time::{Mono, Span, Stamp, Wall};
 use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Verdict};
 use proptest::collection::vec;
@@ -51,10 +51,46 @@ fn exit_status() -> impl Strategy<Value = ExitStatus> {
     prop_oneof![any::<i32>().prop_map(ExitStatus::Code), any::<i32>().prop_map(ExitStatus::Signal)]
 }
 
+fn budget() -> impl Strategy<Value = Budget> {
+    (any::<u32>(), option::of(span())).prop_map(|(max_restarts, window)| Budget { max_restarts, window })
+}
+
+fn policy() -> impl Strategy<Value = Settings> {
+    let cause = proptest::sample::select(CauseKind::ALL.as_slice());
+    let rungs = proptest::sample::subsequence(Rung::ALL.as_slice(), 0..=Rung::ALL.len());
+    let by_cause = proptest::collection::btree_map(cause, budget(), 0..3);
+    let rest = (option::of(span()), any::<i32>(), any::<bool>(), any::<u64>());
+    (budget(), by_cause, rungs, rest).prop_map(
+        |(budget, by_cause, rungs, (ready_within, hand_back_exit, dry_run, seed))| Settings {
+            budget,
+            by_cause,
+            rungs: rungs.into(),
+            ready_within,
+            hand_back_exit,
+            dry_run,
+            seed,
+        },
+    )
+}
+
+fn experience() -> impl Strategy<Value = Experience> {
+    let cause = proptest::sample::select(CauseKind::ALL.as_slice());
+    let rung = proptest::sample::select(Rung::ALL.as_slice());
+    (cause, rung, number(), number(), number()).prop_map(|(cause, rung, tried, helped, seconds)| Experience {
+        cause,
+        rung,
+        tried,
+        helped,
+        seconds,
+    })
+}
+
 fn job_spec() -> impl Strategy<Value = JobSpec> {
     let who = (any::<[u32; 4]>(), rank(), pid());
     let places = (text(), text(), option::of(text()), option::of(text()));
-    (vec(text(), 0..4), who, places).prop_map(|(command, (numbers, first_rank, launcher), places)| JobSpec {
+    let restarts = (option::of(policy()), vec(experience(), 0..3));
+    let all = (vec(text(), 0..4), who, places, restarts);
+    all.prop_map(|(command, (numbers, first_rank, launcher), places, (policy, earlier))| JobSpec {
         command,
         world_size: numbers[0],
         local_world_size: numbers[1],
@@ -66,6 +102,8 @@ fn job_spec() -> impl Strategy<Value = JobSpec> {
         checkpoint_dir: places.1,
         page_dir: places.2,
         program: places.3,
+        policy,
+        earlier,
     })
 }
 

@@ -51,7 +51,8 @@ pub fn complete(
     evidence.observations.extend(witness::observations(testimony, verdict.fault_at));
     if verdict.cause == Cause::OutOfMemory {
         evidence.observations.push(Observation {
-            family: "kernel".to_owned(),
+            // That of its lines in the kernel log: what is told twice counts once.
+            family: "host".to_owned(),
             text: "the kernel's OOM killer was at work when the rank was killed".to_owned(),
             class: Class::HostResource,
             weight: OUT_OF_MEMORY,

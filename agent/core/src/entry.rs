@@ -16,6 +16,7 @@ use crate::health::HealthChange;
 use crate::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::kernel::{KernelReport, Sxid, Xid};
 use crate::observation::Observation;
+use crate::policy::{Experience, Settings};
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span, Stamp};
 use crate::verdict::{Decision, Outcome, Verdict};
@@ -319,6 +320,12 @@ pub struct JobSpec {
     /// What the job runs, as one number: its command and the files of its program. None if they cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
+    /// What the policy may do; a journal without it is of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Settings>,
+    /// What earlier runs of the job learned of rungs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<Experience>,
 }
 
 /// A rank's process at its start.

@@ -99,6 +99,13 @@ pub struct Finding {
     pub doubtful_steps: Vec<u64>,
 }
 
+impl Finding {
+    /// What stood when the job failed, in a sentence.
+    pub fn stood(&self) -> String {
+        format!("since step {} of this attempt: {}", self.since_step, self.headline)
+    }
+}
+
 /// Something that is known of a host or a device and may explain why it is slow: clocks held down, a narrow PCIe
 /// link, a storm of memory errors, processor time stolen, another process on the GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,6 +19,8 @@
 //! Total: an input that does not fit the state is recorded and changes nothing else.
 
 mod deciding;
+mod found;
+mod heard;
 mod late;
 mod ordered;
 mod progress;
@@ -32,6 +34,7 @@ use std::sync::Arc;
 
 use crate::checkpoint::advice;
 use crate::entry::{Body, Fact, JobSpec, StepDone};
+use crate::finding::Finding;
 use crate::hang::{Hang, PlaceGroup};
 use crate::id::{Attempt, Rank};
 use crate::judge::{RankEnd, start_failed};
@@ -105,6 +108,8 @@ pub struct Job {
     past: Vec<PastFailure>,
     /// Looks at what the ranks tell of their steps.
     watch: Watch,
+    /// What it found in this attempt and is not over.
+    standing: Vec<Finding>,
     pending: Option<Pending>,
     /// The failure that was decided on last, where what is heard of it later may change what it is taken for.
     decided: Option<Decided>,
@@ -137,9 +142,11 @@ impl Job {
     /// Begins a job: records it and orders the first start.
     pub fn begin(at: Mono, spec: JobSpec, policy: impl Into<Settings>, out: &mut Vec<Output>) -> Job {
         out.push(Output::Record(Body::Fact(Fact::JobStarted(spec.clone()))));
+        let earlier = spec.earlier.clone();
         out.push(Output::Order(Order::StartRanks(Attempt(0))));
         Job {
             watch: Watch::new(&spec),
+            standing: Vec::new(),
             spec,
             settings: policy.into(),
             advisor: None,
@@ -167,7 +174,7 @@ impl Job {
             held: Vec::new(),
             last_step: None,
             saved: (None, None),
-            earlier: Vec::new(),
+            earlier,
             ledger: Ledger::open(at),
             saving: Saving::default(),
             end: None,
@@ -197,13 +204,13 @@ impl Job {
                 self.saved.0 = self.saved.0.max(Some(step));
                 if attempt == self.attempt {
                     let found = self.watch.saved(step, &shards);
-                    out.extend(found.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
+                    self.tell_found(found, out);
                 }
             }
             Input::Steps { .. } | Input::Role { .. } => {}
             Input::Surroundings(known) => {
                 let again = self.watch.set_surroundings(known);
-                out.extend(again.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
+                self.tell_found(again, out);
             }
             Input::Ruling(ruling) => self.ruling(at, ruling, out),
             Input::HeardLate { incident, testimony } => self.hear_late(incident, testimony, out),
@@ -236,6 +243,7 @@ impl Job {
                 }
                 self.ranks = ranks.iter().map(|started| (started.rank, RankState::default())).collect();
                 self.watch.begin_attempt(attempt, self.ranks.keys().copied().collect());
+                self.standing.clear();
                 self.stepping = false;
                 self.saved.1 = self.saved.0;
                 self.attempt_began = at;

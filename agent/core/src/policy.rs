@@ -29,13 +29,15 @@ pub use rung::{Rung, Rungs};
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::hang::HangKind;
 use crate::id::Attempt;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, Cause, FaultDomain, Verdict};
 
 /// How often restarts are allowed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Budget {
     /// Restarts allowed per window.
     pub max_restarts: u32,
@@ -44,7 +46,7 @@ pub struct Budget {
 }
 
 /// What the user lets the policy do.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Of all restarts.
     pub budget: Budget,

@@ -86,8 +86,9 @@ fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>)
         let mut out = Vec::new();
         match (fact, &mut job) {
             (Fact::JobStarted(spec), _) => {
-                let budget = Budget { max_restarts: spec.max_restarts, window: None };
-                let mut begun = Job::begin(entry.at.mono, spec.clone(), budget, &mut out);
+                let usual = || Budget { max_restarts: spec.max_restarts, window: None }.into();
+                let policy = spec.policy.clone().unwrap_or_else(usual);
+                let mut begun = Job::begin(entry.at.mono, spec.clone(), policy, &mut out);
                 if let Some(advisor) = advisor {
                     begun.advised_by(advisor.clone());
                 }

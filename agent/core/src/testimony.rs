@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::finding::Finding;
 use crate::health::Component;
 use crate::repeats::SeenBefore;
 
@@ -30,6 +31,9 @@ pub struct Testimony {
     /// Earlier failures with the fingerprint of this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_before: Option<SeenBefore>,
+    /// What was wrong with the job's steps or numbers when it failed; the job's launcher adds it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
 }
 
 /// What is on record of a device from before the fault.
@@ -68,6 +72,7 @@ impl Testimony {
             && self.gpus.is_empty()
             && self.notices.is_empty()
             && self.seen_before.is_none()
+            && self.findings.is_empty()
     }
 }
 

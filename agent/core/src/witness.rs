@@ -1,7 +1,9 @@
 //! What a host says when a job on it has failed: what it remembers of its kernel's words, which of its components are
 //! sick, and what that speaks for.
 
-use std::collections::{BTreeMap, VecDeque};
+mod found;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::attribute::Observation;
 use crate::attribute::catalog::{Catalog, Role};
@@ -10,6 +12,7 @@ use crate::entry::Fact;
 use crate::health::{Component, HealthState};
 use crate::id::Pid;
 use crate::lemon::{GPU_PER_HOUR, Record};
+use crate::pci::PciAddress;
 use crate::repeats::SeenBefore;
 use crate::testimony::{FailedBefore, Testimony};
 use crate::time::{Mono, Span};
@@ -69,6 +72,7 @@ pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item
         .chain(records)
         .chain(notices)
         .chain(testimony.seen_before.iter().flat_map(repeated))
+        .chain(testimony.findings.iter().filter_map(found::observation))
 }
 
 /// What comes again in the same job is the program's, or of what it stands on; at the same step and over a restart of the
@@ -129,10 +133,44 @@ fn around(fault_at: Mono, at: Mono) -> bool {
     at.after(BEFORE) >= fault_at && at <= fault_at.after(AFTER)
 }
 
+/// A line of the kernel, with the process and the GPU that it is about.
+#[derive(Clone, Debug)]
+struct Line {
+    at: Mono,
+    pid: Option<Pid>,
+    gpu: Option<PciAddress>,
+    text: String,
+}
+
+/// What of the host is no concern of a job.
+#[derive(Clone, Debug, Default)]
+pub struct Elsewhere {
+    /// Ranks of other jobs, and those that this one has started since it failed.
+    pub processes: BTreeSet<Pid>,
+    /// GPUs on which only other jobs are.
+    pub gpus: BTreeSet<PciAddress>,
+}
+
+impl Elsewhere {
+    fn has_component(&self, name: &str) -> bool {
+        self.gpus.iter().any(|gpu| name == component_of(*gpu))
+    }
+
+    fn has_line(&self, line: &Line) -> bool {
+        line.pid.is_some_and(|pid| self.processes.contains(&pid))
+            || line.gpu.is_some_and(|gpu| self.gpus.contains(&gpu))
+    }
+}
+
+/// How the component of a GPU is called.
+fn component_of(gpu: PciAddress) -> String {
+    format!("gpu.{gpu}")
+}
+
 /// The kernel's lines that may be asked for, and what is on record of each device since the first of them.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
-    lines: VecDeque<(Mono, Option<Pid>, String)>,
+    lines: VecDeque<Line>,
     /// For each GPU its faults of the hardware; the last of them apart, since it may be the one that is asked about.
     records: BTreeMap<String, Vec<Mono>>,
 }
@@ -143,20 +181,21 @@ const FAULTS: usize = 64;
 impl Witness {
     /// Takes in one fact; those that are no lines of the kernel say nothing here.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) {
-        let (pid, line) = match fact {
-            Fact::Xid(xid) => (xid.pid, &xid.place.line),
-            Fact::Sxid(sxid) => (None, &sxid.place.line),
-            Fact::KernelReport(report) => (report.pid, &report.place.line),
+        let (pid, gpu, line) = match fact {
+            Fact::Xid(xid) => (xid.pid, Some(xid.gpu), &xid.place.line),
+            // A switch is all jobs'.
+            Fact::Sxid(sxid) => (None, None, &sxid.place.line),
+            Fact::KernelReport(report) => (report.pid, None, &report.place.line),
             _ => return,
         };
         if self.lines.len() == LINES {
             self.lines.pop_front();
         }
-        self.lines.push_back((at, pid, line.clone()));
+        self.lines.push_back(Line { at, pid, gpu, text: line.clone() });
         if let Fact::Xid(xid) = fact
             && is_of_the_hardware(xid.code)
         {
-            let faults = self.records.entry(format!("gpu.{}", xid.gpu)).or_default();
+            let faults = self.records.entry(component_of(xid.gpu)).or_default();
             if faults.len() < FAULTS {
                 faults.push(at);
             }
@@ -184,25 +223,23 @@ impl Witness {
         told.collect()
     }
 
-    /// What is to be said of a fault at `fault_at`. Lines about processes of which `others` says that they are another
-    /// job's are left out.
-    pub fn testify(
-        &self,
-        fault_at: Mono,
-        others: impl Fn(Pid) -> bool,
-        components: &[Component],
-    ) -> Testimony {
-        let near =
-            self.lines.iter().filter(|(at, pid, _)| around(fault_at, *at) && !pid.is_some_and(&others));
-        let sick = components.iter().filter(|component| component.state == HealthState::Unhealthy);
+    /// What is to be said of a fault at `fault_at`, and is not `elsewhere`.
+    pub fn testify(&self, fault_at: Mono, elsewhere: &Elsewhere, components: &[Component]) -> Testimony {
+        let near = self.lines.iter().filter(|line| around(fault_at, line.at) && !elsewhere.has_line(line));
+        let sick = components.iter().filter(|component| {
+            component.state == HealthState::Unhealthy && !elsewhere.has_component(&component.name)
+        });
+        let mut failed_before = self.failed_before(fault_at);
+        failed_before.retain(|record| !elsewhere.has_component(&record.component));
         Testimony {
-            kernel_lines: near.map(|(_, _, line)| line.clone()).collect(),
+            kernel_lines: near.map(|line| line.text.clone()).collect(),
             sick: sick.cloned().collect(),
             held: Vec::new(),
-            failed_before: self.failed_before(fault_at),
+            failed_before,
             gpus: Vec::new(),
             notices: Vec::new(),
             seen_before: None,
+            findings: Vec::new(),
         }
     }
 }
@@ -270,8 +307,24 @@ mod tests {
         witness.take_in(seconds(950), &report("of another job", Some(7)));
         witness.take_in(seconds(960), &report("of this one", Some(8)));
         witness.take_in(seconds(2000), &report("long after", None));
-        let told = witness.testify(seconds(1000), |pid| pid == Pid(7), &[]);
+        let elsewhere = Elsewhere { processes: [Pid(7)].into(), ..Elsewhere::default() };
+        let told = witness.testify(seconds(1000), &elsewhere, &[]);
         assert_eq!(told.kernel_lines, ["of this one"]);
+    }
+
+    #[test]
+    fn a_gpu_that_is_only_others_says_nothing_and_a_switch_is_everybodys() {
+        let mut witness = Witness::default();
+        (1..4).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(79)));
+        let at = seconds(3 * 36_000 + 5);
+        let components = [sick("gpu.0000:3b:00", at), sick("nvswitch.3", at)];
+        let gpu = PciAddress::parse("0000:3b:00").expect("an address");
+        let elsewhere = Elsewhere { gpus: [gpu].into(), ..Elsewhere::default() };
+        let all = witness.testify(at, &Elsewhere::default(), &components);
+        assert_eq!((all.kernel_lines.len(), all.sick.len(), all.failed_before.len()), (1, 2, 1));
+        let told = witness.testify(at, &elsewhere, &components);
+        assert_eq!((told.kernel_lines.len(), told.sick.len(), told.failed_before.len()), (0, 1, 0));
+        assert_eq!(told.sick[0].name, "nvswitch.3");
     }
 
     #[test]
@@ -305,7 +358,7 @@ mod tests {
         let told = |code: u32, times: u64| {
             let mut witness = Witness::default();
             (1..=times).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(code)));
-            let told = witness.testify(seconds(times * 36_000 + 5), |_| false, &[]);
+            let told = witness.testify(seconds(times * 36_000 + 5), &Elsewhere::default(), &[]);
             observations(&told, seconds(times * 36_000 + 5)).map(|of| of.weight).fold(0.0, f64::max)
         };
         assert!(told(79, 8) > 2.5, "{}", told(79, 8));

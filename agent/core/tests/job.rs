@@ -209,7 +209,7 @@ fn a_second_restart_without_a_new_step_is_held_back_and_a_stop_meanwhile_is_hear
     let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
     run.tell(Input::LookAgain);
     assert_eq!(run.last_order(), &Order::LookAgain { at }, "too early");
-    let mut asked = Run { job: run.job.clone(), out: Vec::new(), now: run.now };
+    let mut asked = Run { job: run.job.clone(), out: Vec::new(), now: run.now, step: run.step };
     asked.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
     assert_eq!(asked.last_order(), &Order::Finish { exit: 143 });
     run.wait(Span::seconds(2));

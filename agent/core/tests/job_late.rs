@@ -3,10 +3,12 @@
 
 mod support;
 
-use mainstay_core::entry::{Body, Fact};
+use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::finding::FindingKind;
 use mainstay_core::id::Incident;
 use mainstay_core::job::Input;
-use mainstay_core::replay::replay;
+use mainstay_core::policy::{Budget, Settings};
+use mainstay_core::replay::{Replayed, replay};
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Span;
 use mainstay_core::verdict::FaultDomain;
@@ -48,6 +50,64 @@ fn a_line_of_the_kernel_that_comes_after_the_decision_changes_the_verdict_and_no
     assert_eq!((run.decisions(), run.orders().len()), (decisions, orders));
     let testified = |body: &&&Body| matches!(body, Body::Fact(Fact::HostTestified { .. }));
     assert_eq!(run.bodies().iter().filter(testified).count(), 1);
+}
+
+#[test]
+fn what_was_found_in_the_job_is_evidence_of_its_failure_and_replays_so() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=20);
+    run.step_with_loss(0, 21, f64::NAN);
+    let raised = "builtins.ValueError: the gradients are useless";
+    run.raise(0, 1, raised);
+    run.kill(0);
+    run.tell(Input::Ruling(None));
+    let testimony = run.bodies().into_iter().rev().find_map(|body| match body {
+        Body::Fact(Fact::HostTestified { testimony, .. }) => Some(testimony.clone()),
+        _ => None,
+    });
+    let [finding] = &testimony.unwrap().findings[..] else { panic!("one finding: {:?}", run.bodies()) };
+    assert_eq!((finding.what, finding.since_step), (FindingKind::NotANumber, 21));
+    let said = |line: &String| line.starts_with("since step 21 of this attempt: ");
+    let verdict = run.last_verdict();
+    assert!(verdict.evidence.iter().any(said), "{:?}", verdict.evidence);
+    assert_eq!(verdict.domain, FaultDomain::User);
+    let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
+    assert_eq!(replayed.differences(), Vec::<String>::new());
+    assert_eq!(replayed.now.verdict.evidence, replayed.then.verdict.evidence);
+}
+
+#[test]
+fn a_replay_goes_by_the_settings_that_the_job_had() {
+    let usual = Settings::from(Budget { max_restarts: 3, window: None });
+    let mut run = Run::begin_with(Settings { dry_run: true, ..usual });
+    run.start(0);
+    run.kill_and_decide(0);
+    let mut entries = run.entries();
+    let differences =
+        |entries: &[Entry]| replay(entries).iter().map(Replayed::differences).collect::<Vec<_>>();
+    assert_eq!(differences(&entries), [Vec::<String>::new()]);
+    // An earlier version's journal does not have them.
+    for entry in &mut entries {
+        if let Body::Fact(Fact::JobStarted(spec)) = &mut entry.body {
+            spec.policy = None;
+        }
+    }
+    assert!(differences(&entries)[0][0].starts_with("decision: "), "{:?}", differences(&entries));
+}
+
+#[test]
+fn what_was_found_in_an_earlier_attempt_says_nothing_of_this_one() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=20);
+    run.step_with_loss(0, 21, f64::NAN);
+    run.kill_and_decide(0);
+    run.start(1);
+    let before = run.bodies().len();
+    run.kill_and_decide(1);
+    let testified = |body: &&Body| matches!(body, Body::Fact(Fact::HostTestified { .. }));
+    assert_eq!(run.bodies()[before..].iter().filter(|body| testified(body)).count(), 0);
 }
 
 #[test]

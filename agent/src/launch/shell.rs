@@ -151,8 +151,10 @@ impl Launcher {
         let began = clock::mono();
         let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());
         let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
-        let spec = job_spec(&settings, &crew);
+        let mut spec = job_spec(&settings, &crew, policy.clone());
         let memory = memory(&settings, &crew, &spec);
+        let learned = memory.as_ref().and_then(Memory::read).unwrap_or_default();
+        spec.earlier.clone_from(&learned.rungs);
         crew.previous_size = previous_size(&settings, &crew, &spec);
         let mut job = Job::begin(began, spec, policy, &mut out);
         if let Some(file) = &settings.policy_file {
@@ -181,7 +183,6 @@ impl Launcher {
                 .ok()
         });
         let mut hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
-        let learned = memory.as_ref().and_then(Memory::read).unwrap_or_default();
         job.recall(&learned);
         hangs.recall(&learned);
         let mut launcher = Launcher {

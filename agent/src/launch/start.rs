@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use mainstay_core::entry::{Fact, JobSpec, StartedRank};
 use mainstay_core::id::{Attempt, Pid, Rank};
 use mainstay_core::learned::{self, Learned};
+use mainstay_core::policy;
 use mainstay_core::rounds::Round;
 use tokio::sync::mpsc;
 
@@ -178,7 +179,7 @@ pub(super) fn previous_size(settings: &Settings, crew: &Crew, spec: &JobSpec) ->
 }
 
 /// What the journal says of the job at its start.
-pub(super) fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
+pub(super) fn job_spec(settings: &Settings, crew: &Crew, policy: policy::Settings) -> JobSpec {
     let text = |path: &PathBuf| path.display().to_string();
     JobSpec {
         command: settings.command.clone(),
@@ -192,6 +193,8 @@ pub(super) fn job_spec(settings: &Settings, crew: &Crew) -> JobSpec {
         checkpoint_dir: text(&crew.checkpoint_dir),
         page_dir: crew.page_dir.as_ref().map(text),
         program: program::hash(&settings.command),
+        policy: Some(policy),
+        earlier: Vec::new(),
     }
 }
 

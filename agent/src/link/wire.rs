@@ -197,6 +197,8 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
             gpus: ruling.gpus.clone(),
             notices: ruling.notices.clone(),
             seen_before,
+            // The launcher knows them itself.
+            findings: Vec::new(),
         },
     })
 }

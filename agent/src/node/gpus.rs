@@ -11,6 +11,7 @@ use std::time::Duration;
 use mainstay_core::device::reset::{ResetError, ResetMode, ResetOrder};
 use mainstay_core::device::{DeviceReport, GpuReading, ProbeAnswer};
 use mainstay_core::id::{JobId, Pid};
+use mainstay_core::pci::PciAddress;
 use mainstay_core::preflight::{GpuUse, Owners};
 use mainstay_core::settings::Bytes;
 use mainstay_core::time::Mono;
@@ -108,6 +109,11 @@ impl Gpus {
     /// Whether that component is a GPU that the job is not to use any more.
     pub(super) fn is_excluded(&self, job: &JobId, component: &str) -> bool {
         self.used.is_excluded(job, component)
+    }
+
+    /// GPUs on which only other jobs are, where it is known on which these ranks are.
+    pub(super) fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
+        self.used.of_others(job, ranks)
     }
 
     /// The job is over.

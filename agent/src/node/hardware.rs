@@ -8,12 +8,11 @@ use mainstay_core::device::{DeviceJudge, DeviceReport, GpuEvent, GpuView, Opinio
 use mainstay_core::entry::Fact;
 use mainstay_core::health::Component;
 use mainstay_core::host_log::{HostLogJudge, LogState};
-use mainstay_core::id::Pid;
 use mainstay_core::kernel::LogCursor;
 use mainstay_core::pci::PciAddress;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Mono;
-use mainstay_core::witness::Witness;
+use mainstay_core::witness::{Elsewhere, Witness};
 
 /// What was read of the kernel log.
 #[derive(Debug)]
@@ -82,10 +81,10 @@ impl Hardware {
     pub(super) fn testify(
         &self,
         fault_at: Mono,
-        others: impl Fn(Pid) -> bool,
+        elsewhere: &Elsewhere,
         components: &[Component],
     ) -> Testimony {
-        self.witness.testify(fault_at, others, components)
+        self.witness.testify(fault_at, elsewhere, components)
     }
 
     /// What of the driver's events is for the journal.

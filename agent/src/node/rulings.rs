@@ -1,11 +1,14 @@
 //! What the agent says to a launcher's proposal: once the job's GPUs were read, or in time without.
 
+use std::collections::BTreeSet;
+
 use mainstay_core::health::Component;
 use mainstay_core::id::{Incident, Pid};
+use mainstay_core::pci::PciAddress;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::verdict::{Cause, Verdict};
 use mainstay_core::view::JobView;
-use mainstay_core::witness;
+use mainstay_core::witness::{self, Elsewhere};
 
 use super::{Input, Node, Session, ToLauncher, gpus};
 use crate::os::clock;
@@ -17,6 +20,8 @@ pub(super) struct Ruled {
     verdict: Verdict,
     /// What was said of it.
     testimony: Testimony,
+    /// GPUs that were only other jobs' then.
+    gpus_of_others: BTreeSet<PciAddress>,
 }
 
 impl Node {
@@ -54,13 +59,16 @@ impl Node {
     /// The agent agrees with what the launcher proposes, and testifies: kernel log, components and GPUs are its to read.
     fn rule(&mut self, session: &Session, verdict: &Verdict, held: Vec<String>) {
         let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict);
-        let mut testimony = Testimony { held, seen_before, ..self.testify(session, verdict) };
+        let gpus_of_others = self.gpus.of_others(&session.job, &self.ranks_that_failed(session, verdict));
+        let told = self.testify(session, verdict, &gpus_of_others);
+        let mut testimony = Testimony { held, seen_before, ..told };
         if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
             testimony.gpus.clone_from(&launcher.gpus_in_hang);
         }
         if self.send(session, ToLauncher::Ruling(verdict.incident, None, testimony.clone())) {
             self.ruled.retain(|ruled| ruled.session.job != session.job);
-            self.ruled.push(Ruled { session: session.clone(), verdict: verdict.clone(), testimony });
+            let (session, verdict) = (session.clone(), verdict.clone());
+            self.ruled.push(Ruled { session, verdict, testimony, gpus_of_others });
         }
     }
 
@@ -68,7 +76,7 @@ impl Node {
     pub(super) fn tell_what_came_late(&mut self) {
         let now = clock::mono();
         for mut ruled in std::mem::take(&mut self.ruled) {
-            let later = self.testify(&ruled.session, &ruled.verdict);
+            let later = self.testify(&ruled.session, &ruled.verdict, &ruled.gpus_of_others);
             if let Some(testimony) = ruled.testimony.with(later) {
                 ruled.testimony = testimony.clone();
                 self.send(&ruled.session, ToLauncher::Late(ruled.verdict.incident, testimony));
@@ -80,18 +88,26 @@ impl Node {
     }
 
     /// What the host has to say of a failure by now.
-    fn testify(&self, session: &Session, verdict: &Verdict) -> Testimony {
-        // Neither other jobs' ranks nor those that this one has started since then.
-        let others = |pid: Pid| {
-            let concerned = |job: &JobView| job.id == session.job && job.attempt == verdict.attempt;
-            let mut jobs = self.board.view().jobs.values().filter(|job| !concerned(job));
-            jobs.any(|job| job.ranks.values().any(|rank| rank.pid == pid))
-        };
+    fn testify(
+        &self,
+        session: &Session,
+        verdict: &Verdict,
+        gpus_of_others: &BTreeSet<PciAddress>,
+    ) -> Testimony {
+        let others = self.board.view().jobs.values().filter(|job| !concerned(job, session, verdict));
+        let elsewhere =
+            Elsewhere { processes: others.flat_map(processes).collect(), gpus: gpus_of_others.clone() };
         // A GPU that the job was told to do without may be as sick as it likes.
         let counts = |component: &&Component| !self.gpus.is_excluded(&session.job, &component.name);
         let components: Vec<Component> = self.board.view().counting().filter(counts).cloned().collect();
         let notices = self.leave.iter().map(|(_, leave)| leave.reason.clone()).collect();
-        Testimony { notices, ..self.hardware.testify(verdict.fault_at, others, &components) }
+        Testimony { notices, ..self.hardware.testify(verdict.fault_at, &elsewhere, &components) }
+    }
+
+    /// The processes of the attempt that failed; none if another has begun since.
+    fn ranks_that_failed(&self, session: &Session, verdict: &Verdict) -> BTreeSet<Pid> {
+        let jobs = self.board.view().jobs.values().filter(|job| concerned(job, session, verdict));
+        jobs.flat_map(processes).collect()
     }
 
     /// Whether it could be sent.
@@ -100,4 +116,13 @@ impl Node {
         let current = orders.filter(|(number, _)| *number == session.number);
         current.is_some_and(|(_, orders)| orders.try_send(word).is_ok())
     }
+}
+
+/// Whether the verdict is about what the job does now.
+fn concerned(job: &JobView, session: &Session, verdict: &Verdict) -> bool {
+    job.id == session.job && job.attempt == verdict.attempt
+}
+
+fn processes(job: &JobView) -> impl Iterator<Item = Pid> {
+    job.ranks.values().map(|rank| rank.pid)
 }

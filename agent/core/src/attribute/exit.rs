@@ -100,14 +100,20 @@ impl Status {
             }
             Status::Code(2) => ("exit code 2, usual for a wrong command line", &[(UserConfig, 0.8)], None),
             Status::Code(16) => (
-                "exit code 16: Megatron asks for a rerun to tell a passing fault from a lasting one",
+                "exit code 16: Megatron asks for a rerun on another GPU, to tell a passing fault from a lasting one",
                 &[(HardwareGpu, 0.8)],
-                Some(Restart::RestartSameNodes),
+                // On the same GPU the rerun can only say the same again, and did so without end (Megatron-LM #5281).
+                Some(Restart::RestartExcludeNode),
             ),
             Status::Code(17) => (
                 "exit code 17: Megatron's validation of a result failed again",
                 &[(HardwareGpu, 1.6)],
                 Some(Restart::RestartExcludeNode),
+            ),
+            Status::Code(42) => (
+                "exit code 42: the job asks to be started again (GKE's xpk)",
+                &[],
+                Some(Restart::RestartSameNodes),
             ),
             Status::Code(93) => {
                 ("exit code 93: the job asked not to be restarted", &[], Some(Restart::DoNotRestart))
@@ -187,7 +193,8 @@ mod tests {
     fn agreed_codes_are_respected() {
         let restart = |code| Status::Code(code).meaning().and_then(|meaning| meaning.restart);
         assert_eq!(restart(93), Some(Restart::DoNotRestart));
-        assert_eq!(restart(16), Some(Restart::RestartSameNodes));
+        assert_eq!(restart(42), Some(Restart::RestartSameNodes));
+        assert_eq!(restart(16), Some(Restart::RestartExcludeNode));
         assert_eq!(restart(1), None);
     }
 }

@@ -10,10 +10,9 @@ use crate::judge::{RankEnd, hung, judge};
 use crate::ledger::Spending;
 use crate::observation::{Observation, Weight};
 use crate::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with};
-use crate::repeats::SeenBefore;
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
-use crate::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
+use crate::verdict::{Action, DecidedBy, Decision, Verdict};
 
 use super::late::Decided;
 use super::{IncidentTimes, Job, Order, Ordered, Output, Phase, Ruling, StopWhy};
@@ -38,14 +37,14 @@ pub(super) enum Afterwards {
 /// A failure that is judged and not decided on yet.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
-    verdict: Verdict,
+    pub(super) verdict: Verdict,
     /// When the host was first found not to be ready.
     waits_since: Option<Mono>,
     /// The verdict before anybody's words were heard, how the ranks ended and how long the attempt had lived: for judging
     /// it anew.
-    heard: Option<(Verdict, BTreeMap<Rank, RankEnd>, Span)>,
+    pub(super) heard: Option<(Verdict, BTreeMap<Rank, RankEnd>, Span)>,
     /// What the host said last.
-    testimony: Testimony,
+    pub(super) testimony: Testimony,
     /// For what it is waited, as it was told.
     waits: Option<String>,
     /// When it is to be asked again; none while an answer is awaited.
@@ -200,31 +199,6 @@ impl Job {
         Decision { incident, action, after, why, by: DecidedBy::Launcher }
     }
 
-    /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
-    fn hear(pending: &mut Pending, testimony: &Testimony, out: &mut Vec<Output>) {
-        if *testimony == pending.testimony {
-            return;
-        }
-        pending.testimony = testimony.clone();
-        let incident = pending.verdict.incident;
-        if let (Some((first, ends, lived)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
-            let mut verdict = first.clone();
-            blame::complete(&mut verdict, catalog, ends, testimony, *lived);
-            if verdict != pending.verdict {
-                out.push(Output::Record(Body::Verdict(verdict.clone())));
-                pending.verdict = verdict;
-            }
-        }
-        // A hang is not judged by words; what the GPUs did in it stands beside the stacks and blames nobody.
-        let told = &mut pending.verdict.evidence;
-        let gpus: Vec<String> = testimony.gpus.iter().filter(|gpu| !told.contains(gpu)).cloned().collect();
-        if pending.heard.is_none() && !gpus.is_empty() {
-            told.extend(gpus);
-            out.push(Output::Record(Body::Verdict(pending.verdict.clone())));
-        }
-        out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony: testimony.clone() })));
-    }
-
     pub(super) fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
         if let Phase::Ordered(ordered) = &self.phase {
             let ordered = ordered.clone();
@@ -242,6 +216,10 @@ impl Job {
         let (instead, mut testimony) =
             ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.testimony));
         testimony.held.extend(self.held.iter().cloned());
+        // A replay has them from the journal, as they were.
+        if testimony.findings.is_empty() {
+            testimony.findings = self.standing_at(&pending.verdict);
+        }
         if by == DecidedBy::Agent {
             // An agent that came late does not know what this job went through.
             testimony.seen_before = testimony.seen_before.or_else(|| self.seen_before(&pending.verdict));
@@ -392,20 +370,6 @@ impl Job {
         } else {
             self.dismiss(Afterwards::Finish { exit, reason }, out);
         }
-    }
-
-    /// What this run knows of earlier failures of the same kind.
-    fn seen_before(&self, verdict: &Verdict) -> Option<SeenBefore> {
-        let Cause::Exception { fingerprint: now, .. } = &verdict.cause else { return None };
-        let same = |past: &&PastFailure| matches!(&past.cause, Cause::Exception { fingerprint, .. } if fingerprint == now);
-        let at_step = |past: &PastFailure| past.step == verdict.step;
-        let (in_this_job, at_this_step) = self
-            .past
-            .iter()
-            .filter(same)
-            .fold((0, 0), |(all, here), past| (all + 1, here + u32::from(at_step(past))));
-        let seen = SeenBefore { in_this_job, at_this_step, ..SeenBefore::default() };
-        (!seen.is_nothing()).then_some(seen)
     }
 
     pub(super) fn next_incident(&self) -> Incident {

@@ -31,9 +31,9 @@ impl Job {
         let Some(decided) = self.decided.as_mut().filter(|of| of.verdict.incident == incident) else {
             return;
         };
-        // What is held and what was seen before are of the time of the decision.
-        let Testimony { held, gpus, seen_before, .. } = decided.testimony.clone();
-        let testimony = Testimony { held, gpus, seen_before, ..told };
+        // What is held, what was seen before and what was found in the job are of the time of the decision.
+        let Testimony { held, gpus, seen_before, findings, .. } = decided.testimony.clone();
+        let testimony = Testimony { held, gpus, seen_before, findings, ..told };
         let Ok(catalog) = Catalog::built_in() else { return };
         if incident != last || testimony == decided.testimony {
             return;

@@ -49,7 +49,7 @@ impl Job {
         }
         self.announce_progress(at, out);
         let found = self.watch.steps(rank, done);
-        out.extend(found.into_iter().map(|finding| Output::Record(Body::Finding(finding))));
+        self.tell_found(found, out);
     }
 
     /// Tells, once per attempt, that all ranks are stepping; and from then on, now and then, how far they are.

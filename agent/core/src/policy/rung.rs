@@ -64,8 +64,21 @@ impl Rung {
 }
 
 /// Which rungs there are hands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<Rung>", into = "Vec<Rung>")]
 pub struct Rungs(u8);
+
+impl From<Vec<Rung>> for Rungs {
+    fn from(rungs: Vec<Rung>) -> Rungs {
+        rungs.into_iter().fold(Rungs(0), Rungs::with)
+    }
+}
+
+impl From<Rungs> for Vec<Rung> {
+    fn from(rungs: Rungs) -> Vec<Rung> {
+        rungs.iter().collect()
+    }
+}
 
 impl Rungs {
     /// What a launcher can always do on one host: start all ranks, hand back, stop.

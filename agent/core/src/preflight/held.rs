@@ -64,6 +64,18 @@ impl GpuUse {
         excluded.any(|address| component == format!("gpu.{address}"))
     }
 
+    /// GPUs on which other jobs were seen and this one was not, where all its `ranks` were seen on GPUs: what happens to those
+    /// is no concern of its. None where it is not known which are its own.
+    pub fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
+        let Some(own) = self.jobs.get(job) else { return BTreeSet::new() };
+        let placed: BTreeSet<Pid> = own.values().flat_map(|seen| &seen.owners).copied().collect();
+        if ranks.is_empty() || !ranks.is_subset(&placed) {
+            return BTreeSet::new();
+        }
+        let others = self.jobs.iter().filter(|(of, _)| *of != job).flat_map(|(_, gpus)| gpus.keys());
+        others.filter(|address| !own.contains_key(address)).copied().collect()
+    }
+
     /// The job is over.
     pub fn forget(&mut self, job: &JobId) {
         self.jobs.remove(job);
@@ -179,6 +191,30 @@ mod tests {
         assert_eq!(stranger, ["gpu.0000:01:00: in use by process 100"], "one that came meanwhile");
         used.forget(&job);
         assert!(!used.is_left(&job, &nobody));
+    }
+
+    #[test]
+    fn a_gpu_is_another_jobs_only_where_it_is_known_which_are_this_ones() {
+        let (job, other) = (JobId("a".into()), JobId("b".into()));
+        let (first, second, third) = (gpu(1, &[7], 0), gpu(2, &[8, 5], 0), gpu(3, &[5], 0));
+        let all = [first.clone(), second.clone(), third.clone()];
+        let of_others = |used: &GpuUse, ranks: &[i32]| {
+            let ranks = ranks.iter().map(|pid| Pid(*pid)).collect();
+            used.of_others(&job, &ranks).iter().map(PciAddress::to_string).collect::<Vec<_>>()
+        };
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7, 8]), &all);
+        assert_eq!(of_others(&used, &[7, 8]), Vec::<String>::new(), "nobody was seen on the third");
+        used.see(&other, &ranks(&[5]), &all);
+        assert_eq!(of_others(&used, &[7, 8]), ["0000:03:00"]);
+        assert_eq!(
+            of_others(&used, &[7, 8, 9]),
+            Vec::<String>::new(),
+            "where the third rank is is not known"
+        );
+        assert_eq!(of_others(&used, &[]), Vec::<String>::new());
+        used.forget(&job);
+        assert_eq!(of_others(&used, &[7, 8]), Vec::<String>::new());
     }
 
     #[test]

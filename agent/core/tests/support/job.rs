@@ -3,7 +3,7 @@
 use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::job::{Input, Job, Order, Output, Ruling};
-use mainstay_core::policy::Budget;
+use mainstay_core::policy::{Budget, Settings};
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::{Mono, Span, Stamp};
 use mainstay_core::verdict::{Action, Verdict};
@@ -13,14 +13,27 @@ pub struct Run {
     pub job: Job,
     pub out: Vec<Output>,
     pub now: u64,
+    /// The last step that the attempt completed, as the ranks' pages have it.
+    pub step: Option<u64>,
 }
 
 impl Run {
     pub fn begin(max_restarts: u32) -> Run {
+        Run::begin_with(Budget { max_restarts, window: None }.into())
+    }
+
+    pub fn begin_with(policy: Settings) -> Run {
         let mut out = Vec::new();
-        let spec = JobSpec { world_size: 2, local_world_size: 2, max_restarts, ..JobSpec::default() };
-        let job = Job::begin(Mono(0), spec, Budget { max_restarts, window: None }, &mut out);
-        Run { job, out, now: 0 }
+        let max_restarts = policy.budget.max_restarts;
+        let spec = JobSpec {
+            world_size: 2,
+            local_world_size: 2,
+            max_restarts,
+            policy: Some(policy.clone()),
+            ..JobSpec::default()
+        };
+        let job = Job::begin(Mono(0), spec, policy, &mut out);
+        Run { job, out, now: 0, step: None }
     }
 
     pub fn tell(&mut self, input: Input) {
@@ -33,6 +46,7 @@ impl Run {
     }
 
     pub fn start(&mut self, attempt: u32) {
+        self.step = None;
         let ranks = [0, 1].map(|n| StartedRank {
             rank: Rank(n),
             local_rank: n,
@@ -47,7 +61,7 @@ impl Run {
 
     pub fn steps(&mut self, attempt: u32, steps: std::ops::RangeInclusive<u64>) {
         for step in steps {
-            self.now += 10;
+            (self.now, self.step) = (self.now + 10, Some(step));
             for rank in [Rank(0), Rank(1)] {
                 let done =
                     StepDone { step, start: Mono(self.now - 10), end: Mono(self.now), ..StepDone::default() };
@@ -57,13 +71,24 @@ impl Run {
         }
     }
 
+    /// A step of both ranks with its loss.
+    pub fn step_with_loss(&mut self, attempt: u32, step: u64, loss: f64) {
+        (self.now, self.step) = (self.now + 10, Some(step));
+        let (start, end) = (Mono(self.now - 10), Mono(self.now));
+        for rank in [Rank(0), Rank(1)] {
+            let done = StepDone { step, start, end, loss: Some(loss), ..StepDone::default() };
+            let input = Input::Steps { attempt: Attempt(attempt), rank, done: vec![done] };
+            self.job.step(Mono(self.now), input, &mut self.out);
+        }
+    }
+
     pub fn exit(&mut self, attempt: u32, rank: u32, status: ExitStatus, after_stop: bool) {
         self.fact(Fact::RankExited {
             attempt: Attempt(attempt),
             rank: Rank(rank),
             pid: Pid(1),
             status,
-            step: None,
+            step: self.step,
             after_stop,
             stderr_tail: vec![],
             stdout_tail: vec![],

@@ -42,9 +42,13 @@ fn fact_sentence(fact: &Fact) -> String {
             "records of the kernel log were overwritten before they were read".to_owned()
         }
         Fact::HostTestified { testimony, .. } => format!(
-            "the host testifies: {} of its kernel, {} not fit for training",
+            "the host testifies: {} of its kernel, {} not fit for training{}",
             counted(testimony.kernel_lines.len() as u64, "line", "lines"),
-            counted(testimony.sick.len() as u64, "component", "components")
+            counted(testimony.sick.len() as u64, "component", "components"),
+            match testimony.findings.len() as u64 {
+                0 => String::new(),
+                findings => format!("; {} of the job stood", counted(findings, "finding", "findings")),
+            }
         ),
         Fact::Observed(observation) => format!("{}: {}", observation.component, observation.detail),
         Fact::GpuDriverSilent { .. } => {
