@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 
 use crate::host::Host;
@@ -27,6 +29,31 @@ fn an_agent_whose_driver_hangs_answers_and_says_so() {
     host.set("/hang", json!([]));
     agent.wait_for("gpu.driver went from UNKNOWN to HEALTHY");
     assert!(agent.status().contains("gpu.0000:02:00"), "{}", agent.status());
+}
+
+#[test]
+fn a_probe_that_hangs_in_the_driver_goes_with_an_agent_that_is_killed() {
+    let mut host = Host::with_gpus(1);
+    host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
+    let library = host.directory.path().join(fake_devices::LIBRARY);
+    let log = host.directory.path().join("kmsg");
+    fs::write(&log, "").unwrap();
+    let settings: [(&str, &Path); 3] =
+        [("GPU_LIBRARY", &library), ("GPU_DEADLINE", "60s".as_ref()), ("KERNEL_LOG_PATH", &log)];
+    let agent = Agent::start(host.directory.path(), &settings);
+    let probe = loop {
+        let is_probe = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("nvml"))
+        };
+        if let Some(child) = agent.children().into_iter().find(is_probe) {
+            break pidfd_open(Pid::from_raw(child).unwrap(), PidfdFlags::empty()).unwrap();
+        }
+        std::thread::yield_now();
+    };
+    drop(agent);
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let ended = poll(&mut [PollFd::new(&probe, PollFlags::IN)], Some(&limit)).unwrap();
+    assert_eq!(ended, 1, "it hangs in the driver and sees nothing of its pipes");
 }
 
 #[test]

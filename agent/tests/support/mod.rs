@@ -65,6 +65,15 @@ impl Agent {
         found.unwrap_or_else(|| panic!("no event told of {words:?}; all: {}", self.events()))
     }
 
+    /// The processes that its threads have started and that live.
+    #[allow(dead_code, reason = "not every test looks")]
+    pub fn children(&self) -> Vec<i32> {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
+        let told = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        told.flat_map(|pids| pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
+            .collect()
+    }
+
     /// What a command answers that asks the agent.
     #[allow(dead_code, reason = "not every test asks")]
     pub fn ask(&self, arguments: &[&str]) -> String {

@@ -9,6 +9,7 @@ use mainstay_core::time::Mono;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ProbePlan;
+use crate::os::spawn::spawn_bound;
 
 /// Longer than any answer: one of a host of 16 GPUs has some 60 KiB.
 const LONGEST_LINE: usize = 4 << 20;
@@ -34,7 +35,9 @@ impl Probe {
         if let Some(library) = &plan.library {
             command.arg("--lib").arg(library);
         }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // One that hangs in the driver does not see its pipes close: it is to go with an agent that is killed.
+        let mut child = spawn_bound(&mut command, None)?;
         let (Some(requests), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
