@@ -1,11 +1,12 @@
 """A rank that saves and loads a state of one size in one way, and writes what each took as a line of JSON.
 
-usage: checkpoint.py TOOL GIB SAMPLES OUT      TOOL: mainstay, torch_save, dcp_async, nvrx, nvrx_replicated, dlrover
+usage: checkpoint.py TOOL GIB SAMPLES OUT PLACE      TOOL: mainstay, torch_save, dcp_async, nvrx, nvrx_replicated, dlrover
 
 Every round begins with one memcpy of the same bytes between two warm buffers, so that a ratio is made of neighbours in time.
 """
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import time
 import numpy as np
 import torch
 
-TOOL, GIB, SAMPLES, OUT = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+TOOL, GIB, SAMPLES, OUT, PLACE = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 torch.set_num_threads(1)
 TENSORS = max(1, int(GIB * 16))
 WORDS = int(GIB * (1 << 30) / 4 / TENSORS)
@@ -36,7 +37,7 @@ def tell(**facts):
 
 def main():
     global rank
-    place = tempfile.mkdtemp(dir="/dev/shm")
+    place = tempfile.mkdtemp(dir=PLACE)
     for other in range(1, RANKS):
         if os.fork() == 0:
             rank = other
@@ -71,6 +72,8 @@ def main():
             took = now() - began
             settled(number + 1)
             tell(what="first" if number == 0 else "save", copy=copy, took=took, behind=now() - began)
+            # Some peers leave copies of the state in cycles, and more of them than a small host has memory for.
+            gc.collect()
         for _ in range(SAMPLES if TOOL == "mainstay" else 0):
             copy = memcpy()
             began = now()
@@ -204,6 +207,8 @@ def dlrover(state, place):
     from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
     os.environ.update(NODE_RANK="0", NODE_NUM="1")
+    # Sockets of a trainer that was killed are taken for those of one that lives.
+    shutil.rmtree("/tmp/ckpt_sock", ignore_errors=True)
     process_group()
     checkpointer = DdpCheckpointer(place)
 

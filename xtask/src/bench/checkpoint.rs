@@ -2,7 +2,7 @@
 //! just before. Beside torch.save, DCP's async_save, NVRx's local manager, alone and with replication, and DLRover's flash checkpoints, all on the same tmpfs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -134,7 +134,8 @@ fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let out = folder.join("events.jsonl");
     let mut command = command(bed, tool, gib, &folder)?;
-    command.arg(script_path(SCRIPT)).args([tool, &gib.to_string(), &samples.to_string()]).arg(&out);
+    let place = Place::new()?;
+    command.arg(script_path(SCRIPT)).args([tool, &gib.to_string(), &samples.to_string()]).arg(&out).arg(&place.0);
     let mut running = Running::start(command, &folder.join("log"))?;
     let done = || read(&out).iter().any(|event| event.what == "done").then_some(());
     running.wait_for("the end of its saves", LIMIT, done)?;
@@ -143,6 +144,24 @@ fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
         bail!("{} of {samples} saves came to pass\n{}", times.of("save").count(), running.said());
     }
     Ok(times)
+}
+
+/// Where peers keep their checkpoints: memory, which one that is killed does not give back.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Result<Place> {
+        let place = Path::new("/dev/shm").join(format!("mainstay-bench-checkpoint-{}", std::process::id()));
+        fs::create_dir_all(&place).with_context(|| format!("creating {}", place.display()))?;
+        Ok(Place(place))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What cannot be removed is no worse than before.
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 /// A large state leaves room for two slots only on a small host; then each save comes to the disk before the next.
