@@ -9,7 +9,7 @@ use crate::verdict::FaultDomain;
 pub const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
 
 /// Failures, by batch.
-const BATCHES: [(&str, &str); 27] = [
+const BATCHES: [(&str, &str); 30] = [
     ("batch1", include_str!("../../../catalog/cases/batch1.txt")),
     ("batch2", include_str!("../../../catalog/cases/batch2.txt")),
     ("batch3", include_str!("../../../catalog/cases/batch3.txt")),
@@ -37,6 +37,9 @@ const BATCHES: [(&str, &str); 27] = [
     ("batch25", include_str!("../../../catalog/cases/batch25.txt")),
     ("batch26", include_str!("../../../catalog/cases/batch26.txt")),
     ("batch27", include_str!("../../../catalog/cases/batch27.txt")),
+    ("batch28", include_str!("../../../catalog/cases/batch28.txt")),
+    ("batch29", include_str!("../../../catalog/cases/batch29.txt")),
+    ("batch30", include_str!("../../../catalog/cases/batch30.txt")),
 ];
 
 /// What stands before the kernel's lines of a case.
