@@ -135,7 +135,11 @@ fn timed(bed: &Bed, tool: &str, gib: f64, samples: usize) -> Result<Times> {
     let out = folder.join("events.jsonl");
     let mut command = command(bed, tool, gib, &folder)?;
     let place = Place::new()?;
-    command.arg(script_path(SCRIPT)).args([tool, &gib.to_string(), &samples.to_string()]).arg(&out).arg(&place.0);
+    command
+        .arg(script_path(SCRIPT))
+        .args([tool, &gib.to_string(), &samples.to_string()])
+        .arg(&out)
+        .arg(&place.0);
     let mut running = Running::start(command, &folder.join("log"))?;
     let done = || read(&out).iter().any(|event| event.what == "done").then_some(());
     running.wait_for("the end of its saves", LIMIT, done)?;
