@@ -2,11 +2,13 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
-use mainstay_core::entry::Fact;
-use mainstay_core::verdict::Action;
+use mainstay_core::entry::{Body, Fact};
+use mainstay_core::verdict::{Action, FaultDomain};
 use mainstay_tests::{Agent, End, Job, Stage, has_client, mainstay, processes, story};
+use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 /// Two ranks, each on a GPU of its own. The first attempt lasts until one of them fails.
@@ -20,6 +22,13 @@ def train():
 mainstay.restartable(train)()
 "#;
 
+/// A rank that stands until it is killed.
+const STANDING: &str = r#"
+mark(os.environ["WHICH"], os.getpid())
+while True:
+    time.sleep(0.01)
+"#;
+
 /// The host of a job: two GPUs, and an agent that reads them.
 struct Host {
     stage: Stage,
@@ -30,18 +39,41 @@ impl Host {
         let host = Host { stage: Stage::new() };
         let built = std::env::current_exe().expect("our own file").with_file_name(fake_devices::LIBRARY);
         let library = host.stage.tmpfs().join(fake_devices::LIBRARY);
+        fs::write(host.kernel_log(), "").expect("a kernel log of our own");
         fs::copy(built, &library).expect("the library of the tests");
         host.gpus([(&[], 0), (&[], 0)]);
         let settings = [
             format!("MAINSTAY_AGENT_GPU_LIBRARY={}", library.display()),
             "MAINSTAY_AGENT_GPU_INTERVAL=1s".to_owned(),
-            "MAINSTAY_AGENT_KERNEL_LOG_PATH=".to_owned(),
+            format!("MAINSTAY_AGENT_KERNEL_LOG_PATH={}", host.kernel_log().display()),
         ];
         let mut line = vec!["env".to_owned()];
         line.extend(settings);
         line.push(mainstay().display().to_string());
         let agent = Agent::start_under(&line, &host.stage);
         (host, agent)
+    }
+
+    fn kernel_log(&self) -> PathBuf {
+        self.stage.work().join("kmsg")
+    }
+
+    /// The kernel says that the second GPU is lost; it does not know whose it was.
+    fn loses_the_second_gpu(&self, agent: &Agent) {
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock");
+        let microseconds = now.tv_sec() * 1_000_000 + now.tv_nsec() / 1_000;
+        let said =
+            "NVRM: Xid (PCI:0000:02:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.";
+        fs::write(self.kernel_log(), format!("4,1,{microseconds},-;{said}\n")).expect("the kernel writes");
+        agent.wait_for("the XID", |entry| matches!(&entry.body, Body::Fact(Fact::Xid(_))).then_some(()));
+    }
+
+    /// A job of one rank that stands until it is killed.
+    fn standing(&self, agent: &Agent, name: &str) -> (Job, i32) {
+        let plan = self.stage.python(STANDING).ranks(1).options("--max-restarts 0").variable("WHICH", name);
+        let job = plan.with(agent).start();
+        let pid = job.marked_pid(name);
+        (job, pid)
     }
 
     /// Which processes are on each GPU, and how much of its memory is in use, from now on.
@@ -138,4 +170,26 @@ fn a_round_whose_lost_ranks_gpu_is_free_waits_for_nothing() {
     let decisions = story::decisions(&end.story);
     // On a busy machine the driver may be waited for; a GPU is not.
     assert!(decisions.iter().all(|decision| !decision.why.contains("gpu.0000")), "{end}");
+}
+
+#[test]
+fn of_two_jobs_on_a_host_only_the_one_whose_gpu_is_lost_fails_of_it() {
+    let (host, agent) = Host::new();
+    let (first, of_first) = host.standing(&agent, "first");
+    let (second, of_second) = host.standing(&agent, "second");
+    host.gpus([(&[of_first], 9 << 30), (&[of_second], 9 << 30)]);
+    host.wait_until_shown(&agent, [of_first, of_second]);
+    host.loses_the_second_gpu(&agent);
+    let last = |job: Job| {
+        job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
+        job.kill_rank(0, 0);
+        let end = job.end();
+        let verdict = story::verdicts(&end.story).pop().expect("a verdict").clone();
+        let is_lost = verdict.evidence.iter().any(|said| said.contains("fallen off the bus"));
+        (verdict.domain, is_lost, end)
+    };
+    let (domain, is_lost, end) = last(first);
+    assert!(domain != FaultDomain::Hardware && !is_lost, "its own GPU is well\n{end}");
+    let (domain, is_lost, end) = last(second);
+    assert!(domain == FaultDomain::Hardware && is_lost, "{end}");
 }
