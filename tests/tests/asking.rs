@@ -10,6 +10,7 @@ use mainstay_proto::grpc_health_v1::HealthCheckRequest;
 use mainstay_proto::grpc_health_v1::health_check_response::ServingStatus;
 use mainstay_proto::grpc_health_v1::health_client::HealthClient;
 use mainstay_tests::{Stage, has_client, mainstay, processes};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use tokio::net::UnixStream;
 use tonic::transport::{Endpoint, Uri};
@@ -96,6 +97,25 @@ fn events_can_be_followed_to_the_end_of_the_job() {
     let cursors: Vec<u64> = told.iter().filter_map(|event| event["cursor"].as_u64()).collect();
     assert!(cursors.is_sorted_by(|a, b| a < b), "in order and each once: {cursors:?}");
     assert_eq!(types.last(), Some(&"job_ended"), "{end}");
+}
+
+#[test]
+fn who_follows_waits_for_a_server_that_does_not_answer_while_the_past_is_read() {
+    let stage = Stage::new();
+    let agent = stage.agent();
+    agent.signal(Signal::SIGSTOP);
+    let mut events = Command::new(mainstay());
+    events.args(["events", "--follow", "--json", "--socket"]).arg(agent.socket());
+    let mut follower = events.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mainstay starts");
+    let notes = BufReader::new(follower.stderr.take().expect("a pipe")).lines();
+    let told = BufReader::new(follower.stdout.take().expect("a pipe")).lines();
+    let note = notes.map_while(Result::ok).next().expect("it says that nothing answers");
+    assert!(note.contains("no answer from") && note.contains("trying again"), "{note}");
+    agent.signal(Signal::SIGCONT);
+    let first = told.map_while(Result::ok).next().expect("an event");
+    assert!(first.contains("agent_started"), "{first}");
+    follower.kill().expect("our own child");
+    follower.wait().expect("our own child");
 }
 
 #[tokio::test]

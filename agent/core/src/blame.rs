@@ -246,6 +246,22 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_counts_and_what_it_logs_of_one_kill_is_no_second_witness() {
+        let ends: BTreeMap<Rank, RankEnd> = [(Rank(0), killed(5)), (Rank(1), stopped())].into();
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let line = "Out of memory: Killed process 812 (python) total-vm:22533256kB, anon-rss:7728636kB";
+        let told = Testimony { kernel_lines: vec![line.to_owned()], ..Testimony::default() };
+        let log_odds = |kills| {
+            let mut verdict = judge(Incident(1), Attempt(0), &ends, kills);
+            complete(&mut verdict, catalog, &ends, &told, Span::seconds(600));
+            assert_eq!(verdict.class.as_deref(), Some("host_resource"));
+            (verdict.confidence / (1.0 - verdict.confidence)).ln()
+        };
+        let (logged, both) = (log_odds(0), log_odds(1));
+        assert!((logged..logged + 1.0).contains(&both), "{logged} and {both}");
+    }
+
+    #[test]
     fn a_lone_victim_blames_nobody() {
         let lost =
             "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4";

@@ -1,7 +1,7 @@
 //! The agent as a whole, beside GPUs that do as they are told.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -10,20 +10,24 @@ use serde_json::{Value, json};
 use crate::host::Host;
 use crate::support::Agent;
 
+/// An agent over the host's library in NVML's place, with an empty kernel log of its own and these settings of the GPUs.
+fn start(host: &Host, settings: &[(&str, &str)]) -> Agent {
+    fs::write(kernel_log(host), "").unwrap();
+    let (library, log) = (host.directory.path().join(fake_devices::LIBRARY), kernel_log(host));
+    let mut all: Vec<(&str, &Path)> = vec![("GPU_LIBRARY", &library), ("KERNEL_LOG_PATH", &log)];
+    all.extend(settings.iter().map(|(key, value)| (*key, Path::new(*value))));
+    Agent::start(host.directory.path(), &all)
+}
+
+fn kernel_log(host: &Host) -> PathBuf {
+    host.directory.path().join("kmsg")
+}
+
 #[test]
 fn an_agent_whose_driver_hangs_answers_and_says_so() {
     let mut host = Host::with_gpus(2);
     host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
-    let library = host.directory.path().join(fake_devices::LIBRARY);
-    let log = host.directory.path().join("kmsg");
-    fs::write(&log, "").unwrap();
-    let settings: [(&str, &Path); 4] = [
-        ("GPU_LIBRARY", &library),
-        ("GPU_DEADLINE", "1s".as_ref()),
-        ("GPU_INTERVAL", "1s".as_ref()),
-        ("KERNEL_LOG_PATH", &log),
-    ];
-    let agent = Agent::start(host.directory.path(), &settings);
+    let agent = start(&host, &[("GPU_DEADLINE", "1s"), ("GPU_INTERVAL", "1s")]);
     agent.wait_for("gpu_driver_silent");
     assert!(agent.status().contains("driver hung since"), "{}", agent.status());
     host.set("/hang", json!([]));
@@ -35,12 +39,7 @@ fn an_agent_whose_driver_hangs_answers_and_says_so() {
 fn a_probe_that_hangs_in_the_driver_goes_with_an_agent_that_is_killed() {
     let mut host = Host::with_gpus(1);
     host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
-    let library = host.directory.path().join(fake_devices::LIBRARY);
-    let log = host.directory.path().join("kmsg");
-    fs::write(&log, "").unwrap();
-    let settings: [(&str, &Path); 3] =
-        [("GPU_LIBRARY", &library), ("GPU_DEADLINE", "60s".as_ref()), ("KERNEL_LOG_PATH", &log)];
-    let agent = Agent::start(host.directory.path(), &settings);
+    let agent = start(&host, &[("GPU_DEADLINE", "60s")]);
     let probe = loop {
         let is_probe = |pid: &i32| {
             fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("nvml"))
@@ -60,12 +59,7 @@ fn a_probe_that_hangs_in_the_driver_goes_with_an_agent_that_is_killed() {
 fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
     let mut host = Host::with_gpus(2);
     host.set("/gpus/0/processes", json!([[4711, 1_000_000]]));
-    let library = host.directory.path().join(fake_devices::LIBRARY);
-    let log = host.directory.path().join("kmsg");
-    fs::write(&log, "").unwrap();
-    let settings: [(&str, &Path); 3] =
-        [("GPU_LIBRARY", &library), ("GPU_INTERVAL", "1s".as_ref()), ("KERNEL_LOG_PATH", &log)];
-    let agent = Agent::start(host.directory.path(), &settings);
+    let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
     // Learned: three readings were well.
     agent.wait_for("18 NVLinks up");
     let told: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
@@ -77,7 +71,7 @@ fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
 
     // Both tell of one XID, and only the driver of another.
     let line = "4,1,1000,-;NVRM: Xid (PCI:0000:02:00): 119, pid=7, name=python, Timeout after 6s\n";
-    fs::write(&log, line).unwrap();
+    fs::write(kernel_log(&host), line).unwrap();
     let event = |gpu, code| json!({"gpu": gpu, "kind": 8, "data": code});
     host.set("/events", json!([event(1, 119), event(0, 79)]));
     agent.wait_for("XID 79 of GPU 0000:01:00: told by an event of NVML");

@@ -50,6 +50,11 @@ fn way_of(copy: &Copy) -> Option<Parity> {
 /// How often pieces are put together anew when some of them lie: each time costs as much as the whole shard.
 const TRIES: u32 = 100;
 
+/// Whether it is said of the pieces that they do not make the shard.
+fn is_of_the_pieces(error: &PeerError) -> bool {
+    matches!(error, PeerError::Corrupt { .. } | PeerError::Unreadable { .. })
+}
+
 /// All ways to choose `count` of the numbers below `of`, in order.
 fn choices(of: usize, count: usize) -> impl Iterator<Item = Vec<usize>> {
     let mut next = (count <= of).then(|| (0..count).collect::<Vec<usize>>());
@@ -81,7 +86,7 @@ impl<'a> Gathering<'a> {
         let given = self.gather()?;
         let all: Vec<&Given> = given.iter().collect();
         let mut failed = match self.land(place, &all) {
-            Err(error @ (PeerError::Corrupt { .. } | PeerError::Unreadable { .. })) => error,
+            Err(error) if is_of_the_pieces(&error) => error,
             other => return other,
         };
         // Each is what its own manifest says, and together they are not the shard: one of them is of something else.
@@ -103,7 +108,9 @@ impl<'a> Gathering<'a> {
                         self.blame(&left_out.map(|at| &have[at]).collect::<Vec<_>>());
                         return Ok(());
                     }
-                    Err(error) => failed = error,
+                    Err(error) if is_of_the_pieces(&error) => failed = error,
+                    // A full disk, say: no other choice of pieces mends that, and none of them is to blame.
+                    other => return other,
                 }
                 tried += 1;
                 if tried == TRIES {
