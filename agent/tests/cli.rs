@@ -57,6 +57,7 @@ fn verdict() -> Body {
         culprit: Some(Rank(1)),
         victims: vec![Rank(0)],
         step: Some(4),
+        data: None,
         heartbeats: true,
         fault_at: Mono(20),
         detected_at: Mono(21),

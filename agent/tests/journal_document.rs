@@ -22,13 +22,14 @@ fn entries() -> Vec<Body> {
     vec![
         Body::Fact(Fact::JobStarted(JobSpec { page_dir: Some("pages".into()), ..JobSpec::default() })),
         Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![started] }),
-        Body::Fact(Fact::RankRaised { attempt, rank, pid, note }),
+        Body::Fact(Fact::RankRaised { attempt, rank, pid, note, data: Some(0) }),
         Body::Fact(Fact::RankExited {
             attempt,
             rank,
             pid,
             status: ExitStatus::Signal(9),
             step: Some(1),
+            data: Some(0),
             after_stop: true,
             stderr_tail: vec![String::new()],
             stdout_tail: vec![String::new()],

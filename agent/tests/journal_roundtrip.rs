@@ -159,27 +159,24 @@ fn fact() -> impl Strategy<Value = Fact> {
             rank,
             reason
         }),
-        (attempt(), rank(), pid(), note()).prop_map(|(attempt, rank, pid, note)| Fact::RankRaised {
-            attempt,
-            rank,
-            pid,
-            note
-        }),
+        (attempt(), rank(), pid(), note(), option::of(any::<u64>()))
+            .prop_map(|(attempt, rank, pid, note, data)| Fact::RankRaised { attempt, rank, pid, note, data }),
         (
             (attempt(), rank(), pid()),
             exit_status(),
-            option::of(any::<u64>()),
+            (option::of(any::<u64>()), option::of(any::<u64>())),
             any::<bool>(),
             (vec(text(), 0..4), vec(text(), 0..4))
         )
             .prop_map(
-                |((attempt, rank, pid), status, step, after_stop, (stderr_tail, stdout_tail))| {
+                |((attempt, rank, pid), status, (step, data), after_stop, (stderr_tail, stdout_tail))| {
                     Fact::RankExited {
                         attempt,
                         rank,
                         pid,
                         status,
                         step,
+                        data,
                         after_stop,
                         stderr_tail,
                         stdout_tail,
@@ -269,12 +266,17 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     let domain =
         prop_oneof![Just(FaultDomain::User), Just(FaultDomain::Hardware), Just(FaultDomain::Unknown)];
     let what = (incident(), attempt(), text(), cause, domain, number());
-    let where_ = (option::of(rank()), vec(rank(), 0..4), option::of(any::<u64>()), any::<bool>());
+    let where_ = (
+        option::of(rank()),
+        vec(rank(), 0..4),
+        (option::of(any::<u64>()), option::of(any::<u64>())),
+        any::<bool>(),
+    );
     let class = (option::of(text()), any::<bool>(), (vec(text(), 0..3), vec(text(), 0..3)));
     (what, where_, mono(), mono(), vec(text(), 0..3), class).prop_map(
         |(
             (incident, attempt, headline, cause, domain, confidence),
-            (culprit, victims, step, heartbeats),
+            (culprit, victims, (step, data), heartbeats),
             fault_at,
             detected_at,
             evidence,
@@ -292,6 +294,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
             culprit,
             victims,
             step,
+            data,
             heartbeats,
             fault_at,
             detected_at,

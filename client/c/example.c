@@ -27,6 +27,7 @@ int main(void) {
     uint32_t checkpoint = mainstay_section_intern("checkpoint");
 
     for (uint64_t step = 1; step <= 20; step++) {
+        mainstay_data_at(step * 32); /* the first sample of the batch */
         mainstay_section_enter(compute);
         double loss = forward_and_backward(step);
         mainstay_section_leave(compute);

@@ -194,6 +194,15 @@ impl Client {
         }
     }
 
+    /// Where in its data this rank reads now: a number that is the same whenever the same batch is read, at whatever step. To be
+    /// told before the batch is used; it is one store.
+    #[inline]
+    pub fn data_at(&self, position: u64) {
+        if let Some(attached) = self.ours() {
+            attached.writer.data_at(position);
+        }
+    }
+
     /// What this rank is: ranks of one role and pipeline stage do the same work, and are compared with each other. To be
     /// told once, early.
     pub fn role(&self, name: &str, stage: Option<u32>) {

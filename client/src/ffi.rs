@@ -152,6 +152,12 @@ pub extern "C" fn mainstay_collective_with(comm: u64, entered: u64, completed: u
     with_client(|client| client.collective_with(Collective { comm, entered, completed, signature }));
 }
 
+/// Where in its data this rank reads now: the same number whenever the same batch is read.
+#[unsafe(no_mangle)]
+pub extern "C" fn mainstay_data_at(position: u64) {
+    with_client(|client| client.data_at(position));
+}
+
 /// What comes next takes long, at most so many seconds: nothing is taken for a hang meanwhile. NaN, negative and
 /// infinite numbers are a pause.
 #[unsafe(no_mangle)]

@@ -56,3 +56,14 @@ fn a_page_of_minor_0_is_not_touched_where_it_knows_nothing() {
     assert_eq!(page.collectives()[0].signature, 0);
     assert_eq!(page.beat().unwrap().count, 1, "what the page cannot hold is no beat either");
 }
+
+#[test]
+fn where_in_its_data_a_rank_reads_is_told_without_a_beat_and_forgotten_by_the_next_round() {
+    let page = TestPage::new();
+    let client = Client::open(&page.path).unwrap();
+    client.step(1);
+    client.data_at(12);
+    assert_eq!((page.page.data(), page.page.beat().unwrap().count), (Some(12), 1));
+    client.begin_round();
+    assert_eq!(page.page.data(), None);
+}

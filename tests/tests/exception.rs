@@ -102,6 +102,32 @@ if RANK == 1 and ATTEMPT < 3:
 }
 
 #[test]
+fn the_same_exception_at_the_same_data_stops_the_job_at_whatever_step_and_is_called_the_datas() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    // Each attempt is some steps further when it comes to the bad batch.
+    let script = r#"
+import mainstay
+mainstay.step(3 + 4 * ATTEMPT)
+mainstay.data_at(640)
+if RANK == 1:
+    raise RuntimeError(f"stack expects each tensor to be equal size, but got {os.getpid()}")
+time.sleep(36000)
+"#;
+    let end = stage.python(script).ranks(2).options("--max-restarts 50").start().end();
+    end.assert_status(1);
+    end.assert_said("the same exception came again at position 640 of the data");
+    assert_eq!(end.summary().attempts, 2, "{end}");
+    let verdicts = story::verdicts(&end.story);
+    let last = verdicts.last().expect("a verdict");
+    assert_eq!((last.data, last.class.as_deref()), (Some(640), Some("data")), "{end}");
+    let said = |what: &str| last.evidence.iter().any(|line| line.contains(what));
+    assert!(said("position 640") && said("where the same data was read"), "{:?}", last.evidence);
+}
+
+#[test]
 fn another_exception_at_the_same_step_is_tried_again() {
     if !has_client() {
         return;

@@ -182,6 +182,9 @@ pub enum Fact {
         pid: Pid,
         /// What it wrote.
         note: Note,
+        /// Where in its data it read, if it told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        data: Option<u64>,
     },
     /// A rank failed and its process is ending: it runs nothing any more, but the kernel still takes its memory and devices
     /// apart. Seen by the lifeline of its heartbeat page, before its exit.
@@ -208,6 +211,9 @@ pub enum Fact {
         /// The last step it completed in this attempt, if it sent heartbeats.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         step: Option<u64>,
+        /// Where in its data it read, if it told.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        data: Option<u64>,
         /// Whether we had told it to stop before.
         after_stop: bool,
         /// Last lines of its standard error, for the judges and for people.

@@ -265,12 +265,14 @@ impl Job {
                 }
             }
             Fact::RankConnected { attempt, rank, .. } if attempt == self.attempt => self.connected(at, rank),
-            Fact::RankRaised { attempt, rank, note, .. } if attempt == self.attempt => {
+            Fact::RankRaised { attempt, rank, note, data, .. } if attempt == self.attempt => {
                 let fault_at = note.at;
                 if let Some(state) = self.ranks.get_mut(&rank) {
                     state.end.detected_at.get_or_insert(at);
                     // A rank may raise again while it cleans up: what came first is what it failed of.
-                    state.end.note.get_or_insert(note);
+                    if state.end.note.is_none() {
+                        (state.end.note, state.end.data) = (Some(note), data);
+                    }
                 }
                 self.failure(at, fault_at, out);
             }
@@ -284,13 +286,22 @@ impl Job {
                 }
             }
             Fact::RankExited {
-                attempt, rank, status, step, after_stop, stderr_tail, stdout_tail, ..
+                attempt,
+                rank,
+                status,
+                step,
+                data,
+                after_stop,
+                stderr_tail,
+                stdout_tail,
+                ..
             } if attempt == self.attempt => {
                 if let Some(state) = self.ranks.get_mut(&rank) {
                     state.end.detected_at.get_or_insert(at);
                     state.end.exit = Some((status, state.ending_at.unwrap_or(at)));
                     state.end.after_stop = after_stop;
                     state.end.step = step;
+                    state.end.data = state.end.data.or(data);
                     (state.end.stderr_tail, state.end.stdout_tail) = (stderr_tail, stdout_tail);
                 }
                 if !status.is_success() {

@@ -26,6 +26,8 @@ pub struct RankEnd {
     pub detected_at: Option<Mono>,
     /// The last step that it completed in this attempt.
     pub step: Option<u64>,
+    /// Where in its data it read when it failed, if it told.
+    pub data: Option<u64>,
     /// Whether it sent heartbeats in this attempt.
     pub heartbeats: bool,
     /// The last lines of its standard error.
@@ -115,6 +117,7 @@ pub fn judge(
         confidence: confidence(&cause, end),
         culprit: Some(culprit),
         step: end.step,
+        data: end.data,
         heartbeats: end.heartbeats,
         fault_at,
         detected_at: end.detected_at.unwrap_or(fault_at),
@@ -139,6 +142,7 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
         culprit: None,
         victims: Vec::new(),
         step: None,
+        data: None,
         heartbeats: false,
         fault_at: at,
         detected_at: at,
@@ -181,6 +185,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         culprit,
         victims: hang.victims.clone(),
         step: hang.step,
+        data: None,
         heartbeats: hang.phase != ACTIVITY,
         fault_at: hang.since,
         detected_at: hang.confirmed,
@@ -255,6 +260,9 @@ fn evidence(
     if out_of_memory_kills > 0 {
         evidence.push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) meanwhile"));
     }
+    if let Some(position) = end.data {
+        evidence.push(format!("{culprit} read its data at position {position}"));
+    }
     if let Some(line) = end.stderr_tail.iter().rfind(|line| !line.trim().is_empty()) {
         evidence.push(format!("last line on its standard error: {}", line.trim()));
     }
@@ -281,6 +289,7 @@ fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
         culprit: None,
         victims: Vec::new(),
         step: None,
+        data: None,
         heartbeats: false,
         fault_at: Mono::default(),
         detected_at: Mono::default(),

@@ -161,10 +161,13 @@ fn stop(case: Case<'_>) -> Option<Choice> {
             "the program fails by itself before its first step ({class}): mend it and start anew"
         ));
     }
-    if repeats_at_same_step(case) == 0 {
-        return None;
-    }
+    let mut again = repeats_at_same_place(case).peekable();
+    again.peek()?;
+    let at_the_step = again.any(|past| past.step == case.verdict.step);
     let at = match case.verdict.step {
+        _ if let (false, Some(position)) = (at_the_step, case.verdict.data) => {
+            format!(" at position {position} of the data")
+        }
         Some(step) => format!(" after step {step}"),
         None if case.verdict.heartbeats => " before the first step".to_owned(),
         None => String::new(),
@@ -319,9 +322,9 @@ fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
         && verdict.attempt == Attempt(0)
 }
 
-/// How often the culprit raised the same exception, or hung in the same way, at the same step in earlier attempts.
-fn repeats_at_same_step(case: Case<'_>) -> usize {
-    let comes_again = |past: &Cause| match (&case.verdict.cause, past) {
+/// When the culprit raised the same exception, or hung in the same way, at the same step or at the same data in earlier attempts.
+fn repeats_at_same_place(case: Case<'_>) -> impl Iterator<Item = &PastFailure> {
+    let comes_again = move |past: &Cause| match (&case.verdict.cause, past) {
         (Cause::Exception { fingerprint, .. }, Cause::Exception { fingerprint: before, .. }) => {
             fingerprint == before
         }
@@ -330,8 +333,7 @@ fn repeats_at_same_step(case: Case<'_>) -> usize {
         }
         _ => false,
     };
-    let again = |past: &&PastFailure| stood_at_the_same_place(past, case) && comes_again(&past.cause);
-    case.past.iter().filter(again).count()
+    case.past.iter().filter(move |past| stood_at_the_same_place(past, case) && comes_again(&past.cause))
 }
 
 /// Whether a hang of this kind is of the program's making: others pass with what caused them.
@@ -346,9 +348,12 @@ fn is_the_programs_own(hang: HangKind) -> bool {
     )
 }
 
-/// Whether the culprit was as far as in an earlier attempt. Without heartbeats nobody knows how far it was; then
+/// Whether the culprit was as far as in an earlier attempt, or read the same data. Without heartbeats nobody knows how far it was; then
 /// the attempts must at least have lived about as long: an error that passes does not come back so punctually.
 fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
+    if case.verdict.data.is_some() && past.data == case.verdict.data {
+        return true;
+    }
     if case.verdict.heartbeats || case.verdict.step.is_some() {
         return past.step == case.verdict.step;
     }

@@ -19,6 +19,22 @@ const FAILURES: usize = 32;
 /// Runs whose programs are remembered.
 const JOBS: usize = 512;
 
+/// Where in its work a job failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The step at which the culprit stood.
+    pub step: Option<u64>,
+    /// Where in its data it read.
+    pub data: Option<u64>,
+}
+
+impl Place {
+    /// That of a verdict.
+    pub fn of(verdict: &Verdict) -> Place {
+        Place { step: verdict.step, data: verdict.data }
+    }
+}
+
 /// Earlier failures with the same fingerprint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeenBefore {
@@ -28,6 +44,12 @@ pub struct SeenBefore {
     /// Of those at the step of the present one.
     #[serde(default)]
     pub at_this_step: u32,
+    /// Of those at other steps where the same data was read.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub at_this_data: u32,
+    /// Of those at the step of the present one where other data was read.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub at_other_data: u32,
     /// Of those in other boots of the host: whatever passes with a restart of the host had passed.
     #[serde(default)]
     pub in_other_boots: u32,
@@ -37,17 +59,31 @@ pub struct SeenBefore {
 }
 
 impl SeenBefore {
+    /// Counts a failure of this job at `then`, now that it fails at `now`.
+    pub fn count(&mut self, then: Place, now: Place) {
+        let data = then.data.zip(now.data).map(|(then, now)| then == now);
+        self.in_this_job += 1;
+        self.at_this_step += u32::from(then.step == now.step);
+        self.at_this_data += u32::from(then.step != now.step && data == Some(true));
+        self.at_other_data += u32::from(then.step == now.step && data == Some(false));
+    }
+
     /// Whether there was none.
     pub fn is_nothing(&self) -> bool {
         self.in_this_job == 0 && self.other_jobs == 0
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_none(count: &u32) -> bool {
+    *count == 0
+}
+
 #[derive(Clone, Debug)]
 struct Failure {
     job: JobId,
     boot: BootId,
-    step: Option<u64>,
+    place: Place,
     fault_at: Mono,
     /// What the job ran then; none where its start is not known.
     ran: Option<Program>,
@@ -88,7 +124,7 @@ impl Repeats {
         failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
         let (job, boot) = (job.clone(), entry.boot.clone());
         let ran = self.programs.get(&job).cloned();
-        failures.push_back(Failure { job, boot, step: verdict.step, fault_at: verdict.fault_at, ran });
+        failures.push_back(Failure { job, boot, place: Place::of(verdict), fault_at: verdict.fault_at, ran });
         if failures.len() > FAILURES {
             failures.pop_front();
         }
@@ -123,8 +159,7 @@ impl Repeats {
                     others.push(other);
                 }
             } else if !both.is_some_and(|(then, now)| was_changed(then, now)) {
-                seen.in_this_job += 1;
-                seen.at_this_step += u32::from(of.step == verdict.step);
+                seen.count(of.place, Place::of(verdict));
                 seen.in_other_boots += u32::from(of.boot != *boot);
             }
         }
@@ -159,6 +194,7 @@ mod tests {
             culprit: None,
             victims: Vec::new(),
             step: Some(step),
+            data: None,
             heartbeats: true,
             fault_at: Mono(fault_at),
             detected_at: Mono(fault_at),
@@ -188,10 +224,30 @@ mod tests {
         repeats.take_in(&entry("a", "second", now.clone()));
         repeats.take_in(&entry("a", "second", now.clone()));
         let seen = repeats.before(&JobId("a".into()), &BootId("second".into()), &now);
-        let expected = SeenBefore { in_this_job: 2, at_this_step: 1, in_other_boots: 1, other_jobs: 1 };
+        let expected = SeenBefore {
+            in_this_job: 2,
+            at_this_step: 1,
+            in_other_boots: 1,
+            other_jobs: 1,
+            ..SeenBefore::default()
+        };
         assert_eq!(seen, Some(expected));
         let new = verdict("z", 7, 21);
         assert_eq!(repeats.before(&JobId("a".into()), &BootId("second".into()), &new), None);
+    }
+
+    #[test]
+    fn the_same_data_at_another_step_and_other_data_at_the_same_step_are_told_apart() {
+        let of = |step, data, at| Verdict { data, ..verdict("x", step, at) };
+        let seen = |earlier: &[Verdict], now: Verdict| {
+            let mut repeats = Repeats::default();
+            earlier.iter().for_each(|verdict| repeats.take_in(&entry("a", "boot", verdict.clone())));
+            let seen = repeats.before(&JobId("a".into()), &BootId("boot".into()), &now).unwrap_or_default();
+            (seen.in_this_job, seen.at_this_step, seen.at_this_data, seen.at_other_data)
+        };
+        let earlier = [of(7, Some(64), 10), of(9, Some(64), 11), of(9, Some(80), 12), of(9, None, 13)];
+        assert_eq!(seen(&earlier, of(9, Some(64), 20)), (4, 3, 1, 1));
+        assert_eq!(seen(&earlier, of(9, None, 20)), (4, 3, 0, 0), "what is not told is not compared");
     }
 
     #[test]

@@ -190,6 +190,7 @@ mod tests {
             culprit: Some(Rank(3)),
             victims: vec![Rank(0)],
             step: Some(4),
+            data: None,
             heartbeats: true,
             fault_at: Mono(0),
             detected_at: Mono(2_000_000),

@@ -104,6 +104,9 @@ pub struct Verdict {
     /// The step at which the culprit stood.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
+    /// Where in its data the culprit read, if it told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<u64>,
     /// Whether the culprit sent heartbeats: only then does no step mean that it completed none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub heartbeats: bool,

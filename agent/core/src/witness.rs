@@ -42,6 +42,9 @@ const AGAIN: f64 = 0.6;
 const AGAIN_AT_THE_STEP: f64 = 0.8;
 const AGAIN_IN_ANOTHER_BOOT: f64 = 0.6;
 
+/// What it speaks with for the data that it came again where the same data was read, though at another step.
+const AGAIN_AT_THE_DATA: f64 = 2.0;
+
 /// So many other jobs with the same failure are no chance, and what they speak with.
 const SEVERAL_JOBS: u32 = 2;
 const SEVERAL: f64 = 1.5;
@@ -83,6 +86,8 @@ fn repeated(seen: &SeenBefore) -> Vec<Observation> {
         let weight = AGAIN
             + if seen.at_this_step > 0 { AGAIN_AT_THE_STEP } else { 0.0 }
             + if seen.in_other_boots > 0 { AGAIN_IN_ANOTHER_BOOT } else { 0.0 };
+        // At the same step with other data it is hardly the data's.
+        let data = if seen.at_other_data > seen.at_this_data { 0.0 } else { weight };
         told.push(Observation {
             family: "repetition".to_owned(),
             text: format!(
@@ -91,7 +96,25 @@ fn repeated(seen: &SeenBefore) -> Vec<Observation> {
             ),
             class: Class::UserCode,
             weight,
-            also: vec![(Class::UserConfig, weight), (Class::Data, weight), (Class::SoftwarePlatform, 0.8 * weight)],
+            also: vec![(Class::UserConfig, weight), (Class::Data, data), (Class::SoftwarePlatform, 0.8 * weight)],
+        });
+    }
+    if seen.at_this_data > seen.at_other_data {
+        told.push(Observation {
+            family: "repetition_at_data".to_owned(),
+            text: format!("{} of them at other steps, where the same data was read", seen.at_this_data),
+            class: Class::Data,
+            weight: AGAIN_AT_THE_DATA,
+            also: Vec::new(),
+        });
+    }
+    if seen.at_other_data > seen.at_this_data {
+        told.push(Observation {
+            family: "repetition_at_data".to_owned(),
+            text: format!("{} of them at this step, where other data was read", seen.at_other_data),
+            class: Class::UserCode,
+            weight: AGAIN,
+            also: vec![(Class::UserConfig, AGAIN)],
         });
     }
     if seen.other_jobs >= SEVERAL_JOBS {
@@ -292,9 +315,24 @@ mod tests {
             heard.iter().map(|of| (of.class, of.weight)).collect::<Vec<_>>()
         };
         let once = weights(SeenBefore { in_this_job: 1, ..SeenBefore::default() });
-        let here = weights(SeenBefore { in_this_job: 1, at_this_step: 1, in_other_boots: 1, other_jobs: 0 });
+        let here = weights(SeenBefore {
+            in_this_job: 1,
+            at_this_step: 1,
+            in_other_boots: 1,
+            ..SeenBefore::default()
+        });
         assert_eq!((once[0].0, here[0].0), (Class::UserCode, Class::UserCode));
         assert!(once[0].1 < here[0].1);
+        let of = |told: &[(Class, f64)], class: Class| told.iter().any(|(of, _)| *of == class);
+        let at_data = weights(SeenBefore { in_this_job: 1, at_this_data: 1, ..SeenBefore::default() });
+        assert!(of(&at_data, Class::Data), "{at_data:?}");
+        let step = weights(SeenBefore {
+            in_this_job: 1,
+            at_this_step: 1,
+            at_other_data: 1,
+            ..SeenBefore::default()
+        });
+        assert!(!of(&step, Class::Data) && step.len() == 2, "{step:?}");
         assert_eq!(weights(SeenBefore { other_jobs: 1, ..SeenBefore::default() }), []);
         let many = weights(SeenBefore { other_jobs: 3, ..SeenBefore::default() });
         assert_eq!(many[0].0, Class::SoftwarePlatform);

@@ -316,7 +316,7 @@ impl World {
     fn raise(&mut self, attempt: Attempt, rank: u32, message: String) {
         let exception = "builtins.RuntimeError".to_owned();
         let note = Note { exception, message, at: self.now, step: Some(self.step), ..Note::default() };
-        self.fact(Fact::RankRaised { attempt, rank: Rank(rank), pid: Pid(1), note });
+        self.fact(Fact::RankRaised { attempt, rank: Rank(rank), pid: Pid(1), note, data: None });
     }
 
     fn exit(&mut self, attempt: Attempt, rank: u32, status: ExitStatus, after_stop: bool) {
@@ -332,6 +332,7 @@ impl World {
             pid,
             status,
             step,
+            data: None,
             after_stop,
             stderr_tail,
             stdout_tail,

@@ -82,6 +82,7 @@ struct Written {
     #[serde(default = "half")]
     confidence: f64,
     step: Option<u64>,
+    data: Option<u64>,
     #[serde(default = "yes")]
     heartbeats: bool,
     #[serde(default)]
@@ -132,6 +133,7 @@ struct WrittenPast {
     ago: Period,
     cause: WrittenCause,
     step: Option<u64>,
+    data: Option<u64>,
     #[serde(default = "minute")]
     lived: Period,
     #[serde(default = "in_job")]
@@ -274,6 +276,7 @@ fn incident(written: Written) -> Result<Incident, String> {
         culprit: Some(Rank(written.culprit)),
         victims: Vec::new(),
         step: written.step,
+        data: written.data,
         heartbeats: written.heartbeats,
         fault_at: NOW,
         detected_at: NOW,
@@ -317,6 +320,7 @@ fn past(written: WrittenPast) -> Result<PastFailure, String> {
         decided_at: ago(written.ago),
         cause: cause(written.cause)?,
         step: written.step,
+        data: written.data,
         lived: written.lived.0,
         rung: rung(&written.action)?.ok_or("action: waiting is no restart")?,
         reached: written.reached.or(written.step),

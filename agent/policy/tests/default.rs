@@ -44,18 +44,21 @@ fn step() -> impl Strategy<Value = Option<u64>> {
 const NOW: Mono = Mono(10_000_000_000_000);
 
 fn past() -> impl Strategy<Value = PastFailure> {
-    let what = (cause(), step(), prop::sample::select(Rung::ALL[..6].to_vec()), (step(), step()));
+    let what = (cause(), (step(), step()), prop::sample::select(Rung::ALL[..6].to_vec()), (step(), step()));
     (span(), what, span(), any::<bool>(), prop::option::of(span())).prop_map(
-        |(ago, (cause, step, rung, (reached, committed)), lived, heartbeats, back_after)| PastFailure {
-            decided_at: Mono(NOW.0 - ago.0),
-            cause,
-            step,
-            lived,
-            rung,
-            reached,
-            committed,
-            heartbeats,
-            back_after,
+        |(ago, (cause, (step, data), rung, (reached, committed)), lived, heartbeats, back_after)| {
+            PastFailure {
+                decided_at: Mono(NOW.0 - ago.0),
+                cause,
+                step,
+                data,
+                lived,
+                rung,
+                reached,
+                committed,
+                heartbeats,
+                back_after,
+            }
         },
     )
 }
@@ -70,24 +73,27 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     ];
     let sure = prop_oneof![prop::sample::select(vec![0.6, 0.9, 0.97, 1.0]), 0.0..1.0_f64];
     let whose = (prop::sample::select(domains.to_vec()), prop::option::of(Just("data".to_owned())), sure);
-    (cause(), whose, any::<bool>(), step(), (any::<bool>(), any::<bool>()), 0..3_u32).prop_map(
-        |(cause, (domain, class, confidence), deterministic, step, (heartbeats, named), attempt)| Verdict {
-            incident: Incident(1),
-            attempt: Attempt(attempt),
-            headline: "rank 0 failed".into(),
-            cause,
-            domain,
-            class,
-            deterministic,
-            doubts: Doubts::default(),
-            confidence,
-            culprit: named.then_some(Rank(0)),
-            victims: vec![Rank(1)],
-            step,
-            heartbeats,
-            fault_at: NOW,
-            detected_at: NOW,
-            evidence: vec!["a line".into()],
+    (cause(), whose, any::<bool>(), (step(), step()), (any::<bool>(), any::<bool>()), 0..3_u32).prop_map(
+        |(cause, (domain, class, confidence), deterministic, (step, data), (heartbeats, named), attempt)| {
+            Verdict {
+                incident: Incident(1),
+                attempt: Attempt(attempt),
+                headline: "rank 0 failed".into(),
+                cause,
+                domain,
+                class,
+                deterministic,
+                doubts: Doubts::default(),
+                confidence,
+                culprit: named.then_some(Rank(0)),
+                victims: vec![Rank(1)],
+                step,
+                data,
+                heartbeats,
+                fault_at: NOW,
+                detected_at: NOW,
+                evidence: vec!["a line".into()],
+            }
         },
     )
 }

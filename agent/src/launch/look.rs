@@ -84,7 +84,8 @@ impl Launcher {
             }
             if let Some(note) = news.raised {
                 self.ranks[index].raised = true;
-                self.fact(Fact::RankRaised { attempt, rank, pid, note });
+                let data = self.pages.get(&rank).and_then(PageReader::data);
+                self.fact(Fact::RankRaised { attempt, rank, pid, note, data });
             }
         }
     }

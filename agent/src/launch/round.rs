@@ -13,6 +13,7 @@ use super::warm::with_descendants;
 use crate::act::ranks::RankProcess;
 use crate::act::stop::{Stop, sweep};
 use crate::os::clock;
+use crate::source::pages::PageReader;
 
 /// How long a killed process may take to be gone.
 const DEATH_WITHIN: Duration = Duration::from_secs(5);
@@ -46,7 +47,8 @@ impl Launcher {
         for process in self.ranks.iter_mut().filter(|process| process.rank == rank) {
             process.raised = true;
         }
-        self.fact(Fact::RankRaised { attempt: self.attempt, rank, pid, note });
+        let data = self.pages.get(&rank).and_then(PageReader::data);
+        self.fact(Fact::RankRaised { attempt: self.attempt, rank, pid, note, data });
         if !fit {
             self.terminal
                 .say(format!("{rank} cannot go on in its process after this error and gets a new one"));

@@ -18,6 +18,7 @@ use crate::launch::save;
 use crate::launch::shell::{Ended, Launcher};
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
+use crate::source::pages::PageReader;
 
 /// How long a restart waits for the terminal, so that a rank's last words stand before what is made of them.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(20);
@@ -111,7 +112,9 @@ impl Launcher {
         pidfd::reap(rank.pid);
         let (which, pid, files) = (rank.rank, rank.pid, rank.files.clone());
         let (raised, ending) = (rank.raised, rank.ending);
-        let step = self.pages.get(&rank.rank).and_then(|page| page.beat()?.step);
+        let page = self.pages.get(&rank.rank);
+        let step = page.and_then(|page| page.beat()?.step);
+        let data = page.and_then(PageReader::data);
         let after_stop = ending.is_none()
             && self.stop.as_ref().is_some_and(|stop| match status {
                 ExitStatus::Signal(signal) => stop.sent(signal),
@@ -123,7 +126,7 @@ impl Launcher {
             && !raised
             && let Some(note) = error_file::read(&files.error, end.at)
         {
-            self.fact(Fact::RankRaised { attempt, rank: which, pid, note });
+            self.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
         }
         let tail = |file| if failed { output::tail(file, 60) } else { Vec::new() };
         let (stderr_tail, stdout_tail) = (tail(&files.stderr), tail(&files.stdout));
@@ -135,6 +138,7 @@ impl Launcher {
                 pid,
                 status,
                 step,
+                data,
                 after_stop,
                 stderr_tail,
                 stdout_tail,
@@ -263,7 +267,9 @@ impl Launcher {
         if let Some(process) = self.ranks.iter_mut().find(|process| process.pid == pid) {
             process.exit = Some(status);
         }
-        let step = self.pages.get(&rank).and_then(|page| page.beat()?.step);
+        let page = self.pages.get(&rank);
+        let step = page.and_then(|page| page.beat()?.step);
+        let data = page.and_then(PageReader::data);
         let (attempt, stderr_tail, stdout_tail) = (self.attempt, Vec::new(), Vec::new());
         let after_stop = true;
         self.fact(Fact::RankExited {
@@ -272,6 +278,7 @@ impl Launcher {
             pid,
             status,
             step,
+            data,
             after_stop,
             stderr_tail,
             stdout_tail,

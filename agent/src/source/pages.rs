@@ -223,6 +223,11 @@ impl PageReader {
         self.mapped.page().ok()?.lifeline()
     }
 
+    /// Where in its data the rank reads, if it told.
+    pub fn data(&self) -> Option<u64> {
+        self.mapped.page().ok().filter(|page| claims(page) != self.past_claim)?.data()
+    }
+
     /// Whether the rank looks for requests to save.
     pub fn listens_for_saves(&self) -> bool {
         self.mapped.page().is_ok_and(|page| page.listens_for_saves())

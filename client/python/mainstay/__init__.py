@@ -14,12 +14,12 @@ nothing and cost next to nothing. None of them ever raises or blocks: a wrong ar
 from __future__ import annotations
 
 from . import _hooks
-from ._native import __version__, active, beat, on_save_request, pause, resume, save_requested, save_within, section, step
+from ._native import __version__, active, beat, data_at, on_save_request, pause, resume, save_requested, save_within, section, step
 from ._role import role
 from ._section import expect_long
 
 __all__ = [
-    "Interrupted", "__version__", "active", "beat", "checkpoint", "digest", "expect_long", "on_save_request",
+    "Interrupted", "__version__", "active", "beat", "checkpoint", "data_at", "digest", "expect_long", "on_save_request",
     "on_world_change", "pause", "report_digest", "restartable", "resume", "role", "rounds", "save_requested", "save_within", "section", "status", "step",
 ]  # fmt: skip
 

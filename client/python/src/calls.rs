@@ -77,6 +77,7 @@ entry!(step_entry, step);
 entry!(beat_entry, beat);
 entry!(active_entry, active);
 entry!(section_entry, section_named);
+entry!(data_at_entry, data_at);
 entry!(pause_entry, pause);
 entry!(resume_entry, resume);
 entry!(enter_entry, enter);
@@ -175,6 +176,27 @@ fn section_named(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) ->
     section::named(py, name.as_deref())
 }
 
+/// `mainstay.data_at(position)`
+fn data_at(py: Python<'_>, _module: *mut PyObject, call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
+    let Some(client) = rank::client() else {
+        return Ok(py.None());
+    };
+    let named = || call.named().find(|(key, _)| spells(key, c"position")).map(|(_, value)| value);
+    let Some(position) = call.positional(0).or_else(named) else {
+        warn::once(
+            py,
+            Mistake::DataPosition,
+            "mainstay.data_at: the position is missing; the call was left out",
+        )?;
+        return Ok(py.None());
+    };
+    match arguments::unsigned(&position) {
+        Ok(position) => client.data_at(position),
+        Err(error) => left_out("data_at", "position", Mistake::DataPosition, error)?,
+    }
+    Ok(py.None())
+}
+
 /// `mainstay.pause()`
 fn pause(py: Python<'_>, _module: *mut PyObject, _call: &Call<'_, '_>) -> PyResult<Py<PyAny>> {
     if let Some(client) = rank::client() {
@@ -217,16 +239,16 @@ fn read<T>(
 ) -> PyResult<Option<T>> {
     match how(value) {
         Ok(read) => Ok(Some(read)),
-        Err(error) => left_out(name, mistake, error).map(|()| None),
+        Err(error) => left_out("step", name, mistake, error).map(|()| None),
     }
 }
 
 /// Attached by PyO3's own count, as [`passed_on`] is: these calls come straight from CPython, and without it PyO3 would
 /// keep the exceptions dropped here until something else attaches.
 #[cold]
-fn left_out(name: &str, mistake: Mistake, error: PyErr) -> PyResult<()> {
+fn left_out(call: &str, name: &str, mistake: Mistake, error: PyErr) -> PyResult<()> {
     Python::attach(|py| {
-        let text = format!("mainstay.step: {name} was left out: {}", arguments::complaint(py, &error));
+        let text = format!("mainstay.{call}: {name} was left out: {}", arguments::complaint(py, &error));
         warn::unless_users_own(py, error)?;
         warn::once(py, mistake, &text)
     })
@@ -246,7 +268,7 @@ pub(crate) fn definition(name: &'static CStr, entry: Fast, doc: &'static CStr) -
 
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let functions: [(&CStr, Fast, &CStr); 6] = [
+    let functions: [(&CStr, Fast, &CStr); 7] = [
         (
             c"step",
             step_entry,
@@ -268,6 +290,12 @@ pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
             section_entry,
             c"section($module, name)\n--\n\n\
               A context manager (and decorator) that names what the rank does meanwhile. Never raises.",
+        ),
+        (
+            c"data_at",
+            data_at_entry,
+            c"data_at($module, position)\n--\n\n\
+              Say where in its data this rank reads now: the same number whenever the same batch is read. Never raises.",
         ),
         (
             c"pause",

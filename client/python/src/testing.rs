@@ -99,6 +99,7 @@ fn claim<'py>(py: Python<'py>, page: &Page<'_>) -> PyResult<Bound<'py, PyDict>> 
         let role = page.role();
         told.set_item("role", role.as_ref().map(|role| role.name.clone()))?;
         told.set_item("stage", role.and_then(|role| role.stage))?;
+        told.set_item("data", page.data())?;
         told.set_item("claims", claimant.claims)?;
     }
     Ok(told)

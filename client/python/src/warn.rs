@@ -17,10 +17,11 @@ pub enum Mistake {
     BeatArguments,
     SectionName,
     SectionArguments,
+    DataPosition,
     Panic,
 }
 
-static TOLD: [AtomicBool; 9] = [const { AtomicBool::new(false) }; 9];
+static TOLD: [AtomicBool; 10] = [const { AtomicBool::new(false) }; 10];
 
 /// What a failed look at an argument leaves behind: swallowed if it is about the argument, passed on if it is not.
 ///

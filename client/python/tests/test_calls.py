@@ -179,6 +179,7 @@ for value in odd:
         assert mainstay.step(1, **{name: value}) is None
         assert mainstay.step(**{name: value}) is None
     assert mainstay.step(1, value, value, loss=value) is None
+    assert mainstay.data_at(value) is None and mainstay.data_at(position=value, x=value) is None
     assert mainstay.beat(value) is None and mainstay.beat(x=value) is None
     assert mainstay.active(value, x=value) in (True, False)
     with mainstay.section(value): pass
@@ -189,7 +190,7 @@ for value in odd:
     section.__exit__(value, x=value)
     section.__exit__()
     assert mainstay.section("x")(value) is value or callable(value)
-mainstay.step(); mainstay.section(); mainstay.section("x")(); mainstay.section("x")(x=1); mainstay.section("")
+mainstay.step(); mainstay.data_at(); mainstay.section(); mainstay.section("x")(); mainstay.section("x")(x=1); mainstay.section("")
 """
 
 
@@ -200,8 +201,8 @@ def test_no_arguments_make_a_call_raise(python, page, with_page, filters):
     done = python(code, *filters, page=page if with_page else None)
     if with_page:
         assert page.read()["beat"]["step"] == 99
-        told = re.findall(r"mainstay\.(?:step|beat|section): [^:\n]*|mainstay\.beat takes", done.stderr)
-        assert len(told) == len(set(told)) == 8, done.stderr
+        told = re.findall(r"mainstay\.(?:step|beat|section|data_at): [^:\n]*|mainstay\.beat takes", done.stderr)
+        assert len(told) == len(set(told)) == 9, done.stderr
     else:
         assert done.stderr == ""
 
@@ -355,6 +356,14 @@ def test_a_rank_says_what_it_is(python, page):
     )
     claim = page.read()["claim"]
     assert (claim["role"], claim["stage"]) == ("expert", 3)
+
+
+def test_where_in_its_data_a_rank_reads_is_told_without_a_beat(python, page):
+    code = "import mainstay; mainstay.step(1); mainstay.data_at(6); mainstay.data_at(position=7); mainstay.data_at('x')"
+    done = python(code, page=page)
+    read = page.read()
+    assert (read["claim"]["data"], read["beat"]["count"]) == (7, 1)
+    assert done.stderr.count("RuntimeWarning") == 1 and "mainstay.data_at: position was left out" in done.stderr
 
 
 def test_a_role_that_is_none_is_left_out_with_a_warning(python, page):

@@ -15,6 +15,7 @@
 
 mod beat;
 mod collective;
+mod data;
 mod error;
 mod format;
 mod identity;

@@ -9,6 +9,7 @@
 
 use crate::beat::{self, shown, stack_at};
 use crate::collective::{self, Collective};
+use crate::data;
 use crate::error::LayoutError;
 use crate::layout::*;
 use crate::lifeline;
@@ -172,6 +173,12 @@ impl<'m> Writer<'m> {
         save::listen(self.words);
     }
 
+    /// Says where in its data this rank reads now. Takes no lock: it is one word.
+    #[inline]
+    pub fn data_at(&self, position: u64) {
+        data::tell(self.words, position);
+    }
+
     /// Leaves an exit note, unless this claim has left one; says whether it did. Takes no lock.
     pub fn exit_note(&self, now_ns: u64, note: &Note<'_>) -> bool {
         note::write(self.words, now_ns, note)
@@ -237,6 +244,7 @@ impl Writing<'_> {
             words.store(SAVE_LISTENS, 0);
         }
         role::forget(words);
+        data::forget(words);
         words.store(NOTE_STATE, note_state::NONE);
         for field in (0..SLOT_BYTES).step_by(WORD) {
             words.store(DRAFT + field, 0);

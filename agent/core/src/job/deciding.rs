@@ -294,6 +294,7 @@ impl Job {
             lived: verdict.fault_at.since(self.attempt_began),
             cause: verdict.cause,
             step: verdict.step,
+            data: verdict.data,
             rung: self.rung,
             reached: self.ledger.reached(),
             committed: self.committed(),

@@ -5,7 +5,7 @@ use crate::blame;
 use crate::entry::{Body, Fact};
 use crate::finding::Finding;
 use crate::policy::PastFailure;
-use crate::repeats::SeenBefore;
+use crate::repeats::{Place, SeenBefore};
 use crate::testimony::Testimony;
 use crate::verdict::{Cause, Verdict};
 
@@ -45,13 +45,9 @@ impl Job {
     pub(super) fn seen_before(&self, verdict: &Verdict) -> Option<SeenBefore> {
         let Cause::Exception { fingerprint: now, .. } = &verdict.cause else { return None };
         let same = |past: &&PastFailure| matches!(&past.cause, Cause::Exception { fingerprint, .. } if fingerprint == now);
-        let at_step = |past: &PastFailure| past.step == verdict.step;
-        let (in_this_job, at_this_step) = self
-            .past
-            .iter()
-            .filter(same)
-            .fold((0, 0), |(all, here), past| (all + 1, here + u32::from(at_step(past))));
-        let seen = SeenBefore { in_this_job, at_this_step, ..SeenBefore::default() };
+        let mut seen = SeenBefore::default();
+        let places = self.past.iter().filter(same).map(|past| Place { step: past.step, data: past.data });
+        places.for_each(|then| seen.count(then, Place::of(verdict)));
         (!seen.is_nothing()).then_some(seen)
     }
 }

@@ -122,6 +122,7 @@ fn nobody_failed(attempt: Attempt, at: Mono) -> Verdict {
         culprit: None,
         victims: Vec::new(),
         step: None,
+        data: None,
         heartbeats: false,
         fault_at: at,
         detected_at: at,

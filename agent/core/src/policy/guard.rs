@@ -4,14 +4,14 @@
 use crate::policy::ladder::mildest;
 use crate::policy::{
     Advice, Case, CauseKind, Readiness, Rung, Settings, hands, idle, in_window, readiness,
-    repeats_at_same_step,
+    repeats_at_same_place,
 };
 use crate::time::Span;
 
 /// Restarts in a row without a new step, whatever their causes: the built-in policy stops after 3.
 pub const PATIENCE_AT_MOST: u32 = 10;
 
-/// Returns of the same error of the program to the same step: the built-in policy stops at the first.
+/// Returns of the same error of the program to the same step or data: the built-in policy stops at the first.
 pub const REPEATS_AT_MOST: usize = 3;
 
 /// The longest that anything is held back.
@@ -69,7 +69,7 @@ fn restart(settings: &Settings, case: Case<'_>, rung: Rung) -> Option<String> {
     if idle(case) >= PATIENCE_AT_MOST {
         return Some(format!("{PATIENCE_AT_MOST} restarts in a row brought no new step"));
     }
-    if repeats_at_same_step(case) >= REPEATS_AT_MOST {
+    if repeats_at_same_place(case).count() >= REPEATS_AT_MOST {
         return Some(format!("the same error came {REPEATS_AT_MOST} times at the same step"));
     }
     match (readiness(case.host), settings.ready_within) {
@@ -98,6 +98,7 @@ mod tests {
             decided_at: Mono(1),
             cause: error(),
             step: Some(step),
+            data: None,
             lived: Span::seconds(60),
             rung: Rung::All,
             reached: Some(step),

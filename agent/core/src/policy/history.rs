@@ -15,6 +15,8 @@ pub struct PastFailure {
     pub cause: Cause,
     /// The step at which the culprit stood.
     pub step: Option<u64>,
+    /// Where in its data the culprit read, if it told.
+    pub data: Option<u64>,
     /// How long the attempt had lived.
     pub lived: Span,
     /// What was done about it.

@@ -82,6 +82,7 @@ mod tests {
             decided_at: Mono(0),
             cause: Cause::Signal { signal: 9 },
             step: None,
+            data: None,
             lived: Span::seconds(60),
             rung,
             reached: None,

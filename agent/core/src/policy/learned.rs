@@ -96,6 +96,7 @@ mod tests {
             decided_at: Mono(0),
             cause: Cause::Exception { exception: "E".into(), fingerprint: "f".into() },
             step: None,
+            data: None,
             lived: Span::seconds(60),
             rung,
             reached: Some(1),

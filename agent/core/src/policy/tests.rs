@@ -42,6 +42,7 @@ fn failed(cause: Cause, step: Option<u64>, lived: Span) -> PastFailure {
         decided_at: Mono(1),
         cause,
         step,
+        data: None,
         lived,
         rung: Rung::All,
         reached: step,
@@ -60,6 +61,17 @@ fn the_same_exception_at_the_same_step_stops_the_job_and_at_another_step_does_no
     assert_eq!(action(THREE, &verdict(exception("a"), Some(5)), &past), Action::Stop { exit: 1 });
     assert_eq!(action(THREE, &verdict(exception("a"), Some(6)), &past), RESTART);
     assert_eq!(action(THREE, &verdict(exception("b"), Some(5)), &past), RESTART);
+}
+
+#[test]
+fn the_same_exception_at_the_same_data_is_a_repetition_at_whatever_step() {
+    let at = |data, step| PastFailure { data, ..failed(exception("a"), Some(step), Span::seconds(60)) };
+    let now = Verdict { data: Some(640), ..verdict(exception("a"), Some(6)) };
+    assert_eq!(action(THREE, &now, &[at(Some(640), 5)]), Action::Stop { exit: 1 });
+    assert_eq!(action(THREE, &now, &[at(Some(641), 5)]), RESTART);
+    assert_eq!(action(THREE, &now, &[at(None, 5)]), RESTART);
+    let elsewhere = Verdict { cause: exception("b"), ..now };
+    assert_eq!(action(THREE, &elsewhere, &[at(Some(640), 5)]), RESTART);
 }
 
 #[test]

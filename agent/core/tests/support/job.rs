@@ -89,6 +89,7 @@ impl Run {
             pid: Pid(1),
             status,
             step: self.step,
+            data: None,
             after_stop,
             stderr_tail: vec![],
             stdout_tail: vec![],
@@ -107,7 +108,13 @@ impl Run {
             at: Mono(self.now),
             ..Note::default()
         };
-        self.fact(Fact::RankRaised { attempt: Attempt(attempt), rank: Rank(rank), pid: Pid(1), note });
+        self.fact(Fact::RankRaised {
+            attempt: Attempt(attempt),
+            rank: Rank(rank),
+            pid: Pid(1),
+            note,
+            data: None,
+        });
     }
 
     pub fn ended(&mut self, attempt: u32) {
