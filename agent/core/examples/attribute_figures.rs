@@ -7,7 +7,6 @@
 use std::time::Instant;
 
 use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::lessons;
 use mainstay_core::attribute::scan::{Kind, Scan};
 use mainstay_core::attribute::score::{self, Case};
 use mainstay_core::attribute::{Evidence, attribute, explain};
@@ -57,8 +56,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Leave-one-source-out: a signature counts for a source only if another source, the lines of the field or the cases
-/// from issue threads bear it out.
+/// Leave-one-source-out: a signature counts for a source only if another source, the lines of the field or the failures that the
+/// catalogue knows bear it out.
 fn cross_validated(catalog: &Catalog, file: &str) -> Result<(), Box<dyn std::error::Error>> {
     let text = std::fs::read_to_string(file)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -67,11 +66,7 @@ fn cross_validated(catalog: &Catalog, file: &str) -> Result<(), Box<dyn std::err
         let all = score::summary(&cases, answers).all;
         100.0 * f64::from(all.domain) / f64::from(all.cases.max(1))
     };
-    figure(
-        "attribute.dev_domain_cv",
-        "%",
-        &[share(&score::without_memory(catalog, &cases, &lessons::cases(), lessons::LINES))],
-    );
+    figure("attribute.dev_domain_cv", "%", &[share(&score::without_memory(catalog, &cases))]);
     let seen: Vec<score::Answer> = cases.iter().map(|case| score::answer(catalog, case)).collect();
     figure("attribute.dev_domain_seen", "%", &[share(&seen)]);
     Ok(())

@@ -6,7 +6,8 @@ mod labelled;
 
 use labelled::{catalog, labelled};
 use mainstay_core::attribute::class::{Class, Restart};
-use mainstay_core::attribute::{lessons, score};
+use mainstay_core::attribute::score::{self, Case};
+use mainstay_core::verdict::FaultDomain;
 
 /// Right domains, in percent, below which something broke.
 const FLOOR: u32 = 82;
@@ -41,7 +42,7 @@ const BLIND_FLOOR: u32 = 80;
 #[test]
 fn labelled_cases_are_judged_well_without_memory_of_their_source() {
     let Some(cases) = labelled() else { return };
-    let answers = score::without_memory(catalog(), &cases, &lessons::cases(), lessons::LINES);
+    let answers = score::without_memory(catalog(), &cases);
     let summary = score::summary(&cases, &answers);
     for answer in answers.iter().filter(|of| of.right == Some(false)) {
         let reasons = answer.reasons.join("; ");
@@ -55,4 +56,15 @@ fn labelled_cases_are_judged_well_without_memory_of_their_source() {
         summary.all.cases
     );
     assert_eq!(summary.false_hardware, 0, "a user's failure was called the hardware's");
+}
+
+#[test]
+fn a_case_may_lack_everything_but_its_name() {
+    let catalog = catalog();
+    let case = Case::read(1, r#"{"id": "bare", "source_url": null, "label": null}"#);
+    let answer = score::answer(catalog, &case);
+    assert_eq!((answer.fault_domain, answer.right), (FaultDomain::Unknown, None));
+    let noisy = r#"{"id": "noisy", "log": "a\r\n\u001b[31m[rank3]: torch.OutOfMemoryError: CUDA out of memory.\u001b[0m\r\nb"}"#;
+    let answer = score::answer(catalog, &Case::read(1, noisy));
+    assert_eq!((answer.class, answer.root_lines, answer.root_rank), (Class::UserConfig, vec![2], Some(3)));
 }

@@ -45,6 +45,20 @@ fn words_alone_stop_no_job_and_are_heard_once() {
 }
 
 #[test]
+fn who_is_not_sure_does_not_stop_the_job() {
+    let catalog = catalog();
+    let texts = include_str!("../../catalog/signatures/lines.tsv").lines();
+    let all = texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text));
+    let unsure: Vec<Attribution> = all.filter(|of| of.confidence < 0.6).collect();
+    assert!(!unsure.is_empty(), "every line is sure");
+    for judged in unsure {
+        // Only an exit code that is an agreement may say so.
+        let agreed = judged.evidence.iter().any(|vote| vote.family == "exit");
+        assert!(agreed || judged.restart != Restart::DoNotRestart, "{:?}", judged.evidence);
+    }
+}
+
+#[test]
 fn lines_of_the_field_are_known() {
     let catalog = catalog();
     let (mut all, mut wrong) = (0, Vec::new());

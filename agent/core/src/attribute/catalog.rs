@@ -226,11 +226,10 @@ impl Catalog {
             .ascii_case_insensitive(true)
             .kind(Some(AhoCorasickKind::DFA))
             .build(&words)?;
-        let failures: Vec<(Class, String)> = lessons::texts().collect();
         let examples = signatures.iter().filter(|of| of.role != Role::Benign && !of.fallback);
         let told = examples.flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())]);
-        let failures = failures.iter().map(|(class, text)| (*class, text.as_str()));
-        let vocabulary = Words::learn(told.chain(lessons::lines()).chain(failures));
+        let failures = lessons::failures().map(|of| (of.class, of.words));
+        let vocabulary = Words::learn(told.chain(lessons::lines()), failures);
         Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, begins, vocabulary })
     }
 
@@ -290,11 +289,6 @@ impl Catalog {
     /// How likely each class is by the words of a line alone.
     pub(super) fn opinion(&self, line: &str) -> Option<[f64; Class::ALL.len()]> {
         (self.vocabulary.known(line).count() >= FEWEST_WORDS).then(|| self.vocabulary.opinion(line))?
-    }
-
-    /// The same catalogue, had its words never been learned from these texts: to judge them without memory.
-    pub fn forgetting<'t>(&self, texts: impl Iterator<Item = (Class, &'t str)>) -> Catalog {
-        Catalog { vocabulary: self.vocabulary.forgetting(texts), ..self.clone() }
     }
 
     /// What words tell of a line that no signature knows.

@@ -27,7 +27,7 @@ const DOUBT: f64 = 0.15;
 /// The earliest cause tends to be the one that the others follow from.
 const EARLIEST: f64 = 0.4;
 /// Log-odds are divided by this. Undivided, what was sure by 0.8 on was right in 94 % of the 393 failures that nobody had seen before, by
-/// 0.6 to 0.8 in 85 % (`agent/catalog/cases/README.md`), and of 714 judged without memory of their source in 96 and 90 %: too modest.
+/// 0.6 to 0.8 in 85 % (`agent/catalog/failures/README.md`), and of 714 judged without memory of their source in 96 and 90 %: too modest.
 /// With 0.8 confidence and share of right answers differ by 0.05 on the average instead of 0.11; which domain is named stays.
 const TEMPERATURE: f64 = 0.8;
 

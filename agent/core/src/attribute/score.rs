@@ -69,35 +69,15 @@ pub fn answer(catalog: &Catalog, case: &Case) -> Answer {
     answer_from(catalog, case, &evidence(catalog, case))
 }
 
-/// Judges each case as if its source had never been seen: a signature counts only if a case of another source, or one of the
-/// lines from elsewhere, matches it too, and words are not learned from lessons of that source. Signatures are written by
-/// hand; one that nothing but this source bears out may have been written after it.
-pub fn without_memory(catalog: &Catalog, cases: &[Case], lessons: &[Case], elsewhere: &str) -> Vec<Answer> {
-    blind(catalog, cases, lessons, elsewhere, answer_from)
-}
-
-/// The same with a judge of one's own, who is given what is left of the catalogue and of the evidence.
-pub fn blind<T>(
-    catalog: &Catalog,
-    cases: &[Case],
-    lessons: &[Case],
-    elsewhere: &str,
-    judge: impl Fn(&Catalog, &Case, &Evidence) -> T,
-) -> Vec<T> {
-    let known = sources_of_signatures(catalog, cases.iter().chain(lessons), elsewhere);
-    let mut forgetful: BTreeMap<String, Catalog> = BTreeMap::new();
+/// Judges each case as if its source had never been seen: a signature counts only if a case of another source, one of the failures
+/// that the catalogue knows or one of the lines of the field matches it too. Signatures are written by hand; one that nothing
+/// but this source bears out may have been written after it.
+pub fn without_memory(catalog: &Catalog, cases: &[Case]) -> Vec<Answer> {
+    let known = sources_of_signatures(catalog, cases);
     let judged = cases.iter().map(|case| {
-        let own = source(case);
         let mut evidence = evidence(catalog, case);
-        forget(catalog, &mut evidence, &known, &own);
-        let of_source = lessons.iter().filter(|lesson| source(lesson) == own);
-        let texts: Vec<(Class, String)> =
-            of_source.filter_map(|of| Some((of.label.as_ref()?.class?, lessons::text_of(of)))).collect();
-        if texts.is_empty() {
-            return judge(catalog, case, &evidence);
-        }
-        let texts = texts.iter().map(|(class, text)| (*class, text.as_str()));
-        judge(forgetful.entry(own).or_insert_with(|| catalog.forgetting(texts)), case, &evidence)
+        forget(catalog, &mut evidence, &known, &source(case));
+        answer_from(catalog, case, &evidence)
     });
     judged.collect()
 }
@@ -106,20 +86,20 @@ fn source(case: &Case) -> String {
     case.group.clone().unwrap_or_else(|| case.id.clone())
 }
 
-/// For each signature the sources that it matches in; what matches in the lines from elsewhere has one of no name.
-fn sources_of_signatures<'c>(
-    catalog: &Catalog,
-    cases: impl Iterator<Item = &'c Case>,
-    elsewhere: &str,
-) -> BTreeMap<usize, BTreeSet<String>> {
+/// For each signature the sources that it matches in; what matches in a known failure or in the lines of the field has one of no name.
+fn sources_of_signatures(catalog: &Catalog, cases: &[Case]) -> BTreeMap<usize, BTreeSet<String>> {
     let mut known: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
     for case in cases {
         for signature in matched(&evidence(catalog, case)) {
             known.entry(signature).or_default().insert(source(case));
         }
     }
-    for sighting in Scan::of_text(catalog, "elsewhere", None, Kind::Log, elsewhere.as_bytes()).sightings {
-        known.entry(sighting.signature).or_default().insert(String::new());
+    let names: BTreeSet<&str> = lessons::failures().flat_map(|of| of.signatures).collect();
+    let of_failures = (0..).zip(catalog.signatures()).filter(|(_, of)| names.contains(of.id.as_str()));
+    let lines = Scan::of_text(catalog, "lines", None, Kind::Log, lessons::LINES.as_bytes()).sightings;
+    let elsewhere = of_failures.map(|(at, _)| at).chain(lines.into_iter().map(|of| of.signature));
+    for signature in elsewhere {
+        known.entry(signature).or_default().insert(String::new());
     }
     known
 }

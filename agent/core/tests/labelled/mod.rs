@@ -5,7 +5,6 @@
 use std::path::PathBuf;
 
 use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::lessons;
 use mainstay_core::attribute::score::Case;
 
 /// The catalogue that is compiled in, or the one in the directory that CATALOG names: for trying out signatures.
@@ -39,11 +38,4 @@ pub fn labelled() -> Option<Vec<Case>> {
     };
     let cases = text.lines().filter(|line| !line.is_empty());
     Some((1..).zip(cases).map(|(number, line)| Case::read(number, line)).collect())
-}
-
-/// The failures from public threads, grouped by batch; those of the batch that BATCH names alone, where it is set.
-pub fn batches() -> Vec<Case> {
-    let only = std::env::var("BATCH").ok();
-    let named = |case: &Case| only.is_none() || case.group == only;
-    lessons::cases().into_iter().filter(named).collect()
 }
