@@ -11,6 +11,7 @@ mod rulings;
 mod words;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::{Body, Fact};
@@ -20,6 +21,7 @@ use mainstay_core::pci::PciAddress;
 use mainstay_core::repeats::Repeats;
 use mainstay_core::time::Mono;
 use mainstay_core::verdict::Verdict;
+use mainstay_tier::peer::Service;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +59,8 @@ pub struct Node {
     resets: Resets,
     hooks: Hooks,
     repeats: Repeats,
+    /// Agents of other hosts, with whom failures are told.
+    peers: Option<Arc<Service>>,
     /// That the machine is to be left, until that is over: launchers that come later are told too.
     leave: Option<(String, Leave)>,
     /// Proposals that wait for the GPUs to be read.
@@ -69,7 +73,7 @@ pub struct Node {
     forcing: Forcing<Option<LogCursor>>,
 }
 
-/// What the journal tells of jobs before this start.
+/// What the journal tells of jobs before this start, and whom it concerns.
 #[derive(Debug, Default)]
 pub struct Before {
     /// The newest launcher's entry that it holds, by job.
@@ -78,6 +82,8 @@ pub struct Before {
     pub repeats: Repeats,
     /// When the agent last reset GPUs of its own accord.
     pub resets: BTreeMap<PciAddress, Mono>,
+    /// Agents of other hosts, which hear of it.
+    pub peers: Option<Arc<Service>>,
 }
 
 impl Node {
@@ -91,7 +97,7 @@ impl Node {
         own_inputs: mpsc::Sender<Input>,
         forcing: Forcing<Option<LogCursor>>,
     ) -> Node {
-        let Before { origins, repeats, resets } = before;
+        let Before { origins, repeats, resets, peers } = before;
         let launchers = board.view().jobs.iter().map(|(job, view)| {
             let have_seq = origins.get(job).copied().unwrap_or(0);
             (job.clone(), Launcher::of_journal(view, have_seq))
@@ -105,6 +111,7 @@ impl Node {
             resets: Resets::new(resets),
             hooks,
             repeats,
+            peers,
             leave: None,
             waiting: Vec::new(),
             ruled: Vec::new(),
@@ -119,6 +126,7 @@ impl Node {
         let pid = Pid(i32::try_from(std::process::id()).unwrap_or(0));
         self.record(None, Fact::AgentStarted { version, pid });
         self.find_jobs_again();
+        self.tell_peers_of_failures();
         let mut sync = tokio::time::interval(SYNC_EVERY);
         loop {
             tokio::select! {
@@ -204,6 +212,13 @@ impl Node {
 
     fn record(&mut self, job: Option<&JobId>, fact: Fact) {
         self.board.record(clock::now(), job, None, Body::Fact(fact));
+    }
+
+    /// Other hosts hear of how jobs failed here.
+    fn tell_peers_of_failures(&self) {
+        if let Some(peers) = &self.peers {
+            peers.failed(self.repeats.told());
+        }
     }
 
     fn is_current(&self, session: &Session) -> bool {

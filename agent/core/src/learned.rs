@@ -109,6 +109,13 @@ pub(crate) fn program_of(spec: &JobSpec) -> String {
     hash.to_string()
 }
 
+/// A number for a text, for what need not be read.
+pub(crate) fn number_of(text: &str) -> String {
+    let mut hash = Fnv::default();
+    hash.word(text.as_bytes());
+    hash.to_string()
+}
+
 /// What is run: an interpreter and its script, or a program and its first argument.
 fn program(spec: &JobSpec) -> impl Iterator<Item = &String> {
     spec.command.iter().filter(|word| !word.starts_with('-')).take(2)

@@ -3,7 +3,8 @@
 //!
 //! In this order, the first that applies:
 //!
-//! 1. Ranks that cannot be started, a program that fails by itself, the same error at the same step: a person has to act.
+//! 1. Ranks that cannot be started, a program that fails by itself, the same error at the same step, here or on another host: a person
+//!    has to act; where it may be this host, another one is tried first.
 //! 2. The budgets: of all restarts, of restarts for this kind of cause, of restarts in a row without progress.
 //! 3. A host that is not ready is waited for; one that is not fit, or not ready in time, is left.
 //! 4. The rung that is expected to bring the job back soonest, after a wait if the ones before brought nothing.
@@ -33,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hang::HangKind;
 use crate::id::Attempt;
+use crate::repeats::SeenBefore;
 use crate::time::{Mono, Span};
 use crate::verdict::{Action, Cause, FaultDomain, Verdict};
 
@@ -94,6 +96,8 @@ pub struct Case<'a> {
     pub job: JobState,
     /// The host.
     pub host: Host<'a>,
+    /// Earlier failures of the same kind, here and on other hosts; none where nobody knows of any.
+    pub seen: Option<&'a SeenBefore>,
     /// Hosts that could take this one's place.
     pub spares: u32,
     /// The time of the decision.
@@ -135,7 +139,7 @@ pub fn decide(settings: &Settings, case: Case<'_>) -> Choice {
 
 /// What the built-in policy does, dry run or not.
 fn usual(settings: &Settings, case: Case<'_>) -> Choice {
-    stop(case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case))
+    stop(settings, case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case))
 }
 
 /// In a dry run the job ends instead, and it is said what would be done.
@@ -148,7 +152,7 @@ fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
 }
 
 /// What only a person can mend.
-fn stop(case: Case<'_>) -> Option<Choice> {
+fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let stop = |why: String| Some(at_once(Action::Stop { exit: case.job.exit }, why));
     if case.verdict.cause == Cause::StartFailed {
         return stop(
@@ -162,7 +166,11 @@ fn stop(case: Case<'_>) -> Option<Choice> {
         ));
     }
     let mut again = repeats_at_same_place(case).peekable();
-    again.peek()?;
+    let here = again.peek().is_some();
+    let hosts = confirmed_on(case);
+    if !here && hosts.is_empty() {
+        return None;
+    }
     let at_the_step = again.any(|past| past.step == case.verdict.step);
     let at = match case.verdict.step {
         _ if let (false, Some(position)) = (at_the_step, case.verdict.data) => {
@@ -173,7 +181,43 @@ fn stop(case: Case<'_>) -> Option<Choice> {
         None => String::new(),
     };
     let what = if matches!(case.verdict.cause, Cause::Hang { .. }) { "hang" } else { "exception" };
+    if !hosts.is_empty() {
+        return stop(format!("the same {what} came{at} on {hosts} before: a restart would only fail again"));
+    }
+    if another_host_tells(case) {
+        let why = format!(
+            "the same {what} came again{at}: another host tells whether it is this one or the program"
+        );
+        return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, why));
+    }
     stop(format!("the same {what} came again{at}: a restart would only fail again"))
+}
+
+/// How sure a verdict must be of the user's fault to stop a job that came to it twice without a try on another host.
+const SURE_WITHOUT_RETRY: f64 = 0.75;
+
+/// The other hosts on which the same program raised the same at the same place before this run began, where that is taken for the
+/// program's fault or that of what it stands on.
+fn confirmed_on(case: Case<'_>) -> String {
+    let raised = matches!(case.verdict.cause, Cause::Exception { .. });
+    let moves_with_it = matches!(case.verdict.domain, FaultDomain::User | FaultDomain::Platform);
+    let seen = case.seen.filter(|_| raised && moves_with_it);
+    let hosts: Vec<&str> = seen.into_iter().flat_map(SeenBefore::elsewhere_at_this_place).collect();
+    hosts.join(", ")
+}
+
+/// Whether one try on another host is worth more than to end here: this host may be at fault, agents of others hear of it, so that
+/// the next one stops if it fails there, and this program has come to it in no earlier run and on no other host.
+fn another_host_tells(case: Case<'_>) -> bool {
+    let verdict = case.verdict;
+    let in_doubt = match verdict.domain {
+        FaultDomain::Hardware | FaultDomain::Unknown => true,
+        FaultDomain::User => verdict.confidence < SURE_WITHOUT_RETRY,
+        FaultDomain::Infrastructure | FaultDomain::Platform => false,
+    };
+    let raised = matches!(verdict.cause, Cause::Exception { .. });
+    let new = |seen: &SeenBefore| seen.in_earlier_runs == 0 && seen.elsewhere.is_empty();
+    in_doubt && raised && case.seen.is_some_and(|seen| seen.heard_by > 0 && new(seen))
 }
 
 /// Restarts in a row that may bring nothing, whatever their causes. After NVRx's restart agent, as [`confirmed`].

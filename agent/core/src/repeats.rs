@@ -1,6 +1,9 @@
 //! The same failure again: what the journal tells of earlier failures with the fingerprint of the present one, in this job and
 //! in others, in this boot of the host and in earlier ones. A job whose program was changed since gets a new chance: what failed
 //! before the change does not speak against it. Each run of a job has a name of its own; runs of one user's program are one job.
+//! What other hosts tell of their failures is held beside it.
+
+mod elsewhere;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::entry::{Body, Entry, Fact, JobSpec};
 use crate::id::{BootId, JobId};
 use crate::learned;
-use crate::time::Mono;
+use crate::time::{Mono, Wall};
 use crate::verdict::{Cause, Verdict};
+
+pub use elsewhere::{Elsewhere, OnHost, TOLD, Told};
 
 /// Fingerprints that are remembered, the newest.
 const FINGERPRINTS: usize = 512;
@@ -20,18 +25,29 @@ const FAILURES: usize = 32;
 const JOBS: usize = 512;
 
 /// Where in its work a job failed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The step at which the culprit stood.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     /// Where in its data it read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<u64>,
+    /// Whether it sent heartbeats: only then does no step mean that it completed none.
+    #[serde(default)]
+    pub heartbeats: bool,
 }
 
 impl Place {
     /// That of a verdict.
     pub fn of(verdict: &Verdict) -> Place {
-        Place { step: verdict.step, data: verdict.data }
+        Place { step: verdict.step, data: verdict.data, heartbeats: verdict.heartbeats }
+    }
+
+    /// Whether both are the same, as far as ranks tell.
+    pub fn is(self, other: Place) -> bool {
+        let same_data = self.data.is_some() && self.data == other.data;
+        same_data || (self.heartbeats && other.heartbeats && self.step == other.step)
     }
 }
 
@@ -56,6 +72,15 @@ pub struct SeenBefore {
     /// Other jobs on this host that failed so: of another user, or of another program.
     #[serde(default)]
     pub other_jobs: u32,
+    /// Of those in this job, those of earlier runs at the same step or the same data.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub in_earlier_runs: u32,
+    /// Other hosts on which this program failed so before this run began.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub elsewhere: Vec<OnHost>,
+    /// Agents of other hosts that answer, and hear of this failure.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub heard_by: u32,
 }
 
 impl SeenBefore {
@@ -68,9 +93,14 @@ impl SeenBefore {
         self.at_other_data += u32::from(then.step == now.step && data == Some(false));
     }
 
+    /// The other hosts on which it came at the same step or the same data.
+    pub fn elsewhere_at_this_place(&self) -> impl Iterator<Item = &str> {
+        self.elsewhere.iter().filter(|of| of.at_this_place).map(|of| of.host.as_str())
+    }
+
     /// Whether there was none.
     pub fn is_nothing(&self) -> bool {
-        self.in_this_job == 0 && self.other_jobs == 0
+        self.in_this_job == 0 && self.other_jobs == 0 && self.elsewhere.is_empty()
     }
 }
 
@@ -85,6 +115,7 @@ struct Failure {
     boot: BootId,
     place: Place,
     fault_at: Mono,
+    at: Wall,
     /// What the job ran then; none where its start is not known.
     ran: Option<Program>,
 }
@@ -96,6 +127,8 @@ struct Program {
     of: String,
     /// Its command and files as one number, where they could be read.
     content: Option<String>,
+    /// When this run of it began.
+    began: Wall,
 }
 
 /// Remembers failures by their fingerprints. Bounded.
@@ -112,7 +145,7 @@ impl Repeats {
     /// Takes in an entry of the journal; only verdicts on exceptions and starts of jobs tell something.
     pub fn take_in(&mut self, entry: &Entry) {
         if let (Body::Fact(Fact::JobStarted(spec)), Some(job)) = (&entry.body, &entry.job) {
-            self.started(job, spec);
+            self.started(job, spec, entry.at.wall);
         }
         let (Body::Verdict(verdict), Some(job)) = (&entry.body, &entry.job) else { return };
         let Cause::Exception { fingerprint, .. } = &verdict.cause else { return };
@@ -124,7 +157,8 @@ impl Repeats {
         failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
         let (job, boot) = (job.clone(), entry.boot.clone());
         let ran = self.programs.get(&job).cloned();
-        failures.push_back(Failure { job, boot, place: Place::of(verdict), fault_at: verdict.fault_at, ran });
+        let (place, fault_at, at) = (Place::of(verdict), verdict.fault_at, entry.at.wall);
+        failures.push_back(Failure { job, boot, place, fault_at, at, ran });
         if failures.len() > FAILURES {
             failures.pop_front();
         }
@@ -135,23 +169,41 @@ impl Repeats {
         }
     }
 
-    fn started(&mut self, job: &JobId, spec: &JobSpec) {
+    /// What other hosts may hear of what failed here, the newest last.
+    pub fn told(&self) -> Vec<Told> {
+        let all =
+            self.failures.iter().flat_map(|(fingerprint, of)| of.iter().map(move |of| (fingerprint, of)));
+        let mut told: Vec<Told> = all
+            .filter_map(|(fingerprint, of)| Some(of.ran.as_ref()?.told(fingerprint, of.place, of.at)))
+            .collect();
+        told.sort_by_key(|of| of.at);
+        told.split_off(told.len().saturating_sub(TOLD))
+    }
+
+    fn started(&mut self, job: &JobId, spec: &JobSpec, began: Wall) {
         self.programs.remove(job);
         if self.programs.len() >= JOBS {
             self.programs.clear();
         }
-        let program = Program { of: learned::program_of(spec), content: spec.program.clone() };
+        let program = Program { of: learned::program_of(spec), content: spec.program.clone(), began };
         self.programs.insert(job.clone(), program);
     }
 
-    /// What was seen before the failure of that verdict; none if nothing was, or if it has no fingerprint.
-    pub fn before(&self, job: &JobId, boot: &BootId, verdict: &Verdict) -> Option<SeenBefore> {
+    /// What was seen before the failure of that verdict, here and `elsewhere`; none if nothing was and nobody else hears of it, or if it
+    /// has no fingerprint.
+    pub fn before(
+        &self,
+        job: &JobId,
+        boot: &BootId,
+        verdict: &Verdict,
+        elsewhere: &Elsewhere,
+    ) -> Option<SeenBefore> {
         let Cause::Exception { fingerprint, .. } = &verdict.cause else { return None };
         let mut seen = SeenBefore::default();
         let mut others: Vec<&str> = Vec::new();
-        let failures = self.failures.get(fingerprint)?;
         let now = self.programs.get(job);
-        for of in failures.iter().filter(|of| !(of.fault_at == verdict.fault_at && of.boot == *boot)) {
+        let failures = self.failures.get(fingerprint).into_iter().flatten();
+        for of in failures.filter(|of| !(of.fault_at == verdict.fault_at && of.boot == *boot)) {
             let both = of.ran.as_ref().zip(now);
             if of.job != *job && both.is_none_or(|(then, now)| then.of != now.of) {
                 let other = of.ran.as_ref().map_or(of.job.0.as_str(), |ran| &ran.of);
@@ -161,10 +213,24 @@ impl Repeats {
             } else if !both.is_some_and(|(then, now)| was_changed(then, now)) {
                 seen.count(of.place, Place::of(verdict));
                 seen.in_other_boots += u32::from(of.boot != *boot);
+                seen.in_earlier_runs += u32::from(of.job != *job && of.place.is(Place::of(verdict)));
             }
         }
         seen.other_jobs = u32::try_from(others.len()).unwrap_or(u32::MAX);
-        (!seen.is_nothing()).then_some(seen)
+        if let Some(now) = now {
+            let told = now.told(fingerprint, Place::of(verdict), Wall::default());
+            seen.elsewhere = elsewhere.before(&told, now.began);
+        }
+        seen.heard_by = elsewhere.heard_by;
+        (!seen.is_nothing() || seen.heard_by > 0).then_some(seen)
+    }
+}
+
+impl Program {
+    /// A failure of it, in numbers.
+    fn told(&self, fingerprint: &str, place: Place, at: Wall) -> Told {
+        let (program, content) = (self.of.clone(), self.content.clone());
+        Told { program, content, fingerprint: learned::number_of(fingerprint), place, at }
     }
 }
 
@@ -223,7 +289,7 @@ mod tests {
         let now = verdict("x", 7, 20);
         repeats.take_in(&entry("a", "second", now.clone()));
         repeats.take_in(&entry("a", "second", now.clone()));
-        let seen = repeats.before(&JobId("a".into()), &BootId("second".into()), &now);
+        let seen = repeats.before(&JobId("a".into()), &BootId("second".into()), &now, &Elsewhere::default());
         let expected = SeenBefore {
             in_this_job: 2,
             at_this_step: 1,
@@ -233,7 +299,10 @@ mod tests {
         };
         assert_eq!(seen, Some(expected));
         let new = verdict("z", 7, 21);
-        assert_eq!(repeats.before(&JobId("a".into()), &BootId("second".into()), &new), None);
+        assert_eq!(
+            repeats.before(&JobId("a".into()), &BootId("second".into()), &new, &Elsewhere::default()),
+            None
+        );
     }
 
     #[test]
@@ -242,7 +311,9 @@ mod tests {
         let seen = |earlier: &[Verdict], now: Verdict| {
             let mut repeats = Repeats::default();
             earlier.iter().for_each(|verdict| repeats.take_in(&entry("a", "boot", verdict.clone())));
-            let seen = repeats.before(&JobId("a".into()), &BootId("boot".into()), &now).unwrap_or_default();
+            let seen = repeats
+                .before(&JobId("a".into()), &BootId("boot".into()), &now, &Elsewhere::default())
+                .unwrap_or_default();
             (seen.in_this_job, seen.at_this_step, seen.at_this_data, seen.at_other_data)
         };
         let earlier = [of(7, Some(64), 10), of(9, Some(64), 11), of(9, Some(80), 12), of(9, None, 13)];
@@ -263,7 +334,9 @@ mod tests {
             repeats.take_in(&started(second));
             let now = verdict("x", 7, 20);
             repeats.take_in(&entry("a", "boot", now.clone()));
-            repeats.before(&JobId("a".into()), &BootId("boot".into()), &now).map(|seen| seen.in_this_job)
+            repeats
+                .before(&JobId("a".into()), &BootId("boot".into()), &now, &Elsewhere::default())
+                .map(|seen| seen.in_this_job)
         };
         assert_eq!(seen(Some("two")), None);
         assert_eq!(seen(Some("one")), Some(1));
@@ -286,10 +359,16 @@ mod tests {
                 repeats.take_in(&entry(job, "boot", verdict("x", 7, n)));
             }
             repeats.take_in(&started("exp.9", "python train.py --lr 1", 1000));
-            repeats.before(&JobId("exp.9".into()), &BootId("boot".into()), &verdict("x", 7, 30))
+            repeats.before(
+                &JobId("exp.9".into()),
+                &BootId("boot".into()),
+                &verdict("x", 7, 30),
+                &Elsewhere::default(),
+            )
         };
         let again = [("exp", "python train.py --lr 1", 1000), ("exp.2", "python train.py --lr 2", 1000)];
-        let expected = SeenBefore { in_this_job: 2, at_this_step: 2, ..SeenBefore::default() };
+        let expected =
+            SeenBefore { in_this_job: 2, at_this_step: 2, in_earlier_runs: 2, ..SeenBefore::default() };
         assert_eq!(seen(&again), Some(expected));
         let others = [("a", "python eval.py", 1000), ("b", "python train.py --lr 1", 1001)];
         assert_eq!(seen(&others), Some(SeenBefore { other_jobs: 2, ..SeenBefore::default() }));

@@ -42,6 +42,9 @@ const AGAIN: f64 = 0.6;
 const AGAIN_AT_THE_STEP: f64 = 0.8;
 const AGAIN_IN_ANOTHER_BOOT: f64 = 0.6;
 
+/// What it speaks with that the same program failed so on another host: then it is no matter of this one.
+const ELSEWHERE: f64 = 2.0;
+
 /// What it speaks with for the data that it came again where the same data was read, though at another step.
 const AGAIN_AT_THE_DATA: f64 = 2.0;
 
@@ -115,6 +118,20 @@ fn repeated(seen: &SeenBefore) -> Vec<Observation> {
             class: Class::UserCode,
             weight: AGAIN,
             also: vec![(Class::UserConfig, AGAIN)],
+        });
+    }
+    if !seen.elsewhere.is_empty() {
+        let hosts: Vec<&str> = seen.elsewhere.iter().map(|of| of.host.as_str()).collect();
+        told.push(Observation {
+            family: "repetition_on_hosts".to_owned(),
+            text: format!("this program failed so before on {}", hosts.join(", ")),
+            class: Class::UserCode,
+            weight: ELSEWHERE,
+            also: vec![
+                (Class::UserConfig, ELSEWHERE),
+                (Class::Data, ELSEWHERE),
+                (Class::SoftwarePlatform, 0.8 * ELSEWHERE),
+            ],
         });
     }
     if seen.other_jobs >= SEVERAL_JOBS {

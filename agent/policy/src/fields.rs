@@ -5,6 +5,7 @@ use mainstay_core::id::Attempt;
 use mainstay_core::policy::{
     Budget, Case, CauseKind, Experience, PastFailure, Rung, Settings, hands, passes_with_the_ranks,
 };
+use mainstay_core::repeats::SeenBefore;
 use mainstay_core::time::Mono;
 use mainstay_core::verdict::{Action, Cause, Verdict};
 
@@ -137,6 +138,25 @@ pub const FIELDS: &[Field] = &[
         "s",
         "how long ago a step was last completed in any attempt",
     ),
+    field(
+        "seen.elsewhere",
+        "list of string",
+        "",
+        "other hosts on which the same program raised the same before this run began",
+    ),
+    field(
+        "seen.at_this_place",
+        "list of string",
+        "",
+        "of them, those on which it was at the same step or data",
+    ),
+    field(
+        "seen.in_earlier_runs",
+        "int",
+        "",
+        "how often earlier runs of this program did so on this host, at the same step or data",
+    ),
+    field("seen.heard_by", "int", "", "agents of other hosts that answer, and hear of this failure"),
     field("spares", "int", "", "hosts that could take this one's place"),
     field("job.actions", "list of string", "", "what there are hands for now, the mildest first"),
     field("job.max_restarts", "int", "", "restarts allowed (`--max-restarts`)"),
@@ -178,6 +198,7 @@ pub(crate) fn value_of(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>)
     let earlier: Made<Vec<Value>> = case.earlier.iter().map(|known| experience(heap, known)).collect();
     let earlier = heap.list(earlier?)?;
     let host = host(heap, case)?;
+    let seen = seen(heap, case.seen)?;
     let job = job(heap, settings, case)?;
     record(
         heap,
@@ -190,6 +211,7 @@ pub(crate) fn value_of(heap: &mut Heap<'_>, settings: &Settings, case: Case<'_>)
             ("reached", count(case.job.reached)),
             ("committed", count(case.job.committed)),
             ("host", host),
+            ("seen", seen),
             ("spares", Value::Int(case.spares.into())),
             ("job", job),
         ],
@@ -306,6 +328,22 @@ fn host(heap: &mut Heap<'_>, case: Case<'_>) -> Made<Value> {
             ("held", held),
             ("waited", Value::Float(host.waited.as_seconds())),
             ("last_step_ago", seconds(host.last_step.map(|step| case.now.since(step)))),
+        ],
+    )
+}
+
+fn seen(heap: &mut Heap<'_>, seen: Option<&SeenBefore>) -> Made<Value> {
+    let hosts = seen.into_iter().flat_map(|seen| seen.elsewhere.iter().map(|of| of.host.as_str()));
+    let elsewhere = texts(heap, hosts)?;
+    let at_this_place = texts(heap, seen.into_iter().flat_map(SeenBefore::elsewhere_at_this_place))?;
+    let number = |of: fn(&SeenBefore) -> u32| Value::Int(seen.map_or(0, of).into());
+    record(
+        heap,
+        vec![
+            ("elsewhere", elsewhere),
+            ("at_this_place", at_this_place),
+            ("in_earlier_runs", number(|seen| seen.in_earlier_runs)),
+            ("heard_by", number(|seen| seen.heard_by)),
         ],
     )
 }

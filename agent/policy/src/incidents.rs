@@ -14,6 +14,7 @@ use mainstay_core::hang::HangKind;
 use mainstay_core::health::{Component, HealthState, RecommendedAction};
 use mainstay_core::id::{Attempt, Incident as Number, Rank};
 use mainstay_core::policy::{Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Settings};
+use mainstay_core::repeats::{OnHost, SeenBefore};
 use mainstay_core::settings::Period;
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
@@ -43,6 +44,7 @@ pub struct Incident {
     held: Vec<String>,
     waited: Span,
     last_step: Option<Mono>,
+    seen: SeenBefore,
     spares: u32,
 }
 
@@ -55,6 +57,7 @@ impl Incident {
             earlier: &self.earlier,
             job: self.job,
             host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
+            seen: Some(&self.seen),
             spares: self.spares,
             now: NOW,
         }
@@ -104,9 +107,25 @@ struct Written {
     waited: Option<Period>,
     last_step_ago: Option<Period>,
     #[serde(default)]
+    seen: WrittenSeen,
+    #[serde(default)]
     spares: u32,
     #[serde(default)]
     job: WrittenJob,
+}
+
+/// Of `elsewhere`, those in `at_this_place` count as both.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSeen {
+    #[serde(default)]
+    elsewhere: Vec<String>,
+    #[serde(default)]
+    at_this_place: Vec<String>,
+    #[serde(default)]
+    in_earlier_runs: u32,
+    #[serde(default)]
+    heard_by: u32,
 }
 
 #[derive(Deserialize)]
@@ -311,8 +330,22 @@ fn incident(written: Written) -> Result<Incident, String> {
         held: written.held,
         waited: written.waited.map_or(Span::default(), |period| period.0),
         last_step: written.last_step_ago.map(ago),
+        seen: seen(written.seen),
         spares: written.spares,
     })
+}
+
+fn seen(written: WrittenSeen) -> SeenBefore {
+    let WrittenSeen { elsewhere, at_this_place, in_earlier_runs, heard_by } = written;
+    let only_elsewhere = elsewhere.into_iter().filter(|host| !at_this_place.contains(host));
+    let elsewhere = only_elsewhere.map(|host| OnHost { host, at_this_place: false });
+    let here = at_this_place.iter().map(|host| OnHost { host: host.clone(), at_this_place: true });
+    SeenBefore {
+        elsewhere: elsewhere.chain(here).collect(),
+        in_earlier_runs,
+        heard_by,
+        ..SeenBefore::default()
+    }
 }
 
 fn past(written: WrittenPast) -> Result<PastFailure, String> {

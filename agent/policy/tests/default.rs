@@ -10,6 +10,7 @@ use mainstay_core::policy::{
     Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Rung, Rungs, Settings, decide,
     decide_with,
 };
+use mainstay_core::repeats::{OnHost, SeenBefore};
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_policy::{DEFAULT, Policy};
@@ -146,6 +147,7 @@ struct Whole {
     held: Vec<String>,
     waited: Span,
     last_step: Option<Mono>,
+    seen: SeenBefore,
     spares: u32,
 }
 
@@ -157,6 +159,7 @@ impl Whole {
             earlier: &self.earlier,
             job: self.job,
             host: Host { sick: &self.sick, held: &self.held, waited: self.waited, last_step: self.last_step },
+            seen: Some(&self.seen),
             spares: self.spares,
             now: NOW,
         }
@@ -193,16 +196,28 @@ fn earlier() -> impl Strategy<Value = Vec<Experience>> {
     })
 }
 
+fn seen() -> impl Strategy<Value = SeenBefore> {
+    let host = any::<bool>().prop_map(|at_this_place| OnHost { host: "b".to_owned(), at_this_place });
+    (prop::collection::vec(host, 0..2), 0..2_u32, 0..2_u32).prop_map(
+        |(elsewhere, in_earlier_runs, heard_by)| SeenBefore {
+            elsewhere,
+            in_earlier_runs,
+            heard_by,
+            ..SeenBefore::default()
+        },
+    )
+}
+
 fn whole() -> impl Strategy<Value = Whole> {
     let host = (
         prop::collection::vec(component(), 0..2),
         prop::collection::vec(Just("memory is held".to_owned()), 0..2),
         prop_oneof![Just(Span::default()), span()],
         prop::option::of(span()),
-        0..2_u32,
+        (seen(), 0..2_u32),
     );
     (verdict(), (prop::collection::vec(past(), 0..6), earlier()), job(), host).prop_map(
-        |(verdict, (past, earlier), job, (sick, held, waited, last_step, spares))| Whole {
+        |(verdict, (past, earlier), job, (sick, held, waited, last_step, (seen, spares)))| Whole {
             verdict,
             past,
             earlier,
@@ -211,6 +226,7 @@ fn whole() -> impl Strategy<Value = Whole> {
             held,
             waited,
             last_step: last_step.map(|ago| Mono(NOW.0 - ago.0)),
+            seen,
             spares,
         },
     )

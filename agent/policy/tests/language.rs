@@ -101,7 +101,7 @@ fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
         (body("while True: pass"), "mine.star:2:5: there is no `while`: loop over a list or a range"),
         (
             body("return case.verdct"),
-            "mine.star:2:16: there is no field verdct; there are verdict, past, earlier, exit, lived, reached, committed, host, spares, job",
+            "mine.star:2:16: there is no field verdct; there are verdict, past, earlier, exit, lived, reached, committed, host, seen, spares, job",
         ),
         (
             body("return 7"),

@@ -388,6 +388,7 @@ fn peer_out(name: String, peer: Peer) -> CheckpointPeer {
         store_used: peer.inventory.used,
         store_quota: peer.inventory.quota,
         rate: peer.rate,
+        failures: u32::try_from(peer.inventory.failures.len()).unwrap_or(u32::MAX),
         excluded: peer.inventory.standing.excluded,
     }
 }

@@ -68,6 +68,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
     let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
     let keeping = checkpoint::start(&config)?;
+    let peers = keeping.peers.clone();
     let launchers = Launchers::new(inputs.clone(), allowed.clone(), keeping.peers.clone());
     listeners.checkpoints.clone_from(&keeping.peers);
     if let Some(files) = &keeping.files {
@@ -107,8 +108,8 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     };
     let hooks = Hooks::start(&hook_plan(&config)).context("starting the threads of the hooks")?;
     let forcing = start_forcing(&config)?;
-    let before =
-        Before { resets: own_resets(&recalled), origins: recalled.origins, repeats: recalled.repeats };
+    let resets = own_resets(&recalled);
+    let before = Before { resets, origins: recalled.origins, repeats: recalled.repeats, peers };
     let node = Node::new(board, before, hardware, look, hooks, inputs, forcing);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
     tracing::info!(socket = %config.socket.display(), state = %config.state_dir.display(), "the agent is ready");

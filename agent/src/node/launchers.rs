@@ -147,6 +147,9 @@ impl Node {
         }
         let recorded = self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
         self.repeats.take_in(&recorded);
+        if matches!(recorded.body, Body::Verdict(_)) {
+            self.tell_peers_of_failures();
+        }
         self.hooks.tell(&recorded);
     }
 

@@ -58,7 +58,8 @@ impl Node {
 
     /// The agent agrees with what the launcher proposes, and testifies: kernel log, components and GPUs are its to read.
     fn rule(&mut self, session: &Session, verdict: &Verdict, held: Vec<String>) {
-        let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict);
+        let elsewhere = self.peers.as_ref().map(|peers| peers.failed_elsewhere()).unwrap_or_default();
+        let seen_before = self.repeats.before(&session.job, &clock::boot_id(), verdict, &elsewhere);
         let gpus_of_others = self.gpus.of_others(&session.job, &self.ranks_that_failed(session, verdict));
         let told = self.testify(session, verdict, &gpus_of_others);
         let mut testimony = Testimony { held, seen_before, ..told };

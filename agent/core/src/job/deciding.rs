@@ -186,6 +186,7 @@ impl Job {
                     waited: pending.waits_since.map_or(Span::default(), |since| at.since(since)),
                     last_step: self.last_step,
                 },
+                seen: testimony.seen_before.as_ref(),
                 spares: 0,
                 now: at,
             },

@@ -46,7 +46,11 @@ impl Job {
         let Cause::Exception { fingerprint: now, .. } = &verdict.cause else { return None };
         let same = |past: &&PastFailure| matches!(&past.cause, Cause::Exception { fingerprint, .. } if fingerprint == now);
         let mut seen = SeenBefore::default();
-        let places = self.past.iter().filter(same).map(|past| Place { step: past.step, data: past.data });
+        let places = self.past.iter().filter(same).map(|past| Place {
+            step: past.step,
+            data: past.data,
+            heartbeats: past.heartbeats,
+        });
         places.for_each(|then| seen.count(then, Place::of(verdict)));
         (!seen.is_nothing()).then_some(seen)
     }

@@ -118,6 +118,7 @@ mod tests {
                 waiting: 0,
             },
             host: Host::default(),
+            seen: None,
             spares: 0,
             now: Mono(100_000_000_000),
         };

@@ -120,8 +120,16 @@ mod tests {
             ranks: 1,
             waiting: 0,
         };
-        let case =
-            Case { verdict: &verdict, past, earlier: &[], job, host, spares: 0, now: Mono(100_000_000_000) };
+        let case = Case {
+            verdict: &verdict,
+            past,
+            earlier: &[],
+            job,
+            host,
+            seen: None,
+            spares: 0,
+            now: Mono(100_000_000_000),
+        };
         forbidden(&settings, case, advice)
     }
 

@@ -73,7 +73,16 @@ mod tests {
             JobState { exit: 1, lived: Span::seconds(60), reached: None, committed: None, ranks, waiting };
         open(
             &settings,
-            Case { verdict, past, earlier: &[], job, host: Host::default(), spares: 0, now: Mono(0) },
+            Case {
+                verdict,
+                past,
+                earlier: &[],
+                job,
+                host: Host::default(),
+                seen: None,
+                spares: 0,
+                now: Mono(0),
+            },
         )
     }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::health::{Component, HealthState, RecommendedAction};
 use crate::id::Incident;
 use crate::judge::start_failed;
+use crate::repeats::OnHost;
 use crate::verdict::Doubts;
 
 fn verdict(cause: Cause, step: Option<u64>) -> Verdict {
@@ -28,6 +29,7 @@ fn case<'a>(verdict: &'a Verdict, past: &'a [PastFailure]) -> Case<'a> {
             waiting: 0,
         },
         host: Host::default(),
+        seen: None,
         spares: 0,
         now: Mono(100_000_000_000),
     }
@@ -72,6 +74,39 @@ fn the_same_exception_at_the_same_data_is_a_repetition_at_whatever_step() {
     assert_eq!(action(THREE, &now, &[at(None, 5)]), RESTART);
     let elsewhere = Verdict { cause: exception("b"), ..now };
     assert_eq!(action(THREE, &elsewhere, &[at(Some(640), 5)]), RESTART);
+}
+
+#[test]
+fn in_doubt_another_host_is_tried_once_and_what_it_confirms_is_not_restarted() {
+    let now = Verdict { domain: FaultDomain::User, confidence: 0.7, ..verdict(exception("a"), Some(6)) };
+    let once = [failed(exception("a"), Some(6), Span::seconds(60))];
+    let on_b = |at_this_place| vec![OnHost { host: "b".to_owned(), at_this_place }];
+    let decided = |now: &Verdict, past: &[PastFailure], seen: &SeenBefore| {
+        decide(&THREE.into(), Case { seen: Some(seen), ..case(now, past) })
+    };
+    let heard = SeenBefore { heard_by: 2, ..SeenBefore::default() };
+    let elsewhere = Action::HandBack { exit: HAND_BACK_EXIT };
+    assert_eq!(decided(&now, &[], &heard).action, RESTART);
+    let choice = decided(&now, &once, &heard);
+    assert_eq!(choice.action, elsewhere);
+    assert!(choice.why.contains("another host tells"), "{}", choice.why);
+    // Where nobody hears of it, where it is sure, or where it was tried before, it ends.
+    let sure = Verdict { confidence: 0.9, ..now.clone() };
+    let alone = SeenBefore::default();
+    let before = SeenBefore { in_earlier_runs: 1, ..heard.clone() };
+    let other_place = SeenBefore { elsewhere: on_b(false), ..heard.clone() };
+    for (now, seen) in [(&sure, &heard), (&now, &alone), (&now, &before), (&now, &other_place)] {
+        assert_eq!(decided(now, &once, seen).action, Action::Stop { exit: 1 }, "{seen:?}");
+    }
+    // What failed on another host at the same place fails here for good, at once.
+    let confirmed = SeenBefore { elsewhere: on_b(true), ..heard.clone() };
+    let choice = decided(&now, &[], &confirmed);
+    assert_eq!(choice.action, Action::Stop { exit: 1 });
+    assert!(choice.why.contains("came after step 6 on b before"), "{}", choice.why);
+    assert_eq!(decided(&now, &[], &other_place).action, RESTART);
+    for domain in [FaultDomain::Hardware, FaultDomain::Infrastructure, FaultDomain::Unknown] {
+        assert_eq!(decided(&Verdict { domain, ..now.clone() }, &[], &confirmed).action, RESTART);
+    }
 }
 
 #[test]

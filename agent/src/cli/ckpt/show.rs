@@ -174,7 +174,7 @@ pub(super) fn as_json(answer: &ListCheckpointsResponse) -> Value {
         "peers": answer.peers.iter().map(|peer| json!({
             "name": peer.name, "alive": peer.alive, "error": peer.error, "domain": peer.domain,
             "version": peer.version, "store": {"used": peer.store_used, "quota": peer.store_quota}, "rate": peer.rate,
-            "excluded": peer.excluded,
+            "excluded": peer.excluded, "failures": peer.failures,
         })).collect::<Vec<_>>(),
         "unlike": answer.unlike.iter().map(|of| json!({
             "run": of.run, "step": of.step, "attempt": of.attempt, "group": of.group, "headline": of.headline,

@@ -2,6 +2,7 @@
 
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
 use mainstay_core::checkpoint::standing::Standing;
+use mainstay_core::repeats::Told;
 use serde::{Deserialize, Serialize};
 
 /// What is missing of a shard that is offered.
@@ -39,6 +40,9 @@ pub struct Inventory {
     /// How it stands where others choose who keeps their replicas.
     #[serde(default)]
     pub standing: Standing,
+    /// How jobs failed there lately.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<Told>,
 }
 
 impl Inventory {

@@ -2,6 +2,7 @@
 
 mod counts;
 mod decide;
+mod failures;
 mod known;
 mod loops;
 mod refusals;
@@ -23,6 +24,7 @@ use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::checkpoint::standing::Standing;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 use mainstay_core::checkpoint::unlike::Unlike;
+use mainstay_core::repeats::Told;
 
 use self::counts::Counters;
 pub use self::counts::Counts;
@@ -131,6 +133,8 @@ pub(crate) struct Shared {
     unlike: Mutex<unlike::Found>,
     /// How this host stands where others choose who keeps their replicas.
     standing: Mutex<Standing>,
+    /// How jobs failed here.
+    failures: Mutex<Vec<Told>>,
     /// Whether it was told that there are too few failure domains for pieces.
     too_few: AtomicBool,
     limit: Limit,
@@ -201,6 +205,7 @@ impl Service {
             refusals: Refusals::default(),
             unlike: Mutex::default(),
             standing: Mutex::default(),
+            failures: Mutex::default(),
             too_few: AtomicBool::new(false),
             counters: Counters::default(),
             connections: AtomicUsize::new(0),

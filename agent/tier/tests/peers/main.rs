@@ -6,6 +6,7 @@ mod alike;
 mod clock;
 mod courtesy;
 mod excluded;
+mod failures;
 mod lies;
 mod memory;
 mod overheard;

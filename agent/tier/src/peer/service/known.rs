@@ -25,6 +25,7 @@ impl Shared {
             quota,
             copies: self.inventory_unlooked(),
             standing: self.standing(),
+            failures: self.failures(),
         }
     }
 

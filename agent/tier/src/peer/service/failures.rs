@@ -1,0 +1,42 @@
+//! How jobs failed on this host and on its peers: handed on as it was told, for whoever judges failures.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+
+use mainstay_core::repeats::{Elsewhere, TOLD, Told};
+
+use super::{Service, Shared};
+
+/// The longest name of a program or fingerprint that is taken from a peer, in bytes: they are numbers of 16 digits.
+const LONGEST: usize = 64;
+
+impl Service {
+    /// How jobs failed here; peers hear of it when they ask what this host has.
+    pub fn failed(&self, told: Vec<Told>) {
+        *self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner) = told;
+    }
+
+    /// What peers told last of how jobs failed there, those that answer no more included, and how many answer.
+    pub fn failed_elsewhere(&self) -> Elsewhere {
+        let peers = self.shared.peers();
+        let heard_by = peers.values().filter(|peer| peer.alive).count();
+        let told = |(name, peer): (&String, &super::Peer)| {
+            let sound = peer.inventory.failures.iter().filter(|told| is_sound(told));
+            let failures: Vec<Told> = sound.take(TOLD).cloned().collect();
+            (!failures.is_empty()).then(|| (name.clone(), failures))
+        };
+        let failures: BTreeMap<String, Vec<Told>> = peers.iter().filter_map(told).collect();
+        Elsewhere { heard_by: u32::try_from(heard_by).unwrap_or(u32::MAX), failures }
+    }
+}
+
+impl Shared {
+    pub(super) fn failures(&self) -> Vec<Told> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn is_sound(told: &Told) -> bool {
+    let names = [Some(&told.program), Some(&told.fingerprint), told.content.as_ref()];
+    names.into_iter().flatten().all(|name| name.len() <= LONGEST)
+}
