@@ -101,13 +101,15 @@ fn one_without_trouble_leaves_the_screen_and_the_count_alone() {
     job.end().assert_status(0);
 }
 
+fn hands_back(words: &str) -> String {
+    format!("def decide(case):\n    return decision('hand_back', 0, '{words}')\n")
+}
+
 #[test]
 fn the_hosts_policy_holds_for_jobs_that_bring_none() {
     let folder = tempfile::tempdir().expect("a folder");
     let (hosts, own, config) =
         (folder.path().join("hosts.star"), folder.path().join("own.star"), folder.path().join("agent.toml"));
-    let hands_back =
-        |words: &str| format!("def decide(case):\n    return decision('hand_back', 0, '{words}')\n");
     std::fs::write(&hosts, hands_back("as the site wants it")).expect("the policy is written");
     std::fs::write(&own, hands_back("as I want it")).expect("the policy is written");
     std::fs::write(&config, format!("[policy]\nfile = {:?}\n", hosts.display().to_string())).expect("a file");
@@ -120,6 +122,31 @@ fn the_hosts_policy_holds_for_jobs_that_bring_none() {
     let of_the_job = plan.start().end();
     of_the_job.assert_status(75);
     of_the_job.assert_said("as I want it (own.star)");
+}
+
+#[test]
+fn a_run_is_judged_anew_as_it_was_with_the_policy_that_decided_then() {
+    let stage = Stage::new();
+    let policy = stage.work().join("own.star");
+    std::fs::write(&policy, hands_back("as I want it")).expect("the policy is written");
+    let job = stage.sh("exit 9").ranks(1).options(&format!("--policy {}", policy.display())).start();
+    let run_dir = job.run_dir();
+    let end = job.end();
+    end.assert_status(75);
+    let replay = |options: &[&str]| {
+        let told = Command::new(mainstay()).arg("replay").arg(&run_dir).args(options).output();
+        let told = told.expect("mainstay can be started");
+        let text = [told.stdout, told.stderr].concat();
+        (told.status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let named = policy.display().to_string();
+    let (status, told) = replay(&["--policy", &named]);
+    assert!(status == Some(0) && told.contains("judged as then"), "{told}{end}");
+    let (status, told) = replay(&[]);
+    assert!(status == Some(1) && told.contains("decision: hand back, now restart"), "{told}{end}");
+    std::fs::write(&policy, "def decide(case\n").expect("the policy is written");
+    let (status, told) = replay(&["--policy", &named]);
+    assert!(status != Some(0) && told.contains("own.star"), "{told}");
 }
 
 /// What `mainstay status` shows, whatever it makes of the job's state.

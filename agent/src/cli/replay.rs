@@ -3,19 +3,23 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use mainstay_core::entry::Entry;
-use mainstay_core::replay::{Replayed, replay};
+use mainstay_core::policy::Advisor;
+use mainstay_core::replay::{Replayed, replay_with};
 use serde_json::{Value, json};
 
 use super::{bundle, exit, explain, output};
+use crate::launch::advised;
 
 const EXAMPLES: &str = "\
 Examples:
   mainstay replay incident.jsonl       a bundle of `mainstay bundle`
   mainstay replay exp-7 --json         a run of this host
   zcat exp-7.gz | mainstay replay -    a compressed bundle
+  mainstay replay exp-7 --policy mine.star
 
 Exit status: 0 judged as then, 1 something is judged otherwise now, 3 there was no failure, 70 it cannot be read.";
 
@@ -25,6 +29,9 @@ Exit status: 0 judged as then, 1 something is judged otherwise now, 3 there was 
 pub(super) struct Args {
     /// A bundle (- is standard input), a run directory, or the name of a run in the usual place; the newest run if not given
     what: Option<PathBuf>,
+    /// The policy that decided then (--policy of the run), or another one; without it the built-in one decides
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -35,7 +42,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(file) if file.is_file() || file.as_os_str() == "-" => read_bundle(file)?,
         other => explain::read(&explain::find_run(other.as_deref())?)?,
     };
-    let replayed = replay(&entries);
+    let replayed = replay_with(&entries, advisor(args.policy.as_deref())?.as_ref());
     if args.json {
         let failures: Vec<Value> = replayed.iter().map(as_json).collect();
         output::print(&format!("{}\n", json!({ "failures": failures })))?;
@@ -47,6 +54,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         all if all.iter().any(|one| !one.differences().is_empty()) => exit::DEGRADED,
         _ => exit::OK,
     }))
+}
+
+fn advisor(policy: Option<&Path>) -> anyhow::Result<Option<Arc<dyn Advisor>>> {
+    let Some(file) = policy else { return Ok(None) };
+    let policy = advised::parse(file).map_err(|words| anyhow!(words))?;
+    Ok(Some(Arc::new(policy)))
 }
 
 pub(super) fn read_bundle(path: &Path) -> anyhow::Result<Vec<Entry>> {
