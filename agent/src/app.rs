@@ -10,6 +10,7 @@ mod kernel_log;
 pub mod logging;
 pub mod look;
 mod nvrx;
+mod recalled;
 mod rooms;
 pub mod usual;
 mod watch;

@@ -42,7 +42,7 @@ pub use reading::{
     Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, LinkReading, PcieLink, Read,
     RemappedRows, SlowdownTimes, settle,
 };
-pub use recall::learned_gpus;
+pub use recall::{board_of, learned_gpus, replaced_board};
 
 use driver::Driver;
 use faults::Faults;

@@ -2,20 +2,21 @@
 //! sick, and what that speaks for.
 
 mod found;
+mod records;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::attribute::Observation;
-use crate::attribute::catalog::{Catalog, Role};
 use crate::attribute::class::Class;
 use crate::entry::Fact;
 use crate::health::{Component, HealthState};
 use crate::id::Pid;
-use crate::lemon::{GPU_PER_HOUR, Record};
 use crate::pci::PciAddress;
 use crate::repeats::SeenBefore;
-use crate::testimony::{FailedBefore, Testimony};
+use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
+
+pub use records::Records;
 
 /// How long before a fault what happened to the host may have to do with it.
 const BEFORE: Span = Span::seconds(600);
@@ -63,7 +64,7 @@ pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item
             before.hours,
             before.suspicion * 100.0
         ),
-        class: Class::HardwareGpu,
+        class: if before.component == records::HOST { Class::HardwareHost } else { Class::HardwareGpu },
         weight: LEMON * before.suspicion,
         also: Vec::new(),
     });
@@ -211,16 +212,18 @@ fn component_of(gpu: PciAddress) -> String {
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
     lines: VecDeque<Line>,
-    /// For each GPU its faults of the hardware; the last of them apart, since it may be the one that is asked about.
-    records: BTreeMap<String, Vec<Mono>>,
+    records: Records,
 }
 
-/// Faults of one GPU that are remembered; more than enough to know what it is.
-const FAULTS: usize = 64;
-
 impl Witness {
-    /// Takes in one fact; those that are no lines of the kernel say nothing here.
+    /// One that knows the records of earlier boots.
+    pub fn with(records: Records) -> Witness {
+        Witness { records, ..Witness::default() }
+    }
+
+    /// Takes in one fact of this boot.
     pub fn take_in(&mut self, at: Mono, fact: &Fact) {
+        self.records.take_in(at, fact);
         let (pid, gpu, line) = match fact {
             Fact::Xid(xid) => (xid.pid, Some(xid.gpu), &xid.place.line),
             // A switch is all jobs'.
@@ -232,35 +235,6 @@ impl Witness {
             self.lines.pop_front();
         }
         self.lines.push_back(Line { at, pid, gpu, text: line.clone() });
-        if let Fact::Xid(xid) = fact
-            && is_of_the_hardware(xid.code)
-        {
-            let faults = self.records.entry(component_of(xid.gpu)).or_default();
-            if faults.len() < FAULTS {
-                faults.push(at);
-            }
-        }
-    }
-
-    /// The records of the GPUs that had a fault around this one, as they were before it. The exposure is the time since
-    /// the host was started, in which every fault of it is remembered.
-    fn failed_before(&self, fault_at: Mono) -> Vec<FailedBefore> {
-        let begins = Mono(fault_at.0.saturating_sub(BEFORE.0));
-        let hours = begins.0 as f64 / Span::seconds(3600).0 as f64;
-        let told = self.records.iter().filter_map(|(component, faults)| {
-            faults.iter().find(|at| around(fault_at, **at))?;
-            let mut record = Record::default();
-            faults.iter().filter(|at| **at < begins).for_each(|at| {
-                record.add(*at, 1);
-            });
-            (record.incidents > 0).then(|| FailedBefore {
-                component: component.clone(),
-                incidents: record.incidents,
-                hours,
-                suspicion: record.suspicion(hours, GPU_PER_HOUR),
-            })
-        });
-        told.collect()
     }
 
     /// What is to be said of a fault at `fault_at`, and is not `elsewhere`.
@@ -269,7 +243,7 @@ impl Witness {
         let sick = components.iter().filter(|component| {
             component.state == HealthState::Unhealthy && !elsewhere.has_component(&component.name)
         });
-        let mut failed_before = self.failed_before(fault_at);
+        let mut failed_before = self.records.before(fault_at);
         failed_before.retain(|record| !elsewhere.has_component(&record.component));
         Testimony {
             kernel_lines: near.map(|line| line.text.clone()).collect(),
@@ -282,12 +256,6 @@ impl Witness {
             findings: Vec::new(),
         }
     }
-}
-
-/// Whether the catalogue takes the XID for a fault of the device, not of a program.
-fn is_of_the_hardware(code: u32) -> bool {
-    let signature = Catalog::built_in().ok().and_then(|catalog| catalog.named(&format!("xid.{code}")));
-    signature.is_some_and(|of| of.class == Class::HardwareGpu && of.role == Role::Primary)
 }
 
 #[cfg(test)]

@@ -1,22 +1,17 @@
 //! The agent: one per host, as root or as a user.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_core::attention::ACKNOWLEDGED;
-use mainstay_core::device::{DeviceJudge, learned_gpus, reset};
-use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::device::{DeviceJudge, learned_gpus};
+use mainstay_core::entry::Fact;
 use mainstay_core::host_log::HostLogJudge;
-use mainstay_core::id::{BootId, JobId};
-use mainstay_core::kernel::{LogCursor, journal_position};
-use mainstay_core::observation::Observation;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::repeats::Repeats;
-use mainstay_core::time::{Mono, Span, Stamp};
+use mainstay_core::id::BootId;
+use mainstay_core::kernel::LogCursor;
+use mainstay_core::time::{Span, Stamp};
 use mainstay_proto::v1::checkpoint_service_server::CheckpointServiceServer;
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
 use mainstay_proto::v1::operator_service_server::OperatorServiceServer;
@@ -40,6 +35,7 @@ use crate::app::checkpoint;
 use crate::app::device::{self, Probing};
 use crate::app::kernel_log::{self, Following};
 use crate::app::nvrx;
+use crate::app::recalled::Recalled;
 use crate::app::rooms;
 use crate::board::{Board, Roster};
 use crate::config::Config;
@@ -47,7 +43,6 @@ use crate::node::{Before, DEVICES, GpuLook, Hardware, Input, KERNEL_LOG, Node};
 use crate::os::clock;
 use crate::source::active::{ActivePlan, Deep};
 use crate::source::device::ProbePlan;
-use crate::source::journald::JOURNALD;
 use crate::store::forcing::Forcing;
 use crate::store::journal::Journal;
 use crate::store::kept::Kept;
@@ -108,7 +103,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     };
     let hooks = Hooks::start(&hook_plan(&config)).context("starting the threads of the hooks")?;
     let forcing = start_forcing(&config)?;
-    let resets = own_resets(&recalled);
+    let resets = recalled.own_resets();
     let before = Before { resets, origins: recalled.origins, repeats: recalled.repeats, peers };
     let node = Node::new(board, before, hardware, look, hooks, inputs, forcing);
     let node = tokio::spawn(node.run(node_inputs, watchdog, stop.clone()));
@@ -121,84 +116,6 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     drop((rooms, following, probing));
     node.await.context("the node ended in disorder")?;
     served.context("serving the API")
-}
-
-/// What the journal tells of the time before this start.
-#[derive(Debug, Default)]
-pub(super) struct Recalled {
-    /// The newest launcher's entry, by job.
-    pub(super) origins: BTreeMap<JobId, u64>,
-    /// What this boot's kernel log told.
-    pub(super) kernel: Vec<(Mono, Fact)>,
-    /// What the kernel logs of earlier boots told, in its order.
-    pub(super) earlier: Vec<(Stamp, BootId, Fact)>,
-    /// How far that was read, in `/dev/kmsg` or a file.
-    pub(super) position: u64,
-    /// How far that was read, in systemd's journal.
-    pub(super) journal_position: u64,
-    /// What the rooms that watch the host saw, in any boot, in its order.
-    pub(super) observed: Vec<(Stamp, BootId, Observation)>,
-    /// How jobs failed, in any boot.
-    pub(super) repeats: Repeats,
-}
-
-impl Recalled {
-    /// The cursor that was kept, set on by what the journal knows was read after it was.
-    fn cursor(&self, kept: Option<LogCursor>) -> Option<LogCursor> {
-        let boot = clock::boot_id();
-        match kept {
-            Some(cursor) if cursor.boot == boot => {
-                let in_journal = cursor.log == JOURNALD;
-                let known = if in_journal { self.journal_position } else { self.position };
-                Some(LogCursor { next: cursor.next.max(known), ..cursor })
-            }
-            // The first facts of a boot were written, and then the agent was killed.
-            _ if self.journal_position > 0 => {
-                Some(LogCursor { boot, log: JOURNALD.to_owned(), next: self.journal_position, journal: None })
-            }
-            kept => kept,
-        }
-    }
-
-    fn take_in(&mut self, entry: Entry, boot: &BootId) {
-        if let (Some(job), Some(seq)) = (&entry.job, entry.origin_seq) {
-            self.origins.insert(job.clone(), seq);
-        }
-        self.repeats.take_in(&entry);
-        let Body::Fact(fact) = entry.body else { return };
-        if entry.job.is_some() {
-            return;
-        }
-        if let Fact::Observed(observation) = fact {
-            let of_faults = observation.event == ACKNOWLEDGED || observation.event == reset::DONE;
-            if of_faults && entry.boot == *boot {
-                self.kernel.push((entry.at.mono, Fact::Observed(observation.clone())));
-            } else if observation.event == reset::DONE {
-                // A fault that came again in spite of a reset needs more than one.
-                self.earlier.push((entry.at, entry.boot.clone(), Fact::Observed(observation.clone())));
-            }
-            return self.observed.push((entry.at, entry.boot, observation));
-        }
-        if entry.boot != *boot {
-            if matches!(fact, Fact::Xid(_) | Fact::KernelReport(_)) {
-                self.earlier.push((entry.at, entry.boot, fact));
-            }
-            return;
-        }
-        let position = match &fact {
-            Fact::Xid(xid) => xid.place.position,
-            Fact::Sxid(sxid) => sxid.place.position,
-            Fact::KernelReport(report) => report.place.position,
-            Fact::KernelLinesLeftOut { .. } | Fact::KernelLogGap { .. } => 0,
-            _ => return,
-        };
-        if position == journal_position(entry.at.mono) {
-            self.journal_position = self.journal_position.max(position);
-        } else {
-            self.position = self.position.max(position);
-        }
-        self.kernel.push((entry.at.mono, fact));
-    }
 }
 
 fn open_board(config: &Config) -> anyhow::Result<(Board, Recalled)> {
@@ -249,7 +166,7 @@ pub(super) fn watch_hardware(
         }
     }
     let cursor = recalled.cursor(cursor_file(config).value().cloned());
-    let hardware = Hardware::new(devices, host_log, &recalled.kernel);
+    let hardware = Hardware::new(devices, host_log, recalled.records(), &recalled.kernel);
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));
     }
@@ -364,13 +281,6 @@ pub(super) fn start_probing(
     let probing = device::probe(plan, reset, interval, inputs.clone(), roster.clone())
         .context("starting the thread that asks the GPUs' driver")?;
     Ok(Some(probing))
-}
-
-/// The GPUs that the agent has reset of its own accord in this boot, and when.
-fn own_resets(recalled: &Recalled) -> BTreeMap<PciAddress, Mono> {
-    let boot = clock::boot_id();
-    let here = recalled.observed.iter().filter(|(_, of, _)| *of == boot);
-    here.filter_map(|(at, _, seen)| Some((reset::own_try(seen)?, at.mono))).collect()
 }
 
 fn hook_plan(config: &Config) -> HookPlan {

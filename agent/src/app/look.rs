@@ -14,7 +14,8 @@ use tonic::service::Routes;
 
 use crate::act::hook::Hooks;
 use crate::api::{self, Listeners, Mode, UnixSocket};
-use crate::app::agent::{QUEUE, Recalled, start_forcing, start_probing, watch_hardware};
+use crate::app::agent::{QUEUE, start_forcing, start_probing, watch_hardware};
+use crate::app::recalled::Recalled;
 use crate::app::{about, device, rooms};
 use crate::board::Board;
 use crate::config::Config;
@@ -34,7 +35,7 @@ pub const READY: &str = "ready";
 /// It could not begin.
 pub async fn run_look(config: Config, directory: &Path) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
-    let recalled = Recalled { observed: observed_before(&config), ..Recalled::default() };
+    let recalled = Recalled::of_rooms(observed_before(&config));
     take_what_was_learned(&config.state_dir, directory);
     let own = of_one_look(config, directory);
     let journal = Journal::open(&own.journal_dir(), own.journal_limits(), clock::boot_id())?;

@@ -12,7 +12,7 @@ use mainstay_core::kernel::LogCursor;
 use mainstay_core::pci::PciAddress;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::time::Mono;
-use mainstay_core::witness::{Elsewhere, Witness};
+use mainstay_core::witness::{Elsewhere, Records, Witness};
 
 /// What was read of the kernel log.
 #[derive(Debug)]
@@ -37,10 +37,15 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Judges over the facts that the journal has of this boot, in their order.
-    pub fn new(devices: DeviceJudge, host_log: HostLogJudge, recalled: &[(Mono, Fact)]) -> Hardware {
-        let mut hardware =
-            Hardware { devices, host_log, witness: Witness::default(), cursor: None, log_is_read: false };
+    /// Judges over the records of earlier boots and the facts that the journal has of this one, in their order.
+    pub fn new(
+        devices: DeviceJudge,
+        host_log: HostLogJudge,
+        records: Records,
+        recalled: &[(Mono, Fact)],
+    ) -> Hardware {
+        let witness = Witness::with(records);
+        let mut hardware = Hardware { devices, host_log, witness, cursor: None, log_is_read: false };
         for (at, fact) in recalled {
             hardware.hear(*at, *at, fact);
         }
@@ -58,7 +63,9 @@ impl Hardware {
 
     /// Takes in what came of asking the GPUs' driver.
     pub(super) fn devices_are(&mut self, now: Mono, report: DeviceReport) -> Vec<Fact> {
-        self.devices.report(now, report)
+        let facts = self.devices.report(now, report);
+        facts.iter().for_each(|fact| self.witness.take_in(now, fact));
+        facts
     }
 
     /// Takes in what another one who watches GPUs says of them.

@@ -42,6 +42,17 @@ pub(super) fn learned(of: &Known) -> Fact {
     observed(identity.address, LEARNED, Weight::Info, words, values)
 }
 
+/// The GPU's component and the board that was learned to sit there.
+pub fn board_of(seen: &Observation) -> Option<(String, String)> {
+    let of = known(seen).filter(|of| !of.identity.uuid.is_empty())?;
+    Some((seen.component.clone(), of.identity.uuid))
+}
+
+/// The GPU's component where another board was found.
+pub fn replaced_board(seen: &Observation) -> Option<String> {
+    (seen.event == REPLACED).then(|| seen.component.clone())
+}
+
 fn known(observation: &Observation) -> Option<Known> {
     if observation.event != LEARNED {
         return None;
