@@ -4,6 +4,7 @@
 mod gpus;
 mod hardware;
 mod host;
+mod late;
 mod launchers;
 mod owners;
 mod resets;
@@ -193,6 +194,7 @@ impl Node {
                 }
             }
             Input::Devices { began, report } => self.devices(began, report),
+            Input::JudgedLate(job, verdict) => self.judged_late(&job, *verdict),
             Input::RulingDue(session, incident) => self.rule_in_any_case(&session, incident),
             Input::SecondOpinions(opinions) => {
                 self.hardware.second_opinions(opinions);

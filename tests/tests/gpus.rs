@@ -193,3 +193,28 @@ fn of_two_jobs_on_a_host_only_the_one_whose_gpu_is_lost_fails_of_it() {
     let (domain, is_lost, end) = last(second);
     assert!(domain == FaultDomain::Hardware && is_lost, "{end}");
 }
+
+#[test]
+fn a_line_of_the_kernel_that_comes_when_the_job_has_ended_changes_its_verdict() {
+    let (host, agent) = Host::new();
+    let job = host.stage.sh("kill -9 $$").ranks(1).options("--max-restarts 0").with(&agent).start();
+    let id = job.id().to_owned();
+    let end = job.end();
+    assert_ne!(story::verdicts(&end.story)[0].domain, FaultDomain::Hardware, "{end}");
+    agent.wait_for_fact(&id, "its end", |fact| matches!(fact, Fact::JobEnded { .. }));
+    host.loses_the_second_gpu(&agent);
+    let verdict = agent.wait_for("another verdict", |entry| match &entry.body {
+        Body::Verdict(verdict) if verdict.domain == FaultDomain::Hardware => Some(verdict.clone()),
+        _ => None,
+    });
+    assert!(
+        verdict.evidence.iter().any(|line| line.contains("fallen off the bus")),
+        "{:?}",
+        verdict.evidence
+    );
+    // Whoever asks the agent hears it.
+    let mut asked = Command::new(mainstay());
+    let told = asked.args(["explain", &id, "--socket"]).arg(agent.socket()).output().expect("an answer");
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.contains("fallen off the bus") && told.contains("hardware"), "{told}");
+}

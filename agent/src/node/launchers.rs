@@ -147,8 +147,9 @@ impl Node {
         }
         let recorded = self.board.record(entry.at, Some(&session.job), Some(entry.seq), body);
         self.repeats.take_in(&recorded);
-        if matches!(recorded.body, Body::Verdict(_)) {
+        if let Body::Verdict(verdict) = &recorded.body {
             self.tell_peers_of_failures();
+            self.may_be_heard_of_late(session, verdict);
         }
         self.hooks.tell(&recorded);
     }

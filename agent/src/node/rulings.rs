@@ -8,7 +8,7 @@ use mainstay_core::pci::PciAddress;
 use mainstay_core::testimony::Testimony;
 use mainstay_core::verdict::{Cause, Verdict};
 use mainstay_core::view::JobView;
-use mainstay_core::witness::{self, Elsewhere};
+use mainstay_core::witness::Elsewhere;
 
 use super::{Input, Node, Session, ToLauncher, gpus};
 use crate::os::clock;
@@ -16,12 +16,12 @@ use crate::os::clock;
 /// A failure that was ruled on.
 #[derive(Debug)]
 pub(super) struct Ruled {
-    session: Session,
-    verdict: Verdict,
+    pub(super) session: Session,
+    pub(super) verdict: Verdict,
     /// What was said of it.
-    testimony: Testimony,
+    pub(super) testimony: Testimony,
     /// GPUs that were only other jobs' then.
-    gpus_of_others: BTreeSet<PciAddress>,
+    pub(super) gpus_of_others: BTreeSet<PciAddress>,
 }
 
 impl Node {
@@ -73,23 +73,8 @@ impl Node {
         }
     }
 
-    /// A driver may need seconds for its line in the kernel log: what is heard of a failure in the minute after it is told, too.
-    pub(super) fn tell_what_came_late(&mut self) {
-        let now = clock::mono();
-        for mut ruled in std::mem::take(&mut self.ruled) {
-            let later = self.testify(&ruled.session, &ruled.verdict, &ruled.gpus_of_others);
-            if let Some(testimony) = ruled.testimony.with(later) {
-                ruled.testimony = testimony.clone();
-                self.send(&ruled.session, ToLauncher::Late(ruled.verdict.incident, testimony));
-            }
-            if now <= ruled.verdict.fault_at.after(witness::AFTER) && self.is_current(&ruled.session) {
-                self.ruled.push(ruled);
-            }
-        }
-    }
-
     /// What the host has to say of a failure by now.
-    fn testify(
+    pub(super) fn testify(
         &self,
         session: &Session,
         verdict: &Verdict,
@@ -106,13 +91,13 @@ impl Node {
     }
 
     /// The processes of the attempt that failed; none if another has begun since.
-    fn ranks_that_failed(&self, session: &Session, verdict: &Verdict) -> BTreeSet<Pid> {
+    pub(super) fn ranks_that_failed(&self, session: &Session, verdict: &Verdict) -> BTreeSet<Pid> {
         let jobs = self.board.view().jobs.values().filter(|job| concerned(job, session, verdict));
         jobs.flat_map(processes).collect()
     }
 
     /// Whether it could be sent.
-    fn send(&self, session: &Session, word: ToLauncher) -> bool {
+    pub(super) fn send(&self, session: &Session, word: ToLauncher) -> bool {
         let orders = self.launchers.get(&session.job).and_then(|launcher| launcher.session.as_ref());
         let current = orders.filter(|(number, _)| *number == session.number);
         current.is_some_and(|(_, orders)| orders.try_send(word).is_ok())

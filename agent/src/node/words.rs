@@ -39,6 +39,8 @@ pub enum Input {
     Proposal(Session, Box<(Verdict, Decision)>),
     /// A proposal has waited for the GPUs to be read as long as it may.
     RulingDue(Session, Incident),
+    /// What came late of a failure changes its verdict, and its job is over.
+    JudgedLate(JobId, Box<Verdict>),
     /// A launcher's connection ended.
     Detached(Session),
     /// A launcher's process ended.

@@ -1,0 +1,93 @@
+//! What is heard of a failure in the minute after it. A driver may need seconds for its line in the kernel log: a launcher that lives
+//! judges anew by it; where the job has ended meanwhile the agent does, from what its own journal has of the job.
+
+use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::id::{Incident, JobId};
+use mainstay_core::replay::replay;
+use mainstay_core::testimony::Testimony;
+use mainstay_core::verdict::Verdict;
+use mainstay_core::view::JobPhase;
+use mainstay_core::witness;
+
+use super::rulings::Ruled;
+use super::{Input, Node, Session, ToLauncher};
+use crate::board::BoardReader;
+use crate::os::clock;
+
+/// Entries that are read at once.
+const AT_ONCE: usize = 1000;
+
+impl Node {
+    /// Tells what came of the failures that were ruled on lately.
+    pub(super) fn tell_what_came_late(&mut self) {
+        let now = clock::mono();
+        for mut ruled in std::mem::take(&mut self.ruled) {
+            let later = self.testify(&ruled.session, &ruled.verdict, &ruled.gpus_of_others);
+            if let Some(testimony) = ruled.testimony.with(later) {
+                ruled.testimony = testimony.clone();
+                let (job, incident) = (ruled.session.job.clone(), ruled.verdict.incident);
+                if self.is_current(&ruled.session) {
+                    self.send(&ruled.session, ToLauncher::Late(incident, testimony));
+                } else if self.is_over(&job) {
+                    self.judge_late(job, incident, testimony);
+                }
+            }
+            if now <= ruled.verdict.fault_at.after(witness::AFTER) {
+                self.ruled.push(ruled);
+            }
+        }
+    }
+
+    /// A failure of which a launcher tells may never come to a ruling: it was over before the launcher had found the agent.
+    pub(super) fn may_be_heard_of_late(&mut self, session: &Session, verdict: &Verdict) {
+        let is_it = |of: &Ruled| of.session.job == session.job && of.verdict.incident == verdict.incident;
+        if !self.ruled.iter().any(is_it) {
+            self.ruled.retain(|of| of.session.job != session.job);
+            let (session, verdict) = (session.clone(), verdict.clone());
+            let gpus_of_others =
+                self.gpus.of_others(&session.job, &self.ranks_that_failed(&session, &verdict));
+            self.ruled.push(Ruled { session, verdict, testimony: Testimony::default(), gpus_of_others });
+        }
+    }
+
+    fn is_over(&self, job: &JobId) -> bool {
+        let phase = self.board.view().jobs.get(job).map(|of| &of.phase);
+        matches!(phase, Some(JobPhase::Ended(_) | JobPhase::Lost))
+    }
+
+    /// Has a failure of a job that is over judged anew, beside the loop: its journal has to be read.
+    fn judge_late(&mut self, job: JobId, incident: Incident, testimony: Testimony) {
+        self.record(Some(&job), Fact::HostTestified { incident, testimony });
+        let (board, inputs) = (self.board.reader(), self.own_inputs.clone());
+        tokio::task::spawn_blocking(move || match judged_anew(&board, &job, incident) {
+            // The node may be gone meanwhile; the testimony stands in its journal.
+            Some(verdict) => _ = inputs.blocking_send(Input::JudgedLate(job, Box::new(verdict))),
+            None => tracing::debug!(%job, "what came late changes no verdict"),
+        });
+    }
+
+    /// A failure of a job that is over is judged otherwise by what came late.
+    pub(super) fn judged_late(&mut self, job: &JobId, verdict: Verdict) {
+        if !self.is_over(job) {
+            return;
+        }
+        let recorded = self.board.record(clock::now(), Some(job), None, Body::Verdict(verdict));
+        self.repeats.take_in(&recorded);
+        self.tell_peers_of_failures();
+        self.hooks.tell(&recorded);
+    }
+}
+
+/// The verdict by all that the journal has, if it is another one than before.
+fn judged_anew(board: &BoardReader, job: &JobId, incident: Incident) -> Option<Verdict> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut cursor = 0;
+    loop {
+        let read = board.entries_after(cursor, AT_ONCE).ok()?;
+        let Some(last) = read.entries.last() else { break };
+        cursor = last.seq.max(read.cursor);
+        entries.extend(read.entries.into_iter().filter(|entry| entry.job.as_ref() == Some(job)));
+    }
+    let replayed = replay(&entries).into_iter().find(|of| of.incident == incident)?;
+    (replayed.now.verdict != replayed.then.verdict).then_some(replayed.now.verdict)
+}
