@@ -129,6 +129,8 @@ struct Program {
     content: Option<String>,
     /// When this run of it began.
     began: Wall,
+    /// Whether it runs on several hosts at once: then others fail with this one, and tell nothing of it.
+    spans: bool,
 }
 
 /// Remembers failures by their fingerprints. Bounded.
@@ -173,9 +175,11 @@ impl Repeats {
     pub fn told(&self) -> Vec<Told> {
         let all =
             self.failures.iter().flat_map(|(fingerprint, of)| of.iter().map(move |of| (fingerprint, of)));
-        let mut told: Vec<Told> = all
-            .filter_map(|(fingerprint, of)| Some(of.ran.as_ref()?.told(fingerprint, of.place, of.at)))
-            .collect();
+        let one = |(fingerprint, of): (&String, &Failure)| {
+            let ran = of.ran.as_ref().filter(|ran| !ran.spans)?;
+            Some(ran.told(fingerprint, of.place, of.at))
+        };
+        let mut told: Vec<Told> = all.filter_map(one).collect();
         told.sort_by_key(|of| of.at);
         told.split_off(told.len().saturating_sub(TOLD))
     }
@@ -185,7 +189,12 @@ impl Repeats {
         if self.programs.len() >= JOBS {
             self.programs.clear();
         }
-        let program = Program { of: learned::program_of(spec), content: spec.program.clone(), began };
+        let program = Program {
+            of: learned::program_of(spec),
+            content: spec.program.clone(),
+            began,
+            spans: spec.world_size != spec.local_world_size,
+        };
         self.programs.insert(job.clone(), program);
     }
 
@@ -213,15 +222,17 @@ impl Repeats {
             } else if !both.is_some_and(|(then, now)| was_changed(then, now)) {
                 seen.count(of.place, Place::of(verdict));
                 seen.in_other_boots += u32::from(of.boot != *boot);
-                seen.in_earlier_runs += u32::from(of.job != *job && of.place.is(Place::of(verdict)));
+                // By time: a scheduler may start the same job anew under the same name.
+                let earlier = now.is_some_and(|now| of.at < now.began);
+                seen.in_earlier_runs += u32::from(earlier && of.place.is(Place::of(verdict)));
             }
         }
         seen.other_jobs = u32::try_from(others.len()).unwrap_or(u32::MAX);
-        if let Some(now) = now {
+        if let Some(now) = now.filter(|now| !now.spans) {
             let told = now.told(fingerprint, Place::of(verdict), Wall::default());
             seen.elsewhere = elsewhere.before(&told, now.began);
+            seen.heard_by = elsewhere.heard_by;
         }
-        seen.heard_by = elsewhere.heard_by;
         (!seen.is_nothing() || seen.heard_by > 0).then_some(seen)
     }
 }
@@ -367,11 +378,41 @@ mod tests {
             )
         };
         let again = [("exp", "python train.py --lr 1", 1000), ("exp.2", "python train.py --lr 2", 1000)];
-        let expected =
-            SeenBefore { in_this_job: 2, at_this_step: 2, in_earlier_runs: 2, ..SeenBefore::default() };
+        let expected = SeenBefore { in_this_job: 2, at_this_step: 2, ..SeenBefore::default() };
         assert_eq!(seen(&again), Some(expected));
         let others = [("a", "python eval.py", 1000), ("b", "python train.py --lr 1", 1001)];
         assert_eq!(seen(&others), Some(SeenBefore { other_jobs: 2, ..SeenBefore::default() }));
+    }
+
+    #[test]
+    fn other_hosts_are_asked_of_runs_on_one_host_and_earlier_runs_are_those_before_this_one_began() {
+        let at = |seconds: i64, of: Entry| Entry { at: Stamp { wall: Wall(seconds), ..of.at }, ..of };
+        let started = |world_size: u32| {
+            let spec = JobSpec { world_size, local_world_size: 2, ..JobSpec::default() };
+            Entry { body: Body::Fact(Fact::JobStarted(spec)), ..entry("a", "boot", verdict("x", 7, 1)) }
+        };
+        let seen = |world_size: u32| {
+            let mut repeats = Repeats::default();
+            let of = |step, fault_at| Verdict { heartbeats: true, ..verdict("x", step, fault_at) };
+            // The scheduler starts it anew under its old name.
+            for (seconds, entry) in [
+                (10, started(world_size)),
+                (20, entry("a", "boot", of(7, 20))),
+                (30, started(world_size)),
+                (40, entry("a", "boot", of(7, 40))),
+            ] {
+                repeats.take_in(&at(seconds, entry));
+            }
+            let told = repeats.told();
+            let failures = told.first().map(|of| ("b".to_owned(), vec![Told { at: Wall(5), ..of.clone() }]));
+            let elsewhere = Elsewhere { heard_by: 1, failures: failures.into_iter().collect() };
+            let now = of(7, 50);
+            let seen = repeats.before(&JobId("a".into()), &BootId("boot".into()), &now, &elsewhere);
+            let seen = seen.unwrap_or_default();
+            (told.len(), seen.in_this_job, seen.in_earlier_runs, seen.elsewhere.len(), seen.heard_by)
+        };
+        assert_eq!(seen(2), (2, 2, 1, 1, 1));
+        assert_eq!(seen(4), (0, 2, 1, 0, 0), "ranks of other hosts fail with those of this one");
     }
 
     #[test]
