@@ -65,7 +65,8 @@ const CLOUD_ANSWERS: [&str; 6] = [
 ];
 const WIRE: &str = "{\"devices\": {\"0\": \"gpu.0000:3b:00\"}, \"hints\": []}\n[1]\n{}\n";
 const INVENTORY: &str = r#"{"software":"1","domain":"rack","used":1,"quota":2,"copies":[{"shard":{"of":{"step":1,"job":"a","run":"a",
-    "attempt":0,"world":1},"rank":0,"root":"00","bytes":4,"created":7},"medium":"memory","own":true,"verified":true}]}"#;
+    "attempt":0,"world":1},"rank":0,"root":"00","bytes":4,"created":7},"medium":"memory","own":true,"verified":true}],
+    "failures":[{"program":"0123456789abcdef","fingerprint":"fedcba9876543210","place":{"step":7,"heartbeats":true},"at":5}]}"#;
 const SECRETS: [&str; 5] = [
     "401 for hf_AbCdEfGhIjKlMnOpQrSt at",
     "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG",
