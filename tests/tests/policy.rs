@@ -144,6 +144,9 @@ fn a_run_is_judged_anew_as_it_was_with_the_policy_that_decided_then() {
     assert!(status == Some(0) && told.contains("judged as then"), "{told}{end}");
     let (status, told) = replay(&[]);
     assert!(status == Some(1) && told.contains("decision: hand back, now restart"), "{told}{end}");
+    std::fs::write(&policy, "def decide(case):\n    return case.verdct\n").expect("the policy is written");
+    let (status, told) = replay(&["--policy", &named]);
+    assert!(status == Some(1) && told.contains("there is no field verdct"), "{told}");
     std::fs::write(&policy, "def decide(case\n").expect("the policy is written");
     let (status, told) = replay(&["--policy", &named]);
     assert!(status != Some(0) && told.contains("own.star"), "{told}");

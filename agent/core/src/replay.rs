@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::entry::{Body, Entry, Fact};
 use crate::id::{Incident, JobId};
-use crate::job::{Input, Job, Order, Output, Ruling};
+use crate::job::{Input, Job, Order, Output, POLICY, Ruling};
 use crate::policy::{Advisor, Budget};
 use crate::testimony::Testimony;
 use crate::time::Mono;
@@ -31,6 +31,8 @@ pub struct Replayed {
     pub then: Judgement,
     /// As today's core judges the same facts.
     pub now: Judgement,
+    /// Why the built-in policy had to decide now in place of the one that was given.
+    pub trouble: Option<String>,
 }
 
 impl Replayed {
@@ -156,7 +158,13 @@ fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[
             _ => None,
         })?,
     };
-    Some(Replayed { job: id.clone(), incident, then, now })
+    let trouble = out.iter().chain(&judged).find_map(|output| match output {
+        Output::Record(Body::Fact(Fact::Observed(seen))) if seen.component == POLICY => {
+            Some(seen.detail.clone())
+        }
+        _ => None,
+    });
+    Some(Replayed { job: id.clone(), incident, then, now, trouble })
 }
 
 fn rule(job: &mut Job, at: Mono, ruling: Ruling) -> Vec<Output> {

@@ -95,6 +95,7 @@ fn as_json(replayed: &Replayed) -> Value {
         "job": replayed.job,
         "incident": replayed.incident,
         "differences": replayed.differences(),
+        "policy_trouble": replayed.trouble,
         "then": { "verdict": replayed.then.verdict, "decision": replayed.then.decision },
         "now": { "verdict": replayed.now.verdict, "decision": replayed.now.decision },
     })
@@ -104,6 +105,9 @@ fn render(replayed: &[Replayed]) -> String {
     let mut text = String::new();
     for one in replayed {
         text.push_str(&format!("failure {} of {}: {}\n", one.incident.0, one.job, one.now.verdict.headline));
+        if let Some(trouble) = &one.trouble {
+            text.push_str(&format!("  policy: {}\n", output::clean(trouble)));
+        }
         let differences = one.differences();
         if differences.is_empty() {
             text.push_str("  judged as then\n");
