@@ -66,7 +66,7 @@ void mainstay_collective(uint64_t comm, uint64_t entered, uint64_t completed);
 void mainstay_collective_with(uint64_t comm, uint64_t entered, uint64_t completed, uint64_t signature);
 
 /* Where in its data this rank reads now: a number that is the same whenever the same batch is read, at whatever step. To be told
- * before the batch is used. A failure that comes again at the same position is the data's, and is called so. */
+ * before the batch is used. That a failure comes again at the same position speaks for the data, and ends the job. */
 void mainstay_data_at(uint64_t position);
 
 /* What comes next takes long, at most so many seconds: until then or until mainstay_resume no progress is expected of

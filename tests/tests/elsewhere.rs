@@ -31,6 +31,15 @@ fn wait_for_peer(agent: &Agent, failures: u64) {
     });
 }
 
+/// Two hosts whose agents know each other, and a program that both have, as on a shared file system.
+fn two_hosts(test: u8) -> (Hosts, Vec<Agent>, String) {
+    let hosts = Hosts::new(test, 2, &[]);
+    let agents: Vec<Agent> = (0..2).map(|host| hosts.agent(host)).collect();
+    agents.iter().for_each(|agent| wait_for_peer(agent, 0));
+    let script = hosts.stages[0].script("train.py", SCRIPT);
+    (hosts, agents, script)
+}
+
 fn run(stage: &Stage, agent: &Agent, script: &str) -> End {
     let python = python().display().to_string();
     stage.command(&[&python, script]).with(agent).ranks(1).options("--max-restarts 10").start().end()
@@ -41,12 +50,7 @@ fn in_doubt_another_host_is_tried_once_and_what_fails_there_too_is_the_programs(
     if !has_client() {
         return;
     }
-    let hosts = Hosts::new(0, 2, &[]);
-    let agents: Vec<Agent> = (0..2).map(|host| hosts.agent(host)).collect();
-    // Where a program lies on a shared file system, it is the same one on all hosts.
-    let script = hosts.stages[0].script("train.py", SCRIPT);
-    agents.iter().for_each(|agent| wait_for_peer(agent, 0));
-
+    let (hosts, agents, script) = two_hosts(0);
     let first = run(&hosts.stages[0], &agents[0], &script);
     first
         .assert_status(HAND_BACK_EXIT)
@@ -75,10 +79,7 @@ fn a_changed_program_is_tried_as_if_it_had_never_failed() {
     if !has_client() {
         return;
     }
-    let hosts = Hosts::new(1, 2, &[]);
-    let agents: Vec<Agent> = (0..2).map(|host| hosts.agent(host)).collect();
-    let script = hosts.stages[0].script("train.py", SCRIPT);
-    agents.iter().for_each(|agent| wait_for_peer(agent, 0));
+    let (hosts, agents, script) = two_hosts(1);
     run(&hosts.stages[0], &agents[0], &script).assert_status(HAND_BACK_EXIT);
     wait_for_peer(&agents[1], 2);
     let mended = format!("{SCRIPT}# mended\n");

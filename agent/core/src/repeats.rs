@@ -221,7 +221,9 @@ impl Repeats {
                 if !others.contains(&other) {
                     others.push(other);
                 }
-            } else if !both.is_some_and(|(then, now)| was_changed(then, now)) {
+            } else if !both
+                .is_some_and(|(then, now)| was_changed(then.content.as_ref(), now.content.as_ref()))
+            {
                 seen.count(of.place, Place::of(verdict));
                 seen.in_other_boots += u32::from(of.boot != *boot);
                 // By time: a scheduler may start the same job anew under the same name.
@@ -248,6 +250,6 @@ impl Program {
 }
 
 /// Whether it is another program than then; what could not be read is no change.
-fn was_changed(then: &Program, now: &Program) -> bool {
-    then.content.as_ref().zip(now.content.as_ref()).is_some_and(|(then, now)| then != now)
+fn was_changed(then: Option<&String>, now: Option<&String>) -> bool {
+    then.zip(now).is_some_and(|(then, now)| then != now)
 }

@@ -3,6 +3,7 @@
 
 mod found;
 mod records;
+mod repeated;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,7 +13,6 @@ use crate::entry::Fact;
 use crate::health::{Component, HealthState};
 use crate::id::Pid;
 use crate::pci::PciAddress;
-use crate::repeats::SeenBefore;
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 
@@ -36,22 +36,6 @@ const LEMON: f64 = 3.0;
 
 /// What an announcement that the machine is taken away speaks with: much where nothing else is seen, little beside a cause.
 const ANNOUNCED: f64 = 2.5;
-
-/// What it speaks with that the same came before in this job, in log-odds; more at the same step and over a restart of the
-/// host. On one host alone a broken device could do it, too: it stays below what a kernel's word weighs.
-const AGAIN: f64 = 0.6;
-const AGAIN_AT_THE_STEP: f64 = 0.8;
-const AGAIN_IN_ANOTHER_BOOT: f64 = 0.6;
-
-/// What it speaks with that the same program failed so on another host: then it is no matter of this one.
-const ELSEWHERE: f64 = 2.0;
-
-/// What it speaks with for the data that it came again where the same data was read, though at another step.
-const AGAIN_AT_THE_DATA: f64 = 2.0;
-
-/// So many other jobs with the same failure are no chance, and what they speak with.
-const SEVERAL_JOBS: u32 = 2;
-const SEVERAL: f64 = 1.5;
 
 /// What the sick components and the records of devices speak for, beside the kernel's lines.
 pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
@@ -78,73 +62,8 @@ pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item
     sick(testimony, fault_at)
         .chain(records)
         .chain(notices)
-        .chain(testimony.seen_before.iter().flat_map(repeated))
+        .chain(testimony.seen_before.iter().flat_map(repeated::observations))
         .chain(testimony.findings.iter().filter_map(found::observation))
-}
-
-/// What comes again in the same job is the program's, or of what it stands on; at the same step and over a restart of the
-/// host the more so. What several jobs meet on one host is the host's, or of what all of them stand on.
-fn repeated(seen: &SeenBefore) -> Vec<Observation> {
-    let mut told = Vec::new();
-    if seen.in_this_job > 0 {
-        let weight = AGAIN
-            + if seen.at_this_step > 0 { AGAIN_AT_THE_STEP } else { 0.0 }
-            + if seen.in_other_boots > 0 { AGAIN_IN_ANOTHER_BOOT } else { 0.0 };
-        // At the same step with other data it is hardly the data's.
-        let data = if seen.at_other_data > seen.at_this_data { 0.0 } else { weight };
-        told.push(Observation {
-            family: "repetition".to_owned(),
-            text: format!(
-                "this job failed so {} time(s) before: {} at this step, {} before the host was last restarted",
-                seen.in_this_job, seen.at_this_step, seen.in_other_boots
-            ),
-            class: Class::UserCode,
-            weight,
-            also: vec![(Class::UserConfig, weight), (Class::Data, data), (Class::SoftwarePlatform, 0.8 * weight)],
-        });
-    }
-    if seen.at_this_data > seen.at_other_data {
-        told.push(Observation {
-            family: "repetition_at_data".to_owned(),
-            text: format!("{} of them at other steps, where the same data was read", seen.at_this_data),
-            class: Class::Data,
-            weight: AGAIN_AT_THE_DATA,
-            also: Vec::new(),
-        });
-    }
-    if seen.at_other_data > seen.at_this_data {
-        told.push(Observation {
-            family: "repetition_at_data".to_owned(),
-            text: format!("{} of them at this step, where other data was read", seen.at_other_data),
-            class: Class::UserCode,
-            weight: AGAIN,
-            also: vec![(Class::UserConfig, AGAIN)],
-        });
-    }
-    if !seen.elsewhere.is_empty() {
-        let hosts: Vec<&str> = seen.elsewhere.iter().map(|of| of.host.as_str()).collect();
-        told.push(Observation {
-            family: "repetition_on_hosts".to_owned(),
-            text: format!("this program failed so before on {}", hosts.join(", ")),
-            class: Class::UserCode,
-            weight: ELSEWHERE,
-            also: vec![
-                (Class::UserConfig, ELSEWHERE),
-                (Class::Data, ELSEWHERE),
-                (Class::SoftwarePlatform, 0.8 * ELSEWHERE),
-            ],
-        });
-    }
-    if seen.other_jobs >= SEVERAL_JOBS {
-        told.push(Observation {
-            family: "repetition_elsewhere".to_owned(),
-            text: format!("{} other jobs failed so on this host", seen.other_jobs),
-            class: Class::SoftwarePlatform,
-            weight: SEVERAL,
-            also: vec![(Class::HardwareHost, 0.7 * SEVERAL), (Class::Storage, 0.7 * SEVERAL)],
-        });
-    }
-    told
 }
 
 fn sick(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
@@ -290,37 +209,6 @@ mod tests {
             since,
             ..Component::default()
         }
-    }
-
-    #[test]
-    fn what_comes_again_speaks_for_the_program_and_on_many_jobs_for_the_host() {
-        let weights = |seen_before: SeenBefore| {
-            let told = Testimony { seen_before: Some(seen_before), ..Testimony::default() };
-            let heard: Vec<Observation> = observations(&told, seconds(1)).collect();
-            heard.iter().map(|of| (of.class, of.weight)).collect::<Vec<_>>()
-        };
-        let once = weights(SeenBefore { in_this_job: 1, ..SeenBefore::default() });
-        let here = weights(SeenBefore {
-            in_this_job: 1,
-            at_this_step: 1,
-            in_other_boots: 1,
-            ..SeenBefore::default()
-        });
-        assert_eq!((once[0].0, here[0].0), (Class::UserCode, Class::UserCode));
-        assert!(once[0].1 < here[0].1);
-        let of = |told: &[(Class, f64)], class: Class| told.iter().any(|(of, _)| *of == class);
-        let at_data = weights(SeenBefore { in_this_job: 1, at_this_data: 1, ..SeenBefore::default() });
-        assert!(of(&at_data, Class::Data), "{at_data:?}");
-        let step = weights(SeenBefore {
-            in_this_job: 1,
-            at_this_step: 1,
-            at_other_data: 1,
-            ..SeenBefore::default()
-        });
-        assert!(!of(&step, Class::Data) && step.len() == 2, "{step:?}");
-        assert_eq!(weights(SeenBefore { other_jobs: 1, ..SeenBefore::default() }), []);
-        let many = weights(SeenBefore { other_jobs: 3, ..SeenBefore::default() });
-        assert_eq!(many[0].0, Class::SoftwarePlatform);
     }
 
     #[test]

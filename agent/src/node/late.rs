@@ -13,6 +13,7 @@ use super::rulings::Ruled;
 use super::{Input, Node, Session, ToLauncher};
 use crate::board::BoardReader;
 use crate::os::clock;
+use crate::store::journal::JournalError;
 
 /// Entries that are read at once.
 const AT_ONCE: usize = 1000;
@@ -61,8 +62,11 @@ impl Node {
         let (board, inputs) = (self.board.reader(), self.own_inputs.clone());
         tokio::task::spawn_blocking(move || match judged_anew(&board, &job, incident) {
             // The node may be gone meanwhile; the testimony stands in its journal.
-            Some(verdict) => _ = inputs.blocking_send(Input::JudgedLate(job, Box::new(verdict))),
-            None => tracing::debug!(%job, "what came late changes no verdict"),
+            Ok(Some(verdict)) => _ = inputs.blocking_send(Input::JudgedLate(job, Box::new(verdict))),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%job, incident = incident.0, %error, "the journal cannot be read: what came late of a failure is not judged");
+            }
         });
     }
 
@@ -79,15 +83,19 @@ impl Node {
 }
 
 /// The verdict by all that the journal has, if it is another one than before.
-fn judged_anew(board: &BoardReader, job: &JobId, incident: Incident) -> Option<Verdict> {
+fn judged_anew(
+    board: &BoardReader,
+    job: &JobId,
+    incident: Incident,
+) -> Result<Option<Verdict>, JournalError> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut cursor = 0;
     loop {
-        let read = board.entries_after(cursor, AT_ONCE).ok()?;
+        let read = board.entries_after(cursor, AT_ONCE)?;
         let Some(last) = read.entries.last() else { break };
         cursor = last.seq.max(read.cursor);
         entries.extend(read.entries.into_iter().filter(|entry| entry.job.as_ref() == Some(job)));
     }
-    let replayed = replay(&entries).into_iter().find(|of| of.incident == incident)?;
-    (replayed.now.verdict != replayed.then.verdict).then_some(replayed.now.verdict)
+    let replayed = replay(&entries).into_iter().find(|of| of.incident == incident);
+    Ok(replayed.filter(|of| of.now.verdict != of.then.verdict).map(|of| of.now.verdict))
 }

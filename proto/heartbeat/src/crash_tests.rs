@@ -4,11 +4,10 @@
 //! when a process is killed. What a reader then sees must be what stood before the operation or what it was to leave.
 
 use std::cell::Cell;
-use std::sync::atomic::AtomicU64;
 
+use crate::fresh::fresh;
 use crate::{
-    Claim, Claiming, Collective, ExitKind, ExitNote, Measures, Note, Page, PageSpec, PageWords, SectionId,
-    StepRecord, Writer, format,
+    Claim, Claiming, Collective, ExitKind, ExitNote, Measures, Note, Page, SectionId, StepRecord, Writer,
 };
 
 thread_local! {
@@ -37,22 +36,6 @@ fn dies_after(stores: u64, work: impl FnOnce()) -> bool {
     STORES_LEFT.set(Some(stores));
     work();
     STORES_LEFT.replace(None) == Some(0)
-}
-
-fn fresh() -> Box<PageWords> {
-    let bytes = format(&PageSpec {
-        job: "crash",
-        rank: 0,
-        local_rank: 0,
-        world_size: 1,
-        attempt: 0,
-        boot_id: [0; 16],
-        creator_pid: 1,
-        created_mono_ns: 0,
-    });
-    let words: Box<[AtomicU64]> =
-        bytes.as_chunks::<8>().0.iter().map(|bytes| AtomicU64::new(u64::from_ne_bytes(*bytes))).collect();
-    words.try_into().unwrap()
 }
 
 fn process(pid: u32) -> Claiming<'static> {

@@ -38,28 +38,11 @@ pub(crate) fn forget(words: Words<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PageSpec, PageWords, format};
-
-    fn page() -> Box<PageWords> {
-        let spec = PageSpec {
-            job: "test",
-            rank: 0,
-            local_rank: 0,
-            world_size: 1,
-            attempt: 0,
-            boot_id: [0; 16],
-            creator_pid: 1,
-            created_mono_ns: 1,
-        };
-        let bytes = format(&spec);
-        let word =
-            |index: usize| bytes.as_chunks::<8>().0.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        Box::new(std::array::from_fn(|index| std::sync::atomic::AtomicU64::new(word(index))))
-    }
+    use crate::fresh::fresh;
 
     #[test]
     fn the_last_position_counts_and_0_is_one() {
-        let words = page();
+        let words = fresh();
         let page = Page::new(&words).unwrap();
         assert_eq!(page.data(), None);
         tell(Words(&words), 0);
@@ -72,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_page_of_an_older_minor_is_left_alone() {
-        let words = page();
+        let words = fresh();
         Words(&words).store(MINOR_AT, 5);
         tell(Words(&words), 7);
         assert_eq!(Words(&words).load(DATA), 0);

@@ -35,6 +35,8 @@ mod writer;
 mod crash_tests;
 #[cfg(test)]
 mod document_tests;
+#[cfg(test)]
+mod fresh;
 
 pub use beat::{Beat, OpenSection};
 pub use collective::{Collective, Operation, OperationKind};

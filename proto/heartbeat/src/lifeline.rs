@@ -44,24 +44,11 @@ pub(crate) fn forget(words: Words<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PageSpec, Writer, format};
+    use crate::Writer;
+    use crate::fresh::fresh;
 
     fn page(spoil: impl FnOnce(Words<'_>)) -> Option<usize> {
-        let spec = PageSpec {
-            job: "j",
-            rank: 0,
-            local_rank: 0,
-            world_size: 1,
-            attempt: 0,
-            boot_id: [0; 16],
-            creator_pid: 1,
-            created_mono_ns: 1,
-        };
-        let bytes = format(&spec);
-        let words: Box<crate::PageWords> = Box::new(std::array::from_fn(|index| {
-            let word = bytes.as_chunks::<8>().0.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes));
-            std::sync::atomic::AtomicU64::new(word)
-        }));
+        let words = fresh();
         spoil(Words(&words));
         Writer::new(&words).ok()?.page().lifeline()
     }

@@ -70,7 +70,9 @@ fn restart(settings: &Settings, case: Case<'_>, rung: Rung) -> Option<String> {
         return Some(format!("{PATIENCE_AT_MOST} restarts in a row brought no new step"));
     }
     if repeats_at_same_place(case).count() >= REPEATS_AT_MOST {
-        return Some(format!("the same error came {REPEATS_AT_MOST} times at the same step"));
+        return Some(format!(
+            "the same error came {REPEATS_AT_MOST} times at the same step or the same data"
+        ));
     }
     match (readiness(case.host), settings.ready_within) {
         (Readiness::Unfit(why) | Readiness::NotYet(why), Some(_)) if rung.stays() => {
@@ -142,7 +144,7 @@ mod tests {
         let of = |past: &[PastFailure]| forbids(past, Host::default(), &take(Some(Rung::All), 0));
         assert_eq!(of(&[failed(5), failed(5)]), None);
         let again = of(&[failed(5), failed(5), failed(5)]);
-        assert_eq!(again.as_deref(), Some("the same error came 3 times at the same step"));
+        assert_eq!(again.as_deref(), Some("the same error came 3 times at the same step or the same data"));
         let elsewhere: Vec<PastFailure> =
             (0..10).map(|_| PastFailure { reached: Some(5), ..failed(4) }).collect();
         assert_eq!(of(&elsewhere).as_deref(), Some("10 restarts in a row brought no new step"));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Place;
+use super::{Place, was_changed};
 use crate::time::Wall;
 
 /// Failures that a host tells of, the newest.
@@ -52,8 +52,7 @@ impl Elsewhere {
     /// failure of one job, and no second witness.
     pub(super) fn before(&self, now: &Told, began: Wall) -> Vec<OnHost> {
         let same = |told: &&Told| {
-            let changed =
-                told.content.as_ref().zip(now.content.as_ref()).is_some_and(|(then, now)| then != now);
+            let changed = was_changed(told.content.as_ref(), now.content.as_ref());
             told.program == now.program && told.fingerprint == now.fingerprint && !changed && told.at < began
         };
         let on_host = |(host, told): (&String, &Vec<Told>)| {
