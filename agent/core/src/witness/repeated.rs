@@ -11,7 +11,7 @@ const AGAIN_AT_THE_STEP: f64 = 0.8;
 const AGAIN_IN_ANOTHER_BOOT: f64 = 0.6;
 
 /// What it speaks with for the data that it came again where the same data was read, though at another step.
-const AGAIN_AT_THE_DATA: f64 = 2.0;
+const AGAIN_AT_THE_DATA: f64 = 3.0;
 
 /// What it speaks with that the same program failed so on another host: then it is no matter of this one.
 const ON_ANOTHER_HOST: f64 = 2.0;
