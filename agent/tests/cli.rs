@@ -54,6 +54,7 @@ fn verdict() -> Body {
         deterministic: false,
         doubts: Doubts::default(),
         confidence: 0.6,
+        culprit_confidence: None,
         culprit: Some(Rank(1)),
         victims: vec![Rank(0)],
         step: Some(4),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
+use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, LineTime, Note, StartedRank};
 use mainstay_core::finding::{Finding, FindingKind};
 use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use mainstay_core::kernel::{KernelClass, KernelReport, LinkRegisters, LogPlace, NvlinkError, Sxid, Xid};
@@ -33,6 +33,8 @@ fn entries() -> Vec<Body> {
             after_stop: true,
             stderr_tail: vec![String::new()],
             stdout_tail: vec![String::new()],
+            stderr_times: vec![LineTime { at: Mono(1), steps_after: Some(1) }],
+            stdout_times: vec![LineTime::default()],
         }),
         Body::Fact(Fact::Xid(Xid {
             gpu: PciAddress { domain: 0, bus: 1, device: 0 },

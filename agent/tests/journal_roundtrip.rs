@@ -180,6 +180,8 @@ fn fact() -> impl Strategy<Value = Fact> {
                         after_stop,
                         stderr_tail,
                         stdout_tail,
+                        stderr_times: Vec::new(),
+                        stdout_times: Vec::new(),
                     }
                 }
             ),
@@ -291,6 +293,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
             deterministic,
             doubts: Doubts { against: doubts.0, would_change: doubts.1 },
             confidence,
+            culprit_confidence: None,
             culprit,
             victims,
             step,

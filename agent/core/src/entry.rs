@@ -222,6 +222,12 @@ pub enum Fact {
         /// Last lines of its standard output: NCCL writes its warnings there, and many programs their log.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stdout_tail: Vec<String>,
+        /// When each line of `stderr_tail` was written; empty where that is not known.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        stderr_times: Vec<LineTime>,
+        /// The same of `stdout_tail`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        stdout_times: Vec<LineTime>,
     },
     /// Ranks live and do not move.
     RanksHung {
@@ -346,6 +352,16 @@ pub struct StartedRank {
     /// Its heartbeat page, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<String>,
+}
+
+/// When a line of a rank's output was written, and how far the job went after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LineTime {
+    /// When the launcher first saw the line in the file. It was written then or before.
+    pub at: Mono,
+    /// Steps of this attempt that began after `at` and were completed; none where no progress is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps_after: Option<u64>,
 }
 
 /// What a rank says of its own end (the page's exit note).

@@ -294,6 +294,8 @@ impl Job {
                 after_stop,
                 stderr_tail,
                 stdout_tail,
+                stderr_times,
+                stdout_times,
                 ..
             } if attempt == self.attempt => {
                 if let Some(state) = self.ranks.get_mut(&rank) {
@@ -303,6 +305,7 @@ impl Job {
                     state.end.step = step;
                     state.end.data = state.end.data.or(data);
                     (state.end.stderr_tail, state.end.stdout_tail) = (stderr_tail, stdout_tail);
+                    (state.end.stderr_times, state.end.stdout_times) = (stderr_times, stdout_times);
                 }
                 if !status.is_success() {
                     self.failure(at, at, out);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::entry::{ExitStatus, Note};
+use crate::entry::{ExitStatus, LineTime, Note};
 use crate::fingerprint::fingerprint;
 use crate::hang::{ACTIVITY, Hang, HangKind, listed};
 use crate::id::{Attempt, Incident, Rank};
@@ -34,6 +34,10 @@ pub struct RankEnd {
     pub stderr_tail: Vec<String>,
     /// The last lines of its standard output.
     pub stdout_tail: Vec<String>,
+    /// When each line of `stderr_tail` was written; empty where that is not known.
+    pub stderr_times: Vec<LineTime>,
+    /// The same of `stdout_tail`.
+    pub stdout_times: Vec<LineTime>,
 }
 
 impl RankEnd {
@@ -115,6 +119,7 @@ pub fn judge(
         deterministic: false,
         doubts: Doubts::default(),
         confidence: confidence(&cause, end),
+        culprit_confidence: Some(confidence(&cause, end)),
         culprit: Some(culprit),
         step: end.step,
         data: end.data,
@@ -139,6 +144,7 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
         deterministic: false,
         doubts: Doubts::default(),
         confidence: 1.0,
+        culprit_confidence: None,
         culprit: None,
         victims: Vec::new(),
         step: None,
@@ -182,6 +188,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         deterministic: false,
         doubts: Doubts { against: Vec::new(), would_change: would_change(hang) },
         confidence: hang.confidence,
+        culprit_confidence: culprit.map(|_| hang.confidence),
         culprit,
         victims: hang.victims.clone(),
         step: hang.step,
@@ -286,6 +293,7 @@ fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
         deterministic: false,
         doubts: Doubts::default(),
         confidence: 0.0,
+        culprit_confidence: None,
         culprit: None,
         victims: Vec::new(),
         step: None,

@@ -187,6 +187,7 @@ mod tests {
                 would_change: vec!["Machine's fault (12 %): an XID".into()],
             },
             confidence: 0.8,
+            culprit_confidence: None,
             culprit: Some(Rank(3)),
             victims: vec![Rank(0)],
             step: Some(4),

@@ -95,6 +95,9 @@ pub struct Verdict {
     pub doubts: Doubts,
     /// How sure, from 0 to 1: of the domain, or where that is unknown of the culprit.
     pub confidence: f64,
+    /// How sure, from 0 to 1, that it began with the culprit; none where no rank is named and in journals of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub culprit_confidence: Option<f64>,
     /// Where it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub culprit: Option<Rank>,

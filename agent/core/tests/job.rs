@@ -289,6 +289,8 @@ fn any_input() -> impl Strategy<Value = Input> {
                 after_stop: flag,
                 stderr_tail: vec![],
                 stdout_tail: vec![],
+                stderr_times: Vec::new(),
+                stdout_times: Vec::new(),
             }),
             4 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] }),
             5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![rank] }),

@@ -336,6 +336,8 @@ impl World {
             after_stop,
             stderr_tail,
             stdout_tail,
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
         });
     }
 

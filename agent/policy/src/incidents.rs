@@ -292,6 +292,7 @@ fn incident(written: Written) -> Result<Incident, String> {
         deterministic: written.deterministic,
         doubts: Doubts::default(),
         confidence: written.confidence,
+        culprit_confidence: None,
         culprit: Some(Rank(written.culprit)),
         victims: Vec::new(),
         step: written.step,

@@ -86,6 +86,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
                 deterministic,
                 doubts: Doubts::default(),
                 confidence,
+                culprit_confidence: None,
                 culprit: named.then_some(Rank(0)),
                 victims: vec![Rank(1)],
                 step,

@@ -142,6 +142,8 @@ impl Launcher {
                 after_stop,
                 stderr_tail,
                 stdout_tail,
+                stderr_times: Vec::new(),
+                stdout_times: Vec::new(),
             },
         );
         self.rank_gone(which, pid);
@@ -282,6 +284,8 @@ impl Launcher {
             after_stop,
             stderr_tail,
             stdout_tail,
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
         });
         self.rank_gone(rank, pid);
     }

@@ -202,6 +202,8 @@ async fn filters_restrict_and_do_not_stop_the_cursor() {
         after_stop: false,
         stderr_tail: vec!["last words".into()],
         stdout_tail: Vec::new(),
+        stderr_times: Vec::new(),
+        stdout_times: Vec::new(),
     };
     server.record(21, Some("b"), Body::Fact(killed));
     let mut client = EventServiceClient::new(server.unix().await);
@@ -265,6 +267,7 @@ pub fn verdict(incident: u64, headline: &str) -> Body {
             would_change: vec!["The same step on another host.".into()],
         },
         confidence: 0.9,
+        culprit_confidence: None,
         culprit: Some(Rank(3)),
         victims: Vec::new(),
         step: Some(4),

@@ -119,6 +119,7 @@ fn nobody_failed(attempt: Attempt, at: Mono) -> Verdict {
         deterministic: false,
         doubts: Doubts::default(),
         confidence: 0.0,
+        culprit_confidence: None,
         culprit: None,
         victims: Vec::new(),
         step: None,

@@ -16,6 +16,7 @@ fn verdict(fingerprint: &str, step: u64, fault_at: u64) -> Verdict {
         deterministic: false,
         doubts: Doubts::default(),
         confidence: 0.5,
+        culprit_confidence: None,
         culprit: None,
         victims: Vec::new(),
         step: Some(step),

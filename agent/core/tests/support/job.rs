@@ -93,6 +93,8 @@ impl Run {
             after_stop,
             stderr_tail: vec![],
             stdout_tail: vec![],
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
         });
     }
 

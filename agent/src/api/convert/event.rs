@@ -300,6 +300,8 @@ mod tests {
             after_stop: false,
             stderr_tail: vec!["one".into(), "two".into()],
             stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
         }));
         assert_eq!((event.cursor, event.attempt, event.rank), (7, Some(2), Some(1)));
         assert_eq!(event.time.map(|time| (time.seconds, time.nanos)), Some((1, 500_000_000)));
@@ -331,6 +333,8 @@ mod tests {
             after_stop: true,
             stderr_tail: Vec::new(),
             stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
         }));
         assert_eq!(event.severity(), Severity::Info);
         assert_eq!(event.message, "rank 0 (pid 98) ended as told: SIGTERM");
