@@ -49,7 +49,7 @@ pub enum CatalogError {
 const EXPLAINS: f64 = 0.8;
 
 /// Words that lead to structure rather than to a signature.
-pub(super) const STRUCTURE: [&str; 10] = [
+pub(super) const STRUCTURE: [&str; 14] = [
     "file \"",
     "error:",
     "exception:",
@@ -59,9 +59,15 @@ pub(super) const STRUCTURE: [&str; 10] = [
     "exception group",
     "timeout:",
     "(local_rank:",
+    "exception ignored in",
+    "loss",
+    "it/s",
+    "s/it",
     "xid",
 ];
 
+/// The places of the words that lines of completed steps have.
+pub(super) const PROGRESS: [usize; 3] = [XID - 3, XID - 2, XID - 1];
 /// Words up to this length are no part of another word.
 const SHORT: usize = 6;
 /// Of fewer words (with their stems and pairs) than this a line that no signature knows says nothing.
@@ -160,12 +166,19 @@ impl Catalog {
                 if signature.family.is_empty() {
                     signature.family.clone_from(&file.family);
                 }
+                if signature.latent.is_none() {
+                    signature.latent.clone_from(&file.latent);
+                }
+                signature.warning |= file.warning;
                 if signature.source.is_empty() {
                     signature.source.clone_from(&file.source);
                 }
                 signatures.push(signature);
             }
-            for xid in file.xid {
+            for mut xid in file.xid {
+                if xid.latent.is_none() {
+                    xid.latent.clone_from(&file.latent);
+                }
                 for code in &xid.codes {
                     xids.insert(*code, signatures.len());
                     signatures.push(of_xid(&xid, *code, &file.family, &file.source));

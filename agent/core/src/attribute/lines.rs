@@ -244,24 +244,6 @@ pub fn rank_of_path(path: &str) -> Option<u32> {
     after(stem).or_else(|| after(&parent)).or_else(of_torchrun)
 }
 
-/// Whether the line says of itself that it is a warning or a note. NCCL's WARN is its word for an error.
-pub fn is_mild(line: &str) -> bool {
-    const MARKS: [&str; 9] = [
-        "Warning:",
-        "WARNING",
-        "warnings.warn",
-        "NCCL INFO",
-        "[INFO]",
-        " INFO ",
-        "INFO:",
-        "DEBUG",
-        "falling back to",
-    ];
-    // The kernel says "INFO" of tasks that hang and of CPUs that stall.
-    const NO_NOTES: [&str; 3] = ["Error:", "INFO: task", "INFO: rcu"];
-    MARKS.iter().any(|mark| line.contains(mark)) && !NO_NOTES.iter().any(|mark| line.contains(mark))
-}
-
 /// Whether the line is what a program advises its reader to do: what it speaks of was not seen.
 pub fn is_advice(line: &str) -> bool {
     const BEGINNINGS: [&str; 16] = [
@@ -321,6 +303,14 @@ pub fn time_of_day(line: &str) -> Option<f64> {
         return Some(hours * 3600.0 + minutes * 60.0 + seconds + part);
     }
     None
+}
+
+/// Times of day can be compared unless midnight may lie between them.
+pub fn spans_less_than_half_a_day(times: &[f64]) -> bool {
+    let (least, most) = times
+        .iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), t| (least.min(*t), most.max(*t)));
+    most - least < 43_200.0
 }
 
 #[cfg(test)]

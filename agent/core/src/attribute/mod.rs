@@ -2,18 +2,21 @@
 //!
 //! Pure: text comes in, an [`Attribution`] comes out. `docs/reference/attribution.md` tells how the judgement is made.
 //!
-//! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`traceback`], [`scan`] (one pass
+//! In reading order: [`class`], `signature`, [`catalog`] (signatures as data), [`lines`], [`level`], [`progress`], [`traceback`], [`scan`] (one pass
 //! over the text), [`exit`], `structure`, `raised`, `ranks`, `words` (learned from [`lessons`]), [`vote`], [`fuse`], [`root`], [`explain`]; [`score`] holds it against
 //! labelled cases ([`case`]).
 
 pub mod case;
 pub mod catalog;
 pub mod class;
+mod current;
 pub mod exit;
 pub mod explain;
 pub mod fuse;
 pub mod lessons;
+pub mod level;
 pub mod lines;
+pub mod progress;
 mod raised;
 mod ranks;
 pub mod root;
@@ -107,6 +110,7 @@ pub struct Attribution {
 
 /// Judges.
 pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
+    let evidence = &*current::current(catalog, evidence);
     let votes = vote::votes(catalog, evidence);
     let posterior = fuse::fuse(&votes, evidence.job.as_ref());
     let domains = domains(&votes);

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::Evidence;
+use super::lines;
 use super::scan::Spot;
 use super::vote::{Vote, is_log};
 
@@ -97,7 +98,7 @@ fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, Spot)> {
         let mut spots: Vec<&(usize, Spot)> =
             vote.spots.iter().filter(|(source, _)| is_log(evidence, *source)).collect();
         if let Some(times) = spots.iter().map(|(_, spot)| spot.time).collect::<Option<Vec<f64>>>()
-            && spans_less_than_half_a_day(&times)
+            && lines::spans_less_than_half_a_day(&times)
         {
             spots.sort_by(|a, b| a.1.time.partial_cmp(&b.1.time).unwrap_or(std::cmp::Ordering::Equal));
         }
@@ -108,12 +109,4 @@ fn root_lines(evidence: &Evidence, grounds: &[Vote]) -> Vec<(usize, Spot)> {
         }
     }
     lines
-}
-
-/// Times of day can be compared unless midnight may lie between them.
-fn spans_less_than_half_a_day(times: &[f64]) -> bool {
-    let (least, most) = times
-        .iter()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), t| (least.min(*t), most.max(*t)));
-    most - least < 43_200.0
 }

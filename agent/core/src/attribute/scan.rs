@@ -4,14 +4,26 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::catalog::{Catalog, STRUCTURE, XID};
+use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
+use crate::entry::LineTime;
 use super::class::Class;
+use super::level;
 use super::lines::{self, LINE_WINDOW};
+use super::progress;
 use super::traceback::{self, Frame};
 use super::words::{Word, messages};
 
-/// Sightings of one signature in one source that are kept, the earliest; the others are only counted.
-const KEPT: usize = 32;
+/// Sightings of one signature in one source that are kept: so many of the first, and so many of the last.
+const KEPT: usize = 16;
+/// Progress lines that are all noted; after them one in so many bytes is.
+const PROGRESS_LINES: usize = 256;
+const PROGRESS_STRIDE: usize = 1024;
+/// Progress lines that are kept.
+const PROGRESS_KEPT: usize = 65_536;
+/// The exception that an ignored one is about stands at most so many lines below.
+const IGNORED_REACH: u64 = 60;
+/// A line after which so many healthy steps were done is no cause of the failure.
+pub const HEALTHY_STEPS: u64 = 2;
 /// Sightings after which a signature is no longer looked at in a source.
 const LOOKED_AT: usize = 4096;
 /// Exceptions kept per source: so many of the first, and so many of the last.
@@ -65,8 +77,28 @@ pub struct Spot {
     pub time: Option<f64>,
     /// It stands in a warning or a note.
     pub mild: bool,
+    /// Steps that were surely begun and completed after the line; none where no progress is known.
+    pub steps_after: Option<u64>,
     /// The line itself, cleaned and shortened.
     pub text: String,
+}
+
+impl Spot {
+    /// Whether training went on in good order after the line.
+    pub fn is_past(&self) -> bool {
+        self.steps_after.is_some_and(|steps| steps >= HEALTHY_STEPS)
+    }
+}
+
+/// A line that reports a completed step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Its number in its source, from 1.
+    pub line: u64,
+    /// Time of day, seconds, where the line has one.
+    pub time: Option<f64>,
+    /// The number of the step, where the line names it.
+    pub step: Option<u64>,
 }
 
 /// An exception in a source.
@@ -104,6 +136,8 @@ pub struct Findings {
     pub words: Option<(Spot, Opinion)>,
     /// All words that say something: of a small text those of all lines, of a large one those of the lines that matter.
     pub vocabulary: BTreeSet<Word>,
+    /// Lines that report completed steps, in order.
+    pub progress: Vec<Progress>,
     /// Lines read.
     pub lines: u64,
     /// Bytes read.
@@ -116,10 +150,20 @@ pub struct Scan<'c> {
     findings: Findings,
     places: BTreeMap<usize, usize>,
     frames: BTreeMap<Option<u32>, (u64, Frame)>,
+    /// When each line was written, where that is known.
+    times: &'c [LineTime],
+    /// The newest sightings of signatures, once there are more than are kept from the beginning.
+    last_spots: BTreeMap<usize, VecDeque<Spot>>,
+    /// The line that says that the exception below it is ignored.
+    ignored: Option<u64>,
+    /// Bytes of the block up to which progress lines are not looked at.
+    no_progress_until: usize,
     /// The newest exceptions, once there are more than are kept from the beginning.
     last_exceptions: VecDeque<Exception>,
     /// The rank that a row of the launcher's table named last, and in which line.
     table: Option<(u64, u32)>,
+    /// The line that is looked at is the program's text that a warning quotes.
+    quotes_a_warning: bool,
     unfinished: Vec<u8>,
     plain: Vec<u8>,
     small: Vec<u8>,
@@ -134,8 +178,13 @@ impl<'c> Scan<'c> {
             findings: Findings { source: source.to_owned(), rank, kind, ..Findings::default() },
             places: BTreeMap::new(),
             frames: BTreeMap::new(),
+            times: &[],
+            last_spots: BTreeMap::new(),
+            ignored: None,
+            no_progress_until: 0,
             last_exceptions: VecDeque::new(),
             table: None,
+            quotes_a_warning: false,
             unfinished: Vec::new(),
             plain: Vec::new(),
             small: Vec::new(),
@@ -153,6 +202,21 @@ impl<'c> Scan<'c> {
     ) -> Findings {
         let mut scan = Scan::new(catalog, source, rank, kind);
         scan.feed(text);
+        scan.finish()
+    }
+
+    /// Reads the last lines of a rank's output, of each of which is known when it was written; `times` is as long as
+    /// `lines`, or empty where that is not known.
+    pub fn of_lines(
+        catalog: &'c Catalog,
+        source: &str,
+        rank: Option<u32>,
+        lines: &[String],
+        times: &'c [LineTime],
+    ) -> Findings {
+        let mut scan = Scan::new(catalog, source, rank, Kind::Log);
+        scan.times = times;
+        scan.feed(lines.join("\n").as_bytes());
         scan.finish()
     }
 
@@ -189,12 +253,16 @@ impl<'c> Scan<'c> {
             self.block(&last);
         }
         self.findings.exceptions.extend(std::mem::take(&mut self.last_exceptions));
+        for (place, spots) in std::mem::take(&mut self.last_spots) {
+            self.findings.sightings[place].spots.extend(spots);
+        }
         if self.findings.bytes <= JOINED as u64 {
             let text = std::mem::take(&mut self.small);
             self.joined(&text);
         } else {
             self.vocabulary_of_spots();
         }
+        place_in_progress(&mut self.findings, self.times);
         self.findings
     }
 
@@ -216,7 +284,11 @@ impl<'c> Scan<'c> {
     fn plain_block(&mut self, block: &[u8]) {
         let catalog = self.catalog;
         let (mut counted, mut start, mut end) = (0, 0, 0);
+        self.no_progress_until = 0;
         for (word, at) in catalog.hits(block) {
+            if PROGRESS.contains(&word) && (at < self.no_progress_until || self.findings.kind != Kind::Log) {
+                continue;
+            }
             if at >= end {
                 self.look(block.get(start..end).unwrap_or_default());
                 let from = end.max(at.saturating_sub(LINE_WINDOW));
@@ -225,11 +297,37 @@ impl<'c> Scan<'c> {
                 end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
                 self.findings.lines += newlines(&block[counted..start]);
                 counted = start;
+                self.quotes_a_warning = block[start] == b' ' && self.follows_a_warning(&block[..start]);
+            }
+            if PROGRESS.contains(&word) {
+                self.no_progress_until = end;
+                self.progress_in(&block[start..end], end);
+                continue;
             }
             self.words.push(word);
         }
         self.look(block.get(start..end).unwrap_or_default());
         self.findings.lines += newlines(&block[counted..]);
+    }
+
+    /// Notes a line that reports a completed step.
+    fn progress_in(&mut self, raw: &[u8], end: usize) {
+        let line = lines::clean(raw);
+        if !progress::is_progress(&line) || self.findings.progress.len() >= PROGRESS_KEPT {
+            return;
+        }
+        let (time, step) = (lines::time_of_day(&line), progress::step_of(&line));
+        self.findings.progress.push(Progress { line: self.findings.lines + 1, time, step });
+        if self.findings.progress.len() >= PROGRESS_LINES {
+            self.no_progress_until = end + PROGRESS_STRIDE;
+        }
+    }
+
+    /// Whether the line before is the first of a Python warning, which quotes the program in its second.
+    fn follows_a_warning(&self, before: &[u8]) -> bool {
+        let before = before.strip_suffix(b"\n").unwrap_or(before);
+        let from = memchr::memrchr(b'\n', before).map_or(0, |at| at + 1).max(before.len().saturating_sub(LINE_WINDOW));
+        level::is_python_warning(&lines::clean(&before[from..]))
     }
 
     /// Looks at a line that has some of the words.
@@ -294,6 +392,11 @@ impl<'c> Scan<'c> {
         if candidates.is_empty() {
             return false;
         }
+        // A line that healthy runs print says nothing else.
+        let benign = |index: &usize| self.catalog.signatures()[*index].role == Role::Benign;
+        if candidates.iter().any(benign) {
+            candidates.retain(benign);
+        }
         let spot = self.spot(line, number);
         let explained = candidates.iter().any(|index| self.catalog.explains(*index));
         for index in candidates {
@@ -315,7 +418,13 @@ impl<'c> Scan<'c> {
         }
         if sighting.spots.len() < KEPT {
             sighting.spots.push(spot.clone());
+            return;
         }
+        let last = self.last_spots.entry(place).or_default();
+        if last.len() == KEPT {
+            last.pop_front();
+        }
+        last.push_back(spot.clone());
     }
 
     fn spot(&self, line: &str, number: u64) -> Spot {
@@ -323,7 +432,8 @@ impl<'c> Scan<'c> {
         let rank = prefix.rank.or_else(|| lines::rank_in(line)).or(self.findings.rank);
         let rank = rank.or_else(|| self.in_table(line, number));
         let text: String = line.trim().chars().take(QUOTE).collect();
-        Spot { line: number, rank, time: lines::time_of_day(line), mild: lines::is_mild(line), text }
+        let mild = self.findings.kind == Kind::Log && (self.quotes_a_warning || level::is_mild(line));
+        Spot { line: number, rank, time: lines::time_of_day(line), mild, steps_after: None, text }
     }
 
     /// The rank of the launcher's table in whose rows the line stands: `  exitcode  : -9`, below `  rank      : 4`.
@@ -335,6 +445,10 @@ impl<'c> Scan<'c> {
 
     /// Frames and exceptions.
     fn structure_of(&mut self, line: &str, number: u64, known: bool) {
+        if line.contains("Exception ignored in") {
+            self.ignored = Some(number);
+            return;
+        }
         if line.contains("(local_rank:") {
             self.table =
                 lines::rank_in(line).or_else(|| lines::rank_at_start(line)).map(|rank| (number, rank));
@@ -351,6 +465,10 @@ impl<'c> Scan<'c> {
             return;
         }
         let Some(raised) = traceback::raised(text) else { return };
+        // What Python ignored while it cleaned up ended nothing.
+        if self.ignored.take().is_some_and(|at| number - at <= IGNORED_REACH) {
+            return;
+        }
         let frame = self
             .frames
             .get(&rank)
@@ -403,8 +521,13 @@ impl<'c> Scan<'c> {
             }
         }
         let words = self.catalog.vocabulary();
+        // Neither warnings nor what came before healthy steps: their words are those of every run.
+        let current = (1u64..).zip(&lines).filter(|(number, line)| {
+            let steps_after = steps_after(&self.findings.progress, self.times, *number);
+            steps_after.is_none_or(|steps| steps < HEALTHY_STEPS) && !level::is_mild(line)
+        });
         self.findings.vocabulary =
-            messages(lines.iter().map(AsRef::as_ref)).flat_map(|line| words.known(line)).collect();
+            messages(current.map(|(_, line)| line.as_ref())).flat_map(|line| words.known(line)).collect();
         self.hints(&lines);
     }
 
@@ -421,7 +544,10 @@ impl<'c> Scan<'c> {
         let explained: BTreeSet<u64> =
             self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
         for (number, line) in (1u64..).zip(lines) {
-            if explained.contains(&number) || line.trim().is_empty() || lines::is_advice(line) {
+            let past = steps_after(&self.findings.progress, self.times, number)
+                .is_some_and(|steps| steps >= HEALTHY_STEPS);
+            let speaks = !(past || lines::is_advice(line) || level::is_mild(line));
+            if explained.contains(&number) || line.trim().is_empty() || !speaks {
                 continue;
             }
             let lower = line.to_ascii_lowercase();
@@ -444,6 +570,47 @@ impl<'c> Scan<'c> {
 fn begin_alike(first: &str, second: &str) -> bool {
     let word = first.split_whitespace().next().unwrap_or_default();
     word.len() > 2 && second.split_whitespace().next() == Some(word)
+}
+
+/// Says of each line that matters how many steps were done after it.
+fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
+    let Findings { progress, sightings, exceptions, words, .. } = findings;
+    let spots = sightings.iter_mut().flat_map(|of| &mut of.spots);
+    let spots = spots.chain(exceptions.iter_mut().map(|of| &mut of.spot)).chain(words.iter_mut().map(|(spot, _)| spot));
+    spots.for_each(|spot| spot.steps_after = steps_after(progress, times, spot.line));
+}
+
+/// Steps that were surely begun and completed after a line: as the launcher saw it, else by the lines of the same source
+/// that report steps.
+fn steps_after(progress: &[Progress], times: &[LineTime], line: u64) -> Option<u64> {
+    let at = usize::try_from(line).unwrap_or(usize::MAX).saturating_sub(1);
+    if let Some(steps) = times.get(at).and_then(|time| time.steps_after) {
+        return Some(steps);
+    }
+    let last = progress.last()?;
+    let after = &progress[progress.partition_point(|of| of.line <= line)..];
+    let by_number = match (after.first().and_then(|first| first.step), last.step) {
+        (Some(first), Some(last)) => last.saturating_sub(first),
+        _ => 0,
+    };
+    Some((after.len() as u64).max(by_number))
+}
+
+/// Relates sources to each other by time of day: a source that reports no steps itself was healthy when another was.
+pub fn relate(findings: &mut [Findings]) {
+    let mut steps: Vec<f64> = findings.iter().flat_map(|of| of.progress.iter().filter_map(|of| of.time)).collect();
+    if steps.is_empty() || !lines::spans_less_than_half_a_day(&steps) {
+        return;
+    }
+    steps.sort_by(f64::total_cmp);
+    let after = |time: f64| (steps.len() - steps.partition_point(|of| *of <= time)) as u64;
+    let silent = findings.iter_mut().filter(|of| of.kind == Kind::Log && of.progress.is_empty());
+    for of in silent {
+        let spots = of.sightings.iter_mut().flat_map(|of| &mut of.spots);
+        for spot in spots.chain(of.exceptions.iter_mut().map(|of| &mut of.spot)) {
+            spot.steps_after = spot.steps_after.or_else(|| spot.time.map(after));
+        }
+    }
 }
 
 fn newlines(bytes: &[u8]) -> u64 {

@@ -60,6 +60,13 @@ pub struct Signature {
     /// The rank that prints it tells of another's fault: it is not where the failure began.
     #[serde(default)]
     pub reporter: bool,
+    /// It may speak from a warning or a note, and not only from an error: machines warn before they fail.
+    #[serde(default)]
+    pub warning: bool,
+    /// Why it still speaks for a failure when healthy steps came after it: what it reports lies in wait. Without a reason
+    /// it does not.
+    #[serde(default)]
+    pub latent: Option<String>,
     /// Only a hint, looked for in short texts on lines that no other signature explains.
     #[serde(default)]
     pub fallback: bool,
@@ -105,6 +112,8 @@ pub(super) struct Xid {
     #[serde(default)]
     pub(super) restart: Option<Restart>,
     #[serde(default)]
+    pub(super) latent: Option<String>,
+    #[serde(default)]
     pub(super) also: BTreeMap<Class, f64>,
 }
 
@@ -142,6 +151,12 @@ pub struct ExceptionRule {
 pub(super) struct File {
     pub(super) family: String,
     pub(super) source: String,
+    /// Of all entries of the file that name no reason of their own.
+    #[serde(default)]
+    pub(super) latent: Option<String>,
+    /// Of all entries of the file.
+    #[serde(default)]
+    pub(super) warning: bool,
     #[serde(default)]
     pub(super) signature: Vec<Signature>,
     #[serde(default)]
@@ -162,6 +177,9 @@ pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signat
         restart: xid.restart,
         domain: None,
         reporter: false,
+        // The driver writes XIDs at the level of an error.
+        warning: true,
+        latent: xid.latent.clone(),
         fallback: false,
         also: xid.also.clone(),
         family: family.to_owned(),

@@ -11,8 +11,6 @@ use super::structure;
 use super::words::Word;
 use crate::verdict::FaultDomain;
 
-/// What stands in a warning or a note counts so much.
-const MILD: f64 = 0.5;
 /// Beside evidence of this weight hints are left out.
 const BETTER_THAN_HINTS: f64 = 1.5;
 
@@ -137,20 +135,14 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
         if signature.role == Role::Benign {
             continue;
         }
-        // What a program only warns of, it survived.
-        let share = if sighting.spots.iter().all(|spot| spot.mild) && !is_alarm(signature.class) {
-            MILD
-        } else {
-            1.0
-        };
         let vote = Vote {
             family: signature.family.clone(),
             id: signature.id.clone(),
             meaning: signature.meaning.clone(),
             role: signature.role,
             class: signature.class,
-            weight: signature.weight * share,
-            also: signature.also.iter().map(|(class, weight)| (*class, *weight * share)).collect(),
+            weight: signature.weight,
+            also: signature.also.iter().map(|(class, weight)| (*class, *weight)).collect(),
             determinism: signature.determinism,
             restart: signature.restart,
             domain: signature.domain,
@@ -162,14 +154,6 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
         };
         add(votes, vote);
     }
-}
-
-/// Whether even a warning of it tells of a fault: machines warn before they fail, programs warn of everything.
-fn is_alarm(class: Class) -> bool {
-    matches!(
-        class,
-        Class::HardwareGpu | Class::HardwareHost | Class::Preemption | Class::HostResource | Class::Unknown
-    )
 }
 
 /// The same evidence from another source is not other evidence.
