@@ -176,8 +176,7 @@ fn a_cleaned_line_is_read_like_the_raw_one() {
 
 #[test]
 fn any_text_is_read_without_a_panic() {
-    for at in 0..REPORTS.len() {
-        let line = REPORTS[at].0;
+    for (line, _) in REPORTS {
         for end in (0..=line.len()).filter(|end| line.is_char_boundary(*end)) {
             is_progress(&line[..end]);
             is_progress(&line[end..]);
@@ -187,17 +186,4 @@ fn any_text_is_read_without_a_panic() {
     assert_eq!(step_of(&long), Some(10));
     assert!(!is_progress(&"%|".repeat(100_000)));
     assert!(!is_progress("step 99999999999999999999999 loss 2.3"));
-}
-
-/// A figure for people, not a test: `cargo test --release -p mainstay-core --lib progress_speed -- --ignored --nocapture`.
-#[test]
-#[ignore = "prints a figure"]
-fn progress_speed() {
-    for line in REPORTS.iter().map(|(line, _)| *line).chain(SILENT.iter().copied()) {
-        let begun = std::time::Instant::now();
-        for _ in 0..100_000 {
-            std::hint::black_box(is_progress(std::hint::black_box(line)));
-        }
-        println!("{:>5} ns, {:>4} bytes: {line:.60}", begun.elapsed().as_nanos() / 100_000, line.len());
-    }
 }
