@@ -7,9 +7,9 @@ use crate::attribute::class::Class;
 use crate::attribute::exit::{Exit, Status};
 use crate::attribute::explain::{self, Report};
 use crate::attribute::fuse::JobSoFar;
-use crate::attribute::scan::{Findings, Kind, Scan};
-use crate::attribute::{Attribution, Evidence, Observation, attribute};
-use crate::entry::{ExitStatus, Note};
+use crate::attribute::scan::{Findings, Kind, Scan, Spot};
+use crate::attribute::{Attribution, Evidence, Observation, attribute, scan};
+use crate::entry::{ExitStatus, LineTime, Note};
 use crate::id::Rank;
 use crate::judge::RankEnd;
 use crate::testimony::Testimony;
@@ -87,26 +87,38 @@ fn evidence(catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) -> Evidence {
             evidence.exits.push(Exit { rank: Some(rank.0), status, order: u32::try_from(order).ok() });
         }
     }
+    scan::relate(&mut evidence.findings);
     evidence
 }
 
 /// What a rank said last: its exit note, which is whole, or else the end of its standard error; what it wrote there before
 /// its traceback; and the end of its standard output, where NCCL warns.
-fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> impl Iterator<Item = Findings> {
-    let traceback =
-        end.stderr_tail.iter().position(|line| line.contains("Traceback (most recent call last):"));
-    let (last, before) = match &end.note {
-        Some(note) => (text_of(note), &end.stderr_tail[..traceback.unwrap_or(end.stderr_tail.len())]),
-        None => (end.stderr_tail.join("\n"), [].as_slice()),
+///
+/// Each line comes with its time, so that what was printed before healthy steps is no cause.
+fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
+    let of_lines = |source: &str, lines: &[String], times: &[LineTime]| {
+        let times = times.get(..lines.len()).unwrap_or_default();
+        Scan::of_lines(catalog, source, Some(rank.0), lines, times)
     };
-    let said = [
-        ("last words", last),
-        ("standard error", before.join("\n")),
-        ("standard output", end.stdout_tail.join("\n")),
-    ];
-    said.into_iter().filter(|(source, text)| *source == "last words" || !text.is_empty()).map(
-        move |(source, text)| Scan::of_text(catalog, source, Some(rank.0), Kind::default(), text.as_bytes()),
-    )
+    let (stderr, stderr_times) = (&end.stderr_tail, &end.stderr_times);
+    let mut said = Vec::new();
+    match &end.note {
+        Some(note) => {
+            let text = text_of(note);
+            said.push(Scan::of_text(catalog, "last words", Some(rank.0), Kind::default(), text.as_bytes()));
+            let traceback =
+                stderr.iter().rposition(|line| line.contains("Traceback (most recent call last):"));
+            let before = &stderr[..traceback.unwrap_or(stderr.len())];
+            if !before.is_empty() {
+                said.push(of_lines("standard error", before, stderr_times));
+            }
+        }
+        None => said.push(of_lines("last words", stderr, stderr_times)),
+    }
+    if !end.stdout_tail.is_empty() {
+        said.push(of_lines("standard output", &end.stdout_tail, &end.stdout_times));
+    }
+    said
 }
 
 /// The traceback as Python prints it: with the exception as its last line.
@@ -136,10 +148,19 @@ fn grounds(judged: &Attribution) -> Vec<String> {
         .iter()
         .take(QUOTED)
         .map(|vote| match vote.spots.first() {
-            Some((_, spot)) => format!("{}: {}", vote.meaning, spot.text.trim()),
+            Some((_, spot)) => format!("{}{}: {}", vote.meaning, steps_before(spot), spot.text.trim()),
             None => vote.meaning.clone(),
         })
         .collect()
+}
+
+/// How many steps before the failure a line was printed, where steps were done after it.
+fn steps_before(spot: &Spot) -> String {
+    match spot.steps_after {
+        None | Some(0) => String::new(),
+        Some(1) => " (1 step before the failure)".to_owned(),
+        Some(steps) => format!(" ({steps} steps before the failure)"),
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use anyhow::Context;
 use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::attribute::explain::{self, Report};
 use mainstay_core::attribute::lines;
-use mainstay_core::attribute::scan::{Findings, Kind, Scan};
+use mainstay_core::attribute::scan::{self as scanning, Findings, Kind, Scan};
 use mainstay_core::attribute::score::{self, Answer, Case};
 use mainstay_core::attribute::{Evidence, attribute, exit as exits};
 
@@ -72,6 +72,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
     let mut evidence =
         Evidence { findings: scan_all(catalog, &files::below(&args.logs)?)?, ..Evidence::default() };
+    scanning::relate(&mut evidence.findings);
     if let Some(file) = &args.kernel_log {
         evidence.findings.push(scan(catalog, file, Kind::Kernel)?);
     }

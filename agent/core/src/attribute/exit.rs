@@ -58,7 +58,7 @@ const NAMES: [(&str, i32); 10] = [
 
 impl Status {
     /// A shell's 128 + n is signal n; so is Python's -n.
-    fn normal(self) -> Status {
+    pub(super) fn normal(self) -> Status {
         match self {
             Status::Code(code @ 129..=159) => Status::Signal(code - 128),
             Status::Code(code @ -31..=-1) => Status::Signal(-code),

@@ -177,6 +177,7 @@ mod tests {
             restart: None,
             domain: None,
             reporter: false,
+            signal: false,
             hint: false,
             spots: Vec::new(),
             count: 1,

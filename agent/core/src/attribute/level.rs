@@ -21,7 +21,8 @@ pub enum Level {
 }
 
 /// Phrases of lines that say of themselves that the program goes on.
-const GOES_ON: [&str; 12] = [
+const GOES_ON: [&str; 13] = [
+    "exception ignored in",
     "this is expected",
     "falling back to",
     "is deprecated",
@@ -61,7 +62,8 @@ pub fn is_mild(line: &str) -> bool {
 
 /// Whether the line begins a Python warning: `train.py:3: UserWarning: text`, or its call in the quoted program.
 pub fn is_python_warning(line: &str) -> bool {
-    line.contains("warnings.warn(") || line.match_indices("Warning:").any(|(at, _)| names_a_category(line, at))
+    line.contains("warnings.warn(")
+        || line.match_indices("Warning:").any(|(at, _)| names_a_category(line, at))
 }
 
 /// Whether the word that ends at `at` is the name of a category: at the beginning of the message, or after a place in the source.
@@ -122,7 +124,8 @@ fn of_word(head: &str) -> Option<Level> {
         let Some(begin) = rest.find(|letter: char| letter.is_ascii_alphabetic()) else { return None };
         let at = from + begin;
         let word = &head[at..];
-        let end = word.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').unwrap_or(word.len());
+        let end =
+            word.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').unwrap_or(word.len());
         let word = &word[..end];
         if let Some(level) = of_name(head, at, word) {
             return Some(level);
@@ -139,7 +142,8 @@ fn of_word(head: &str) -> Option<Level> {
 fn of_name(head: &str, at: usize, word: &str) -> Option<Level> {
     let before = &head[..at];
     let after = head[at + word.len()..].chars().next();
-    let keyed = before.ends_with("level=") || before.ends_with("level\": \"") || before.ends_with("level\":\"");
+    let keyed =
+        before.ends_with("level=") || before.ends_with("level\": \"") || before.ends_with("level\":\"");
     let stands_alone = before.ends_with(['[', '|', ':', '-', ' ', '(', '\t', '<']) || before.is_empty();
     let ends = matches!(after, None | Some(']' | '|' | ':' | '-' | ' ' | ')' | '\t' | '>' | ','));
     if !keyed && !(stands_alone && ends) {

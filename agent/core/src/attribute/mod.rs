@@ -9,6 +9,7 @@
 pub mod case;
 pub mod catalog;
 pub mod class;
+mod confidence;
 mod current;
 pub mod exit;
 pub mod explain;
@@ -115,6 +116,7 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let posterior = fuse::fuse(&votes, evidence.job.as_ref());
     let domains = domains(&votes);
     let class = committed(&posterior, &domains);
+    let class = if names_only_a_signal(&votes, class) { Class::Unknown } else { class };
     let (mut for_it, mut against, mut consequences) = (Vec::new(), Vec::new(), Vec::new());
     for vote in votes {
         // Words alone name no line, and where nothing is known no cause.
@@ -136,10 +138,10 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let determinism = decisive.map_or(Determinism::Either, |vote| vote.determinism);
     let domain = domains[class.index()];
     let agreed = for_it.iter().chain(&against).chain(&consequences).find(|vote| vote.family == "exit");
-    let confidence = domain_probability(&posterior, &domains, domain);
+    let confidence = confidence::of(domain_probability(&posterior, &domains, domain), class, &for_it);
     let told = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
     // One crash may pass; what crashes on several ranks comes again.
-    let together = told == Some(Restart::RestartSameNodes) && ranks::crashed_together(&for_it);
+    let together = told == Some(Restart::RestartSameNodes) && ranks::crashed_together(for_it.iter());
     let usual = told.filter(|_| !together).unwrap_or_else(|| advice(class, determinism));
     // A job that is stopped in error costs more than one restart in vain, which policies bound.
     let reasoned = together || comes_again(&for_it, class);
@@ -165,6 +167,18 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
         against,
         consequences,
     }
+}
+
+/// Whether nothing but the signal that ended a process, and words, speaks for the class: a signal does not say who sent it.
+/// Several ranks that crash in native code are more than that.
+fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
+    let for_it = || {
+        votes
+            .iter()
+            .filter(|vote| vote.role == Role::Primary && vote.classes().any(|(of, w)| of == class && w > 0.0))
+    };
+    let only = |vote: &Vote| vote.signal || vote.hint || vote.is_of_words();
+    for_it().any(|vote| vote.signal) && for_it().all(only) && !ranks::crashed_together(for_it())
 }
 
 /// Whether any of the evidence for the class is of what comes again by its nature.

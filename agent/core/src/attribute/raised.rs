@@ -77,6 +77,7 @@ pub fn vote(catalog: &Catalog, place: usize, exception: &Exception) -> Vote {
         restart: None,
         domain: None,
         reporter: false,
+        signal: false,
         hint: false,
         spots: vec![(place, exception.spot.clone())],
         count: 1,

@@ -21,8 +21,8 @@ pub fn named_by_others(catalog: &Catalog, evidence: &Evidence) -> Option<u32> {
 }
 
 /// Whether several ranks crashed in native code, each by itself: libraries that do not fit, on every host.
-pub fn crashed_together(votes: &[Vote]) -> bool {
-    let crashes = votes.iter().filter(|vote| CRASHES.contains(&vote.id.as_str()));
+pub fn crashed_together<'v>(votes: impl Iterator<Item = &'v Vote>) -> bool {
+    let crashes = votes.filter(|vote| CRASHES.contains(&vote.id.as_str()));
     let ranks: BTreeSet<u32> =
         crashes.flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank)).collect();
     ranks.len() > 1

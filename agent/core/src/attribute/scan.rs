@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
-use crate::entry::LineTime;
 use super::class::Class;
 use super::level;
 use super::lines::{self, LINE_WINDOW};
 use super::progress;
 use super::traceback::{self, Frame};
 use super::words::{Word, messages};
+use crate::entry::LineTime;
 
 /// Sightings of one signature in one source that are kept: so many of the first, and so many of the last.
 const KEPT: usize = 16;
@@ -154,8 +154,9 @@ pub struct Scan<'c> {
     times: &'c [LineTime],
     /// The newest sightings of signatures, once there are more than are kept from the beginning.
     last_spots: BTreeMap<usize, VecDeque<Spot>>,
-    /// The line that says that the exception below it is ignored.
+    /// The line that says that the exception below it is ignored, and the lines of such exceptions.
     ignored: Option<u64>,
+    ignored_lines: BTreeSet<u64>,
     /// Bytes of the block up to which progress lines are not looked at.
     no_progress_until: usize,
     /// The newest exceptions, once there are more than are kept from the beginning.
@@ -181,6 +182,7 @@ impl<'c> Scan<'c> {
             times: &[],
             last_spots: BTreeMap::new(),
             ignored: None,
+            ignored_lines: BTreeSet::new(),
             no_progress_until: 0,
             last_exceptions: VecDeque::new(),
             table: None,
@@ -326,7 +328,9 @@ impl<'c> Scan<'c> {
     /// Whether the line before is the first of a Python warning, which quotes the program in its second.
     fn follows_a_warning(&self, before: &[u8]) -> bool {
         let before = before.strip_suffix(b"\n").unwrap_or(before);
-        let from = memchr::memrchr(b'\n', before).map_or(0, |at| at + 1).max(before.len().saturating_sub(LINE_WINDOW));
+        let from = memchr::memrchr(b'\n', before)
+            .map_or(0, |at| at + 1)
+            .max(before.len().saturating_sub(LINE_WINDOW));
         level::is_python_warning(&lines::clean(&before[from..]))
     }
 
@@ -349,6 +353,11 @@ impl<'c> Scan<'c> {
         if worthwhile {
             let number = self.findings.lines + 1;
             let line = lines::clean(raw);
+            if self.is_ignored(&line, number) {
+                words.clear();
+                self.words = words;
+                return;
+            }
             let known =
                 !self.is_program_text(&line, number) && self.signatures_of(&line, number, &words, false);
             if words.first().is_some_and(|word| *word < STRUCTURE.len()) {
@@ -365,6 +374,21 @@ impl<'c> Scan<'c> {
         let rank = prefix.rank.or(self.findings.rank);
         let below = self.frames.get(&rank).is_some_and(|(at, _)| at + 1 == number);
         below && line[prefix.len..].starts_with(|first: char| !first.is_ascii_uppercase())
+    }
+
+    /// Whether the line is the exception that Python ignored while it cleaned up: that ended nothing.
+    fn is_ignored(&mut self, line: &str, number: u64) -> bool {
+        let Some(at) = self.ignored.filter(|at| number > *at) else { return false };
+        if number - at > IGNORED_REACH {
+            self.ignored = None;
+            return false;
+        }
+        let is_exception = traceback::raised(&line[lines::prefix(line).len..]).is_some();
+        if is_exception {
+            self.ignored = None;
+            self.ignored_lines.insert(number);
+        }
+        is_exception
     }
 
     fn seen(&self, signature: usize) -> u64 {
@@ -465,10 +489,6 @@ impl<'c> Scan<'c> {
             return;
         }
         let Some(raised) = traceback::raised(text) else { return };
-        // What Python ignored while it cleaned up ended nothing.
-        if self.ignored.take().is_some_and(|at| number - at <= IGNORED_REACH) {
-            return;
-        }
         let frame = self
             .frames
             .get(&rank)
@@ -500,6 +520,10 @@ impl<'c> Scan<'c> {
         for (at, pair) in lines.windows(2).enumerate() {
             let (first, second) = (pair[0].trim_end(), pair[1].trim());
             if first.is_empty() || second.is_empty() || first.len() + second.len() > 2 * LINE_WINDOW {
+                continue;
+            }
+            let number = at as u64 + 1;
+            if self.ignored_lines.contains(&number) || self.ignored_lines.contains(&(number + 1)) {
                 continue;
             }
             // A frame and the program's text below it are not one message.
@@ -546,7 +570,8 @@ impl<'c> Scan<'c> {
         for (number, line) in (1u64..).zip(lines) {
             let past = steps_after(&self.findings.progress, self.times, number)
                 .is_some_and(|steps| steps >= HEALTHY_STEPS);
-            let speaks = !(past || lines::is_advice(line) || level::is_mild(line));
+            let ignored = self.ignored_lines.contains(&number);
+            let speaks = !(past || ignored || lines::is_advice(line) || level::is_mild(line));
             if explained.contains(&number) || line.trim().is_empty() || !speaks {
                 continue;
             }
@@ -576,7 +601,9 @@ fn begin_alike(first: &str, second: &str) -> bool {
 fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
     let Findings { progress, sightings, exceptions, words, .. } = findings;
     let spots = sightings.iter_mut().flat_map(|of| &mut of.spots);
-    let spots = spots.chain(exceptions.iter_mut().map(|of| &mut of.spot)).chain(words.iter_mut().map(|(spot, _)| spot));
+    let spots = spots
+        .chain(exceptions.iter_mut().map(|of| &mut of.spot))
+        .chain(words.iter_mut().map(|(spot, _)| spot));
     spots.for_each(|spot| spot.steps_after = steps_after(progress, times, spot.line));
 }
 
@@ -598,7 +625,8 @@ fn steps_after(progress: &[Progress], times: &[LineTime], line: u64) -> Option<u
 
 /// Relates sources to each other by time of day: a source that reports no steps itself was healthy when another was.
 pub fn relate(findings: &mut [Findings]) {
-    let mut steps: Vec<f64> = findings.iter().flat_map(|of| of.progress.iter().filter_map(|of| of.time)).collect();
+    let mut steps: Vec<f64> =
+        findings.iter().flat_map(|of| of.progress.iter().filter_map(|of| of.time)).collect();
     if steps.is_empty() || !lines::spans_less_than_half_a_day(&steps) {
         return;
     }

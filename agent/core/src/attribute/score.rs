@@ -11,7 +11,7 @@ use super::catalog::Catalog;
 use super::class::{Class, Restart};
 use super::scan::{Kind, Scan};
 use super::{Attribution, Evidence, attribute};
-use super::{exit, lessons};
+use super::{exit, lessons, scan};
 use crate::verdict::FaultDomain;
 
 /// Bins of the reliability table.
@@ -61,6 +61,7 @@ pub fn evidence(catalog: &Catalog, case: &Case) -> Evidence {
     }
     let exit_info = case.exit_info.as_deref().unwrap_or_default();
     findings.push(Scan::of_text(catalog, "exit", None, Kind::Exit, exit_info.as_bytes()));
+    scan::relate(&mut findings);
     Evidence { findings, exits: exit::from_text(exit_info), ..Evidence::default() }
 }
 

@@ -63,6 +63,9 @@ pub struct Signature {
     /// It may speak from a warning or a note, and not only from an error: machines warn before they fail.
     #[serde(default)]
     pub warning: bool,
+    /// It only repeats that a signal ended a process, and not why.
+    #[serde(default)]
+    pub signal: bool,
     /// Why it still speaks for a failure when healthy steps came after it: what it reports lies in wait. Without a reason
     /// it does not.
     #[serde(default)]
@@ -179,6 +182,7 @@ pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signat
         reporter: false,
         // The driver writes XIDs at the level of an error.
         warning: true,
+        signal: false,
         latent: xid.latent.clone(),
         fallback: false,
         also: xid.also.clone(),

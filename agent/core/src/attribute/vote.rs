@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Evidence;
 use super::catalog::{Catalog, Determinism, Role};
 use super::class::{Class, Restart};
+use super::exit::Status;
 use super::raised;
 use super::scan::{Findings, Kind, Spot};
 use super::structure;
@@ -56,6 +57,8 @@ pub struct Vote {
     pub domain: Option<FaultDomain>,
     /// The rank that prints it tells of another's fault.
     pub reporter: bool,
+    /// It only repeats that a signal ended a process, and not why.
+    pub signal: bool,
     /// Only a hint, from the words of a line that no signature explains.
     pub hint: bool,
     /// Where it was seen: the source's place in the evidence, and the lines.
@@ -115,6 +118,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         restart: None,
         domain: None,
         reporter: false,
+        signal: false,
         hint: false,
         spots: Vec::new(),
         count: 1,
@@ -147,6 +151,7 @@ fn of_signatures(catalog: &Catalog, place: usize, findings: &Findings, votes: &m
             restart: signature.restart,
             domain: signature.domain,
             reporter: signature.reporter,
+            signal: signature.signal,
             hint: signature.fallback,
             // What is known about exits and the kernel's lines are no lines of the log.
             spots: sighting.spots.iter().map(|spot| (place, spot.clone())).collect(),
@@ -195,6 +200,7 @@ fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<V
         restart: None,
         domain: None,
         reporter: false,
+        signal: false,
         hint: false,
         spots: Vec::new(),
         count: 1,
@@ -260,6 +266,7 @@ fn of_repeated_xids(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
         restart: None,
         domain: None,
         reporter: false,
+        signal: false,
         hint: false,
         spots,
         count: 1,
@@ -280,6 +287,7 @@ fn of_exits(evidence: &Evidence) -> impl Iterator<Item = Vote> + '_ {
         Some(Vote {
             family: "exit".to_owned(),
             id: "exit".to_owned(),
+            signal: matches!(exit.status.normal(), Status::Signal(_)),
             meaning: format!("{who}: {}", meaning.words),
             role: if class == Class::Unknown { Role::Secondary } else { Role::Primary },
             class,

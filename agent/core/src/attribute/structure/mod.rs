@@ -74,6 +74,7 @@ fn vote(
         restart: None,
         domain: None,
         reporter: false,
+        signal: false,
         hint: false,
         spots,
         count: 1,
