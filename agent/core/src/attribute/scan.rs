@@ -386,7 +386,7 @@ impl<'c> Scan<'c> {
         let is_exception = traceback::raised(&line[lines::prefix(line).len..]).is_some();
         if is_exception {
             self.ignored = None;
-            self.ignored_lines.insert(number);
+            self.ignored_lines.extend(at..=number);
         }
         is_exception
     }
