@@ -105,7 +105,8 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
     match &end.note {
         Some(note) => {
             let text = text_of(note);
-            said.push(Scan::of_text(catalog, "last words", Some(rank.0), Kind::default(), text.as_bytes()));
+            let found = Scan::of_text(catalog, "last words", Some(rank.0), Kind::default(), text.as_bytes());
+            said.push(Findings { ended: true, ..found });
             let traceback =
                 stderr.iter().rposition(|line| line.contains("Traceback (most recent call last):"));
             let before = &stderr[..traceback.unwrap_or(stderr.len())];

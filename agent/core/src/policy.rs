@@ -247,11 +247,13 @@ fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let (action, words) = ending(settings, case);
     let end = |why: String| Some(at_once(action, format!("{why}{words}")));
     let idle = idle(case);
-    if let Some(why) = confirmed(case, idle) {
+    // Whoever sent a signal, the program did not fail: only the budgets end that.
+    let from_outside = case.verdict.cause.is_signal_from_outside();
+    if let Some(why) = confirmed(case, idle).filter(|_| !from_outside) {
         let brought = brought_nothing(case);
         return end(format!("the same came again and a restart {brought}: {why}"));
     }
-    if idle >= PATIENCE {
+    if idle >= PATIENCE && !from_outside {
         let brought = brought_nothing(case);
         return end(format!("{idle} restart(s) in a row {brought}, whatever their causes"));
     }
@@ -353,7 +355,7 @@ const LIKELY: f64 = 0.6;
 const SURE_ENOUGH_TO_LEAVE: f64 = 0.9;
 
 /// How sure a verdict must be of the user's fault to stop a job at its first failure.
-const PLAIN: f64 = 0.97;
+const PLAIN: f64 = 0.9;
 
 /// Whether the program failed by its own fault, in a way that comes again, before it made a single step: what a
 /// restart of it would do too.

@@ -70,6 +70,17 @@ pub enum Cause {
     },
 }
 
+impl Cause {
+    /// Signals that programs hardly send themselves: HUP, INT, QUIT, KILL, USR1, USR2, TERM, and what XCPU, STOP and the like
+    /// are sent for. A crash in native code ends by others.
+    const FROM_OUTSIDE: [i32; 11] = [1, 2, 3, 9, 10, 12, 15, 19, 20, 24, 25];
+
+    /// Whether a signal ended the rank that somebody else sent: a person, a scheduler or another program.
+    pub fn is_signal_from_outside(&self) -> bool {
+        matches!(self, Cause::Signal { signal } if Cause::FROM_OUTSIDE.contains(signal))
+    }
+}
+
 /// A judgement with its evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {

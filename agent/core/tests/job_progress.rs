@@ -28,7 +28,7 @@ fn fails_after(
     if let Some(step) = saves {
         saved(run, attempt, step);
     }
-    run.kill_and_decide(attempt);
+    run.crash_and_decide(attempt);
     if let Order::LookAgain { .. } = run.last_order() {
         run.wait(Span::seconds(600));
     }

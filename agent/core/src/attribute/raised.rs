@@ -4,6 +4,7 @@ use super::catalog::{Catalog, Determinism, Role};
 use super::class::Class;
 use super::scan::{Exception, Findings, Sighting, Spot};
 use super::vote::Vote;
+use crate::verdict::FaultDomain;
 
 /// What an exception tells whose type no rule knows.
 const UNKNOWN_EXCEPTION: [(Class, f64); 3] =
@@ -19,6 +20,9 @@ const NATIVE_EXCEPTION: [(Class, f64); 4] = [
 const EMBEDDED: f64 = 0.6;
 /// An exception from the training program's own frames is the program's.
 const OWN_FRAMES: f64 = 0.6;
+
+/// One that is known to have ended its rank, raised by the program's own frames.
+const ENDED_ITS_RANK: f64 = 0.8;
 
 /// From this weight on even an exception of a general type tells enough: the program's own frames raised it.
 const TELLS_ENOUGH: f64 = 2.0;
@@ -39,7 +43,7 @@ pub fn is_known(catalog: &Catalog, exception: &Exception, findings: &Findings) -
 }
 
 /// What an exception speaks for by its type and by whose frame raised it.
-pub fn vote(catalog: &Catalog, place: usize, exception: &Exception) -> Vote {
+pub fn vote(catalog: &Catalog, (place, findings): (usize, &Findings), exception: &Exception) -> Vote {
     let rule = catalog.exception(&exception.name);
     let (role, mut classes) = match rule {
         Some(rule) => {
@@ -55,6 +59,8 @@ pub fn vote(catalog: &Catalog, place: usize, exception: &Exception) -> Vote {
     }
     for (class, weight) in &mut classes {
         *weight += if own && *class == Class::UserCode { OWN_FRAMES } else { 0.0 };
+        *weight +=
+            if own && findings.ended && class.domain() == FaultDomain::User { ENDED_ITS_RANK } else { 0.0 };
         *weight *= if exception.embedded { EMBEDDED } else { 1.0 };
     }
     classes.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -96,7 +102,6 @@ fn told_by_native_code(text: &str) -> bool {
 mod tests {
     use super::*;
     use crate::attribute::judged;
-    use crate::verdict::FaultDomain;
 
     fn class_of(log: &str) -> Class {
         judged(log).class

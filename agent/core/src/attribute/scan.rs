@@ -128,6 +128,8 @@ pub struct Findings {
     pub rank: Option<u32>,
     /// What kind of text it is.
     pub kind: Kind,
+    /// It is what ended the rank, by the rank's own exit note: no text around it can be meant.
+    pub ended: bool,
     /// Signatures, in the order of their first sighting.
     pub sightings: Vec<Sighting>,
     /// Exceptions, in order.

@@ -86,7 +86,7 @@ pub fn votes(catalog: &Catalog, evidence: &Evidence) -> Vec<Vote> {
         of_signatures(catalog, place, findings, &mut votes);
         for exception in &findings.exceptions {
             if !raised::is_known(catalog, exception, findings) {
-                add(&mut votes, raised::vote(catalog, place, exception));
+                add(&mut votes, raised::vote(catalog, (place, findings), exception));
             }
         }
     }

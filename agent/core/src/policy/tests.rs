@@ -122,7 +122,7 @@ fn a_program_that_fails_by_itself_at_once_is_stopped_and_one_that_has_trained_is
     assert_eq!(action(THREE, &plain, &[]), Action::Stop { exit: 1 });
     let trained = Verdict { step: Some(3), ..plain.clone() };
     let silent = Verdict { heartbeats: false, ..plain.clone() };
-    let doubtful = Verdict { confidence: 0.9, ..plain.clone() };
+    let doubtful = Verdict { confidence: 0.85, ..plain.clone() };
     let transient = Verdict { deterministic: false, ..plain.clone() };
     let hardware = Verdict { domain: FaultDomain::Hardware, ..plain };
     for verdict in [trained, silent, doubtful, transient, hardware] {
@@ -171,7 +171,7 @@ fn beating(cause: Cause, reached: u64) -> PastFailure {
 #[test]
 fn three_restarts_in_a_row_may_bring_nothing_and_progress_begins_the_count_anew() {
     let many = Settings::from(Budget { max_restarts: 100, window: None });
-    let kill = Cause::Signal { signal: 9 };
+    let kill = Cause::Signal { signal: 11 };
     let now = Verdict { heartbeats: true, ..verdict(kill.clone(), Some(7)) };
     let past = |reached: &[u64]| -> Vec<PastFailure> {
         reached.iter().map(|step| beating(kill.clone(), *step)).collect()
@@ -191,7 +191,7 @@ fn three_restarts_in_a_row_may_bring_nothing_and_progress_begins_the_count_anew(
 #[test]
 fn steps_that_are_in_no_checkpoint_are_no_progress_where_it_is_known_what_restarts_go_back_to() {
     let many = Settings::from(Budget { max_restarts: 100, window: None });
-    let kill = Cause::Signal { signal: 9 };
+    let kill = Cause::Signal { signal: 11 };
     let now = Verdict { heartbeats: true, ..verdict(kill.clone(), Some(13)) };
     let of = |committed: [Option<u64>; 4]| {
         // Each attempt came a step further than the one before.
@@ -233,14 +233,33 @@ fn what_is_likely_the_users_fault_is_confirmed_by_one_restart() {
 #[test]
 fn a_signal_is_confirmed_at_the_same_step_only() {
     let many = Settings::from(Budget { max_restarts: 100, window: None });
-    let kill = || Cause::Signal { signal: 9 };
-    let killed =
-        Verdict { heartbeats: true, domain: FaultDomain::User, confidence: 0.8, ..verdict(kill(), Some(7)) };
-    let past = |step| [PastFailure { step, ..beating(kill(), 7) }];
-    // Somebody kills one rank, and another one before the job is back.
-    assert!(decide(&many, case(&killed, &past(Some(6)))).action.attempt().is_some());
-    // What runs out of memory does so where it did.
-    assert_eq!(decide(&many, case(&killed, &past(Some(7)))).action, Action::Stop { exit: 1 });
+    let crash = || Cause::Signal { signal: 11 };
+    let crashed =
+        Verdict { heartbeats: true, domain: FaultDomain::User, confidence: 0.8, ..verdict(crash(), Some(7)) };
+    let past = |step| [PastFailure { step, ..beating(crash(), 7) }];
+    assert!(decide(&many, case(&crashed, &past(Some(6)))).action.attempt().is_some());
+    assert_eq!(decide(&many, case(&crashed, &past(Some(7)))).action, Action::Stop { exit: 1 });
+}
+
+#[test]
+fn a_signal_from_outside_ends_no_job_that_has_restarts_left() {
+    let few = Settings::from(Budget { max_restarts: 5, window: None });
+    for signal in [1, 2, 9, 10, 15] {
+        let kill = Cause::Signal { signal };
+        let killed = Verdict {
+            heartbeats: true,
+            domain: FaultDomain::User,
+            deterministic: true,
+            confidence: 0.95,
+            ..verdict(kill.clone(), Some(7))
+        };
+        for restarts in 0..5 {
+            let past: Vec<PastFailure> = (0..restarts).map(|_| beating(kill.clone(), 7)).collect();
+            assert!(decide(&few, case(&killed, &past)).action.attempt().is_some(), "{signal}, {restarts}");
+        }
+        let past: Vec<PastFailure> = (0..5).map(|_| beating(kill.clone(), 7)).collect();
+        assert_eq!(decide(&few, case(&killed, &past)).action, Action::Stop { exit: 1 });
+    }
 }
 
 #[test]

@@ -125,7 +125,16 @@ impl Run {
 
     /// A rank is killed, the other one stopped, the agent absent.
     pub fn kill_and_decide(&mut self, attempt: u32) {
-        self.exit(attempt, 1, ExitStatus::Signal(9), false);
+        self.end_and_decide(attempt, ExitStatus::Signal(9));
+    }
+
+    /// A rank crashes in native code, the other one is stopped, the agent absent.
+    pub fn crash_and_decide(&mut self, attempt: u32) {
+        self.end_and_decide(attempt, ExitStatus::Signal(11));
+    }
+
+    fn end_and_decide(&mut self, attempt: u32, status: ExitStatus) {
+        self.exit(attempt, 1, status, false);
         self.exit(attempt, 0, ExitStatus::Signal(15), true);
         self.ended(attempt);
         self.tell(Input::Ruling(None));
