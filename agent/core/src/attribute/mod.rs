@@ -14,6 +14,7 @@ pub mod explain;
 pub mod fuse;
 pub mod lessons;
 pub mod lines;
+pub mod progress;
 mod raised;
 mod ranks;
 pub mod root;
