@@ -7,6 +7,9 @@
 mod bar;
 mod words;
 
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 use words::{Number, Words, is_number_at, number_after};
 
 /// Bytes of a line that are looked at: its end, where a progress bar has its newest state.
@@ -33,9 +36,15 @@ fn read(line: &str) -> Option<Option<u64>> {
     read_plain(line)
 }
 
+/// One of these is in every report: loss, step, iteration. Most lines of a log have none and are done with after this look.
+static MARKS: LazyLock<[Finder<'static>; 3]> = LazyLock::new(|| ["oss", "tep", "ter"].map(Finder::new));
+
 fn read_plain(line: &[u8]) -> Option<Option<u64>> {
     if let Some(bar) = bar::read(line) {
         return bar.map(Some);
+    }
+    if !MARKS.iter().any(|mark| mark.find(line).is_some()) {
+        return None;
     }
     let seen = look(line)?;
     seen.reports_a_step().then_some(seen.step)
@@ -120,7 +129,7 @@ fn look(line: &[u8]) -> Option<Seen> {
 
 mod word {
     /// What a word of a line is in a report.
-    #[derive(Clone, Copy, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Kind {
         Other,
         /// A line with it is an error or a warning.
@@ -141,54 +150,79 @@ mod word {
         Done,
     }
 
-    /// By the field's habits. Letters are compared without case where programs differ in it.
+    /// The longest word that is known by its whole name.
+    const LONGEST: usize = 24;
+
+    /// By the field's habits. Letters are compared without case, for programs differ in it.
     pub(super) fn kind(word: &[u8]) -> Kind {
-        let is = |names: &[&str]| names.iter().any(|name| word.eq_ignore_ascii_case(name.as_bytes()));
-        match word.first().map_or(0, u8::to_ascii_lowercase) {
-            _ if ends(word, "loss") => loss(word),
-            _ if word.ends_with(b"Error") || word.ends_with(b"Exception") || word.ends_with(b"Warning") => {
-                Kind::NoReport
+        let mut lower = [0; LONGEST];
+        if let Some(lower) = lower.get_mut(..word.len()) {
+            lower.copy_from_slice(word);
+            lower.make_ascii_lowercase();
+            let known = by_name(lower);
+            if known != Kind::Other {
+                return known;
             }
-            b'a' if is(&["acc", "accuracy"]) => Kind::Measure,
-            b'a' if is(&["args", "arguments"]) => Kind::Dump,
-            b'b' if is(&["batch"]) => Kind::Step,
-            b'c' if is(&["completed"]) => Kind::Done,
-            b'c' if is(&["critical"]) => Kind::NoReport,
-            b'd' if is(&["done"]) => Kind::Done,
-            b'e' if is(&["epoch"]) => Kind::Epoch,
-            b'e' if is(&["eval", "evaluation", "evaluating"]) => Kind::Evaluation,
-            b'e' if is(&["elapsed"]) => Kind::Measure,
-            b'e' if word == b"ERROR" => Kind::NoReport,
-            b'e' | b'f' | b'w' if is_glog(word) => Kind::NoReport,
-            b'f' if is(&["failed", "fatal", "failure"]) => Kind::NoReport,
-            b'f' if is(&["finished"]) => Kind::Done,
-            b'g' if is(&["global_step", "global_steps"]) => Kind::Step,
-            b'g' if is(&["grad_norm"]) => Kind::Measure,
-            b'i' if is(&["iter", "iters", "iteration"]) => Kind::Step,
-            b'l' if is(&["load", "loaded", "loading"]) => Kind::Restored,
-            b'm' if is(&["mfu"]) => Kind::Measure,
-            b'n' if is(&["namespace"]) => Kind::Dump,
-            b'n' if is(&["num_updates"]) => Kind::Step,
-            b'o' if is(&["overflow"]) => Kind::NoReport,
-            b'r' if starts(word, "resum") || starts(word, "restor") => Kind::Restored,
-            b'r' if is(&["runningavgsamplespersec"]) => Kind::Measure,
-            b's' if is(&["step", "steps"]) => Kind::Step,
-            b's' if is(&["sec", "secs", "seconds", "skipped"]) => Kind::Measure,
-            b't' if is(&["test", "testing"]) => Kind::Evaluation,
-            b't' if is(&["time", "took", "tps", "throughput", "tflops"]) => Kind::Measure,
-            b't' if is(&["train", "training"]) => Kind::Training,
-            b't' if is(&["training_iteration"]) => Kind::Step,
-            b't' if word == b"Traceback" => Kind::NoReport,
-            b'v' if is(&["val", "valid", "validation"]) => Kind::Evaluation,
-            b'w' if is(&["warn", "warning"]) => Kind::NoReport,
-            _ if word.ends_with(b"Config") || word.ends_with(b"Arguments") => Kind::Dump,
+        }
+        let [first, .., last] = word else { return Kind::Other };
+        match last {
+            b's' | b'S' if ends(word, "loss") => {
+                let of_evaluation = ["eval", "val", "test"].iter().any(|name| starts(word, name));
+                Kind::Loss(of_evaluation)
+            }
+            b's' if word.ends_with(b"Arguments") => Kind::Dump,
+            b'r' if word.ends_with(b"Error") => Kind::NoReport,
+            b'R' if word == b"ERROR" => Kind::NoReport,
+            b'n' if word.ends_with(b"Exception") => Kind::NoReport,
+            b'g' if word.ends_with(b"Warning") => Kind::NoReport,
+            b'g' if word.ends_with(b"Config") => Kind::Dump,
+            b'0'..=b'9' if is_glog(word) => Kind::NoReport,
+            _ if matches!(first, b'r' | b'R') && (starts(word, "resum") || starts(word, "restor")) => {
+                Kind::Restored
+            }
             _ => Kind::Other,
         }
     }
 
-    fn loss(word: &[u8]) -> Kind {
-        let of_evaluation = ["eval", "val", "test"].iter().any(|name| starts(word, name));
-        Kind::Loss(of_evaluation)
+    fn by_name(lower: &[u8]) -> Kind {
+        match lower {
+            b"loss" => Kind::Loss(false),
+            b"batch"
+            | b"global_step"
+            | b"global_steps"
+            | b"iter"
+            | b"iteration"
+            | b"iters"
+            | b"num_updates"
+            | b"step"
+            | b"steps"
+            | b"training_iteration" => Kind::Step,
+            b"epoch" => Kind::Epoch,
+            b"acc"
+            | b"accuracy"
+            | b"elapsed"
+            | b"grad_norm"
+            | b"mfu"
+            | b"runningavgsamplespersec"
+            | b"sec"
+            | b"seconds"
+            | b"secs"
+            | b"skipped"
+            | b"tflops"
+            | b"throughput"
+            | b"time"
+            | b"took"
+            | b"tps" => Kind::Measure,
+            b"completed" | b"done" | b"finished" => Kind::Done,
+            b"train" | b"training" => Kind::Training,
+            b"eval" | b"evaluating" | b"evaluation" | b"test" | b"testing" | b"val" | b"valid"
+            | b"validation" => Kind::Evaluation,
+            b"load" | b"loaded" | b"loading" => Kind::Restored,
+            b"args" | b"arguments" | b"namespace" => Kind::Dump,
+            b"critical" | b"failed" | b"failure" | b"fatal" | b"overflow" | b"traceback" | b"warn"
+            | b"warning" => Kind::NoReport,
+            _ => Kind::Other,
+        }
     }
 
     fn starts(word: &[u8], with: &str) -> bool {
@@ -202,7 +236,7 @@ mod word {
 
     /// `W0926`, `E0628`: the level and the day of glog.
     fn is_glog(word: &[u8]) -> bool {
-        word.len() >= 5 && word[0].is_ascii_uppercase() && word[1..].iter().all(u8::is_ascii_digit)
+        word.len() == 5 && matches!(word[0], b'E' | b'F' | b'W') && word[1..].iter().all(u8::is_ascii_digit)
     }
 }
 
