@@ -73,6 +73,7 @@ impl Launcher {
                 self.step(now, Input::Role { attempt, rank, role, stage });
             }
             if !news.steps.is_empty() {
+                self.spoken.stepped(rank, &news.steps);
                 if index == 0 {
                     self.time_steps(&news.steps);
                 }

@@ -15,6 +15,7 @@ mod shell;
 mod start;
 mod stop;
 mod warm;
+mod words;
 
 pub use shell::{Beside, Launcher, Outside};
 pub use warm::{Warm, WarmSettings};

@@ -7,15 +7,15 @@ use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::{ExitStatus, Fact};
 use mainstay_core::id::{Pid, Rank};
 use mainstay_core::job::StopWhy;
-use mainstay_core::time::Span;
+use mainstay_core::time::{Mono, Span};
 use nix::sys::signal::Signal;
 
 use crate::act::guardian::Guardian;
-use crate::act::output;
-use crate::act::ranks::RankProcess;
+use crate::act::ranks::{RankFiles, RankProcess};
 use crate::act::stop::{Grace, Stop, sweep};
 use crate::launch::save;
 use crate::launch::shell::{Ended, Launcher};
+use crate::launch::words::Words;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
 use crate::source::pages::PageReader;
@@ -128,8 +128,9 @@ impl Launcher {
         {
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
         }
-        let tail = |file| if failed { output::tail(file, 60) } else { Vec::new() };
-        let (stderr_tail, stdout_tail) = (tail(&files.stderr), tail(&files.stdout));
+        // One that raised is heard though it was told to end on its way out.
+        let words = if failed || raised { self.words(which, &files, end.at) } else { Words::default() };
+        let Words { stderr_tail, stdout_tail, stderr_times, stdout_times } = words;
         self.fact_at(
             end.at,
             Fact::RankExited {
@@ -142,12 +143,17 @@ impl Launcher {
                 after_stop,
                 stderr_tail,
                 stdout_tail,
-                stderr_times: Vec::new(),
-                stdout_times: Vec::new(),
+                stderr_times,
+                stdout_times,
             },
         );
         self.rank_gone(which, pid);
         self.end_attempt_if_over().await;
+    }
+
+    fn words(&mut self, rank: Rank, files: &RankFiles, ended: Mono) -> Words {
+        let all: Vec<RankFiles> = self.ranks.iter().map(|rank| rank.files.clone()).collect();
+        self.spoken.words(rank, files, &all, ended)
     }
 
     /// When all ranks of an attempt that is being stopped are gone: what they left goes too.
@@ -272,7 +278,8 @@ impl Launcher {
         let page = self.pages.get(&rank);
         let step = page.and_then(|page| page.beat()?.step);
         let data = page.and_then(PageReader::data);
-        let (attempt, stderr_tail, stdout_tail) = (self.attempt, Vec::new(), Vec::new());
+        let Words { stderr_tail, stdout_tail, stderr_times, stdout_times } = Words::default();
+        let attempt = self.attempt;
         let after_stop = true;
         self.fact(Fact::RankExited {
             attempt,
@@ -284,8 +291,8 @@ impl Launcher {
             after_stop,
             stderr_tail,
             stdout_tail,
-            stderr_times: Vec::new(),
-            stdout_times: Vec::new(),
+            stderr_times,
+            stdout_times,
         });
         self.rank_gone(rank, pid);
     }
