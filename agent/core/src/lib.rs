@@ -71,6 +71,7 @@ pub mod testimony;
 pub mod time;
 pub mod timeline;
 pub mod tpu;
+pub mod unrunnable;
 pub mod verdict;
 pub mod view;
 pub mod witness;

@@ -12,6 +12,7 @@ mod round;
 mod ruling;
 mod save;
 mod shell;
+mod spare;
 mod start;
 mod stop;
 mod warm;

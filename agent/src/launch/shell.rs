@@ -244,6 +244,7 @@ impl Launcher {
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
             let tell_at = self.stop.as_ref().and_then(|stop| stop.tell_at).map(from_now);
+            let spared_at = self.stop.as_ref().and_then(Stop::look_at).map(from_now);
             let (ruling_until, look_at) = (self.ruling_until, self.look_at);
             // In the order in which they matter when several are ready.
             tokio::select! {
@@ -260,6 +261,7 @@ impl Launcher {
                     self.step(clock::mono(), Input::LookAgain);
                 }
                 () = until(tell_at) => self.tell_to_end(),
+                () = until(spared_at) => self.look_at_spared(),
                 () = until(force_at) => {
                     self.force();
                     self.end_attempt_if_over().await;

@@ -43,7 +43,8 @@ impl Launcher {
         if saving && let Some(signal) = self.settings.save_signal {
             self.ranks.iter().for_each(|rank| save::signal(rank, signal));
         }
-        self.stop = Some(Stop::begin(now, why, grace, signal, saving, &self.ranks));
+        let spared = self.to_spare(why);
+        self.stop = Some(Stop::begin(now, why, grace, signal, saving, spared, &self.ranks));
         self.end_attempt_if_over().await;
     }
 
@@ -117,19 +118,21 @@ impl Launcher {
         let data = page.and_then(PageReader::data);
         let after_stop = ending.is_none()
             && self.stop.as_ref().is_some_and(|stop| match status {
+                _ if stop.spares(pid) => false,
                 ExitStatus::Signal(signal) => stop.sent(signal),
                 ExitStatus::Code(_) => true,
             });
         let failed = !status.is_success() && !after_stop;
         let attempt = self.attempt;
-        if failed
-            && !raised
-            && let Some(note) = error_file::read(&files.error, end.at)
-        {
-            self.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
-        }
         // One that raised is heard though it was told to end on its way out.
         let words = if failed || raised { self.words(which, &files, end.at) } else { Words::default() };
+        let note = (failed && !raised).then(|| error_file::read(&files.error, end.at)).flatten();
+        if failed {
+            self.note_end(note.as_ref(), Some(status), &words);
+        }
+        if let Some(note) = note {
+            self.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
+        }
         let Words { stderr_tail, stdout_tail, stderr_times, stdout_times } = words;
         self.fact_at(
             end.at,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use mainstay_core::entry::{LineTime, StepDone};
+use mainstay_core::entry::{LineTime, Note, StepDone};
 use mainstay_core::id::Rank;
 use mainstay_core::last_words;
 use mainstay_core::line_times::{Progress, Reports, Steps, Written, line_time};
@@ -11,11 +11,14 @@ use mainstay_core::time::Mono;
 
 use crate::act::growth::{Growth, Growths};
 use crate::act::output::{Tail, tail};
-use crate::act::ranks::RankFiles;
+use crate::act::ranks::{RankFiles, RankProcess};
 use crate::os::clock;
 
 /// Bytes of a file in which reports of steps are looked for.
 const LOOKED_THROUGH: u64 = 256 * 1024;
+
+/// Bytes in which a traceback's last line is looked for.
+const TRACEBACK: u64 = 64 * 1024;
 
 /// The end of a rank's streams.
 #[derive(Debug, Default)]
@@ -34,11 +37,21 @@ pub(super) struct Spoken {
     steps: BTreeMap<Rank, Steps>,
     /// The reports of files that were read, each with the file's length then.
     reports: BTreeMap<PathBuf, (u64, Reports)>,
+    /// The last line of the traceback of each rank that left a note on its page.
+    raised: BTreeMap<Rank, String>,
+    /// Whether a rank ended of what says that the program cannot run.
+    may_not_run: bool,
 }
 
 impl Spoken {
     pub(super) fn start() -> Spoken {
-        Spoken { growths: Growths::start(), steps: BTreeMap::new(), reports: BTreeMap::new() }
+        Spoken {
+            growths: Growths::start(),
+            steps: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            raised: BTreeMap::new(),
+            may_not_run: false,
+        }
     }
 
     /// Watches the output of a new process.
@@ -55,6 +68,37 @@ impl Spoken {
 
     pub(super) fn begin_attempt(&mut self) {
         self.steps.clear();
+        self.raised.clear();
+        self.may_not_run = false;
+    }
+
+    /// A rank's page has its exit note.
+    pub(super) fn note(&mut self, rank: Rank, note: &Note) {
+        let last = note.traceback.lines().map(str::trim_end).rfind(|line| !line.is_empty());
+        self.raised.insert(rank, last.unwrap_or_default().to_owned());
+    }
+
+    /// Whether a rank that raised has printed its traceback to the last line. One whose note has none has nothing to print.
+    pub(super) fn has_printed(&self, rank: &RankProcess) -> bool {
+        let Some(last) = self.raised.get(&rank.rank).filter(|last| !last.is_empty()) else { return true };
+        let tail = tail(&rank.files.stderr, TRACEBACK);
+        // PyTorch writes `[rank0]: ` before it.
+        memchr::memmem::rfind_iter(&tail.bytes, last).any(|at| {
+            let rest = &tail.bytes[at + last.len()..];
+            matches!(rest.first(), Some(b'\n' | b'\r'))
+        })
+    }
+
+    pub(super) fn note_that_it_may_not_run(&mut self) {
+        self.may_not_run = true;
+    }
+
+    pub(super) fn may_not_run(&self) -> bool {
+        self.may_not_run
+    }
+
+    pub(super) fn has_steps(&self) -> bool {
+        !self.steps.is_empty()
     }
 
     /// A rank's page told of these steps.
