@@ -55,6 +55,7 @@ fn verdict() -> Body {
         doubts: Doubts::default(),
         confidence: 0.6,
         culprit_confidence: None,
+        cannot_run: false,
         culprit: Some(Rank(1)),
         victims: vec![Rank(0)],
         step: Some(4),

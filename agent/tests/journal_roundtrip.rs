@@ -294,6 +294,7 @@ fn verdict() -> impl Strategy<Value = Verdict> {
             doubts: Doubts { against: doubts.0, would_change: doubts.1 },
             confidence,
             culprit_confidence: None,
+            cannot_run: false,
             culprit,
             victims,
             step,

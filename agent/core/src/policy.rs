@@ -159,6 +159,12 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
             "ranks that cannot be started would fail again; mend the error and start anew".to_owned(),
         );
     }
+    if case.verdict.cannot_run && case.verdict.attempt == Attempt(0) {
+        let class = case.verdict.class.as_deref().unwrap_or("user");
+        return stop(format!(
+            "the program cannot run ({class}): a restart would only fail again; fix it and start anew"
+        ));
+    }
     if is_plainly_the_programs_own(case.verdict) {
         let class = case.verdict.class.as_deref().unwrap_or("user");
         return stop(format!(

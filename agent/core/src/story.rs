@@ -188,6 +188,7 @@ mod tests {
             },
             confidence: 0.8,
             culprit_confidence: None,
+            cannot_run: false,
             culprit: Some(Rank(3)),
             victims: vec![Rank(0)],
             step: Some(4),

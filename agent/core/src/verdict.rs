@@ -124,6 +124,10 @@ pub struct Verdict {
     /// Whether the culprit sent heartbeats: only then does no step mean that it completed none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub heartbeats: bool,
+    /// Whether the program cannot run at all: all ranks ended by themselves before a first step, of its text, its arguments, or
+    /// of a file or module that is missing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cannot_run: bool,
     /// When the fault happened or was first to be seen: the kernel's time of death or the note's time.
     pub fault_at: Mono,
     /// When the launcher knew.

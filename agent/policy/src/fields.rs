@@ -74,6 +74,12 @@ pub const FIELDS: &[Field] = &[
         "",
         "whether the culprit sent heartbeats: only then does no step mean that it completed none",
     ),
+    field(
+        "verdict.cannot_run",
+        "bool",
+        "",
+        "whether the program cannot run at all: all ranks ended before a first step of its text, its arguments, or a file or module that is missing",
+    ),
     field("verdict.evidence", "list of string", "", "what the verdict rests on"),
     field("past[].ago", "float", "s", "how long ago it was decided"),
     field("past[].cause", "struct", "", "as `verdict.cause`; two causes may be compared with `==`"),
@@ -241,6 +247,7 @@ fn verdict(heap: &mut Heap<'_>, verdict: &Verdict) -> Made<Value> {
             ("step", count(verdict.step)),
             ("data", count(verdict.data)),
             ("heartbeats", Value::Bool(verdict.heartbeats)),
+            ("cannot_run", Value::Bool(verdict.cannot_run)),
             ("evidence", evidence),
         ],
     )

@@ -89,6 +89,8 @@ struct Written {
     #[serde(default = "yes")]
     heartbeats: bool,
     #[serde(default)]
+    cannot_run: bool,
+    #[serde(default)]
     culprit: u32,
     #[serde(default = "one")]
     exit: i32,
@@ -293,6 +295,7 @@ fn incident(written: Written) -> Result<Incident, String> {
         doubts: Doubts::default(),
         confidence: written.confidence,
         culprit_confidence: None,
+        cannot_run: written.cannot_run,
         culprit: Some(Rank(written.culprit)),
         victims: Vec::new(),
         step: written.step,

@@ -74,30 +74,48 @@ fn verdict() -> impl Strategy<Value = Verdict> {
     ];
     let sure = prop_oneof![prop::sample::select(vec![0.6, 0.9, 0.97, 1.0]), 0.0..1.0_f64];
     let whose = (prop::sample::select(domains.to_vec()), prop::option::of(Just("data".to_owned())), sure);
-    (cause(), whose, any::<bool>(), (step(), step()), (any::<bool>(), any::<bool>()), 0..3_u32).prop_map(
-        |(cause, (domain, class, confidence), deterministic, (step, data), (heartbeats, named), attempt)| {
-            Verdict {
-                incident: Incident(1),
-                attempt: Attempt(attempt),
-                headline: "rank 0 failed".into(),
-                cause,
-                domain,
-                class,
-                deterministic,
-                doubts: Doubts::default(),
-                confidence,
-                culprit_confidence: None,
-                culprit: named.then_some(Rank(0)),
-                victims: vec![Rank(1)],
-                step,
-                data,
-                heartbeats,
-                fault_at: NOW,
-                detected_at: NOW,
-                evidence: vec!["a line".into()],
-            }
-        },
+    (
+        cause(),
+        whose,
+        any::<bool>(),
+        (step(), step()),
+        (any::<bool>(), any::<bool>()),
+        0..3_u32,
+        prop::bool::weighted(0.1),
     )
+        .prop_map(
+            |(
+                cause,
+                (domain, class, confidence),
+                deterministic,
+                (step, data),
+                (heartbeats, named),
+                attempt,
+                cannot_run,
+            )| {
+                Verdict {
+                    incident: Incident(1),
+                    attempt: Attempt(attempt),
+                    headline: "rank 0 failed".into(),
+                    cause,
+                    domain,
+                    class,
+                    deterministic,
+                    doubts: Doubts::default(),
+                    confidence,
+                    culprit_confidence: None,
+                    cannot_run,
+                    culprit: named.then_some(Rank(0)),
+                    victims: vec![Rank(1)],
+                    step,
+                    data,
+                    heartbeats,
+                    fault_at: NOW,
+                    detected_at: NOW,
+                    evidence: vec!["a line".into()],
+                }
+            },
+        )
 }
 
 fn component() -> impl Strategy<Value = Component> {

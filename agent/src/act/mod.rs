@@ -4,6 +4,7 @@ mod child;
 pub mod devices;
 pub mod doubt;
 pub mod environment;
+pub mod growth;
 pub mod guardian;
 pub mod hook;
 pub mod output;

@@ -181,19 +181,31 @@ impl Follower {
     }
 }
 
-/// The last `lines` lines of a file, of its last 16 KiB; empty if it cannot be read.
-pub fn tail(path: &Path, lines: usize) -> Vec<String> {
-    const READ: u64 = 16 * 1024;
-    let read = || -> io::Result<Vec<u8>> {
+/// The end of a file.
+#[derive(Debug, Default)]
+pub struct Tail {
+    /// What it holds from `start` on.
+    pub bytes: Vec<u8>,
+    /// Where in the file that begins.
+    pub start: u64,
+}
+
+impl Tail {
+    /// How long the file was when it was read.
+    pub fn length(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+}
+
+/// The last bytes of a file, at most so many; nothing if it cannot be read.
+pub fn tail(path: &Path, most: u64) -> Tail {
+    let read = || -> io::Result<Tail> {
         let mut file = File::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(READ)))?;
+        let start = file.metadata()?.len().saturating_sub(most);
+        file.seek(SeekFrom::Start(start))?;
         let mut bytes = Vec::new();
-        file.take(READ).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        file.take(most).read_to_end(&mut bytes)?;
+        Ok(Tail { bytes, start })
     };
-    let bytes = read().unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
-    let all: Vec<&str> = text.lines().collect();
-    all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).to_owned()).collect()
+    read().unwrap_or_default()
 }

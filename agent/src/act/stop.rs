@@ -68,6 +68,19 @@ pub struct Stop {
     signal: i32,
     /// Signals sent so far, to tell our own doing from others'.
     sent: Vec<i32>,
+    /// Ranks that are to end by themselves.
+    spared: Spared,
+}
+
+/// Ranks that are told to end later than the others: they are about to end by themselves, and what they still write is wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Spared {
+    /// Which.
+    pub ranks: Vec<Pid>,
+    /// Until when.
+    pub until: Mono,
+    /// When is looked next whether they still have something to write.
+    pub look_at: Mono,
 }
 
 impl Stop {
@@ -79,13 +92,14 @@ impl Stop {
         grace: Grace,
         signal: i32,
         saving: bool,
+        spared: Spared,
         ranks: &[RankProcess],
     ) -> Stop {
         let grace = grace.of(why);
         let signal = if why == StopWhy::Requested { signal } else { SIGTERM };
         let tell_at = saving.then(|| now.after(Grace::to_save(grace)));
-        let mut stop =
-            Stop { why, force_at: now.after(grace), tell_at, forced_at: None, signal, sent: Vec::new() };
+        let force_at = now.after(grace);
+        let mut stop = Stop { why, force_at, tell_at, forced_at: None, signal, sent: Vec::new(), spared };
         if !saving {
             stop.tell(ranks);
         }
@@ -101,15 +115,49 @@ impl Stop {
     /// Tells the ranks to end.
     pub fn tell(&mut self, ranks: &[RankProcess]) {
         self.tell_at = None;
-        self.send(self.signal, ranks);
+        let spared = self.spared.ranks.clone();
+        self.tell_those(ranks.iter().filter(|rank| !spared.contains(&rank.pid)));
+    }
+
+    fn tell_those<'a>(&mut self, ranks: impl Iterator<Item = &'a RankProcess> + Clone) {
+        self.send(self.signal, ranks.clone());
         // A rank that was stopped would only take the signal when it goes on.
         self.send(SIGCONT, ranks);
+    }
+
+    /// When is looked next at ranks that are spared; none if there are none.
+    pub fn look_at(&self) -> Option<Mono> {
+        (!self.spared.ranks.is_empty()).then_some(self.spared.look_at)
+    }
+
+    /// Whether a rank was not told to end so far.
+    pub fn spares(&self, pid: Pid) -> bool {
+        self.spared.ranks.contains(&pid)
+    }
+
+    /// Spares only these of the spared ranks until `look_at`, and tells the others to end. All are told once their time is over.
+    pub fn spare_only(&mut self, still: &[Pid], look_at: Mono, now: Mono, ranks: &[RankProcess]) {
+        let over = now >= self.spared.until;
+        let before = self.spared.ranks.clone();
+        self.spared.ranks.retain(|pid| !over && still.contains(pid));
+        self.spared.look_at = look_at;
+        let spared = self.spared.ranks.clone();
+        let told = |rank: &&RankProcess| before.contains(&rank.pid) && !spared.contains(&rank.pid);
+        self.tell_those(ranks.iter().filter(told));
     }
 
     /// Gives ranks that can leave the attempt in their processes the time to do so; nothing is sent.
     pub fn gather(now: Mono, grace: Grace) -> Stop {
         let (why, force_at) = (StopWhy::Fault, now.after(grace.of(StopWhy::Fault)));
-        Stop { why, force_at, tell_at: None, forced_at: None, signal: SIGTERM, sent: Vec::new() }
+        Stop {
+            why,
+            force_at,
+            tell_at: None,
+            forced_at: None,
+            signal: SIGTERM,
+            sent: Vec::new(),
+            spared: Spared::default(),
+        }
     }
 
     /// Uses force on one rank.
@@ -120,6 +168,7 @@ impl Stop {
     /// Uses force on these ranks. Whether that was done long ago already, and to no avail: then nothing more can be done to them.
     pub fn force<'a>(&mut self, now: Mono, ranks: impl IntoIterator<Item = &'a RankProcess>) -> bool {
         let hopeless = self.forced_at.is_some_and(|forced| now >= forced.after(DEATH_WITHIN));
+        self.spared.ranks.clear();
         self.forced_at.get_or_insert(now);
         self.force_at = now.after(DEATH_WITHIN);
         self.send(SIGKILL, ranks);

@@ -13,6 +13,7 @@ use crate::act::stop::reap_orphans;
 use crate::launch::hang::Evidence;
 use crate::launch::save;
 use crate::launch::shell::Launcher;
+use crate::launch::words::Words;
 use crate::link::agent::LinkOrder;
 use crate::os::{clock, lifeline};
 use crate::source::evidence::{Frames, Subject};
@@ -73,6 +74,7 @@ impl Launcher {
                 self.step(now, Input::Role { attempt, rank, role, stage });
             }
             if !news.steps.is_empty() {
+                self.spoken.stepped(rank, &news.steps);
                 if index == 0 {
                     self.time_steps(&news.steps);
                 }
@@ -84,6 +86,8 @@ impl Launcher {
             }
             if let Some(note) = news.raised {
                 self.ranks[index].raised = true;
+                self.spoken.note(rank, &note);
+                self.note_end(Some(&note), None, &Words::default());
                 let data = self.pages.get(&rank).and_then(PageReader::data);
                 self.fact(Fact::RankRaised { attempt, rank, pid, note, data });
             }

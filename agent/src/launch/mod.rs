@@ -12,9 +12,11 @@ mod round;
 mod ruling;
 mod save;
 mod shell;
+mod spare;
 mod start;
 mod stop;
 mod warm;
+mod words;
 
 pub use shell::{Beside, Launcher, Outside};
 pub use warm::{Warm, WarmSettings};

@@ -28,6 +28,7 @@ use crate::launch::drill::Injected;
 use crate::launch::hang::{Evidence, Judge};
 use crate::launch::order::Ordered;
 use crate::launch::start::{job_spec, memory, previous_size};
+use crate::launch::words::Spoken;
 use crate::launch::{Settings, Warm, advised, notice};
 use crate::link::agent::{LinkEvent, LinkOrder};
 use crate::os::cgroup::Cgroup;
@@ -120,6 +121,8 @@ pub struct Launcher {
     /// What steps of a rank took since the last sample.
     pub(super) step_times: Vec<StepTime>,
     pub(super) oom_kills: OomKills,
+    /// What ranks write, and when.
+    pub(super) spoken: Spoken,
     /// What was last seen here without an agent that may explain slow ranks.
     pub(super) surroundings: Surroundings,
     pub(super) exit: Option<i32>,
@@ -221,6 +224,7 @@ impl Launcher {
             looks: 0,
             step_times: Vec::new(),
             oom_kills: OomKills::of(Roots::default().proc),
+            spoken: Spoken::start(),
             surroundings: Surroundings::default(),
             exit: None,
         };
@@ -240,6 +244,7 @@ impl Launcher {
             }
             let force_at = self.stop.as_ref().map(|stop| from_now(stop.force_at));
             let tell_at = self.stop.as_ref().and_then(|stop| stop.tell_at).map(from_now);
+            let spared_at = self.stop.as_ref().and_then(Stop::look_at).map(from_now);
             let (ruling_until, look_at) = (self.ruling_until, self.look_at);
             // In the order in which they matter when several are ready.
             tokio::select! {
@@ -256,6 +261,7 @@ impl Launcher {
                     self.step(clock::mono(), Input::LookAgain);
                 }
                 () = until(tell_at) => self.tell_to_end(),
+                () = until(spared_at) => self.look_at_spared(),
                 () = until(force_at) => {
                     self.force();
                     self.end_attempt_if_over().await;

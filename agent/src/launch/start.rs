@@ -40,6 +40,7 @@ impl Launcher {
         };
         self.monitors.clear();
         self.pages.clear();
+        self.spoken.forget_files();
         if let Some(keeper) = &self.keeper {
             keeper.begin_attempt(attempt.0.into());
         }
@@ -97,6 +98,7 @@ impl Launcher {
             if let Some(guardian) = &mut self.guardian {
                 guardian.guard(rank.pid);
             }
+            self.spoken.watch(&rank.files);
             self.show_output(rank);
         }
         Ok((ranks, trouble))
@@ -113,6 +115,7 @@ impl Launcher {
         let attempt = self.attempt;
         self.round = Round::begin(attempt, self.ranks.iter().map(|rank| rank.rank));
         self.hangs.begin_attempt(attempt, clock::mono());
+        self.spoken.begin_attempt();
         let ranks = self.ranks.iter().map(started_rank).collect();
         self.fact(Fact::AttemptStarted { attempt, master_port: port, ranks });
         if let Some(reason) = page_trouble {

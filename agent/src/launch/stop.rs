@@ -7,15 +7,15 @@ use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::{ExitStatus, Fact};
 use mainstay_core::id::{Pid, Rank};
 use mainstay_core::job::StopWhy;
-use mainstay_core::time::Span;
+use mainstay_core::time::{Mono, Span};
 use nix::sys::signal::Signal;
 
 use crate::act::guardian::Guardian;
-use crate::act::output;
-use crate::act::ranks::RankProcess;
+use crate::act::ranks::{RankFiles, RankProcess};
 use crate::act::stop::{Grace, Stop, sweep};
 use crate::launch::save;
 use crate::launch::shell::{Ended, Launcher};
+use crate::launch::words::Words;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
 use crate::source::pages::PageReader;
@@ -43,7 +43,8 @@ impl Launcher {
         if saving && let Some(signal) = self.settings.save_signal {
             self.ranks.iter().for_each(|rank| save::signal(rank, signal));
         }
-        self.stop = Some(Stop::begin(now, why, grace, signal, saving, &self.ranks));
+        let spared = self.to_spare(why);
+        self.stop = Some(Stop::begin(now, why, grace, signal, saving, spared, &self.ranks));
         self.end_attempt_if_over().await;
     }
 
@@ -117,19 +118,22 @@ impl Launcher {
         let data = page.and_then(PageReader::data);
         let after_stop = ending.is_none()
             && self.stop.as_ref().is_some_and(|stop| match status {
+                _ if stop.spares(pid) => false,
                 ExitStatus::Signal(signal) => stop.sent(signal),
                 ExitStatus::Code(_) => true,
             });
         let failed = !status.is_success() && !after_stop;
         let attempt = self.attempt;
-        if failed
-            && !raised
-            && let Some(note) = error_file::read(&files.error, end.at)
-        {
+        // One that raised is heard though it was told to end on its way out.
+        let words = if failed || raised { self.words(which, &files, end.at) } else { Words::default() };
+        let note = (failed && !raised).then(|| error_file::read(&files.error, end.at)).flatten();
+        if failed {
+            self.note_end(note.as_ref(), Some(status), &words);
+        }
+        if let Some(note) = note {
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
         }
-        let tail = |file| if failed { output::tail(file, 60) } else { Vec::new() };
-        let (stderr_tail, stdout_tail) = (tail(&files.stderr), tail(&files.stdout));
+        let Words { stderr_tail, stdout_tail, stderr_times, stdout_times } = words;
         self.fact_at(
             end.at,
             Fact::RankExited {
@@ -142,12 +146,17 @@ impl Launcher {
                 after_stop,
                 stderr_tail,
                 stdout_tail,
-                stderr_times: Vec::new(),
-                stdout_times: Vec::new(),
+                stderr_times,
+                stdout_times,
             },
         );
         self.rank_gone(which, pid);
         self.end_attempt_if_over().await;
+    }
+
+    fn words(&mut self, rank: Rank, files: &RankFiles, ended: Mono) -> Words {
+        let all: Vec<RankFiles> = self.ranks.iter().map(|rank| rank.files.clone()).collect();
+        self.spoken.words(rank, files, &all, ended)
     }
 
     /// When all ranks of an attempt that is being stopped are gone: what they left goes too.
@@ -272,7 +281,8 @@ impl Launcher {
         let page = self.pages.get(&rank);
         let step = page.and_then(|page| page.beat()?.step);
         let data = page.and_then(PageReader::data);
-        let (attempt, stderr_tail, stdout_tail) = (self.attempt, Vec::new(), Vec::new());
+        let Words { stderr_tail, stdout_tail, stderr_times, stdout_times } = Words::default();
+        let attempt = self.attempt;
         let after_stop = true;
         self.fact(Fact::RankExited {
             attempt,
@@ -284,8 +294,8 @@ impl Launcher {
             after_stop,
             stderr_tail,
             stdout_tail,
-            stderr_times: Vec::new(),
-            stdout_times: Vec::new(),
+            stderr_times,
+            stdout_times,
         });
         self.rank_gone(rank, pid);
     }

@@ -268,6 +268,7 @@ pub fn verdict(incident: u64, headline: &str) -> Body {
         },
         confidence: 0.9,
         culprit_confidence: None,
+        cannot_run: false,
         culprit: Some(Rank(3)),
         victims: Vec::new(),
         step: Some(4),

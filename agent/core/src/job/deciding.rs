@@ -12,6 +12,7 @@ use crate::observation::{Observation, Weight};
 use crate::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with};
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
+use crate::unrunnable;
 use crate::verdict::{Action, DecidedBy, Decision, Verdict};
 
 use super::late::Decided;
@@ -107,6 +108,7 @@ impl Job {
                     let told = Testimony { seen_before, ..Testimony::default() };
                     blame::complete(&mut verdict, catalog, &ends, &told, lived);
                 }
+                unrunnable::complete(&mut verdict, &ends);
                 let exit = exit_of(&verdict, &ends);
                 self.ledger.enter(at, Spending::Deciding);
                 self.propose(at, verdict, exit, out);

@@ -7,6 +7,7 @@ use crate::finding::Finding;
 use crate::policy::PastFailure;
 use crate::repeats::{Place, SeenBefore};
 use crate::testimony::Testimony;
+use crate::unrunnable;
 use crate::verdict::{Cause, Verdict};
 
 use super::deciding::Pending;
@@ -23,6 +24,7 @@ impl Job {
         if let (Some((first, ends, lived)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
             let mut verdict = first.clone();
             blame::complete(&mut verdict, catalog, ends, testimony, *lived);
+            unrunnable::complete(&mut verdict, ends);
             if verdict != pending.verdict {
                 out.push(Output::Record(Body::Verdict(verdict.clone())));
                 pending.verdict = verdict;

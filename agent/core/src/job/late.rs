@@ -10,6 +10,7 @@ use crate::id::{Incident, Rank};
 use crate::judge::RankEnd;
 use crate::testimony::Testimony;
 use crate::time::Span;
+use crate::unrunnable;
 use crate::verdict::Verdict;
 
 use super::{Job, Output};
@@ -41,6 +42,7 @@ impl Job {
         let (first, ends, lived) = &decided.heard;
         let mut verdict = first.clone();
         blame::complete(&mut verdict, catalog, ends, &testimony, *lived);
+        unrunnable::complete(&mut verdict, ends);
         if verdict != decided.verdict {
             out.push(Output::Record(Body::Verdict(verdict.clone())));
             decided.verdict = verdict;

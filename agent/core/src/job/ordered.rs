@@ -120,6 +120,7 @@ fn nobody_failed(attempt: Attempt, at: Mono) -> Verdict {
         doubts: Doubts::default(),
         confidence: 0.0,
         culprit_confidence: None,
+        cannot_run: false,
         culprit: None,
         victims: Vec::new(),
         step: None,

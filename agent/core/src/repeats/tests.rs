@@ -17,6 +17,7 @@ fn verdict(fingerprint: &str, step: u64, fault_at: u64) -> Verdict {
         doubts: Doubts::default(),
         confidence: 0.5,
         culprit_confidence: None,
+        cannot_run: false,
         culprit: None,
         victims: Vec::new(),
         step: Some(step),

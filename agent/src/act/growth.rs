@@ -1,0 +1,127 @@
+//! How long the ranks' output files were, and when: the times of their lines. A thread looks at their lengths, so that no file
+//! system holds up the launcher, and a terminal that nobody reads holds up no look.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mainstay_core::time::Mono;
+use mainstay_core::timeline::{Moment, Timeline};
+
+use crate::os::clock;
+
+/// How often lengths are looked at. A line's time is known to this.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The files under watch, shared with the thread that looks.
+#[derive(Debug)]
+pub struct Growths {
+    files: Files,
+    /// The thread ends when this goes.
+    _ends: Sender<()>,
+}
+
+type Files = Arc<Mutex<BTreeMap<PathBuf, Growth>>>;
+
+/// What is known of one file.
+#[derive(Clone, Debug, Default)]
+pub struct Growth {
+    /// When it was how long.
+    pub timeline: Timeline,
+    /// The last look, whether it found more or not.
+    looked: Mono,
+}
+
+impl Growth {
+    /// A look that took from `before` to `after` found the file to be so long.
+    pub fn found(&mut self, before: Mono, after: Mono, length: u64) {
+        self.timeline.push(Moment { not_before: self.looked, at: after, value: length });
+        self.looked = self.looked.max(before);
+    }
+}
+
+impl Growths {
+    /// Starts the thread. Where the kernel gives none, the lines of a rank have the time of its end.
+    pub fn start() -> Growths {
+        let (ends, ended) = channel();
+        let files = Files::default();
+        let seen = Arc::clone(&files);
+        let started =
+            std::thread::Builder::new().name("growth".to_owned()).spawn(move || look(&seen, &ended));
+        if let Err(error) = started {
+            tracing::warn!(%error, "no thread to time the ranks' output");
+        }
+        Growths { files, _ends: ends }
+    }
+
+    /// Watches a file that a rank will write from now on.
+    pub fn watch(&self, path: &Path) {
+        let new = Growth { looked: clock::mono(), ..Growth::default() };
+        lock(&self.files).insert(path.to_owned(), new);
+    }
+
+    /// Forgets all files.
+    pub fn clear(&self) {
+        lock(&self.files).clear();
+    }
+
+    /// What is known of a file.
+    pub fn of(&self, path: &Path) -> Growth {
+        lock(&self.files).get(path).cloned().unwrap_or_default()
+    }
+}
+
+fn look(files: &Files, ended: &Receiver<()>) {
+    while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        let paths: Vec<PathBuf> = lock(files).keys().cloned().collect();
+        for path in paths {
+            // What a look finds was there when it ended; what it does not find was written after it began.
+            let before = clock::mono();
+            // Without the lock: a file system may take its time.
+            let Ok(length) = std::fs::metadata(&path).map(|of| of.len()) else { continue };
+            if let Some(growth) = lock(files).get_mut(&path) {
+                growth.found(before, clock::mono(), length);
+            }
+        }
+    }
+}
+
+/// A panic of another holder leaves nothing half done here.
+fn lock(files: &Files) -> MutexGuard<'_, BTreeMap<PathBuf, Growth>> {
+    files.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_was_written_between_the_look_that_missed_it_and_the_look_that_found_it() {
+        let mut growth = Growth::default();
+        for (before, after, length) in [(10, 11, 5), (20, 21, 5), (30, 31, 9)] {
+            growth.found(Mono(before), Mono(after), length);
+        }
+        let moment = growth.timeline.reached(9).expect("reached");
+        assert_eq!((moment.not_before, moment.at), (Mono(20), Mono(31)));
+        assert_eq!(growth.timeline.reached(10), None);
+    }
+
+    #[test]
+    fn the_thread_sees_a_file_grow() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("stdout.log");
+        let growths = Growths::start();
+        growths.watch(&path);
+        let begun = clock::mono();
+        std::fs::write(&path, "four").expect("written");
+        let seen = loop {
+            match growths.of(&path).timeline.reached(4) {
+                Some(seen) => break seen,
+                None => std::thread::yield_now(),
+            }
+        };
+        assert!(seen.at >= begun);
+    }
+}

@@ -1,0 +1,67 @@
+//! Ranks that are told to end later than the others after a fault, because they are about to end by themselves and what they
+//! still write is wanted.
+//!
+//! A rank that raised writes its exit note before its traceback where another hook encloses the client's: `torch.distributed`
+//! collects what the hook before it prints, and prints it afterwards. And where one rank shows that the program cannot run, it
+//! is seen how the others end.
+
+use mainstay_core::entry::{ExitStatus, Note};
+use mainstay_core::id::{Attempt, Pid};
+use mainstay_core::job::StopWhy;
+use mainstay_core::time::Span;
+use mainstay_core::unrunnable;
+
+use super::shell::Launcher;
+use super::words::Words;
+use crate::act::ranks::RankProcess;
+use crate::act::stop::Spared;
+use crate::os::clock;
+
+/// How long a rank that raised may take to print its traceback.
+const TO_PRINT: Span = Span::millis(300);
+
+/// How long the other ranks may take to end as the first did, of which a program cannot run.
+const TO_END_ALIKE: Span = Span::seconds(2);
+
+/// How often it is looked whether a traceback has come. Only files of ranks that raised and have not printed are read.
+const LOOK_EVERY: Span = Span::millis(2);
+
+impl Launcher {
+    /// The ranks that a stop begins without.
+    pub(super) fn to_spare(&self, why: StopWhy) -> Spared {
+        let now = clock::mono();
+        let look_at = now.after(LOOK_EVERY);
+        if why != StopWhy::Fault {
+            return Spared::default();
+        }
+        if self.spoken.may_not_run() && !self.spoken.has_steps() {
+            let ranks = self.ranks.iter().filter(|rank| rank.exit.is_none()).map(|rank| rank.pid).collect();
+            return Spared { ranks, until: now.after(TO_END_ALIKE), look_at: now.after(TO_END_ALIKE) };
+        }
+        Spared { ranks: self.unheard(), until: now.after(TO_PRINT), look_at }
+    }
+
+    /// Looks whether ranks that were spared have said what they had to say.
+    pub(super) fn look_at_spared(&mut self) {
+        let unheard = self.unheard();
+        let now = clock::mono();
+        if let Some(stop) = &mut self.stop {
+            stop.spare_only(&unheard, now.after(LOOK_EVERY), now, &self.ranks);
+        }
+    }
+
+    /// Ranks that raised and whose traceback is not in their standard error yet.
+    fn unheard(&self) -> Vec<Pid> {
+        let silent = |rank: &&RankProcess| {
+            rank.raised && rank.exit.is_none() && rank.ending.is_none() && !self.spoken.has_printed(rank)
+        };
+        self.ranks.iter().filter(silent).map(|rank| rank.pid).collect()
+    }
+
+    /// Remembers of a rank's end what it says of the program, before the job acts on it.
+    pub(super) fn note_end(&mut self, note: Option<&Note>, status: Option<ExitStatus>, words: &Words) {
+        if self.attempt == Attempt(0) && unrunnable::may_not_run(note, status, &words.stderr_tail) {
+            self.spoken.note_that_it_may_not_run();
+        }
+    }
+}
