@@ -225,7 +225,7 @@ def make(options, machine, name, run):
             return f"{name}: ended with {codes}: {text[-300:]!r}"
         if len(text.encode()) > MOST_BYTES:
             return f"{name}: {len(text)} characters are too many"
-        left = [word for word in ("/root", "/work", machine.host) if word in text]
+        left = [word for word in (r"(?<![\w])/root\b", r"(?<![\w])/work/", re.escape(machine.host)) if re.search(word, text)]
         if left:
             return f"{name}: {left} is still in it"
         target.write_text(text)
