@@ -24,13 +24,14 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 MOST_BYTES = 40_000
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 120
 
 # Noise that a user switches on from outside.
 SETTINGS = {
     "plain": {},
-    # DETAIL beside TORCH_CPP_LOG_LEVEL=INFO ends DDP of torch 2.8 without CUDA by SIGSEGV.
-    "debug": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+    # DDP over gloo of torch 2.8 ends by SIGSEGV with TORCH_DISTRIBUTED_DEBUG=DETAIL: that is for programs without it.
+    "debug": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL", "TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_NCCL_BLOCKING_WAIT": "1"},
+    "detail": {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "INFO"},
     "info": {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO", "GLOO_LOG_LEVEL": "DEBUG", "TORCH_SHOW_CPP_STACKTRACES": "1"},
     "warn": {"PYTHONWARNINGS": "always", "LEVEL": "DEBUG"},
     "dev": {"PYTHONDEVMODE": "1", "PYTHONUNBUFFERED": "1"},
@@ -46,26 +47,26 @@ SETTINGS = {
 MATRIX = {
     "mnist_ddp": (["mainstay2", "torchrun2", "tee2", "srun2", "rank1", "mainstay4", "stamped2", "mpi3"], ["plain", "debug", "info", "warn", "dev", "logs"], [("", {}), ("unused", {"FIND_UNUSED": "1"}), ("leave", {"LEAVE_GROUP": "1", "WORKERS": "2"})]),
     "imagenet_style": (["python1", "mainstay2", "torchrun2", "srun2", "stamped1"], ["plain", "debug", "warn", "dev"], [("", {}), ("seeded", {"ARGS": "--seed 7"}), ("spawn", {"ARGS": "--spawn 2"}), ("resumed", {"ARGS": "--resume checkpoint.pth.tar", "TWICE": "1"}), ("absent", {"ARGS": "--resume nosuch.pth.tar"})]),
-    "word_lm": (["python1", "mainstay1", "stamped1", "mainstay2"], ["plain", "warn", "dev"], [("", {})]),
+    "word_lm": (["python1", "mainstay1", "stamped1", "mainstay2", "srun2", "mpi2"], ["plain", "warn", "dev", "default", "info"], [("", {})]),
     "fsdp2": (["mainstay2", "torchrun2", "tee2", "srun4"], ["plain", "info", "warn", "logs"], [("", {})]),
     "gpt": (["python1", "mainstay2", "torchrun2", "tee2", "srun2", "stamped2", "mainstay4"], ["plain", "debug", "info", "warn"], [("", {}), ("resumed", {"TWICE": "1"}), ("unused", {"FIND_UNUSED": "1"})]),
     "lightning_fit": (["python1", "mainstay2", "torchrun2", "stamped1"], ["plain", "warn", "debug"], [("", {}), ("unused", {"UNUSED": "1", "NO_BAR": "1"}), ("resumed", {"RESUME": "last", "TWICE": "1"}), ("profiled", {"PROFILER": "simple", "ANOMALY": "1", "SHUFFLED": "1", "PRECISION": "bf16-mixed"})]),
     "hf_trainer": (["python1", "mainstay2", "torchrun2", "srun2"], ["plain", "tokens", "hf", "warn", "debug"], [("", {}), ("resumed", {"TWICE": "1"}), ("unused", {"FIND_UNUSED": "1"}), ("recompute", {"RECOMPUTE": "1", "REPORT": "tensorboard"})]),
     "accelerate_loop": (["python1", "mainstay2", "accelerate2", "tee2"], ["plain", "warn", "debug", "hf"], [("", {}), ("bf16", {"PRECISION": "bf16"})]),
-    "jax_train": (["python1", "mainstay1", "stamped1", "mainstay2"], ["plain", "jax", "warn"], [("", {})]),
+    "jax_train": (["python1", "mainstay1", "stamped1", "mainstay2"], ["plain", "jax", "warn", "dev"], [("", {})]),
     "flax_train": (["python1", "mainstay1", "stamped1"], ["plain", "jax", "dev", "warn"], [("", {}), ("resumed", {"TWICE": "1"})]),
     "wandb_offline": (["python1", "mainstay1", "stamped1"], ["plain", "warn", "dev"], [("", {})]),
     "tensorboard_log": (["python1", "mainstay1"], ["plain", "warn", "dev"], [("", {}), ("order", {"WRONG_ORDER": "1"})]),
-    "workers": (["python1", "mainstay1", "mainstay2", "stamped1"], ["plain", "warn", "dev"], [("", {}), ("trace", {"TRACE": "1"}), ("none", {"WORKERS": "0"})]),
+    "workers": (["python1", "mainstay1", "mainstay2", "stamped1"], ["plain", "warn", "dev", "default"], [("", {}), ("trace", {"TRACE": "1"}), ("none", {"WORKERS": "0"})]),
     "compiled": (["python1", "mainstay1", "mainstay2"], ["plain", "dynamo", "warn"], [("", {}), ("eager", {"BACKEND": "eager"})]),
     "dcp_async": (["mainstay2", "torchrun2", "tee2", "srun3"], ["plain", "debug", "warn"], [("", {})]),
-    "retrying": (["python1", "mainstay1", "mainstay2", "srun2", "stamped1", "mpi2"], ["plain", "warn", "dev"], [("", {}), ("captured", {"CAPTURE": "1", "SEED": "4"}), ("info", {"LEVEL": "INFO", "SEED": "5"})]),
+    "retrying": (["python1", "mainstay1", "mainstay2", "srun2", "stamped1", "mpi2"], ["plain", "warn", "dev", "default", "debug"], [("", {}), ("captured", {"CAPTURE": "1", "SEED": "4"}), ("info", {"LEVEL": "INFO", "SEED": "5"})]),
     "megatron_gpt": (["mainstay2", "torchrun2", "srun1"], ["plain", "debug", "warn"], [("", {})]),
     "deepspeed_zero": (["mainstay2", "torchrun2", "srun2"], ["plain", "debug", "warn"], [("", {}), ("stage2", {"STAGE": "2", "CLOCK": "1"})]),
     "ray_train": (["python1"], ["plain", "warn", "debug"], [("", {})]),
-    "pipeline": (["mainstay2", "torchrun3", "srun2", "stamped2"], ["plain", "debug", "info"], [("", {})]),
+    "pipeline": (["mainstay2", "torchrun3", "srun2", "stamped2"], ["plain", "detail", "info"], [("", {})]),
     "titan_style": (["mainstay2", "torchrun2", "tee2", "stamped2"], ["plain", "debug", "warn"], [("", {}), ("replicate", {"REPLICATE": "1"})]),
-    "numpy_json": (["python1", "mainstay2", "srun2", "stamped1"], ["plain", "warn"], [("", {})]),
+    "numpy_json": (["python1", "mainstay2", "srun2", "stamped1", "mpi3", "mainstay4"], ["plain", "warn", "dev", "default", "debug"], [("", {})]),
 }
 # No distributed part: the launcher gives them nothing.
 ALONE = {"word_lm", "jax_train", "flax_train", "wandb_offline", "tensorboard_log", "workers", "compiled", "retrying", "numpy_json", "imagenet_style", "gpt"}
@@ -97,6 +98,8 @@ class Machine:
         ask = "import sysconfig, sys, site, torch; print('\\n'.join([sysconfig.get_path('stdlib'), *sys.path, sys.prefix, sys.base_prefix]))"
         asked = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.split("\n")
         library, *paths = [line for line in asked if line]
+        # Tools that were installed with packages, such as ninja.
+        self.tools = [path.split("/lib/python")[0] + "/bin" for path in paths if path.endswith("site-packages")]
         self.swaps = [(str(HERE / "programs"), "/home/user/run")]
         for path in paths:
             if path.endswith("site-packages"):
@@ -206,7 +209,7 @@ def make(options, machine, name, run):
         arguments = variables.pop("ARGS", "").split()
         twice = variables.pop("TWICE", None)
         env = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
-        env |= {"PATH": f"{pathlib.Path(options.python).parent}:{env['PATH']}", "VIRTUAL_ENV": str(pathlib.Path(options.python).parent.parent)}
+        env |= {"PATH": ":".join([str(pathlib.Path(options.python).parent), *machine.tools, env["PATH"]]), "VIRTUAL_ENV": str(pathlib.Path(options.python).parent.parent)}
         env |= {"OMP_NUM_THREADS": "1", "OUT": str(out), "STEPS": str(steps), "TMPDIR": str(out / "tmp"), "PORT": str(free_port())}
         env |= {"WANDB_SILENT": "false", "HF_HUB_OFFLINE": "1", "RAY_TMPDIR": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "MPLBACKEND": "agg"}
         (out / "tmp").mkdir()
@@ -250,6 +253,8 @@ def main():
     (HERE / "runs").mkdir(exist_ok=True)
     machine = Machine(options.python)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        # The quick ones first.
+        runs = dict(sorted(runs.items(), key=lambda run: int(run[1][1][-1])))
         waiting = {pool.submit(make, options, machine, name, run): name for name, run in runs.items()}
         for done in concurrent.futures.as_completed(waiting):
             said = done.result()
