@@ -40,7 +40,9 @@ SETTINGS = {
     "dynamo": {"TORCH_LOGS": "graph_breaks,recompiles,dynamo", "TORCHDYNAMO_VERBOSE": "1"},
     "tokens": {"TOKENIZERS_PARALLELISM": "", "WORKERS": "2"},
     "hf": {"TRANSFORMERS_VERBOSITY": "debug", "HF_LEVEL": "debug", "ACCELERATE_LOG_LEVEL": "DEBUG", "NO_BAR": "1"},
-    "jax": {"JAX_LOG_COMPILES": "1", "TF_CPP_MIN_LOG_LEVEL": "0", "LEVEL": "DEBUG", "DOUBLE": "1"},
+    "jax": {"JAX_LOG_COMPILES": "1", "TF_CPP_MIN_LOG_LEVEL": "0", "DOUBLE": "1", "STEPS": "12"},
+    # As warn, for what says very much at DEBUG.
+    "always": {"PYTHONWARNINGS": "always"},
 }
 
 # Program: launchers, settings, and what is varied beside them (each a name with its environment or arguments).
@@ -53,8 +55,8 @@ MATRIX = {
     "lightning_fit": (["python1", "mainstay2", "torchrun2", "stamped1"], ["plain", "warn", "debug"], [("", {}), ("unused", {"UNUSED": "1", "NO_BAR": "1"}), ("resumed", {"RESUME": "last", "TWICE": "1"}), ("profiled", {"PROFILER": "simple", "ANOMALY": "1", "SHUFFLED": "1", "PRECISION": "bf16-mixed"})]),
     "hf_trainer": (["python1", "mainstay2", "torchrun2", "srun2"], ["plain", "tokens", "hf", "warn", "debug"], [("", {}), ("resumed", {"TWICE": "1"}), ("unused", {"FIND_UNUSED": "1"}), ("recompute", {"RECOMPUTE": "1", "REPORT": "tensorboard"})]),
     "accelerate_loop": (["python1", "mainstay2", "accelerate2", "tee2"], ["plain", "warn", "debug", "hf"], [("", {}), ("bf16", {"PRECISION": "bf16"})]),
-    "jax_train": (["python1", "mainstay1", "stamped1", "mainstay2"], ["plain", "jax", "warn", "dev"], [("", {})]),
-    "flax_train": (["python1", "mainstay1", "stamped1"], ["plain", "jax", "dev", "warn"], [("", {}), ("resumed", {"TWICE": "1"})]),
+    "jax_train": (["python1", "mainstay1", "stamped1", "mainstay2"], ["plain", "jax", "always", "dev"], [("", {})]),
+    "flax_train": (["python1", "mainstay1", "stamped1"], ["plain", "jax", "dev", "always"], [("", {}), ("resumed", {"TWICE": "1"})]),
     "wandb_offline": (["python1", "mainstay1", "stamped1"], ["plain", "warn", "dev"], [("", {})]),
     "tensorboard_log": (["python1", "mainstay1"], ["plain", "warn", "dev"], [("", {}), ("order", {"WRONG_ORDER": "1"})]),
     "workers": (["python1", "mainstay1", "mainstay2", "stamped1"], ["plain", "warn", "dev", "default"], [("", {}), ("trace", {"TRACE": "1"}), ("none", {"WORKERS": "0"})]),
@@ -66,17 +68,23 @@ MATRIX = {
     "ray_train": (["python1"], ["plain", "warn", "debug"], [("", {})]),
     "pipeline": (["mainstay2", "torchrun3", "srun2", "stamped2"], ["plain", "detail", "info"], [("", {})]),
     "titan_style": (["mainstay2", "torchrun2", "tee2", "stamped2"], ["plain", "debug", "warn"], [("", {}), ("replicate", {"REPLICATE": "1"})]),
+    "shards_numpy": (["python1", "mainstay2", "srun2", "stamped1", "mpi3", "rank1"], ["plain", "warn", "dev", "default"], [("", {}), ("trace", {"TRACE": "1"})]),
+    "tokens_numpy": (["python1", "mainstay1", "stamped1", "srun2"], ["plain", "warn", "dev", "tokens"], [("", {}), ("threads", {"RAYON_NUM_THREADS": "2"})]),
     "numpy_json": (["python1", "mainstay2", "srun2", "stamped1", "mpi3", "mainstay4"], ["plain", "warn", "dev", "default", "debug"], [("", {})]),
 }
 # No distributed part: the launcher gives them nothing.
-ALONE = {"word_lm", "jax_train", "flax_train", "wandb_offline", "tensorboard_log", "workers", "compiled", "retrying", "numpy_json", "imagenet_style", "gpt"}
+ALONE = {"word_lm", "jax_train", "flax_train", "wandb_offline", "tensorboard_log", "workers", "compiled", "retrying", "numpy_json", "shards_numpy", "tokens_numpy", "imagenet_style", "gpt"}
+
+
+# These start at once: they meet more of their settings.
+QUICK = {"numpy_json", "shards_numpy", "tokens_numpy", "retrying", "word_lm"}
 
 
 def plan():
     """All runs: each program meets each of its launchers and settings with each extra once in a diagonal, not all with all."""
     runs = {}
     for program, (launchers, settings, extras) in MATRIX.items():
-        rounds = max(len(launchers), len(settings)) * (2 if len(launchers) > 1 else 1)
+        rounds = max(len(launchers), len(settings)) * (3 if program in QUICK else 2 if len(launchers) > 1 else 1)
         for extra_at, (extra, variables) in enumerate(extras):
             times = rounds if extra_at == 0 else max(2, rounds // 3)
             for at in range(times):
@@ -176,7 +184,7 @@ def commands_of(options, program, launcher, arguments, env, out):
     script = [str(HERE / "programs" / f"{program}.py"), *arguments]
     stamp = kind == "stamped"
     if kind == "mainstay":
-        run = [options.mainstay, "run", "--nproc-per-node", str(ranks), "--log-dir", str(out / "logs"), "--runtime-dir", str(out / "rt")]
+        run = [options.mainstay, "run", "--nproc-per-node", str(ranks), "--log-dir", str(out / "logs"), "--runtime-dir", str(out / "rt"), "--no-agent", "--no-warm"]
         return [(run + script, env)], [""], False
     if kind in ("torchrun", "tee"):
         run = [options.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
