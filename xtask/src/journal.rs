@@ -108,10 +108,49 @@ impl Entry {
         self.is_fact("ranks_hung")
     }
 
+    /// What a verdict says, or none.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.is("verdict").then(|| Verdict {
+            headline: self.text("headline"),
+            domain: self.text("domain"),
+            class: self.text("class"),
+            confidence: self.body["confidence"].as_f64().unwrap_or(0.0),
+            culprit: self.number("culprit"),
+            evidence: self.body["evidence"].as_array().into_iter().flatten().map(plain).collect(),
+        })
+    }
+
+    /// What was decided: the action's name and the reason. Waiting is no decision yet.
+    pub fn decision(&self) -> Option<(String, String)> {
+        let action = self.body["action"]["type"].as_str().filter(|action| *action != "wait")?;
+        self.is("decision").then(|| (action.to_owned(), self.text("why")))
+    }
+
     /// Whether a restart was decided.
     pub fn decides_restart(&self) -> bool {
         self.is("decision") && self.body["action"]["type"] == "restart_in_job"
     }
+}
+
+/// A verdict as the journal has it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// One line.
+    pub headline: String,
+    /// Whose fault; `unknown` is an abstention.
+    pub domain: String,
+    /// What went wrong; empty where that is not known.
+    pub class: String,
+    /// How sure, from 0 to 1.
+    pub confidence: f64,
+    /// The rank that it names.
+    pub culprit: Option<u64>,
+    /// What it rests on.
+    pub evidence: Vec<String>,
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 /// What one failure left in the journal, each with its time where it happened.
@@ -296,6 +335,15 @@ mod tests {
         assert_eq!(incident.first_step, Some((890, 6)));
         assert_eq!(incident.steps_lost, Some(2));
         assert_eq!(incident.reached_before, Some(7));
+    }
+
+    #[test]
+    fn verdicts_and_decisions_are_read() {
+        let entries = entries(LINES);
+        let verdict = entries[3].verdict().expect("the fourth line");
+        assert_eq!((verdict.culprit, verdict.domain.as_str()), (Some(1), ""));
+        assert_eq!(entries[4].decision(), Some(("restart_in_job".into(), "1 of 3 restarts".into())));
+        assert!(entries[3].decision().is_none() && entries[4].verdict().is_none());
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod demo;
 mod fingerprint;
 mod frameworks;
 mod fuzz;
+mod healthy;
 mod journal;
 mod lint;
 mod nvrx;
@@ -42,6 +43,8 @@ enum Task {
     Lint,
     /// Measure: heartbeat, agent, detect, restart, build.
     Bench(bench::Args),
+    /// Run real training programs in many ways and store the output of those that end well in tests/healthy/runs.
+    Healthy(healthy::Args),
     /// Build the Python package into target/wheels and install it into target/venv.
     Wheel,
 }
@@ -67,6 +70,7 @@ fn run(task: Task) -> Result<ExitCode> {
             Ok(if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Task::Bench(args) => bench::run(&args),
+        Task::Healthy(args) => healthy::make(&args),
         Task::Wheel => {
             let story = say::Story::begin();
             let venv = venv::ensure(&story)?;

@@ -22,6 +22,7 @@ mod replicate_nvrx;
 mod restart;
 mod soak;
 mod training;
+mod verdicts;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,6 +53,12 @@ pub struct Args {
     /// States of `checkpoint` are of this size in GiB at most: 0.1 to see that it works.
     #[arg(long, default_value_t = 4.0)]
     most_gib: f64,
+    /// Of `verdicts`, only cells whose name contains this, such as `sigkill` or `gpt`.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Of `verdicts`, a sample that ends in three minutes.
+    #[arg(long)]
+    quick: bool,
     /// Measure no peers.
     #[arg(long)]
     no_peers: bool,
@@ -91,6 +98,8 @@ enum Name {
     Judge,
     /// How fast logs are read, how soon there is a verdict, and how right it is on labelled cases.
     Attribute,
+    /// Real programs with faults of known cause: what the verdict and the decision were.
+    Verdicts,
     /// A checkpoint's shard to a peer and back, beside plain TCP.
     Replicate,
     /// A cold release build, and the size of the program.
@@ -114,7 +123,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
     let mut report = Report::begin();
     let needs_ranks = args.names.iter().any(|name| {
-        !matches!(name, Name::Build | Name::Judge | Name::Attribute | Name::Replicate)
+        !matches!(name, Name::Build | Name::Judge | Name::Attribute | Name::Replicate | Name::Verdicts)
             && !name.is_of_the_agent_alone()
     });
     let bed = if needs_ranks { Some(prepare(&story, args)?) } else { None };
@@ -127,6 +136,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Replicate, _) => {
                 replicate::measure(&story, args.samples.unwrap_or(7), !args.no_peers, &mut report);
             }
+            (Name::Verdicts, _) => verdicts::measure(&story, &args.only, args.quick, &mut report),
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
@@ -169,11 +179,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, &mut report),
             (_, None) => {}
         }
+        // What was measured is not lost when what follows is stopped.
+        if let Some(path) = &args.json {
+            report.write(path)?;
+        }
     }
     report.print();
-    if let Some(path) = &args.json {
-        report.write(path)?;
-    }
     Ok(ExitCode::SUCCESS)
 }
 

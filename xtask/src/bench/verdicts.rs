@@ -1,0 +1,86 @@
+//! The live fault matrix: real training programs (`tests/healthy/programs`) with faults of known cause
+//! (`tests/healthy/faults`) under `mainstay run`. Of each the first verdict and the first decision are held against the truth.
+//!
+//! Each cell is written to `target/bench/verdicts/cells.jsonl` as soon as it is measured.
+
+mod cell;
+mod score;
+mod table;
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::Write;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::figure::{Figure, Report};
+use crate::build;
+use crate::healthy;
+use crate::places;
+use crate::say::Story;
+use cell::{Bench, Seen};
+use table::{Cell, Table};
+
+/// Jobs at a time: each has one rank or two.
+const AT_ONCE: usize = 2;
+/// `--quick` begins no cell after so long.
+const QUICK: Duration = Duration::from_secs(150);
+
+/// Runs the cells whose name contains `only`, or a sample of them.
+pub fn measure(story: &Story, only: &str, quick: bool, report: &mut Report) {
+    report.part("verdicts", figures(story, only, quick));
+}
+
+fn figures(story: &Story, only: &str, quick: bool) -> Result<Vec<Figure>> {
+    build::release(story)?;
+    let bench = Bench::new(healthy::python(story)?)?;
+    let table = Table::read()?;
+    let mut cells = if quick { table.sample() } else { table.cells() };
+    cells.retain(|cell| cell.name().contains(only) && bench.can_run(cell));
+    anyhow::ensure!(!cells.is_empty(), "no cell has {only:?} in its name and can run here");
+    let deadline = quick.then(|| Instant::now() + QUICK);
+    let all = cells.len();
+    let seen = story.step(&format!("{all} faults in real programs"), || run(&bench, cells, deadline))?;
+    if seen.len() < all {
+        story.note(&format!("{} of {all} were not begun: three minutes were over", all - seen.len()));
+    }
+    score::print(&seen);
+    Ok(score::figures(&seen))
+}
+
+/// Runs the cells, some at a time, until all are done or time is over.
+fn run(bench: &Bench, cells: Vec<Cell>, deadline: Option<Instant>) -> Result<Vec<(Cell, Seen)>> {
+    let folder = places::target().join("bench/verdicts");
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let path = folder.join("cells.jsonl");
+    let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+    let (waiting, written) = (Mutex::new(VecDeque::from(cells)), Mutex::new((file, Vec::new())));
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(cell) = next(&waiting, deadline) {
+                    let seen = bench.run(&cell);
+                    let Ok(mut written) = written.lock() else { return };
+                    // Without the file, the figures are still made.
+                    let _ = writeln!(written.0, "{}", score::line(&cell, &seen));
+                    if let Some(wrong) = score::wrong(&cell, &seen) {
+                        eprintln!("    {wrong}");
+                    }
+                    written.1.push((cell, seen));
+                }
+            });
+        }
+    });
+    let (_, seen) = written.into_inner().map_err(|_| anyhow::anyhow!("a cell could not be run at all"))?;
+    Ok(seen)
+}
+
+fn next(waiting: &Mutex<VecDeque<Cell>>, deadline: Option<Instant>) -> Option<Cell> {
+    if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+        return None;
+    }
+    waiting.lock().ok()?.pop_front()
+}

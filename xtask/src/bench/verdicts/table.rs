@@ -1,0 +1,178 @@
+//! What is run: `tests/healthy/faults/faults.json`, and how its faults and programs are paired.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::places;
+
+/// Steps after which a fault happens.
+const MOMENTS: [u64; 3] = [0, 5, 200];
+
+/// A fault and its truth.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Fault {
+    /// Its name, that of the function in `fault.py`.
+    pub name: String,
+    /// The signal that comes from outside.
+    pub signal: Option<i32>,
+    /// Domains that are right. None: whatever is named is wrong.
+    pub domains: Vec<String>,
+    /// Decisions that are right: restart, stop, hand_back.
+    pub decisions: Vec<String>,
+    /// Whether the cause can be seen, so that an abstention is a fault of ours.
+    pub shows: bool,
+    /// It mounts something.
+    #[serde(default)]
+    pub mounts: bool,
+    /// Nobody ends: it has to be found out.
+    #[serde(default)]
+    pub hang: bool,
+    /// It needs torch.
+    #[serde(default)]
+    pub torch: bool,
+    /// It needs a process group.
+    #[serde(default)]
+    pub distributed: bool,
+    /// It happens to all ranks alike.
+    #[serde(default)]
+    pub any_rank: bool,
+}
+
+/// A program and how it is run.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Program {
+    /// Its file's name without the ending.
+    pub name: String,
+    /// Its ranks.
+    pub ranks: u64,
+    /// It has torch.
+    #[serde(default)]
+    pub torch: bool,
+    /// It has a process group.
+    #[serde(default)]
+    pub distributed: bool,
+    /// It runs with Mainstay's client.
+    #[serde(default = "yes")]
+    pub client: bool,
+    /// It runs behind a shell script.
+    #[serde(default)]
+    pub shell: bool,
+    /// A module without which it cannot run.
+    pub needs: Option<String>,
+    /// Its arguments.
+    #[serde(default)]
+    pub arguments: Vec<String>,
+    /// Its environment.
+    #[serde(default)]
+    pub variables: BTreeMap<String, String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// A fault in a program at a moment.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// What happens.
+    pub fault: Fault,
+    /// To whom.
+    pub program: Program,
+    /// After so many steps.
+    pub after: u64,
+    /// With an unrelated warning just before.
+    pub warning: bool,
+}
+
+impl Cell {
+    /// Fault, program, way and moment.
+    pub fn name(&self) -> String {
+        let way = if self.program.shell { "+shell" } else { "" };
+        let client = if self.program.client { "" } else { "-client" };
+        let warning = if self.warning { "+warning" } else { "" };
+        format!("{}/{}{way}{client}@{}{warning}", self.fault.name, self.program.name, self.after)
+    }
+
+    /// The rank that it happens to: the last one.
+    pub fn rank(&self) -> u64 {
+        self.program.ranks.saturating_sub(1)
+    }
+}
+
+/// All faults and programs.
+#[derive(Debug, Deserialize)]
+pub struct Table {
+    faults: Vec<Fault>,
+    programs: Vec<Program>,
+}
+
+impl Table {
+    /// Reads the file.
+    pub fn read() -> Result<Table> {
+        let path = places::root().join("tests/healthy/faults/faults.json");
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))
+    }
+
+    /// Each fault with each program that it can happen to, at moments that take turns; each fault once more with a warning before.
+    pub fn cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for (place, fault) in self.faults.iter().enumerate() {
+            let fitting: Vec<(usize, &Program)> =
+                self.programs.iter().enumerate().filter(|(_, program)| fits(fault, program)).collect();
+            for (at, program) in &fitting {
+                let after = MOMENTS[(place + at) % MOMENTS.len()];
+                cells.push(cell(fault, program, after, false));
+            }
+            if let Some((_, program)) = fitting.get(place % fitting.len().max(1)) {
+                cells.push(cell(fault, program, 5, true));
+            }
+        }
+        cells
+    }
+
+    /// One cell of each fault, over programs that start quickly.
+    pub fn sample(&self) -> Vec<Cell> {
+        let quick: Vec<&Program> = self.programs.iter().filter(|program| program.needs.is_none()).collect();
+        let mut cells = Vec::new();
+        for (place, fault) in self.faults.iter().enumerate() {
+            let fitting: Vec<&&Program> = quick.iter().filter(|program| fits(fault, program)).collect();
+            if let Some(program) = fitting.get(place % fitting.len().max(1)) {
+                cells.push(cell(fault, program, MOMENTS[place % 2], place % 4 == 1));
+            }
+        }
+        cells
+    }
+}
+
+fn cell(fault: &Fault, program: &Program, after: u64, warning: bool) -> Cell {
+    Cell { fault: fault.clone(), program: program.clone(), after, warning }
+}
+
+fn fits(fault: &Fault, program: &Program) -> bool {
+    (program.torch || !fault.torch) && (program.distributed || !fault.distributed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_meets_every_program_that_it_can_happen_to() {
+        let table = Table::read().expect("a sound table");
+        assert!(table.faults.len() >= 25 && table.programs.len() == 20);
+        let cells = table.cells();
+        assert!(cells.len() >= 500, "{} cells", cells.len());
+        for fault in &table.faults {
+            let its: Vec<&Cell> = cells.iter().filter(|cell| cell.fault.name == fault.name).collect();
+            assert_eq!(its.iter().filter(|cell| cell.warning).count(), 1, "{}", fault.name);
+            for after in MOMENTS {
+                assert!(its.iter().any(|cell| cell.after == after), "{} after {after} steps", fault.name);
+            }
+        }
+        assert_eq!(table.sample().len(), table.faults.len());
+    }
+}
