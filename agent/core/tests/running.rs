@@ -3,6 +3,7 @@
 use mainstay_core::entry::{Body, JobSpec, Spent, StepDone};
 use mainstay_core::finding::{Finding, FindingKind, Hint};
 use mainstay_core::id::{Attempt, Rank};
+use mainstay_core::learned::Learned;
 use mainstay_core::running::{Pace, Watch};
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::Mono;
