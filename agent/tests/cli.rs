@@ -197,7 +197,7 @@ async fn events_are_told_filtered_and_counted() {
     assert_eq!(
         verdicts,
         [
-            "     4  2026-01-01 00:00:20.000  verdict   demo: rank 1 was killed by SIGKILL (60 % sure; whose fault is not known)"
+            "     4  2026-01-01 00:00:20.000  verdict   demo: rank 1 was killed by SIGKILL; cause not seen: neither Mainstay nor the kernel's OOM killer sent the signal"
         ]
     );
     let cursors = async |args: &[&str]| -> Vec<u64> {

@@ -20,7 +20,11 @@ fn entries() -> Vec<Body> {
     let started = StartedRank { rank, local_rank: 0, pid, page: Some("page".into()) };
     let note = Note { step: Some(1), at: Mono(1), ..Note::default() };
     vec![
-        Body::Fact(Fact::JobStarted(JobSpec { page_dir: Some("pages".into()), ..JobSpec::default() })),
+        Body::Fact(Fact::JobStarted(JobSpec {
+            page_dir: Some("pages".into()),
+            started_in: "here".into(),
+            ..JobSpec::default()
+        })),
         Body::Fact(Fact::AttemptStarted { attempt, master_port: 1, ranks: vec![started] }),
         Body::Fact(Fact::RankRaised { attempt, rank, pid, note, data: Some(0) }),
         Body::Fact(Fact::RankExited {

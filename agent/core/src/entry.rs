@@ -324,6 +324,9 @@ pub struct JobSpec {
     pub uid: u32,
     /// Where logs and the launcher's journal are.
     pub run_dir: String,
+    /// The directory in which the launcher was started; empty in journals of earlier versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub started_in: String,
     /// Where the ranks keep their checkpoints.
     pub checkpoint_dir: String,
     /// Where the heartbeat pages are, if there are any.
@@ -362,6 +365,19 @@ pub struct LineTime {
     /// Steps of this attempt that began after `at` and were completed; none where no progress is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps_after: Option<u64>,
+}
+
+impl LineTime {
+    /// How long before a failure the line was there, and how many steps were done in between: "1.50 s and 2 steps before the
+    /// failure".
+    pub fn before_failure(self, failed_at: Mono) -> String {
+        let span = failed_at.since(self.at);
+        match self.steps_after {
+            None | Some(0) => format!("{span} before the failure"),
+            Some(1) => format!("{span} and 1 step before the failure"),
+            Some(steps) => format!("{span} and {steps} steps before the failure"),
+        }
+    }
 }
 
 /// What a rank says of its own end (the page's exit note).

@@ -127,7 +127,7 @@ pub fn judge(
         heartbeats: end.heartbeats,
         fault_at,
         detected_at: end.detected_at.unwrap_or(fault_at),
-        evidence: evidence(culprit, end, out_of_memory_kills, killed, &victims),
+        evidence: evidence(culprit, end, out_of_memory_kills, killed),
         victims,
         cause,
     }
@@ -173,9 +173,6 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
     };
     let mut evidence = hang.evidence.clone();
     evidence.extend(found);
-    if !hang.victims.is_empty() && culprit.is_some() {
-        evidence.push(format!("stopped as victims: {}", listed(&hang.victims)));
-    }
     let place = match culprit {
         Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
         None => hang.phase.clone(),
@@ -228,10 +225,23 @@ fn what_happened(cause: &Cause, end: &RankEnd) -> String {
             if message.is_empty() { format!("raised {name}") } else { format!("raised {name}: {message}") }
         }
         Cause::ExitCode { code } => format!("exited with code {code}"),
-        Cause::Signal { signal } => format!("was ended by {}", ExitStatus::Signal(*signal)),
+        Cause::Signal { signal } => ended_by(*signal),
         Cause::OutOfMemory => "was killed while the kernel's OOM killer was at work".to_owned(),
         Cause::StartFailed => "could not be started".to_owned(),
         Cause::Hang { hang, .. } => hang.of_a_rank().to_owned(),
+    }
+}
+
+/// What a signal did to a rank, as a person on call would say it.
+fn ended_by(signal: i32) -> String {
+    let name = ExitStatus::Signal(signal);
+    match signal {
+        4 => format!("crashed in native code ({name}: an instruction that this CPU does not have)"),
+        6 => format!("aborted in native code ({name})"),
+        7 => format!("crashed in native code ({name}: mapped memory without storage behind it; /dev/shm may be full)"),
+        8 => format!("crashed in native code ({name}: an arithmetic error such as a division by zero)"),
+        11 => format!("crashed in native code ({name}: an invalid memory access)"),
+        _ => format!("was ended by {name}"),
     }
 }
 
@@ -248,40 +258,52 @@ fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
     }
 }
 
-fn evidence(
-    culprit: Rank,
-    end: &RankEnd,
-    out_of_memory_kills: u64,
-    killed: bool,
-    victims: &[Rank],
-) -> Vec<String> {
+fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool) -> Vec<String> {
     let mut evidence = Vec::new();
-    if let Some((status, _)) = end.exit {
-        evidence.push(format!("the process of {culprit} ended with {status}"));
-    }
     if let Some(note) = &end.note {
         evidence.push(format!("exit note of {culprit}: {}: {}", note.exception, note.message));
         if let Some(frame) = note.traceback.lines().rfind(|line| line.trim_start().starts_with("File \"")) {
             evidence.push(format!("raised at {}", frame.trim()));
         }
-    } else if killed && out_of_memory_kills == 0 {
-        evidence.push("nobody of Mainstay sent SIGKILL, and the kernel counted no OOM kill".to_owned());
+    }
+    // A rank that raised was told to end afterwards: its status is the launcher's doing.
+    if let (false, Some((status, _))) = (end.after_stop, end.exit) {
+        evidence.push(format!("the process of {culprit} ended with {status}"));
+    }
+    if end.note.is_none() && killed && out_of_memory_kills == 0 {
+        evidence.push("Mainstay sent no SIGKILL, and the kernel counted no OOM kill".to_owned());
     }
     if out_of_memory_kills > 0 {
-        evidence.push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) meanwhile"));
+        evidence.push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) in this attempt"));
     }
     if let Some(position) = end.data {
         evidence.push(format!("{culprit} read its data at position {position}"));
     }
-    if let Some(line) = end.stderr_tail.iter().rfind(|line| !line.trim().is_empty()) {
-        evidence.push(format!("last line on its standard error: {}", line.trim()));
-    }
-    if !victims.is_empty() {
-        let names: Vec<String> = victims.iter().map(|rank| rank.0.to_string()).collect();
-        let ranks = if names.len() == 1 { "rank" } else { "ranks" };
-        evidence.push(format!("stopped as victims: {ranks} {}", names.join(", ")));
-    }
+    evidence.extend(last_line(end));
     evidence
+}
+
+/// The last line that a rank without an exception wrote to its standard error, with its time.
+fn last_line(end: &RankEnd) -> Option<String> {
+    if end.note.is_some() {
+        return None;
+    }
+    let at = telling_line(&end.stderr_tail)?;
+    let line = end.stderr_tail.get(at)?.trim();
+    let when = match (end.stderr_times.get(at), end.failed_at()) {
+        (Some(time), Some(failed_at)) => format!(", {}", time.before_failure(failed_at)),
+        _ => String::new(),
+    };
+    Some(format!("last message on its standard error{when}: {line}"))
+}
+
+/// Which line says why a process ended: the newest that speaks of a failure, else the newest.
+fn telling_line(lines: &[String]) -> Option<usize> {
+    const OF_A_FAILURE: [&str; 8] =
+        ["Fatal", "fatal", "terminate called", "what():", "rror:", "Assertion", "Exception", "killed"];
+    let newest_first = || lines.iter().enumerate().rev().filter(|(_, line)| !line.trim().is_empty());
+    let of_a_failure = newest_first().take(40).find(|(_, line)| OF_A_FAILURE.iter().any(|word| line.contains(word)));
+    of_a_failure.or_else(|| newest_first().next()).map(|(at, _)| at)
 }
 
 /// A job core that is asked to judge an attempt without a failure must still answer.
@@ -289,7 +311,7 @@ fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
     Verdict {
         incident,
         attempt,
-        headline: "the attempt ended and no rank tells why".to_owned(),
+        headline: "the ranks ended and none of them says why".to_owned(),
         cause: Cause::ExitCode { code: 1 },
         domain: FaultDomain::Unknown,
         class: None,
@@ -368,6 +390,35 @@ mod tests {
         assert_eq!(headline(silent.clone()), "rank 0 was ended by SIGKILL");
         let beating = RankEnd { heartbeats: true, ..silent };
         assert_eq!(headline(beating), "rank 0 was ended by SIGKILL before its first step");
+    }
+
+    #[test]
+    fn a_signal_that_the_launcher_sent_is_no_evidence() {
+        let mut raised = raised("bad", 5);
+        raised.exit = Some((ExitStatus::Signal(15), Mono(9)));
+        let own = verdict([raised.clone(), RankEnd::default()], 0);
+        assert!(own.evidence.iter().any(|line| line.contains("ended with SIGTERM")), "{:?}", own.evidence);
+        raised.after_stop = true;
+        let told = verdict([raised, RankEnd::default()], 0);
+        assert!(!told.evidence.iter().any(|line| line.contains("SIGTERM")), "{:?}", told.evidence);
+    }
+
+    #[test]
+    fn a_crash_says_where_it_happened_and_quotes_the_message_with_its_time() {
+        let lines = ["step 3", "terminate called after throwing an instance of 'X'", ""];
+        let crashed = |signal| RankEnd {
+            exit: Some((ExitStatus::Signal(signal), Mono(2_000_000_000))),
+            stderr_tail: lines.iter().map(|line| (*line).to_owned()).collect(),
+            stderr_times: vec![LineTime { at: Mono(500_000_000), steps_after: Some(2) }; 3],
+            ..RankEnd::default()
+        };
+        let headline = |signal| verdict([crashed(signal), RankEnd::default()], 0).headline;
+        assert!(headline(11).starts_with("rank 0 crashed in native code (SIGSEGV"), "{}", headline(11));
+        assert!(headline(6).starts_with("rank 0 aborted in native code (SIGABRT"), "{}", headline(6));
+        assert_eq!(headline(15), "rank 0 was ended by SIGTERM");
+        let quoted = verdict([crashed(6), RankEnd::default()], 0).evidence;
+        let line = "last message on its standard error, 1.50 s and 2 steps before the failure: terminate called";
+        assert!(quoted.iter().any(|told| told.starts_with(line)), "{quoted:?}");
     }
 
     #[test]

@@ -66,6 +66,10 @@ pub struct Ledger {
     reached: Option<u64>,
     /// The newest step completed before the current attempt.
     reached_before: Option<u64>,
+    /// The highest number of a completed step, as the program or the hook counts; and the same before the current attempt.
+    highest: (Option<u64>, Option<u64>),
+    /// Whether any rank ever sent a heartbeat: without them nobody knows of training.
+    heard: bool,
     last_step_end: Option<Mono>,
     steps: u64,
     steps_lost: u64,
@@ -79,11 +83,12 @@ pub struct Books {
     pub wall: Span,
     /// Where it went; the sum is `wall`.
     pub parts: BTreeMap<Spending, Span>,
-    /// Training over wall time, 0 to 1.
-    pub goodput: f64,
+    /// Training over wall time, 0 to 1; none where no rank sent heartbeats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goodput: Option<f64>,
     /// Distinct steps completed.
     pub steps: u64,
-    /// Steps that were done again, as far as their numbers tell.
+    /// Steps that were done again: an earlier attempt had completed a step of that number.
     pub steps_lost: u64,
     /// Steps of which a part went into a checkpoint.
     #[serde(default)]
@@ -102,6 +107,8 @@ impl Ledger {
             saved: Span::default(),
             reached: None,
             reached_before: None,
+            highest: (None, None),
+            heard: false,
             last_step_end: None,
             steps: 0,
             steps_lost: 0,
@@ -112,6 +119,7 @@ impl Ledger {
     /// From `at` on the time goes into `state`. A time before the last change counts as that change's.
     pub fn enter(&mut self, at: Mono, state: Spending) {
         let at = at.max(self.since);
+        self.heard |= matches!(state, Spending::Initialising | Spending::Training);
         let cut_off = self.state == Spending::Training && state != Spending::Training;
         self.book(self.state, at.since(self.since));
         if cut_off && state == Spending::Undetected {
@@ -126,6 +134,11 @@ impl Ledger {
         self.state
     }
 
+    /// The highest number that a completed step of an attempt before the current one had.
+    pub fn highest_before(&self) -> Option<u64> {
+        self.highest.1
+    }
+
     /// The newest step that the lead rank completed in any attempt; where steps are counted anew in each process, how many
     /// there were in all.
     pub fn reached(&self) -> Option<u64> {
@@ -135,6 +148,7 @@ impl Ledger {
     /// A new attempt begins: steps up to the newest one reached so far will be done again.
     pub fn begin_attempt(&mut self) {
         self.reached_before = self.reached;
+        self.highest.1 = self.highest.0;
         self.last_step_end = None;
     }
 
@@ -142,12 +156,13 @@ impl Ledger {
     pub fn step(&mut self, done: &StepDone) {
         // What a first step took cannot be told from the setup before it, and is booked as such.
         let length = if done.first { Span::default() } else { done.end.since(done.start) };
-        // Counted steps begin at 0 in each process: which of them were done before, nobody knows, and none is said to be.
+        // Counted steps begin at 0 in each process. Whether the program resumed from a checkpoint, nobody knows: for the policy
+        // each is progress, so that no job is stopped that moves on; goodput counts no number twice.
         let number = match self.reached_before {
             Some(reached) if done.counted => done.step.saturating_add(reached).saturating_add(1),
             _ => done.step,
         };
-        if self.reached_before.is_some_and(|reached| number <= reached) {
+        if self.highest.1.is_some_and(|highest| done.step <= highest) {
             self.steps_lost += 1;
             self.lost = self.lost.plus(length);
         } else {
@@ -156,6 +171,7 @@ impl Ledger {
             self.saves += u64::from(done.checkpoint_ns.min(length.0) > 0);
         }
         self.reached = self.reached.max(Some(number));
+        self.highest.0 = self.highest.0.max(Some(done.step));
         self.last_step_end = Some(done.end);
     }
 
@@ -175,7 +191,8 @@ impl Ledger {
         let training = parts.get(&Spending::Training).copied().unwrap_or_default();
         parts.retain(|_, span| span.0 > 0);
         let wall = at.since(self.began);
-        let goodput = if wall.0 == 0 { 0.0 } else { training.0 as f64 / wall.0 as f64 };
+        let share = if wall.0 == 0 { 0.0 } else { training.0 as f64 / wall.0 as f64 };
+        let goodput = self.heard.then_some(share);
         Books { wall, parts, goodput, steps: self.steps, steps_lost: self.steps_lost, saves: self.saves }
     }
 
@@ -225,23 +242,54 @@ mod tests {
         assert_eq!(part(Spending::Checkpointing), Some(40));
         assert_eq!(part(Spending::LostWork), Some(50 + 100));
         assert_eq!(part(Spending::Undetected), Some(10));
-        assert_eq!((books.steps, books.steps_lost, books.goodput), (4, 1, 0.36));
+        assert_eq!((books.steps, books.steps_lost, books.goodput), (4, 1, Some(0.36)));
     }
 
     #[test]
-    fn steps_that_are_counted_anew_in_each_process_are_not_done_again() {
+    fn steps_that_are_counted_anew_are_done_again_and_are_progress_all_the_same() {
         let mut ledger = Ledger::open(Mono(0));
         for attempt in 0..3 {
             ledger.begin_attempt();
-            for number in 1..=5 {
-                ledger.step(&StepDone { counted: true, ..step(number, attempt * 100, attempt * 100 + 10) });
+            for number in 0..5 {
+                ledger.enter(Mono(attempt * 100), Spending::Training);
+                let start = attempt * 100 + number * 10;
+                ledger.step(&StepDone { counted: true, ..step(number, start, start + 10) });
+            }
+            ledger.enter(Mono(attempt * 100 + 50), Spending::Deciding);
+        }
+        let books = ledger.books(Mono(300));
+        assert_eq!((books.steps, books.steps_lost), (5, 10));
+        assert_eq!(books.parts.get(&Spending::LostWork), Some(&Span(100)));
+        assert_eq!(books.parts.get(&Spending::Training), Some(&Span(50)));
+        // The policy must not take a job for stuck that may have resumed.
+        assert_eq!(ledger.reached(), Some(14));
+        ledger.begin_attempt();
+        assert_eq!(ledger.reached(), Some(14), "an attempt without a step is no progress");
+    }
+
+    #[test]
+    fn a_program_that_begins_from_the_start_is_productive_only_once_it_is_past_where_it_was() {
+        let mut ledger = Ledger::open(Mono(0));
+        for (attempt, steps) in [(0, 10), (1, 12)] {
+            ledger.begin_attempt();
+            for number in 0..steps {
+                ledger.step(&step(number, attempt * 1000 + number * 10, attempt * 1000 + number * 10 + 10));
             }
         }
-        let books = ledger.books(Mono(1000));
-        assert_eq!((books.steps, books.steps_lost), (15, 0));
-        let reached = ledger.reached();
+        let books = ledger.books(Mono(2000));
+        assert_eq!((books.steps, books.steps_lost), (12, 10));
+    }
+
+    #[test]
+    fn a_job_without_heartbeats_has_no_goodput() {
+        let mut ledger = Ledger::open(Mono(0));
         ledger.begin_attempt();
-        assert_eq!(ledger.reached(), reached, "an attempt without a step brings nothing");
+        ledger.enter(Mono(90), Spending::Undetected);
+        let silent = ledger.books(Mono(100));
+        assert_eq!(silent.goodput, None);
+        assert!(!serde_json::to_string(&silent).expect("books are JSON").contains("goodput"));
+        ledger.enter(Mono(100), Spending::Initialising);
+        assert_eq!(ledger.books(Mono(200)).goodput, Some(0.0));
     }
 
     fn spending() -> impl Strategy<Value = Spending> {
@@ -278,7 +326,7 @@ mod tests {
             let books = ledger.books(Mono(end));
             let sum: u64 = books.parts.values().map(|span| span.0).sum();
             prop_assert_eq!(sum, books.wall.0);
-            prop_assert!(books.goodput <= 1.0);
+            prop_assert!(books.goodput.is_none_or(|goodput| goodput <= 1.0));
         }
     }
 }

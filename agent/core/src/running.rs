@@ -6,6 +6,7 @@
 
 mod exchange;
 mod pace;
+mod proven;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +14,7 @@ pub use pace::Pace;
 
 use exchange::Exchange;
 use pace::{LAST, Paces};
+use proven::Unproven;
 
 use crate::entry::{JobSpec, StepDone};
 use crate::finding::Finding;
@@ -67,6 +69,7 @@ struct Present {
     /// What each rank said it is.
     roles: Vec<Option<(String, Option<u32>)>>,
     standing: Standing,
+    unproven: Unproven,
     /// The first self times, while peers may still be learned from them.
     learning: Option<(Vec<u64>, Vec<Vec<f32>>)>,
     paces: Paces,
@@ -134,6 +137,7 @@ impl Watch {
             roles: vec![None; ranks.len()],
             stages: if recalled { self.stages.clone() } else { Vec::new() },
             standing: Standing::default(),
+            unproven: Unproven::default(),
             learning: (!given && !recalled).then(Default::default),
             paces: Paces::of(ranks.len()),
             exchange: Exchange::default(),
@@ -253,6 +257,7 @@ impl Present {
         if let Some(noise) = noise {
             self.stragglers.recall_noise(noise);
         }
+        self.unproven = Unproven::default();
         self.learning = None;
         self.stages.clear();
     }
@@ -328,7 +333,7 @@ impl Present {
         let named = if waits.iter().any(|wait| *wait > 0.0) { waits.as_slice() } else { &[] };
         let mut changes = Vec::new();
         self.stragglers.step(Row { step, self_times, waits: named, took }, &mut changes);
-        for change in &changes {
+        for change in &self.unproven.proven(changes, &self.names.devices) {
             let place = (self.stragglers.peers(), &self.names, surroundings.hints.as_slice());
             let finding = self.standing.tell(change, *told + 1, attempt, place);
             found.extend(finding.inspect(|finding| *told = (*told).max(finding.finding)));

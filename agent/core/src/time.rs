@@ -28,6 +28,32 @@ impl Mono {
 #[serde(transparent)]
 pub struct Wall(pub i64);
 
+impl std::fmt::Display for Wall {
+    /// In UTC: "2026-11-24 03:50:12 UTC".
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = self.0.div_euclid(1_000_000_000);
+        let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+        let (year, month, day) = civil(days);
+        let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+        write!(f, "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    }
+}
+
+/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar. The year is taken to begin in March, so
+/// that the leap day is its last.
+fn civil(days: i64) -> (i64, i64, i64) {
+    const DAYS_OF_400_YEARS: i64 = 146_097;
+    let shifted = days + 719_468; // Days from 0000-03-01 to 1970-01-01.
+    let era = shifted.div_euclid(DAYS_OF_400_YEARS);
+    let of_era = shifted.rem_euclid(DAYS_OF_400_YEARS);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
 /// A length of time in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -77,4 +103,18 @@ pub struct Stamp {
     pub mono: Mono,
     /// For people.
     pub wall: Wall,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wall_clock_is_shown_in_utc() {
+        let told = |seconds: i64| Wall(seconds * 1_000_000_000).to_string();
+        assert_eq!(told(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(told(951_827_696), "2000-02-29 12:34:56 UTC");
+        assert_eq!(told(1_795_492_212), "2026-11-24 03:50:12 UTC");
+        assert_eq!(told(-1), "1969-12-31 23:59:59 UTC");
+    }
 }

@@ -322,11 +322,13 @@ impl Outcome {
     /// In one line, for people.
     pub fn told(&self) -> String {
         let Outcome { step, to_first_step, steps_lost, .. } = self;
-        if self.counted {
-            return format!(
-                "ranks step again after {to_first_step}; how many steps are done again is not known"
-            );
-        }
-        format!("back at step {step} after {to_first_step}; {steps_lost} step(s) done again")
+        let again = match (steps_lost, self.counted) {
+            (0, false) => "no step is done again".to_owned(),
+            (0, true) => "how many steps are done again is not known".to_owned(),
+            (1, _) => "1 step is done again".to_owned(),
+            (steps, false) => format!("{steps} steps are done again"),
+            (steps, true) => format!("{steps} steps are done again unless the program resumed from a checkpoint"),
+        };
+        format!("training again at step {step}, {to_first_step} after the failure; {again}")
     }
 }

@@ -3,6 +3,7 @@
 use mainstay_core::entry::{Body, JobSpec, Spent, StepDone};
 use mainstay_core::finding::{Finding, FindingKind, Hint};
 use mainstay_core::id::{Attempt, Rank};
+use mainstay_core::learned::Learned;
 use mainstay_core::running::{Pace, Watch};
 use mainstay_core::surroundings::Surroundings;
 use mainstay_core::time::Mono;
@@ -165,6 +166,52 @@ fn a_slow_rank_is_found_with_its_onset_and_its_end() {
     (0..30).for_each(|_| run.step(|_, _| ()));
     assert_eq!(run.kinds(), [(FindingKind::SlowRank, false), (FindingKind::SlowRank, true)]);
     assert_eq!(run.found[1].finding, 1);
+}
+
+/// Two ranks, of which rank 1 is slow for so many steps after 40 healthy ones, and then no longer.
+fn pair(slow_steps: u32, surroundings: Option<Surroundings>) -> Run {
+    let mut run = Run::of(2, "train.py");
+    if let Some(surroundings) = surroundings {
+        run.watch.set_surroundings(surroundings);
+    }
+    (0..40).for_each(|_| run.step(|_, _| ()));
+    (0..slow_steps).for_each(|_| {
+        run.step(|rank, done| {
+            if rank == 1 {
+                slower(done, 90)
+            }
+        })
+    });
+    (0..30).for_each(|_| run.step(|_, _| ()));
+    run
+}
+
+#[test]
+fn a_rank_that_its_host_holds_up_for_a_while_is_not_named() {
+    assert_eq!(pair(20, None).kinds(), []);
+    let devices = [(Rank(0), "gpu.0".to_owned()), (Rank(1), "gpu.1".to_owned())].into();
+    let on_gpus = pair(20, Some(Surroundings { devices, ..Surroundings::default() }));
+    assert_eq!(on_gpus.kinds()[0], (FindingKind::SlowRank, false), "a GPU is not shared");
+    assert_eq!(on_gpus.found[0].domain, FaultDomain::Hardware);
+}
+
+#[test]
+fn a_slow_rank_without_a_device_is_named_and_no_hardware_is() {
+    let run = pair(90, None);
+    assert_eq!(run.kinds(), [(FindingKind::SlowRank, false), (FindingKind::SlowRank, true)]);
+    assert_eq!((run.found[0].ranks.as_slice(), run.found[0].domain), ([Rank(1)].as_slice(), FaultDomain::Unknown));
+}
+
+#[test]
+fn the_noise_of_an_earlier_run_names_nobody_in_a_pair() {
+    // The run before was quiet; this one is not, from its first step.
+    let mut run = Run::of(2, "train.py");
+    run.watch.recall(&Learned { noise: Some(0.002), ..Learned::default() });
+    run.watch.begin_attempt(Attempt(1), vec![Rank(0), Rank(1)]);
+    (0..40u64).for_each(|step| {
+        run.step(|rank, done| slower(done, [0, 35, 20, 60, 5, 50][(step as usize * 5 + rank as usize * 2) % 6]))
+    });
+    assert_eq!(run.kinds(), []);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! `mainstay.v1.EventService`: the journal as a list and as a stream that resumes by cursor, and the story of a failure.
 
-use mainstay_core::entry::Body;
+use mainstay_core::entry::{Body, Entry, Fact};
 use mainstay_core::id::Incident;
-use mainstay_core::story;
+use mainstay_core::incident_report::{self, Options};
 use mainstay_proto::v1::event_service_server::EventService;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{
@@ -79,20 +79,20 @@ impl EventService for Events {
         &self,
         request: Request<ExplainIncidentRequest>,
     ) -> Result<Response<ExplainIncidentResponse>, Status> {
-        let ExplainIncidentRequest { job, incident } = request.into_inner();
-        let bodies = of_failures(&self.0.board, &job).await?;
-        let Some(story) = story::story(bodies.iter(), incident.map(Incident)) else {
+        let ExplainIncidentRequest { job, incident, all } = request.into_inner();
+        let entries = of_failures(&self.0.board, &job).await?;
+        let Some(report) = incident_report::of(entries.iter(), incident.map(Incident)) else {
             let which = incident.map_or("no failure".to_owned(), |incident| format!("no failure {incident}"));
             return Err(Status::not_found(format!("the journal has {which} of job {job:?}")));
         };
-        let findings = story::findings(bodies.iter());
-        let words =
-            |markdown| story::render(&story, None, markdown) + &story::render_findings(&findings, markdown);
-        let json = serde_json::json!({
-            "verdict": story.verdict, "decision": story.decision, "outcome": story.outcome, "findings": findings
-        });
+        let findings = incident_report::findings(entries.iter());
+        let words = |markdown| {
+            let options = Options { markdown, all, ..Options::default() };
+            incident_report::render(&report, options) + &incident_report::render_findings(&findings, markdown)
+        };
+        let json = incident_report::json(&report, &findings);
         Ok(Response::new(ExplainIncidentResponse {
-            incident: story.verdict.incident.0,
+            incident: report.verdict.incident.0,
             text: words(false),
             markdown: words(true),
             json: json.to_string(),
@@ -116,18 +116,22 @@ impl EventService for Events {
 }
 
 /// What the journal has of a job's failures: a few entries of each, whatever else is in it.
-async fn of_failures(board: &BoardReader, job: &str) -> Result<Vec<Body>, Status> {
-    let (mut bodies, mut cursor) = (Vec::new(), 0);
+async fn of_failures(board: &BoardReader, job: &str) -> Result<Vec<Entry>, Status> {
+    let (mut entries, mut cursor) = (Vec::new(), 0);
     loop {
         let read = read(board, cursor, CHUNK).await?;
-        let Some(last) = read.entries.last() else { return Ok(bodies) };
+        let Some(last) = read.entries.last() else { return Ok(entries) };
         cursor = last.seq;
-        bodies.extend(read.entries.into_iter().filter_map(|entry| {
+        entries.extend(read.entries.into_iter().filter(|entry| {
             let tells = matches!(
                 entry.body,
-                Body::Verdict(_) | Body::Decision(_) | Body::Outcome(_) | Body::Finding(_)
+                Body::Verdict(_)
+                    | Body::Decision(_)
+                    | Body::Outcome(_)
+                    | Body::Finding(_)
+                    | Body::Fact(Fact::JobStarted(_))
             );
-            (tells && entry.job.as_ref().is_some_and(|of| of.0 == job)).then_some(entry.body)
+            tells && entry.job.as_ref().is_some_and(|of| of.0 == job)
         }));
     }
 }

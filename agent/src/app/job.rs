@@ -293,13 +293,22 @@ fn last_words(job: &str, summary: &Summary) -> String {
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let parts: Vec<String> = parts.iter().map(|(state, seconds)| format!("{state} {seconds:.1} s")).collect();
     let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.told()));
+    let goodput = books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
+    let steps = match (books.goodput, books.steps_lost) {
+        // Without heartbeats nobody knows of steps.
+        (None, _) => String::new(),
+        (Some(_), 0) => format!(", {} step(s)", books.steps),
+        (Some(_), again) => format!(", {} step(s), {again} of them done twice", books.steps),
+    };
+    let restarts = match summary.attempts.saturating_sub(1) {
+        0 => "no restart".to_owned(),
+        1 => "1 restart".to_owned(),
+        many => format!("{many} restarts"),
+    };
     format!(
-        "job {job} ended with status {}: {}; {} attempt(s), {} step(s), goodput {:.1} % of {} ({}){saving}",
+        "job {job} ended with status {}: {}; {restarts}{steps}, {goodput}{} ({}){saving}",
         summary.exit,
         summary.reason,
-        summary.attempts,
-        books.steps,
-        books.goodput * 100.0,
         books.wall,
         parts.join(", ")
     )

@@ -241,8 +241,9 @@ impl Client {
         &self,
         job: &str,
         incident: Option<u64>,
+        all: bool,
     ) -> Result<Option<ExplainIncidentResponse>, AskError> {
-        let request = ExplainIncidentRequest { job: job.to_owned(), incident };
+        let request = ExplainIncidentRequest { job: job.to_owned(), incident, all };
         let mut events =
             EventServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE);
         within(&self.socket, async {

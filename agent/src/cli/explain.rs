@@ -3,15 +3,16 @@
 
 mod host;
 mod known;
+mod runs;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use mainstay_core::catalog::Catalog;
-use mainstay_core::entry::{Body, Entry};
+use mainstay_core::entry::Entry;
 use mainstay_core::id::Incident;
-use mainstay_core::story::{self, Story};
+use mainstay_core::incident_report::{self, Options};
 use mainstay_proto::v1::EventFilter;
 use serde_json::json;
 
@@ -24,8 +25,9 @@ use crate::store::journal::JournalReader;
 
 const EXAMPLES: &str = "\
 Examples:
-  mainstay explain                         the last failure of the newest run
+  mainstay explain                         the last failure of the newest run that was started in this directory, or of all
   mainstay explain exp-7 --incident 2      the second failure of a run
+  mainstay explain exp-7 --all             with all evidence, and with what would change the judgement
   mainstay explain /logs/exp-7 --markdown  for a ticket
   mainstay explain exp-9                   a job whose directory is not here: its launcher or the agent is asked
   mainstay explain gpu.0000:3b:00          a component: what was seen, what it means, what to do
@@ -38,12 +40,15 @@ Exit status: 0 explained, 3 there is nothing of that name, 64 the command line w
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// A run directory, the name of a run in the usual place or of a job that a launcher or the agent knows, a component
-    /// of the host, or the cursor of an event of the agent; the newest run if not given
+    /// of the host, or the cursor of an event of the agent; the newest run that failed or is running if not given
     #[arg(value_name = "RUN|COMPONENT|CURSOR")]
     what: Option<PathBuf>,
     /// Which failure of the job, from 1; the last one if not given
     #[arg(long, value_name = "N")]
     incident: Option<u64>,
+    /// Show all evidence, what speaks against the judgement and what would change it
+    #[arg(long)]
+    all: bool,
     /// Print JSON
     #[arg(long, conflicts_with = "markdown")]
     json: bool,
@@ -81,7 +86,7 @@ async fn of_job(args: &Args, job: &str) -> anyhow::Result<Option<String>> {
     let (agents, launchers): (Vec<_>, Vec<_>) = found.places.iter().partition(|place| place.job.is_none());
     for place in launchers.into_iter().chain(agents) {
         let Ok(client) = Client::connect(&place.socket).await else { continue };
-        let Some(answer) = client.explain(job, args.incident).await? else { continue };
+        let Some(answer) = client.explain(job, args.incident, args.all).await? else { continue };
         return Ok(Some(match (args.json, args.markdown) {
             (true, _) => {
                 let mut told: serde_json::Value = serde_json::from_str(&answer.json)?;
@@ -129,15 +134,22 @@ fn catalog(args: &Args) -> anyhow::Result<Catalog> {
 }
 
 fn of_run(args: &Args) -> anyhow::Result<ExitCode> {
-    let run_dir = find_run(args.what.as_deref())?;
+    let chosen = match args.what.as_deref() {
+        Some(named) => Chosen { run_dir: find_run(Some(named))?, notes: Vec::new() },
+        None => runs::to_explain(&runs_dir())?,
+    };
+    for note in &chosen.notes {
+        output::note(note);
+    }
+    let run_dir = chosen.run_dir;
     let entries = read(&run_dir)?;
-    let findings = story::findings(bodies(&entries));
-    let Some(story) = story::story(bodies(&entries), args.incident.map(Incident)) else {
+    let findings = incident_report::findings(entries.iter());
+    let Some(report) = incident_report::of(entries.iter(), args.incident.map(Incident)) else {
         if args.incident.is_none() && !findings.is_empty() {
             let text = if args.json {
                 format!("{}\n", json!({ "run": run_dir, "findings": findings }))
             } else {
-                format!("no failure\n{}", story::render_findings(&findings, args.markdown))
+                format!("no failure\n{}", incident_report::render_findings(&findings, args.markdown))
             };
             output::print(&text)?;
             return Ok(ExitCode::SUCCESS);
@@ -148,23 +160,31 @@ fn of_run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
     let text = if args.json {
-        let Story { verdict, decision, outcome } = &story;
-        format!(
-            "{}\n",
-            json!({
-                "run": run_dir, "verdict": verdict, "decision": decision, "outcome": outcome, "findings": findings
-            })
-        )
+        let mut told = incident_report::json(&report, &findings);
+        told["run"] = json!(run_dir);
+        format!("{told}\n")
     } else {
-        let logs = run_dir.join(format!("attempt_{}", story.verdict.attempt.0)).display().to_string();
-        story::render(&story, Some(&logs), args.markdown) + &story::render_findings(&findings, args.markdown)
+        let logs = run_dir.join(format!("attempt_{}", report.verdict.attempt.0)).display().to_string();
+        let options = Options { logs: Some(&logs), markdown: args.markdown, all: args.all };
+        incident_report::render(&report, options)
+            + &incident_report::render_findings(&findings, args.markdown)
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// The run to explain, and what the person has to know of the choice.
+struct Chosen {
+    run_dir: PathBuf,
+    notes: Vec<String>,
+}
+
+fn runs_dir() -> PathBuf {
+    usual::log_dir(&usual::environment)
+}
+
 pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let runs = usual::log_dir(&usual::environment);
+    let runs = runs_dir();
     match named {
         Some(path) if path.join("journal").is_dir() => Ok(path.to_owned()),
         Some(name) if runs.join(name).join("journal").is_dir() => Ok(runs.join(name)),
@@ -173,22 +193,12 @@ pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {
             name.display(),
             runs.display()
         ),
-        None => newest(&runs).with_context(|| format!("there is no run in {}; name one", runs.display())),
+        None => runs::newest(&runs).with_context(|| format!("there is no run in {}; name one", runs.display())),
     }
-}
-
-fn newest(runs: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(runs).ok()?;
-    let runs = entries.flatten().map(|entry| entry.path()).filter(|path| path.join("journal").is_dir());
-    runs.max_by_key(|path| std::fs::metadata(path).and_then(|found| found.modified()).ok())
 }
 
 pub(super) fn read(run_dir: &Path) -> anyhow::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     JournalReader::new(&run_dir.join("journal")).replay(|entry| entries.push(entry))?;
     Ok(entries)
-}
-
-fn bodies(entries: &[Entry]) -> impl DoubleEndedIterator<Item = &Body> + Clone {
-    entries.iter().map(|entry| &entry.body)
 }

@@ -98,7 +98,11 @@ fn table(job: &Job, paint: Paint, all: bool) -> String {
         cells.chain([COLUMNS[column].len()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
-    let mut text = format!("job {}  attempt {}\n", paint.bold(&clean(&job.id)), job.attempt);
+    let run = match job.restarts {
+        0 => "not restarted".to_owned(),
+        restarts => format!("restart {restarts} of {}", job.max_restarts),
+    };
+    let mut text = format!("job {}  {run}\n", paint.bold(&clean(&job.id)));
     if let Some(hang) = &job.hang {
         let _ = writeln!(text, "{}", paint.bad(&clean(&hang.headline)));
     }

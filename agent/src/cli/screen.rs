@@ -139,9 +139,16 @@ fn saving(advised: &Saving) -> String {
     text
 }
 
+/// Restarts are counted in one way everywhere: "restart 1 of 3".
+fn restarts(job: &Job) -> String {
+    match job.restarts {
+        0 => format!("no restart of {}", job.max_restarts),
+        used => format!("restart {used} of {}", job.max_restarts),
+    }
+}
+
 fn job(job: &Job, now: Option<&Timestamp>, paint: Paint, screen: &mut String) {
-    let mut facts = vec![format!("attempt {}", job.attempt)];
-    facts.push(format!("restarts {} of {}", job.restarts, job.max_restarts));
+    let mut facts = vec![restarts(job)];
     facts.extend(job.step.map(|step| format!("step {step}")));
     facts.extend(job.steps_per_second.map(|rate| format!("{rate:.2} steps/s")));
     if !is_over(job) {
@@ -374,7 +381,7 @@ node-17  DEGRADED  agent 0.1.0, pid 812, up 19 min 45 s
                /proc/pressure/memory: full avg10=12.5 % (limit 10 %)
                recommended: RESTART_PROCESS
 
-job demo  RECOVERING  attempt 1, restarts 1 of 3, step 412, for 3 min 5 s
+job demo  RECOVERING  restart 1 of 3, step 412, for 3 min 5 s
   python train.py
   last failure: rank 1 was killed by SIGKILL (60 % sure; whose fault: UNKNOWN)
   decision:     RESTART_IN_JOB: 1 of 3 restarts used
@@ -396,7 +403,7 @@ dead socket: nothing listens on /run/old.sock any more: its process is gone
         snapshot.jobs[0].end_reason = Some("no restarts left".into());
         let place = Place { socket: "/x".into(), job: None };
         let text = render(&[Answer { place, result: Ok(snapshot) }], Paint::plain());
-        assert!(text.contains("job demo  ENDED (137)  attempt 1"), "{text}");
+        assert!(text.contains("job demo  ENDED (137)  restart 1 of 3"), "{text}");
         assert!(text.contains("  no restarts left\n"), "{text}");
         assert!(!text.contains("RANK"), "{text}");
     }

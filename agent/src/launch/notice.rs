@@ -1,18 +1,14 @@
 //! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
 
 use mainstay_core::entry::{Body, Fact};
+use mainstay_core::incident_report;
 use mainstay_core::job::{POLICY, RESTART_WAITS};
 use mainstay_core::policy::Rung;
-use mainstay_core::verdict::FaultDomain;
 
 /// The line for an entry, for those that a person wants to see.
 pub fn line(body: &Body) -> Option<String> {
     match body {
-        Body::Verdict(verdict) if verdict.domain == FaultDomain::Unknown => Some(verdict.headline.clone()),
-        Body::Verdict(verdict) => {
-            let sure = verdict.confidence * 100.0;
-            Some(format!("{} ({}, {sure:.0} % sure)", verdict.headline, verdict.domain))
-        }
+        Body::Verdict(verdict) => Some(incident_report::brief(verdict)),
         Body::Decision(decision) => {
             let done = decision.action.rung().map_or("waiting", Rung::words);
             let exit =
@@ -22,12 +18,12 @@ pub fn line(body: &Body) -> Option<String> {
         }
         Body::Outcome(outcome) => Some(outcome.told()),
         Body::Fact(Fact::RanksHung { hang, acts: true, .. }) => {
-            Some(format!("{}; writing down what the ranks are at, then stopping them", hang.headline()))
+            Some(format!("{}; taking the stacks of the ranks, then stopping them", hang.headline()))
         }
         Body::Fact(Fact::RanksHung { hang, acts: false, .. }) => {
-            Some(format!("{}; nothing is done about it (--hang report)", hang.headline()))
+            Some(format!("{}; it is only reported (--hang report)", hang.headline()))
         }
-        Body::Fact(Fact::HangPassed { after, .. }) => Some(format!("the ranks move again, after {after}")),
+        Body::Fact(Fact::HangPassed { after, .. }) => Some(format!("the ranks make progress again, after {after}")),
         Body::Fact(Fact::Observed(seen))
             if matches!(seen.event.as_str(), "hang_suspected" | RESTART_WAITS)
                 || seen.component == POLICY =>
@@ -39,7 +35,7 @@ pub fn line(body: &Body) -> Option<String> {
             Some(reason.clone())
         }
         Body::Fact(Fact::AgentLost { reason }) => {
-            Some(format!("lost the agent ({reason}); going on without it"))
+            Some(format!("lost the agent ({reason}); continuing without it"))
         }
         Body::Fact(Fact::StopRequested { by, .. }) => Some(format!("{by}: stopping the ranks")),
         Body::Fact(_) | Body::Health(_) => None,

@@ -1,4 +1,7 @@
-"""Hugging Face: ``Trainer(..., callbacks=[mainstay.transformers.MainstayCallback()])``."""
+"""Hugging Face: ``Trainer(..., callbacks=[mainstay.transformers.MainstayCallback()])``, or nothing at all.
+
+Under ``mainstay run`` each trainer gets the callback by itself, unless ``MAINSTAY_TORCH=0``.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,20 @@ from ._section import around
 
 __all__ = ["MainstayCallback"]
 
+_leads = None  # the callback that reports: of one by default and one by name, the latter
+
 
 class MainstayCallback(_transformers.TrainerCallback):
-    """Tells steps, evaluation and checkpoints; a loss that is logged goes with the step after it."""
+    """Reports steps by the trainer's ``global_step``, evaluation and checkpoints; a logged loss goes with the step after it."""
 
     def __init__(self):
         self._loss = None
         self._evaluating = False
 
     def on_train_begin(self, args, state, control, **named):
+        # Those given by name come after the default ones.
+        global _leads
+        _leads = self
         if not torch.watch(steps=False):
             return
         trainer = _transformers.Trainer
@@ -30,6 +38,8 @@ class MainstayCallback(_transformers.TrainerCallback):
         self._evaluate(False)
 
     def on_step_end(self, args, state, control, **named):
+        if _leads is not self:
+            return control
         step(state.global_step, loss=self._loss)
         self._loss = None
         # True after the same step on all ranks.
@@ -38,7 +48,8 @@ class MainstayCallback(_transformers.TrainerCallback):
         return control
 
     def on_substep_end(self, args, state, control, **named):
-        _native.beat()
+        if _leads is self:
+            _native.beat()
 
     def on_log(self, args, state, control, logs=None, **named):
         loss = (logs or {}).get("loss")
@@ -59,7 +70,18 @@ class MainstayCallback(_transformers.TrainerCallback):
         self._evaluate(False)
 
     def _evaluate(self, now: bool) -> None:
-        if now != self._evaluating:
+        if _leads in (None, self) and now != self._evaluating:
             self._evaluating = now
             evaluation = section("evaluation")
             evaluation.__enter__() if now else evaluation.__exit__(None, None, None)
+
+
+class _ByDefault(MainstayCallback):
+    """A class of its own: the trainer warns of a callback that it has twice."""
+
+
+def watch_all(trainer_module) -> None:
+    """Has every ``Trainer`` that is made from now on report to Mainstay, where heartbeats of this process reach a page."""
+    callbacks = trainer_module.DEFAULT_CALLBACKS
+    if _native.active() and _ByDefault not in callbacks:
+        callbacks.append(_ByDefault)

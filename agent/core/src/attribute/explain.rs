@@ -159,10 +159,10 @@ fn capital(text: &str) -> String {
 /// Where a person looks next for failures of that class.
 pub fn look(class: Class) -> &'static str {
     match class {
-        Class::UserCode => "Read the traceback that is quoted and mend the program.",
-        Class::UserConfig => "Mend the setting that the quoted line names.",
+        Class::UserCode => "Read the quoted traceback and fix the program.",
+        Class::UserConfig => "Correct the setting that the quoted line names.",
         Class::Data => {
-            "Check the file or record that the quoted line names; a checksum tells whether it is torn."
+            "Check the file or record that the quoted line names; a checksum shows whether it is damaged."
         }
         Class::HardwareGpu => {
             "Look at the device: nvidia-smi -q -d ECC,ROW_REMAPPER, the kernel's log; reset it or run dcgmi diag -r 3."
@@ -178,7 +178,7 @@ pub fn look(class: Class) -> &'static str {
             "Compare what the job used with its limit: memory.peak of its cgroup, df /dev/shm, ulimit -n."
         }
         Class::Preemption => {
-            "Nothing is wrong with the run; see that it saves its state when it is told to stop."
+            "Nothing is wrong with the run. Make sure that it saves its state when it is told to stop."
         }
         Class::SoftwarePlatform => {
             "Compare versions of driver, libraries and framework with a host where it works."
@@ -191,14 +191,14 @@ fn next(judged: &Attribution) -> Vec<String> {
     let restart = match judged.restart {
         Restart::RestartSameNodes => "Restart on the same hosts.",
         Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
-        Restart::RestartAfterWait => "Restart once what was taken or broken is back.",
-        Restart::DoNotRestart => "Do not restart before something was changed: it would fail again.",
+        Restart::RestartAfterWait => "Restart when what was taken or broken is back.",
+        // One voice: what is in doubt is not said to fail again.
+        Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < 0.75 => {
+            "Do not restart on these hosts; one retry on other hosts tells a bug from a broken host."
+        }
+        Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
     };
-    let mut next = vec![restart.to_owned(), look(judged.class).to_owned()];
-    if judged.class != Class::Unknown && judged.confidence < 0.75 && judged.restart == Restart::DoNotRestart {
-        next.push("In doubt, one retry on other hosts tells a bug from a broken host.".to_owned());
-    }
-    next
+    vec![restart.to_owned(), look(judged.class).to_owned()]
 }
 
 fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<String> {

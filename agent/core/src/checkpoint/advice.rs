@@ -168,7 +168,7 @@ mod tests {
             (Spending::Starting, Span::seconds(30)),
         ];
         let wall = Span::seconds(training_s + saving_s + 30);
-        Books { wall, parts: parts.into(), goodput: 0.9, steps: 1000, steps_lost: 0, saves }
+        Books { wall, parts: parts.into(), goodput: Some(0.9), steps: 1000, steps_lost: 0, saves }
     }
 
     #[test]

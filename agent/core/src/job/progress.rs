@@ -90,6 +90,7 @@ impl Job {
         incident.first_step_at = Some(at);
         incident.first_step = Some(step);
         let reached_before = incident.reached_before.unwrap_or(0);
+        let highest = self.ledger.highest_before();
         let took = at.since(incident.fault_at);
         if let Some(past) = self.past.last_mut() {
             past.back_after.get_or_insert(took);
@@ -99,7 +100,7 @@ impl Job {
             attempt,
             step,
             reached_before,
-            steps_lost: if counted { 0 } else { (reached_before + 1).saturating_sub(step) },
+            steps_lost: highest.map_or(0, |highest| (highest + 1).saturating_sub(step)),
             counted,
             to_ranks_started: incident.started_at.unwrap_or(at).since(incident.fault_at),
             to_ranks_connected: incident.connected_at.map(|connected| connected.since(incident.fault_at)),

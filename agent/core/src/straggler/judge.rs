@@ -164,7 +164,13 @@ impl Judge {
     }
 
     /// Takes in how noisy earlier runs of the job were: it counts as much as a few steps, until this one knows.
+    ///
+    /// Not so of very few ranks: how noisy they are depends on what else their host does at the time, and each is compared
+    /// with next to nobody. Who is slow among them is judged by noise that was measured in this job.
     pub fn recall_noise(&mut self, noise: f32) {
+        if self.peers.len() <= VERY_FEW {
+            return;
+        }
         for _ in 0..RECALLED_STEPS {
             self.recent.noise.push(noise);
         }

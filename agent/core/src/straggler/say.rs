@@ -108,6 +108,9 @@ impl Standing {
             {
                 told.bare.device = names.devices.get(*rank as usize).cloned().flatten();
                 news = told.bare.device.is_some();
+                if news {
+                    told.bare.domain = FaultDomain::Hardware;
+                }
             }
             if told.quote(hints) || news {
                 again.push(told.finding());
@@ -120,14 +123,13 @@ impl Standing {
 /// The finding with number `number`.
 fn say(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Names) -> Finding {
     let (ranks, host, device, stage) = place(found, peers, names);
-    let is_hardware = matches!(found.slow, Slow::Rank(_) | Slow::Host(_));
     Finding {
         finding: number,
         attempt,
         what: kind(found.slow),
         over: false,
         headline: headline(found, names),
-        domain: if is_hardware { FaultDomain::Hardware } else { FaultDomain::User },
+        domain: domain(found.slow, peers, names),
         confidence: (f64::from(found.confidence) * 100.0).round() / 100.0,
         ranks,
         device,
@@ -140,6 +142,19 @@ fn say(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Name
         last_agreed_step: None,
         doubtful_steps: Vec::new(),
     }
+}
+
+/// Whose fault slowness is. A rank that has no device of its own shares CPUs with whatever else runs on the host: that it is
+/// slow alone does not speak of hardware. In a trace of which no devices are known, ranks are taken to be devices.
+fn domain(slow: Slow, peers: &Peers, names: &Names) -> FaultDomain {
+    let on_a_device =
+        |rank: u32| names.devices.is_empty() || names.devices.get(rank as usize).is_some_and(Option::is_some);
+    let hardware = match slow {
+        Slow::Rank(rank) => on_a_device(rank),
+        Slow::Host(host) => peers.on_host(host).iter().any(|rank| on_a_device(*rank)),
+        Slow::Stage(_) | Slow::Rotating => return FaultDomain::User,
+    };
+    if hardware { FaultDomain::Hardware } else { FaultDomain::Unknown }
 }
 
 fn kind(slow: Slow) -> FindingKind {

@@ -3,7 +3,9 @@
 use mainstay_core::entry::{Body, ExitStatus, Fact};
 use mainstay_core::hang::listed;
 use mainstay_core::health::HealthChange;
-use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome, Verdict};
+use mainstay_core::id::Attempt;
+use mainstay_core::incident_report::brief;
+use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome};
 
 use super::health::v1_state_name;
 
@@ -11,9 +13,9 @@ pub(super) fn of(body: &Body) -> String {
     match body {
         Body::Fact(fact) => fact_sentence(fact),
         Body::Health(change) => health(change),
-        Body::Verdict(of) => verdict(of),
+        Body::Verdict(of) => brief(of),
         Body::Decision(of) => decision(of),
-        Body::Outcome(of) => outcome(of),
+        Body::Outcome(of) => of.told(),
         Body::Finding(finding) => finding.headline.clone(),
     }
 }
@@ -61,15 +63,16 @@ fn fact_sentence(fact: &Fact) -> String {
             spec.command.join(" ")
         ),
         Fact::AttemptStarted { attempt, master_port, ranks } => format!(
-            "{attempt} started: {}, MASTER_PORT {master_port}",
+            "{}: {} started, MASTER_PORT {master_port}",
+            run(*attempt),
             counted(ranks.len() as u64, "rank", "ranks")
         ),
-        Fact::StartFailed { attempt, error } => format!("{attempt} could not be started: {error}"),
+        Fact::StartFailed { attempt, error } => format!("{}: the ranks could not be started: {error}", run(*attempt)),
         Fact::RankConnected { rank, client, .. } => format!("{rank} sends heartbeats ({client})"),
         Fact::RankRefused { rank, reason, .. } => format!("{rank} trains without heartbeats: {reason}"),
         Fact::PagesUnavailable { reason } => format!("the job runs without heartbeats: {reason}"),
         Fact::RanksStepping { attempt, step } => {
-            format!("{attempt} is training: all ranks completed step {step}")
+            format!("{}: training, all ranks completed step {step}", run(*attempt))
         }
         Fact::Progress { step, loss: Some(loss), .. } => format!("step {step} completed, loss {loss:.4}"),
         Fact::Progress { step, loss: None, .. } => format!("step {step} completed"),
@@ -104,7 +107,7 @@ fn fact_sentence(fact: &Fact) -> String {
                 0 => String::new(),
                 some => format!("; {} had to be killed", counted((*some).into(), "orphan", "orphans")),
             };
-            format!("{attempt} is over: {left}{killed}")
+            format!("{} is over: {left}{killed}", run(*attempt))
         }
         Fact::StopRequested { by, .. } => format!("the launcher was asked to stop by {by}"),
         Fact::LauncherLost { pid } => {
@@ -142,23 +145,18 @@ fn health(change: &HealthChange) -> String {
     }
 }
 
-fn verdict(verdict: &Verdict) -> String {
-    let domain = verdict.domain;
-    format!("{} ({:.0} % sure; {domain})", verdict.headline, verdict.confidence * 100.0)
-}
-
 fn decision(decision: &Decision) -> String {
     let by = match decision.by {
         DecidedBy::Launcher => "launcher",
         DecidedBy::Agent => "agent",
     };
     let done = match decision.action {
-        Action::RestartInProcess { attempt } => format!("begin {attempt} in the same processes"),
-        Action::RespawnRanks { attempt } => format!("start the lost ranks anew as {attempt}"),
-        Action::RespawnHost { attempt } => format!("start this host's ranks anew as {attempt}"),
-        Action::RestartInJob { attempt } => format!("restart all ranks as {attempt}"),
-        Action::ReplaceHost { attempt } => format!("go on with a spare host as {attempt}"),
-        Action::Shrink { attempt } => format!("go on with fewer ranks as {attempt}"),
+        Action::RestartInProcess { attempt } => format!("begin {} in the same processes", run(attempt)),
+        Action::RespawnRanks { attempt } => format!("start the lost ranks anew as {}", run(attempt)),
+        Action::RespawnHost { attempt } => format!("start this host's ranks anew as {}", run(attempt)),
+        Action::RestartInJob { attempt } => format!("restart all ranks as {}", run(attempt)),
+        Action::ReplaceHost { attempt } => format!("go on with a spare host as {}", run(attempt)),
+        Action::Shrink { attempt } => format!("go on with fewer ranks as {}", run(attempt)),
         Action::HandBack { exit } => format!("hand the job back to the scheduler with exit status {exit}"),
         Action::Stop { exit } => format!("stop the job with exit status {exit}"),
         Action::Wait => "wait before a restart".to_owned(),
@@ -167,15 +165,12 @@ fn decision(decision: &Decision) -> String {
     format!("{done}{later}: {} (decided by the {by})", decision.why)
 }
 
-fn outcome(outcome: &Outcome) -> String {
-    let Outcome { attempt, step, to_first_step, .. } = outcome;
-    if outcome.counted {
-        return format!("training goes on: {attempt} completed a step, {to_first_step} after the fault");
+/// What people call an attempt: restarts are counted from 1, as in "restart 1 of 3".
+fn run(attempt: Attempt) -> String {
+    match attempt.0 {
+        0 => "the first start".to_owned(),
+        restart => format!("restart {restart}"),
     }
-    let again = counted(outcome.steps_lost, "step", "steps");
-    format!(
-        "training goes on: {attempt} completed step {step}, {to_first_step} after the fault; {again} to do again"
-    )
 }
 
 fn counted(count: u64, one: &str, many: &str) -> String {

@@ -15,7 +15,8 @@ _started = False
 
 
 def start(program=None) -> None:
-    """Once torch is imported, so is ``mainstay.torch``. ``MAINSTAY_TORCH=0`` turns that off.
+    """Once torch is imported, so is ``mainstay.torch``; and each of transformers' trainers has Mainstay's callback, so that
+    the steps are its ``global_step``. ``MAINSTAY_TORCH=0`` turns that off.
 
     ``program``: the code of the program's outermost frame, where it does not run yet but torch may be there already.
     """
@@ -24,6 +25,7 @@ def start(program=None) -> None:
         return
     _started = True
     when_imported("torch", lambda _torch: _watch(program))
+    when_imported("transformers.trainer", _watch_trainers)
 
 
 def _watch(program) -> None:
@@ -34,6 +36,12 @@ def _watch(program) -> None:
 
         _hooks.program_is(program)
     mainstay.torch.watch()
+
+
+def _watch_trainers(module) -> None:
+    import mainstay.transformers
+
+    mainstay.transformers.watch_all(module)
 
 
 def when_imported(name: str, action) -> None:

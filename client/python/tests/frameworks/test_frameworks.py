@@ -87,9 +87,11 @@ def test_lightnings_own_checkpoints_are_sealed(tmp_path, python):
 
 
 @needs("transformers", "accelerate")
-def test_transformers(run_job, tmp_path):
-    page = run_job(f"""
-        import torch, transformers, mainstay.transformers
+@pytest.mark.parametrize("how", ["by default", "by name"])
+def test_transformers(run_job, tmp_path, how):
+    by_name = "callbacks=[__import__('mainstay.transformers').transformers.MainstayCallback()]," if how == "by name" else ""
+    job = run_job(f"""
+        import torch, transformers
         class Net(torch.nn.Module):
             def __init__(self):
                 super().__init__()
@@ -104,11 +106,14 @@ def test_transformers(run_job, tmp_path):
         )
         trainer = transformers.Trainer(
             model=Net(), args=arguments, train_dataset=data, eval_dataset=data,
-            callbacks=[mainstay.transformers.MainstayCallback()],
+            {by_name}
         )
         trainer.train()
-    """, ranks=1).pages[0]
-    assert [record["step"] for record in page["records"]] == [1, 2, 3, 4, 5, 6]
+        assert trainer.state.global_step == 6
+    """, ranks=1)
+    page = job.pages[0]
+    assert [record["step"] for record in page["records"]] == [1, 2, 3, 4, 5, 6], "the trainer's global_step, each once"
+    assert "there is already one" not in job.done.stderr + job.done.stdout
     assert sections(page) >= {"data", "backward", "optimizer", "evaluation", "checkpoint"}
     assert page["records"][0]["loss"] is None and all(record["loss"] > 0 for record in page["records"][1:])
     assert page["beat"]["sections"] == []
