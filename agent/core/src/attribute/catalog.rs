@@ -1,14 +1,16 @@
 //! The catalogue of log signatures: data from `agent/catalog/signatures/*.toml`, read, checked and made ready to be matched.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use super::automaton::{self, Automaton};
 use super::class::Class;
+pub(super) use super::common::STRUCTURE;
+use super::lines;
+use super::shared;
 pub use super::signature::{Determinism, ExceptionRule, Role, Signature};
 use super::signature::{File, of_xid};
 use super::words::Words;
-use super::{lessons, lines};
-use aho_corasick::{AhoCorasick, AhoCorasickKind};
 
 /// Why a catalogue cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -40,31 +42,13 @@ pub enum CatalogError {
         /// What the engine says.
         reason: String,
     },
-    /// The words of all signatures together cannot be compiled.
-    #[error("compiling the words of all signatures: {0}")]
-    Words(#[from] aho_corasick::BuildError),
+    /// The tables that were made when the program was built are not those of its catalogue.
+    #[error("the catalogue's tables are broken: {0}; build the program anew")]
+    Tables(String),
 }
 
 /// A cause of less weight only says where a line comes from (a worker of the loader), not what it tells.
 const EXPLAINS: f64 = 0.8;
-
-/// Words that lead to structure rather than to a signature.
-pub(super) const STRUCTURE: [&str; 14] = [
-    "file \"",
-    "error:",
-    "exception:",
-    "error\n",
-    "exception\n",
-    "interrupt",
-    "exception group",
-    "timeout:",
-    "(local_rank:",
-    "exception ignored in",
-    "loss",
-    "it/s",
-    "s/it",
-    "xid",
-];
 
 /// The places of the words that lines of completed steps have.
 pub(super) const PROGRESS: [usize; 3] = [XID - 3, XID - 2, XID - 1];
@@ -86,13 +70,13 @@ pub struct Catalog {
     /// Rules by a part of an exception's name, in the order of the files.
     parts: Vec<(String, ExceptionRule)>,
     xids: BTreeMap<u32, usize>,
-    words: AhoCorasick,
+    words: Automaton,
     /// For each word the signatures that look for it; the first words are those of [`STRUCTURE`].
     of_word: Vec<Vec<usize>>,
     /// Whether the word counts only where no letter stands before it: "uct_" is no part of "product_".
     begins: Vec<bool>,
     /// What words tell of a line that no signature knows.
-    vocabulary: Words,
+    vocabulary: Words<'static>,
 }
 
 /// The files of the catalogue that comes with the program.
@@ -121,14 +105,37 @@ const FILES: [(&str, &str); 22] = [
     ("vocabulary.toml", include_str!("../../../catalog/signatures/vocabulary.toml")),
 ];
 
+/// The same files as the build script has read them: JSON, which is read ten times as fast.
+const READ: &str = include_str!(concat!(env!("OUT_DIR"), "/signatures.json"));
+
+/// The automaton of their words.
+static AUTOMATON: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/automaton.bin"));
+
 impl Catalog {
-    /// The catalogue that comes with the program, compiled once.
+    /// The catalogue that comes with the program, read once and kept: for commands that end soon, and for tests. What runs for
+    /// long takes [`Catalog::shared`].
     ///
     /// # Errors
     /// None in a program that was tested: a test compiles it.
     pub fn built_in() -> Result<&'static Catalog, &'static CatalogError> {
         static BUILT_IN: OnceLock<Result<Catalog, CatalogError>> = OnceLock::new();
-        BUILT_IN.get_or_init(|| Catalog::parse(&FILES)).as_ref()
+        BUILT_IN.get_or_init(Catalog::prepared).as_ref()
+    }
+
+    /// The catalogue that comes with the program, for those who give it back: the last to drop it frees it, with all patterns that
+    /// were compiled.
+    ///
+    /// # Errors
+    /// None in a program that was tested: a test compiles it.
+    pub fn shared() -> Result<Arc<Catalog>, CatalogError> {
+        shared::catalog()
+    }
+
+    pub(super) fn prepared() -> Result<Catalog, CatalogError> {
+        let broken = |why: &str| CatalogError::Tables(why.to_owned());
+        let files: Vec<File> = serde_json::from_str(READ).map_err(|error| broken(&error.to_string()))?;
+        let automaton = Automaton::read(AUTOMATON).ok_or_else(|| broken("the automaton is torn"))?;
+        Catalog::of(files, Some(automaton))
     }
 
     /// The files of the catalogue that comes with the program, by name and text.
@@ -142,7 +149,13 @@ impl Catalog {
     /// When a file does not follow the schema, names come twice or words and patterns cannot be compiled; the
     /// message names the file or the signature.
     pub fn read(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
-        let catalog = Catalog::parse(files)?;
+        let read = |(name, text): &(&str, &str)| {
+            toml::from_str(text).map_err(|error| CatalogError::Unreadable {
+                file: (*name).to_owned(),
+                reason: error.to_string(),
+            })
+        };
+        let catalog = Catalog::of(files.iter().map(read).collect::<Result<_, _>>()?, None)?;
         for (signature, ready) in catalog.signatures.iter().zip(&catalog.patterns) {
             let pattern = signature.pattern.as_deref().map(|pattern| compiled(&signature.id, pattern));
             // Nobody else has the catalogue yet.
@@ -152,16 +165,12 @@ impl Catalog {
     }
 
     /// Patterns are not looked at yet: of the catalogue that comes with the program a test compiles all of them.
-    fn parse(files: &[(&str, &str)]) -> Result<Catalog, CatalogError> {
+    fn of(files: Vec<File>, automaton: Option<Automaton>) -> Result<Catalog, CatalogError> {
         let mut signatures = Vec::new();
         let mut exceptions = BTreeMap::new();
         let mut parts = Vec::new();
         let mut xids = BTreeMap::new();
-        for (name, text) in files {
-            let file: File = toml::from_str(text).map_err(|error| CatalogError::Unreadable {
-                file: (*name).to_owned(),
-                reason: error.to_string(),
-            })?;
+        for file in files {
             for mut signature in file.signature {
                 if signature.family.is_empty() {
                     signature.family.clone_from(&file.family);
@@ -191,7 +200,7 @@ impl Catalog {
                 parts.extend(rule.parts.iter().map(|part| (part.clone(), rule.clone())));
             }
         }
-        Catalog::compile(signatures, exceptions, parts, xids)
+        Catalog::compile(signatures, exceptions, parts, xids, automaton)
     }
 
     fn compile(
@@ -199,6 +208,7 @@ impl Catalog {
         exceptions: BTreeMap<String, ExceptionRule>,
         parts: Vec<(String, ExceptionRule)>,
         xids: BTreeMap<u32, usize>,
+        automaton: Option<Automaton>,
     ) -> Result<Catalog, CatalogError> {
         let mut ids = BTreeSet::new();
         let mut patterns = Vec::with_capacity(signatures.len());
@@ -235,14 +245,13 @@ impl Catalog {
                     && word.starts_with(|c: char| c.is_ascii_alphabetic())
             })
             .collect();
-        let words = AhoCorasick::builder()
-            .ascii_case_insensitive(true)
-            .kind(Some(AhoCorasickKind::DFA))
-            .build(&words)?;
-        let examples = signatures.iter().filter(|of| of.role != Role::Benign && !of.fallback);
-        let told = examples.flat_map(|of| [(of.class, of.example.as_str()), (of.class, of.meaning.as_str())]);
-        let failures = lessons::failures().map(|of| (of.class, of.words));
-        let vocabulary = Words::learn(told.chain(lessons::lines()), failures);
+        let words = match automaton {
+            Some(made) if made.len() == words.len() => made,
+            Some(_) => return Err(CatalogError::Tables("the automaton is of other words".to_owned())),
+            None => Automaton::read(automaton::build(&words))
+                .ok_or_else(|| CatalogError::Tables("the automaton cannot be made".to_owned()))?,
+        };
+        let vocabulary = Words::built_in();
         Ok(Catalog { signatures, patterns, exceptions, parts, xids, words, of_word, begins, vocabulary })
     }
 
@@ -254,6 +263,12 @@ impl Catalog {
     /// The signature with this name.
     pub fn named(&self, id: &str) -> Option<&Signature> {
         self.signatures.iter().find(|signature| signature.id == id)
+    }
+
+    /// The XIDs whose signature is of this kind.
+    pub fn xids_where(&self, is: impl Fn(&Signature) -> bool) -> BTreeSet<u32> {
+        let of = |(code, index): (&u32, &usize)| is(self.signatures.get(*index)?).then_some(*code);
+        self.xids.iter().filter_map(of).collect()
     }
 
     /// What the type of an exception tells, by its name without or with modules: by the whole name, or by a part of it.
@@ -305,14 +320,13 @@ impl Catalog {
     }
 
     /// What words tell of a line that no signature knows.
-    pub(super) fn vocabulary(&self) -> &Words {
+    pub(super) fn vocabulary(&self) -> &Words<'static> {
         &self.vocabulary
     }
 
     /// The words in a text, with their places: those of signatures and those of [`STRUCTURE`].
     pub(super) fn hits<'t>(&'t self, text: &'t [u8]) -> impl Iterator<Item = (usize, usize)> + 't {
-        self.words.find_overlapping_iter(text).filter_map(|hit| {
-            let (word, at) = (hit.pattern().as_usize(), hit.start());
+        self.words.find(text).filter_map(|(word, at)| {
             let inside = self.begins[word] && at > 0 && text[at - 1].is_ascii_alphabetic();
             (!inside).then_some((word, at))
         })
@@ -381,4 +395,19 @@ fn compiled(id: &str, pattern: &str) -> Result<regex::bytes::Regex, CatalogError
         .unicode(false)
         .build()
         .map_err(|error| CatalogError::Pattern { id: id.to_owned(), reason: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_build_script_read_are_the_files_of_the_catalogue() {
+        assert_eq!(FILES.map(|(name, _)| name), super::super::common::FILE_NAMES);
+        let (made, read) = (Catalog::prepared().expect("tables"), Catalog::read(&FILES).expect("files"));
+        assert_eq!(format!("{:?}", made.signatures), format!("{:?}", read.signatures));
+        assert_eq!(format!("{:?}", made.exceptions), format!("{:?}", read.exceptions));
+        assert_eq!(format!("{:?}", made.parts), format!("{:?}", read.parts));
+        assert!((0..read.words.len()).all(|word| made.words.word(word) == read.words.word(word)));
+    }
 }

@@ -11,7 +11,7 @@ use super::catalog::Catalog;
 use super::class::{Class, Restart};
 use super::scan::{Kind, Scan};
 use super::{Attribution, Evidence, attribute};
-use super::{exit, lessons, scan};
+use super::{exit, scan};
 use crate::verdict::FaultDomain;
 
 /// Bins of the reliability table.
@@ -70,6 +70,12 @@ pub fn answer(catalog: &Catalog, case: &Case) -> Answer {
     answer_from(catalog, case, &evidence(catalog, case))
 }
 
+/// Signatures that matched the log of a failure in `agent/catalog/failures` when it was gathered; the build script lists them.
+const BORNE_OUT: &str = include_str!(concat!(env!("OUT_DIR"), "/borne_out.txt"));
+
+/// The lines of the field.
+const LINES: &str = include_str!("../../../catalog/signatures/lines.tsv");
+
 /// Judges each case as if its source had never been seen: a signature counts only if a case of another source, one of the failures
 /// that the catalogue knows or one of the lines of the field matches it too. Signatures are written by hand; one that nothing
 /// but this source bears out may have been written after it.
@@ -95,9 +101,9 @@ fn sources_of_signatures(catalog: &Catalog, cases: &[Case]) -> BTreeMap<usize, B
             known.entry(signature).or_default().insert(source(case));
         }
     }
-    let names: BTreeSet<&str> = lessons::failures().flat_map(|of| of.signatures).collect();
+    let names: BTreeSet<&str> = BORNE_OUT.lines().collect();
     let of_failures = (0..).zip(catalog.signatures()).filter(|(_, of)| names.contains(of.id.as_str()));
-    let lines = Scan::of_text(catalog, "lines", None, Kind::Log, lessons::LINES.as_bytes()).sightings;
+    let lines = Scan::of_text(catalog, "lines", None, Kind::Log, LINES.as_bytes()).sightings;
     let elsewhere = of_failures.map(|(at, _)| at).chain(lines.into_iter().map(|of| of.signature));
     for signature in elsewhere {
         known.entry(signature).or_default().insert(String::new());

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::class::{Class, Restart};
+use super::common;
 use crate::verdict::FaultDomain;
 
 /// What a line says about the failure.
@@ -172,7 +173,7 @@ pub(super) struct File {
 pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signature {
     Signature {
         id: format!("xid.{code}"),
-        meaning: format!("XID {code}: {}", xid.meaning),
+        meaning: common::xid_meaning(code, &xid.meaning),
         class: xid.class,
         role: xid.role,
         weight: xid.weight,
@@ -192,7 +193,7 @@ pub(super) fn of_xid(xid: &Xid, code: u32, family: &str, source: &str) -> Signat
         without: Vec::new(),
         pattern: None,
         source: source.to_owned(),
-        example: format!("NVRM: Xid (PCI:0000:af:00): {code}, pid=1234, name=python"),
+        example: common::xid_example(code),
         silent: Vec::new(),
     }
 }

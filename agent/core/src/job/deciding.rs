@@ -103,10 +103,10 @@ impl Job {
                 // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
                 let first = verdict.clone();
                 let lived = verdict.fault_at.since(self.attempt_began);
-                if let Ok(catalog) = Catalog::built_in() {
+                if let Ok(catalog) = Catalog::shared() {
                     let seen_before = self.seen_before(&verdict);
                     let told = Testimony { seen_before, ..Testimony::default() };
-                    blame::complete(&mut verdict, catalog, &ends, &told, lived);
+                    blame::complete(&mut verdict, &catalog, &ends, &told, lived);
                 }
                 unrunnable::complete(&mut verdict, &ends);
                 let exit = exit_of(&verdict, &ends);

@@ -21,9 +21,9 @@ impl Job {
         }
         pending.testimony = testimony.clone();
         let incident = pending.verdict.incident;
-        if let (Some((first, ends, lived)), Ok(catalog)) = (&pending.heard, Catalog::built_in()) {
+        if let (Some((first, ends, lived)), Ok(catalog)) = (&pending.heard, Catalog::shared()) {
             let mut verdict = first.clone();
-            blame::complete(&mut verdict, catalog, ends, testimony, *lived);
+            blame::complete(&mut verdict, &catalog, ends, testimony, *lived);
             unrunnable::complete(&mut verdict, ends);
             if verdict != pending.verdict {
                 out.push(Output::Record(Body::Verdict(verdict.clone())));

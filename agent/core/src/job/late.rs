@@ -35,13 +35,13 @@ impl Job {
         // What is held, what was seen before and what was found in the job are of the time of the decision.
         let Testimony { held, gpus, seen_before, findings, .. } = decided.testimony.clone();
         let testimony = Testimony { held, gpus, seen_before, findings, ..told };
-        let Ok(catalog) = Catalog::built_in() else { return };
+        let Ok(catalog) = Catalog::shared() else { return };
         if incident != last || testimony == decided.testimony {
             return;
         }
         let (first, ends, lived) = &decided.heard;
         let mut verdict = first.clone();
-        blame::complete(&mut verdict, catalog, ends, &testimony, *lived);
+        blame::complete(&mut verdict, &catalog, ends, &testimony, *lived);
         unrunnable::complete(&mut verdict, ends);
         if verdict != decided.verdict {
             out.push(Output::Record(Body::Verdict(verdict.clone())));

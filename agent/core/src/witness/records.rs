@@ -1,9 +1,10 @@
 //! What is on record of a host and of its GPUs: faults of the hardware, over all boots of the host that the journal remembers, against
 //! the time in which it was up. A board that was put in another's place begins anew.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::OnceLock;
 
-use crate::attribute::catalog::{Catalog, Role};
+use crate::attribute::catalog::{Catalog, Role, Signature};
 use crate::attribute::class::Class;
 use crate::device::{board_of, replaced_board};
 use crate::entry::Fact;
@@ -113,8 +114,14 @@ impl Records {
 
 /// Whether the catalogue takes the XID for a fault of the device, not of a program.
 fn is_of_the_hardware(code: u32) -> bool {
-    let signature = Catalog::built_in().ok().and_then(|catalog| catalog.named(&format!("xid.{code}")));
-    signature.is_some_and(|of| of.class == Class::HardwareGpu && of.role == Role::Primary)
+    /// Kept, so that the catalogue need not be read for each XID.
+    static CODES: OnceLock<BTreeSet<u32>> = OnceLock::new();
+    let codes = || Catalog::shared().map(|catalog| catalog.xids_where(is_of_a_device)).unwrap_or_default();
+    CODES.get_or_init(codes).contains(&code)
+}
+
+fn is_of_a_device(signature: &Signature) -> bool {
+    signature.class == Class::HardwareGpu && signature.role == Role::Primary
 }
 
 /// Whether a report is of the host's own hardware: what programs and drivers bring about counts for nothing.

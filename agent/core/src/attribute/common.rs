@@ -1,0 +1,73 @@
+//! What the build script and the program must agree on.
+
+/// The names of the classes, in the order of [`super::class::Class::ALL`].
+pub const CLASS_NAMES: [&str; CLASSES] = [
+    "user_code",
+    "user_config",
+    "data",
+    "hardware_gpu",
+    "hardware_host",
+    "fabric",
+    "storage",
+    "host_resource",
+    "preemption",
+    "software_platform",
+    "unknown",
+];
+
+/// How many classes there are.
+pub const CLASSES: usize = 11;
+
+/// Words that lead to structure rather than to a signature.
+pub const STRUCTURE: [&str; 14] = [
+    "file \"",
+    "error:",
+    "exception:",
+    "error\n",
+    "exception\n",
+    "interrupt",
+    "exception group",
+    "timeout:",
+    "(local_rank:",
+    "exception ignored in",
+    "loss",
+    "it/s",
+    "s/it",
+    "xid",
+];
+
+/// What an XID means, as the meaning of its signature.
+pub fn xid_meaning(code: u32, meaning: &str) -> String {
+    format!("XID {code}: {meaning}")
+}
+
+/// A line that tells of an XID.
+pub fn xid_example(code: u32) -> String {
+    format!("NVRM: Xid (PCI:0000:af:00): {code}, pid=1234, name=python")
+}
+
+/// The files of signatures, in the order in which they are read.
+pub const FILE_NAMES: [&str; 22] = [
+    "xid.toml",
+    "gpu.toml",
+    "cuda.toml",
+    "nccl.toml",
+    "fabric.toml",
+    "torch.toml",
+    "torch_ops.toml",
+    "jax.toml",
+    "frameworks.toml",
+    "libraries.toml",
+    "python.toml",
+    "platform.toml",
+    "data.toml",
+    "storage.toml",
+    "host.toml",
+    "scheduler.toml",
+    "slurm.toml",
+    "kubernetes.toml",
+    "remote.toml",
+    "process.toml",
+    "families.toml",
+    "vocabulary.toml",
+];
