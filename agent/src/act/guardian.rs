@@ -1,8 +1,8 @@
 //! The guardian: a small process that outlives its launcher and then takes along what the launcher left.
 //!
 //! The ranks themselves die with the launcher by `PR_SET_PDEATHSIG`. What they started (DataLoader workers, helper
-//! processes) does not; the guardian finds it by cgroup, by process group, and by the job's mark in the
-//! environment. It waits on a pipe that the kernel closes when the launcher ends, however it ends.
+//! processes) does not; the guardian finds it by cgroup, by process group, and by the launch's mark in the
+//! environment (`MAINSTAY_LAUNCH`): a job id is no mark, for two launchers may use the same. It waits on a pipe that the kernel closes when the launcher ends, however it ends.
 
 use std::fs;
 use std::io::{self, BufRead, Write};
@@ -26,7 +26,7 @@ pub struct Guardian {
 }
 
 impl Guardian {
-    /// Starts the guardian of the job marked `mark` (`NAME=value` in the environment of all its processes).
+    /// Starts the guardian of the launch marked `mark` (`NAME=value` in the environment of all its processes).
     /// `program` is Mainstay's own. `pool` is the memory with the job's checkpoints.
     ///
     /// # Errors

@@ -86,7 +86,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let keeper = start_keeper(&plan.settings, &runtime_root, &crew, &terminal);
     let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
     let crew = Crew { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
-    let guardian = start_guardian(&places, cgroup.as_ref(), crew.checkpoint_pool.as_deref());
+    let guardian = start_guardian(&crew.launch, cgroup.as_ref(), crew.checkpoint_pool.as_deref());
     terminal.say(format!(
         "job {}: {} rank(s); logs in {}",
         places.job,
@@ -251,8 +251,9 @@ fn start_keeper(
 }
 
 /// Without a guardian the ranks still die with the launcher; only what they started may outlive it.
-fn start_guardian(places: &Places, cgroup: Option<&Cgroup>, pool: Option<&Path>) -> Option<Guardian> {
-    let mark = format!("MAINSTAY_JOB_ID={}", places.job);
+fn start_guardian(launch: &str, cgroup: Option<&Cgroup>, pool: Option<&Path>) -> Option<Guardian> {
+    // By the launch, which is unique, and not by the job: another launcher may run under the same id.
+    let mark = format!("MAINSTAY_LAUNCH={launch}");
     let program = Path::new("/proc/self/exe");
     Guardian::start(program, &mark, cgroup.map(Cgroup::path), pool)
         .inspect_err(|error| tracing::warn!(%error, "running without a guardian"))

@@ -13,6 +13,7 @@ pub mod durable;
 pub mod files;
 pub mod interval;
 pub mod inventory;
+pub mod owner;
 pub mod parity;
 pub mod placement;
 pub mod plan;

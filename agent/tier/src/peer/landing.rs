@@ -146,7 +146,9 @@ impl Target for Landing<'_> {
                     Room::New(file)
                 }
             };
-            let (file, manifest) = (sealed.file.clone(), sealed.manifest.clone());
+            // The user finds the run under the name that the user gave.
+            let written = sealed.clone().as_written().map_err(|error| io::Error::other(error.to_string()))?;
+            let (file, manifest) = (sealed.file.clone(), written.manifest);
             Ok(Taken { room, aside, opened, home, file, manifest })
         };
         self.taken = Some(begin().map_err(|error| self.told("making room for a shard in", &error))?);

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
+use mainstay_core::checkpoint::owner::owner;
 use serde::{Deserialize, Serialize};
 
 use super::pooled::{self, Pooled};
@@ -22,7 +23,7 @@ use crate::os::Outgoing;
 /// A checkpoint directory of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watched {
-    /// The job, by its run id.
+    /// The job, by its run id; with its owner (`core::checkpoint::owner`) where a user asked for it.
     pub run: String,
     /// Where its steps lie.
     pub directory: PathBuf,
@@ -47,8 +48,8 @@ struct Inner {
     pooled: BTreeMap<String, Pooled>,
     /// What was sealed of files that trainers write themselves, by the directory that is watched.
     packs: BTreeMap<PathBuf, Vec<Arc<Pack>>>,
-    /// Manifests that were read, by path, with what tells whether they changed.
-    read: BTreeMap<PathBuf, (Mark, Option<Arc<Sealed>>)>,
+    /// Manifests that were read, by user and path, with what tells whether they changed.
+    read: BTreeMap<(u32, PathBuf), (Mark, Option<Arc<Sealed>>)>,
     /// The memory of slots that were sent, by their files, with what tells whether a file is another one.
     mapped: BTreeMap<PathBuf, ((u64, u64, u64), Outgoing)>,
     /// Shards whose bytes are not what was sealed.
@@ -140,7 +141,10 @@ impl Own {
     /// Watches a directory from now on.
     pub fn watch(&self, watched: Watched) {
         let mut inner = self.inner();
-        inner.watched.retain(|other| other.directory != watched.directory);
+        // Another user who names the same directory takes nothing away from this one.
+        inner.watched.retain(|other| {
+            other.directory != watched.directory || other.user.uid != watched.user.uid || owner(&other.run) != owner(&watched.run)
+        });
         inner.watched.push(watched);
     }
 
@@ -156,8 +160,8 @@ impl Own {
             let known: Vec<Pooled> = inner.pooled.values().cloned().collect();
             (inner.watched.clone(), std::mem::take(&mut inner.read), known)
         };
-        let in_memory = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place.user)));
-        let in_memory = in_memory.flat_map(|(pool, user)| pooled::look(pool, user, &known));
+        let in_memory = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place)));
+        let in_memory = in_memory.flat_map(|(pool, place)| pooled::look(pool, place.user, &place.run, &known));
         let pooled: BTreeMap<String, Pooled> =
             in_memory.map(|found| (found.sealed.shard.root.clone(), found)).collect();
         let mut looked = BTreeMap::new();
@@ -169,13 +173,16 @@ impl Own {
                 let path = directory.join(MANIFEST_NAME);
                 let Some(mark) = mark_of(&path, place.user) else { continue };
                 let known = were_read
-                    .get(&path)
+                    .get(&(place.user.uid, path.clone()))
                     .filter(|(before, _)| *before == mark)
                     .map(|(_, sealed)| sealed.clone());
                 // Pieces are made and kept by agents: no rank seals one.
-                let read = || Sealed::read(&path).ok().filter(|sealed| sealed.shard.piece.is_none());
+                let read = || {
+                    let sealed = Sealed::read(&path).ok().filter(|sealed| sealed.shard.piece.is_none())?;
+                    sealed.owned_as(&place.run).ok()
+                };
                 let sealed = known.unwrap_or_else(|| read().map(Arc::new));
-                looked.insert(path, (mark, sealed.clone()));
+                looked.insert((place.user.uid, path), (mark, sealed.clone()));
                 if let Some(sealed) = sealed {
                     let found = Found { sealed: Arc::clone(&sealed), directory, user: place.user, medium };
                     shards.insert(sealed.shard.root.clone(), found);

@@ -69,17 +69,20 @@ impl Pooled {
 }
 
 /// What lies sealed in a pool now, of files of this user only. `known` are manifests that were read before, by their slots.
-pub(crate) fn look(pool: &Path, user: User, known: &[Pooled]) -> Vec<Pooled> {
+pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<Pooled> {
     let Ok(_as_user) = As::user(user) else { return Vec::new() };
     let mut found = Vec::new();
     for home in ranks(pool) {
         let slots = with_page(&home, |page| page.all().collect::<Vec<Slot>>()).unwrap_or_default();
         for slot in slots.into_iter().filter(|slot| slot.state == State::Sealed) {
-            if let Some(known) = known.iter().find(|known| known.slot == slot && known.home == home) {
+            if let Some(known) = known
+                .iter()
+                .find(|known| known.slot == slot && known.home == home && known.user.uid == user.uid) {
                 found.push(known.clone());
                 continue;
             }
-            let Ok(sealed) = Sealed::read(&home.join(format!("slot-{}.json", slot.index))) else { continue };
+            let sealed = Sealed::read(&home.join(format!("slot-{}.json", slot.index)));
+            let Ok(sealed) = sealed.and_then(|sealed| sealed.owned_as(run)) else { continue };
             let of = &sealed.shard.of;
             let is_it = (of.attempt, of.step, u64::from(of.world), sealed.shard.bytes)
                 == (slot.epoch, slot.step, slot.world_size, slot.used);

@@ -209,6 +209,7 @@ impl Shared {
 fn lies_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
     let Ok(_as_user) = As::user(user) else { return false };
     Sealed::read(&shard_directory(directory, sealed).join(MANIFEST_NAME))
+        .and_then(|there| there.owned_as(&sealed.shard.of.run))
         .is_ok_and(|there| there.shard.root == sealed.shard.root)
 }
 

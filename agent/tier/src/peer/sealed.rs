@@ -7,6 +7,7 @@ use std::path::Path;
 
 use mainstay_checkpoint::{Alike, MANIFEST_LIMIT, Manifest};
 use mainstay_core::checkpoint::inventory::{Shard, StepKey};
+use mainstay_core::checkpoint::owner;
 use twox_hash::XxHash3_64;
 
 use super::frame::MAX_CHUNK;
@@ -86,6 +87,36 @@ impl Sealed {
             manifest,
             alike: read.alike,
         })
+    }
+
+    /// The same shard as the run `run` of its owner, as agents keep it: the owner stands in its manifest and so in its root, which is
+    /// what a shard is asked for and deleted by. A run of the agents' own changes nothing.
+    ///
+    /// # Errors
+    /// As for [`Sealed::of`].
+    pub fn owned_as(self, run: &str) -> Result<Sealed, SealedError> {
+        let Some(uid) = owner::owner(run) else { return Ok(self) };
+        let wanted = owner::owned(uid, &self.shard.of.run);
+        self.renamed(wanted)
+    }
+
+    /// The same shard as its user sees it, without the owner.
+    ///
+    /// # Errors
+    /// As for [`Sealed::of`].
+    pub fn as_written(self) -> Result<Sealed, SealedError> {
+        let wanted = owner::name(&self.shard.of.run).to_owned();
+        self.renamed(wanted)
+    }
+
+    fn renamed(self, run: String) -> Result<Sealed, SealedError> {
+        if run == self.shard.of.run {
+            return Ok(self);
+        }
+        // A manifest of a piece has a name of its own, which is made of the run.
+        let mut manifest = Manifest::decode(&self.manifest)?;
+        manifest.run = run;
+        Sealed::of(manifest.encode())
     }
 
     /// Of the manifest in a file.
