@@ -1,12 +1,15 @@
 //! `mainstay.v1.CheckpointService`: what lies where, and how it comes back. On the Unix socket only, where the kernel says
 //! who calls: files are touched with that user's rights.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mainstay_core::checkpoint::files::Kind;
-use mainstay_core::checkpoint::inventory::{Medium, StepState, steps};
+use mainstay_core::checkpoint::inventory::{Medium, StepKey, StepState, steps};
+use mainstay_core::checkpoint::owner::{self, owned};
 use mainstay_core::id::Pid;
 use mainstay_core::view::JobView;
 use mainstay_durable::Tier;
@@ -34,8 +37,14 @@ use crate::store::kept::Kept;
 /// Ranks without a copy that are named at most.
 const MISSING: usize = 64;
 
-/// Directories that are remembered: the newest.
+/// Directories of one user that are remembered: the newest.
 const REMEMBERED: usize = 64;
+
+/// Restores of one user that may run at once.
+const RESTORES: usize = 16;
+
+/// Bytes of a run id.
+const LONGEST_RUN: usize = 128;
 
 /// The service.
 #[derive(Debug)]
@@ -51,6 +60,8 @@ pub struct Checkpoints {
     kept: Mutex<Kept<Vec<Watched>>>,
     /// Those into which trainers write in their own way.
     kept_files: Mutex<Kept<Vec<FilesPlace>>>,
+    /// Restores that run, by user.
+    running: Arc<Mutex<BTreeMap<u32, usize>>>,
 }
 
 impl Checkpoints {
@@ -66,18 +77,20 @@ impl Checkpoints {
     ) -> Checkpoints {
         let kept: Kept<Vec<Watched>> = Kept::open(&state_dir.join("checkpoint-directories.json"));
         if let Some(peers) = &peers {
-            kept.value().into_iter().flatten().for_each(|place| peers.watch(place.clone()));
+            // One that was written down before runs had owners has its user beside it.
+            let owned_place = |place: &Watched| Watched { run: owned(place.user.uid, &place.run), ..place.clone() };
+            kept.value().into_iter().flatten().for_each(|place| peers.watch(owned_place(place)));
         }
         let kept_files: Kept<Vec<FilesPlace>> = Kept::open(&state_dir.join("checkpoint-trainers.json"));
         for place in kept_files.value().into_iter().flatten() {
-            if let Some(files) = &files
-                && let Err(error) = files.watch(place.wanted())
+            if let (Some(files), Some(wanted)) = (&files, place.wanted())
+                && let Err(error) = files.watch(wanted)
             {
                 tracing::warn!(directory = %place.directory.display(), %error, "a directory is not watched any more");
             }
         }
         let (kept, kept_files) = (Mutex::new(kept), Mutex::new(kept_files));
-        Checkpoints { peers, durable, files, board, allowed, operators, kept, kept_files }
+        Checkpoints { peers, durable, files, board, allowed, operators, kept, kept_files, running: Arc::default() }
     }
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
@@ -103,32 +116,74 @@ impl Checkpoints {
         Ok(User { uid, gid })
     }
 
+    /// Whether a user may see and delete what is others': root, the agent's own user and the configuration's operators.
+    fn is_operator(&self, uid: u32) -> bool {
+        uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.operators.contains(&uid)
+    }
+
     fn operator<T>(&self, request: &Request<T>) -> Result<(), Status> {
         let uid = self.caller(request)?.uid;
-        if uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.operators.contains(&uid) {
+        if self.is_operator(uid) {
             return Ok(());
         }
-        Err(Status::permission_denied(format!("user {uid} may not delete checkpoints of this agent")))
+        Err(Status::permission_denied(format!("user {uid} may not collect replicas of this agent")))
+    }
+
+    /// Of which runs a user is told: of one owner's, or of all.
+    fn seen_by(&self, user: User, asked: Option<u32>) -> Result<Option<u32>, Status> {
+        match asked {
+            Some(uid) if uid != user.uid && !self.is_operator(user.uid) => Err(Status::permission_denied(format!(
+                "user {} may not see runs of user {uid}",
+                user.uid
+            ))),
+            Some(uid) => Ok(Some(uid)),
+            None if self.is_operator(user.uid) => Ok(None),
+            None => Ok(Some(user.uid)),
+        }
+    }
+
+    /// One more restore of this user, until it is dropped.
+    fn restoring(&self, user: User) -> Result<Restoring, Status> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_user = running.entry(user.uid).or_insert(0);
+        if *of_user >= RESTORES {
+            return Err(Status::resource_exhausted(format!(
+                "user {} has {RESTORES} restores running, which is the most: wait until one has ended",
+                user.uid
+            )));
+        }
+        *of_user += 1;
+        Ok(Restoring { running: Arc::clone(&self.running), uid: user.uid })
     }
 
     /// The watch of a directory into which a trainer writes in its own way: one that is there, or that is asked for.
     fn watch_files(&self, place: &Watched, kind: &str) -> Result<Option<Arc<FileWatch>>, Status> {
         let Some(files) = &self.files else { return Ok(None) };
         if kind.is_empty() {
-            let known = files.find(&place.directory).filter(|watch| watch.run() == place.run);
-            return Ok(known);
+            let known = files.find(&place.directory, &place.run);
+            // One of the configuration is for whoever owns the directory.
+            let is_theirs = || ensure_directory(&place.directory, place.user).is_ok();
+            return Ok(known.filter(|watch| watch.run() == place.run || is_theirs()));
         }
         Kind::parse(kind).map_err(Status::invalid_argument)?;
         ensure_directory(&place.directory, place.user)
             .map_err(|error| Status::permission_denied(error.to_string()))?;
         let known =
-            FilesPlace { run: place.run.clone(), directory: place.directory.clone(), kind: kind.to_owned() };
-        let watch = files.watch(known.wanted()).map_err(|error| Status::aborted(error.to_string()))?;
+            FilesPlace {
+                run: place.run.clone(),
+                directory: place.directory.clone(),
+                kind: kind.to_owned(),
+                user: Some(place.user),
+            };
+        let gone = || Status::aborted(format!("{} is gone", place.directory.display()));
+        let watch = files.watch(known.wanted().ok_or_else(gone)?);
+        let watch = watch.map_err(|error| Status::aborted(error.to_string()))?;
         let mut kept = self.kept_files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = kept.value().cloned().unwrap_or_default();
-        all.retain(|other| other.directory != known.directory);
+        let uid_of = |place: &FilesPlace| place.user.map(|user| user.uid);
+        all.retain(|other| other.directory != known.directory || uid_of(other).is_some_and(|uid| Some(uid) != uid_of(&known)));
         all.push(known);
-        let all = all.split_off(all.len().saturating_sub(REMEMBERED));
+        let all = newest_of_each(all, uid_of);
         if let Err(error) = kept.keep(&all) {
             tracing::warn!(%error, "the watched directories cannot be written down");
         }
@@ -138,9 +193,9 @@ impl Checkpoints {
     fn remember(&self, place: &Watched) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = kept.value().cloned().unwrap_or_default();
-        all.retain(|other| other.directory != place.directory);
+        all.retain(|other| other.directory != place.directory || other.user.uid != place.user.uid);
         all.push(place.clone());
-        let all = all.split_off(all.len().saturating_sub(REMEMBERED));
+        let all = newest_of_each(all, |place| Some(place.user.uid));
         if let Err(error) = kept.keep(&all) {
             tracing::warn!(%error, "the watched checkpoint directories cannot be written down");
         }
@@ -153,20 +208,77 @@ struct FilesPlace {
     run: String,
     directory: PathBuf,
     kind: String,
+    /// Who asked; in what an earlier version wrote down, the directory's owner.
+    #[serde(default)]
+    user: Option<User>,
 }
 
 impl FilesPlace {
-    fn wanted(&self) -> Wanted {
-        Wanted {
+    /// None where nobody knows whose it is: it was written down by an earlier version, and the directory is gone.
+    fn wanted(&self) -> Option<Wanted> {
+        let owner = || {
+            let found = std::fs::symlink_metadata(&self.directory).ok().filter(std::fs::Metadata::is_dir)?;
+            Some(User { uid: found.uid(), gid: found.gid() })
+        };
+        let user = self.user.or_else(owner)?;
+        Some(Wanted {
             directory: self.directory.clone(),
-            run: self.run.clone(),
+            run: owned(user.uid, &self.run),
+            user: Some(user),
             rules: Kind::parse(&self.kind).unwrap_or(Kind::Auto).rules(),
             expect: 0,
             quiet: 0,
             hosts: Vec::new(),
             shared: None,
+        })
+    }
+}
+
+/// The newest of each user: whoever watches many directories loses only their own.
+fn newest_of_each<T>(mut all: Vec<T>, uid: impl Fn(&T) -> Option<u32>) -> Vec<T> {
+    let mut seen: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+    all.reverse();
+    all.retain(|place| {
+        let of_user = seen.entry(uid(place)).or_insert(0);
+        *of_user += 1;
+        *of_user <= REMEMBERED
+    });
+    all.reverse();
+    all
+}
+
+/// A restore that runs: it counts against its user until it is dropped.
+#[derive(Debug)]
+struct Restoring {
+    running: Arc<Mutex<BTreeMap<u32, usize>>>,
+    uid: u32,
+}
+
+impl Drop for Restoring {
+    fn drop(&mut self) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_user) = running.get_mut(&self.uid) {
+            *of_user -= 1;
+            if *of_user == 0 {
+                running.remove(&self.uid);
+            }
         }
     }
+}
+
+/// A run as agents name it. Some names are not for users.
+fn run_of(run: &str, user: User) -> Result<String, Status> {
+    let problem = if run.is_empty() || run.len() > LONGEST_RUN {
+        format!("it has {} bytes and must have 1 to {LONGEST_RUN}", run.len())
+    } else if run.chars().any(char::is_control) {
+        "it has control characters".to_owned()
+    } else if run == "files" || run.starts_with("cache:") {
+        "`files` and names that begin with `cache:` are the agent's own".to_owned()
+    } else {
+        return Ok(owned(user.uid, run));
+    };
+    let shown: String = run.chars().take(LONGEST_RUN).filter(|letter| !letter.is_control()).collect();
+    Err(Status::invalid_argument(format!("run {shown:?}: {problem}; choose another --rdzv-id")))
 }
 
 /// What was compiled elsewhere need not be compiled again.
@@ -189,7 +301,7 @@ fn place(run: String, directory: String, pool: String, user: User) -> Result<Wat
     if run.is_empty() || !directory.is_absolute() || pool.as_ref().is_some_and(|pool| !pool.is_absolute()) {
         return Err(Status::invalid_argument("run: a run id; directory and pool: absolute paths"));
     }
-    Ok(Watched { run, directory, user, pool })
+    Ok(Watched { run: run_of(&run, user)?, directory, user, pool })
 }
 
 #[tonic::async_trait]
@@ -212,17 +324,19 @@ impl CheckpointService for Checkpoints {
         &self,
         request: Request<ListCheckpointsRequest>,
     ) -> Result<Response<ListCheckpointsResponse>, Status> {
-        self.caller(&request)?;
+        let user = self.caller(&request)?;
         let peers = self.peers()?;
         let durable = self.durable.clone();
         let view = self.board.view();
-        let ListCheckpointsRequest { run, refresh } = request.into_inner();
+        let ListCheckpointsRequest { run, refresh, owner } = request.into_inner();
+        let seen = self.seen_by(user, owner)?;
         aside(move || {
             if refresh {
                 peers.refresh();
-                run.iter().for_each(|run| peers.refresh_durable(run));
+                let uid = seen.unwrap_or(user.uid);
+                run.iter().for_each(|run| peers.refresh_durable(&owned(uid, run)));
             }
-            let mut list = listing(&peers, run.as_deref());
+            let mut list = listing(&peers, &Seen { run: run.as_deref(), owner: seen });
             list.peers.extend(durable.map(|tier| durable_out(&tier)));
             list.advice = view.jobs.values().flat_map(|job| advice_out(job, &peers)).collect();
             Response::new(list)
@@ -241,6 +355,7 @@ impl CheckpointService for Checkpoints {
         let peers = self.peers()?;
         let RestoreCheckpointRequest { run, directory, ranks, pool, files_kind } = request.into_inner();
         let place = place(run, directory, pool, user)?;
+        let restoring = self.restoring(user)?;
         let watch = self.watch_files(&place, &files_kind)?;
         if watch.is_none() {
             self.remember(&place);
@@ -248,6 +363,7 @@ impl CheckpointService for Checkpoints {
         let files = self.files.clone();
         let (sender, receiver) = mpsc::channel(64);
         tokio::task::spawn_blocking(move || {
+            let _restoring = restoring;
             files.iter().for_each(|files| pull_caches(files, user));
             let ranks = (!ranks.is_empty()).then_some(ranks.as_slice());
             let progress = |at: Progress| {
@@ -274,15 +390,23 @@ impl CheckpointService for Checkpoints {
         &self,
         request: Request<RemoveCheckpointRequest>,
     ) -> Result<Response<RemoveCheckpointResponse>, Status> {
-        self.operator(&request)?;
+        let user = self.caller(&request)?;
         let peers = self.peers()?;
-        let RemoveCheckpointRequest { run, step } = request.into_inner();
+        let RemoveCheckpointRequest { run, step, owner } = request.into_inner();
+        let seen = self.seen_by(user, owner)?;
         let removed = aside(move || {
-            let of_step =
-                steps(&peers.copies(), Some(&run)).into_iter().filter(|state| state.key.step == step);
-            of_step.map(|state| peers.remove(&state.key)).sum::<Result<usize, _>>()
+            let mut copies = peers.copies();
+            let seen = Seen { run: Some(&run), owner: seen };
+            copies.retain(|copy| copy.shard.of.step == step && seen.has(&copy.shard.of));
+            let found = steps(&copies, None);
+            let owners: BTreeSet<Option<u32>> = found.iter().map(|state| owner::owner(&state.key.run)).collect();
+            if owners.len() > 1 {
+                return Err(format!("{} users have a run named {run}: say whose is meant", owners.len()));
+            }
+            let removed = found.into_iter().map(|state| peers.remove(&state.key)).sum::<Result<usize, _>>();
+            removed.map_err(|error| error.to_string())
         });
-        let copies = removed.await?.map_err(|error| Status::aborted(error.to_string()))?;
+        let copies = removed.await?.map_err(Status::aborted)?;
         Ok(Response::new(RemoveCheckpointResponse { copies: small(copies) }))
     }
 
@@ -301,12 +425,29 @@ fn small(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-fn listing(peers: &Service, run: Option<&str>) -> ListCheckpointsResponse {
-    let copies = peers.copies();
+/// Which runs are told of.
+struct Seen<'a> {
+    /// By the name that their users gave; all without it.
+    run: Option<&'a str>,
+    /// Of one user; of all without it.
+    owner: Option<u32>,
+}
+
+impl Seen<'_> {
+    fn has(&self, of: &StepKey) -> bool {
+        let run = of.run_id();
+        self.run.is_none_or(|wanted| owner::name(run) == wanted)
+            && self.owner.is_none_or(|uid| owner::owner(run) == Some(uid))
+    }
+}
+
+fn listing(peers: &Service, seen: &Seen<'_>) -> ListCheckpointsResponse {
+    let mut copies = peers.copies();
+    copies.retain(|copy| seen.has(&copy.shard.of));
     let (store_used, store_quota) = peers.usage();
     let counts = peers.counts();
     ListCheckpointsResponse {
-        steps: steps(&copies, run).iter().map(step_out).collect(),
+        steps: steps(&copies, None).iter().map(step_out).collect(),
         peers: peers.peers().into_iter().map(|(name, peer)| peer_out(name, peer)).collect(),
         name: peers.name().to_owned(),
         store_used,
@@ -325,7 +466,7 @@ fn listing(peers: &Service, run: Option<&str>) -> ListCheckpointsResponse {
         unlike: peers
             .unlike()
             .iter()
-            .filter(|of| run.is_none_or(|run| of.of.run_id() == run))
+            .filter(|of| seen.has(&of.of))
             .map(unlike::out)
             .collect(),
         excluded: peers.standing().excluded,
@@ -364,7 +505,8 @@ fn step_out(state: &StepState) -> CheckpointStep {
         piece: copy.shard.piece.as_ref().map_or_else(String::new, |of| format!("{} of {}", of.index, of.of)),
     });
     CheckpointStep {
-        run: state.key.run.clone(),
+        run: owner::name(&state.key.run).to_owned(),
+        owner: owner::owner(&state.key.run),
         job: state.key.job.clone(),
         attempt: state.key.attempt,
         step: state.key.step,

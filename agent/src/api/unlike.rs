@@ -1,5 +1,6 @@
 //! Ranks that said that they save the same and did not, in the words of the API.
 
+use mainstay_core::checkpoint::owner;
 use mainstay_core::checkpoint::unlike::{Member, Unlike};
 use mainstay_proto::v1::{CheckpointUnlike, CheckpointUnlikeMember};
 
@@ -12,7 +13,7 @@ pub(super) fn out(found: &Unlike) -> CheckpointUnlike {
         apart: found.apart.contains(&member.rank),
     };
     CheckpointUnlike {
-        run: found.of.run_id().to_owned(),
+        run: owner::name(found.of.run_id()).to_owned(),
         step: found.of.step,
         attempt: found.of.attempt,
         group: found.group.clone(),

@@ -139,6 +139,7 @@ fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
         let wanted = Wanted {
             directory: table.directory.clone(),
             run: table.run.clone(),
+            user: None,
             rules: table.rules().map_err(anyhow::Error::msg).context("key `checkpoint.watch`")?,
             expect: table.expect,
             quiet: table.quiet_s,

@@ -90,7 +90,7 @@ fn observed(found: &Unlike) -> Observation {
         .iter()
         .map(|member| (format!("rank {}", member.rank), format!("{} {}", member.holder, member.root)))
         .collect();
-    values.insert("run".to_owned(), of.run_id().to_owned());
+    values.insert("run".to_owned(), mainstay_core::checkpoint::owner::name(of.run_id()).to_owned());
     values.insert("step".to_owned(), of.step.to_string());
     values.insert("attempt".to_owned(), of.attempt.to_string());
     values.insert("group".to_owned(), found.group.clone());

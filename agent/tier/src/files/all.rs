@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mainstay_core::checkpoint::files::Rule;
+use mainstay_core::checkpoint::owner::{name, owner};
 
 use super::FilesError;
 use super::cache::{self, Cache};
@@ -36,6 +37,8 @@ pub struct Wanted {
     pub directory: PathBuf,
     /// The run id of what is in it, the same on each host.
     pub run: String,
+    /// The user who asked for it; none for a directory of the configuration.
+    pub user: Option<User>,
     /// How checkpoints are found.
     pub rules: Vec<Rule>,
     /// Files or directories that make a step on one host; 0: as many as there are.
@@ -92,17 +95,20 @@ impl Files {
     /// This host is none of those that hold a part, or there is no place for notes.
     pub fn watch(&self, wanted: Wanted) -> Result<Arc<FileWatch>, FilesError> {
         let mut inner = self.inner();
-        let known = inner.watches.iter().find(|(of, _)| of.directory() == wanted.directory);
+        // What another user wants of a directory of the same name is another watch.
+        let is_it = |of: &FileWatch| of.directory() == wanted.directory && owner(of.run()) == owner(&wanted.run);
+        let known = inner.watches.iter().find(|(of, _)| is_it(of));
         if let Some((known, _)) = known.filter(|(of, rules)| of.run() == wanted.run && *rules == wanted.rules)
         {
             return Ok(Arc::clone(known));
         }
-        inner.watches.retain(|(of, _)| of.directory() != wanted.directory);
+        inner.watches.retain(|(of, _)| !is_it(of));
         let part = self.part(&wanted.hosts)?;
         let rules = wanted.rules.clone();
         let settings = watch::Settings {
-            home: self.plan.home.join(place_of(&wanted.directory)),
-            spool: self.plan.spool.join(place_of(&wanted.directory)),
+            home: self.plan.home.join(place_for(&wanted.directory, &wanted.run)),
+            spool: self.plan.spool.join(place_for(&wanted.directory, &wanted.run)),
+            user: wanted.user,
             directory: wanted.directory,
             run: wanted.run,
             rules: wanted.rules,
@@ -132,9 +138,14 @@ impl Files {
         Ok((u32::try_from(at).unwrap_or(0), u32::try_from(hosts.len()).unwrap_or(u32::MAX)))
     }
 
-    /// The watch of a directory.
-    pub fn find(&self, directory: &Path) -> Option<Arc<FileWatch>> {
-        self.inner().watches.iter().find(|(of, _)| of.directory() == directory).map(|(of, _)| Arc::clone(of))
+    /// The watch of a directory for this run of a user: the user's own, or one of the configuration under the same name.
+    pub fn find(&self, directory: &Path, run: &str) -> Option<Arc<FileWatch>> {
+        let inner = self.inner();
+        let named = |run: &str| {
+            let of_run = |(of, _): &&(Arc<FileWatch>, Vec<Rule>)| of.directory() == directory && of.run() == run;
+            inner.watches.iter().find(of_run).map(|(of, _)| Arc::clone(of))
+        };
+        named(run).or_else(|| named(name(run)))
     }
 
     /// Serves a directory as GKE's replicator does.
@@ -201,6 +212,12 @@ fn place_of(directory: &Path) -> String {
     blake3::hash(directory.as_os_str().as_bytes()).to_hex()[..16].to_owned()
 }
 
+/// The same for one owner's run: two users' notes never meet.
+fn place_for(directory: &Path, run: &str) -> String {
+    let place = place_of(directory);
+    owner(run).map_or(place.clone(), |uid| format!("{place}-{uid}"))
+}
+
 /// Sees that a directory is there and is this user's: made with the user's rights where it is not.
 ///
 /// # Errors
@@ -208,7 +225,15 @@ fn place_of(directory: &Path) -> String {
 pub fn ensure_directory(directory: &Path, user: User) -> io::Result<()> {
     let _as_user = As::user(user)?;
     fs::create_dir_all(directory)?;
-    let owner = fs::metadata(directory)?.uid();
+    let found = fs::symlink_metadata(directory)?;
+    if !found.is_dir() {
+        let problem = format!(
+            "{} is a link or no directory: name the directory itself, for a link may lead elsewhere later",
+            directory.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+    }
+    let owner = found.uid();
     if user.uid != 0 && owner != user.uid {
         let problem = format!("{} is of user {owner}, not of user {}", directory.display(), user.uid);
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));

@@ -13,7 +13,7 @@ use mainstay_core::checkpoint::inventory::StepState;
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, Bell};
+use super::host::{self, Acting, Bell};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{Way, unpack};
@@ -59,6 +59,7 @@ struct Inner {
     /// The files of what was brought, by its root: it need not come again while they are there.
     brought: Mutex<BTreeMap<String, Vec<String>>>,
     bell: Bell,
+    acting: Acting,
 }
 
 impl Cache {
@@ -69,8 +70,10 @@ impl Cache {
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Cache, FilesError> {
         let catalog = Mutex::new(Catalog::open(&settings.home, false)?);
         let service = Arc::clone(service);
+        let acting = Acting::new(None);
+        let _ = acting.in_directory(&settings.directory);
         let inner =
-            Arc::new(Inner { settings, service, catalog, brought: Mutex::default(), bell: Bell::default() });
+            Arc::new(Inner { settings, service, catalog, brought: Mutex::default(), bell: Bell::default(), acting });
         let working = Arc::clone(&inner);
         host::spawn("ckpt-cache", move || working.work())
             .map_err(FilesError::reading(&inner.settings.home))?;
@@ -139,7 +142,7 @@ impl Inner {
 
     fn look(&self) -> Result<(), FilesError> {
         let Settings { directory, quota, quiet, .. } = &self.settings;
-        let Some(user) = host::owner_of(directory) else { return Ok(()) };
+        let Some(user) = self.acting.in_directory(directory) else { return Ok(()) };
         let members = {
             let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
             tree::plain(directory)
@@ -159,7 +162,7 @@ impl Inner {
         let before = catalog.packs().values().next_back().cloned();
         if kept.is_empty() || before.as_ref().is_some_and(|pack| pack.content.members() == kept) {
             let packs = catalog.packs().values().cloned().collect();
-            host::offer(&self.service, directory, packs);
+            host::offer(&self.service, directory, &self.run_id(), packs);
             return Ok(());
         }
         let content = Content::of(directory, user, kept)?;
@@ -178,7 +181,7 @@ impl Inner {
         if let Some(before) = before {
             catalog.remove(before.sealed.shard.of.step);
         }
-        host::offer(&self.service, directory, catalog.packs().values().cloned().collect());
+        host::offer(&self.service, directory, &self.run_id(), catalog.packs().values().cloned().collect());
         tracing::info!(cache = self.settings.name, files, "a cache was sealed");
         Ok(())
     }
@@ -190,7 +193,9 @@ impl Inner {
             let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
-        let owner = host::owner_of(directory)
+        let owner = self
+            .acting
+            .in_directory(directory)
             .ok_or_else(|| PeerError::Local(format!("{} is no directory", directory.display())))?;
         // No other look while it is unpacked: it would seal a part.
         let _catalog = self.catalog();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use mainstay_core::checkpoint::placement::score;
@@ -50,11 +50,42 @@ impl Bell {
     }
 }
 
-/// The user whose the directory is; this process's where it may not act as another one.
-pub(super) fn owner_of(directory: &Path) -> Option<User> {
-    let found = std::fs::metadata(directory).ok().filter(std::fs::Metadata::is_dir)?;
-    let own = User::own();
-    Some(if own.uid == 0 { User { uid: found.uid(), gid: found.gid() } } else { own })
+/// As whom the files of one directory are touched. It is decided once: at registration, or when a directory of the configuration is
+/// first seen. A directory that is another user's later, because its name was exchanged or leads elsewhere, is not there.
+#[derive(Debug)]
+pub(super) struct Acting {
+    user: OnceLock<User>,
+    /// Whether a user asked for the directory: then it must be a directory itself, and no link to one.
+    asked_for: bool,
+}
+
+impl Acting {
+    pub(super) fn new(user: Option<User>) -> Acting {
+        let asked_for = user.is_some();
+        // For root the directory's owner acts: whoever owns it may change what is in it, and lead root elsewhere.
+        let user = user.filter(|user| user.uid != 0);
+        Acting { user: user.map_or_else(OnceLock::new, OnceLock::from), asked_for }
+    }
+
+    /// The user, where the directory is there and still this user's; this process's where it may not act as another one.
+    pub(super) fn in_directory(&self, directory: &Path) -> Option<User> {
+        let found = match self.asked_for {
+            true => std::fs::symlink_metadata(directory),
+            false => std::fs::metadata(directory),
+        };
+        let found = found.ok().filter(std::fs::Metadata::is_dir)?;
+        let own = User::own();
+        if own.uid != 0 {
+            return Some(own);
+        }
+        let user = *self.user.get_or_init(|| User { uid: found.uid(), gid: found.gid() });
+        (user.uid == found.uid()).then_some(user)
+    }
+
+    /// The user, where that is known before the directory is there.
+    pub(super) fn known(&self) -> Option<User> {
+        self.user.get().copied()
+    }
 }
 
 pub(super) fn now_unix_s() -> u64 {
@@ -125,8 +156,8 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io
 }
 
 /// Packs that are offered from now on in the place of those that were.
-pub(super) fn offer(service: &Service, directory: &Path, packs: Vec<Arc<super::Pack>>) {
-    if service.shared.own.set_packs(directory, packs) {
+pub(super) fn offer(service: &Service, directory: &Path, run: &str, packs: Vec<Arc<super::Pack>>) {
+    if service.shared.own.set_packs(directory, run, packs) {
         service.nudge();
     }
 }

@@ -17,7 +17,7 @@ use mainstay_core::checkpoint::replicator::{
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, AGAIN, Bell};
+use super::host::{self, Acting, AGAIN, Bell};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{Way, unpack};
@@ -46,6 +46,9 @@ pub struct Settings {
     pub interval: Duration,
 }
 
+/// Under what all jobs of a directory are offered: it has one at a time.
+const REPLICATED: &str = "";
+
 /// A replicator of one directory. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Replicator {
@@ -61,7 +64,10 @@ impl Replicator {
     pub fn start(service: &Arc<Service>, settings: Settings) -> Result<Replicator, FilesError> {
         let bell = Arc::new(Bell::default());
         let directory = settings.directory.clone();
+        let acting = Acting::new(None);
+        let _ = acting.in_directory(&settings.directory);
         let mut work = Work {
+            acting,
             settings,
             service: Arc::clone(service),
             bell: Arc::clone(&bell),
@@ -91,6 +97,7 @@ impl Drop for Replicator {
 
 #[derive(Debug)]
 struct Work {
+    acting: Acting,
     settings: Settings,
     service: Arc<Service>,
     bell: Arc<Bell>,
@@ -113,7 +120,7 @@ impl Work {
         self.resume();
         let mut said = String::new();
         loop {
-            if let Some(user) = host::owner_of(&self.settings.directory)
+            if let Some(user) = self.acting.in_directory(&self.settings.directory)
                 && let Err(error) = self.look(user)
             {
                 let words = error.to_string();
@@ -179,7 +186,7 @@ impl Work {
             .map_err(FilesError::reading(&self.settings.home))?;
         let mut job = self.begin(asked)?;
         let packs = job.catalog.packs().values().cloned().collect();
-        host::offer(&self.service, &directory, packs);
+        host::offer(&self.service, &directory, REPLICATED, packs);
         self.remove(user, &directory.join(ASKED_NAME))?;
         let mut last = None;
         for _ in 0..TRIES {
@@ -238,7 +245,7 @@ impl Work {
     fn land(&self, user: User, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
         let Settings { directory, spool, .. } = &self.settings;
         let home = host::in_spool(spool, key.step, job.asked.node);
-        if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)) {
+        if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(&job.run)) {
             let data = data_name(&sealed.shard.root);
             let base = directory.join(&data);
             {
@@ -269,7 +276,7 @@ impl Work {
     }
 
     fn offer(&self, job: &Job) {
-        host::offer(&self.service, &self.settings.directory, job.catalog.packs().values().cloned().collect());
+        host::offer(&self.service, &self.settings.directory, REPLICATED, job.catalog.packs().values().cloned().collect());
     }
 
     fn seal_new(&mut self, user: User, job: &mut Job) -> Result<(), FilesError> {

@@ -16,7 +16,7 @@ use mainstay_core::checkpoint::files::{
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, AGAIN, Bell};
+use super::host::{self, AGAIN, Acting, Bell};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Mark, Member};
 use super::unpack::{Way, unpack};
@@ -43,8 +43,11 @@ const LONGEST_TEXT: u64 = 4096;
 pub struct Settings {
     /// The directory.
     pub directory: PathBuf,
-    /// The run id of what is in it: the same on each host.
+    /// The run id of what is in it: the same on each host; with its owner where a user asked for it.
     pub run: String,
+    /// The user who asked for it, and as whom its files are touched; none for a directory of the configuration: then whose it is when it
+    /// is first seen.
+    pub user: Option<User>,
     /// How checkpoints are found.
     pub rules: Vec<Rule>,
     /// Files or directories that make a step on one host; 0: as many as there are.
@@ -76,6 +79,7 @@ struct Inner {
     state: Mutex<State>,
     bell: Bell,
     is_shared: bool,
+    acting: Acting,
 }
 
 #[derive(Debug)]
@@ -104,8 +108,10 @@ impl FileWatch {
         let before = BTreeMap::new();
         let state = State { catalog, before, first_seen, containers: BTreeMap::new(), problem: None };
         let service = Arc::clone(service);
-        let inner =
-            Arc::new(Inner { settings, service, state: Mutex::new(state), bell: Bell::default(), is_shared });
+        let (state, bell, acting) = (Mutex::new(state), Bell::default(), Acting::new(settings.user));
+        // A directory of the configuration is its owner's of now, when nobody has had time to exchange it.
+        let _ = acting.in_directory(&settings.directory);
+        let inner = Arc::new(Inner { settings, service, state, bell, is_shared, acting });
         let working = Arc::clone(&inner);
         host::spawn("ckpt-files", move || working.work())
             .map_err(FilesError::reading(&inner.settings.home))?;
@@ -175,7 +181,7 @@ impl Inner {
     fn look(&self, state: &mut State) -> Result<(), FilesError> {
         let Settings { directory, run, .. } = &self.settings;
         host::keep_decision(&self.service, run, &state.catalog);
-        let Some(user) = host::owner_of(directory) else {
+        let Some(user) = self.acting.in_directory(directory) else {
             // Not there, or not there any more.
             let gone: Vec<u64> = state.catalog.packs().keys().copied().collect();
             gone.into_iter().for_each(|step| self.withdraw(state, step));
@@ -183,7 +189,7 @@ impl Inner {
             return Ok(());
         };
         if self.is_shared && !host::is_first(&self.service, run) {
-            host::offer(&self.service, directory, Vec::new());
+            host::offer(&self.service, directory, run, Vec::new());
             return Ok(());
         }
         let (look, files) = {
@@ -218,7 +224,7 @@ impl Inner {
 
     fn offer(&self, state: &State) {
         let packs = state.catalog.packs().values().cloned().collect();
-        host::offer(&self.service, &self.settings.directory, packs);
+        host::offer(&self.service, &self.settings.directory, &self.settings.run, packs);
     }
 
     /// The directory as it is now, and the files of its newest steps.
@@ -326,11 +332,7 @@ impl Inner {
     fn restore(&self, tell: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
         let Settings { directory, run, part, spool, rules, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
-        if host::owner_of(directory).is_none() {
-            fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
-        }
-        let user = host::owner_of(directory)
-            .ok_or_else(|| PeerError::Local(format!("{} is no directory", directory.display())))?;
+        let user = self.user_for_restore()?;
         let mut state = self.state();
         host::keep_decision(&self.service, run, &state.catalog);
         let rank = if self.is_shared { 0 } else { part.0 };
@@ -340,7 +342,7 @@ impl Inner {
         host::keep_decision(&self.service, run, &state.catalog);
         let Some(key) = &restored.decision.step else { return Ok(restored) };
         let home = host::in_spool(spool, key.step, rank);
-        if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)) {
+        if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(run)) {
             let mut members = unpack(&home.join(ARCHIVE_NAME), &sealed, directory, user, Way::Replace)?;
             let trackers = texts(rules);
             for member in members.iter_mut().filter(|of| trackers.contains(of.path.as_str())) {
@@ -366,6 +368,28 @@ impl Inner {
         self.set_aside(key.step, user)?;
         self.offer(&state);
         Ok(restored)
+    }
+
+    /// As whom files are brought back. A directory that is gone is made with that user's rights, never with this process's.
+    fn user_for_restore(&self) -> Result<User, FilesError> {
+        let directory = &self.settings.directory;
+        if let Some(user) = self.acting.in_directory(directory) {
+            return Ok(user);
+        }
+        let own = User::own();
+        let maker = self.acting.known().or_else(|| (own.uid != 0).then_some(own));
+        if let Some(maker) = maker {
+            let _as_user = As::user(maker).map_err(FilesError::reading(directory))?;
+            fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
+        }
+        let refused = || {
+            PeerError::Local(format!(
+                "{} is no directory of the user whose it was when it was registered (it is a link, or another user's): nothing is \
+                 written there",
+                directory.display()
+            ))
+        };
+        Ok(self.acting.in_directory(directory).ok_or_else(refused)?)
     }
 
     /// Trainers that take the newest name that they find must not find what only this host has.

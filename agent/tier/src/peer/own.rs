@@ -46,8 +46,8 @@ struct Inner {
     shards: BTreeMap<String, Found>,
     /// What lies in launchers' memory, by root: the nearer copy while it lies there.
     pooled: BTreeMap<String, Pooled>,
-    /// What was sealed of files that trainers write themselves, by the directory that is watched.
-    packs: BTreeMap<PathBuf, Vec<Arc<Pack>>>,
+    /// What was sealed of files that trainers write themselves, by the directory that is watched and the run.
+    packs: BTreeMap<(PathBuf, String), Vec<Arc<Pack>>>,
     /// Manifests that were read, by user and path, with what tells whether they changed.
     read: BTreeMap<(u32, PathBuf), (Mark, Option<Arc<Sealed>>)>,
     /// The memory of slots that were sent, by their files, with what tells whether a file is another one.
@@ -241,14 +241,15 @@ impl Own {
         told.map(|(root, alike)| (root, (alike.group, alike.root))).collect()
     }
 
-    /// What is offered of a directory that is watched from now on. Whether that is something else than before.
-    pub(crate) fn set_packs(&self, directory: &Path, packs: Vec<Arc<Pack>>) -> bool {
+    /// What is offered of a directory that is watched from now on, of one run: one user's watch hides nothing of another's. Whether that is something else than before.
+    pub(crate) fn set_packs(&self, directory: &Path, run: &str, packs: Vec<Arc<Pack>>) -> bool {
         let mut inner = self.inner();
-        let is_same = inner.packs.get(directory).is_some_and(|before| {
+        let place = (directory.to_owned(), run.to_owned());
+        let is_same = inner.packs.get(&place).is_some_and(|before| {
             before.len() == packs.len() && before.iter().zip(&packs).all(|(a, b)| Arc::ptr_eq(a, b))
         });
         if !is_same {
-            inner.packs.insert(directory.to_owned(), packs);
+            inner.packs.insert(place, packs);
         }
         !is_same
     }

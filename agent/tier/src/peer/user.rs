@@ -23,10 +23,11 @@ impl User {
 }
 
 /// While it lives, this thread touches files as another user. The kernel keeps that for each thread, and takes the
-/// capabilities that pass over permissions along with it.
+/// capabilities that pass over permissions along with it. This process's supplementary groups go too: they are not the user's.
 #[derive(Debug)]
 pub(crate) struct As {
     before: User,
+    groups: Vec<rustix::fs::Gid>,
     // The rights are this thread's.
     _not_send: std::marker::PhantomData<*const ()>,
 }
@@ -34,21 +35,26 @@ pub(crate) struct As {
 impl As {
     pub(crate) fn user(user: User) -> io::Result<As> {
         let before = User::own();
+        let mut groups = Vec::new();
         if user != before {
+            groups = rustix::process::getgroups()?;
+            if !groups.is_empty() {
+                rustix::thread::set_thread_groups(&[])?;
+            }
             // The group first: as another user the thread may not change it any more.
             setfsgid(Gid::from_raw(user.gid));
             setfsuid(Uid::from_raw(user.uid));
             // These calls report no errors; the next one returns what holds.
             let holds = setfsuid(Uid::from_raw(u32::MAX));
             if holds.as_raw() != user.uid {
-                drop(As { before, _not_send: std::marker::PhantomData });
+                drop(As { before, groups, _not_send: std::marker::PhantomData });
                 return Err(io::Error::new(
                     io::ErrorKind::PermissionDenied,
                     format!("this agent runs as user {} and cannot act as user {}", before.uid, user.uid),
                 ));
             }
         }
-        Ok(As { before, _not_send: std::marker::PhantomData })
+        Ok(As { before, groups, _not_send: std::marker::PhantomData })
     }
 }
 
@@ -56,5 +62,9 @@ impl Drop for As {
     fn drop(&mut self) {
         setfsuid(Uid::from_raw(self.before.uid));
         setfsgid(Gid::from_raw(self.before.gid));
+        if !self.groups.is_empty() {
+            // They were this thread's a moment ago.
+            let _ = rustix::thread::set_thread_groups(&self.groups);
+        }
     }
 }

@@ -51,6 +51,7 @@ impl Trainer {
         self.files = None;
         let files = self.files();
         let wanted = Wanted {
+            user: None,
             directory: self.directory.path().to_owned(),
             run: RUN.to_owned(),
             rules: kind.rules(),
@@ -291,6 +292,7 @@ fn files_that_all_hosts_see_are_sealed_once_and_kept_by_nobody_else() {
         // The same directory for all of them.
         let files = trainer.files();
         let wanted = Wanted {
+            user: None,
             directory: place.clone(),
             run: RUN.to_owned(),
             rules: Kind::Megatron.rules(),
