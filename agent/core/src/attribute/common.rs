@@ -19,7 +19,7 @@ pub const CLASS_NAMES: [&str; CLASSES] = [
 pub const CLASSES: usize = 11;
 
 /// Words that lead to structure rather than to a signature.
-pub const STRUCTURE: [&str; 14] = [
+pub const STRUCTURE: [&str; 15] = [
     "file \"",
     "error:",
     "exception:",
@@ -30,6 +30,7 @@ pub const STRUCTURE: [&str; 14] = [
     "timeout:",
     "(local_rank:",
     "exception ignored in",
+    "traceback (most recent",
     "loss",
     "it/s",
     "s/it",

@@ -60,6 +60,75 @@ pub fn is_mild(line: &str) -> bool {
     matches!(level(line), Level::Note | Level::Warning)
 }
 
+/// What a line that reports that something went wrong has. Learned words and hints are heard of such lines only: they were
+/// learned from failures, and speak of any other line as well.
+const COMPLAINTS: [&str; 52] = [
+    "error",
+    "fail",
+    "fatal",
+    "exception",
+    "cannot",
+    "can't",
+    "can not",
+    "could not",
+    "couldn't",
+    "unable",
+    "invalid",
+    "denied",
+    "refused",
+    "missing",
+    "not found",
+    "no such",
+    "abort",
+    "crash",
+    "killed",
+    "kill",
+    "timed out",
+    "timeout",
+    "lost",
+    "unreachable",
+    "mismatch",
+    "unsupported",
+    "not supported",
+    "illegal",
+    "corrupt",
+    "exceed",
+    "insufficient",
+    "assert",
+    "broken",
+    "panic",
+    "fault",
+    "bad ",
+    "wrong",
+    "unexpected",
+    "not available",
+    "unavailable",
+    "rejected",
+    "conflict",
+    "not responding",
+    "gave up",
+    "out of",
+    "died",
+    "terminated",
+    "cancelled",
+    "preempt",
+    "evict",
+    "stuck",
+    "undefined",
+];
+
+/// Whether the line reports that something went wrong, and not only in a warning.
+pub fn complains(line: &str) -> bool {
+    let level = level(line);
+    if matches!(level, Level::Note | Level::Warning) {
+        return false;
+    }
+    let lower = line.to_ascii_lowercase();
+    let counts_none =
+        ["0 error", "no error", "0 fail", "no fail"].iter().any(|phrase| lower.contains(phrase));
+    level == Level::Error || !counts_none && COMPLAINTS.iter().any(|word| lower.contains(word))
+}
+
 /// Whether the line begins a Python warning: `train.py:3: UserWarning: text`, or its call in the quoted program.
 pub fn is_python_warning(line: &str) -> bool {
     line.contains("warnings.warn(")
@@ -99,6 +168,13 @@ fn of_letter(head: &str) -> Option<Level> {
         };
         let begins = at == 0 || matches!(bytes[at - 1], b'[' | b' ' | b':');
         let rest = bytes.get(at + 1..).unwrap_or_default();
+        // `06:42:31.123 W `: after the time of day.
+        let after_time =
+            at >= 2 && bytes[at - 1] == b' ' && bytes[at - 2].is_ascii_digit() && rest.first() == Some(&b' ');
+        let after_time = after_time && lines::time_of_day(&head[..at]).is_some();
+        if after_time {
+            return Some(level);
+        }
         let stamped = rest.len() > 5 && rest[..4].iter().all(u8::is_ascii_digit) && rest[4] == b' ';
         if begins && (stamped || at > 0 && bytes[at - 1] == b'[' && is_place(rest)) {
             return Some(level);
@@ -181,6 +257,7 @@ mod tests {
             "time=\"2026-11-24\" level=warning msg=\"no space left\"",
             "[rank1]: /home/a/train.py:12: FutureWarning: `torch.cuda.amp.GradScaler(args...)` is old.",
             "UserWarning: this may fail",
+            "1124 06:42:31.123 W 0 reader.py:43] reading a shard failed",
             "  warnings.warn(",
         ] {
             assert_eq!(level(line), Level::Warning, "{line}");

@@ -58,6 +58,8 @@ const COMMIT: f64 = 0.5;
 const LEADS_FROM: f64 = 0.34;
 const LEADS_BY: f64 = 1.1;
 
+/// What a signal says for "unknown" of which nobody knows who sent it.
+const SIGNAL: f64 = 0.6;
 /// From this weight on what may be a cause is shown as the root of an unknown one.
 const HINT: f64 = 1.5;
 /// Below this confidence "do not restart" is not said.
@@ -122,11 +124,16 @@ pub struct Attribution {
 /// Judges.
 pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let evidence = &*current::current(catalog, evidence);
-    let votes = vote::votes(catalog, evidence);
-    let posterior = fuse::fuse(&votes, evidence.job.as_ref());
+    let mut votes = vote::votes(catalog, evidence);
+    let mut posterior = fuse::fuse(&votes, evidence.job.as_ref());
+    let likeliest = Class::ALL.into_iter().filter(|class| *class != Class::Unknown);
+    let likeliest = likeliest.max_by(|a, b| posterior.of(*a).total_cmp(&posterior.of(*b)));
+    if likeliest.is_some_and(|class| names_only_a_signal(&votes, class)) {
+        say_nothing_of_the_sender(&mut votes);
+        posterior = fuse::fuse(&votes, evidence.job.as_ref());
+    }
     let domains = domains(&votes);
     let class = committed(&posterior, &domains);
-    let class = if names_only_a_signal(&votes, class) { Class::Unknown } else { class };
     let (mut for_it, mut against, mut consequences) = (Vec::new(), Vec::new(), Vec::new());
     for vote in votes {
         // Words alone name no line, and where nothing is known no cause.
@@ -189,6 +196,14 @@ fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
     };
     let only = |vote: &Vote| vote.signal || vote.hint || vote.is_of_words();
     for_it().any(|vote| vote.signal) && for_it().all(only) && !ranks::crashed_together(for_it())
+}
+
+/// Leaves of signals that they ended something, and takes what they are said to speak for.
+fn say_nothing_of_the_sender(votes: &mut [Vote]) {
+    for vote in votes.iter_mut().filter(|vote| vote.signal) {
+        (vote.role, vote.class, vote.weight) = (Role::Secondary, Class::Unknown, SIGNAL);
+        vote.also.clear();
+    }
 }
 
 /// Whether any of the evidence for the class is of what comes again by its nature.

@@ -22,6 +22,8 @@ const PROGRESS_STRIDE: usize = 1024;
 const PROGRESS_KEPT: usize = 65_536;
 /// The exception that an ignored one is about stands at most so many lines below.
 const IGNORED_REACH: u64 = 60;
+/// How Python begins a traceback.
+const TRACEBACK: &[u8] = b"Traceback (most recent";
 /// A line after which so many healthy steps were done is no cause of the failure.
 pub const HEALTHY_STEPS: u64 = 2;
 /// Sightings after which a signature is no longer looked at in a source.
@@ -79,6 +81,8 @@ pub struct Spot {
     pub mild: bool,
     /// Steps that were surely begun and completed after the line; none where no progress is known.
     pub steps_after: Option<u64>,
+    /// It stands in a traceback that a warning or a note logged: its exception was caught.
+    pub logged: bool,
     /// The line itself, cleaned and shortened.
     pub text: String,
 }
@@ -86,7 +90,9 @@ pub struct Spot {
 impl Spot {
     /// Whether training went on in good order after the line.
     pub fn is_past(&self) -> bool {
-        self.steps_after.is_some_and(|steps| steps >= HEALTHY_STEPS)
+        // An exception that was caught and logged needs no second step to be over.
+        let least = if self.logged { 1 } else { HEALTHY_STEPS };
+        self.steps_after.is_some_and(|steps| steps >= least)
     }
 }
 
@@ -165,6 +171,8 @@ pub struct Scan<'c> {
     last_exceptions: VecDeque<Exception>,
     /// The rank that a row of the launcher's table named last, and in which line.
     table: Option<(u64, u32)>,
+    /// The first line of a traceback that was logged below the level of an error.
+    logged: Option<u64>,
     /// The line that is looked at is the program's text that a warning quotes.
     quotes_a_warning: bool,
     unfinished: Vec<u8>,
@@ -188,6 +196,7 @@ impl<'c> Scan<'c> {
             no_progress_until: 0,
             last_exceptions: VecDeque::new(),
             table: None,
+            logged: None,
             quotes_a_warning: false,
             unfinished: Vec::new(),
             plain: Vec::new(),
@@ -301,7 +310,12 @@ impl<'c> Scan<'c> {
                 end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
                 self.findings.lines += newlines(&block[counted..start]);
                 counted = start;
-                self.quotes_a_warning = block[start] == b' ' && self.follows_a_warning(&block[..start]);
+                let quoted = |line: &str| level::is_python_warning(line);
+                self.quotes_a_warning = block[start] == b' ' && follows(&block[..start], quoted);
+                if is_traceback(&block[start..end]) {
+                    let number = self.findings.lines + 1;
+                    self.logged = follows(&block[..start], level::is_mild).then_some(number);
+                }
             }
             if PROGRESS.contains(&word) {
                 self.no_progress_until = end;
@@ -325,15 +339,6 @@ impl<'c> Scan<'c> {
         if self.findings.progress.len() >= PROGRESS_LINES {
             self.no_progress_until = end + PROGRESS_STRIDE;
         }
-    }
-
-    /// Whether the line before is the first of a Python warning, which quotes the program in its second.
-    fn follows_a_warning(&self, before: &[u8]) -> bool {
-        let before = before.strip_suffix(b"\n").unwrap_or(before);
-        let from = memchr::memrchr(b'\n', before)
-            .map_or(0, |at| at + 1)
-            .max(before.len().saturating_sub(LINE_WINDOW));
-        level::is_python_warning(&lines::clean(&before[from..]))
     }
 
     /// Looks at a line that has some of the words.
@@ -459,7 +464,8 @@ impl<'c> Scan<'c> {
         let rank = rank.or_else(|| self.in_table(line, number));
         let text: String = line.trim().chars().take(QUOTE).collect();
         let mild = self.findings.kind == Kind::Log && (self.quotes_a_warning || level::is_mild(line));
-        Spot { line: number, rank, time: lines::time_of_day(line), mild, steps_after: None, text }
+        let logged = self.logged.is_some_and(|at| (at..=at + IGNORED_REACH).contains(&number));
+        Spot { line: number, rank, time: lines::time_of_day(line), mild, steps_after: None, logged, text }
     }
 
     /// The rank of the launcher's table in whose rows the line stands: `  exitcode  : -9`, below `  rank      : 4`.
@@ -552,6 +558,9 @@ impl<'c> Scan<'c> {
             let steps_after = steps_after(&self.findings.progress, self.times, *number);
             steps_after.is_none_or(|steps| steps < HEALTHY_STEPS) && !level::is_mild(line)
         });
+        if !lines.iter().any(|line| level::complains(line)) {
+            return;
+        }
         self.findings.vocabulary =
             messages(current.map(|(_, line)| line.as_ref())).flat_map(|line| words.known(line)).collect();
         self.hints(&lines);
@@ -573,7 +582,7 @@ impl<'c> Scan<'c> {
             let past = steps_after(&self.findings.progress, self.times, number)
                 .is_some_and(|steps| steps >= HEALTHY_STEPS);
             let ignored = self.ignored_lines.contains(&number);
-            let speaks = !(past || ignored || lines::is_advice(line) || level::is_mild(line));
+            let speaks = level::complains(line) && !(past || ignored || lines::is_advice(line));
             if explained.contains(&number) || line.trim().is_empty() || !speaks {
                 continue;
             }
@@ -591,6 +600,19 @@ impl<'c> Scan<'c> {
             }
         }
     }
+}
+
+/// Whether the line before is such a one.
+fn follows(before: &[u8], is: impl Fn(&str) -> bool) -> bool {
+    let before = before.strip_suffix(b"\n").unwrap_or(before);
+    let begin = memchr::memrchr(b'\n', before).map_or(0, |at| at + 1);
+    let begin = begin.max(before.len().saturating_sub(LINE_WINDOW));
+    is(&lines::clean(&before[begin..]))
+}
+
+/// Whether the line begins a traceback of Python's.
+fn is_traceback(line: &[u8]) -> bool {
+    line.windows(TRACEBACK.len()).any(|window| window == TRACEBACK)
 }
 
 /// Whether two lines begin with the same word, as those of one program do.
