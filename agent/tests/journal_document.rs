@@ -18,7 +18,7 @@ const SOURCE: &str = include_str!("../core/src/entry.rs");
 fn entries() -> Vec<Body> {
     let (attempt, rank, pid) = (Attempt(0), Rank(0), Pid(1));
     let started = StartedRank { rank, local_rank: 0, pid, page: Some("page".into()) };
-    let note = Note { step: Some(1), at: Mono(1), ..Note::default() };
+    let note = Note { step: Some(1), at: Mono(1), file: Some(String::new()), ..Note::default() };
     vec![
         Body::Fact(Fact::JobStarted(JobSpec {
             page_dir: Some("pages".into()),

@@ -118,8 +118,15 @@ fn started_rank() -> impl Strategy<Value = StartedRank> {
 }
 
 fn note() -> impl Strategy<Value = Note> {
-    (text(), text(), text(), option::of(any::<u64>()), mono()).prop_map(
-        |(exception, message, traceback, step, at)| Note { exception, message, traceback, step, at },
+    (text(), text(), text(), option::of(any::<u64>()), mono(), option::of(text())).prop_map(
+        |(exception, message, traceback, step, at, file)| Note {
+            exception,
+            message,
+            traceback,
+            step,
+            at,
+            file,
+        },
     )
 }
 

@@ -164,6 +164,11 @@ fn an_error_file_counts_without_the_client() {
     let Cause::Exception { exception, .. } = &verdicts[0].cause else { panic!("no exception\n{end}") };
     assert_eq!(exception, "RuntimeError");
     end.assert_said("shard 9 is gone");
+    let file = end.run_dir.join("attempt_0/1/error.json").display().to_string();
+    end.assert_said(&format!("rank 1 printed no traceback; it is in {file}"));
+    let named =
+        |fact: &Fact| matches!(fact, Fact::RankRaised { note, .. } if note.file.as_ref() == Some(&file));
+    assert!(story::facts(&end.story).any(named), "{end}");
 }
 
 #[test]

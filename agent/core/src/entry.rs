@@ -394,6 +394,9 @@ pub struct Note {
     pub step: Option<u64>,
     /// When the rank wrote it, on the host's monotonic clock.
     pub at: Mono,
+    /// The error file that it was made of, where the rank wrote no note on its page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
 }
 
 /// A step that a rank completed, from its page's ring. An input of the judges and the ledger, not of the journal.

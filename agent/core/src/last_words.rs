@@ -87,8 +87,8 @@ pub fn exception(lines: &[String], at: Mono) -> Option<Note> {
         exception: exception.to_owned(),
         message: message.trim_end().to_owned(),
         traceback: lines[begin..].join("\n"),
-        step: None,
         at,
+        ..Note::default()
     })
 }
 

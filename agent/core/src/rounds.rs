@@ -250,7 +250,13 @@ impl Round {
             }
             Word::Raised { at, exception, message, traceback, .. } => {
                 *standing = Standing::Leaving;
-                return Heard::Raised(Note { exception, message, traceback, step: None, at: Mono(at) });
+                return Heard::Raised(Note {
+                    exception,
+                    message,
+                    traceback,
+                    at: Mono(at),
+                    ..Note::default()
+                });
             }
         }
         Heard::Noted

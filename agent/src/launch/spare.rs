@@ -53,7 +53,10 @@ impl Launcher {
     /// Ranks that raised and whose traceback is not in their standard error yet.
     fn unheard(&self) -> Vec<Pid> {
         let silent = |rank: &&RankProcess| {
-            rank.raised && rank.exit.is_none() && rank.ending.is_none() && !self.spoken.has_printed(rank)
+            rank.raised
+                && rank.exit.is_none()
+                && rank.ending.is_none()
+                && !self.spoken.has_printed(rank.rank, &rank.files)
         };
         self.ranks.iter().filter(silent).map(|rank| rank.pid).collect()
     }

@@ -131,6 +131,10 @@ impl Launcher {
             self.note_end(note.as_ref(), Some(status), &words);
         }
         if let Some(note) = note {
+            self.spoken.note(which, &note);
+            if let Some(file) = note.file.as_ref().filter(|_| !self.spoken.has_printed(which, &files)) {
+                self.terminal.say(format!("{which} printed no traceback; it is in {file}"));
+            }
             self.fact(Fact::RankRaised { attempt, rank: which, pid, note, data });
         }
         let Words { stderr_tail, stdout_tail, stderr_times, stdout_times } = words;

@@ -1,7 +1,7 @@
 //! What ranks wrote before they ended, when they wrote each line, and how many steps the job did after it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mainstay_core::entry::{LineTime, Note, StepDone};
 use mainstay_core::id::Rank;
@@ -11,7 +11,7 @@ use mainstay_core::time::Mono;
 
 use crate::act::growth::{Growth, Growths};
 use crate::act::output::{Tail, tail};
-use crate::act::ranks::{RankFiles, RankProcess};
+use crate::act::ranks::RankFiles;
 use crate::os::clock;
 
 /// Bytes of a file in which reports of steps are looked for.
@@ -37,7 +37,7 @@ pub(super) struct Spoken {
     steps: BTreeMap<Rank, Steps>,
     /// The reports of files that were read, each with the file's length then.
     reports: BTreeMap<PathBuf, (u64, Reports)>,
-    /// The last line of the traceback of each rank that left a note on its page.
+    /// The last line of the traceback of each rank that left an exit note.
     raised: BTreeMap<Rank, String>,
     /// Whether a rank ended of what says that the program cannot run.
     may_not_run: bool,
@@ -72,16 +72,16 @@ impl Spoken {
         self.may_not_run = false;
     }
 
-    /// A rank's page has its exit note.
+    /// A rank left an exit note, or an error file.
     pub(super) fn note(&mut self, rank: Rank, note: &Note) {
         let last = note.traceback.lines().map(str::trim_end).rfind(|line| !line.is_empty());
         self.raised.insert(rank, last.unwrap_or_default().to_owned());
     }
 
     /// Whether a rank that raised has printed its traceback to the last line. One whose note has none has nothing to print.
-    pub(super) fn has_printed(&self, rank: &RankProcess) -> bool {
-        let Some(last) = self.raised.get(&rank.rank).filter(|last| !last.is_empty()) else { return true };
-        let tail = tail(&rank.files.stderr, TRACEBACK);
+    pub(super) fn has_printed(&self, rank: Rank, files: &RankFiles) -> bool {
+        let Some(last) = self.raised.get(&rank).filter(|last| !last.is_empty()) else { return true };
+        let tail = tail(&files.stderr, TRACEBACK);
         // PyTorch writes `[rank0]: ` before it.
         memchr::memmem::rfind_iter(&tail.bytes, last).any(|at| {
             let rest = &tail.bytes[at + last.len()..];
@@ -146,7 +146,7 @@ impl Spoken {
     }
 
     /// The end of a file, and how it grew until it was read.
-    fn read(&self, path: &PathBuf) -> (Tail, Growth) {
+    fn read(&self, path: &Path) -> (Tail, Growth) {
         let before = clock::mono();
         let mut growth = self.growths.of(path);
         let tail = tail(path, LOOKED_THROUGH);

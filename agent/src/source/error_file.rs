@@ -15,5 +15,6 @@ const LONGEST: u64 = 1 << 20;
 pub fn read(path: &Path, at: Mono) -> Option<Note> {
     let mut text = String::new();
     std::fs::File::open(path).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
-    error_file::parse(&text, at)
+    let note = error_file::parse(&text, at)?;
+    Some(Note { file: Some(path.display().to_string()), ..note })
 }

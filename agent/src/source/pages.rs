@@ -336,5 +336,6 @@ fn raised(page: &Page<'_>) -> Option<Note> {
         traceback: note.traceback,
         step: note.step,
         at: Mono(note.mono_ns),
+        file: None,
     })
 }

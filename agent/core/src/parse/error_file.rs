@@ -16,8 +16,8 @@ pub fn parse(text: &str, at: Mono) -> Option<Note> {
         exception: exception.to_owned(),
         message: text.to_owned(),
         traceback: traceback.to_owned(),
-        step: None,
         at,
+        ..Note::default()
     })
 }
 
