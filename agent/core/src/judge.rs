@@ -171,8 +171,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         HangKind::SilentHost => (FaultDomain::Hardware, None),
         HangKind::Stopped | HangKind::NeverRegistered | HangKind::AllStill => (FaultDomain::Unknown, None),
     };
-    let mut evidence = hang.evidence.clone();
-    evidence.extend(found);
+    let evidence = each_once(hang.evidence.iter().cloned().chain(found));
     let place = match culprit {
         Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
         None => hang.phase.clone(),
@@ -198,6 +197,19 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         detected_at: hang.confirmed,
         evidence,
     }
+}
+
+/// Lines without those that another one has whole: a stack may be read in two ways and by two readers.
+fn each_once(lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::new();
+    for line in lines {
+        if kept.iter().any(|other| other.contains(line.trim())) {
+            continue;
+        }
+        kept.retain(|other| !line.contains(other.trim()));
+        kept.push(line);
+    }
+    kept
 }
 
 /// What would have to be seen for another judgement of a hang.
@@ -238,7 +250,9 @@ fn ended_by(signal: i32) -> String {
     match signal {
         4 => format!("crashed in native code ({name}: an instruction that this CPU does not have)"),
         6 => format!("aborted in native code ({name})"),
-        7 => format!("crashed in native code ({name}: mapped memory without storage behind it; /dev/shm may be full)"),
+        7 => format!(
+            "crashed in native code ({name}: mapped memory without storage behind it; /dev/shm may be full)"
+        ),
         8 => format!("crashed in native code ({name}: an arithmetic error such as a division by zero)"),
         11 => format!("crashed in native code ({name}: an invalid memory access)"),
         _ => format!("was ended by {name}"),
@@ -274,7 +288,8 @@ fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool
         evidence.push("Mainstay sent no SIGKILL, and the kernel counted no OOM kill".to_owned());
     }
     if out_of_memory_kills > 0 {
-        evidence.push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) in this attempt"));
+        evidence
+            .push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) in this attempt"));
     }
     if let Some(position) = end.data {
         evidence.push(format!("{culprit} read its data at position {position}"));
@@ -302,7 +317,8 @@ fn telling_line(lines: &[String]) -> Option<usize> {
     const OF_A_FAILURE: [&str; 8] =
         ["Fatal", "fatal", "terminate called", "what():", "rror:", "Assertion", "Exception", "killed"];
     let newest_first = || lines.iter().enumerate().rev().filter(|(_, line)| !line.trim().is_empty());
-    let of_a_failure = newest_first().take(40).find(|(_, line)| OF_A_FAILURE.iter().any(|word| line.contains(word)));
+    let of_a_failure =
+        newest_first().take(40).find(|(_, line)| OF_A_FAILURE.iter().any(|word| line.contains(word)));
     of_a_failure.or_else(|| newest_first().next()).map(|(at, _)| at)
 }
 
@@ -393,6 +409,32 @@ mod tests {
     }
 
     #[test]
+    fn the_stacks_of_a_hang_are_evidence_once() {
+        let hang = Hang {
+            kind: HangKind::UserCode,
+            culprits: vec![Rank(1)],
+            victims: vec![Rank(0)],
+            since: Mono(1),
+            confirmed: Mono(2),
+            phase: "step".into(),
+            limit: crate::time::Span(1),
+            step: Some(3),
+            confidence: 0.9,
+            evidence: vec!["no beat for 5 s".into(), "rank 1 in forward (train.py:12)".into()],
+        };
+        let found = ["rank 1 in forward (train.py:12)", "rank 0 in all_reduce (distributed_c10d.py:2501)"];
+        let told = hung(Incident(1), Attempt(0), &hang, found.map(str::to_owned).to_vec()).evidence;
+        assert_eq!(
+            told,
+            [
+                "no beat for 5 s",
+                "rank 1 in forward (train.py:12)",
+                "rank 0 in all_reduce (distributed_c10d.py:2501)"
+            ]
+        );
+    }
+
+    #[test]
     fn a_signal_that_the_launcher_sent_is_no_evidence() {
         let mut raised = raised("bad", 5);
         raised.exit = Some((ExitStatus::Signal(15), Mono(9)));
@@ -417,7 +459,8 @@ mod tests {
         assert!(headline(6).starts_with("rank 0 aborted in native code (SIGABRT"), "{}", headline(6));
         assert_eq!(headline(15), "rank 0 was ended by SIGTERM");
         let quoted = verdict([crashed(6), RankEnd::default()], 0).evidence;
-        let line = "last message on its standard error, 1.50 s and 2 steps before the failure: terminate called";
+        let line =
+            "last message on its standard error, 1.50 s and 2 steps before the failure: terminate called";
         assert!(quoted.iter().any(|told| told.starts_with(line)), "{quoted:?}");
     }
 

@@ -5,7 +5,7 @@ use mainstay_core::hang::listed;
 use mainstay_core::health::HealthChange;
 use mainstay_core::id::Attempt;
 use mainstay_core::incident_report::brief;
-use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome};
+use mainstay_core::verdict::{Action, DecidedBy, Decision};
 
 use super::health::v1_state_name;
 
@@ -67,7 +67,9 @@ fn fact_sentence(fact: &Fact) -> String {
             run(*attempt),
             counted(ranks.len() as u64, "rank", "ranks")
         ),
-        Fact::StartFailed { attempt, error } => format!("{}: the ranks could not be started: {error}", run(*attempt)),
+        Fact::StartFailed { attempt, error } => {
+            format!("{}: the ranks could not be started: {error}", run(*attempt))
+        }
         Fact::RankConnected { rank, client, .. } => format!("{rank} sends heartbeats ({client})"),
         Fact::RankRefused { rank, reason, .. } => format!("{rank} trains without heartbeats: {reason}"),
         Fact::PagesUnavailable { reason } => format!("the job runs without heartbeats: {reason}"),
