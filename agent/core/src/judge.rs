@@ -171,8 +171,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         HangKind::SilentHost => (FaultDomain::Hardware, None),
         HangKind::Stopped | HangKind::NeverRegistered | HangKind::AllStill => (FaultDomain::Unknown, None),
     };
-    let mut evidence = hang.evidence.clone();
-    evidence.extend(found);
+    let evidence = each_once(hang.evidence.iter().cloned().chain(found));
     let place = match culprit {
         Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
         None => hang.phase.clone(),
@@ -198,6 +197,19 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         detected_at: hang.confirmed,
         evidence,
     }
+}
+
+/// Lines without those that another one has whole: a stack may be read in two ways and by two readers.
+fn each_once(lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::new();
+    for line in lines {
+        if kept.iter().any(|other| other.contains(line.trim())) {
+            continue;
+        }
+        kept.retain(|other| !line.contains(other.trim()));
+        kept.push(line);
+    }
+    kept
 }
 
 /// What would have to be seen for another judgement of a hang.
@@ -394,6 +406,32 @@ mod tests {
         assert_eq!(headline(silent.clone()), "rank 0 was ended by SIGKILL");
         let beating = RankEnd { heartbeats: true, ..silent };
         assert_eq!(headline(beating), "rank 0 was ended by SIGKILL before its first step");
+    }
+
+    #[test]
+    fn the_stacks_of_a_hang_are_evidence_once() {
+        let hang = Hang {
+            kind: HangKind::UserCode,
+            culprits: vec![Rank(1)],
+            victims: vec![Rank(0)],
+            since: Mono(1),
+            confirmed: Mono(2),
+            phase: "step".into(),
+            limit: crate::time::Span(1),
+            step: Some(3),
+            confidence: 0.9,
+            evidence: vec!["no beat for 5 s".into(), "rank 1 in forward (train.py:12)".into()],
+        };
+        let found = ["rank 1 in forward (train.py:12)", "rank 0 in all_reduce (distributed_c10d.py:2501)"];
+        let told = hung(Incident(1), Attempt(0), &hang, found.map(str::to_owned).to_vec()).evidence;
+        assert_eq!(
+            told,
+            [
+                "no beat for 5 s",
+                "rank 1 in forward (train.py:12)",
+                "rank 0 in all_reduce (distributed_c10d.py:2501)"
+            ]
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use mainstay_core::hang::listed;
 use mainstay_core::health::HealthChange;
 use mainstay_core::id::Attempt;
 use mainstay_core::incident_report::brief;
-use mainstay_core::verdict::{Action, DecidedBy, Decision, Outcome};
+use mainstay_core::verdict::{Action, DecidedBy, Decision};
 
 use super::health::v1_state_name;
 
