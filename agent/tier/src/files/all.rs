@@ -96,7 +96,8 @@ impl Files {
     pub fn watch(&self, wanted: Wanted) -> Result<Arc<FileWatch>, FilesError> {
         let mut inner = self.inner();
         // What another user wants of a directory of the same name is another watch.
-        let is_it = |of: &FileWatch| of.directory() == wanted.directory && owner(of.run()) == owner(&wanted.run);
+        let is_it =
+            |of: &FileWatch| of.directory() == wanted.directory && owner(of.run()) == owner(&wanted.run);
         let known = inner.watches.iter().find(|(of, _)| is_it(of));
         if let Some((known, _)) = known.filter(|(of, rules)| of.run() == wanted.run && *rules == wanted.rules)
         {
@@ -142,7 +143,8 @@ impl Files {
     pub fn find(&self, directory: &Path, run: &str) -> Option<Arc<FileWatch>> {
         let inner = self.inner();
         let named = |run: &str| {
-            let of_run = |(of, _): &&(Arc<FileWatch>, Vec<Rule>)| of.directory() == directory && of.run() == run;
+            let of_run =
+                |(of, _): &&(Arc<FileWatch>, Vec<Rule>)| of.directory() == directory && of.run() == run;
             inner.watches.iter().find(of_run).map(|(of, _)| Arc::clone(of))
         };
         named(run).or_else(|| named(name(run)))

@@ -72,8 +72,14 @@ impl Cache {
         let service = Arc::clone(service);
         let acting = Acting::new(None);
         let _ = acting.in_directory(&settings.directory);
-        let inner =
-            Arc::new(Inner { settings, service, catalog, brought: Mutex::default(), bell: Bell::default(), acting });
+        let inner = Arc::new(Inner {
+            settings,
+            service,
+            catalog,
+            brought: Mutex::default(),
+            bell: Bell::default(),
+            acting,
+        });
         let working = Arc::clone(&inner);
         host::spawn("ckpt-cache", move || working.work())
             .map_err(FilesError::reading(&inner.settings.home))?;

@@ -17,7 +17,7 @@ use mainstay_core::checkpoint::replicator::{
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, Acting, AGAIN, Bell};
+use super::host::{self, AGAIN, Acting, Bell};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{Way, unpack};
@@ -245,7 +245,9 @@ impl Work {
     fn land(&self, user: User, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
         let Settings { directory, spool, .. } = &self.settings;
         let home = host::in_spool(spool, key.step, job.asked.node);
-        if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(&job.run)) {
+        if let Ok(sealed) =
+            Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(&job.run))
+        {
             let data = data_name(&sealed.shard.root);
             let base = directory.join(&data);
             {
@@ -276,7 +278,12 @@ impl Work {
     }
 
     fn offer(&self, job: &Job) {
-        host::offer(&self.service, &self.settings.directory, REPLICATED, job.catalog.packs().values().cloned().collect());
+        host::offer(
+            &self.service,
+            &self.settings.directory,
+            REPLICATED,
+            job.catalog.packs().values().cloned().collect(),
+        );
     }
 
     fn seal_new(&mut self, user: User, job: &mut Job) -> Result<(), FilesError> {

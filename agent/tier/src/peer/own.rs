@@ -143,7 +143,9 @@ impl Own {
         let mut inner = self.inner();
         // Another user who names the same directory takes nothing away from this one.
         inner.watched.retain(|other| {
-            other.directory != watched.directory || other.user.uid != watched.user.uid || owner(&other.run) != owner(&watched.run)
+            other.directory != watched.directory
+                || other.user.uid != watched.user.uid
+                || owner(&other.run) != owner(&watched.run)
         });
         inner.watched.push(watched);
     }
@@ -161,7 +163,8 @@ impl Own {
             (inner.watched.clone(), std::mem::take(&mut inner.read), known)
         };
         let in_memory = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place)));
-        let in_memory = in_memory.flat_map(|(pool, place)| pooled::look(pool, place.user, &place.run, &known));
+        let in_memory =
+            in_memory.flat_map(|(pool, place)| pooled::look(pool, place.user, &place.run, &known));
         let pooled: BTreeMap<String, Pooled> =
             in_memory.map(|found| (found.sealed.shard.root.clone(), found)).collect();
         let mut looked = BTreeMap::new();

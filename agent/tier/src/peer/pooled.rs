@@ -77,7 +77,8 @@ pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<
         for slot in slots.into_iter().filter(|slot| slot.state == State::Sealed) {
             if let Some(known) = known
                 .iter()
-                .find(|known| known.slot == slot && known.home == home && known.user.uid == user.uid) {
+                .find(|known| known.slot == slot && known.home == home && known.user.uid == user.uid)
+            {
                 found.push(known.clone());
                 continue;
             }
