@@ -1,9 +1,12 @@
 //! NVRx's segment health files: a file that is not empty keeps a part of a Slurm job out of the next rendezvous. The
 //! directory is shared by all hosts of the job; a file that another host wrote is left alone.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 /// The files of this host in the shared directory.
 #[derive(Clone, Debug)]
@@ -30,12 +33,18 @@ impl SegmentFiles {
     /// The directory cannot be written.
     pub fn exclude(&self, job: &str, task: &str, reason: &str) -> io::Result<()> {
         let path = self.path(job, task);
-        if fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0) {
+        if fs::symlink_metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0) {
             return Ok(());
         }
         let host = self.mark.trim_start_matches("mainstay on ").trim_end_matches(": ");
         let beside = self.directory.join(format!(".segment_health_check.{job}.{task}.{host}"));
-        fs::write(&beside, format!("{}{reason}\n", self.mark))?;
+        // Users may write here too: what lies under that name is removed and never written through.
+        match fs::remove_file(&beside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside)?;
+        file.write_all(format!("{}{reason}\n", self.mark).as_bytes())?;
         fs::rename(&beside, &path).inspect_err(|_| drop(fs::remove_file(&beside)))
     }
 
@@ -47,13 +56,26 @@ impl SegmentFiles {
         for entry in fs::read_dir(&self.directory)? {
             let entry = entry?;
             let named = entry.file_name().to_string_lossy().starts_with("segment_health_check.");
-            let ours = || fs::read(entry.path()).is_ok_and(|text| text.starts_with(self.mark.as_bytes()));
+            let ours = || begins_with(&entry.path(), self.mark.as_bytes());
             if named && ours() {
                 fs::remove_file(entry.path())?;
             }
         }
         Ok(())
     }
+}
+
+/// Whether a plain file begins so. No link is followed, no pipe or device is opened, and no more is read than that.
+fn begins_with(path: &Path, mark: &[u8]) -> bool {
+    if !fs::symlink_metadata(path).is_ok_and(|file| file.is_file()) {
+        return false;
+    }
+    // What was exchanged since the look is not waited for either.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let Ok(mut file) = opened else { return false };
+    let mut start = vec![0; mark.len()];
+    file.metadata().is_ok_and(|found| found.is_file()) && file.read_exact(&mut start).is_ok() && start == mark
 }
 
 #[cfg(test)]
@@ -78,5 +100,26 @@ mod tests {
         assert!(!ours.path("7", "7").exists());
         assert!(theirs.path("8", "0").exists(), "another host's word stands");
         assert!(directory.path().join("segment_health_check.9.9").exists());
+    }
+
+    #[test]
+    fn what_a_user_puts_there_is_neither_written_through_nor_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = SegmentFiles::new(directory.path(), "node-1");
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "mainstay on node-1: keep").unwrap();
+        let named = |name: &str| directory.path().join(name);
+        std::os::unix::fs::symlink(&secret, named(".segment_health_check.7.7.node-1")).unwrap();
+        std::os::unix::fs::symlink(&secret, named("segment_health_check.link")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", named("segment_health_check.zero")).unwrap();
+        nix::unistd::mkfifo(&named("segment_health_check.fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        files.exclude("7", "7", "gone").unwrap();
+        assert_eq!(fs::read_to_string(&secret).unwrap(), "mainstay on node-1: keep");
+        assert_eq!(fs::read_to_string(files.path("7", "7")).unwrap(), "mainstay on node-1: gone\n");
+        files.admit_all().unwrap();
+        assert!(!files.path("7", "7").exists());
+        for name in ["segment_health_check.link", "segment_health_check.zero", "segment_health_check.fifo"] {
+            assert!(fs::symlink_metadata(named(name)).is_ok(), "{name} is not ours");
+        }
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checkpoint::inventory::StepKey;
+use crate::checkpoint::owner;
 
 /// What one rank saved, as its own agent tells of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +56,8 @@ impl Unlike {
                 of.map(|member| format!("rank {} on {}", member.rank, member.holder)).collect();
             names.join(", ")
         };
-        let (step, run, group) = (self.of.step, self.of.run_id(), &self.group);
+        // A person knows the run by the name without its owner.
+        let (step, run, group) = (self.of.step, owner::name(self.of.run_id()), &self.group);
         if self.apart.is_empty() {
             return format!(
                 "step {step} of {run}: {} save the same ({group}) and saved different bytes: possible silent data corruption; \

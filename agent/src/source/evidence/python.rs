@@ -105,7 +105,7 @@ fn tail(path: &Path, from: u64) -> Option<String> {
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// py-spy beside the ranks' interpreter, or on the path.
+/// A py-spy that this process may run: beside the ranks' interpreter, or on the path.
 fn py_spy(subjects: &[Subject]) -> Option<PathBuf> {
     let argument = |pid: Pid| {
         let line = fs::read(format!("/proc/{}/cmdline", pid.0)).ok()?;
@@ -120,7 +120,22 @@ fn py_spy(subjects: &[Subject]) -> Option<PathBuf> {
         .filter(|directory| directory.is_absolute())
         .chain(std::env::split_paths(&path))
         .map(|directory| directory.join("py-spy"))
-        .find(|program| program.is_file())
+        .find(|program| program.is_file() && may_run(program))
+}
+
+/// Root runs no program that a user could have written: it is root's, as are the directories above it, and nobody else may write them.
+fn may_run(program: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    if !nix::unistd::geteuid().is_root() {
+        return true;
+    }
+    let Ok(program) = fs::canonicalize(program) else { return false };
+    program.ancestors().all(|path| {
+        // In a sticky directory nobody exchanges what is root's.
+        fs::symlink_metadata(path).is_ok_and(|found| {
+            found.uid() == 0 && (found.mode() & 0o022 == 0 || (found.is_dir() && found.mode() & 0o1000 != 0))
+        })
+    })
 }
 
 /// What py-spy tells of each of them, in order; at most eight are asked at a time.

@@ -10,6 +10,7 @@ mod failures;
 mod lies;
 mod memory;
 mod overheard;
+mod owners;
 mod parity;
 mod ready;
 mod replicator;

@@ -148,7 +148,7 @@ fn a_host_that_is_lost_gets_its_files_back_before_its_ranks_start() {
     megatron(&all, 30);
     all[1].wait_for(30, 2);
     // The same host again: nothing has to be moved.
-    let again = all[1].files.as_ref().unwrap().find(all[1].path()).unwrap().restore(&|_| {}).unwrap();
+    let again = all[1].files.as_ref().unwrap().find(all[1].path(), RUN).unwrap().restore(&|_| {}).unwrap();
     assert_eq!((again.decision.step.map(|key| key.step), again.bytes), (Some(30), 0));
 }
 
@@ -243,7 +243,7 @@ fn what_only_this_host_has_is_set_aside_where_a_trainer_would_take_it() {
     write(&all[0], 0, 200);
     until("its part", || own_steps(&all[0]).contains(&200));
     all[1].replace(Kind::HuggingFace).restore(&|_| {}).unwrap();
-    let back = all[0].files.as_ref().unwrap().find(all[0].path()).unwrap().restore(&|_| {}).unwrap();
+    let back = all[0].files.as_ref().unwrap().find(all[0].path(), RUN).unwrap().restore(&|_| {}).unwrap();
     assert_eq!(back.decision.step.map(|key| key.step), Some(100));
     for trainer in &all {
         let names: Vec<String> = fs::read_dir(trainer.path())
