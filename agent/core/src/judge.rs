@@ -238,9 +238,7 @@ fn ended_by(signal: i32) -> String {
     match signal {
         4 => format!("crashed in native code ({name}: an instruction that this CPU does not have)"),
         6 => format!("aborted in native code ({name})"),
-        7 => format!(
-            "crashed in native code ({name}: mapped memory without storage behind it; /dev/shm may be full)"
-        ),
+        7 => format!("crashed in native code ({name}: mapped memory without storage behind it; /dev/shm may be full)"),
         8 => format!("crashed in native code ({name}: an arithmetic error such as a division by zero)"),
         11 => format!("crashed in native code ({name}: an invalid memory access)"),
         _ => format!("was ended by {name}"),
@@ -276,8 +274,7 @@ fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool
         evidence.push("Mainstay sent no SIGKILL, and the kernel counted no OOM kill".to_owned());
     }
     if out_of_memory_kills > 0 {
-        evidence
-            .push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) in this attempt"));
+        evidence.push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) in this attempt"));
     }
     if let Some(position) = end.data {
         evidence.push(format!("{culprit} read its data at position {position}"));
@@ -305,8 +302,7 @@ fn telling_line(lines: &[String]) -> Option<usize> {
     const OF_A_FAILURE: [&str; 8] =
         ["Fatal", "fatal", "terminate called", "what():", "rror:", "Assertion", "Exception", "killed"];
     let newest_first = || lines.iter().enumerate().rev().filter(|(_, line)| !line.trim().is_empty());
-    let of_a_failure =
-        newest_first().take(40).find(|(_, line)| OF_A_FAILURE.iter().any(|word| line.contains(word)));
+    let of_a_failure = newest_first().take(40).find(|(_, line)| OF_A_FAILURE.iter().any(|word| line.contains(word)));
     of_a_failure.or_else(|| newest_first().next()).map(|(at, _)| at)
 }
 
@@ -421,8 +417,7 @@ mod tests {
         assert!(headline(6).starts_with("rank 0 aborted in native code (SIGABRT"), "{}", headline(6));
         assert_eq!(headline(15), "rank 0 was ended by SIGTERM");
         let quoted = verdict([crashed(6), RankEnd::default()], 0).evidence;
-        let line =
-            "last message on its standard error, 1.50 s and 2 steps before the failure: terminate called";
+        let line = "last message on its standard error, 1.50 s and 2 steps before the failure: terminate called";
         assert!(quoted.iter().any(|told| told.starts_with(line)), "{quoted:?}");
     }
 

@@ -327,9 +327,7 @@ impl Outcome {
             (0, true) => "how many steps are done again is not known".to_owned(),
             (1, _) => "1 step is done again".to_owned(),
             (steps, false) => format!("{steps} steps are done again"),
-            (steps, true) => {
-                format!("{steps} steps are done again unless the program resumed from a checkpoint")
-            }
+            (steps, true) => format!("{steps} steps are done again unless the program resumed from a checkpoint"),
         };
         format!("training again at step {step}, {to_first_step} after the failure; {again}")
     }

@@ -199,10 +199,7 @@ fn a_rank_that_its_host_holds_up_for_a_while_is_not_named() {
 fn a_slow_rank_without_a_device_is_named_and_no_hardware_is() {
     let run = pair(90, None);
     assert_eq!(run.kinds(), [(FindingKind::SlowRank, false), (FindingKind::SlowRank, true)]);
-    assert_eq!(
-        (run.found[0].ranks.as_slice(), run.found[0].domain),
-        ([Rank(1)].as_slice(), FaultDomain::Unknown)
-    );
+    assert_eq!((run.found[0].ranks.as_slice(), run.found[0].domain), ([Rank(1)].as_slice(), FaultDomain::Unknown));
 }
 
 #[test]
@@ -212,9 +209,7 @@ fn the_noise_of_an_earlier_run_names_nobody_in_a_pair() {
     run.watch.recall(&Learned { noise: Some(0.002), ..Learned::default() });
     run.watch.begin_attempt(Attempt(1), vec![Rank(0), Rank(1)]);
     (0..40u64).for_each(|step| {
-        run.step(|rank, done| {
-            slower(done, [0, 35, 20, 60, 5, 50][(step as usize * 5 + rank as usize * 2) % 6])
-        })
+        run.step(|rank, done| slower(done, [0, 35, 20, 60, 5, 50][(step as usize * 5 + rank as usize * 2) % 6]))
     });
     assert_eq!(run.kinds(), []);
 }

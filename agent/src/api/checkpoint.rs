@@ -78,8 +78,7 @@ impl Checkpoints {
         let kept: Kept<Vec<Watched>> = Kept::open(&state_dir.join("checkpoint-directories.json"));
         if let Some(peers) = &peers {
             // One that was written down before runs had owners has its user beside it.
-            let owned_place =
-                |place: &Watched| Watched { run: owned(place.user.uid, &place.run), ..place.clone() };
+            let owned_place = |place: &Watched| Watched { run: owned(place.user.uid, &place.run), ..place.clone() };
             kept.value().into_iter().flatten().for_each(|place| peers.watch(owned_place(place)));
         }
         let kept_files: Kept<Vec<FilesPlace>> = Kept::open(&state_dir.join("checkpoint-trainers.json"));
@@ -91,17 +90,7 @@ impl Checkpoints {
             }
         }
         let (kept, kept_files) = (Mutex::new(kept), Mutex::new(kept_files));
-        Checkpoints {
-            peers,
-            durable,
-            files,
-            board,
-            allowed,
-            operators,
-            kept,
-            kept_files,
-            running: Arc::default(),
-        }
+        Checkpoints { peers, durable, files, board, allowed, operators, kept, kept_files, running: Arc::default() }
     }
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
@@ -143,9 +132,10 @@ impl Checkpoints {
     /// Of which runs a user is told: of one owner's, or of all.
     fn seen_by(&self, user: User, asked: Option<u32>) -> Result<Option<u32>, Status> {
         match asked {
-            Some(uid) if uid != user.uid && !self.is_operator(user.uid) => {
-                Err(Status::permission_denied(format!("user {} may not see runs of user {uid}", user.uid)))
-            }
+            Some(uid) if uid != user.uid && !self.is_operator(user.uid) => Err(Status::permission_denied(format!(
+                "user {} may not see runs of user {uid}",
+                user.uid
+            ))),
             Some(uid) => Ok(Some(uid)),
             None if self.is_operator(user.uid) => Ok(None),
             None => Ok(Some(user.uid)),
@@ -178,21 +168,20 @@ impl Checkpoints {
         Kind::parse(kind).map_err(Status::invalid_argument)?;
         ensure_directory(&place.directory, place.user)
             .map_err(|error| Status::permission_denied(error.to_string()))?;
-        let known = FilesPlace {
-            run: place.run.clone(),
-            directory: place.directory.clone(),
-            kind: kind.to_owned(),
-            user: Some(place.user),
-        };
+        let known =
+            FilesPlace {
+                run: place.run.clone(),
+                directory: place.directory.clone(),
+                kind: kind.to_owned(),
+                user: Some(place.user),
+            };
         let gone = || Status::aborted(format!("{} is gone", place.directory.display()));
         let watch = files.watch(known.wanted().ok_or_else(gone)?);
         let watch = watch.map_err(|error| Status::aborted(error.to_string()))?;
         let mut kept = self.kept_files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = kept.value().cloned().unwrap_or_default();
         let uid_of = |place: &FilesPlace| place.user.map(|user| user.uid);
-        all.retain(|other| {
-            other.directory != known.directory || uid_of(other).is_some_and(|uid| Some(uid) != uid_of(&known))
-        });
+        all.retain(|other| other.directory != known.directory || uid_of(other).is_some_and(|uid| Some(uid) != uid_of(&known)));
         all.push(known);
         let all = newest_of_each(all, uid_of);
         if let Err(error) = kept.keep(&all) {
@@ -410,8 +399,7 @@ impl CheckpointService for Checkpoints {
             let seen = Seen { run: Some(&run), owner: seen };
             copies.retain(|copy| copy.shard.of.step == step && seen.has(&copy.shard.of));
             let found = steps(&copies, None);
-            let owners: BTreeSet<Option<u32>> =
-                found.iter().map(|state| owner::owner(&state.key.run)).collect();
+            let owners: BTreeSet<Option<u32>> = found.iter().map(|state| owner::owner(&state.key.run)).collect();
             if owners.len() > 1 {
                 return Err(format!("{} users have a run named {run}: say whose is meant", owners.len()));
             }
@@ -475,7 +463,12 @@ fn listing(peers: &Service, seen: &Seen<'_>) -> ListCheckpointsResponse {
         redundancy: small(peers.redundancy()),
         parity: peers.parity().map_or_else(String::new, |parity| parity.to_string()),
         advice: Vec::new(),
-        unlike: peers.unlike().iter().filter(|of| seen.has(&of.of)).map(unlike::out).collect(),
+        unlike: peers
+            .unlike()
+            .iter()
+            .filter(|of| seen.has(&of.of))
+            .map(unlike::out)
+            .collect(),
         excluded: peers.standing().excluded,
     }
 }

@@ -294,8 +294,7 @@ fn last_words(job: &str, summary: &Summary) -> String {
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let parts: Vec<String> = parts.iter().map(|(state, seconds)| format!("{state} {seconds:.1} s")).collect();
     let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.told()));
-    let goodput =
-        books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
+    let goodput = books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));
     let steps = match (books.goodput, books.steps_lost) {
         // Without heartbeats nobody knows of steps.
         (None, _) => String::new(),

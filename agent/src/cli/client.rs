@@ -283,8 +283,7 @@ impl Client {
         run: Option<String>,
         refresh: bool,
     ) -> Result<ListCheckpointsResponse, AskError> {
-        let answer =
-            self.checkpoints().list_checkpoints(ListCheckpointsRequest { run, refresh, owner: None }).await;
+        let answer = self.checkpoints().list_checkpoints(ListCheckpointsRequest { run, refresh, owner: None }).await;
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
@@ -315,8 +314,7 @@ impl Client {
 
     /// Deletes all copies of a step; how many there were.
     pub(super) async fn remove_checkpoint(&self, run: String, step: u64) -> Result<u32, AskError> {
-        let answer =
-            self.checkpoints().remove_checkpoint(RemoveCheckpointRequest { run, step, owner: None }).await;
+        let answer = self.checkpoints().remove_checkpoint(RemoveCheckpointRequest { run, step, owner: None }).await;
         answer.map(|answer| answer.into_inner().copies).map_err(|status| self.failed(&status))
     }
 

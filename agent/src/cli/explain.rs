@@ -193,9 +193,7 @@ pub(super) fn find_run(named: Option<&Path>) -> anyhow::Result<PathBuf> {
             name.display(),
             runs.display()
         ),
-        None => {
-            runs::newest(&runs).with_context(|| format!("there is no run in {}; name one", runs.display()))
-        }
+        None => runs::newest(&runs).with_context(|| format!("there is no run in {}; name one", runs.display())),
     }
 }
 

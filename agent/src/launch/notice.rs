@@ -23,9 +23,7 @@ pub fn line(body: &Body) -> Option<String> {
         Body::Fact(Fact::RanksHung { hang, acts: false, .. }) => {
             Some(format!("{}; it is only reported (--hang report)", hang.headline()))
         }
-        Body::Fact(Fact::HangPassed { after, .. }) => {
-            Some(format!("the ranks make progress again, after {after}"))
-        }
+        Body::Fact(Fact::HangPassed { after, .. }) => Some(format!("the ranks make progress again, after {after}")),
         Body::Fact(Fact::Observed(seen))
             if matches!(seen.event.as_str(), "hang_suspected" | RESTART_WAITS)
                 || seen.component == POLICY =>

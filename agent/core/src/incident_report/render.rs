@@ -69,10 +69,7 @@ fn since(report: &IncidentReport) -> String {
         restart => format!(", after restart {restart}"),
     };
     let noticed = verdict.detected_at.since(verdict.fault_at);
-    format!(
-        "{}{into}{run}; noticed {noticed} later. Failure {} of this job.",
-        report.happened, verdict.incident.0
-    )
+    format!("{}{into}{run}; noticed {noticed} later. Failure {} of this job.", report.happened, verdict.incident.0)
 }
 
 /// Findings in words.

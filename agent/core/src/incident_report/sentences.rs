@@ -86,9 +86,7 @@ fn not_seen(verdict: &Verdict) -> String {
             "No known failure has the message of {rank}; it is quoted below with its place in the program."
         ),
         Cause::OutOfMemory => {
-            format!(
-                "{rank} was killed while the kernel's OOM killer was active; who used the memory was not seen."
-            )
+            format!("{rank} was killed while the kernel's OOM killer was active; who used the memory was not seen.")
         }
         Cause::StartFailed => "The operating system's error is quoted below.".to_owned(),
         Cause::Hang { .. } => "Nothing that was seen says why the ranks do not move.".to_owned(),
@@ -108,16 +106,12 @@ pub fn done(decision: Option<&Decision>) -> String {
     };
     let done = match action {
         Action::RestartInProcess { .. } => "The ranks began again in their processes".to_owned(),
-        Action::RespawnRanks { .. } => {
-            "The lost ranks were started again; the others waited for them".to_owned()
-        }
+        Action::RespawnRanks { .. } => "The lost ranks were started again; the others waited for them".to_owned(),
         Action::RespawnHost { .. } => "The ranks of this host were started again".to_owned(),
         Action::RestartInJob { .. } => "All ranks were started again".to_owned(),
         Action::ReplaceHost { .. } => "A spare host took the place of this one".to_owned(),
         Action::Shrink { .. } => "The job continued with fewer ranks".to_owned(),
-        Action::HandBack { exit } => {
-            format!("The job was handed back to the scheduler with exit status {exit}")
-        }
+        Action::HandBack { exit } => format!("The job was handed back to the scheduler with exit status {exit}"),
         Action::Stop { exit } => format!("The job was stopped with exit status {exit}"),
         Action::Wait => "Nothing yet".to_owned(),
     };
@@ -138,9 +132,7 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, trains_again: bool
         }
         Some(Action::HandBack { .. }) => {
             let here = match verdict.domain {
-                FaultDomain::Hardware => {
-                    "The scheduler can start the job on another host. Have this one checked."
-                }
+                FaultDomain::Hardware => "The scheduler can start the job on another host. Have this one checked.",
                 _ => "The scheduler can start the job again, on another host if there is one.",
             };
             std::iter::once(here.to_owned()).chain(look).collect()
@@ -162,9 +154,7 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, trains_again: bool
 fn before_the_next_start(verdict: &Verdict) -> &'static str {
     match (verdict.domain, &verdict.cause) {
         (FaultDomain::User, _) => "Fix the program, its configuration or its data, then start the job again.",
-        (FaultDomain::Hardware, _) => {
-            "Take this host out of the job and have it checked, then start the job again."
-        }
+        (FaultDomain::Hardware, _) => "Take this host out of the job and have it checked, then start the job again.",
         (FaultDomain::Infrastructure, _) => {
             "See that the network, the storage and the host work, then start the job again."
         }

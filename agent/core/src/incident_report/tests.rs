@@ -38,7 +38,7 @@ fn told(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
         },
         confidence: 0.8,
         culprit_confidence: Some(0.99),
-        cannot_run: false,
+            cannot_run: false,
         culprit: Some(Rank(3)),
         victims: vec![Rank(0)],
         step: Some(4),

@@ -67,9 +67,7 @@ fn fact_sentence(fact: &Fact) -> String {
             run(*attempt),
             counted(ranks.len() as u64, "rank", "ranks")
         ),
-        Fact::StartFailed { attempt, error } => {
-            format!("{}: the ranks could not be started: {error}", run(*attempt))
-        }
+        Fact::StartFailed { attempt, error } => format!("{}: the ranks could not be started: {error}", run(*attempt)),
         Fact::RankConnected { rank, client, .. } => format!("{rank} sends heartbeats ({client})"),
         Fact::RankRefused { rank, reason, .. } => format!("{rank} trains without heartbeats: {reason}"),
         Fact::PagesUnavailable { reason } => format!("the job runs without heartbeats: {reason}"),
