@@ -494,3 +494,57 @@ if ATTEMPT == 0:
     assert_eq!(job.mark("seen.1"), "(True, False)");
     job.end().assert_status(0);
 }
+
+/// No client, no named modules: the text of the program is enough, from the start on.
+#[test]
+fn what_the_text_imports_is_warm_before_any_rank_has_told_what_it_holds() {
+    let stage = Stage::new();
+    let script = r#"
+import sys
+held = [name in sys.modules for name in ("fractions", "wave", "chunk_of_nothing", "colorsys")]
+import fractions
+try:
+    import chunk_of_nothing
+except ImportError:
+    import colorsys
+if len(sys.argv) > 1000:
+    import wave
+import os
+mark(f"seen.{ATTEMPT}.{RANK}", f"{held} {os.sched_getscheduler(0)}")
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(2).start();
+    assert_eq!(job.mark("seen.0.0"), "[False, False, False, False] 0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    // Only what is imported in any case; and a rank runs as any process, though its template made way.
+    assert_eq!(job.mark("seen.1.0"), "[True, False, False, False] 0");
+    job.end().assert_status(0);
+}
+
+/// Its own modules are left to the program, and a package that is no good for a fork is left out.
+#[test]
+fn imports_with_side_effects_are_left_to_the_ranks() {
+    let stage = Stage::new();
+    let installed = stage.work().join("installed");
+    std::fs::create_dir_all(installed.join("spinner-1.0.dist-info")).expect("a folder");
+    let spinner =
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n";
+    std::fs::write(installed.join("spinner.py"), spinner).expect("a file");
+    let script = r#"
+import sys
+held = "spinner" in sys.modules, "fractions" in sys.modules
+import spinner, fractions
+mark(f"seen.{ATTEMPT}", str(held))
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(1).variable("PYTHONPATH", &installed).start();
+    let left_out = told(&job, "module_left_out");
+    assert!(left_out.contains("spinner"), "{left_out}");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "(False, True)");
+    job.end().assert_status(0);
+}

@@ -13,6 +13,7 @@ use crate::act::stop::reap_orphans;
 use crate::launch::hang::Evidence;
 use crate::launch::save;
 use crate::launch::shell::Launcher;
+use crate::launch::signatures;
 use crate::launch::words::Words;
 use crate::link::agent::LinkOrder;
 use crate::os::{clock, lifeline};
@@ -42,9 +43,12 @@ impl Launcher {
             said.into_iter().for_each(|line| self.terminal.say(line));
             self.compare_what_was_saved();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
-            let ranks: Vec<Pid> = ranks.chain(self.warm.template()).collect();
+            let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).collect();
             // The guardian too, should somebody have killed it: it would stand before all the others in line.
             reap_orphans(|pid| !ranks.contains(&pid));
+            if self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none()) {
+                signatures::let_go();
+            }
             if self.stop.is_none()
                 && let Some(fact) = self.warm.look_after(&self.crew)
             {

@@ -12,6 +12,7 @@ mod round;
 mod ruling;
 mod save;
 mod shell;
+mod signatures;
 mod spare;
 mod start;
 mod stop;

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use mainstay_core::attribute::catalog::Catalog;
 use mainstay_core::cloud::leave::Leave;
 use mainstay_core::entry::{ExitStatus, Fact};
 use mainstay_core::id::{Pid, Rank};
@@ -15,6 +14,7 @@ use crate::act::ranks::{RankFiles, RankProcess};
 use crate::act::stop::{Grace, Stop, sweep};
 use crate::launch::save;
 use crate::launch::shell::{Ended, Launcher};
+use crate::launch::signatures;
 use crate::launch::words::Words;
 use crate::os::{clock, pidfd, processes};
 use crate::source::error_file;
@@ -27,7 +27,7 @@ impl Launcher {
     /// Stops the attempt's ranks; after a fault those that can wait in their processes do so.
     pub(super) async fn stop_ranks(&mut self, why: StopWhy) {
         if why == StopWhy::Fault {
-            compile_signatures();
+            signatures::prepare();
             // While the ranks end and are judged.
             self.warm.prepare(&self.crew);
             if self.gather().await {
@@ -303,11 +303,4 @@ impl Launcher {
         });
         self.rank_gone(rank, pid);
     }
-}
-
-/// Compiles the log signatures while the ranks end: the verdict that comes next needs them, and a job without
-/// failures need not hold them in memory. Without a thread the verdict waits for them instead.
-fn compile_signatures() {
-    let compile = || Catalog::built_in().is_ok();
-    let _ = std::thread::Builder::new().name("signatures".to_owned()).spawn(compile);
 }

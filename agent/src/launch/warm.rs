@@ -9,7 +9,7 @@ use mainstay_core::observation::{Observation, Weight};
 
 use crate::act::ranks::{Crew, PageTrouble, RankProcess};
 use crate::act::warm::{Module, News, NoTemplate, PythonProgram, Template, TemplatePlan};
-use crate::os::processes;
+use crate::os::{affinity, priority, processes};
 
 /// How the user wants ranks to be started.
 #[derive(Clone, Debug, Default)]
@@ -39,8 +39,14 @@ pub struct Warm {
     plainly: Option<String>,
     directory: PathBuf,
     template: Option<Template>,
-    /// Whether the template imports what the ranks told, and not what could be read from their program.
+    /// One that holds more and takes the template's place when it is warm.
+    next: Option<Template>,
+    /// Whether the template holds what the ranks told, and not only what could be read from their program.
     learned: bool,
+    /// Whether the ranks hold what the template lacks.
+    lacks: bool,
+    /// Whether a template can yield the processors to the ranks and be brought back.
+    can_be_idle: bool,
     without: Vec<String>,
     tries: u32,
     /// When the current attempt began.
@@ -65,7 +71,10 @@ impl Warm {
             plainly,
             directory,
             template: None,
+            next: None,
             learned: false,
+            lacks: false,
+            can_be_idle: priority::can_be_idle(),
             without,
             tries: 0,
             began,
@@ -78,22 +87,22 @@ impl Warm {
         self.program.as_ref().map(|_| self.directory.join("modules.json"))
     }
 
-    /// The next thing that the template tells; waits for ever without one.
-    pub async fn news(&mut self) -> News {
-        match &mut self.template {
-            Some(template) => template.news().await,
-            None => std::future::pending().await,
+    /// The next thing that a template tells, and whether it is the one to come; waits for ever without one.
+    pub async fn news(&mut self) -> (bool, News) {
+        tokio::select! {
+            news = news_of(self.template.as_mut()) => (false, news),
+            news = news_of(self.next.as_mut()) => (true, news),
         }
     }
 
-    /// The template and all that waits under it.
+    /// The templates and all that waits under them.
     pub fn processes(&self) -> Vec<Pid> {
-        self.template.as_ref().map(Template::processes).unwrap_or_default()
+        self.template.iter().chain(&self.next).flat_map(Template::processes).collect()
     }
 
-    /// The template's own process, which is reaped with it and not before.
-    pub fn template(&self) -> Option<Pid> {
-        self.template.as_ref().map(Template::pid)
+    /// The templates' own processes, which are reaped with them and not before.
+    pub fn templates(&self) -> impl Iterator<Item = Pid> + '_ {
+        self.template.iter().chain(&self.next).map(Template::pid)
     }
 
     /// Starts a template when it is time, and has it fork standbys.
@@ -102,30 +111,43 @@ impl Warm {
             return Some(observed("plain", Weight::Info, format!("ranks are started plainly: {why}")));
         }
         let learned = self.modules_file().filter(|file| file.exists());
-        if learned.is_some() && !self.learned {
-            // Lazy imports, which no program names, cost a restart most: a template without them is replaced.
-            self.end();
+        if let (Some(template), Some(file), false) = (&mut self.template, &learned, self.learned) {
+            // The ranks run; what was read from their program is needed before the rest can be.
+            let hurried = template.hurry();
+            if template.is_warm() && hurried.is_ok() {
+                self.learned = true;
+                template.compare(file);
+            }
         }
-        if self.template.is_some() {
-            if self.began.elapsed() >= PREPARE_AFTER {
+        if self.lacks && self.next.is_none() && self.tries < TRIES {
+            self.lacks = false;
+            let program = self.program.clone()?;
+            // One that cannot be started leaves all as it is.
+            self.next = self.begin(program, learned.as_deref(), self.can_be_idle, crew).ok();
+        }
+        if let Some(next) = self.next.as_mut().filter(|_| self.began.elapsed() >= TOLD_WITHIN)
+            && next.hurry().is_err()
+        {
+            self.drop_next();
+        }
+        if let Some(template) = &mut self.template {
+            if self.began.elapsed() >= TOLD_WITHIN && template.hurry().is_err() {
+                self.end();
+            } else if self.began.elapsed() >= PREPARE_AFTER {
                 self.prepare(crew);
             }
             return None;
         }
         let program = self.program.clone()?;
-        if learned.is_none() && self.settings.imports.is_empty() && self.began.elapsed() < TOLD_WITHIN {
+        // Only its text is known of a program of which nobody told; that is enough where it costs the ranks no processor.
+        let of_text = learned.is_none() && self.settings.imports.is_empty();
+        let spare = affinity::allowed().len() > 2 * crew.local_world_size as usize;
+        if of_text && !self.can_be_idle && !spare && self.began.elapsed() < TOLD_WITHIN {
             return None;
         }
-        self.tries += 1;
         self.learned = learned.is_some();
-        let plan = TemplatePlan {
-            program,
-            imports: self.imports(learned.as_deref()),
-            without: self.without.clone(),
-            environment: crew.common_environment(),
-            directory: self.directory.clone(),
-        };
-        match Template::start(&plan) {
+        let idle = of_text && self.can_be_idle;
+        match self.begin(program, learned.as_deref(), idle, crew) {
             Ok(template) => {
                 self.template = Some(template);
                 self.prepared = false;
@@ -135,8 +157,29 @@ impl Warm {
         }
     }
 
+    fn begin(
+        &mut self,
+        program: PythonProgram,
+        learned: Option<&Path>,
+        idle: bool,
+        crew: &Crew,
+    ) -> std::io::Result<Template> {
+        self.tries += 1;
+        Template::start(&TemplatePlan {
+            program,
+            imports: self.imports(learned),
+            without: self.without.clone(),
+            environment: crew.common_environment(),
+            idle,
+            directory: self.directory.clone(),
+        })
+    }
+
     /// Has standbys forked, unless there are some: they are wanted soon.
     pub fn prepare(&mut self, crew: &Crew) {
+        if self.template.as_mut().is_some_and(|template| template.is_warm() && template.hurry().is_err()) {
+            self.end();
+        }
         if let Some(template) = self.template.as_mut().filter(|template| template.is_warm() && !self.prepared)
         {
             self.prepared = true;
@@ -155,16 +198,23 @@ impl Warm {
         }
     }
 
-    /// Takes in what the template told; what is worth telling of it.
-    pub fn heard(&mut self, news: News) -> Option<Fact> {
+    /// Takes in what a template told; what is worth telling of it.
+    pub fn heard(&mut self, (of_next, news): (bool, News)) -> Option<Fact> {
+        if of_next {
+            return self.heard_of_next(news);
+        }
         match news {
-            News::Warm { modules, seconds } => Some(observed(
-                "warm",
-                Weight::Info,
-                format!(
-                    "the next ranks will be forked from a process that holds their imports ({modules} modules, {seconds:.1} s)"
-                ),
-            )),
+            News::Warm { modules, seconds } => {
+                let hurried = self.template.as_mut().map_or(Ok(()), Template::hurry);
+                match hurried {
+                    Ok(()) => Some(warm(modules, seconds)),
+                    Err(error) => Some(self.give_up(&format!("it stays idle: {error}"))),
+                }
+            }
+            News::Lacks(modules) => {
+                self.lacks = modules > 0;
+                None
+            }
             News::Prepared(standbys) => {
                 if let Some(template) = &mut self.template {
                     template.adopt(&standbys);
@@ -191,6 +241,43 @@ impl Warm {
         }
     }
 
+    /// The template to come takes the place of the one that is, or leaves it there.
+    fn heard_of_next(&mut self, news: News) -> Option<Fact> {
+        match news {
+            News::Warm { modules, seconds } => {
+                let mut next = self.next.take()?;
+                if next.hurry().is_err() {
+                    next.end();
+                    return None;
+                }
+                if let Some(old) = self.template.replace(next) {
+                    old.end();
+                }
+                self.prepared = false;
+                Some(warm(modules, seconds))
+            }
+            News::Unclean { why, module } => {
+                self.drop_next();
+                let module = module?;
+                let detail = format!("{module} is left to the ranks: once it is imported, {why}");
+                self.without.push(module);
+                self.lacks = true;
+                Some(observed("module_left_out", Weight::Info, detail))
+            }
+            News::Failed(_) | News::Gone => {
+                self.drop_next();
+                None
+            }
+            News::Lacks(_) | News::Prepared(_) | News::Started(_) => None,
+        }
+    }
+
+    fn drop_next(&mut self) {
+        if let Some(next) = self.next.take() {
+            next.end();
+        }
+    }
+
     /// Starts ranks of an attempt from the template, if there is one that is warm. What is spared is not of this start:
     /// the guardian, and ranks that stay in their processes.
     pub fn start(
@@ -202,7 +289,14 @@ impl Warm {
         spare: &[Pid],
     ) -> Option<Result<(Vec<RankProcess>, PageTrouble), Fact>> {
         self.began = Instant::now();
-        let template = self.template.as_mut().filter(|template| template.is_warm())?;
+        let template = self.template.as_mut()?;
+        if template.hurry().is_err() || !(template.is_warm() || template.finish_imports()) {
+            // The ranks are started plainly and need the processors.
+            if self.can_be_idle {
+                template.rest();
+            }
+            return None;
+        }
         self.prepared = false;
         Some(crew.start_warm(template, attempt, port, which).map_err(|why| {
             let fact = self.give_up(&why);
@@ -218,6 +312,8 @@ impl Warm {
 
     /// Ends the template; there may be another.
     pub fn end(&mut self) {
+        self.drop_next();
+        self.lacks = false;
         if let Some(template) = self.template.take() {
             template.end();
         }
@@ -229,6 +325,20 @@ impl Warm {
         self.program = None;
         observed("plain", Weight::Warning, format!("ranks are started plainly from here on: {why}"))
     }
+}
+
+async fn news_of(template: Option<&mut Template>) -> News {
+    match template {
+        Some(template) => template.news().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn warm(modules: u32, seconds: f64) -> Fact {
+    let detail = format!(
+        "the next ranks will be forked from a process that holds their imports ({modules} modules, {seconds:.1} s)"
+    );
+    observed("warm", Weight::Info, detail)
 }
 
 /// These processes and all below them.

@@ -12,7 +12,7 @@ use mainstay_core::witness;
 use super::rulings::Ruled;
 use super::{Input, Node, Session, ToLauncher};
 use crate::board::BoardReader;
-use crate::os::clock;
+use crate::os::{clock, memory};
 use crate::store::journal::JournalError;
 
 /// Entries that are read at once.
@@ -60,12 +60,16 @@ impl Node {
     fn judge_late(&mut self, job: JobId, incident: Incident, testimony: Testimony) {
         self.record(Some(&job), Fact::HostTestified { incident, testimony });
         let (board, inputs) = (self.board.reader(), self.own_inputs.clone());
-        tokio::task::spawn_blocking(move || match judged_anew(&board, &job, incident) {
-            // The node may be gone meanwhile; the testimony stands in its journal.
-            Ok(Some(verdict)) => _ = inputs.blocking_send(Input::JudgedLate(job, Box::new(verdict))),
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(%job, incident = incident.0, %error, "the journal cannot be read: what came late of a failure is not judged");
+        tokio::task::spawn_blocking(move || {
+            let judged = judged_anew(&board, &job, incident);
+            memory::give_back();
+            match judged {
+                // The node may be gone meanwhile; the testimony stands in its journal.
+                Ok(Some(verdict)) => _ = inputs.blocking_send(Input::JudgedLate(job, Box::new(verdict))),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(%job, incident = incident.0, %error, "the journal cannot be read: what came late of a failure is not judged");
+                }
             }
         });
     }

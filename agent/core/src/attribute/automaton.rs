@@ -23,8 +23,12 @@ const HEAD: usize = 3 * 4 + 256;
 pub struct Automaton {
     bytes: Cow<'static, [u8]>,
     classes: usize,
-    states: usize,
     words: usize,
+    /// Where its parts begin.
+    spans_at: usize,
+    list_at: usize,
+    words_at: usize,
+    letters_at: usize,
 }
 
 impl Automaton {
@@ -33,10 +37,14 @@ impl Automaton {
         let bytes = bytes.into();
         let number = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?) as usize);
         let (classes, states, words) = (number(0)?, number(4)?, number(8)?);
-        let automaton = Automaton { bytes, classes, states, words };
-        let letters = automaton.letters_at();
-        let end = if words == 0 { 0 } else { automaton.pair(automaton.words_at(), words - 1).1 };
-        (automaton.bytes.len() == letters + end).then_some(automaton)
+        let spans_at = HEAD + 4 * classes * states;
+        let list_at = spans_at + 8 * states;
+        let entries = if states == 0 { 0 } else { number(list_at - 4)? };
+        let words_at = list_at + 4 * entries;
+        let letters_at = words_at + 8 * words;
+        let letters = if words == 0 { 0 } else { number(letters_at - 4)? };
+        let is_whole = bytes.len() == letters_at + letters;
+        is_whole.then_some(Automaton { bytes, classes, words, spans_at, list_at, words_at, letters_at })
     }
 
     /// How many words it finds.
@@ -46,20 +54,20 @@ impl Automaton {
 
     /// A word, in lower case.
     pub fn word(&self, word: usize) -> &[u8] {
-        let (from, to) = self.pair(self.words_at(), word);
-        self.bytes.get(self.letters_at() + from..self.letters_at() + to).unwrap_or_default()
+        let (from, to) = self.pair(self.words_at, word);
+        self.bytes.get(self.letters_at + from..self.letters_at + to).unwrap_or_default()
     }
 
     /// All words in a text with their places, in the order of where their first letters end; words may overlap.
     pub fn find<'t>(&'t self, text: &'t [u8]) -> impl Iterator<Item = (usize, usize)> + 't {
         let class_of: &[u8; 256] = self.bytes[12..].first_chunk().unwrap_or(&[0; 256]);
-        let table = self.bytes[HEAD..self.spans_at()].as_chunks::<4>().0;
+        let table = self.bytes[HEAD..self.spans_at].as_chunks::<4>().0;
         let (mut at, mut state) = (0, 0usize);
         let mut begun: std::ops::Range<usize> = 0..0;
         std::iter::from_fn(move || {
             loop {
                 for entry in begun.by_ref() {
-                    let word = self.number(self.list_at(), entry);
+                    let word = self.number(self.list_at, entry);
                     let letters = self.word(word);
                     let start = at - letters.len().min(PREFIX);
                     let rest = letters.get(PREFIX..).unwrap_or_default();
@@ -79,27 +87,10 @@ impl Automaton {
                     return None;
                 };
                 at += behind + 1;
-                let (from, to) = self.pair(self.spans_at(), state / self.classes);
+                let (from, to) = self.pair(self.spans_at, state / self.classes);
                 begun = from..to;
             }
         })
-    }
-
-    fn spans_at(&self) -> usize {
-        HEAD + 4 * self.classes * self.states
-    }
-
-    fn list_at(&self) -> usize {
-        self.spans_at() + 8 * self.states
-    }
-
-    fn words_at(&self) -> usize {
-        let entries = if self.states == 0 { 0 } else { self.pair(self.spans_at(), self.states - 1).1 };
-        self.list_at() + 4 * entries
-    }
-
-    fn letters_at(&self) -> usize {
-        self.words_at() + 8 * self.words
     }
 
     fn number(&self, list: usize, at: usize) -> usize {

@@ -56,6 +56,8 @@ def _serve(control, plan):
             if standbys is None or len(standbys.pids) < order["prepare"]:
                 standbys = Standbys.fork(order["prepare"], control)
             control.send({"prepared": standbys.pids})
+        elif "compare" in order:
+            control.send({"lacks": _lacking(order["compare"], plan)})
         elif "adopt" in order:
             if standbys is not None:
                 standbys.release()
@@ -326,8 +328,21 @@ def _import_all(plan):
     return _not_forkable(thorough=True), None, imported
 
 
+def _lacking(path, plan):
+    """How many of a rank's modules could be imported here and are not."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            modules = json.load(file)
+    except (OSError, ValueError):
+        return 0
+    places = _library_places()
+    held = [name for name, origin in modules if _is_library(origin, places) and name not in plan["without"]]
+    return sum(name not in sys.modules for name in held)
+
+
 def _named_in(plan):
-    """The packages that the text of the program imports, where nobody has told what it holds when it runs."""
+    """The packages that the text of the program imports, where nobody has told what it holds when it runs. What is imported only
+    under a condition, or when something else failed, is left out: the program may do without."""
     import ast
     from importlib.util import find_spec
 
@@ -338,7 +353,7 @@ def _named_in(plan):
     except Exception:
         return []  # the program will meet it by itself
     names = {}
-    for node in ast.walk(tree):
+    for node in _unconditional(tree):
         if isinstance(node, ast.Import):
             names.update((alias.name.split(".")[0], None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -353,6 +368,22 @@ def _named_in(plan):
             origin = spec.origin if spec.origin not in (None, "built-in", "frozen") else ""
             found.append((name, origin))
     return found
+
+
+def _unconditional(tree):
+    import ast
+
+    waiting = list(reversed(tree.body))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.If):
+            inner = node.body if "__name__" in ast.dump(node.test) else []
+        elif isinstance(node, (ast.With, ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inner = node.body
+        else:
+            inner = []
+        waiting.extend(reversed(inner))
 
 
 def _library_places():

@@ -18,7 +18,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use super::python::PythonProgram;
-use crate::os::{processes, spawn};
+use crate::os::{priority, processes, spawn};
 
 /// The template's own program, for any Python from 3.9 on.
 const SOURCE: &str = include_str!("template.py");
@@ -42,6 +42,8 @@ pub struct TemplatePlan {
     pub without: Vec<String>,
     /// Variables of all ranks that imports may look at; the rest is the launcher's own environment.
     pub environment: Vec<(&'static str, String)>,
+    /// Whether it runs only where a processor is idle, until it is told to hurry: the ranks need them.
+    pub idle: bool,
     /// Where its program, its plan and its output are kept.
     pub directory: PathBuf,
 }
@@ -85,6 +87,8 @@ pub enum News {
         /// By whose import, if that is known.
         module: Option<String>,
     },
+    /// So many of the modules that a rank holds it lacks.
+    Lacks(u32),
     /// Standbys wait.
     Prepared(Vec<i32>),
     /// Standbys became ranks.
@@ -108,6 +112,9 @@ pub struct Template {
     warm: bool,
     /// Standbys that are our children already.
     standbys: Vec<Pid>,
+    /// It yields to everybody.
+    idle: bool,
+    began: Instant,
 }
 
 #[derive(Serialize)]
@@ -172,8 +179,17 @@ impl Template {
         drop(theirs);
         ours.set_nonblocking(true)?;
         let control = UnixStream::from_std(ours)?;
-        let arguments = program.arguments.clone();
-        Ok(Template { process, control, received: Vec::new(), arguments, warm: false, standbys: Vec::new() })
+        let pid = Pid(i32::try_from(process.id()).unwrap_or(0));
+        Ok(Template {
+            process,
+            control,
+            received: Vec::new(),
+            arguments: program.arguments.clone(),
+            warm: false,
+            standbys: Vec::new(),
+            idle: plan.idle && priority::idle(pid).is_ok(),
+            began: Instant::now(),
+        })
     }
 
     /// Its process.
@@ -225,6 +241,51 @@ impl Template {
         let _ = self.tell(&serde_json::json!({ "adopt": true }));
     }
 
+    /// Has it run like any other process. Ranks inherit how it runs: this comes before any of them is forked.
+    ///
+    /// # Errors
+    /// The kernel refused; it must not be forked from.
+    pub fn hurry(&mut self) -> io::Result<()> {
+        if self.idle {
+            priority::normal(self.pid())?;
+            self.idle = false;
+        }
+        Ok(())
+    }
+
+    /// Has it yield to everybody again, before it is warm.
+    pub fn rest(&mut self) {
+        self.idle = !self.warm && priority::idle(self.pid()).is_ok();
+    }
+
+    /// Waits until it is warm, at most as long as it has been importing: a plain start would import all of it from the beginning.
+    pub fn finish_imports(&mut self) -> bool {
+        let until = Instant::now() + self.began.elapsed().min(START_WITHIN);
+        while !self.warm {
+            let mut buffer = [0; READ_AT_ONCE];
+            if !self.wait(PollFlags::IN, until).unwrap_or(false) {
+                return false;
+            }
+            match receive(&self.control, &mut buffer) {
+                Ok(length) if length > 0 => self.received.extend_from_slice(&buffer[..length]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // Its news tells why.
+                Ok(_) | Err(_) => return false,
+            }
+            self.warm = matches!(self.first_line(), Some(News::Warm { .. }));
+            if self.received.contains(&b'\n') && !self.warm {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Asks how much it lacks of what a rank holds; it answers by its news.
+    pub fn compare(&mut self, modules: &Path) {
+        // One that cannot be told is gone, and says so by its news.
+        let _ = self.tell(&serde_json::json!({ "compare": modules }));
+    }
+
     /// Has it fork standbys ahead of time, so that a start need not wait for that.
     pub fn prepare(&mut self, ranks: usize) {
         // One that cannot be told is gone, and says so by its news.
@@ -255,7 +316,7 @@ impl Template {
                     self.standbys = pids.into_iter().map(Pid).collect();
                     continue;
                 }
-                Some(News::Warm { .. }) => continue,
+                Some(News::Warm { .. } | News::Lacks(_)) => continue,
                 None => {}
             }
             match self.wait(PollFlags::IN, until) {
@@ -279,6 +340,12 @@ impl Template {
             processes::kill_process(pid);
         }
         let _ = self.process.wait();
+    }
+
+    /// What it told first of what was not taken in yet.
+    fn first_line(&self) -> Option<News> {
+        let end = self.received.iter().position(|byte| *byte == b'\n')?;
+        serde_json::from_slice(&self.received[..=end]).ok()
     }
 
     fn line(&mut self) -> Option<News> {

@@ -1,0 +1,28 @@
+//! The catalogue of signatures, held from a failure until its verdict is made.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mainstay_core::attribute::catalog::Catalog;
+
+use crate::os::memory;
+
+static HELD: Mutex<Option<Arc<Catalog>>> = Mutex::new(None);
+
+/// Reads the signatures while the ranks end: the verdict that comes next needs them. Without a thread the verdict reads them itself.
+pub(super) fn prepare() {
+    let hold = || *held() = Catalog::shared().ok();
+    let _ = std::thread::Builder::new().name("signatures".to_owned()).spawn(hold);
+}
+
+/// Frees them when ranks run again: a job without failures need not hold them in memory.
+pub(super) fn let_go() {
+    let was_held = held().take().is_some();
+    if was_held {
+        memory::give_back();
+    }
+}
+
+fn held() -> std::sync::MutexGuard<'static, Option<Arc<Catalog>>> {
+    // It is written at once: whoever panicked left a whole value.
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
