@@ -69,7 +69,13 @@ pub enum PickleError {
     /// A protocol that is not spoken here.
     #[error("pickle protocol {0} is not known")]
     Protocol(u8),
+    /// It would take too much memory.
+    #[error("it holds more than {MOST_NODES} values")]
+    TooMany,
 }
+
+/// Values that are read at most. The flight record of 20,000 operations with their stacks has some four million.
+pub const MOST_NODES: usize = 8 << 20;
 
 /// A value's place in a [`Pickle`].
 pub type Id = usize;
@@ -124,6 +130,11 @@ impl Pickle {
         Ok(Self { nodes: machine.nodes, root })
     }
 
+    /// The same tree, read from another format.
+    pub(crate) fn of(nodes: Vec<Node>, root: Id) -> Self {
+        Self { nodes, root }
+    }
+
     /// The outermost value.
     #[must_use]
     pub fn root(&self) -> &Node {
@@ -169,6 +180,9 @@ impl Machine<'_> {
         loop {
             let at = self.at;
             let opcode = self.byte()?;
+            if self.nodes.len() > MOST_NODES {
+                return Err(PickleError::TooMany);
+            }
             let misfit = PickleError::Stack { opcode, at };
             match opcode {
                 b'.' => return self.pop().ok_or(misfit),

@@ -20,6 +20,7 @@ use files::LogFile;
 use super::exit;
 use super::output::{self, Paint};
 
+mod dumps;
 mod files;
 mod markdown;
 mod show;
@@ -38,7 +39,7 @@ const PIECE: usize = 1 << 20;
 
 Exit status: 0 judged (\"unknown\" too), 3 a file cannot be read, 64 the command line was not understood.")]
 pub(super) struct Args {
-    /// Files and directories with what ranks and launchers printed; - is standard input
+    /// Files and directories with what ranks and launchers printed, and flight records of PyTorch; - is standard input
     #[arg(long, value_name = "DIR|FILE", num_args = 1.., required_unless_present_any = ["eval", "kernel_log"])]
     logs: Vec<PathBuf>,
     /// Lines of the kernel: the output of dmesg or journalctl -k; - is standard input
@@ -70,8 +71,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn judge(catalog: &Catalog, args: &Args) -> anyhow::Result<String> {
-    let mut evidence =
-        Evidence { findings: scan_all(catalog, &files::below(&args.logs)?)?, ..Evidence::default() };
+    let (records, logs) = dumps::apart(files::below(&args.logs)?)?;
+    let mut evidence = Evidence { findings: scan_all(catalog, &logs)?, ..Evidence::default() };
+    let named = evidence.findings.iter().filter_map(|findings| findings.rank);
+    let dumps = dumps::compared(records, named);
+    evidence.add_dumps(dumps);
     scanning::relate(&mut evidence.findings);
     if let Some(file) = &args.kernel_log {
         evidence.findings.push(scan(catalog, file, Kind::Kernel)?);

@@ -6,6 +6,8 @@ use serde::Serialize;
 use super::class::{Class, Restart};
 use super::vote::Vote;
 use super::{Attribution, Evidence};
+use crate::hang::flight::HeldUp;
+use crate::hang::listed;
 use crate::verdict::FaultDomain;
 
 /// Lines quoted for one piece of evidence.
@@ -47,6 +49,9 @@ pub struct Report {
     pub consequences: Vec<Ground>,
     /// Other classes that are not out of the question, with their probabilities.
     pub alternatives: Vec<(Class, f64)>,
+    /// What PyTorch's flight records show, where ranks wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collectives: Option<HeldUp>,
     /// What to do next.
     pub next: Vec<String>,
     /// What would change the judgement.
@@ -75,7 +80,7 @@ pub struct Ground {
 pub struct Quote {
     /// The file.
     pub source: String,
-    /// The line's number in it, from 1.
+    /// The line's number in it, from 1; 0 where it is the whole file.
     pub line: u64,
     /// The rank that wrote it or of which it speaks.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,11 +91,23 @@ pub struct Quote {
 
 /// Puts the judgement into words.
 pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
-    let grounds = |votes: &[Vote]| votes.iter().take(GROUNDS).map(|vote| ground(evidence, vote)).collect();
+    let grounds = |votes: &[Vote]| -> Vec<Ground> {
+        votes.iter().take(GROUNDS).map(|vote| ground(evidence, vote)).collect()
+    };
     let mut alternatives = judged.posterior.ranked();
     alternatives.retain(|(class, probability)| *class != judged.class && *probability >= WORTH_A_WORD);
+    let (mut for_it, mut against) = (grounds(&judged.evidence), grounds(&judged.against));
+    if let Some(ground) = evidence.dumps.ground(judged.class) {
+        let is_another = |of: &Ground| of.meaning != ground.meaning;
+        for_it.retain(is_another);
+        against.retain(is_another);
+        // Of an unknown cause it is what says most.
+        let place = if judged.class == Class::Unknown { 0 } else { for_it.len().min(1) };
+        for_it.insert(place, ground);
+    }
+    let held_up = evidence.dumps.held_up.as_ref();
     Report {
-        headline: headline(judged),
+        headline: headline(judged, held_up),
         class: judged.class,
         fault_domain: judged.domain,
         confidence: judged.confidence,
@@ -99,10 +116,11 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
         common_to: judged.root.common.iter().copied().collect(),
         victims: judged.root.victims.iter().copied().collect(),
         root: judged.root.lines.iter().map(|(source, spot)| quote(evidence, *source, spot)).collect(),
-        evidence: grounds(&judged.evidence),
-        against: grounds(&judged.against),
+        evidence: for_it,
+        against,
         consequences: grounds(&judged.consequences),
-        next: next(judged),
+        collectives: held_up.cloned(),
+        next: next(judged, held_up),
         would_change: would_change(judged, &alternatives),
         alternatives,
     }
@@ -124,7 +142,7 @@ fn quote(evidence: &Evidence, source: usize, spot: &super::scan::Spot) -> Quote 
     Quote { source, line: spot.line, rank: spot.rank, text: spot.text.clone() }
 }
 
-fn headline(judged: &Attribution) -> String {
+fn headline(judged: &Attribution, held_up: Option<&HeldUp>) -> String {
     let sure = format!("{:.0} % sure", judged.confidence * 100.0);
     let meaning = judged.evidence.first().map(|vote| vote.meaning.as_str());
     // Of an abstention whatever was found is a hint; what words resemble is none to be told.
@@ -135,6 +153,9 @@ fn headline(judged: &Attribution) -> String {
         (None, 0) => String::new(),
         (None, many) => format!(", on {many} ranks at once"),
     };
+    if let (Class::Unknown, Some(held_up)) = (judged.class, held_up) {
+        return format!("Cause unknown: {}", held_up.told);
+    }
     match (judged.class, meaning) {
         (Class::Unknown, _) if hint.is_some() => {
             let (meaning, ask) = (hint.unwrap_or_default(), "the other ranks' logs are needed");
@@ -187,7 +208,7 @@ pub fn look(class: Class) -> &'static str {
     }
 }
 
-fn next(judged: &Attribution) -> Vec<String> {
+fn next(judged: &Attribution, held_up: Option<&HeldUp>) -> Vec<String> {
     let restart = match judged.restart {
         Restart::RestartSameNodes => "Restart on the same hosts.",
         Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
@@ -198,7 +219,12 @@ fn next(judged: &Attribution) -> Vec<String> {
         }
         Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
     };
-    vec![restart.to_owned(), look(judged.class).to_owned()]
+    let mut next = vec![restart.to_owned(), look(judged.class).to_owned()];
+    if let Some(HeldUp { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
+        let who = listed(culprits);
+        next.push(format!("Find out what kept {who} from the operation: its stack, its log, its host."));
+    }
+    next
 }
 
 fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<String> {
@@ -236,7 +262,7 @@ mod tests {
     fn next_of(log: &str) -> Vec<String> {
         let catalog = Catalog::built_in().expect("the catalogue is compiled in");
         let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
-        next(&attribute(catalog, &Evidence { findings, ..Evidence::default() }))
+        next(&attribute(catalog, &Evidence { findings, ..Evidence::default() }), None)
     }
 
     fn asks_for_a_retry(next: &[String]) -> bool {

@@ -14,6 +14,7 @@ pub mod class;
 mod common;
 mod confidence;
 mod current;
+pub mod dumps;
 pub mod exit;
 pub mod explain;
 mod fit;
@@ -79,6 +80,8 @@ pub struct Evidence {
     pub observations: Vec<Observation>,
     /// What is known of the job; it moves what is held likely before anything is seen.
     pub job: Option<JobSoFar>,
+    /// PyTorch's flight records, where there are any.
+    pub dumps: dumps::Dumps,
 }
 
 /// Something observed beside the logs that speaks for a class.
@@ -169,6 +172,8 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let pointers = root::Pointers {
         laggard: structure::laggard(catalog, evidence),
         named: ranks::named_by_others(catalog, evidence),
+        held_up_by: evidence.dumps.culprit(),
+        waiting: evidence.dumps.waiting(),
         cause_known: class != Class::Unknown,
         hints: if class == Class::Unknown { hints(for_it.iter().chain(&against)) } else { Vec::new() },
     };

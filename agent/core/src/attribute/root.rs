@@ -35,6 +35,10 @@ pub struct Pointers {
     pub laggard: Option<(u32, usize, Spot)>,
     /// The rank of which others say that it ended.
     pub named: Option<u32>,
+    /// The rank that the others wait for by their flight records, and those that wait.
+    pub held_up_by: Option<u32>,
+    /// The ranks that wait for it.
+    pub waiting: BTreeSet<u32>,
     /// Whether the cause is known: one that is not begins nowhere, unless others follow from it.
     pub cause_known: bool,
     /// Of an unknown cause what may be one, heaviest first: its lines are to be read before what followed.
@@ -44,12 +48,15 @@ pub struct Pointers {
 /// Finds the root in the evidence for the class (heaviest first) and in what only followed. With nothing but
 /// consequences the laggard, for whom the others waited, is the one to look at.
 pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointers: Pointers) -> Root {
-    let Pointers { laggard, named: told_of, cause_known, hints } = pointers;
+    let Pointers { laggard, named: named_by_others, held_up_by, waiting, cause_known, hints } = pointers;
+    // A record of what the ranks entered shows more than what one says of another.
+    let told_of = held_up_by.or(named_by_others);
     let grounds = [hints.as_slice(), for_it, consequences]
         .into_iter()
         .find(|votes| !votes.is_empty())
         .unwrap_or_default();
-    let laggard = laggard.filter(|_| for_it.is_empty());
+    let agree = |rank: u32| held_up_by.is_none_or(|of| of == rank);
+    let laggard = laggard.filter(|(rank, ..)| for_it.is_empty() && agree(*rank));
     let lines = match &laggard {
         Some((_, place, spot)) => vec![(*place, spot.clone())],
         None => root_lines(evidence, grounds),
@@ -78,11 +85,12 @@ pub fn root(evidence: &Evidence, for_it: &[Vote], consequences: &[Vote], pointer
     } else if for_it.is_empty() || by_reporter || !(cause_known || others_follow) {
         told_of
     } else {
-        lines.iter().find_map(|(_, spot)| spot.rank).or(first_dead).or(told_of)
+        lines.iter().find_map(|(_, spot)| spot.rank).or(held_up_by).or(first_dead).or(named_by_others)
     };
     let victims = consequences
         .iter()
         .flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank))
+        .chain(waiting)
         .filter(|of| Some(*of) != rank && !ranks.contains(of))
         .collect();
     let common = if is_common { ranks } else { BTreeSet::new() };

@@ -1,7 +1,12 @@
 //! What PyTorch's flight recorder of one rank holds: the collectives that it entered last, by process group.
 //!
-//! A dump is a pickle of dicts and lists. Of it only what tells how far the rank is in each group is kept; an operation
-//! counts as complete when the recorder has retired it or says so.
+//! A dump is a pickle of dicts and lists, or the same as JSON (`json`). Of it only how far the rank is in each group is kept; an
+//! operation counts as complete when the recorder has retired it or says so. `dumps` compares the records of all ranks.
+
+mod dumps;
+mod json;
+
+pub use dumps::{HeldUp, held_up};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +27,9 @@ pub enum FlightError {
     /// It is no pickle, or one of something else than dicts and lists.
     #[error(transparent)]
     Pickle(#[from] PickleError),
+    /// It is no JSON, or too much of it.
+    #[error("it is not JSON that can be read: {0}")]
+    Json(String),
     /// It holds no list of operations.
     #[error("it holds no list of operations")]
     NoEntries,
@@ -32,6 +40,8 @@ pub enum FlightError {
 pub struct FlightRecord {
     /// By the group's name, which is the same on all its ranks.
     pub groups: BTreeMap<String, Standing>,
+    /// When the newest operation was entered, in nanoseconds since 1970; 0 if that is not recorded.
+    pub newest: u64,
 }
 
 /// How far a rank is in one process group.
@@ -49,10 +59,33 @@ pub struct Standing {
     pub is_world: bool,
     /// Its ranks, where the recorder knows them.
     pub ranks: Vec<u32>,
+    /// The oldest of those that it entered and that are not complete, by number: what each is.
+    pub open: BTreeMap<u64, String>,
+}
+
+/// Operations of one group that are kept as open. A rank waits in the oldest; NCCL's are launched ahead of it.
+const MOST_OPEN: usize = 256;
+
+/// How much of a file is looked at by [`looks_like_one`].
+pub const BEGINNING: usize = 4096;
+
+/// Whether a file that begins so may be a flight record, by what it holds and not by its name: any pickle, or a JSON object
+/// with the recorder's own keys.
+#[must_use]
+pub fn looks_like_one(begin: &[u8]) -> bool {
+    if let [0x80, 2..=5, ..] = begin {
+        return true;
+    }
+    let begin = begin.get(..BEGINNING).unwrap_or(begin);
+    let text = String::from_utf8_lossy(begin);
+    let keys = ["\"pg_config\"", "\"pg_status\"", "\"collective_seq_id\"", "\"nccl_comm_state\""];
+    text.trim_start_matches('\u{feff}').trim_start().starts_with('{')
+        && text.contains("\"entries\"")
+        && keys.iter().any(|key| text.contains(key))
 }
 
 impl FlightRecord {
-    /// Reads a dump.
+    /// Reads a dump, of either form.
     ///
     /// # Errors
     /// [`FlightError`]: it is none.
@@ -60,7 +93,11 @@ impl FlightRecord {
         if bytes.len() > DUMP_BYTES {
             return Err(FlightError::TooLong(bytes.len()));
         }
-        let pickle = Pickle::read(bytes)?;
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+        let pickle = match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
+            Some(b'{') => json::read(bytes).map_err(|error| FlightError::Json(error.to_string()))?,
+            _ => Pickle::read(bytes)?,
+        };
         let root = pickle.root();
         let Some(Node::Sequence(entries)) = pickle.item(root, "entries") else {
             return Err(FlightError::NoEntries);
@@ -77,11 +114,19 @@ impl FlightRecord {
             else {
                 continue;
             };
-            if !entry.flag("retired") && entry.text("state") != Some("completed") {
+            record.newest = record.newest.max(entry.number("time_created_ns").unwrap_or(0));
+            let is_open = !entry.flag("retired") && entry.text("state") != Some("completed");
+            if is_open {
                 let oldest = oldest_open.entry(name.clone()).or_insert(number);
                 *oldest = number.min(*oldest);
             }
             let standing = record.groups.entry(name).or_default();
+            if is_open {
+                standing.open.insert(number, entry.operation().0);
+                if standing.open.len() > MOST_OPEN {
+                    standing.open.pop_last();
+                }
+            }
             standing.is_world |= description == "default_pg";
             if number >= standing.entered {
                 standing.entered = number;
@@ -215,6 +260,13 @@ fn ranks_of(pickle: &Pickle, name: &str) -> Vec<u32> {
     match configured.and_then(|group| pickle.item(group, "ranks")) {
         Some(Node::Text(text)) => {
             text.trim_matches(['[', ']']).split(',').filter_map(|rank| rank.trim().parse().ok()).collect()
+        }
+        Some(Node::Sequence(ranks)) => {
+            let number = |id: &usize| match pickle.node(*id) {
+                Node::Int(rank) => u32::try_from(*rank).ok(),
+                _ => None,
+            };
+            ranks.iter().filter_map(number).collect()
         }
         _ => Vec::new(),
     }

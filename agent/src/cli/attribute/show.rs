@@ -49,10 +49,13 @@ fn grounds(out: &mut String, title: &str, grounds: &[Ground], paint: Paint) {
     }
 }
 
-/// `file:12 [rank 3]`
+/// `file:12 [rank 3]`, and of a whole file `file [rank 3]`
 pub(super) fn place(quote: &Quote) -> String {
     let rank = quote.rank.map(|rank| format!(" [rank {rank}]")).unwrap_or_default();
-    format!("{}:{}{rank}", clean(&quote.source), quote.line)
+    match quote.line {
+        0 => format!("{}{rank}", clean(&quote.source)),
+        line => format!("{}:{line}{rank}", clean(&quote.source)),
+    }
 }
 
 fn sentences(out: &mut String, title: &str, sentences: &[String]) {

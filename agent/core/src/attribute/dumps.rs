@@ -1,0 +1,94 @@
+//! What the flight records of PyTorch's collectives add to a judgement: the rank that the others wait for, and what that
+//! speaks for.
+
+use std::collections::BTreeSet;
+
+use super::class::Class;
+use super::explain::{Ground, Quote};
+use super::{Evidence, Observation};
+use crate::hang::HangKind;
+use crate::hang::flight::HeldUp;
+
+/// The name of this evidence.
+pub const ID: &str = "torch.flight_record";
+
+/// Log-odds of ranks that entered different operations under one number of a group: the program's branches differ. The same
+/// as for watchdog lines that show it.
+const DISAGREE: f64 = 3.4;
+/// Log-odds of an operation that all have entered and none has left: the network, though other causes remain.
+const NONE_LEFT: f64 = 1.2;
+/// Files that are named.
+const FILES: usize = 3;
+
+/// The flight records that were found beside the logs.
+#[derive(Clone, Debug, Default)]
+pub struct Dumps {
+    /// Each file with its rank.
+    pub files: Vec<(String, u32)>,
+    /// What they show, if ranks wait.
+    pub held_up: Option<HeldUp>,
+}
+
+impl Evidence {
+    /// Adds the flight records, with what they speak for.
+    pub fn add_dumps(&mut self, dumps: Dumps) {
+        self.observations.extend(dumps.observation());
+        self.dumps = dumps;
+    }
+}
+
+impl Dumps {
+    /// What they speak for. A rank that did not come to an operation speaks for nothing: data, storage, a device and the
+    /// program itself can all keep it from there.
+    fn observation(&self) -> Option<Observation> {
+        let held_up = self.held_up.as_ref()?;
+        let (class, weight) = match held_up.kind? {
+            HangKind::Mismatch => (Class::UserCode, DISAGREE),
+            HangKind::Network => (Class::Fabric, NONE_LEFT),
+            _ => return None,
+        };
+        // Of the same family as the watchdog's lines about it: the same is not heard twice.
+        let (family, text) = ("nccl".to_owned(), held_up.told.clone());
+        Some(Observation { family, text, class, weight, also: Vec::new() })
+    }
+
+    /// The one rank that the others wait for.
+    pub(super) fn culprit(&self) -> Option<u32> {
+        match self.held_up.as_ref()?.culprits.as_slice() {
+            [rank] => Some(rank.0),
+            _ => None,
+        }
+    }
+
+    /// The ranks that wait for it.
+    pub(super) fn waiting(&self) -> BTreeSet<u32> {
+        let held_up = self.held_up.iter().filter(|held_up| !held_up.culprits.is_empty());
+        held_up.flat_map(|held_up| &held_up.waiting).map(|rank| rank.0).collect()
+    }
+
+    /// The same as a piece of evidence, with the files that show it: that of the culprit first.
+    pub(super) fn ground(&self, class: Class) -> Option<Ground> {
+        let held_up = self.held_up.as_ref()?;
+        let is_culprit = |rank: u32| held_up.culprits.iter().any(|of| of.0 == rank);
+        let first = self.files.iter().filter(|(_, rank)| is_culprit(*rank));
+        let rest = self.files.iter().filter(|(_, rank)| !is_culprit(*rank));
+        let quote = |(file, rank): &(String, u32)| Quote {
+            source: file.clone(),
+            line: 0,
+            rank: Some(*rank),
+            text: match is_culprit(*rank) {
+                true => "flight record of the rank that the others wait for".to_owned(),
+                false => "flight record of a rank that waits".to_owned(),
+            },
+        };
+        let waits = |(_, rank): &&(String, u32)| held_up.waiting.iter().any(|of| of.0 == *rank);
+        Some(Ground {
+            signature: ID.to_owned(),
+            meaning: held_up.told.clone(),
+            class,
+            weight: self.observation().map_or(0.0, |of| of.weight),
+            count: 1,
+            quotes: first.chain(rest.filter(waits)).take(FILES).map(quote).collect(),
+        })
+    }
+}
