@@ -19,6 +19,7 @@ mod history;
 mod limits;
 mod links;
 mod log;
+mod notes;
 mod operator;
 mod opinion;
 mod peers;
@@ -350,7 +351,7 @@ impl DeviceJudge {
                 driver_asked,
             };
             let component = gpu.component(*address, now, &self.limits, around);
-            views.push(gpu.view(&component, *address));
+            views.push(gpu.view(&component, *address, &self.limits));
             components.push(component);
             let read_at = gpu.readings.read_at;
             components.extend(gpu.readings.links.components(*address, now, read_at));

@@ -221,6 +221,7 @@ mod tests {
             links: None,
             power_limit: Some(700_000),
             read_at: None,
+            notes: Vec::new(),
         }
     }
 

@@ -146,6 +146,9 @@ fn render(devices: &[Device], paint: Paint) -> String {
             };
             let _ = writeln!(screen, "     {}{needed}", clean(&device.reason));
         }
+        for note in device.iter().flat_map(|device| &device.notes) {
+            let _ = writeln!(screen, "     {}", paint.dim(&format!("note: {}", clean(note))));
+        }
     }
     screen
 }
@@ -212,6 +215,7 @@ fn device(device: &Device) -> Value {
         "processes": device.processes.iter().map(process).collect::<Vec<Value>>(),
         "split": device.split,
         "read_age": device.read_age.as_ref().map(seconds),
+        "notes": device.notes,
     }))
 }
 

@@ -8,6 +8,7 @@ mod ckpt;
 mod client;
 mod completions;
 mod config;
+mod doctor;
 mod events;
 mod explain;
 mod find;
@@ -85,6 +86,7 @@ enum Command {
     Inject(job::Inject),
     Stragglers(stragglers::Args),
     Check(Box<check::Args>),
+    Doctor(doctor::Args),
     Ckpt(ckpt::Args),
     /// Print the version
     Version(version::Args),
@@ -140,6 +142,7 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Inject(args) => job::inject(args).await,
         Command::Stragglers(args) => stragglers::run(&args),
         Command::Check(args) => check::run(*args).await,
+        Command::Doctor(args) => doctor::run(&args),
         Command::Ckpt(args) => ckpt::run(args).await,
         Command::Ack(args) => operator::ack(args).await,
         Command::Silence(args) => operator::silence(args).await,

@@ -9,6 +9,7 @@ mod events;
 mod fields;
 mod gpu;
 mod links;
+mod lost;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -120,7 +121,10 @@ impl Probe {
         let read = self.read(&library, count, request)?;
         if is_new {
             // Of those alone that answer: what hangs or is lost would hold up the others here.
-            events::pass_on(&library, &self.lines, read);
+            let place = |index: u32| Some((index, self.known.get(&index)?.address));
+            let places: Vec<lost::Place> = read.into_iter().filter_map(place).collect();
+            lost::watch(&library, &self.lines, places.clone());
+            events::pass_on(&library, &self.lines, places);
         }
         Ok(ProbeAnswer::Gpus { driver: library.driver.clone(), gpus: Vec::new(), bound: Vec::new() })
     }

@@ -127,6 +127,7 @@ fn gpu() -> GpuView {
         links: Some((17, 18)),
         power_limit: None,
         read_at: None,
+        notes: Vec::new(),
     }
 }
 

@@ -81,3 +81,47 @@ fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
     let gpus = agent.ask(&["gpus"]);
     assert!(gpus.contains("0000:01:00  UNHEALTHY") && gpus.contains("XID 79"), "{gpus}");
 }
+
+#[test]
+fn a_lost_gpu_is_known_long_before_the_next_full_reading_and_the_other_stays_well() {
+    let mut host = Host::with_gpus(2);
+    // Only the probe's own look can find it before this test gives up.
+    let agent = start(&host, &[("GPU_INTERVAL", "1h")]);
+    while !agent.ask(&["gpus"]).contains("0000:02:00  HEALTHY") {
+        std::thread::yield_now();
+    }
+    host.set("/gpus/1/codes", json!({"*": 15}));
+    agent.wait_for("the driver lost it");
+    let gpus = agent.ask(&["gpus"]);
+    assert!(gpus.contains("0000:02:00  UNHEALTHY"), "{gpus}");
+    assert!(!gpus.contains("0000:01:00  UNHEALTHY"), "{gpus}");
+}
+
+#[test]
+fn an_xid_of_a_lost_gpu_names_it_though_its_handle_is_a_new_one() {
+    let mut host = Host::with_gpus(2);
+    host.set("/fresh_handles", json!(true));
+    let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
+    agent.wait_for("18 NVLinks up");
+    host.script["gpus"][1]["codes"] = json!({"*": 15});
+    host.set("/events", json!([{"gpu": 1, "kind": 8, "data": 79}]));
+    agent.wait_for("XID 79 of GPU 0000:02:00: told by an event of NVML");
+}
+
+#[test]
+fn a_slowdown_and_a_narrow_link_at_rest_are_notes_and_count_for_nothing() {
+    let mut host = Host::with_gpus(2);
+    host.set("/gpus/0/values", json!({"clock_reasons": 0x40, "pcie_width": 8, "utilization": 0}));
+    let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
+    agent.wait_for("18 NVLinks up");
+    let told: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
+    let (first, second) = (&told["devices"][0], &told["devices"][1]);
+    assert_eq!(first["state"], "HEALTHY", "{told}");
+    let notes = first["notes"].to_string();
+    assert!(notes.contains("held down by heat; this counts from"), "{notes}");
+    assert!(notes.contains("8 of 16 lanes; this counts when"), "{notes}");
+    assert_eq!(second["notes"], json!([]), "{told}");
+    assert!(agent.ask(&["gpus"]).contains("note: its clocks"), "on the screen too");
+    let explained = agent.ask(&["explain", "gpu.0000:01:00"]);
+    assert!(explained.contains("8 of 16 lanes"), "{explained}");
+}

@@ -64,6 +64,9 @@ pub struct GpuEvent {
 impl GpuEvent {
     /// NVML's type of events that tell of an XID.
     pub const XID: u64 = 0x8;
+    /// None of NVML's types: the probe itself saw that a GPU is lost, or answers again. It asks for a reading at once
+    /// and is no fact of its own.
+    pub const TURNED: u64 = 1 << 63;
 }
 
 /// A line of the probe.

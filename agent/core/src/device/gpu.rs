@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::Shown;
 use super::faults::Faults;
 use super::limits::DeviceLimits;
+use super::notes;
 use super::opinion::{Opinion, Own};
 use super::programs::Programs;
 use super::reading::{GpuIdentity, GpuReading};
@@ -64,6 +65,8 @@ pub struct GpuView {
     pub power_limit: Option<u32>,
     /// When it was last read with success.
     pub read_at: Option<Mono>,
+    /// What is unusual and does not count yet, with why not.
+    pub notes: Vec<String>,
 }
 
 /// For so long a reading tells what a GPU is at.
@@ -143,6 +146,8 @@ impl Gpu {
         evidence.extend(said);
         evidence.extend(self.readings.evidence());
         evidence.extend(self.programs.evidence());
+        let notes = notes::notes(&self.readings, limits);
+        evidence.extend(notes.into_iter().map(|note| Evidence::new("note, does not count", note)));
         if reasons.is_empty() {
             let read = self.readings.summary();
             let words = [read, self.programs.summary()].into_iter().flatten().collect::<Vec<_>>().join("; ");
@@ -197,7 +202,7 @@ impl Gpu {
         problems
     }
 
-    pub(super) fn view(&self, component: &Component, address: PciAddress) -> GpuView {
+    pub(super) fn view(&self, component: &Component, address: PciAddress, limits: &DeviceLimits) -> GpuView {
         let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let details = self.readings.details.as_ref();
         GpuView {
@@ -209,6 +214,7 @@ impl Gpu {
             links: self.readings.links.counts().map(|(up, expected)| (narrow(up), narrow(expected))),
             power_limit: details.and_then(|details| details.power_limit.value().copied()),
             read_at: self.readings.read_at,
+            notes: notes::notes(&self.readings, limits),
         }
     }
 }

@@ -16,9 +16,9 @@ use crate::time::{Mono, Span};
 
 /// The driver's bits: held down by hardware; by heat; by the brake of the power supply. The others (idle, power cap,
 /// application's own clocks) are the normal course of things.
-const HARDWARE: u64 = 0x8;
-const HEAT: u64 = 0x40;
-const BRAKE: u64 = 0x80;
+pub(super) const HARDWARE: u64 = 0x8;
+pub(super) const HEAT: u64 = 0x40;
+pub(super) const BRAKE: u64 = 0x80;
 
 /// What a judgement rests on beside the readings.
 #[derive(Clone, Copy, Debug)]

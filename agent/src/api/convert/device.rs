@@ -39,6 +39,7 @@ pub(in crate::api) fn device(gpu: &GpuView, now: Stamp) -> v1::Device {
         processes: processes.iter().map(process).collect(),
         split: told.and_then(|told| told.mig.value().copied()),
         read_age: gpu.read_at.and_then(|at| age(at, now)).map(duration),
+        notes: gpu.notes.clone(),
     }
 }
 

@@ -9,6 +9,7 @@ use mainstay_core::pci::PciAddress;
 use nvml_wrapper::error::NvmlError;
 
 use super::calls::{EventSet, Handle, Nvml, by_index};
+use super::lost::{self, Place};
 use super::{Library, Lines, gpu};
 
 /// Kinds by NVML's bits: XIDs and memory errors that could not be corrected; of newer drivers storms of corrected errors,
@@ -34,7 +35,7 @@ const EACH: Duration = Duration::from_millis(50);
 
 /// Begins to pass on what the driver tells of these GPUs, by their places. Where it tells nothing (virtual GPUs, old
 /// libraries) nothing is lost: the kernel log tells of XIDs too.
-pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<u32>) {
+pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<Place>) {
     let (library, lines) = (library.clone(), lines.clone());
     let (registered, is_registered) = channel();
     // Without the thread there are no events, as above.
@@ -54,14 +55,14 @@ pub(super) fn pass_on(library: &Arc<Library>, lines: &Lines, places: Vec<u32>) {
 /// A set of events with the GPUs that are in it.
 type Registered = (EventSet, Vec<(Handle, PciAddress)>);
 
-fn register(nvml: &Nvml, places: &[u32]) -> Option<Registered> {
+/// A GPU's address is the one that was read of it before: it is not asked again, for a GPU may be lost by now.
+fn register(nvml: &Nvml, places: &[Place]) -> Option<Registered> {
     let set = EventSet::new(nvml).ok()?;
     let mut addresses = Vec::new();
-    for index in places {
+    for (index, address) in places {
         let Ok(gpu) = by_index(nvml, *index) else { continue };
-        let taken = KINDS.iter().any(|kinds| set.register(nvml, gpu, *kinds).is_ok());
-        if let (true, Ok(address)) = (taken, gpu::address(nvml, gpu)) {
-            addresses.push((gpu, address));
+        if KINDS.iter().any(|kinds| set.register(nvml, gpu, *kinds).is_ok()) {
+            addresses.push((gpu, *address));
         }
     }
     (!addresses.is_empty()).then_some((set, addresses))
@@ -75,8 +76,7 @@ fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)]
         match set.wait(nvml, milliseconds) {
             Ok((gpu, kind, data, instance)) if kind != 0 => {
                 failures = 0;
-                let known = addresses.iter().find(|(handle, _)| Some(*handle) == gpu).map(|(_, of)| *of);
-                let gpu = known.or_else(|| gpu::address(nvml, gpu?).ok());
+                let gpu = gpu.and_then(|handle| whose(nvml, handle, addresses));
                 let instance = Some(instance).filter(|instance| *instance != NO_INSTANCE);
                 if lines.write(&ProbeLine::Event(GpuEvent { gpu, kind, data, instance })).is_err() {
                     return;
@@ -99,5 +99,21 @@ fn wait_for_ever(nvml: &Nvml, set: &EventSet, addresses: &[(Handle, PciAddress)]
                 std::thread::sleep(WAIT);
             }
         }
+    }
+}
+
+/// The GPU of an event's handle. Some libraries give another handle with each event, and a lost GPU tells neither its
+/// address nor its UUID: it is then the only one of the registered that is lost. With two of them nobody knows.
+fn whose(nvml: &Nvml, handle: Handle, addresses: &[(Handle, PciAddress)]) -> Option<PciAddress> {
+    if let Some((_, address)) = addresses.iter().find(|(of, _)| *of == handle) {
+        return Some(*address);
+    }
+    match gpu::address(nvml, handle) {
+        Ok(address) => Some(address),
+        Err(NvmlError::GpuLost) => {
+            let mut lost = addresses.iter().filter(|(of, _)| lost::is_lost(nvml, *of));
+            lost.next().filter(|_| lost.next().is_none()).map(|(_, address)| *address)
+        }
+        Err(_) => None,
     }
 }

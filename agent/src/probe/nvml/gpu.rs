@@ -297,7 +297,7 @@ fn heat_and_power(library: &Library, gpu: Handle, reading: &mut GpuReading, note
 const HOTTEST: u32 = 250;
 
 /// By the function of old, and where that is gone by the newer one.
-fn temperature(nvml: &Nvml, gpu: Handle) -> Answer<u32> {
+pub(super) fn temperature(nvml: &Nvml, gpu: Handle) -> Answer<u32> {
     let lib = nvml.lib();
     let degrees = or(gpu.get_at(&lib.nvmlDeviceGetTemperature, 0, 0), || {
         let empty = nvmlTemperature_v1_t {

@@ -1,0 +1,26 @@
+"""A JAX program that is killed in the first attempt."""
+
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as numpy
+import mainstay.jax
+
+
+def mark(word):
+    with open(os.environ["ACCEPT_MARK"], "a") as file:
+        file.write(f"{word} {time.time()}\n")
+
+
+step = mainstay.jax.watch_step(jax.jit(lambda weights: weights * 0.99))
+weights = numpy.ones((256, 256))
+for number in range(20):
+    weights = step(weights)
+    if number == 0:
+        weights.block_until_ready()
+        mark("step")
+    if number == 10 and os.environ.get("MAINSTAY_ATTEMPT", "0") == "0":
+        mark("failed")
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,184 @@
+"""Our readings against nvidia-smi's, the commands, the deep check and the agent's weight."""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+
+from report import emit, timed
+
+# Field of `mainstay gpus --json`, path in nvidia-smi's XML, factor, how far two readings a second apart may differ.
+FIELDS = [
+    ("uuid", "uuid", None, 0),
+    ("model", "product_name", None, 0),
+    ("temperature", "temperature/gpu_temp", 1, 4),
+    ("memory_temperature", "temperature/memory_temp", 1, 4),
+    ("power", ("gpu_power_readings/instant_power_draw", "gpu_power_readings/power_draw", "power_readings/power_draw"), 1, 60),
+    ("power_limit", ("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit"), 1, 1),
+    ("utilization", "utilization/gpu_util", 1, 100),
+    ("memory_total", "fb_memory_usage/total", 1 << 20, 1 << 20),
+    # NVML's older call counts what the driver reserves as used.
+    ("memory_used", "fb_memory_usage/used", 1 << 20, 2 << 30),
+]
+ABSENT = ("N/A", "[N/A]", "Not Supported", "Unknown Error", "")
+
+
+def text_at(gpu, paths):
+    for path in [paths] if isinstance(paths, str) else paths:
+        text = (gpu.findtext(path) or "").strip()
+        if text not in ABSENT:
+            return text
+    return None
+
+
+def compare(part, ours, gpu):
+    name = ours["pci_address"]
+    for field, path, factor, tolerance in FIELDS:
+        theirs, mine = text_at(gpu, path), ours.get(field)
+        label = f"{name} {field}"
+        if theirs is None:
+            emit(part, label, "absent, as in nvidia-smi", mine, "pass" if mine in (None, "") else "fail")
+        elif factor is None:
+            emit(part, label, theirs, mine, "pass" if theirs == mine else "fail")
+        else:
+            number = float(re.match(r"[-\d.]+", theirs).group()) * factor
+            near = mine is not None and abs(mine - number) <= tolerance
+            emit(part, label, f"{number:g} within {tolerance}", mine, "pass" if near else "fail")
+    mode = text_at(gpu, "mig_mode/current_mig")
+    mig = None if mode is None else mode == "Enabled"
+    emit(part, f"{name} MIG", mig, ours.get("split"), "pass" if mig == ours.get("split") else "fail")
+    theirs = {int(of.findtext("pid")) for of in gpu.findall("processes/process_info") if "C" in (of.findtext("type") or "C")}
+    mine = {of["pid"] for of in ours.get("processes", [])}
+    emit(part, f"{name} processes", sorted(theirs), sorted(mine), "pass" if theirs == mine else "fail")
+
+
+class Agent:
+    """An agent of its own, in a folder of its own."""
+
+    def __init__(self, mainstay):
+        self.mainstay, self.folder = mainstay, tempfile.mkdtemp(prefix="ms-")
+        self.socket = os.path.join(self.folder, "a.sock")
+        variables = dict(os.environ, MAINSTAY_AGENT_GPU_INTERVAL="1s")
+        self.log = open(os.path.join(self.folder, "log"), "wb")
+        self.child = subprocess.Popen([mainstay, "agent", "--socket", self.socket, "--state-dir", os.path.join(self.folder, "state")],
+                                      env=variables, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+
+    def ask(self, *words):
+        done = subprocess.run([self.mainstay, *words, "--socket", self.socket], capture_output=True, text=True, timeout=20)
+        return done.stdout
+
+    def gpus(self):
+        """Waits until the GPUs were read once; nothing is there if there are none after 30 s."""
+        for _ in range(300):
+            told = self.ask("gpus", "--json")
+            devices = json.loads(told)["devices"] if told.strip() else []
+            if devices and all("read_age" in device or device["state"] != "UNKNOWN" for device in devices):
+                return devices
+            time.sleep(0.1)
+        return []
+
+    def metrics(self):
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.connect(self.socket)
+            stream.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return b"".join(iter(lambda: stream.recv(65536), b"")).decode()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.child.terminate()
+        try:
+            self.child.wait(10)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def nvml(args):
+    with Agent(args.mainstay) as agent:
+        agent.gpus()
+        try:
+            told = subprocess.run([args.nvidia_smi, "-q", "-x"], capture_output=True, timeout=30)
+        except OSError as error:
+            return emit("nvml", "nvidia-smi", "it runs", error, "not_run")
+        devices = agent.gpus()
+        theirs = xml.fromstring(told.stdout).findall("gpu")
+        emit("nvml", "GPUs", len(theirs), len(devices), "pass" if len(theirs) == len(devices) else "fail")
+        by_uuid = {device["uuid"]: device for device in devices}
+        for gpu in theirs:
+            uuid = gpu.findtext("uuid")
+            if uuid in by_uuid:
+                compare("nvml", by_uuid[uuid], gpu)
+            else:
+                emit("nvml", uuid, "it is in mainstay gpus", sorted(by_uuid), "fail")
+
+
+def commands(args):
+    with Agent(args.mainstay) as agent:
+        devices = agent.gpus()
+        timed("commands", "mainstay gpus", "at least one GPU", lambda: (len(devices), "pass" if devices else "fail"))
+        status = agent.ask("status")
+        for device in devices:
+            name, page = device["component"], agent.metrics()
+            emit("commands", f"status shows {name}", True, name in status, "pass" if name in status else "fail")
+            there = device["pci_address"] in page or device["uuid"] in page
+            emit("commands", f"metrics name {name}", True, there, "pass" if there else "fail")
+
+
+def deep(args):
+    def check():
+        done = subprocess.run([args.mainstay, "check", "--deep", "--group", "gpu", "--alone", "--json"], capture_output=True, text=True, timeout=55)
+        verdict = {0: "pass", 2: "fail", 1: "fail"}.get(done.returncode, "not_run")
+        return (done.stdout or done.stderr)[:1000], verdict
+    timed("deep", "mainstay check --deep", "exit status 0", check)
+
+
+def weight(args):
+    with Agent(args.mainstay) as agent:
+        agent.gpus()
+        ticks, seconds, began = cpu(agent.child.pid), 10, time.monotonic()
+        time.sleep(seconds)
+        used = (cpu(agent.child.pid) - ticks) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+        for pid in tree(agent.child.pid):
+            status = open(f"/proc/{pid}/status").read()
+            rss = int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) / 1024
+            name = "agent" if pid == agent.child.pid else "probe"
+            emit("weight", f"memory of {name}",
+                 "less than 100 MiB", f"{rss:.1f} MiB", "pass" if rss < 100 else "fail")
+        emit("weight", "CPU, GPUs read each second (10 times the default rate)", "less than 5 % of a core", f"{100 * used:.2f} %",
+             "pass" if used < 0.05 else "fail", seconds)
+
+
+def tree(pid):
+    """The process and its children, the probe among them."""
+    pids = [pid]
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+            pids += [int(child) for child in file.read().split()]
+    return pids
+
+
+def cpu(pid):
+    total = 0
+    for one in tree(pid):
+        with open(f"/proc/{one}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        total += int(fields[11]) + int(fields[12])
+    return total
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name in ("--part", "--mainstay", "--device", "--nvidia-smi"):
+        parser.add_argument(name)
+    parser.add_argument("--small", action="store_true")
+    parsed = parser.parse_args()
+    {"nvml": nvml, "commands": commands, "deep": deep, "weight": weight}[parsed.part](parsed)

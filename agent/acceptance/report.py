@@ -1,0 +1,45 @@
+"""The report of the acceptance program: one row per check, written as JSON and as Markdown."""
+
+import json
+import os
+import platform
+import time
+
+# not_run: what the check needs is not here. It is no success.
+VERDICTS = ("pass", "fail", "not_run")
+
+
+def emit(part, name, expected, seen, verdict, seconds=None):
+    """Prints one check as a line of JSON: parts run in processes of their own."""
+    assert verdict in VERDICTS, verdict
+    row = dict(part=part, name=name, expected=str(expected), seen=str(seen), verdict=verdict)
+    row["seconds"] = None if seconds is None else round(seconds, 3)
+    print("CHECK " + json.dumps(row), flush=True)
+
+
+def timed(part, name, expected, action):
+    """Runs an action that returns (seen, verdict); an exception is a failed check, never the end of the part."""
+    began = time.monotonic()
+    try:
+        seen, verdict = action()
+    except Exception as error:
+        seen, verdict = f"{type(error).__name__}: {error}", "fail"
+    emit(part, name, expected, seen, verdict, time.monotonic() - began)
+
+
+def write(folder, rows, about):
+    """Writes report.json and report.md."""
+    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
+    about = dict(about, host_kernel=platform.release(), libc=" ".join(platform.libc_ver()), python=platform.python_version())
+    with open(os.path.join(folder, "report.json"), "w") as file:
+        json.dump({"about": about, "counts": counts, "checks": rows}, file, indent=1)
+    cell = lambda text: str(text).replace("|", "\\|").replace("\n", " ")[:400]
+    lines = ["# GPU acceptance report", ""]
+    lines += [f"- {key}: {cell(value)}" for key, value in about.items()]
+    lines += ["", ", ".join(f"{count} {verdict}" for verdict, count in counts.items()), ""]
+    lines += ["| part | check | expected | seen | verdict | seconds |", "|---|---|---|---|---|---|"]
+    keys = ("part", "name", "expected", "seen", "verdict", "seconds")
+    lines += ["| " + " | ".join(cell(row[key]) for key in keys) + " |" for row in rows]
+    with open(os.path.join(folder, "report.md"), "w") as file:
+        file.write("\n".join(lines) + "\n")
+    return counts

@@ -1,0 +1,45 @@
+//! What is unusual about a GPU and does not count against it yet, and why it does not.
+
+use super::limits::DeviceLimits;
+use super::reading::GpuReading;
+use super::readings::{BRAKE, HARDWARE, HEAT, POWER_BRAKE, Readings};
+
+/// In sentences, for people. Nothing that is held against the GPU already is repeated here.
+pub(super) fn notes(of: &Readings, limits: &DeviceLimits) -> Vec<String> {
+    let Some(reading) = of.last.as_ref().filter(|reading| reading.trouble.is_none()) else {
+        return Vec::new();
+    };
+    [slowdown(of, reading, limits), lanes(of, reading, limits)].into_iter().flatten().collect()
+}
+
+fn slowdown(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Option<String> {
+    let reasons = *reading.clock_reasons.value()?;
+    let (check, by, minutes) = if reasons & BRAKE != 0 {
+        (POWER_BRAKE, "the power supply's brake", of.brake.count())
+    } else if reasons & HEAT != 0 {
+        ("slowed_down", "heat", of.slow.count())
+    } else if reasons & HARDWARE != 0 {
+        ("slowed_down", "the hardware", of.slow.count())
+    } else {
+        return None;
+    };
+    (!of.holds(check)).then(|| {
+        let limit = limits.slow_minutes;
+        format!(
+            "its clocks are held down by {by}; this counts from {limit} of 10 minutes on, and was so in {minutes}"
+        )
+    })
+}
+
+/// A lower generation is what every link does at rest, fewer lanes are not.
+fn lanes(of: &Readings, reading: &GpuReading, limits: &DeviceLimits) -> Option<String> {
+    let (now, best) = (reading.pcie.value()?, reading.pcie_max.value()?);
+    let narrow = now.width > 0 && now.width < best.width;
+    (narrow && !of.holds("pcie_link")).then(|| {
+        let load = limits.pcie_load.0;
+        format!(
+            "its PCIe link has {} of {} lanes; this counts when it stays so while the GPU is at least {load} % busy",
+            now.width, best.width
+        )
+    })
+}
