@@ -64,10 +64,12 @@ fn copy(file: &Path, to: &Path) -> Result<PathBuf> {
 /// The newest version of glibc of which the program needs a symbol.
 fn newest_glibc(program: &Path) -> Result<String> {
     let told = command::output(Command::new("objdump").arg("-T").arg(program))?;
-    let numbers = |version: &str| version.split('.').filter_map(|part| part.parse().ok()).collect::<Vec<u32>>();
-    let versions = told.split("GLIBC_").skip(1).map(|rest| {
-        rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect::<String>()
-    });
+    let numbers =
+        |version: &str| version.split('.').filter_map(|part| part.parse().ok()).collect::<Vec<u32>>();
+    let versions = told
+        .split("GLIBC_")
+        .skip(1)
+        .map(|rest| rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect::<String>());
     versions.max_by_key(|version| numbers(version)).context("objdump names no version of glibc")
 }
 

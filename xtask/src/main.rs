@@ -8,11 +8,8 @@ mod demo;
 mod fingerprint;
 mod frameworks;
 mod fuzz;
-<<<<<<< HEAD
-mod healthy;
-=======
 mod gpu;
->>>>>>> 00ff98a (GPU acceptance program, mainstay doctor, cargo xtask gpu --pack)
+mod healthy;
 mod journal;
 mod lint;
 mod nvrx;
@@ -47,13 +44,10 @@ enum Task {
     Lint,
     /// Measure: heartbeat, agent, detect, restart, build.
     Bench(bench::Args),
-<<<<<<< HEAD
     /// Run real training programs in many ways and store the output of those that end well in tests/healthy/runs.
     Healthy(healthy::Args),
-=======
     /// Build the GPU acceptance program's folder, target/gpu.
     Gpu(gpu::Args),
->>>>>>> 00ff98a (GPU acceptance program, mainstay doctor, cargo xtask gpu --pack)
     /// Build the Python package into target/wheels and install it into target/venv.
     Wheel,
 }
@@ -79,11 +73,8 @@ fn run(task: Task) -> Result<ExitCode> {
             Ok(if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Task::Bench(args) => bench::run(&args),
-<<<<<<< HEAD
         Task::Healthy(args) => healthy::make(&args),
-=======
         Task::Gpu(args) => gpu::run(&args),
->>>>>>> 00ff98a (GPU acceptance program, mainstay doctor, cargo xtask gpu --pack)
         Task::Wheel => {
             let story = say::Story::begin();
             let venv = venv::ensure(&story)?;

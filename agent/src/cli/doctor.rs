@@ -79,8 +79,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let detail = "none found; jobs run without one, with less knowledge of the host".to_owned();
         findings.push(Finding { what: "agent socket", usable: None, detail });
     }
-    let status =
-        if findings.iter().any(|of| of.usable == Some(false)) { exit::DEGRADED } else { exit::OK };
+    let status = if findings.iter().any(|of| of.usable == Some(false)) { exit::DEGRADED } else { exit::OK };
     output::print(&if args.ask.json { as_json(&findings, status) } else { as_text(&findings) })?;
     Ok(ExitCode::from(status))
 }
@@ -103,7 +102,8 @@ fn readable(what: &'static str, path: &str) -> Finding {
 
 /// Looks for the file only: a vendor's library is never loaded into this process.
 fn library(what: &'static str, name: &str) -> Finding {
-    let usual = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64"];
+    let usual =
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64"];
     let set = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let mut folders = std::env::split_paths(&set).chain(usual.map(PathBuf::from));
     match folders.find(|folder| folder.join(name).exists()) {
@@ -121,7 +121,8 @@ fn word(usable: Option<bool>) -> &'static str {
 }
 
 fn as_text(findings: &[Finding]) -> String {
-    let line = |of: &Finding| format!("{:<6}  {:<24}  {}\n", word(of.usable), of.what, output::clean(&of.detail));
+    let line =
+        |of: &Finding| format!("{:<6}  {:<24}  {}\n", word(of.usable), of.what, output::clean(&of.detail));
     findings.iter().map(line).collect()
 }
 

@@ -91,9 +91,9 @@ impl<'r> Place<'r> {
             culprits.iter().filter(member).any(|rank| entered(rank, group) < *number)
         };
         // Of equals the first: it is what the later ones wait behind.
-        let best = places.into_iter().max_by_key(|(place, ranks)| {
-            (for_culprits(place), ranks.len(), std::cmp::Reverse(place.1))
-        });
+        let best = places
+            .into_iter()
+            .max_by_key(|(place, ranks)| (for_culprits(place), ranks.len(), std::cmp::Reverse(place.1)));
         let ((group, number), ranks) = best?;
         // What the culprit calls the operation may be what is wrong with it.
         let other = ranks.iter().find(|(rank, _)| !culprits.contains(rank)).or(ranks.first());
