@@ -62,7 +62,7 @@ pub fn is_mild(line: &str) -> bool {
 
 /// What a line that reports that something went wrong has. Learned words and hints are heard of such lines only: they were
 /// learned from failures, and speak of any other line as well.
-const COMPLAINTS: [&str; 52] = [
+const COMPLAINTS: [&str; 55] = [
     "error",
     "fail",
     "fatal",
@@ -115,6 +115,9 @@ const COMPLAINTS: [&str; 52] = [
     "evict",
     "stuck",
     "undefined",
+    "degraded",
+    "unhealthy",
+    "dead",
 ];
 
 /// Whether the line reports that something went wrong, and not only in a warning.
