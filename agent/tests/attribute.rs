@@ -140,3 +140,74 @@ fn a_bundle_comes_through_a_pipe_and_a_compressed_one_is_named() {
     assert_eq!(output.status.code(), Some(3));
     assert!(notes(&output).contains("| mainstay replay -"), "{}", notes(&output));
 }
+
+/// A record of PyTorch's flight recorder.
+fn flight_record(name: &str) -> Vec<u8> {
+    let records = concat!(env!("CARGO_MANIFEST_DIR"), "/core/tests/flight_records");
+    fs::read(format!("{records}/{name}")).expect("a record of the core's tests")
+}
+
+#[test]
+fn flight_records_beside_the_logs_name_the_rank_that_the_others_wait_for() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let logs = dir.path().to_str().expect("plain text");
+    fs::write(dir.path().join("rank0.log"), "step 1\nstep 2\n").expect("written");
+    // Two as pickles and two as JSON, under names of torch and of others; one torn, one hostile, one that names no rank.
+    for (name, of) in [
+        ("nccl_trace_rank_0", "late_0.pickle"),
+        ("nccl_trace_rank_1", "late_1.json"),
+        ("dump_2.json", "late_2.json"),
+        ("job.rank3.trace", "late_3.pickle"),
+        ("record", "late_3.json"),
+    ] {
+        fs::write(dir.path().join(name), flight_record(of)).expect("written");
+    }
+    let whole = flight_record("late_0.pickle");
+    fs::write(dir.path().join("torn_rank_4"), &whole[..whole.len() / 2]).expect("written");
+    fs::write(dir.path().join("hostile_rank_5"), b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.").expect("written");
+    let output = mainstay(&["--logs", logs, "--json"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    for (file, why) in [("torn_rank_4", "in the middle"), ("hostile_rank_5", "not allowed"), ("record", "rank")] {
+        let line = said.lines().find(|line| line.contains(&format!("{logs}/{file}"))).unwrap_or_default();
+        assert!(line.contains("left out") && line.contains(why), "{file}: {said}");
+    }
+    assert!(output.status.success(), "{said}");
+    let told: Value = serde_json::from_str(&text(&output)).expect("one JSON object");
+    assert_eq!(told["culprit"], 2, "{told:#}");
+    assert_eq!(told["class"], "unknown", "why the rank did not come is not known");
+    assert_eq!(told["victims"], serde_json::json!([0, 1, 3]));
+    assert_eq!(told["collectives"]["process_group"], "0");
+    assert_eq!(told["collectives"]["operation"], "all_reduce of [8] Float");
+    assert_eq!(told["evidence"][0]["signature"], "torch.flight_record");
+    let sentence = "rank 2 has not come to all_reduce of [8] Float";
+    for option in ["--exit-info=1", "--markdown"] {
+        let shown = text(&mainstay(&["--logs", logs, option])).replace('\\', "");
+        assert!(shown.contains(sentence), "{shown}");
+        assert!(shown.contains("Find out what kept rank 2 from the operation"), "{shown}");
+    }
+}
+
+#[test]
+fn a_cause_in_the_logs_stands_beside_what_the_flight_records_show() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let logs = dir.path().to_str().expect("plain text");
+    for rank in 0..4 {
+        let name = format!("nccl_trace_rank_{rank}");
+        fs::write(dir.path().join(name), flight_record(&format!("late_{rank}.json"))).expect("written");
+    }
+    fs::write(dir.path().join("rank2.log"), "step 1\nRuntimeError: CUDA error: uncorrectable ECC error\n")
+        .expect("written");
+    let told: Value =
+        serde_json::from_str(&text(&mainstay(&["--logs", logs, "--json"]))).expect("one JSON object");
+    assert_eq!((&told["class"], &told["culprit"]), (&"hardware_gpu".into(), &2.into()), "{told:#}");
+    assert_eq!(told["evidence"][1]["signature"], "torch.flight_record");
+    // Ranks that differ in what they entered are the program's fault.
+    for rank in 0..4 {
+        let name = format!("nccl_trace_rank_{rank}");
+        fs::write(dir.path().join(name), flight_record(&format!("mismatch_{rank}.pickle"))).expect("written");
+    }
+    fs::remove_file(dir.path().join("rank2.log")).expect("removed");
+    let told: Value =
+        serde_json::from_str(&text(&mainstay(&["--logs", logs, "--json"]))).expect("one JSON object");
+    assert_eq!((&told["class"], &told["culprit"]), (&"user_code".into(), &1.into()), "{told:#}");
+}

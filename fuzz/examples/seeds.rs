@@ -19,6 +19,10 @@ use mainstay_fuzz::CATALOGUES;
 use mainstay_tier::peer::frame::{Header, Kind, encode};
 
 const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
+const FLIGHT_RECORDS_JSON: [&[u8]; 2] = [
+    include_bytes!("../../agent/core/tests/flight_records/late_0.json"),
+    include_bytes!("../../agent/core/tests/flight_records/late_2.json"),
+];
 const FLIGHT_RECORDS: [&[u8]; 2] = [
     include_bytes!("../../agent/core/tests/flight_records/absent_0.pickle"),
     include_bytes!("../../agent/core/tests/flight_records/mismatch_1.pickle"),
@@ -107,6 +111,8 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("nccl_ras", reports())?;
     seed("nvrx_pickle", NVRX_MESSAGES.lines().filter_map(|line| bytes_of(line.rsplit(' ').next()?)))?;
     seed("flight_record", FLIGHT_RECORDS)?;
+    let of_two_ranks = FLIGHT_RECORDS_JSON.join(&0);
+    seed("flight_record_json", FLIGHT_RECORDS_JSON.iter().map(|of| of.to_vec()).chain([of_two_ranks]))?;
     seed("cloud_answers", CLOUD_ANSWERS)?;
     seed("launcher_wire", [WIRE])?;
     seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
