@@ -164,10 +164,13 @@ fn flight_records_beside_the_logs_name_the_rank_that_the_others_wait_for() {
     }
     let whole = flight_record("late_0.pickle");
     fs::write(dir.path().join("torn_rank_4"), &whole[..whole.len() / 2]).expect("written");
-    fs::write(dir.path().join("hostile_rank_5"), b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.").expect("written");
+    fs::write(dir.path().join("hostile_rank_5"), b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
+        .expect("written");
     let output = mainstay(&["--logs", logs, "--json"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    for (file, why) in [("torn_rank_4", "in the middle"), ("hostile_rank_5", "not allowed"), ("record", "rank")] {
+    for (file, why) in
+        [("torn_rank_4", "in the middle"), ("hostile_rank_5", "not allowed"), ("record", "rank")]
+    {
         let line = said.lines().find(|line| line.contains(&format!("{logs}/{file}"))).unwrap_or_default();
         assert!(line.contains("left out") && line.contains(why), "{file}: {said}");
     }

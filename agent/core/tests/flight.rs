@@ -173,7 +173,11 @@ fn a_rank_of_the_job_without_a_record_is_named_as_such() {
 fn ranks_in_different_operations_are_told_with_both() {
     let shown = shown(&MISMATCH, &[0, 1, 2, 3]).expect("ranks wait");
     assert_eq!((shown.kind, shown.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
-    assert!(shown.told.starts_with("in collective 2 of process group 0 rank 1 entered broadcast"), "{}", shown.told);
+    assert!(
+        shown.told.starts_with("in collective 2 of process group 0 rank 1 entered broadcast"),
+        "{}",
+        shown.told
+    );
     assert!(shown.told.ends_with("and ranks 0, 2, 3 entered all_reduce of [8] Float"), "{}", shown.told);
 }
 

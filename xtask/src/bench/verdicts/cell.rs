@@ -21,7 +21,8 @@ use crate::places;
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// Hangs are found out soon, whatever a loaded machine takes for a step otherwise.
-const SOON: [&str; 4] = ["--hang-limit", "step=6s,unlearned=6s,first_step=40s", "--hang-limit", "confirm=1s"];
+const SOON: [&str; 4] =
+    ["--hang-limit", "step=6s,unlearned=6s,first_step=40s,idle=10s", "--hang-limit", "confirm=1s"];
 
 /// What a job made of its fault.
 #[derive(Debug, Default)]
