@@ -289,7 +289,7 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
     server.record(22, Some("demo"), verdict(2, "rank 3 raised ValueError: last"));
     let mut client = EventServiceClient::new(server.unix().await);
     let mut ask = async |job: &str, incident| {
-        client.explain_incident(ExplainIncidentRequest { job: job.into(), incident, all: false }).await
+        client.explain_incident(ExplainIncidentRequest { job: job.into(), incident, all: true }).await
     };
     let last = ask("demo", None).await.unwrap().into_inner();
     assert_eq!(last.incident, 2);

@@ -200,7 +200,7 @@ fn of_word(head: &str) -> Option<Level> {
     let mut from = 0;
     while from < head.len() {
         let rest = &head[from..];
-        let Some(begin) = rest.find(|letter: char| letter.is_ascii_alphabetic()) else { return None };
+        let begin = rest.find(|letter: char| letter.is_ascii_alphabetic())?;
         let at = from + begin;
         let word = &head[at..];
         let end =
@@ -225,7 +225,7 @@ fn of_name(head: &str, at: usize, word: &str) -> Option<Level> {
         before.ends_with("level=") || before.ends_with("level\": \"") || before.ends_with("level\":\"");
     let stands_alone = before.ends_with(['[', '|', ':', '-', ' ', '(', '\t', '<']) || before.is_empty();
     let ends = matches!(after, None | Some(']' | '|' | ':' | '-' | ' ' | ')' | '\t' | '>' | ','));
-    if !keyed && !(stands_alone && ends) {
+    if !(keyed || stands_alone && ends) {
         return None;
     }
     let upper = word.bytes().all(|byte| byte.is_ascii_uppercase());

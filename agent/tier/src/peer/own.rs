@@ -40,6 +40,9 @@ pub struct Own {
     inner: Mutex<Inner>,
 }
 
+/// How a file was when it was last read, and what was read of it; none where it held nothing whole.
+type LastRead = (Mark, Option<Arc<Sealed>>);
+
 #[derive(Debug, Default)]
 struct Inner {
     watched: Vec<Watched>,
@@ -49,7 +52,7 @@ struct Inner {
     /// What was sealed of files that trainers write themselves, by the directory that is watched and the run.
     packs: BTreeMap<(PathBuf, String), Vec<Arc<Pack>>>,
     /// Manifests that were read, by user and path, with what tells whether they changed.
-    read: BTreeMap<(u32, PathBuf), (Mark, Option<Arc<Sealed>>)>,
+    read: BTreeMap<(u32, PathBuf), LastRead>,
     /// The memory of slots that were sent, by their files, with what tells whether a file is another one.
     mapped: BTreeMap<PathBuf, ((u64, u64, u64), Outgoing)>,
     /// Shards whose bytes are not what was sealed.
