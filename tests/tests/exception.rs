@@ -198,12 +198,12 @@ fn of_a_rank_without_heartbeats_it_is_not_said_how_far_it_was() {
     // Plainly the program's own fault, but after who knows how many steps: it gets its restart.
     let script = r#"
 if ATTEMPT == 0:
-    import no_such_module
+    no_such_name
 "#;
     let end = stage.python(script).start().end();
     end.assert_status(0);
     let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
-    assert!(verdict.headline.contains("no_such_module") && !verdict.headline.contains("step"), "{end}");
+    assert!(verdict.headline.contains("no_such_name") && !verdict.headline.contains("step"), "{end}");
 }
 
 #[test]

@@ -299,15 +299,13 @@ async fn a_failure_is_explained_and_one_that_there_is_not_is_not_found() {
         last.text
     );
     for told in [&last.text, &last.markdown] {
+        assert!(told.contains("What speaks against it") && told.contains("an ECC error: of GPU 3"), "{told}");
         assert!(
-            told.contains("What speaks against it:") && told.contains("an ECC error: of GPU 3"),
+            told.contains("What would change this") && told.contains("The same step on another host"),
             "{told}"
         );
-        assert!(
-            told.contains("What would change this:") && told.contains("The same step on another host"),
-            "{told}"
-        );
-        assert!(told.contains("Read the traceback"), "{told}");
+        // What to do follows from the decision, and none was made.
+        assert!(told.contains("Wait for the decision"), "{told}");
     }
     assert!(last.markdown.starts_with("## "), "{}", last.markdown);
     let json: serde_json::Value = serde_json::from_str(&last.json).unwrap();
