@@ -97,7 +97,7 @@ const COMPLAINTS: [&str; 55] = [
     "assert",
     "broken",
     "panic",
-    "fault",
+    " fault",
     "bad ",
     "wrong",
     "unexpected",

@@ -200,15 +200,17 @@ fn names_only_a_signal(votes: &[Vote], class: Class) -> bool {
             .filter(|vote| vote.role == Role::Primary && vote.classes().any(|(of, w)| of == class && w > 0.0))
     };
     let only = |vote: &Vote| vote.signal || vote.hint || vote.is_of_words();
-    for_it().any(|vote| vote.signal) && for_it().all(only) && !ranks::crashed_together(for_it())
+    votes.iter().any(|vote| vote.signal) && for_it().all(only) && !ranks::crashed_together(for_it())
 }
 
 /// Leaves of signals that they ended something, and takes what they are said to speak for.
-fn say_nothing_of_the_sender(votes: &mut [Vote]) {
+fn say_nothing_of_the_sender(votes: &mut Vec<Vote>) {
     for vote in votes.iter_mut().filter(|vote| vote.signal) {
         (vote.role, vote.class, vote.weight) = (Role::Secondary, Class::Unknown, SIGNAL);
         vote.also.clear();
     }
+    // What words resemble is no reason for a signal either.
+    votes.retain(|vote| !vote.hint && !vote.is_of_words());
 }
 
 /// Whether any of the evidence for the class is of what comes again by its nature.

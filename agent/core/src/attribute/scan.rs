@@ -578,11 +578,15 @@ impl<'c> Scan<'c> {
     fn hints(&mut self, lines: &[Cow<'_, str>]) {
         let explained: BTreeSet<u64> =
             self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
+        let mut before: &str = "";
         for (number, line) in (1u64..).zip(lines) {
+            // A warning quotes the program in its second line.
+            let quoted = line.starts_with(' ') && level::is_python_warning(before);
+            before = line;
             let past = steps_after(&self.findings.progress, self.times, number)
                 .is_some_and(|steps| steps >= HEALTHY_STEPS);
             let ignored = self.ignored_lines.contains(&number);
-            let speaks = level::complains(line) && !(past || ignored || lines::is_advice(line));
+            let speaks = level::complains(line) && !(past || ignored || quoted || lines::is_advice(line));
             if explained.contains(&number) || line.trim().is_empty() || !speaks {
                 continue;
             }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use mainstay_core::checkpoint::owner;
 use mainstay_durable::direct::Direct;
 use serde_json::json;
 
@@ -17,15 +18,30 @@ pub(super) fn is_url(place: &Path) -> bool {
     place.to_str().is_some_and(|place| place.contains("://"))
 }
 
+/// The name under which a run is stored: agents store a user's run with its owner, `UID!NAME`; a run without an owner was
+/// stored by a person or by an older agent. The caller's own run is preferred.
+fn stored_name(storage: &Direct, run: &str) -> anyhow::Result<String> {
+    if owner::owner(run).is_some() {
+        return Ok(run.to_owned());
+    }
+    let owned = owner::owned(nix::unistd::geteuid().as_raw(), run);
+    let (states, problems) = storage.list(Some(&owned))?;
+    Ok(if states.is_empty() && problems.is_empty() { run.to_owned() } else { owned })
+}
+
 pub(super) fn list(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
     let url = url.display().to_string();
-    let (states, problems) = Direct::open(&url)?.list(run)?;
+    let storage = Direct::open(&url)?;
+    let run = run.map(|run| stored_name(&storage, run)).transpose()?;
+    let (states, problems) = storage.list(run.as_deref())?;
     told(&url, &states, &problems, as_json)
 }
 
 pub(super) fn verify(url: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
     let (mut good, mut bytes, mut bad) = (0, 0, Vec::new());
-    Direct::open(&url.display().to_string())?.verify(run, |checked| match checked {
+    let storage = Direct::open(&url.display().to_string())?;
+    let run = run.map(|run| stored_name(&storage, run)).transpose()?;
+    storage.verify(run.as_deref(), |checked| match checked {
         Ok(size) => (good, bytes) = (good + 1, bytes + size),
         Err(problem) => bad.push(problem),
     })?;
@@ -40,7 +56,9 @@ pub(super) fn pull(
     as_json: bool,
 ) -> anyhow::Result<ExitCode> {
     let say = |line: String| output::note(&clean(&line));
-    let Some(pulled) = Direct::open(url)?.pull(run, ranks, directory, &say)? else {
+    let storage = Direct::open(url)?;
+    let run = stored_name(&storage, run)?;
+    let Some(pulled) = storage.pull(&run, ranks, directory, &say)? else {
         said(as_json, &json!({"step": null}), "no whole step of this run is there")?;
         return Ok(ExitCode::from(exit::UNKNOWN));
     };
