@@ -119,7 +119,26 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
     if !end.stdout_tail.is_empty() {
         said.push(of_lines("standard output", &end.stdout_tail, &end.stdout_times));
     }
+    if was_ended_from_outside(end) {
+        said.iter_mut().for_each(|findings| keep_what_lies_in_wait(catalog, findings));
+    }
     said
+}
+
+/// Whether somebody else ended the rank by a signal: then nothing that it printed did.
+fn was_ended_from_outside(end: &RankEnd) -> bool {
+    let Some((ExitStatus::Signal(signal), _)) = end.exit else { return false };
+    end.note.is_none() && Cause::Signal { signal }.is_signal_from_outside()
+}
+
+/// Of the words of a rank that was killed only those count that tell why somebody killed it: memory that ran out, a machine
+/// that is taken away, a device that fails.
+fn keep_what_lies_in_wait(catalog: &Catalog, findings: &mut Findings) {
+    let lies_in_wait = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
+    findings.sightings.retain(|sighting| lies_in_wait(sighting.signature));
+    findings.exceptions.clear();
+    findings.vocabulary.clear();
+    findings.words = None;
 }
 
 /// The traceback as Python prints it: with the exception as its last line.

@@ -7,49 +7,63 @@ use std::borrow::Cow;
 
 use super::Evidence;
 use super::catalog::{Catalog, Signature};
+use super::exit::{Exit, Status};
 use super::scan::{Findings, Kind, Spot};
+use crate::verdict::Cause;
 
 /// The evidence without what cannot be the cause.
 pub fn current<'e>(catalog: &Catalog, evidence: &'e Evidence) -> Cow<'e, Evidence> {
-    let all_speak = evidence.findings.iter().all(|of| every_spot_speaks(catalog, of));
+    let killed = ended_from_outside(evidence);
+    let all_speak = evidence.findings.iter().all(|of| every_spot_speaks(catalog, of, killed));
     if all_speak {
         return Cow::Borrowed(evidence);
     }
     let mut evidence = evidence.clone();
     for findings in &mut evidence.findings {
-        keep_current(catalog, findings);
+        keep_current(catalog, findings, killed);
     }
     Cow::Owned(evidence)
 }
 
-fn every_spot_speaks(catalog: &Catalog, findings: &Findings) -> bool {
+fn every_spot_speaks(catalog: &Catalog, findings: &Findings, killed: bool) -> bool {
     let signature = |of: usize| catalog.signatures().get(of);
     findings.kind == Kind::Kernel
         || findings
             .sightings
             .iter()
-            .all(|of| of.spots.iter().all(|spot| speaks(signature(of.signature), spot)))
-            && findings.exceptions.iter().all(|of| speaks(None, &of.spot))
+            .all(|of| of.spots.iter().all(|spot| speaks(signature(of.signature), spot, killed)))
+            && findings.exceptions.iter().all(|of| speaks(None, &of.spot, killed))
 }
 
-fn keep_current(catalog: &Catalog, findings: &mut Findings) {
+fn keep_current(catalog: &Catalog, findings: &mut Findings, killed: bool) {
     // The kernel's lines come with a time of their own, and not with the ranks' progress.
     if findings.kind == Kind::Kernel {
         return;
     }
     for sighting in &mut findings.sightings {
         let signature = catalog.signatures().get(sighting.signature);
-        sighting.spots.retain(|spot| speaks(signature, spot));
+        sighting.spots.retain(|spot| speaks(signature, spot, killed));
     }
     findings.sightings.retain(|sighting| !sighting.spots.is_empty());
-    findings.exceptions.retain(|of| speaks(None, &of.spot));
+    findings.exceptions.retain(|of| speaks(None, &of.spot, killed));
+}
+
+/// Whether all that is known to have ended was ended by signals that somebody else sent. An exception that a program
+/// logged did not end it then.
+fn ended_from_outside(evidence: &Evidence) -> bool {
+    let from_outside = |exit: &Exit| match exit.status.normal() {
+        Status::Signal(signal) => Cause::Signal { signal }.is_signal_from_outside(),
+        Status::Code(_) => false,
+    };
+    !evidence.exits.is_empty() && evidence.exits.iter().all(from_outside)
 }
 
 /// Whether a line can be a cause of the failure, by what its signature says of warnings and of what lies in wait.
-fn speaks(signature: Option<&Signature>, spot: &Spot) -> bool {
+fn speaks(signature: Option<&Signature>, spot: &Spot, killed: bool) -> bool {
     let from_a_warning = signature.is_some_and(|of| of.warning);
     let lies_in_wait = signature.is_some_and(|of| of.latent.is_some());
-    (!spot.mild || from_a_warning) && (!spot.is_past() || lies_in_wait)
+    let over = spot.is_past() || killed && spot.logged;
+    (!spot.mild || from_a_warning) && (!over || lies_in_wait)
 }
 
 #[cfg(test)]

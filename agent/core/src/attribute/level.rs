@@ -62,7 +62,7 @@ pub fn is_mild(line: &str) -> bool {
 
 /// What a line that reports that something went wrong has. Learned words and hints are heard of such lines only: they were
 /// learned from failures, and speak of any other line as well.
-const COMPLAINTS: [&str; 55] = [
+const COMPLAINTS: [&str; 57] = [
     "error",
     "fail",
     "fatal",
@@ -97,7 +97,9 @@ const COMPLAINTS: [&str; 55] = [
     "assert",
     "broken",
     "panic",
-    " fault",
+    "segmentation fault",
+    "page fault",
+    "hardware fault",
     "bad ",
     "wrong",
     "unexpected",
@@ -119,6 +121,11 @@ const COMPLAINTS: [&str; 55] = [
     "unhealthy",
     "dead",
 ];
+
+/// Whether a logger wrote the line, at whatever level.
+pub fn is_logged(line: &str) -> bool {
+    level(line) != Level::Unsaid
+}
 
 /// Whether the line reports that something went wrong, and not only in a warning.
 pub fn complains(line: &str) -> bool {

@@ -81,7 +81,7 @@ pub struct Spot {
     pub mild: bool,
     /// Steps that were surely begun and completed after the line; none where no progress is known.
     pub steps_after: Option<u64>,
-    /// It stands in a traceback that a warning or a note logged: its exception was caught.
+    /// It stands in a traceback that a logger wrote below a message: the exception was caught.
     pub logged: bool,
     /// The line itself, cleaned and shortened.
     pub text: String,
@@ -171,7 +171,7 @@ pub struct Scan<'c> {
     last_exceptions: VecDeque<Exception>,
     /// The rank that a row of the launcher's table named last, and in which line.
     table: Option<(u64, u32)>,
-    /// The first line of a traceback that was logged below the level of an error.
+    /// The first line of a traceback that a logger wrote below a message of its own.
     logged: Option<u64>,
     /// The line that is looked at is the program's text that a warning quotes.
     quotes_a_warning: bool,
@@ -314,7 +314,7 @@ impl<'c> Scan<'c> {
                 self.quotes_a_warning = block[start] == b' ' && follows(&block[..start], quoted);
                 if is_traceback(&block[start..end]) {
                     let number = self.findings.lines + 1;
-                    self.logged = follows(&block[..start], level::is_mild).then_some(number);
+                    self.logged = follows(&block[..start], level::is_logged).then_some(number);
                 }
             }
             if PROGRESS.contains(&word) {
@@ -558,11 +558,11 @@ impl<'c> Scan<'c> {
             let steps_after = steps_after(&self.findings.progress, self.times, *number);
             steps_after.is_none_or(|steps| steps < HEALTHY_STEPS) && !level::is_mild(line)
         });
-        if !lines.iter().any(|line| level::complains(line)) {
+        let current: Vec<&str> = current.map(|(_, line)| line.as_ref()).collect();
+        if !current.iter().any(|line| level::complains(line)) {
             return;
         }
-        self.findings.vocabulary =
-            messages(current.map(|(_, line)| line.as_ref())).flat_map(|line| words.known(line)).collect();
+        self.findings.vocabulary = messages(current.into_iter()).flat_map(|line| words.known(line)).collect();
         self.hints(&lines);
     }
 
