@@ -9,11 +9,10 @@ use super::Evidence;
 use super::catalog::{Catalog, Signature};
 use super::exit::{Exit, Status};
 use super::scan::{Findings, Kind, Spot};
-use crate::verdict::Cause;
 
 /// The evidence without what cannot be the cause.
 pub fn current<'e>(catalog: &Catalog, evidence: &'e Evidence) -> Cow<'e, Evidence> {
-    let killed = ended_from_outside(evidence);
+    let killed = ended_by_signals(evidence);
     let all_speak = evidence.findings.iter().all(|of| every_spot_speaks(catalog, of, killed));
     if all_speak {
         return Cow::Borrowed(evidence);
@@ -48,14 +47,10 @@ fn keep_current(catalog: &Catalog, findings: &mut Findings, killed: bool) {
     findings.exceptions.retain(|of| speaks(None, &of.spot, killed));
 }
 
-/// Whether all that is known to have ended was ended by signals that somebody else sent. An exception that a program
-/// logged did not end it then.
-fn ended_from_outside(evidence: &Evidence) -> bool {
-    let from_outside = |exit: &Exit| match exit.status.normal() {
-        Status::Signal(signal) => Cause::Signal { signal }.is_signal_from_outside(),
-        Status::Code(_) => false,
-    };
-    !evidence.exits.is_empty() && evidence.exits.iter().all(from_outside)
+/// Whether all that is known to have ended was ended by signals. An exception that a program logged did not end it then.
+fn ended_by_signals(evidence: &Evidence) -> bool {
+    let by_signal = |exit: &Exit| matches!(exit.status.normal(), Status::Signal(_));
+    !evidence.exits.is_empty() && evidence.exits.iter().all(by_signal)
 }
 
 /// Whether a line can be a cause of the failure, by what its signature says of warnings and of what lies in wait.

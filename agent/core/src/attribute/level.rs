@@ -21,7 +21,13 @@ pub enum Level {
 }
 
 /// Phrases of lines that say of themselves that the program goes on.
-const GOES_ON: [&str; 13] = [
+const GOES_ON: [&str; 19] = [
+    "training goes on",
+    "going on without",
+    "continuing without",
+    "is handled by",
+    "there were missing keys",
+    "may result in unexpected",
     "exception ignored in",
     "this is expected",
     "falling back to",
@@ -45,14 +51,23 @@ pub fn level(line: &str) -> Level {
     if KERNEL_ALARMS.iter().any(|alarm| line.contains(alarm)) {
         return Level::Error;
     }
+    // Before the logger's level: programs log as errors what they survive.
+    if goes_on(line) {
+        return Level::Note;
+    }
     if let Some(level) = of_logger(head(line)) {
         return level;
     }
     if is_python_warning(line) {
         return Level::Warning;
     }
+    Level::Unsaid
+}
+
+/// Whether the line says of itself that the program goes on.
+fn goes_on(line: &str) -> bool {
     let lower = line.to_ascii_lowercase();
-    if GOES_ON.iter().any(|phrase| lower.contains(phrase)) { Level::Note } else { Level::Unsaid }
+    GOES_ON.iter().any(|phrase| lower.contains(phrase))
 }
 
 /// Whether the line is a note or a warning.
@@ -129,6 +144,10 @@ pub fn is_logged(line: &str) -> bool {
 
 /// Whether the line reports that something went wrong, and not only in a warning.
 pub fn complains(line: &str) -> bool {
+    // What the launcher says of the job is no line of the program.
+    if line.starts_with("mainstay: ") {
+        return false;
+    }
     let level = level(line);
     if matches!(level, Level::Note | Level::Warning) {
         return false;

@@ -314,7 +314,13 @@ impl<'c> Scan<'c> {
                 self.quotes_a_warning = block[start] == b' ' && follows(&block[..start], quoted);
                 if is_traceback(&block[start..end]) {
                     let number = self.findings.lines + 1;
-                    self.logged = follows(&block[..start], level::is_logged).then_some(number);
+                    let chained =
+                        follows(&block[..start], |line| line[lines::prefix(line).len..].trim().is_empty());
+                    if follows(&block[..start], level::is_logged) {
+                        self.logged = Some(number);
+                    } else if !chained {
+                        self.logged = None;
+                    }
                 }
             }
             if PROGRESS.contains(&word) {
