@@ -94,7 +94,6 @@ fn the_corpus_is_there_and_names_no_machine() {
 }
 
 #[test]
-#[ignore = "open (M7, point 3): some signatures still speak in healthy runs; run with --ignored for the list"]
 fn nothing_speaks_with_weight_in_a_healthy_run() {
     let runs = runs();
     let wrong = runs.iter().flat_map(|(name, text)| {
@@ -104,7 +103,6 @@ fn nothing_speaks_with_weight_in_a_healthy_run() {
 }
 
 #[test]
-#[ignore = "open (M7, point 3): some signatures still speak in healthy runs; run with --ignored for the list"]
 fn a_healthy_run_has_no_cause_of_failure() {
     let runs = runs();
     let mut wrong = Vec::new();
@@ -121,7 +119,6 @@ fn a_healthy_run_has_no_cause_of_failure() {
 }
 
 #[test]
-#[ignore = "open (M7, point 3): some signatures still speak in healthy runs; run with --ignored for the list"]
 fn a_signal_after_a_healthy_run_has_no_cause_that_was_seen() {
     let runs = runs();
     let mut wrong = Vec::new();

@@ -173,6 +173,8 @@ pub struct Scan<'c> {
     table: Option<(u64, u32)>,
     /// The first line of a traceback that a logger wrote below a message of its own.
     logged: Option<u64>,
+    /// The lines of such tracebacks: their words are not heard.
+    logged_lines: BTreeSet<u64>,
     /// The line that is looked at is the program's text that a warning quotes.
     quotes_a_warning: bool,
     unfinished: Vec<u8>,
@@ -197,6 +199,7 @@ impl<'c> Scan<'c> {
             last_exceptions: VecDeque::new(),
             table: None,
             logged: None,
+            logged_lines: BTreeSet::new(),
             quotes_a_warning: false,
             unfinished: Vec::new(),
             plain: Vec::new(),
@@ -314,12 +317,10 @@ impl<'c> Scan<'c> {
                 self.quotes_a_warning = block[start] == b' ' && follows(&block[..start], quoted);
                 if is_traceback(&block[start..end]) {
                     let number = self.findings.lines + 1;
-                    let chained =
-                        follows(&block[..start], |line| line[lines::prefix(line).len..].trim().is_empty());
-                    if follows(&block[..start], level::is_logged) {
-                        self.logged = Some(number);
-                    } else if !chained {
-                        self.logged = None;
+                    match above_traceback(&block[..start]) {
+                        Some(line) if level::is_logged(&line) => self.logged = Some(number),
+                        Some(line) if is_chain(&line) => {}
+                        _ => self.logged = None,
                     }
                 }
             }
@@ -508,6 +509,9 @@ impl<'c> Scan<'c> {
             .get(&rank)
             .filter(|(at, _)| !raised.embedded && number.saturating_sub(*at) <= FRAME_REACH)
             .map(|(_, frame)| frame.clone());
+        if let Some(at) = self.logged.filter(|at| number - at <= IGNORED_REACH) {
+            self.logged_lines.extend(at..=number);
+        }
         let exception = Exception {
             name: raised.name.to_owned(),
             spot: self.spot(line, number),
@@ -561,6 +565,9 @@ impl<'c> Scan<'c> {
         let words = self.catalog.vocabulary();
         // Neither warnings nor what came before healthy steps: their words are those of every run.
         let current = (1u64..).zip(&lines).filter(|(number, line)| {
+            if self.logged_lines.contains(number) {
+                return false;
+            }
             let steps_after = steps_after(&self.findings.progress, self.times, *number);
             steps_after.is_none_or(|steps| steps < HEALTHY_STEPS) && !level::is_mild(line)
         });
@@ -591,7 +598,7 @@ impl<'c> Scan<'c> {
             before = line;
             let past = steps_after(&self.findings.progress, self.times, number)
                 .is_some_and(|steps| steps >= HEALTHY_STEPS);
-            let ignored = self.ignored_lines.contains(&number);
+            let ignored = self.ignored_lines.contains(&number) || self.logged_lines.contains(&number);
             let speaks = level::complains(line) && !(past || ignored || quoted || lines::is_advice(line));
             if explained.contains(&number) || line.trim().is_empty() || !speaks {
                 continue;
@@ -618,6 +625,24 @@ fn follows(before: &[u8], is: impl Fn(&str) -> bool) -> bool {
     let begin = memchr::memrchr(b'\n', before).map_or(0, |at| at + 1);
     let begin = begin.max(before.len().saturating_sub(LINE_WINDOW));
     is(&lines::clean(&before[begin..]))
+}
+
+/// The line above a traceback that says where it comes from: what only parts a worker's traceback from it is passed over.
+fn above_traceback(before: &[u8]) -> Option<String> {
+    let lines = before.strip_suffix(b"\n")?.rsplit(|byte| *byte == b'\n').take(4);
+    let text = |line: &[u8]| {
+        let line = lines::clean(&line[line.len().saturating_sub(LINE_WINDOW)..]).into_owned();
+        let said = line[lines::prefix(&line).len..].trim();
+        let passes = said.is_empty() || said == "\"\"\"" || said.ends_with("RemoteTraceback:");
+        (!passes).then_some(line)
+    };
+    lines.filter_map(text).next()
+}
+
+/// Whether the line joins two tracebacks of one exception.
+fn is_chain(line: &str) -> bool {
+    line.contains("the direct cause of the following")
+        || line.contains("During handling of the above exception")
 }
 
 /// Whether the line begins a traceback of Python's.
