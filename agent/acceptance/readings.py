@@ -74,8 +74,13 @@ class Agent:
         return done.stdout
 
     def gpus(self):
-        """Waits until the GPUs were read once; nothing is there if there are none after 30 s."""
-        for _ in range(300):
+        """Waits until the GPUs were read once; an empty list if there are none after 20 s."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            if self.child.poll() is not None:
+                self.log.flush()
+                with open(self.log.name, errors="replace") as log:
+                    raise RuntimeError(f"the agent ended with status {self.child.returncode}: {log.read()[-600:]}")
             told = self.ask("gpus", "--json")
             devices = json.loads(told)["devices"] if told.strip() else []
             if devices and all("read_age" in device or device["state"] != "UNKNOWN" for device in devices):
@@ -102,7 +107,17 @@ class Agent:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def driver(part):
+    """Whether there is a driver to ask. Without one the part is not run: an agent would only wait."""
+    found = os.path.exists("/proc/driver/nvidia/version") or "MAINSTAY_AGENT_GPU_LIBRARY" in os.environ
+    if not found:
+        emit(part, "NVIDIA driver", "it is loaded", "/proc/driver/nvidia/version does not exist", "not_run")
+    return found
+
+
 def nvml(args):
+    if not driver("nvml"):
+        return None
     with Agent(args.mainstay) as agent:
         agent.gpus()
         try:
@@ -122,6 +137,8 @@ def nvml(args):
 
 
 def commands(args):
+    if not driver("commands"):
+        return None
     with Agent(args.mainstay) as agent:
         devices = agent.gpus()
         timed("commands", "mainstay gpus", "at least one GPU", lambda: (len(devices), "pass" if devices else "fail"))
@@ -134,6 +151,9 @@ def commands(args):
 
 
 def deep(args):
+    if not driver("deep"):
+        return None
+
     def check():
         done = subprocess.run([args.mainstay, "check", "--deep", "--group", "gpu", "--alone", "--json"], capture_output=True, text=True, timeout=55)
         verdict = {0: "pass", 2: "fail", 1: "fail"}.get(done.returncode, "not_run")
@@ -142,6 +162,8 @@ def deep(args):
 
 
 def weight(args):
+    if not driver("weight"):
+        return None
     with Agent(args.mainstay) as agent:
         agent.gpus()
         ticks, seconds, began = cpu(agent.child.pid), 10, time.monotonic()

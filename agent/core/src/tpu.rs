@@ -70,6 +70,8 @@ pub struct TpuJudge {
 struct Known {
     number: u32,
     kind: String,
+    /// Its address with the PCI function; journals of older versions have it without.
+    bus_id: String,
 }
 
 /// Where the cores stood, and since when they have not moved.
@@ -104,7 +106,10 @@ impl TpuJudge {
         let value = |name: &str| observation.values.get(name).map(String::as_str).unwrap_or_default();
         let number = observation.component.strip_prefix("tpu.").and_then(|number| number.parse().ok());
         if let (Some(number), Some(address)) = (number, PciAddress::parse(value("address"))) {
-            self.found.insert(address, Known { number, kind: value("kind").to_owned() });
+            self.found.insert(
+                address,
+                Known { number, kind: value("kind").to_owned(), bus_id: value("address").to_owned() },
+            );
         }
     }
 
@@ -136,13 +141,14 @@ impl TpuJudge {
             if self.found.contains_key(&chip.address) {
                 continue;
             }
-            self.found.insert(chip.address, Known { number: chip.number, kind: chip.kind.to_owned() });
-            let values = [("address", chip.address.to_string()), ("kind", chip.kind.to_owned())];
+            let known = Known { number: chip.number, kind: chip.kind.to_owned(), bus_id: chip.bus_id() };
+            self.found.insert(chip.address, known);
+            let values = [("address", chip.bus_id()), ("kind", chip.kind.to_owned())];
             facts.push(Fact::Observed(Observation {
                 component: format!("tpu.{}", chip.number),
                 event: FOUND.to_owned(),
                 weight: Weight::Info,
-                detail: format!("a TPU {} is on the PCI bus at {}", chip.kind, chip.address),
+                detail: format!("a TPU {} is on the PCI bus at {}", chip.kind, chip.bus_id()),
                 values: values.map(|(name, value)| (name.to_owned(), value)).into(),
             }));
         }
@@ -236,19 +242,30 @@ impl TpuJudge {
                 of.action = RecommendedAction::ContactSupport;
                 of.reason = format!(
                     "{} at {}: it has no device node, no driver is bound to it",
-                    chip.kind, chip.address
+                    chip.kind,
+                    chip.bus_id()
                 );
             }
             if let Some((core, error)) =
                 cores.iter().filter(|core| its(core)).find_map(|core| Some((core, core.error.as_ref()?)))
             {
-                of.state = of.state.max(HealthState::Unknown);
-                of.reason = format!("libtpu says of core {}: {error}; {}", core.core, of.reason);
+                let broken = is_uncorrectable_memory(error);
+                of.state = of.state.max(if broken { HealthState::Unhealthy } else { HealthState::Unknown });
+                if broken {
+                    of.action = of.action.max(RecommendedAction::ReplaceNode);
+                    of.evidence.push(Evidence {
+                        source: "core states of libtpu".to_owned(),
+                        reading: format!("core {}: {error}", core.core),
+                        limit: Some("no uncorrectable memory error".to_owned()),
+                        before: None,
+                    });
+                }
+                of.reason = format!("libtpu reports for core {}: {error}; {}", core.core, of.reason);
             }
             let outlier =
                 stuck.iter().find(|outlier| cores.iter().any(|core| core.core == outlier.core && its(core)));
             if let Some(outlier) = outlier {
-                of.state = HealthState::Degraded;
+                of.state = of.state.max(HealthState::Degraded);
                 of.confidence = INFERRED;
                 of.action = of.action.max(RecommendedAction::RestartProcess);
                 let still = self.cores.still_since.map_or(now, |since| since);
@@ -270,7 +287,8 @@ impl TpuJudge {
     fn missing(&self, now: Mono, sample: &TpuSample, chips: &[Chip]) -> Vec<Component> {
         let gone =
             self.found.iter().filter(|(address, _)| !chips.iter().any(|chip| chip.address == **address));
-        gone.map(|(address, known)| {
+        gone.map(|(_, known)| {
+            let address = &known.bus_id;
             let mut of = component(&format!("tpu.{}", known.number), Some(now));
             match &sample.chips {
                 Err(why) => {
@@ -318,6 +336,14 @@ impl TpuJudge {
         }
         stuck
     }
+}
+
+/// Whether a core's error is a fault of the chip's memory: `UNCORRECTABLE HBM ECC error on core 3`. Other errors of a core
+/// may be the program's own, so that the chip stays unknown.
+fn is_uncorrectable_memory(error: &str) -> bool {
+    let error = error.to_ascii_lowercase();
+    let uncorrectable = error.contains("uncorrectable") || error.contains("double bit");
+    uncorrectable && (error.contains("ecc") || error.contains("hbm"))
 }
 
 /// A component in good order, of which nothing was said yet.

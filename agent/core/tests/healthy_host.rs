@@ -275,6 +275,7 @@ fn a_healthy_day_of_tpus_is_silent() {
         let chips = (0..4).map(|number| Chip {
             number,
             address: PciAddress { domain: 0, bus: 0, device: 4 + number as u8 },
+            function: 0,
             kind: "v5p",
             nodes: vec![format!("/dev/vfio/{number}")],
             holders: holders.clone(),

@@ -19,7 +19,7 @@ fn at(seconds: u64) -> Mono {
 
 fn chip(number: u32, holders: Holders) -> Chip {
     let address = PciAddress { domain: 0, bus: 0, device: 4 + number as u8 };
-    Chip { number, address, kind: "v5p", nodes: vec![format!("/dev/vfio/{number}")], holders }
+    Chip { number, address, function: 0, kind: "v5p", nodes: vec![format!("/dev/vfio/{number}")], holders }
 }
 
 fn held() -> Holders {

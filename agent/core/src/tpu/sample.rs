@@ -35,6 +35,8 @@ pub struct Chip {
     pub number: u32,
     /// Where it is on the bus.
     pub address: PciAddress,
+    /// Its first PCI function; where each core is a function of its own, the chip has several.
+    pub function: u8,
     /// Which generation it is of.
     pub kind: &'static str,
     /// Its device nodes: `/dev/accel0`, `/dev/vfio/3`; two where each core is a PCI function of its own. None when no
@@ -42,6 +44,13 @@ pub struct Chip {
     pub nodes: Vec<String>,
     /// Who has one of them open.
     pub holders: Holders,
+}
+
+impl Chip {
+    /// Its address as the kernel and `tpu-info` write it, with the function: `0000:00:05.0`.
+    pub fn bus_id(&self) -> String {
+        format!("{}.{}", self.address, self.function)
+    }
 }
 
 /// Which generation a chip is of, as Google names it (`v5p`), by its PCI device and subsystem numbers; none for what is

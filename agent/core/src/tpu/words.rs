@@ -121,7 +121,7 @@ pub(super) fn readings(share: &Share) -> Vec<String> {
 }
 
 pub(super) fn chip(chip: &Chip, readings: &[String]) -> String {
-    let mut words = vec![format!("{} at {}", chip.kind, chip.address), held_by(&chip.holders)];
+    let mut words = vec![format!("{} at {}", chip.kind, chip.bus_id()), held_by(&chip.holders)];
     words.extend_from_slice(readings);
     words.join("; ")
 }

@@ -10,6 +10,9 @@ use mainstay_core::tpu::{Chip, Holders, chip_kind};
 /// Google's number on the PCI bus; its network cards and disks have it too.
 const GOOGLE: u16 = 0x1ae0;
 
+/// What was found at one address: the generation, the first function, the device nodes.
+type Found = (&'static str, u8, Vec<Node>);
+
 /// The chips in the order of their device nodes. None where there is no PCI bus at all.
 pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
     let directory = sys.join("bus/pci/devices");
@@ -19,29 +22,38 @@ pub(super) fn on_the_bus(sys: &Path) -> Result<Vec<Chip>, String> {
         Err(error) => return Err(format!("reading {}: {error}", directory.display())),
     };
     // Where each core is a PCI function of its own, the functions of one address are one chip.
-    let mut chips: BTreeMap<PciAddress, (&'static str, Vec<Node>)> = BTreeMap::new();
+    let mut chips: BTreeMap<PciAddress, Found> = BTreeMap::new();
     for device in devices.flatten().map(|entry| entry.path()) {
-        let address = device.file_name().and_then(|name| PciAddress::parse(name.to_str()?));
-        if let (Some(address), Some(kind)) = (address, kind_of(&device)) {
-            chips.entry(address).or_insert((kind, Vec::new())).1.extend(node_of(&device));
+        let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if let (Some(address), Some(kind)) = (PciAddress::parse(name), kind_of(&device)) {
+            let function = function_of(name);
+            let chip = chips.entry(address).or_insert((kind, function, Vec::new()));
+            chip.1 = chip.1.min(function);
+            chip.2.extend(node_of(&device));
         }
     }
     let mut chips: Vec<_> = chips.into_iter().collect();
-    for (_, (_, nodes)) in &mut chips {
+    for (_, (_, _, nodes)) in &mut chips {
         nodes.sort();
     }
     // Chips whose driver is not loaded come last.
-    chips.sort_by_key(|(address, (_, nodes))| {
+    chips.sort_by_key(|(address, (_, _, nodes))| {
         (nodes.is_empty(), nodes.first().map(|node| node.number), *address)
     });
-    let chip = |(number, (address, (kind, nodes))): (usize, (PciAddress, (&'static str, Vec<Node>)))| Chip {
+    let chip = |(number, (address, (kind, function, nodes))): (usize, (PciAddress, Found))| Chip {
         number: u32::try_from(number).unwrap_or(u32::MAX),
         address,
+        function,
         kind,
         nodes: nodes.into_iter().map(|node| node.path).collect(),
         holders: Holders::Known(Vec::new()),
     };
     Ok(chips.into_iter().enumerate().map(chip).collect())
+}
+
+/// The PCI function in a name such as `0000:00:05.1`; 0 where it is not written.
+fn function_of(name: &str) -> u8 {
+    name.rsplit_once('.').and_then(|(_, function)| u8::from_str_radix(function, 16).ok()).unwrap_or(0)
 }
 
 fn kind_of(device: &Path) -> Option<&'static str> {

@@ -1,0 +1,53 @@
+//! The GPU acceptance program's training, checkpoint and JAX parts, on the CPU: the same program that runs on a card.
+#![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use mainstay_tests::{has_torch, mainstay, python, skipped};
+use serde_json::Value;
+
+/// Runs some parts with small sizes and returns the report.
+fn accept(python: &Path, parts: &str) -> Value {
+    let report = tempfile::tempdir().expect("a folder for the report");
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/acceptance/accept.py");
+    let done = Command::new(python)
+        .arg(program)
+        .args(["--device", "cpu", "--small", "--parts", parts, "--mainstay"])
+        .arg(mainstay())
+        .arg("--out")
+        .arg(report.path())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .expect("the acceptance program runs");
+    let text = fs::read_to_string(report.path().join("report.json")).expect("a report");
+    let read: Value = serde_json::from_str(&text).expect("a report in JSON");
+    assert_eq!(done.status.code(), Some(0), "{read:#}\n{}", String::from_utf8_lossy(&done.stderr));
+    read
+}
+
+/// How many checks of the part passed; none of the report's checks failed or was not run.
+fn passed(report: &Value, part: &str) -> usize {
+    let checks = report["checks"].as_array().expect("checks");
+    assert!(checks.iter().all(|check| check["verdict"] == "pass"), "{report:#}");
+    checks.iter().filter(|check| check["part"] == part).count()
+}
+
+#[test]
+fn killed_and_failing_ranks_step_again_and_a_checkpoint_comes_back_alike() {
+    if !has_torch() {
+        return skipped("the ranks' Python has no torch");
+    }
+    let report = accept(&python(), "training,checkpoint");
+    assert_eq!((passed(&report, "training"), passed(&report, "checkpoint")), (2, 1), "{report:#}");
+}
+
+#[test]
+fn a_killed_jax_process_steps_again() {
+    let Some(python) = std::env::var_os("MAINSTAY_TEST_FRAMEWORKS").map(PathBuf::from) else {
+        return skipped("MAINSTAY_TEST_FRAMEWORKS names no Python with JAX; `cargo xtask test` provides it");
+    };
+    let report = accept(&python, "jax");
+    assert_eq!(passed(&report, "jax"), 2, "{report:#}");
+}
