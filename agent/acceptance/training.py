@@ -75,7 +75,7 @@ def training(args):
 def jax(args):
     try:
         import jax as framework
-        import mainstay.jax  # noqa: F401
+        import mainstay.jax as _client  # noqa: F401 (a bare import would hide the function `mainstay`)
     except ImportError as error:
         return emit("jax", "jax and mainstay", "they can be imported", error, "not_run")
     emit("jax", "devices", args.device, framework.devices(), "pass" if args.device == "cpu" or framework.default_backend() == "gpu" else "fail")

@@ -420,6 +420,29 @@ fn the_whole_agent_names_the_core_that_holds_up_the_others() {
 }
 
 #[test]
+fn a_core_with_an_uncorrectable_memory_error_makes_its_chip_unhealthy_and_other_errors_do_not() {
+    let libtpu = Libtpu::start(script());
+    libtpu.change(|script| {
+        let cores = script.cores.as_mut().unwrap();
+        cores.get_mut(&0).unwrap().error_message = Some("the program was cancelled".to_owned());
+        cores.get_mut(&1).unwrap().error_message = Some("UNCORRECTABLE HBM ECC error on core 1".to_owned());
+    });
+    let host = Host::new();
+    host.vfio_chip("0000:00:04.0", "0x0063", 0);
+    host.vfio_chip("0000:00:05.0", "0x0063", 1);
+    host.process(4711, &["/dev/vfio/0", "/dev/vfio/1"], &libtpu.port.to_string());
+    let agent = start(&host);
+    let told = agent.wait_for("libtpu reports for core 1: UNCORRECTABLE HBM ECC");
+    assert!(told.contains("0000:00:05.0"), "{told}");
+    let status = agent.status();
+    let line = |name: &str| {
+        status.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {status}"))
+    };
+    assert!(line("tpu.1").contains("UNHEALTHY"), "{status}");
+    assert!(line("tpu.0").contains("UNKNOWN"), "{status}");
+}
+
+#[test]
 fn the_whole_agent_says_nothing_of_tpus_where_there_are_none() {
     let host = Host::new();
     let agent = start(&host);

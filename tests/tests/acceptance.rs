@@ -1,8 +1,8 @@
-//! The GPU acceptance program's training and checkpoint parts, on the CPU: the same program that runs on a card.
+//! The GPU acceptance program's training, checkpoint and JAX parts, on the CPU: the same program that runs on a card.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mainstay_tests::{has_torch, mainstay, python, skipped};
@@ -41,4 +41,13 @@ fn killed_and_failing_ranks_step_again_and_a_checkpoint_comes_back_alike() {
     }
     let report = accept(&python(), "training,checkpoint");
     assert_eq!((passed(&report, "training"), passed(&report, "checkpoint")), (2, 1), "{report:#}");
+}
+
+#[test]
+fn a_killed_jax_process_steps_again() {
+    let Some(python) = std::env::var_os("MAINSTAY_TEST_FRAMEWORKS").map(PathBuf::from) else {
+        return skipped("MAINSTAY_TEST_FRAMEWORKS names no Python with JAX; `cargo xtask test` provides it");
+    };
+    let report = accept(&python, "jax");
+    assert_eq!(passed(&report, "jax"), 2, "{report:#}");
 }
