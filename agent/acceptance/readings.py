@@ -109,9 +109,10 @@ class Agent:
 
 def driver(part):
     """Whether there is a driver to ask. Without one the part is not run: an agent would only wait."""
-    found = os.path.exists("/proc/driver/nvidia/version") or "MAINSTAY_AGENT_GPU_LIBRARY" in os.environ
+    signs = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
+    found = any(map(os.path.exists, signs)) or "MAINSTAY_AGENT_GPU_LIBRARY" in os.environ
     if not found:
-        emit(part, "NVIDIA driver", "it is loaded", "/proc/driver/nvidia/version does not exist", "not_run")
+        emit(part, "NVIDIA driver", "it is loaded", f"neither {' nor '.join(signs)} exists", "not_run")
     return found
 
 

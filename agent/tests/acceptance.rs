@@ -91,7 +91,9 @@ fn a_reading_that_differs_from_nvidia_smi_fails_and_so_does_the_command() {
 
 #[test]
 fn a_host_without_a_driver_runs_no_check_and_reports_no_success() {
-    if std::path::Path::new("/proc/driver/nvidia/version").exists() {
+    if std::path::Path::new("/proc/driver/nvidia/version").exists()
+        || std::path::Path::new("/dev/nvidiactl").exists()
+    {
         eprintln!("skipped: this host has an NVIDIA driver");
         return;
     }
