@@ -1,16 +1,21 @@
 //! One pass over a log for all signatures at once. Takes text in pieces of any size, so that memory stays small
 //! however long the log is; survives garbage bytes and lines without end.
 
-use std::borrow::Cow;
+mod findings;
+mod small;
+mod steps;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+pub use findings::{Exception, Findings, HEALTHY_STEPS, Kind, Opinion, Progress, Sighting, Spot};
+use steps::place_in_progress;
+pub use steps::relate;
+
 use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
-use super::class::Class;
 use super::level;
 use super::lines::{self, LINE_WINDOW};
 use super::progress;
 use super::traceback::{self, Frame};
-use super::words::{Word, messages};
 use crate::entry::LineTime;
 
 /// Sightings of one signature in one source that are kept: so many of the first, and so many of the last.
@@ -24,8 +29,6 @@ const PROGRESS_KEPT: usize = 65_536;
 const IGNORED_REACH: u64 = 60;
 /// How Python begins a traceback.
 const TRACEBACK: &[u8] = b"Traceback (most recent";
-/// A line after which so many healthy steps were done is no cause of the failure.
-pub const HEALTHY_STEPS: u64 = 2;
 /// Sightings after which a signature is no longer looked at in a source.
 const LOOKED_AT: usize = 4096;
 /// Exceptions kept per source: so many of the first, and so many of the last.
@@ -42,115 +45,6 @@ const FRAME_REACH: u64 = 12;
 const JOINED: usize = 64 * 1024;
 /// Characters of a line that are kept for quoting.
 const QUOTE: usize = 400;
-
-/// Where a text comes from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
-    /// What ranks or their launcher printed.
-    #[default]
-    Log,
-    /// What the kernel said.
-    Kernel,
-    /// What is known about exits, in words.
-    Exit,
-}
-
-/// A signature in a source.
-#[derive(Clone, Debug)]
-pub struct Sighting {
-    /// Its place in [`Catalog::signatures`].
-    pub signature: usize,
-    /// Where it was seen, at most the first few.
-    pub spots: Vec<Spot>,
-    /// How often it was seen in all.
-    pub count: u64,
-    /// Ranks that told it.
-    pub ranks: BTreeSet<u32>,
-}
-
-/// A line that matters.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Spot {
-    /// Its number in its source, from 1.
-    pub line: u64,
-    /// The rank that wrote it or of which it speaks.
-    pub rank: Option<u32>,
-    /// Time of day, seconds, where the line has one.
-    pub time: Option<f64>,
-    /// It stands in a warning or a note.
-    pub mild: bool,
-    /// Steps that were surely begun and completed after the line; none where no progress is known.
-    pub steps_after: Option<u64>,
-    /// It stands in a traceback that a logger wrote below a message: the exception was caught.
-    pub logged: bool,
-    /// The line itself, cleaned and shortened.
-    pub text: String,
-}
-
-impl Spot {
-    /// Whether training went on in good order after the line.
-    pub fn is_past(&self) -> bool {
-        // An exception that was caught and logged needs no second step to be over.
-        let least = if self.logged { 1 } else { HEALTHY_STEPS };
-        self.steps_after.is_some_and(|steps| steps >= least)
-    }
-}
-
-/// A line that reports a completed step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Progress {
-    /// Its number in its source, from 1.
-    pub line: u64,
-    /// Time of day, seconds, where the line has one.
-    pub time: Option<f64>,
-    /// The number of the step, where the line names it.
-    pub step: Option<u64>,
-}
-
-/// An exception in a source.
-#[derive(Clone, Debug)]
-pub struct Exception {
-    /// Its type with modules.
-    pub name: String,
-    /// Where it stands.
-    pub spot: Spot,
-    /// The innermost frame of its traceback.
-    pub frame: Option<Frame>,
-    /// The line tells more before it.
-    pub embedded: bool,
-    /// A signature knows the line better.
-    pub known: bool,
-}
-
-/// How likely each class is, in the order of [`Class::ALL`].
-pub type Opinion = [f64; Class::ALL.len()];
-
-/// What was found in one source.
-#[derive(Clone, Debug, Default)]
-pub struct Findings {
-    /// The source's name: a file.
-    pub source: String,
-    /// The rank whose output it is, where that is known.
-    pub rank: Option<u32>,
-    /// What kind of text it is.
-    pub kind: Kind,
-    /// It is what ended the rank, by the rank's own exit note: no text around it can be meant.
-    pub ended: bool,
-    /// Signatures, in the order of their first sighting.
-    pub sightings: Vec<Sighting>,
-    /// Exceptions, in order.
-    pub exceptions: Vec<Exception>,
-    /// Of the lines that nothing explains the one whose words say most, with what they speak for.
-    pub words: Option<(Spot, Opinion)>,
-    /// All words that say something: of a small text those of all lines, of a large one those of the lines that matter.
-    pub vocabulary: BTreeSet<Word>,
-    /// Lines that report completed steps, in order.
-    pub progress: Vec<Progress>,
-    /// Lines read.
-    pub lines: u64,
-    /// Bytes read.
-    pub bytes: u64,
-}
 
 /// Reads one source.
 pub struct Scan<'c> {
@@ -530,92 +424,12 @@ impl<'c> Scan<'c> {
         self.last_exceptions.push_back(exception);
     }
 
-    /// Reads a small text again, each line joined with the next: a message may be wrapped anywhere.
-    fn joined(&mut self, text: &[u8]) {
-        let mut plain = Vec::new();
-        lines::without_colours(text, &mut plain);
-        let lines: Vec<Cow<'_, str>> = plain.split(|byte| *byte == b'\n').map(lines::clean).collect();
-        for (at, pair) in lines.windows(2).enumerate() {
-            let (first, second) = (pair[0].trim_end(), pair[1].trim());
-            if first.is_empty() || second.is_empty() || first.len() + second.len() > 2 * LINE_WINDOW {
-                continue;
-            }
-            let number = at as u64 + 1;
-            if self.ignored_lines.contains(&number) || self.ignored_lines.contains(&(number + 1)) {
-                continue;
-            }
-            // A frame and the program's text below it are not one message.
-            let before = at.checked_sub(1).and_then(|before| lines.get(before));
-            if traceback::frame(first).is_some()
-                || before.is_some_and(|line| traceback::frame(line).is_some())
-            {
-                continue;
-            }
-            // Lines that begin alike are messages of their own: no word goes on from one to the next.
-            let glues: &[&str] = if begin_alike(first, second) { &[" "] } else { &[" ", ""] };
-            for glue in glues {
-                let both = format!("{first}{glue}{second}");
-                let hits: Vec<(usize, usize)> = self.catalog.hits(both.as_bytes()).collect();
-                let in_second = hits.iter().all(|(_, start)| *start >= first.len());
-                let words: Vec<usize> = hits.iter().map(|(word, _)| *word).collect();
-                let number = at as u64 + 1 + u64::from(in_second);
-                self.signatures_of(&both, number, &words, true);
-            }
-        }
-        let words = self.catalog.vocabulary();
-        // Neither warnings nor what came before healthy steps: their words are those of every run.
-        let current = (1u64..).zip(&lines).filter(|(number, line)| {
-            if self.logged_lines.contains(number) {
-                return false;
-            }
-            let steps_after = steps_after(&self.findings.progress, self.times, *number);
-            steps_after.is_none_or(|steps| steps < HEALTHY_STEPS) && !level::is_mild(line)
-        });
-        let current: Vec<&str> = current.map(|(_, line)| line.as_ref()).collect();
-        if !current.iter().any(|line| level::complains(line)) {
-            return;
-        }
-        self.findings.vocabulary = messages(current.into_iter()).flat_map(|line| words.known(line)).collect();
-        self.hints(&lines);
-    }
-
     fn vocabulary_of_spots(&mut self) {
         let words = self.catalog.vocabulary();
         let sighted = self.findings.sightings.iter().filter_map(|of| of.spots.first());
         let raised = self.findings.exceptions.iter().map(|of| &of.spot);
         let vocabulary = sighted.chain(raised).flat_map(|spot| words.known(&spot.text)).collect();
         self.findings.vocabulary = vocabulary;
-    }
-
-    /// Hints of the lines that nothing explains.
-    fn hints(&mut self, lines: &[Cow<'_, str>]) {
-        let explained: BTreeSet<u64> =
-            self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
-        let mut before: &str = "";
-        for (number, line) in (1u64..).zip(lines) {
-            // A warning quotes the program in its second line.
-            let quoted = line.starts_with(' ') && level::is_python_warning(before);
-            before = line;
-            let past = steps_after(&self.findings.progress, self.times, number)
-                .is_some_and(|steps| steps >= HEALTHY_STEPS);
-            let ignored = self.ignored_lines.contains(&number) || self.logged_lines.contains(&number);
-            let speaks = level::complains(line) && !(past || ignored || quoted || lines::is_advice(line));
-            if explained.contains(&number) || line.trim().is_empty() || !speaks {
-                continue;
-            }
-            let lower = line.to_ascii_lowercase();
-            let hints: Vec<usize> = self.catalog.hints(&lower).collect();
-            if !hints.is_empty() {
-                let spot = self.spot(line, number);
-                hints.into_iter().for_each(|hint| self.note(hint, &spot));
-            }
-            let surest = |of: &Opinion| of.iter().copied().fold(0.0, f64::max);
-            if let Some(opinion) = self.catalog.opinion(line)
-                && self.findings.words.as_ref().is_none_or(|(_, best)| surest(&opinion) > surest(best))
-            {
-                self.findings.words = Some((self.spot(line, number), opinion));
-            }
-        }
     }
 }
 
@@ -648,56 +462,6 @@ fn is_chain(line: &str) -> bool {
 /// Whether the line begins a traceback of Python's.
 fn is_traceback(line: &[u8]) -> bool {
     line.windows(TRACEBACK.len()).any(|window| window == TRACEBACK)
-}
-
-/// Whether two lines begin with the same word, as those of one program do.
-fn begin_alike(first: &str, second: &str) -> bool {
-    let word = first.split_whitespace().next().unwrap_or_default();
-    word.len() > 2 && second.split_whitespace().next() == Some(word)
-}
-
-/// Says of each line that matters how many steps were done after it.
-fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
-    let Findings { progress, sightings, exceptions, words, .. } = findings;
-    let spots = sightings.iter_mut().flat_map(|of| &mut of.spots);
-    let spots = spots
-        .chain(exceptions.iter_mut().map(|of| &mut of.spot))
-        .chain(words.iter_mut().map(|(spot, _)| spot));
-    spots.for_each(|spot| spot.steps_after = steps_after(progress, times, spot.line));
-}
-
-/// Steps that were surely begun and completed after a line: as the launcher saw it, else by the lines of the same source
-/// that report steps.
-fn steps_after(progress: &[Progress], times: &[LineTime], line: u64) -> Option<u64> {
-    let at = usize::try_from(line).unwrap_or(usize::MAX).saturating_sub(1);
-    if let Some(steps) = times.get(at).and_then(|time| time.steps_after) {
-        return Some(steps);
-    }
-    let last = progress.last()?;
-    let after = &progress[progress.partition_point(|of| of.line <= line)..];
-    let by_number = match (after.first().and_then(|first| first.step), last.step) {
-        (Some(first), Some(last)) => last.saturating_sub(first),
-        _ => 0,
-    };
-    Some((after.len() as u64).max(by_number))
-}
-
-/// Relates sources to each other by time of day: a source that reports no steps itself was healthy when another was.
-pub fn relate(findings: &mut [Findings]) {
-    let mut steps: Vec<f64> =
-        findings.iter().flat_map(|of| of.progress.iter().filter_map(|of| of.time)).collect();
-    if steps.is_empty() || !lines::spans_less_than_half_a_day(&steps) {
-        return;
-    }
-    steps.sort_by(f64::total_cmp);
-    let after = |time: f64| (steps.len() - steps.partition_point(|of| *of <= time)) as u64;
-    let silent = findings.iter_mut().filter(|of| of.kind == Kind::Log && of.progress.is_empty());
-    for of in silent {
-        let spots = of.sightings.iter_mut().flat_map(|of| &mut of.spots);
-        for spot in spots.chain(of.exceptions.iter_mut().map(|of| &mut of.spot)) {
-            spot.steps_after = spot.steps_after.or_else(|| spot.time.map(after));
-        }
-    }
 }
 
 fn newlines(bytes: &[u8]) -> u64 {

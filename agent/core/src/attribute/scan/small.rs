@@ -1,0 +1,100 @@
+//! The second reading of a small source: lines joined with the next, and the words of lines that nothing explains.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use super::super::level;
+use super::super::lines::{self, LINE_WINDOW};
+use super::super::traceback;
+use super::super::words::messages;
+use super::Scan;
+use super::findings::{HEALTHY_STEPS, Opinion};
+use super::steps::steps_after;
+
+impl Scan<'_> {
+    /// Reads a small text again, each line joined with the next: a message may be wrapped anywhere.
+    pub(super) fn joined(&mut self, text: &[u8]) {
+        let mut plain = Vec::new();
+        lines::without_colours(text, &mut plain);
+        let lines: Vec<Cow<'_, str>> = plain.split(|byte| *byte == b'\n').map(lines::clean).collect();
+        for (at, pair) in lines.windows(2).enumerate() {
+            let (first, second) = (pair[0].trim_end(), pair[1].trim());
+            if first.is_empty() || second.is_empty() || first.len() + second.len() > 2 * LINE_WINDOW {
+                continue;
+            }
+            let number = at as u64 + 1;
+            if self.ignored_lines.contains(&number) || self.ignored_lines.contains(&(number + 1)) {
+                continue;
+            }
+            // A frame and the program's text below it are not one message.
+            let before = at.checked_sub(1).and_then(|before| lines.get(before));
+            if traceback::frame(first).is_some()
+                || before.is_some_and(|line| traceback::frame(line).is_some())
+            {
+                continue;
+            }
+            // Lines that begin alike are messages of their own: no word goes on from one to the next.
+            let glues: &[&str] = if begin_alike(first, second) { &[" "] } else { &[" ", ""] };
+            for glue in glues {
+                let both = format!("{first}{glue}{second}");
+                let hits: Vec<(usize, usize)> = self.catalog.hits(both.as_bytes()).collect();
+                let in_second = hits.iter().all(|(_, start)| *start >= first.len());
+                let words: Vec<usize> = hits.iter().map(|(word, _)| *word).collect();
+                let number = at as u64 + 1 + u64::from(in_second);
+                self.signatures_of(&both, number, &words, true);
+            }
+        }
+        let words = self.catalog.vocabulary();
+        // Neither warnings nor what came before healthy steps: their words are those of every run.
+        let current = (1u64..).zip(&lines).filter(|(number, line)| {
+            if self.logged_lines.contains(number) {
+                return false;
+            }
+            let steps_after = steps_after(&self.findings.progress, self.times, *number);
+            steps_after.is_none_or(|steps| steps < HEALTHY_STEPS) && !level::is_mild(line)
+        });
+        let current: Vec<&str> = current.map(|(_, line)| line.as_ref()).collect();
+        if !current.iter().any(|line| level::complains(line)) {
+            return;
+        }
+        self.findings.vocabulary = messages(current.into_iter()).flat_map(|line| words.known(line)).collect();
+        self.hints(&lines);
+    }
+
+    /// Hints of the lines that nothing explains.
+    fn hints(&mut self, lines: &[Cow<'_, str>]) {
+        let explained: BTreeSet<u64> =
+            self.findings.sightings.iter().flat_map(|of| of.spots.iter().map(|spot| spot.line)).collect();
+        let mut before: &str = "";
+        for (number, line) in (1u64..).zip(lines) {
+            // A warning quotes the program in its second line.
+            let quoted = line.starts_with(' ') && level::is_python_warning(before);
+            before = line;
+            let past = steps_after(&self.findings.progress, self.times, number)
+                .is_some_and(|steps| steps >= HEALTHY_STEPS);
+            let ignored = self.ignored_lines.contains(&number) || self.logged_lines.contains(&number);
+            let speaks = level::complains(line) && !(past || ignored || quoted || lines::is_advice(line));
+            if explained.contains(&number) || line.trim().is_empty() || !speaks {
+                continue;
+            }
+            let lower = line.to_ascii_lowercase();
+            let hints: Vec<usize> = self.catalog.hints(&lower).collect();
+            if !hints.is_empty() {
+                let spot = self.spot(line, number);
+                hints.into_iter().for_each(|hint| self.note(hint, &spot));
+            }
+            let surest = |of: &Opinion| of.iter().copied().fold(0.0, f64::max);
+            if let Some(opinion) = self.catalog.opinion(line)
+                && self.findings.words.as_ref().is_none_or(|(_, best)| surest(&opinion) > surest(best))
+            {
+                self.findings.words = Some((self.spot(line, number), opinion));
+            }
+        }
+    }
+}
+
+/// Whether two lines begin with the same word, as those of one program do.
+fn begin_alike(first: &str, second: &str) -> bool {
+    let word = first.split_whitespace().next().unwrap_or_default();
+    word.len() > 2 && second.split_whitespace().next() == Some(word)
+}
