@@ -59,38 +59,21 @@ impl Automaton {
     }
 
     /// All words in a text with their places, in the order of where their first letters end; words may overlap.
-    pub fn find<'t>(&'t self, text: &'t [u8]) -> impl Iterator<Item = (usize, usize)> + 't {
-        let class_of: &[u8; 256] = self.bytes[12..].first_chunk().unwrap_or(&[0; 256]);
-        let table = self.bytes[HEAD..self.spans_at].as_chunks::<4>().0;
-        let (mut at, mut state) = (0, 0usize);
-        let mut begun: std::ops::Range<usize> = 0..0;
-        std::iter::from_fn(move || {
-            loop {
-                for entry in begun.by_ref() {
-                    let word = self.number(self.list_at, entry);
-                    let letters = self.word(word);
-                    let start = at - letters.len().min(PREFIX);
-                    let rest = letters.get(PREFIX..).unwrap_or_default();
-                    if text.get(at..at + rest.len()).is_some_and(|of| of.eq_ignore_ascii_case(rest)) {
-                        return Some((word, start));
-                    }
-                }
-                let mut row = state;
-                let begins = text[at..].iter().position(|byte| {
-                    let next = u32::from_le_bytes(table[row + usize::from(class_of[usize::from(*byte)])]);
-                    row = (next & !MATCH) as usize;
-                    next & MATCH != 0
-                });
-                state = row;
-                let Some(behind) = begins else {
-                    at = text.len();
-                    return None;
-                };
-                at += behind + 1;
-                let (from, to) = self.pair(self.spans_at, state / self.classes);
-                begun = from..to;
-            }
-        })
+    pub fn find<'t>(&'t self, text: &'t [u8]) -> Find<'t> {
+        Find {
+            automaton: self,
+            text,
+            read: 0,
+            lanes: Default::default(),
+            next: (0, 0),
+            begun: 0..0,
+            behind: 0,
+        }
+    }
+
+    fn steps(&self) -> Steps<'_> {
+        let class_of = self.bytes[12..].first_chunk().unwrap_or(&[0; 256]);
+        Steps { class_of, table: self.bytes[HEAD..self.spans_at].as_chunks::<4>().0 }
     }
 
     fn number(&self, list: usize, at: usize) -> usize {
@@ -100,6 +83,131 @@ impl Automaton {
 
     fn pair(&self, list: usize, at: usize) -> (usize, usize) {
         (self.number(list, 2 * at), self.number(list, 2 * at + 1))
+    }
+}
+
+/// Where each state leads by each byte.
+#[derive(Clone, Copy)]
+struct Steps<'a> {
+    class_of: &'a [u8; 256],
+    table: &'a [[u8; 4]],
+}
+
+impl Steps<'_> {
+    /// The next state's row, with [`MATCH`] where words begin.
+    fn next(self, row: u32, byte: u8) -> u32 {
+        u32::from_le_bytes(self.table[row as usize + usize::from(self.class_of[usize::from(byte)])])
+    }
+
+    /// The state at a place of the text. The automaton knows the first [`PREFIX`] letters of words alone, so that its state
+    /// depends on so many bytes and no more.
+    fn state_at(self, text: &[u8], place: usize) -> u32 {
+        let before = &text[place.saturating_sub(PREFIX)..place];
+        before.iter().fold(0, |row, byte| self.next(row, *byte) & !MATCH)
+    }
+}
+
+/// Lanes of a text that are read side by side: each step waits for the table's answer to the one before it, so that
+/// one lane alone leaves the processor idle for most of the time.
+const LANES: usize = 4;
+/// Bytes of a lane.
+const LANE: usize = 1024;
+
+/// A place behind the first letters of words, and the state there.
+type Begun = (usize, u32);
+
+/// Finds the words in a text.
+#[derive(Debug)]
+pub struct Find<'t> {
+    automaton: &'t Automaton,
+    text: &'t [u8],
+    /// Bytes that were read.
+    read: usize,
+    /// What was found in the bytes that were read last, by lane.
+    lanes: [Vec<Begun>; LANES],
+    /// The lane and the place in it that come next.
+    next: (usize, usize),
+    /// Entries of the list that are to be compared, and the place behind their first letters.
+    begun: std::ops::Range<usize>,
+    behind: usize,
+}
+
+impl Find<'_> {
+    /// Reads on until something is found. False at the end of the text.
+    fn read_on(&mut self) -> bool {
+        let steps = self.automaton.steps();
+        self.next = (0, 0);
+        self.lanes.iter_mut().for_each(Vec::clear);
+        while self.read < self.text.len() && self.lanes.iter().all(Vec::is_empty) {
+            let from = self.read;
+            let (lanes, _) = self.text[from..].as_chunks::<LANE>();
+            match lanes.first_chunk::<LANES>() {
+                Some(lanes) => {
+                    self.read_lanes(steps, lanes);
+                    self.read += LANES * LANE;
+                }
+                None => {
+                    let mut row = steps.state_at(self.text, from);
+                    for (at, byte) in (from + 1..).zip(&self.text[from..]) {
+                        let next = steps.next(row, *byte);
+                        row = next & !MATCH;
+                        if next & MATCH != 0 {
+                            self.lanes[0].push((at, row));
+                        }
+                    }
+                    self.read = self.text.len();
+                }
+            }
+        }
+        self.lanes.iter().any(|lane| !lane.is_empty())
+    }
+
+    fn read_lanes(&mut self, steps: Steps<'_>, lanes: &[[u8; LANE]; LANES]) {
+        let from: [usize; LANES] = std::array::from_fn(|lane| self.read + lane * LANE);
+        let mut rows = from.map(|from| steps.state_at(self.text, from));
+        for at in 0..LANE {
+            let next: [u32; LANES] = std::array::from_fn(|lane| steps.next(rows[lane], lanes[lane][at]));
+            rows = next.map(|next| next & !MATCH);
+            if next.iter().fold(0, |all, next| all | next) & MATCH != 0 {
+                for lane in 0..LANES {
+                    if next[lane] & MATCH != 0 {
+                        self.lanes[lane].push((from[lane] + at + 1, rows[lane]));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Iterator for Find<'_> {
+    type Item = (usize, usize);
+
+    fn next(&mut self) -> Option<(usize, usize)> {
+        let automaton = self.automaton;
+        loop {
+            for entry in self.begun.by_ref() {
+                let word = automaton.number(automaton.list_at, entry);
+                let letters = automaton.word(word);
+                let rest = letters.get(PREFIX..).unwrap_or_default();
+                let there = self.text.get(self.behind..self.behind + rest.len());
+                if there.is_some_and(|there| there.eq_ignore_ascii_case(rest)) {
+                    return Some((word, self.behind - letters.len().min(PREFIX)));
+                }
+            }
+            let (lane, at) = self.next;
+            let Some(found) = self.lanes.get(lane) else {
+                if !self.read_on() {
+                    return None;
+                }
+                continue;
+            };
+            let Some((behind, row)) = found.get(at) else {
+                self.next = (lane + 1, 0);
+                continue;
+            };
+            let (from, to) = automaton.pair(automaton.spans_at, *row as usize / automaton.classes);
+            (self.behind, self.begun, self.next) = (*behind, from..to, (lane, at + 1));
+        }
     }
 }
 
@@ -245,6 +353,23 @@ mod tests {
         ] {
             assert_eq!(found(text), plainly(text), "{text:?}");
         }
+    }
+
+    #[test]
+    fn words_over_the_edges_of_lanes_are_found_like_all_others() {
+        for offset in 0..24 {
+            let mut text = "x".repeat(offset);
+            while text.len() < 3 * LANES * LANE {
+                text.push_str("cuda error\n out of memory, uda ");
+            }
+            assert_eq!(found(&text), plainly_sorted(&text), "{offset}");
+        }
+    }
+
+    fn plainly_sorted(text: &str) -> Vec<(usize, usize)> {
+        let mut found = plainly(text);
+        found.sort_unstable();
+        found
     }
 
     #[test]

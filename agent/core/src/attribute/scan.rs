@@ -22,8 +22,10 @@ use crate::entry::LineTime;
 const KEPT: usize = 16;
 /// Progress lines that are all noted; after them one in so many bytes is.
 const PROGRESS_LINES: usize = 256;
-const PROGRESS_STRIDE: usize = 1024;
-/// Progress lines that are kept.
+const PROGRESS_STRIDE: usize = 64 * 1024;
+/// Places of words of progress that are remembered at the end of a block: its last steps are noted whatever the stride.
+const PROGRESS_LAST: usize = 64;
+/// The most progress lines that are kept at a time.
 const PROGRESS_KEPT: usize = 65_536;
 /// The exception that an ignored one is about stands at most so many lines below.
 const IGNORED_REACH: u64 = 60;
@@ -61,6 +63,8 @@ pub struct Scan<'c> {
     ignored_lines: BTreeSet<u64>,
     /// Bytes of the block up to which progress lines are not looked at.
     no_progress_until: usize,
+    /// The last places of words of progress in the block that were not looked at.
+    passed_over: VecDeque<usize>,
     /// The newest exceptions, once there are more than are kept from the beginning.
     last_exceptions: VecDeque<Exception>,
     /// The rank that a row of the launcher's table named last, and in which line.
@@ -90,6 +94,7 @@ impl<'c> Scan<'c> {
             ignored: None,
             ignored_lines: BTreeSet::new(),
             no_progress_until: 0,
+            passed_over: VecDeque::new(),
             last_exceptions: VecDeque::new(),
             table: None,
             logged: None,
@@ -197,6 +202,12 @@ impl<'c> Scan<'c> {
         self.no_progress_until = 0;
         for (word, at) in catalog.hits(block) {
             if PROGRESS.contains(&word) && (at < self.no_progress_until || self.findings.kind != Kind::Log) {
+                if self.findings.progress.len() >= PROGRESS_LINES {
+                    if self.passed_over.len() == PROGRESS_LAST {
+                        self.passed_over.pop_front();
+                    }
+                    self.passed_over.push_back(at);
+                }
                 continue;
             }
             if at >= end {
@@ -227,19 +238,49 @@ impl<'c> Scan<'c> {
         }
         self.look(block.get(start..end).unwrap_or_default());
         self.findings.lines += newlines(&block[counted..]);
+        self.last_progress_in(block);
+    }
+
+    /// Notes the last lines of a block that were passed over and report a completed step.
+    fn last_progress_in(&mut self, block: &[u8]) {
+        let places = std::mem::take(&mut self.passed_over);
+        for at in places {
+            let from = at.saturating_sub(LINE_WINDOW);
+            let start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
+            let until = block.len().min(at + LINE_WINDOW);
+            let end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
+            let number = self.findings.lines + 1 - newlines(&block[start..]);
+            if self.findings.progress.last().is_some_and(|last| last.line < number) {
+                self.note_progress(&block[start..end], number);
+            }
+        }
     }
 
     /// Notes a line that reports a completed step.
     fn progress_in(&mut self, raw: &[u8], end: usize) {
-        let line = lines::clean(raw);
-        if !progress::is_progress(&line) || self.findings.progress.len() >= PROGRESS_KEPT {
-            return;
-        }
-        let (time, step) = (lines::time_of_day(&line), progress::step_of(&line));
-        self.findings.progress.push(Progress { line: self.findings.lines + 1, time, step });
-        if self.findings.progress.len() >= PROGRESS_LINES {
+        if self.note_progress(raw, self.findings.lines + 1) && self.findings.progress.len() >= PROGRESS_LINES
+        {
             self.no_progress_until = end + PROGRESS_STRIDE;
         }
+    }
+
+    /// Whether the line reported a completed step and was noted.
+    fn note_progress(&mut self, raw: &[u8], number: u64) -> bool {
+        let line = lines::clean(raw);
+        if !progress::is_progress(&line) {
+            return false;
+        }
+        if self.findings.progress.len() >= PROGRESS_KEPT {
+            // The newest are worth most: of the older ones every second goes.
+            let mut keep = false;
+            self.findings.progress.retain(|_| {
+                keep = !keep;
+                keep
+            });
+        }
+        let (time, step) = (lines::time_of_day(&line), progress::step_of(&line));
+        self.findings.progress.push(Progress { line: number, time, step });
+        true
     }
 
     /// Looks at a line that has some of the words.

@@ -47,3 +47,46 @@ pub fn relate(findings: &mut [Findings]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::catalog::Catalog;
+    use super::super::Scan;
+    use super::*;
+
+    const ERROR: &str = "ValueError: the batch has no samples\n";
+
+    /// Steps after the error line when so many steps were reported before and after it.
+    fn steps_after_error(before: u64, after: u64) -> Option<u64> {
+        let step =
+            |step: u64| format!("iteration {step:8}/ 900000 | lm loss: 2.{step:06} | grad norm: 1.0 |\n");
+        let mut text: String = (0..before).map(step).collect();
+        text.push_str(ERROR);
+        text.extend((before..before + after).map(step));
+        let catalog = Catalog::built_in().expect("the catalogue");
+        let findings = Scan::of_text(catalog, "log", None, Kind::Log, text.as_bytes());
+        findings.exceptions[0].spot.steps_after
+    }
+
+    #[test]
+    fn the_last_steps_of_a_long_log_are_counted_though_most_lines_are_passed_over() {
+        assert_eq!(steps_after_error(20_000, 0), Some(0));
+        assert_eq!(steps_after_error(20_000, 1), Some(1));
+        assert!(steps_after_error(20_000, 3).is_some_and(|steps| steps >= 2));
+        assert!(steps_after_error(300, 20_000).is_some_and(|steps| steps > 19_000));
+    }
+
+    #[test]
+    fn a_log_with_more_steps_than_are_kept_still_knows_its_last_ones() {
+        let step = |step: u64| format!("iteration {step:8}/ 900000 | lm loss: 2.0 |\n");
+        let catalog = Catalog::built_in().expect("the catalogue");
+        let mut scan = Scan::new(catalog, "log", None, Kind::Log);
+        // Each piece is a block of its own, of which the last lines are noted.
+        for piece in 0..4_000 {
+            scan.feed((0..40).map(|at| step(piece * 40 + at)).collect::<String>().as_bytes());
+        }
+        let findings = scan.finish();
+        assert_eq!(findings.progress.last().and_then(|last| last.step), Some(159_999));
+        assert!(findings.progress.is_sorted_by(|one, next| one.line < next.line));
+    }
+}
