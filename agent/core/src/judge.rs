@@ -63,6 +63,14 @@ impl RankEnd {
         }
     }
 
+    /// Whether it chose to end, though it was told to end before that was seen: an interpreter takes a while to end after
+    /// `sys.exit(3)`, and its peers lose their connections meanwhile. The code is none that a SIGTERM leads to.
+    fn chose_its_exit(&self) -> bool {
+        const OF_A_STOP: [i32; 5] = [0, 1, 15, 130, 143];
+        let Some((ExitStatus::Code(code), _)) = self.exit else { return false };
+        self.after_stop && self.note.is_none() && !OF_A_STOP.contains(&code)
+    }
+
     /// Whether its end is what the loss of a peer looks like.
     fn speaks_of_a_lost_peer(&self) -> bool {
         const LOST_PEER: [&str; 7] = [
@@ -89,6 +97,9 @@ pub fn judge(
         .iter()
         .filter(|(_, end)| end.failed())
         .min_by_key(|(rank, end)| (end.speaks_of_a_lost_peer(), end.failed_at(), **rank));
+    // Where all that failed of their own lost a peer, the peer may be one that chose to end.
+    let chose = || ends.iter().filter(|(_, end)| end.chose_its_exit()).min_by_key(|(_, end)| end.failed_at());
+    let root = root.map(|root| if root.1.speaks_of_a_lost_peer() { chose().unwrap_or(root) } else { root });
     let Some((&culprit, end)) = root else { return nobody_failed(incident, attempt) };
 
     let victims: Vec<Rank> = ends.keys().copied().filter(|rank| *rank != culprit).collect();
@@ -263,6 +274,7 @@ fn ended_by(signal: i32) -> String {
 fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
     match cause {
         _ if end.speaks_of_a_lost_peer() => 0.4,
+        _ if end.chose_its_exit() => 0.8,
         Cause::OutOfMemory => 0.8,
         Cause::Exception { .. }
         | Cause::ExitCode { .. }
@@ -281,7 +293,7 @@ fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool
         }
     }
     // A rank that raised was told to end afterwards: its status is the launcher's doing.
-    if let (false, Some((status, _))) = (end.after_stop, end.exit) {
+    if let (false, Some((status, _))) = (end.after_stop && !end.chose_its_exit(), end.exit) {
         evidence.push(format!("the process of {culprit} ended with {status}"));
     }
     if end.note.is_none() && killed && out_of_memory_kills == 0 {
@@ -381,6 +393,25 @@ mod tests {
         assert_eq!(verdict.culprit, Some(Rank(1)));
         assert_eq!(verdict.victims, [Rank(0)]);
         assert_eq!(verdict.headline, "rank 1 was ended by SIGKILL after step 7");
+    }
+
+    fn ended_while_stopped(code: i32) -> RankEnd {
+        RankEnd { exit: Some((ExitStatus::Code(code), Mono(9))), after_stop: true, ..RankEnd::default() }
+    }
+
+    #[test]
+    fn a_peer_that_chose_to_exit_is_the_root_though_the_rank_that_lost_it_was_seen_first() {
+        let lost = || raised("[../gloo/pair.cc:534] Connection closed by peer", 5);
+        let verdict_of = |other| verdict([lost(), other], 0);
+        let chose = verdict_of(ended_while_stopped(3));
+        assert_eq!((chose.culprit, &chose.victims[..]), (Some(Rank(1)), &[Rank(0)][..]));
+        assert_eq!(chose.headline, "rank 1 exited with code 3");
+        assert!(chose.evidence.iter().any(|line| line.contains("exit code 3")), "{:?}", chose.evidence);
+        // What a program does on SIGTERM is no choice of its own, and an own failure is one whatever else ended.
+        for code in [0, 1, 143] {
+            assert_eq!(verdict_of(ended_while_stopped(code)).culprit, Some(Rank(0)), "{code}");
+        }
+        assert_eq!(verdict([raised("bad", 5), ended_while_stopped(3)], 0).culprit, Some(Rank(0)));
     }
 
     #[test]
