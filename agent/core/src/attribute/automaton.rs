@@ -162,6 +162,7 @@ impl Find<'_> {
         self.lanes.iter().any(|lane| !lane.is_empty())
     }
 
+    #[allow(clippy::needless_range_loop, reason = "one index goes over all lanes at once")]
     fn read_lanes(&mut self, steps: Steps<'_>, lanes: &[[u8; LANE]; LANES]) {
         let from: [usize; LANES] = std::array::from_fn(|lane| self.read + lane * LANE);
         let mut rows = from.map(|from| steps.state_at(self.text, from));
