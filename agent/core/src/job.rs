@@ -22,6 +22,7 @@ mod deciding;
 mod found;
 mod heard;
 mod late;
+mod lost_peer;
 mod ordered;
 mod progress;
 mod restart;
@@ -47,6 +48,7 @@ use crate::time::{Mono, Span};
 use deciding::{Afterwards, Pending};
 pub use deciding::{POLICY, told as policy_trouble};
 use late::Decided;
+use lost_peer::LostPeer;
 use ordered::Ordered;
 pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS};
 use restart::Overdue;
@@ -113,6 +115,8 @@ pub struct Job {
     pending: Option<Pending>,
     /// The failure that was decided on last, where what is heard of it later may change what it is taken for.
     decided: Option<Decided>,
+    /// Ranks lost a peer, and it is not seen yet which: when that began, and until when the peer's own end is waited for.
+    lost_peer: Option<LostPeer>,
     /// Ranks that have left the last attempt and wait in their processes.
     waiting: Vec<Rank>,
     /// How the next attempt begins.
@@ -165,6 +169,7 @@ impl Job {
             past: Vec::new(),
             pending: None,
             decided: None,
+            lost_peer: None,
             waiting: Vec::new(),
             rung: Rung::All,
             afterwards: None,
@@ -248,7 +253,7 @@ impl Job {
                 self.saved.1 = self.saved.0;
                 self.attempt_began = at;
                 self.lead = None;
-                (self.hang, self.overdue) = (None, None);
+                (self.hang, self.overdue, self.lost_peer) = (None, None, None);
                 self.waiting.clear();
                 self.ledger.begin_attempt();
                 self.with_incident(|incident| incident.started_at = Some(at));
@@ -274,7 +279,7 @@ impl Job {
                         (state.end.note, state.end.data) = (Some(note), data);
                     }
                 }
-                self.failure(at, fault_at, out);
+                self.raised(at, rank, fault_at, out);
             }
             Fact::RankEnding { attempt, rank, status, .. } if attempt == self.attempt => {
                 if let Some(state) = self.ranks.get_mut(&rank) {
@@ -314,6 +319,8 @@ impl Job {
                 {
                     self.ledger.enter(at, Spending::Finishing);
                     self.stop(StopWhy::Done, out);
+                } else {
+                    self.lost_peer_is_known(at, out);
                 }
             }
             Fact::RanksHung { attempt, hang, acts } if attempt == self.attempt => {
@@ -341,6 +348,8 @@ impl Job {
                 }
             }
             Fact::AttemptEnded { attempt, waiting, .. } if attempt == self.attempt => {
+                // A journal that is replayed does not have the time at which the wait was over.
+                self.lost_peer_is_known(at, out);
                 self.attempt_ended(at, waiting, out);
             }
             Fact::StopRequested { exit, .. } => self.stop_requested(at, exit, out),
@@ -384,6 +393,7 @@ impl Job {
         if self.phase != Phase::Running {
             return;
         }
+        let fault_at = self.lost_peer.take().map_or(fault_at, |lost| fault_at.min(lost.since));
         self.ledger.enter(fault_at, Spending::Undetected);
         self.ledger.enter(at, Spending::Stopping);
         self.stop(StopWhy::Fault, out);

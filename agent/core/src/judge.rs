@@ -72,18 +72,23 @@ impl RankEnd {
     }
 
     /// Whether its end is what the loss of a peer looks like.
-    fn speaks_of_a_lost_peer(&self) -> bool {
-        const LOST_PEER: [&str; 7] = [
-            "Connection closed by peer",
-            "Connection reset by peer",
-            "Broken pipe",
-            "Socket Timeout",
-            "remote process exited",
-            "ncclRemoteError",
-            "ncclSystemError",
-        ];
-        self.note.as_ref().is_some_and(|note| LOST_PEER.iter().any(|phrase| note.message.contains(phrase)))
+    pub(crate) fn speaks_of_a_lost_peer(&self) -> bool {
+        self.note.as_ref().is_some_and(|note| speaks_of_a_lost_peer(&note.message))
     }
+}
+
+/// Whether a message is one that the loss of a peer leads to.
+pub(crate) fn speaks_of_a_lost_peer(message: &str) -> bool {
+    const LOST_PEER: [&str; 7] = [
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "Socket Timeout",
+        "remote process exited",
+        "ncclRemoteError",
+        "ncclSystemError",
+    ];
+    LOST_PEER.iter().any(|phrase| message.contains(phrase))
 }
 
 /// Judges a failed attempt. `out_of_memory_kills` counts the kernel's OOM kills on the host since it began.
@@ -103,7 +108,9 @@ pub fn judge(
     let Some((&culprit, end)) = root else { return nobody_failed(incident, attempt) };
 
     let victims: Vec<Rank> = ends.keys().copied().filter(|rank| *rank != culprit).collect();
-    let killed = matches!(end.exit, Some((ExitStatus::Signal(9), _))) && end.note.is_none();
+    // A shell whose command was killed exits with 137.
+    let by_sigkill = matches!(end.exit, Some((ExitStatus::Signal(9) | ExitStatus::Code(137), _)));
+    let killed = by_sigkill && end.note.is_none();
     let cause = match (&end.note, end.exit) {
         (Some(note), _) => {
             Cause::Exception { exception: note.exception.clone(), fingerprint: fingerprint(note) }
@@ -296,7 +303,8 @@ fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool
     if let (false, Some((status, _))) = (end.after_stop && !end.chose_its_exit(), end.exit) {
         evidence.push(format!("the process of {culprit} ended with {status}"));
     }
-    if end.note.is_none() && killed && out_of_memory_kills == 0 {
+    let killed_itself = matches!(end.exit, Some((ExitStatus::Signal(9), _)));
+    if killed_itself && killed && out_of_memory_kills == 0 {
         evidence.push("Mainstay sent no SIGKILL, and the kernel counted no OOM kill".to_owned());
     }
     if out_of_memory_kills > 0 {
@@ -393,6 +401,13 @@ mod tests {
         assert_eq!(verdict.culprit, Some(Rank(1)));
         assert_eq!(verdict.victims, [Rank(0)]);
         assert_eq!(verdict.headline, "rank 1 was ended by SIGKILL after step 7");
+    }
+
+    #[test]
+    fn a_shell_whose_command_the_oom_killer_ended_ran_out_of_memory() {
+        let shell = || RankEnd { exit: Some((ExitStatus::Code(137), Mono(9))), ..RankEnd::default() };
+        assert_eq!(verdict([killed(20), shell()], 1).cause, Cause::OutOfMemory);
+        assert_eq!(verdict([killed(20), shell()], 0).cause, Cause::ExitCode { code: 137 });
     }
 
     fn ended_while_stopped(code: i32) -> RankEnd {

@@ -47,6 +47,56 @@ fn a_killed_rank_is_named_and_all_ranks_are_started_again() {
     assert_eq!((outcome.step, outcome.reached_before, outcome.steps_lost), (6, 7, 2));
 }
 
+const LOST: &str = "[../gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:4711";
+
+fn verdict_of(run: &Run) -> mainstay_core::verdict::Verdict {
+    let verdict = run.bodies().into_iter().find_map(|body| match body {
+        Body::Verdict(verdict) => Some(verdict.clone()),
+        _ => None,
+    });
+    verdict.expect("a verdict")
+}
+
+#[test]
+fn a_rank_that_lost_a_peer_stops_nobody_before_the_peer_has_ended_by_itself() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise(0, 0, LOST);
+    assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
+    run.exit(0, 1, ExitStatus::Code(3), false);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.ended(0);
+    let verdict = verdict_of(&run);
+    assert_eq!((verdict.culprit, verdict.cause), (Some(Rank(1)), Cause::ExitCode { code: 3 }));
+}
+
+#[test]
+fn a_lost_peer_that_does_not_end_here_is_waited_for_only_so_long() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise(0, 0, LOST);
+    let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
+    run.tell(Input::LookAgain);
+    assert_eq!(run.last_order(), &Order::LookAgain { at });
+    run.now = at.0;
+    run.tell(Input::LookAgain);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+}
+
+#[test]
+fn where_all_ranks_lost_a_peer_or_one_ended_well_nothing_is_waited_for() {
+    for ends_well in [false, true] {
+        let mut run = Run::begin(3);
+        run.start(0);
+        run.raise(0, 0, LOST);
+        if ends_well { run.exit(0, 1, ExitStatus::Code(0), false) } else { run.raise(0, 1, LOST) }
+        assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    }
+}
+
 #[test]
 fn a_step_counts_once_though_the_ranks_connect_one_after_the_other() {
     let mut run = Run::begin(3);

@@ -223,7 +223,7 @@ impl Launcher {
             evidence: None,
             looks: 0,
             step_times: Vec::new(),
-            oom_kills: OomKills::of(Roots::default().proc),
+            oom_kills: OomKills::of(Roots::default().proc, &Roots::default().sys),
             spoken: Spoken::start(),
             surroundings: Surroundings::default(),
             exit: None,

@@ -70,7 +70,9 @@ impl Launcher {
 
     /// Whoever was killed by nobody of ours may have been by the kernel: the regular look at the host comes too late for the verdict.
     fn look_for_oom_kills(&mut self, status: ExitStatus) {
-        if status == ExitStatus::Signal(nix::libc::SIGKILL) {
+        // A shell exits with 137 where its command was killed.
+        const OF_A_SHELL: ExitStatus = ExitStatus::Code(128 + nix::libc::SIGKILL);
+        if status == ExitStatus::Signal(nix::libc::SIGKILL) || status == OF_A_SHELL {
             self.count_oom_kills();
         }
     }

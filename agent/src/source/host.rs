@@ -103,6 +103,17 @@ pub(super) fn oom_kills(proc: &Path) -> Option<u64> {
     }
 }
 
+/// The directory of our own control group of version 2, where memory is counted by that version.
+pub(super) fn own_group(proc: &Path, sys: &Path) -> Option<PathBuf> {
+    cgroup::unified_group(proc, sys)
+}
+
+/// How many processes of this control group and those below it the kernel has killed for lack of memory (`oom_kill` of
+/// `memory.events`); none where it does not count.
+pub(super) fn oom_kills_of_group(dir: &Path) -> Option<u64> {
+    cgroup::kills(dir)
+}
+
 /// The paths that every host is asked for: the system, run-time files, shared memory (DataLoader workers and
 /// NCCL live there), and what the agent and its user name.
 pub fn standard_paths(named: &[&Path]) -> Vec<PathBuf> {

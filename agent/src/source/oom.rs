@@ -1,26 +1,46 @@
 //! How often the kernel has killed for lack of memory, by its own count: at any time, for who must know now.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::host;
 
 /// The count since it was last asked for. One reader for each who counts: each kill is told once.
 #[derive(Debug)]
 pub struct OomKills {
-    proc: PathBuf,
+    counter: Counter,
     seen: Option<u64>,
 }
 
+/// Who counts.
+#[derive(Debug)]
+enum Counter {
+    /// Our own control group (version 2), with all below it: kills of other programs on the host do not count.
+    Group(PathBuf),
+    /// The whole host, by the `vmstat` in this `/proc`.
+    Host(PathBuf),
+}
+
+impl Counter {
+    fn read(&self) -> Option<u64> {
+        match self {
+            Counter::Group(dir) => host::oom_kills_of_group(dir),
+            Counter::Host(proc) => host::oom_kills(proc),
+        }
+    }
+}
+
 impl OomKills {
-    /// Counts from now on, by the `vmstat` in `proc`.
-    pub fn of(proc: PathBuf) -> OomKills {
-        let seen = host::oom_kills(&proc);
-        OomKills { proc, seen }
+    /// Counts from now on, in our own control group where the kernel counts there, else on the whole host.
+    pub fn of(proc: PathBuf, sys: &Path) -> OomKills {
+        let group = host::own_group(&proc, sys).filter(|dir| host::oom_kills_of_group(dir).is_some());
+        let counter = group.map_or(Counter::Host(proc), Counter::Group);
+        let seen = counter.read();
+        OomKills { counter, seen }
     }
 
-    /// Kills that were not told yet; none where the kernel does not count.
+    /// Kills that were not reported yet; none where the kernel does not count.
     pub fn new_ones(&mut self) -> u64 {
-        let Some(now) = host::oom_kills(&self.proc) else { return 0 };
+        let Some(now) = self.counter.read() else { return 0 };
         let before = self.seen.replace(now).unwrap_or(now);
         now.saturating_sub(before)
     }
@@ -37,7 +57,7 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         let says = |text: &str| fs::write(proc.path().join("vmstat"), text).unwrap();
         says("nr_free_pages 7\noom_kill 3\n");
-        let mut kills = OomKills::of(proc.path().to_owned());
+        let mut kills = OomKills::of(proc.path().to_owned(), Path::new("/nowhere"));
         assert_eq!(kills.new_ones(), 0);
         says("nr_free_pages 7\noom_kill 5\n");
         assert_eq!((kills.new_ones(), kills.new_ones()), (2, 0));
@@ -49,8 +69,28 @@ mod tests {
     }
 
     #[test]
+    fn kills_of_other_programs_do_not_count_where_our_own_group_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let (proc, sys) = (root.path().join("proc"), root.path().join("sys"));
+        let group = sys.join("fs/cgroup/jobs/ours");
+        fs::create_dir_all(proc.join("self")).unwrap();
+        fs::create_dir_all(&group).unwrap();
+        fs::write(proc.join("self/cgroup"), "0::/jobs/ours\n").unwrap();
+        let ours = |count: u64| {
+            fs::write(group.join("memory.events"), format!("max 0\noom 9\noom_kill {count}\n")).unwrap();
+        };
+        ours(1);
+        fs::write(proc.join("vmstat"), "oom_kill 3\n").unwrap();
+        let mut kills = OomKills::of(proc.clone(), &sys);
+        fs::write(proc.join("vmstat"), "oom_kill 4\n").unwrap();
+        assert_eq!(kills.new_ones(), 0);
+        ours(2);
+        assert_eq!(kills.new_ones(), 1);
+    }
+
+    #[test]
     fn where_the_kernel_does_not_count_there_is_none() {
-        let mut kills = OomKills::of("/nowhere".into());
+        let mut kills = OomKills::of("/nowhere".into(), Path::new("/nowhere"));
         assert_eq!(kills.new_ones(), 0);
     }
 }

@@ -3,6 +3,7 @@
 use crate::attribute::class::Class;
 use crate::attribute::explain::look;
 use crate::entry::ExitStatus;
+use crate::judge;
 use crate::time::Span;
 use crate::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
 
@@ -82,6 +83,10 @@ fn not_seen(verdict: &Verdict) -> String {
         Cause::ExitCode { code } => format!(
             "Cause not seen: the program of {rank} chose to exit with code {code}, and no known message says why."
         ),
+        Cause::Exception { .. } if lost_a_peer(verdict) => format!(
+            "Cause not seen: {rank} lost its connection to another rank, and no rank of this host failed before it. \
+             Another host of the job, or the network, can be the reason."
+        ),
         Cause::Exception { .. } => format!(
             "No known failure has the message of {rank}; it is quoted below with its place in the program."
         ),
@@ -93,6 +98,11 @@ fn not_seen(verdict: &Verdict) -> String {
         Cause::StartFailed => "The operating system's error is quoted below.".to_owned(),
         Cause::Hang { .. } => "Nothing that was seen says why the ranks do not move.".to_owned(),
     }
+}
+
+/// Whether the exception is what the end of another rank leads to.
+fn lost_a_peer(verdict: &Verdict) -> bool {
+    judge::speaks_of_a_lost_peer(&verdict.headline)
 }
 
 /// Whether a signal is one that others send, and not one that the program's own code causes.

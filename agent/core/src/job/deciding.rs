@@ -328,7 +328,11 @@ impl Job {
                 }
                 self.pending = Some(pending);
             }
-            Phase::Running => self.look_after_restart(at, out),
+            Phase::Running => {
+                if !self.waits_for_lost_peer(at, out) {
+                    self.look_after_restart(at, out);
+                }
+            }
             Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}
         }
     }

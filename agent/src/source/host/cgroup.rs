@@ -79,6 +79,18 @@ fn memory_group(sys: &Path, membership: &str) -> Option<(PathBuf, PathBuf, Files
     unified
 }
 
+/// Our own group of version 2; none where version 1 counts memory.
+pub(super) fn unified_group(proc: &Path, sys: &Path) -> Option<PathBuf> {
+    let membership = read(&proc.join("self/cgroup")).ok()?;
+    let (mount, path, files) = memory_group(sys, &membership)?;
+    (files.kills == VERSION_2.kills).then(|| mount.join(path))
+}
+
+/// How often the kernel killed in a group of version 2, with those below it.
+pub(super) fn kills(dir: &Path) -> Option<u64> {
+    count(dir, VERSION_2.kills)
+}
+
 /// The lowest limit on the way from the group to the root. Inside a container the path may not be visible; then
 /// the root that is visible is the container's own group.
 fn tightest(mount: &Path, path: &Path, files: &Files) -> Option<(PathBuf, u64)> {
@@ -93,11 +105,13 @@ fn tightest(mount: &Path, path: &Path, files: &Files) -> Option<(PathBuf, u64)> 
 
 /// What happened in the group; none where the kernel does not tell (before 4.13, or the root).
 fn events(dir: &Path, files: &Files) -> Option<GroupEvents> {
-    let count = |(file, word): (&str, &str)| -> Option<u64> {
-        let text = read(&dir.join(file)).ok()?;
-        text.lines().find_map(|line| line.strip_prefix(word))?.trim().parse().ok()
-    };
-    Some(GroupEvents { kills: count(files.kills)?, at_limit: count(files.at_limit)? })
+    Some(GroupEvents { kills: count(dir, files.kills)?, at_limit: count(dir, files.at_limit)? })
+}
+
+/// The number after a word in a file of a group.
+fn count(dir: &Path, (file, word): (&str, &str)) -> Option<u64> {
+    let text = read(&dir.join(file)).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(word))?.trim().parse().ok()
 }
 
 /// Bytes in use, without page cache that the kernel would drop first.
