@@ -6,6 +6,9 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
+#[path = "prose/mod.rs"]
+mod prose;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
