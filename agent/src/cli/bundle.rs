@@ -17,7 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   mainstay bundle -o incident.jsonl         the newest run
   mainstay bundle exp-7 | gzip > exp-7.gz   a run, compressed
-  mainstay replay incident.jsonl            judge it anew, on any machine
+  mainstay replay incident.jsonl            judge it again, on any machine
 
 Exit status: 0 written, 70 there is no such run or the file cannot be written.";
 

@@ -86,7 +86,7 @@ enum FailOn {
     Fail,
     /// It works, but something is wrong.
     Warn,
-    /// It cannot be told.
+    /// It is unknown.
     Unknown,
 }
 

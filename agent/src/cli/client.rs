@@ -26,7 +26,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status, Streaming};
 
-/// How long a server may take to answer before a person is told that it does not.
+/// How long a server may take to answer before a person is informed that it does not.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 /// A list of events with long tracebacks is larger than gRPC's usual 4 MiB.
 const LARGEST_MESSAGE: usize = 64 << 20;
@@ -190,7 +190,7 @@ impl Client {
         within(&self.socket, said).await.map(|_| ())
     }
 
-    /// Has all ranks of the job started anew.
+    /// Has all ranks of the job started again.
     pub(super) async fn restart_job(&self, reason: &str) -> Result<(), AskError> {
         let request = RestartJobRequest { reason: reason.to_owned() };
         let mut orders = JobOrderServiceClient::new(self.channel.clone());
@@ -206,7 +206,7 @@ impl Client {
         within(&self.socket, said).await.map(|_| ())
     }
 
-    /// Has all ranks started anew without the GPU of one.
+    /// Has all ranks started again without the GPU of one.
     pub(super) async fn exclude_rank(&self, rank: u32, reason: &str) -> Result<(), AskError> {
         let request = ExcludeRankRequest { rank, reason: reason.to_owned() };
         let mut orders = JobOrderServiceClient::new(self.channel.clone());

@@ -110,7 +110,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(exit::OK))
 }
 
-/// How events are told.
+/// How events are reported.
 #[derive(Clone, Copy)]
 struct Teller {
     json: bool,
@@ -175,12 +175,12 @@ impl History {
     }
 }
 
-/// How far a server's events are told.
+/// How far a server's events are reported.
 struct Watch {
     cursor: u64,
     filter: EventFilter,
     teller: Teller,
-    /// None once all of the past is told.
+    /// None once all of the past is reported.
     history: Option<History>,
 }
 

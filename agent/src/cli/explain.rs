@@ -78,7 +78,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     of_run(&args)
 }
 
-/// Asks the job's launcher and the agent for a failure of a job whose run directory is not at hand. None if nobody knows
+/// Asks the job's launcher and the agent for a failure of a job whose run directory is not at hand. None if no one knows
 /// of it.
 async fn of_job(args: &Args, job: &str) -> anyhow::Result<Option<String>> {
     let found = find(&Ask { socket: args.socket.clone(), json: false });

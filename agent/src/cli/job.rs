@@ -24,11 +24,11 @@ pub(super) struct Job {
 
 #[derive(Debug, clap::Subcommand)]
 enum Order {
-    /// Stop all ranks and start them anew; no budget is charged
+    /// Stop all ranks and start them again; no budget is charged
     Restart(Place),
     /// Have the ranks save where they can, and end the job
     Stop(Place),
-    /// Stop using a rank's GPU: all ranks start anew without it, where another GPU can take its place
+    /// Stop using a rank's GPU: all ranks start again without it, where another GPU can take its place
     ExcludeRank {
         /// The rank; its GPU is the one at its place (LOCAL_RANK) among those that the job sees
         #[arg(value_name = "RANK")]

@@ -44,11 +44,11 @@ pub mod exit {
     pub const DEGRADED: u8 = 1;
     /// The node is unhealthy, or the job that was asked for failed.
     pub const UNHEALTHY: u8 = 2;
-    /// It cannot be told: nothing answers.
+    /// It is unknown: nothing answers.
     pub const UNKNOWN: u8 = 3;
     /// The command line was not understood (EX_USAGE of sysexits.h).
     pub const USAGE: u8 = 64;
-    /// A job or the agent could not be begun (EX_SOFTWARE of sysexits.h).
+    /// A job or the agent could not be started (EX_SOFTWARE of sysexits.h).
     pub const NOT_BEGUN: u8 = 70;
 }
 

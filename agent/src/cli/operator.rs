@@ -7,7 +7,7 @@ use mainstay_core::settings::Period;
 
 use super::order::{self, done};
 
-/// Say that the fault of a component is known: it does not count any more until it comes anew or gets worse
+/// Say that the fault of a component is known: it does not count any more until it recurs or gets worse
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mainstay ack gpu.0000:3b:00 --reason \"ticket 4711, board is ordered\"

@@ -12,7 +12,7 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells the person something beside the output.
+/// Tells the person something next to the output.
 pub(super) fn note(text: &str) {
     let _ = writeln!(io::stderr(), "mainstay: {text}");
 }
@@ -30,7 +30,7 @@ pub(super) fn in_full(error: &anyhow::Error) -> String {
     text
 }
 
-/// Whether the failure is that nobody reads our output any more.
+/// Whether the failure is that no one reads our output any more.
 pub(super) fn is_closed(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)

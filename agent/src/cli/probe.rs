@@ -36,7 +36,7 @@ enum Library {
         /// The host engine; none to run one in here
         #[arg(long, value_name = "HOST:PORT")]
         address: Option<String>,
-        /// Set policies where nobody has set any
+        /// Set policies where no one has set any
         #[arg(long)]
         policies: bool,
     },

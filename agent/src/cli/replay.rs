@@ -23,7 +23,7 @@ Examples:
 
 Exit status: 0 judged as then, 1 something is judged otherwise now, 3 there was no failure, 70 it cannot be read.";
 
-/// Judge a recorded run anew, and show what differs from what was judged then
+/// Judge a recorded run again, and show what differs from what was judged then
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {

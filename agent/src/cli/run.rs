@@ -34,76 +34,146 @@ Examples:
   mainstay run --nproc-per-node 2 --no-python ./trainer
   mainstay run --nproc-per-node 8 --max-restarts 5 --checkpoint-dir /nvme/ckpt train.py
 
-What follows the script's name belongs to the script. Exit status: 0 when all ranks end with 0; else that of the
-rank that failed first, a signal as 128 + its number; 75 when another host may do (--hand-back-exit); 64 for a command line that is not understood, 70 when the job
-could not be begun. See docs/reference/cli.md.";
+Arguments after the script belong to the script. Exit status: 0 if all ranks succeed, else the status
+of the rank that failed first (128 + N for signal N); 75 to run on another host (--hand-back-exit);
+64 for a wrong command line; 70 if the job could not start. See docs/reference/exit-status.md.";
 
-/// Run a training job: start its ranks, watch them, restart them when that helps
+/// Run a training job: start its ranks, monitor them, and restart them after a failure
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Hosts, as N or MIN:MAX; one host for now
-    #[arg(long, alias = "nnodes", env = "PET_NNODES", default_value = "1", value_name = "N")]
+    /// Number of hosts, as N or MIN:MAX; only one host is supported
+    #[arg(
+        long,
+        alias = "nnodes",
+        env = "PET_NNODES",
+        default_value = "1",
+        value_name = "N",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     nnodes: String,
     /// Ranks on this host: a number, auto, gpu or cpu
-    #[arg(long, alias = "nproc_per_node", env = "PET_NPROC_PER_NODE", default_value = "1", value_name = "N")]
+    #[arg(
+        long,
+        alias = "nproc_per_node",
+        env = "PET_NPROC_PER_NODE",
+        default_value = "1",
+        value_name = "N",
+        help_heading = "Launch"
+    )]
     nproc_per_node: String,
-    /// Restarts allowed in a window
-    #[arg(long, alias = "max_restarts", env = "PET_MAX_RESTARTS", default_value_t = 3, value_name = "N")]
+    /// Maximum number of restarts
+    #[arg(
+        long,
+        alias = "max_restarts",
+        env = "PET_MAX_RESTARTS",
+        default_value_t = 3,
+        value_name = "N",
+        help_heading = "Restarts"
+    )]
     max_restarts: u32,
-    /// The window in which restarts are counted, such as 1h; without it they count for the whole job
-    #[arg(long, env = "MAINSTAY_RESTART_WINDOW", value_name = "DURATION", value_parser = duration)]
+    /// Time window in which restarts count, such as 1h. Default: the whole job
+    #[arg(long, env = "MAINSTAY_RESTART_WINDOW", value_name = "DURATION", value_parser = duration, help_heading = "Restarts")]
     restart_window: Option<Span>,
-    /// Restarts allowed for one kind of cause, beside --max-restarts: exception, exit_code, signal, out_of_memory or hang,
-    /// such as hang=2 or signal=10/1h. May be given more than once
+    /// Maximum number of restarts for one cause, in addition to --max-restarts
+    ///
+    /// Causes: exception, exit_code, signal, out_of_memory, hang. Examples: hang=2, signal=10/1h. Can be
+    /// repeated.
     #[arg(
         long,
         env = "MAINSTAY_RESTART_BUDGET",
         value_name = "CAUSE=N[/WINDOW],…",
         value_delimiter = ',',
-        value_parser = cause_budget
+        value_parser = cause_budget, help_heading = "Restarts"
     )]
     restart_budget: Vec<(CauseKind, Budget)>,
-    /// How long a restart waits for a host that is not ready (GPUs still held, a port taken, a mount that does not answer),
-    /// before the job is handed back to the scheduler; off restarts without looking
+    /// How long a restart waits for a host that is not ready; off: do not check
+    ///
+    /// A host is not ready while GPUs are held, a port is taken or a mount does not answer. After this time
+    /// the job is handed back to the scheduler.
     #[arg(
         long,
         env = "MAINSTAY_READY_WITHIN",
         default_value = "60s",
         value_name = "DURATION|off",
-        value_parser = ready_within
+        value_parser = ready_within, help_heading = "Restarts"
     )]
     ready_within: ReadyWithin,
-    /// Exit status that asks the scheduler to start the job again elsewhere
-    #[arg(long, env = "MAINSTAY_HAND_BACK_EXIT", default_value_t = HAND_BACK, value_name = "STATUS", value_parser = clap::value_parser!(u8).range(1..))]
+    /// Exit status that asks the scheduler to start the job on another host
+    #[arg(long, env = "MAINSTAY_HAND_BACK_EXIT", default_value_t = HAND_BACK, value_name = "STATUS", value_parser = clap::value_parser!(u8).range(1..), help_heading = "Restarts")]
     hand_back_exit: u8,
-    /// A policy of one's own, in Starlark: what is done about failures (docs/reference/policy-file.md). If none is given,
-    /// policy.file of the agent's configuration
-    #[arg(long, env = "MAINSTAY_POLICY", value_name = "FILE")]
+    /// Recovery policy in Starlark; default: policy.file of the agent's configuration
+    ///
+    /// See docs/reference/policy-file.md.
+    #[arg(long, env = "MAINSTAY_POLICY", value_name = "FILE", help_heading = "Restarts")]
     policy: Option<PathBuf>,
-    /// Name of the run; made up from time and process if not given
-    #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", value_name = "ID")]
+    /// Run id, the name of the job; generated if not set
+    #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", value_name = "ID", help_heading = "Launch")]
     rdzv_id: Option<String>,
-    /// Rendezvous backend; one host needs none
-    #[arg(long, alias = "rdzv_backend", env = "PET_RDZV_BACKEND", value_name = "NAME")]
+    /// Rendezvous backend; not needed with one host
+    #[arg(
+        long,
+        alias = "rdzv_backend",
+        env = "PET_RDZV_BACKEND",
+        value_name = "NAME",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     rdzv_backend: Option<String>,
-    /// Rendezvous endpoint HOST:PORT; with the static backend it is MASTER_ADDR and MASTER_PORT
-    #[arg(long, alias = "rdzv_endpoint", env = "PET_RDZV_ENDPOINT", value_name = "HOST:PORT")]
+    /// Rendezvous endpoint; with the static backend it sets MASTER_ADDR and MASTER_PORT
+    #[arg(
+        long,
+        alias = "rdzv_endpoint",
+        env = "PET_RDZV_ENDPOINT",
+        value_name = "HOST:PORT",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     rdzv_endpoint: Option<String>,
-    /// Rendezvous settings; one host needs none
-    #[arg(long, alias = "rdzv_conf", env = "PET_RDZV_CONF", value_name = "KEY=VALUE,…")]
+    /// Rendezvous settings; not needed with one host
+    #[arg(
+        long,
+        alias = "rdzv_conf",
+        env = "PET_RDZV_CONF",
+        value_name = "KEY=VALUE,…",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     rdzv_conf: Option<String>,
-    /// One host, any free port: what `mainstay run` does anyway
-    #[arg(long, env = "PET_STANDALONE")]
+    /// One host with a free port; this is the default
+    #[arg(long, env = "PET_STANDALONE", help_heading = "Launch", hide_short_help = true)]
     standalone: bool,
-    /// This host's place among the hosts: 0
-    #[arg(long, alias = "node_rank", env = "PET_NODE_RANK", default_value_t = 0, value_name = "N")]
+    /// Rank of this host; only 0 is supported
+    #[arg(
+        long,
+        alias = "node_rank",
+        env = "PET_NODE_RANK",
+        default_value_t = 0,
+        value_name = "N",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     node_rank: u32,
-    /// MASTER_ADDR
-    #[arg(long, alias = "master_addr", env = "PET_MASTER_ADDR", value_name = "ADDRESS")]
+    /// MASTER_ADDR of the ranks
+    #[arg(
+        long,
+        alias = "master_addr",
+        env = "PET_MASTER_ADDR",
+        value_name = "ADDRESS",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     master_addr: Option<String>,
-    /// MASTER_PORT; a free one is chosen for each attempt if not given
-    #[arg(long, alias = "master_port", env = "PET_MASTER_PORT", value_name = "PORT")]
+    /// MASTER_PORT of the ranks; default: a free port for each attempt
+    #[arg(
+        long,
+        alias = "master_port",
+        env = "PET_MASTER_PORT",
+        value_name = "PORT",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     master_port: Option<u16>,
     /// Address of this host; not needed with one host
     #[arg(
@@ -111,122 +181,193 @@ pub struct Args {
         alias = "local_addr",
         env = "PET_LOCAL_ADDR",
         value_name = "ADDRESS",
+        help_heading = "Launch",
         hide_short_help = true
     )]
     local_addr: Option<String>,
-    /// ROLE_NAME
-    #[arg(long, env = "PET_ROLE", default_value = "default", value_name = "NAME")]
+    /// ROLE_NAME of the ranks
+    #[arg(
+        long,
+        env = "PET_ROLE",
+        default_value = "default",
+        value_name = "NAME",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     role: String,
-    /// The script is a Python module
-    #[arg(short = 'm', long, env = "PET_MODULE", conflicts_with = "no_python")]
+    /// Run the script as a Python module
+    #[arg(short = 'm', long, env = "PET_MODULE", conflicts_with = "no_python", help_heading = "Launch")]
     module: bool,
-    /// The script is a program, not Python
-    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON")]
+    /// Run the script as a program, without Python
+    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", help_heading = "Launch")]
     no_python: bool,
-    /// Where run directories with logs, journal and summary are made
-    #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", value_name = "DIR")]
+    /// Parent directory of run directories with logs, journal and summary
+    #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", value_name = "DIR", help_heading = "Output")]
     log_dir: Option<PathBuf>,
-    /// Streams that are kept off the terminal: 0 none, 1 stdout, 2 stderr, 3 both; or LOCAL_RANK:STREAMS,…
-    #[arg(short = 'r', long, env = "PET_REDIRECTS", default_value = "0", value_name = "STREAMS")]
+    /// Streams not shown on the terminal: 0 none, 1 stdout, 2 stderr, 3 both
+    ///
+    /// For single ranks: LOCAL_RANK:STREAMS,…
+    #[arg(
+        short = 'r',
+        long,
+        env = "PET_REDIRECTS",
+        default_value = "0",
+        value_name = "STREAMS",
+        help_heading = "Output",
+        hide_short_help = true
+    )]
     redirects: String,
-    /// Streams that are shown on the terminal in spite of --redirects
-    #[arg(short = 't', long, env = "PET_TEE", default_value = "0", value_name = "STREAMS")]
+    /// Streams shown on the terminal in spite of --redirects
+    #[arg(
+        short = 't',
+        long,
+        env = "PET_TEE",
+        default_value = "0",
+        value_name = "STREAMS",
+        help_heading = "Output",
+        hide_short_help = true
+    )]
     tee: String,
-    /// Local ranks whose output is shown on the terminal, such as 0,1; all if not given
-    #[arg(long, alias = "local_ranks_filter", env = "PET_LOCAL_RANKS_FILTER", value_name = "RANKS")]
+    /// Local ranks whose output is shown, such as 0,1; default: all
+    #[arg(
+        long,
+        alias = "local_ranks_filter",
+        env = "PET_LOCAL_RANKS_FILTER",
+        value_name = "RANKS",
+        help_heading = "Output",
+        hide_short_help = true
+    )]
     local_ranks_filter: Option<String>,
-    /// Taken and ignored: deaths are seen at once, not by looking
-    #[arg(long, alias = "monitor_interval", env = "PET_MONITOR_INTERVAL", hide_short_help = true)]
+    /// Accepted and ignored: exits are detected without polling
+    #[arg(
+        long,
+        alias = "monitor_interval",
+        env = "PET_MONITOR_INTERVAL",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     monitor_interval: Option<f64>,
-    /// Taken and ignored
-    #[arg(long, alias = "start_method", env = "PET_START_METHOD", hide_short_help = true)]
+    /// Accepted and ignored
+    #[arg(
+        long,
+        alias = "start_method",
+        env = "PET_START_METHOD",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     start_method: Option<String>,
-    /// Taken and ignored
-    #[arg(long, alias = "event_log_handler", env = "PET_EVENT_LOG_HANDLER", hide_short_help = true)]
+    /// Accepted and ignored
+    #[arg(
+        long,
+        alias = "event_log_handler",
+        env = "PET_EVENT_LOG_HANDLER",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     event_log_handler: Option<String>,
-    /// How long ranks may take to end after the launcher was asked to stop
+    /// How long ranks may take to exit when the launcher is asked to stop
     #[arg(
         long,
         alias = "shutdown_timeout",
         env = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
         default_value = "30s",
         value_name = "DURATION",
-        value_parser = duration
+        value_parser = duration, help_heading = "Restarts"
     )]
     shutdown_timeout: Span,
-    /// A signal that ranks get when they are to save, beside what `mainstay.save_requested()` tells them: SIGUSR1, SIGUSR2
-    #[arg(long, env = "MAINSTAY_SAVE_SIGNAL", value_name = "SIGNAL", value_parser = save_signal)]
+    /// Signal that asks ranks to save: SIGUSR1 or SIGUSR2
+    ///
+    /// It is sent in addition to the request that `mainstay.save_requested()` returns.
+    #[arg(long, env = "MAINSTAY_SAVE_SIGNAL", value_name = "SIGNAL", value_parser = save_signal, help_heading = "Checkpoints", hide_short_help = true)]
     save_signal: Option<i32>,
-    /// Let `mainstay inject` do things to the ranks: for drills
-    #[arg(long, env = "MAINSTAY_ALLOW_INJECT")]
+    /// Allow fault injection with `mainstay inject`
+    #[arg(long, env = "MAINSTAY_ALLOW_INJECT", help_heading = "Restarts", hide_short_help = true)]
     allow_inject: bool,
-    /// Do not restart: only say what would be done, and end as if nothing could be
-    #[arg(long, env = "MAINSTAY_DRY_RUN")]
+    /// Do not restart; report the decision and exit
+    #[arg(long, env = "MAINSTAY_DRY_RUN", help_heading = "Restarts")]
     dry_run: bool,
-    /// Do not end the job when the agent hears that the cloud takes the machine away
-    #[arg(long, env = "MAINSTAY_STAY_ON_NOTICE")]
+    /// Do not end the job when the cloud announces an interruption
+    #[arg(long, env = "MAINSTAY_STAY_ON_NOTICE", help_heading = "Agent", hide_short_help = true)]
     stay_on_notice: bool,
-    /// How long the other ranks may take to end after one has failed
-    #[arg(long, env = "MAINSTAY_FAULT_TIMEOUT", default_value = "3s", value_name = "DURATION", value_parser = duration)]
+    /// How long the other ranks may take to exit after one has failed
+    #[arg(long, env = "MAINSTAY_FAULT_TIMEOUT", default_value = "3s", value_name = "DURATION", value_parser = duration, help_heading = "Restarts", hide_short_help = true)]
     fault_timeout: Span,
-    /// What to do about ranks that live and do not move: auto stops and restarts them, report only tells, off does not look
-    #[arg(long, env = "MAINSTAY_HANG", default_value = "auto", value_name = "auto|report|off", value_parser = hang_mode)]
+    /// Action for a hang: auto restarts the job, report only reports it, off disables detection
+    #[arg(long, env = "MAINSTAY_HANG", default_value = "auto", value_name = "auto|report|off", value_parser = hang_mode, help_heading = "Hangs")]
     hang: Mode,
-    /// How long a phase may stand still, instead of what was learned: first_step, step, livelock, or a section's name; and
-    /// the patience in general: unlearned, long, confirm, passing, spinning, working, idle, cap. May be given more than once
+    /// Time limit of a phase, instead of the learned one; can be repeated
+    ///
+    /// Phases: first_step, step, livelock, or a section's name. General limits: unlearned, long, confirm,
+    /// passing, spinning, working, idle, cap.
     #[arg(
         long,
         env = "MAINSTAY_HANG_LIMITS",
         value_name = "PHASE=DURATION,…",
         value_delimiter = ',',
-        value_parser = hang_limit
+        value_parser = hang_limit, help_heading = "Hangs"
     )]
     hang_limit: Vec<(String, Span)>,
-    /// Where ranks keep checkpoints, to go on from them in a later run too; a directory of this run if not given
-    #[arg(long, env = "MAINSTAY_CHECKPOINT_DIR", value_name = "DIR")]
+    /// Directory for checkpoints; a later run resumes from it. Default: in the run directory
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_DIR", value_name = "DIR", help_heading = "Checkpoints")]
     checkpoint_dir: Option<PathBuf>,
-    /// A directory into which the trainer writes checkpoints in its own way; the agent replicates them, and brings them back before
-    /// the ranks start. KIND is auto, megatron, deepspeed, huggingface, torch, dcp, orbax or nemo
-    #[arg(long, env = "MAINSTAY_CHECKPOINT_WATCH", value_name = "[KIND:]DIR", value_delimiter = ',', value_parser = checkpoint_watch)]
+    /// Directory into which the trainer writes its own checkpoints
+    ///
+    /// The agent replicates them and restores them before the ranks start. KIND is auto, megatron,
+    /// deepspeed, huggingface, torch, dcp, orbax or nemo.
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_WATCH", value_name = "[KIND:]DIR", value_delimiter = ',', value_parser = checkpoint_watch, help_heading = "Checkpoints")]
     checkpoint_watch: Vec<(String, PathBuf)>,
-    /// Memory for checkpoints of all ranks together, such as 64G: ranks copy into it and go on, and the launcher writes to the
-    /// disk; off has the ranks write to the disk themselves. Half of what is free if not given
-    #[arg(long, env = "MAINSTAY_CHECKPOINT_MEMORY", value_name = "BYTES|off", value_parser = checkpoint_memory)]
+    /// Memory for checkpoints of all ranks, such as 64G; off: ranks write to disk
+    ///
+    /// Default: half of the free memory. Ranks copy into it and continue. The launcher writes to disk.
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_MEMORY", value_name = "BYTES|off", value_parser = checkpoint_memory, help_heading = "Checkpoints")]
     checkpoint_memory: Option<CheckpointMemory>,
-    /// How fast the launcher writes checkpoints to the disk at most, such as 500M (bytes per second); as fast as it is if not given
-    #[arg(long, env = "MAINSTAY_CHECKPOINT_BANDWIDTH", value_name = "BYTES", value_parser = bytes)]
+    /// Maximum bytes per second that the launcher writes to disk, such as 500M
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_BANDWIDTH", value_name = "BYTES", value_parser = bytes, help_heading = "Checkpoints", hide_short_help = true)]
     checkpoint_bandwidth: Option<u64>,
-    /// Room on the disk for steps beyond the newest whole one, such as 2T
-    #[arg(long, env = "MAINSTAY_CHECKPOINT_QUOTA", value_name = "BYTES", value_parser = bytes)]
+    /// Maximum bytes of checkpoints on disk, such as 2T; the newest whole step is always kept
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_QUOTA", value_name = "BYTES", value_parser = bytes, help_heading = "Checkpoints", hide_short_help = true)]
     checkpoint_quota: Option<u64>,
-    /// Checkpoints of each rank in memory at a time: 2, or 3 so that the disk may be slower than they come
-    #[arg(long, env = "MAINSTAY_CHECKPOINT_SLOTS", default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=8))]
+    /// Checkpoints of each rank in memory; 3 tolerate a disk that is slower than the saves
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_SLOTS", default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=8), help_heading = "Checkpoints", hide_short_help = true)]
     checkpoint_slots: u8,
-    /// Whole steps that are kept on the disk
-    #[arg(long, env = "MAINSTAY_CHECKPOINT_KEEP", default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Number of whole steps kept on disk
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_KEEP", default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Checkpoints")]
     checkpoint_keep: u32,
-    /// Where heartbeat pages and the launcher's socket are made: on a tmpfs
-    #[arg(long, env = "MAINSTAY_RUNTIME_DIR", value_name = "DIR", hide_short_help = true)]
+    /// Directory on a tmpfs for heartbeat pages and the launcher's socket
+    #[arg(
+        long,
+        env = "MAINSTAY_RUNTIME_DIR",
+        value_name = "DIR",
+        help_heading = "Agent",
+        hide_short_help = true
+    )]
     runtime_dir: Option<PathBuf>,
-    /// The agent's socket; looked for in the usual places if not given
-    #[arg(long, env = "MAINSTAY_SOCKET", value_name = "PATH")]
+    /// Socket of the agent; default: the usual paths
+    #[arg(long, env = "MAINSTAY_SOCKET", value_name = "PATH", help_heading = "Agent")]
     socket: Option<PathBuf>,
-    /// Do not look for an agent
-    #[arg(long, env = "MAINSTAY_NO_AGENT")]
+    /// Do not use an agent
+    #[arg(long, env = "MAINSTAY_NO_AGENT", help_heading = "Agent")]
     no_agent: bool,
-    /// Start ranks anew each time, instead of forking them from a process that holds their imports
-    #[arg(long, env = "MAINSTAY_NO_WARM")]
+    /// Do not fork restarted ranks from a process that holds their imports
+    #[arg(long, env = "MAINSTAY_NO_WARM", help_heading = "Restarts", hide_short_help = true)]
     no_warm: bool,
-    /// Neither use what earlier runs of this job learned (how long its steps take, which ranks do the same) nor keep it
-    #[arg(long, env = "MAINSTAY_FORGET")]
+    /// Ignore what earlier runs of this job learned, and do not store what this run learns
+    #[arg(long, env = "MAINSTAY_FORGET", help_heading = "Hangs", hide_short_help = true)]
     forget: bool,
-    /// Modules that such a process imports from the job's start on, such as torch,numpy; what the ranks hold is learned
-    #[arg(long, env = "MAINSTAY_WARM_IMPORTS", value_name = "MODULES", value_delimiter = ',')]
+    /// Modules that this process imports when the job starts, such as torch,numpy
+    #[arg(
+        long,
+        env = "MAINSTAY_WARM_IMPORTS",
+        value_name = "MODULES",
+        value_delimiter = ',',
+        help_heading = "Restarts",
+        hide_short_help = true
+    )]
     warm_imports: Vec<String>,
-    /// Print how the job went as one line of JSON on standard output at the end (summary.json's content)
-    #[arg(long)]
+    /// Print summary.json as one line on standard output at the end
+    #[arg(long, help_heading = "Output")]
     json: bool,
-    /// The script, and what belongs to it
+    /// The script and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "SCRIPT [ARGUMENTS]")]
     command: Vec<String>,
 }
@@ -234,7 +375,7 @@ pub struct Args {
 /// Runs the job and returns its exit status.
 ///
 /// # Errors
-/// What the command line asks for cannot be done, or the job could not be begun.
+/// What the command line asks for cannot be done, or the job could not be started.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let plan = match plan(args) {
         Ok(plan) => plan,

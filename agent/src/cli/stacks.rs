@@ -106,7 +106,7 @@ fn shown(taken: &evidence::Taken, paint: Paint) -> String {
     text
 }
 
-/// What the kernel tells of a process that shows no Python stack.
+/// What the kernel reports about a process that shows no Python stack.
 fn without_python(native: &Value) -> String {
     let mut text =
         "no Python stack: the process does not answer, and py-spy is not there or may not look\n".to_owned();

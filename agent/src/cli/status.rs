@@ -69,7 +69,7 @@ pub(super) async fn ask_all(places: Vec<Place>) -> Vec<Answer> {
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// A job that both its agent and its launcher tell of is shown once, as the agent's.
+/// A job that both its agent and its launcher report is shown once, as the agent's.
 pub(super) fn told_once(answers: &mut [Answer]) {
     let by_agents: Vec<String> = answers
         .iter()
@@ -98,7 +98,7 @@ pub(super) fn is_over(job: &Job) -> bool {
     matches!(job.phase(), JobPhase::Ended | JobPhase::Lost)
 }
 
-/// The exit status: the gravest of what is known, before what is not known.
+/// The exit status: the gravest of what is known, before what is unknown.
 fn weigh(answers: &[Answer], one_job: bool) -> u8 {
     let signs: Vec<u8> = if one_job {
         jobs(answers).map(job_sign).collect()

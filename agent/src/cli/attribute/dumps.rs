@@ -59,7 +59,7 @@ pub(super) fn compared(records: Vec<Record>, named: impl Iterator<Item = u32>) -
     Dumps { files, held_up: held_up(&named.map(Rank).collect(), &records) }
 }
 
-/// Whether its beginning is that of a flight record. What cannot be read is none here: whoever reads logs says why.
+/// Whether its beginning is that of a flight record. What cannot be read is none here: anyone who reads logs says why.
 fn is_one(path: &Path) -> bool {
     // A pipe would lose what is read of it.
     if path.as_os_str() == "-" || !path.is_file() {

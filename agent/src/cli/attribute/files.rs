@@ -17,7 +17,7 @@ const FILES: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct LogFile {
     pub(super) path: PathBuf,
-    /// Whether it was found in a directory: nobody asked for it by name.
+    /// Whether it was found in a directory: no one asked for it by name.
     pub(super) found: bool,
 }
 

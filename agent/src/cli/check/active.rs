@@ -59,7 +59,7 @@ fn gpus(args: &Args, config: &Config) -> Gpus {
 }
 
 impl Args {
-    /// How long a probe may take: longer than a look, if nobody says otherwise.
+    /// How long a probe may take: longer than a look, if no one says otherwise.
     fn probe_deadline(&self) -> Duration {
         self.deadline.map_or(Duration::from_secs(30), |deadline| Duration::from_nanos(deadline.0.0))
     }

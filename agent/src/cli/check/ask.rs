@@ -22,7 +22,7 @@ use crate::config::{Config, ConfigError, Environment};
 use crate::os::spawn::spawn_bound;
 use crate::probe;
 
-/// What the way there and back may take beside the checks themselves.
+/// What the way there and back may take next to the checks themselves.
 const BESIDE: Duration = Duration::from_secs(2);
 
 /// Checks, and who made them.
@@ -75,7 +75,7 @@ pub(super) fn configuration(file: Option<&Path>) -> Result<Config, ConfigError> 
     Config::load(file, &environment, &[])
 }
 
-/// Nothing is known of what was asked for, for this reason.
+/// Nothing is known about what was asked for, for this reason.
 fn nothing(groups: &[Group], name: &str, reason: String) -> Asked {
     Asked {
         checks: groups.first().map(|group| unknown(name, *group, reason)).into_iter().collect(),

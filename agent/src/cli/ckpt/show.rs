@@ -46,7 +46,7 @@ pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
     text
 }
 
-/// A line for each job: how often it had better save, and to which tier.
+/// A line for each job: how often it should save, and to which tier.
 fn advice(advice: &[CheckpointAdvice]) -> String {
     let mut text = String::new();
     for of_job in advice.chunk_by(|a, b| a.job == b.job) {

@@ -96,7 +96,7 @@ impl Known {
     }
 }
 
-/// What is known of a component of that name.
+/// What is known about a component of that name.
 pub(super) fn of(component: &str) -> Option<&'static Known> {
     let fits = |known: &&Known| match known.name.strip_suffix('*') {
         Some(beginning) => component.starts_with(beginning),

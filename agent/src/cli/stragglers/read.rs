@@ -161,7 +161,7 @@ impl Reader {
     }
 }
 
-/// A whole section of a Chrome trace as a row: times are in microseconds, what else is known stands in `args`, and who it was
+/// A whole section of a Chrome trace as a row: times are in microseconds, what else is known is in `args`, and who it was
 /// is the process.
 fn of_chrome(event: &Map<String, Value>) -> Option<Map<String, Value>> {
     if event.get("ph").and_then(Value::as_str) != Some("X") {
