@@ -34,8 +34,8 @@ Examples:
   mainstay run --nproc-per-node 2 --no-python ./trainer
   mainstay run --nproc-per-node 8 --max-restarts 5 --checkpoint-dir /nvme/ckpt train.py
 
-Arguments after the script belong to the script. Exit status: 0 if all ranks succeed, else the status
-of the rank that failed first (128 + N for signal N); 75 to run on another host (--hand-back-exit);
+Arguments after the script belong to the script. Exit status: 0 if all ranks succeed,
+else the status of the rank that failed first (128 + N for signal N); 75 to run on another host;
 64 for a wrong command line; 70 if the job could not start. See docs/reference/exit-status.md.";
 
 /// Run a training job: start its ranks, monitor them, and restart them after a failure
@@ -74,7 +74,7 @@ pub struct Args {
     )]
     max_restarts: u32,
     /// Time window in which restarts count, such as 1h. Default: the whole job
-    #[arg(long, env = "MAINSTAY_RESTART_WINDOW", value_name = "DURATION", value_parser = duration, help_heading = "Restarts")]
+    #[arg(long, env = "MAINSTAY_RESTART_WINDOW", value_name = "DURATION", value_parser = duration, help_heading = "Restarts", hide_short_help = true)]
     restart_window: Option<Span>,
     /// Maximum number of restarts for one cause, in addition to --max-restarts
     ///
@@ -85,7 +85,7 @@ pub struct Args {
         env = "MAINSTAY_RESTART_BUDGET",
         value_name = "CAUSE=N[/WINDOW],…",
         value_delimiter = ',',
-        value_parser = cause_budget, help_heading = "Restarts"
+        value_parser = cause_budget, help_heading = "Restarts", hide_short_help = true
     )]
     restart_budget: Vec<(CauseKind, Budget)>,
     /// How long a restart waits for a host that is not ready; off: do not check
@@ -97,11 +97,11 @@ pub struct Args {
         env = "MAINSTAY_READY_WITHIN",
         default_value = "60s",
         value_name = "DURATION|off",
-        value_parser = ready_within, help_heading = "Restarts"
+        value_parser = ready_within, help_heading = "Restarts", hide_short_help = true
     )]
     ready_within: ReadyWithin,
     /// Exit status that asks the scheduler to start the job on another host
-    #[arg(long, env = "MAINSTAY_HAND_BACK_EXIT", default_value_t = HAND_BACK, value_name = "STATUS", value_parser = clap::value_parser!(u8).range(1..), help_heading = "Restarts")]
+    #[arg(long, env = "MAINSTAY_HAND_BACK_EXIT", default_value_t = HAND_BACK, value_name = "STATUS", value_parser = clap::value_parser!(u8).range(1..), help_heading = "Restarts", hide_short_help = true)]
     hand_back_exit: u8,
     /// Recovery policy in Starlark; default: policy.file of the agent's configuration
     ///
@@ -109,7 +109,14 @@ pub struct Args {
     #[arg(long, env = "MAINSTAY_POLICY", value_name = "FILE", help_heading = "Restarts")]
     policy: Option<PathBuf>,
     /// Run id, the name of the job; generated if not set
-    #[arg(long, alias = "rdzv_id", env = "PET_RDZV_ID", value_name = "ID", help_heading = "Launch")]
+    #[arg(
+        long,
+        alias = "rdzv_id",
+        env = "PET_RDZV_ID",
+        value_name = "ID",
+        help_heading = "Launch",
+        hide_short_help = true
+    )]
     rdzv_id: Option<String>,
     /// Rendezvous backend; not needed with one host
     #[arg(
@@ -304,7 +311,7 @@ pub struct Args {
         env = "MAINSTAY_HANG_LIMITS",
         value_name = "PHASE=DURATION,…",
         value_delimiter = ',',
-        value_parser = hang_limit, help_heading = "Hangs"
+        value_parser = hang_limit, help_heading = "Hangs", hide_short_help = true
     )]
     hang_limit: Vec<(String, Span)>,
     /// Directory for checkpoints; a later run resumes from it. Default: in the run directory
@@ -331,7 +338,7 @@ pub struct Args {
     #[arg(long, env = "MAINSTAY_CHECKPOINT_SLOTS", default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=8), help_heading = "Checkpoints", hide_short_help = true)]
     checkpoint_slots: u8,
     /// Number of whole steps kept on disk
-    #[arg(long, env = "MAINSTAY_CHECKPOINT_KEEP", default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Checkpoints")]
+    #[arg(long, env = "MAINSTAY_CHECKPOINT_KEEP", default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Checkpoints", hide_short_help = true)]
     checkpoint_keep: u32,
     /// Directory on a tmpfs for heartbeat pages and the launcher's socket
     #[arg(
@@ -343,7 +350,13 @@ pub struct Args {
     )]
     runtime_dir: Option<PathBuf>,
     /// Socket of the agent; default: the usual paths
-    #[arg(long, env = "MAINSTAY_SOCKET", value_name = "PATH", help_heading = "Agent")]
+    #[arg(
+        long,
+        env = "MAINSTAY_SOCKET",
+        value_name = "PATH",
+        help_heading = "Agent",
+        hide_short_help = true
+    )]
     socket: Option<PathBuf>,
     /// Do not use an agent
     #[arg(long, env = "MAINSTAY_NO_AGENT", help_heading = "Agent")]
