@@ -92,7 +92,11 @@ fn where_all_ranks_lost_a_peer_or_one_ended_well_nothing_is_waited_for() {
         let mut run = Run::begin(3);
         run.start(0);
         run.raise(0, 0, LOST);
-        if ends_well { run.exit(0, 1, ExitStatus::Code(0), false) } else { run.raise(0, 1, LOST) }
+        if ends_well {
+            run.exit(0, 1, ExitStatus::Code(0), false)
+        } else {
+            run.raise(0, 1, LOST)
+        }
         assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
     }
 }
