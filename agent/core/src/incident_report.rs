@@ -18,7 +18,7 @@ use crate::time::{Mono, Span, Wall};
 use crate::verdict::{Decision, Outcome, Verdict};
 
 pub use render::{Options, render, render_findings};
-pub use sentences::{advice, brief, done, fault};
+pub use sentences::{SinceThen, advice, brief, done, fault};
 
 /// What the journal has of one failure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,6 +33,18 @@ pub struct IncidentReport {
     pub happened: Wall,
     /// How long after the start of the job, where the journal has that start.
     pub into_the_job: Option<Span>,
+    /// With what exit status the job ended since; none while it runs.
+    pub job_ended: Option<i32>,
+}
+
+impl IncidentReport {
+    fn since_then(&self) -> SinceThen {
+        match (self.job_ended, &self.outcome) {
+            (Some(exit), _) => SinceThen::Ended { exit },
+            (None, Some(_)) => SinceThen::Training,
+            (None, None) => SinceThen::Starting,
+        }
+    }
 }
 
 /// The failure that is wanted, or the last one, from the entries of one job in their order; none if there was none.
@@ -58,6 +70,11 @@ pub fn of<'e>(
         _ => None,
     });
     let began = entries.clone().find(|entry| matches!(entry.body, Body::Fact(Fact::JobStarted(_))));
+    let ended = entries.clone().filter_map(|entry| match entry.body {
+        Body::Fact(Fact::JobEnded { exit, .. }) => Some(exit),
+        _ => None,
+    });
+    let job_ended = ended.last();
     let same_boot = began.filter(|began| began.boot == entry.boot);
     Some(IncidentReport {
         happened: wall_of(verdict.fault_at, entry),
@@ -65,6 +82,7 @@ pub fn of<'e>(
         verdict: verdict.clone(),
         decision,
         outcome,
+        job_ended,
     })
 }
 
@@ -94,6 +112,6 @@ pub fn json(report: &IncidentReport, findings: &BTreeMap<u64, Finding>) -> serde
         "happened": happened.to_string(),
         "whose_fault": fault(verdict),
         "what_was_done": done(decision.as_ref()),
-        "what_to_do": advice(verdict, decision.as_ref(), outcome.is_some()),
+        "what_to_do": advice(verdict, decision.as_ref(), report.since_then()),
     })
 }

@@ -74,8 +74,12 @@ pub fn fold(places: impl IntoIterator<Item = (Rank, String)>) -> Vec<PlaceGroup>
 }
 
 impl Hang {
-    /// Names the culprit by the stacks, if nothing else could: the few that stand elsewhere than the many.
+    /// Names the culprit by the stacks, if nothing else could: ranks that wait for storage in the kernel, or the few that stand
+    /// elsewhere than the many.
     pub fn refine(&mut self, groups: &[PlaceGroup]) {
+        if self.refine_by_storage(groups) {
+            return;
+        }
         let all: usize = groups.iter().map(|group| group.ranks.len()).sum();
         // Ranks of one function are together: in which line each side of it waits is its own affair.
         let function =
@@ -94,6 +98,52 @@ impl Hang {
         self.confidence = 0.7;
         self.evidence.push(format!("of {all} ranks only {} stands there, by the stacks", listed(&few.ranks)));
     }
+
+    /// A rank that seems to be in its own code, or like all others, may wait for a file system in the kernel.
+    fn refine_by_storage(&mut self, groups: &[PlaceGroup]) -> bool {
+        let in_doubt = matches!(self.kind, HangKind::AllStill | HangKind::UserCode);
+        let of_storage = groups.iter().filter(|group| waits_for_storage(&group.place));
+        let mut waiting: Vec<Rank> = of_storage.flat_map(|group| group.ranks.iter().copied()).collect();
+        waiting.retain(|rank| self.culprits.is_empty() || self.culprits.contains(rank));
+        waiting.sort_unstable();
+        if !in_doubt || waiting.is_empty() {
+            return false;
+        }
+        self.evidence
+            .push(format!("{} wait for a file system, by the kernel's wait channel", listed(&waiting)));
+        self.kind = HangKind::BlockedIo;
+        self.confidence = IN_STORAGE;
+        self.victims.extend(self.culprits.drain(..));
+        self.victims.retain(|rank| !waiting.contains(rank));
+        self.victims.sort_unstable();
+        self.culprits = waiting;
+        true
+    }
+}
+
+/// How sure it is that a rank hangs because of the storage that the kernel has it wait for.
+const IN_STORAGE: f64 = 0.9;
+
+/// Whether a place is one where the kernel waits for a file system of the network or of FUSE (`/proc/PID/wchan`). Places of
+/// local disks do not count: a busy disk has every writer wait there.
+fn waits_for_storage(place: &str) -> bool {
+    const CHANNELS: [&str; 12] = [
+        "request_wait_answer",
+        "fuse_",
+        "nfs_",
+        "nfs4_",
+        "rpc_wait",
+        "ptlrpc_",
+        "cl_sync_io",
+        "ll_",
+        "ceph_",
+        "cifs_",
+        "smb2_",
+        "gpfs",
+    ];
+    place
+        .split_once(" of the kernel")
+        .is_some_and(|(channel, _)| CHANNELS.iter().any(|start| channel.starts_with(start)))
 }
 
 #[cfg(test)]
@@ -117,6 +167,62 @@ Thread 77 (active): \"MainThread\"
     all_reduce (torch/distributed/distributed_c10d.py:2501)
     <module> (train.py:40)
 ";
+
+    fn all_still(ranks: u32) -> Hang {
+        Hang {
+            kind: HangKind::AllStill,
+            culprits: Vec::new(),
+            victims: (0..ranks).map(Rank).collect(),
+            since: crate::time::Mono(1),
+            confirmed: crate::time::Mono(2),
+            phase: "step".into(),
+            limit: crate::time::Span(1),
+            step: Some(4),
+            confidence: 0.3,
+            evidence: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_rank_that_the_kernel_has_wait_for_a_file_system_is_not_in_its_own_code() {
+        let at = |place: &str| {
+            fold([
+                (Rank(0), "futex_do_wait of the kernel (sleeping)".to_owned()),
+                (Rank(1), place.to_owned()),
+            ])
+        };
+        let fuse = at("request_wait_answer of the kernel (uninterruptible sleep)");
+        let mut nothing_known = all_still(2);
+        let mut own_code = Hang {
+            kind: HangKind::UserCode,
+            culprits: vec![Rank(1)],
+            victims: vec![Rank(0)],
+            confidence: 0.97,
+            ..all_still(2)
+        };
+        for hang in [&mut nothing_known, &mut own_code] {
+            hang.refine(&fuse);
+            assert_eq!(
+                (hang.kind, &hang.culprits[..], &hang.victims[..]),
+                (HangKind::BlockedIo, &[Rank(1)][..], &[Rank(0)][..])
+            );
+        }
+        // A function of the program of that name, a pipe, and a rank that others do not wait for are no storage.
+        for other in [at("nfs_read (data.py:7)"), at("pipe_read of the kernel (sleeping)")] {
+            let mut hang = own_code_of(Rank(1));
+            hang.refine(&other);
+            assert_eq!(hang.kind, HangKind::UserCode);
+        }
+        let mut hang = own_code_of(Rank(0));
+        hang.refine(&fuse);
+        assert_eq!((hang.kind, &hang.culprits[..]), (HangKind::UserCode, &[Rank(0)][..]));
+    }
+
+    fn own_code_of(culprit: Rank) -> Hang {
+        let mut hang = Hang { kind: HangKind::UserCode, culprits: vec![culprit], ..all_still(2) };
+        hang.victims.retain(|rank| *rank != culprit);
+        hang
+    }
 
     #[test]
     fn the_innermost_frame_of_the_main_thread() {
@@ -143,18 +249,7 @@ Thread 77 (active): \"MainThread\"
         let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();
         assert_eq!(told, ["rank 3 in read (data.py:7)", "60 ranks (0-2, 4-60) in all_reduce (c10d.py:1)"]);
 
-        let mut hang = Hang {
-            kind: HangKind::AllStill,
-            culprits: Vec::new(),
-            victims: (0..61).map(Rank).collect(),
-            since: crate::time::Mono(1),
-            confirmed: crate::time::Mono(2),
-            phase: "step".into(),
-            limit: crate::time::Span(1),
-            step: Some(4),
-            confidence: 0.3,
-            evidence: Vec::new(),
-        };
+        let mut hang = all_still(61);
         hang.refine(&groups);
         assert_eq!(
             (hang.kind, hang.culprits.as_slice(), hang.victims.len()),

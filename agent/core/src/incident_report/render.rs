@@ -7,6 +7,7 @@ use super::sentences::{advice, done, fault, length, origin};
 use crate::finding::Finding;
 use crate::hang::listed;
 use crate::markdown;
+use crate::time::Span;
 use crate::verdict::FaultDomain;
 
 /// Lines of evidence that are shown unless all are wanted.
@@ -38,7 +39,7 @@ pub fn render(report: &IncidentReport, options: Options<'_>) -> String {
     let mut acted = vec![done(decision.as_ref())];
     acted.extend(outcome.as_ref().map(|outcome| format!("{}.", capital(&outcome.told()))));
     page.section(&mut lines, "What was done", &acted);
-    let mut todo = advice(verdict, decision.as_ref(), outcome.is_some());
+    let mut todo = advice(verdict, decision.as_ref(), report.since_then());
     todo.extend(options.logs.map(|logs| format!("The output of all ranks is in {logs}")));
     page.section(&mut lines, "What to do", &todo);
     let shown = if options.all { verdict.evidence.len() } else { FEW };
@@ -68,11 +69,9 @@ fn since(report: &IncidentReport) -> String {
         0 => String::new(),
         restart => format!(", after restart {restart}"),
     };
-    let noticed = verdict.detected_at.since(verdict.fault_at);
-    format!(
-        "{}{into}{run}; noticed {noticed} later. Failure {} of this job.",
-        report.happened, verdict.incident.0
-    )
+    let delay = verdict.detected_at.since(verdict.fault_at);
+    let noticed = if delay < Span::millis(1) { String::new() } else { format!("; detected {delay} later") };
+    format!("{}{into}{run}{noticed}. Failure {} of this job.", report.happened, verdict.incident.0)
 }
 
 /// Findings in words.

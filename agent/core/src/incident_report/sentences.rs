@@ -135,9 +135,23 @@ pub fn done(decision: Option<&Decision>) -> String {
     format!("{done}{later}: {why}.")
 }
 
+/// What became of the job after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SinceThen {
+    /// No rank has completed a step yet.
+    Starting,
+    /// All ranks have completed a step.
+    Training,
+    /// The job has ended.
+    Ended {
+        /// Its exit status.
+        exit: i32,
+    },
+}
+
 /// What the person who reads it does next. It follows from what was decided: a job that runs again needs nothing, and one that
 /// was stopped is not called one that may pass.
-pub fn advice(verdict: &Verdict, decision: Option<&Decision>, trains_again: bool) -> Vec<String> {
+pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: SinceThen) -> Vec<String> {
     let class = verdict.class.as_deref().and_then(Class::named).filter(|class| *class != Class::Unknown);
     let look = class.map(|class| look(class).to_owned());
     match decision.map(|decision| decision.action) {
@@ -157,13 +171,17 @@ pub fn advice(verdict: &Verdict, decision: Option<&Decision>, trains_again: bool
         }
         Some(Action::Wait) | None => vec!["Wait for the decision: mainstay status shows it.".to_owned()],
         Some(_) => {
-            let now = if trains_again {
-                "Nothing now: the job is training again."
-            } else {
-                "Nothing now: the ranks are starting; mainstay status shows their first step."
+            let now = match since_then {
+                SinceThen::Training => "Nothing now: the job is training again.".to_owned(),
+                SinceThen::Starting => {
+                    "Nothing now: the ranks are starting; mainstay status shows their first step.".to_owned()
+                }
+                SinceThen::Ended { exit: 0 } => "Nothing: the job ended well after it.".to_owned(),
+                SinceThen::Ended { exit } => {
+                    format!("The job ended with exit status {exit} since then: read its last failure first.")
+                }
             };
-            let again = if_it_comes_back(verdict, look);
-            vec![now.to_owned(), again]
+            vec![now, if_it_comes_back(verdict, look)]
         }
     }
 }

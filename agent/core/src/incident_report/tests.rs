@@ -61,7 +61,32 @@ fn told(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
         outcome: None,
         happened: Wall(1_795_492_212_000_000_000),
         into_the_job: Some(Span::seconds(754)),
+        job_ended: None,
     }
+}
+
+#[test]
+fn what_to_do_after_a_restart_follows_from_what_became_of_the_job() {
+    let restart = Decision {
+        incident: Incident(2),
+        action: Action::RestartInJob { attempt: Attempt(2) },
+        after: Span::default(),
+        why: "restart 1 of 3 in the job".into(),
+        by: DecidedBy::Launcher,
+    };
+    let now = |job_ended| {
+        let report = told(FaultDomain::Unknown, None);
+        text(&IncidentReport { decision: Some(restart.clone()), job_ended, ..report })
+    };
+    assert!(now(None).contains("the ranks are starting"), "{}", now(None));
+    assert!(now(Some(0)).contains("the job ended well after it"), "{}", now(Some(0)));
+    assert!(now(Some(3)).contains("ended with exit status 3 since then"), "{}", now(Some(3)));
+
+    let verdict = Body::Verdict(told(FaultDomain::Unknown, None).verdict);
+    let ended = Body::Fact(Fact::JobEnded { exit: 3, reason: "budget".into() });
+    let journal = entries(vec![verdict.clone(), ended]);
+    assert_eq!(of(journal.iter(), None).and_then(|report| report.job_ended), Some(3));
+    assert_eq!(of(entries(vec![verdict]).iter(), None).and_then(|report| report.job_ended), None);
 }
 
 fn text(report: &IncidentReport) -> String {
@@ -87,7 +112,7 @@ fn a_report_says_what_since_when_whose_fault_what_was_done_and_what_to_do_in_thi
     let mut from = 0;
     for part in [
         "rank 3 raised ValueError: bad\n",
-        "Since when:\n  2026-11-24 03:50:12 UTC, 12 min 34 s into the job, after restart 1; noticed 2 ms later.",
+        "Since when:\n  2026-11-24 03:50:12 UTC, 12 min 34 s into the job, after restart 1; detected 2 ms later.",
         "Whose fault:\n  The training program's: a bug in the training program (user_code). 80 % sure.",
         "It began with rank 3: 99 % sure.",
         "Stopped because of it: rank 0.",
