@@ -70,11 +70,10 @@ pub fn of<'e>(
         _ => None,
     });
     let began = entries.clone().find(|entry| matches!(entry.body, Body::Fact(Fact::JobStarted(_))));
-    let ended = entries.clone().filter_map(|entry| match entry.body {
+    let job_ended = entries.clone().rev().find_map(|entry| match entry.body {
         Body::Fact(Fact::JobEnded { exit, .. }) => Some(exit),
         _ => None,
     });
-    let job_ended = ended.last();
     let same_boot = began.filter(|began| began.boot == entry.boot);
     Some(IncidentReport {
         happened: wall_of(verdict.fault_at, entry),

@@ -21,7 +21,7 @@ use crate::os::clock;
 use command::command;
 use values::{
     CheckpointMemory, ReadyWithin, bytes, cause_budget, checkpoint_memory, checkpoint_watch, duration,
-    hang_limit, hang_mode, limits, ready_within, save_signal,
+    hang_limit, hang_mode, limits, ready_within, save_signal, switch,
 };
 
 /// The usual status for that, as the command line takes it.
@@ -149,7 +149,7 @@ pub struct Args {
     )]
     rdzv_conf: Option<String>,
     /// One host with a free port; this is the default
-    #[arg(long, env = "PET_STANDALONE", help_heading = "Launch", hide_short_help = true)]
+    #[arg(long, env = "PET_STANDALONE", value_parser = switch("PET_STANDALONE"), help_heading = "Launch", hide_short_help = true)]
     standalone: bool,
     /// Rank of this host; only 0 is supported
     #[arg(
@@ -203,10 +203,10 @@ pub struct Args {
     )]
     role: String,
     /// Run the script as a Python module
-    #[arg(short = 'm', long, env = "PET_MODULE", conflicts_with = "no_python", help_heading = "Launch")]
+    #[arg(short = 'm', long, env = "PET_MODULE", value_parser = switch("PET_MODULE"), help_heading = "Launch")]
     module: bool,
     /// Run the script as a program, without Python
-    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", help_heading = "Launch")]
+    #[arg(long, alias = "no_python", env = "PET_NO_PYTHON", value_parser = switch("PET_NO_PYTHON"), help_heading = "Launch")]
     no_python: bool,
     /// Parent directory of run directories with logs, journal and summary
     #[arg(long, alias = "log_dir", env = "PET_LOG_DIR", value_name = "DIR", help_heading = "Output")]
@@ -288,13 +288,13 @@ pub struct Args {
     #[arg(long, env = "MAINSTAY_SAVE_SIGNAL", value_name = "SIGNAL", value_parser = save_signal, help_heading = "Checkpoints", hide_short_help = true)]
     save_signal: Option<i32>,
     /// Allow fault injection with `mainstay inject`
-    #[arg(long, env = "MAINSTAY_ALLOW_INJECT", help_heading = "Restarts", hide_short_help = true)]
+    #[arg(long, env = "MAINSTAY_ALLOW_INJECT", value_parser = switch("MAINSTAY_ALLOW_INJECT"), help_heading = "Restarts", hide_short_help = true)]
     allow_inject: bool,
     /// Do not restart; report the decision and exit
-    #[arg(long, env = "MAINSTAY_DRY_RUN", help_heading = "Restarts")]
+    #[arg(long, env = "MAINSTAY_DRY_RUN", value_parser = switch("MAINSTAY_DRY_RUN"), help_heading = "Restarts")]
     dry_run: bool,
     /// Do not end the job when the cloud announces an interruption
-    #[arg(long, env = "MAINSTAY_STAY_ON_NOTICE", help_heading = "Agent", hide_short_help = true)]
+    #[arg(long, env = "MAINSTAY_STAY_ON_NOTICE", value_parser = switch("MAINSTAY_STAY_ON_NOTICE"), help_heading = "Agent", hide_short_help = true)]
     stay_on_notice: bool,
     /// How long the other ranks may take to exit after one has failed
     #[arg(long, env = "MAINSTAY_FAULT_TIMEOUT", default_value = "3s", value_name = "DURATION", value_parser = duration, help_heading = "Restarts", hide_short_help = true)]
@@ -359,13 +359,13 @@ pub struct Args {
     )]
     socket: Option<PathBuf>,
     /// Do not use an agent
-    #[arg(long, env = "MAINSTAY_NO_AGENT", help_heading = "Agent")]
+    #[arg(long, env = "MAINSTAY_NO_AGENT", value_parser = switch("MAINSTAY_NO_AGENT"), help_heading = "Agent")]
     no_agent: bool,
     /// Do not fork restarted ranks from a process that holds their imports
-    #[arg(long, env = "MAINSTAY_NO_WARM", help_heading = "Restarts", hide_short_help = true)]
+    #[arg(long, env = "MAINSTAY_NO_WARM", value_parser = switch("MAINSTAY_NO_WARM"), help_heading = "Restarts", hide_short_help = true)]
     no_warm: bool,
     /// Ignore what earlier runs of this job learned, and do not store what this run learns
-    #[arg(long, env = "MAINSTAY_FORGET", help_heading = "Hangs", hide_short_help = true)]
+    #[arg(long, env = "MAINSTAY_FORGET", value_parser = switch("MAINSTAY_FORGET"), help_heading = "Hangs", hide_short_help = true)]
     forget: bool,
     /// Modules that this process imports when the job starts, such as torch,numpy
     #[arg(
@@ -412,6 +412,9 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn plan(args: Args) -> anyhow::Result<JobPlan> {
     let wrong = |option: &'static str| move |error: String| anyhow::anyhow!("{option}: {error}");
     torchrun::nodes(&args.nnodes).map_err(wrong("--nnodes"))?;
+    if args.module && args.no_python {
+        bail!("--module and --no-python exclude each other (PET_MODULE and PET_NO_PYTHON set them too)");
+    }
     if args.node_rank != 0 {
         bail!("--node-rank: {} was given, but a job of one host has only node 0", args.node_rank);
     }
@@ -578,6 +581,12 @@ mod tests {
         assert_eq!((policy.ready_within, policy.hand_back_exit), (None, 75));
         assert!(plan_of(&["--restart-budget", "tuesday=2", "/bin/sh"]).is_err());
         assert!(plan_of(&["--hand-back-exit", "0", "/bin/sh"]).is_err());
+    }
+
+    #[test]
+    fn a_module_is_not_run_without_python() {
+        let error = plan_of(&["-m", "--no-python", "json.tool"]).expect_err("both");
+        assert!(error.contains("--module and --no-python exclude each other"), "{error}");
     }
 
     #[test]

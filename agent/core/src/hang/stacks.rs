@@ -113,7 +113,7 @@ impl Hang {
             .push(format!("{} wait for a file system, by the kernel's wait channel", listed(&waiting)));
         self.kind = HangKind::BlockedIo;
         self.confidence = IN_STORAGE;
-        self.victims.extend(self.culprits.drain(..));
+        self.victims.append(&mut self.culprits);
         self.victims.retain(|rank| !waiting.contains(rank));
         self.victims.sort_unstable();
         self.culprits = waiting;

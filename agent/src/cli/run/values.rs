@@ -132,3 +132,31 @@ pub(super) fn limits(given: &[(String, Span)]) -> Limits {
     }
     limits
 }
+/// Reads the environment variable of a switch. On the command line a switch takes no value.
+pub(super) fn switch(variable: &'static str) -> impl Fn(&str) -> Result<bool, String> + Clone {
+    move |text| match text.trim().to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "" | "0" | "false" | "no" | "off" => Ok(false),
+        _ => {
+            Err(format!("{variable} is 1, true, yes or on to set it, and 0, false, no, off or empty not to"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_read_what_torchrun_reads_and_more() {
+        let read = switch("MAINSTAY_X");
+        for text in ["1", "true", "True", "YES", "on"] {
+            assert_eq!(read(text), Ok(true), "{text}");
+        }
+        for text in ["0", "false", "False", "no", "OFF", ""] {
+            assert_eq!(read(text), Ok(false), "{text}");
+        }
+        let error = read("2").expect_err("no switch");
+        assert!(error.starts_with("MAINSTAY_X is 1, true"), "{error}");
+    }
+}
