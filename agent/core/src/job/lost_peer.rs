@@ -8,8 +8,9 @@ use crate::time::{Mono, Span};
 
 use super::{Job, Order, Output, Phase};
 
-/// How long a peer's own end is waited for. A killed one is seen before; an interpreter with PyTorch ends within 0.1 to 0.3 s.
-const WITHIN: Span = Span::millis(500);
+/// How long a peer's own end is waited for. A killed one is seen before; an interpreter that holds PyTorch ends within 0.1 to
+/// 1 s, later on a host that is busy.
+const WITHIN: Span = Span::seconds(2);
 
 /// A peer that was lost, and whose end was not seen yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
