@@ -91,7 +91,8 @@ pub(crate) fn speaks_of_a_lost_peer(message: &str) -> bool {
     LOST_PEER.iter().any(|phrase| message.contains(phrase))
 }
 
-/// Judges a failed attempt. `out_of_memory_kills` counts the kernel's OOM kills on the host since it began.
+/// Judges a failed attempt. `out_of_memory_kills` counts the kernel's OOM kills of the job's control
+/// group since it began, or of the whole host where only that is counted.
 pub fn judge(
     incident: Incident,
     attempt: Attempt,
@@ -303,8 +304,7 @@ fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool
     if let (false, Some((status, _))) = (end.after_stop && !end.chose_its_exit(), end.exit) {
         evidence.push(format!("the process of {culprit} ended with {status}"));
     }
-    let killed_itself = matches!(end.exit, Some((ExitStatus::Signal(9), _)));
-    if killed_itself && killed && out_of_memory_kills == 0 {
+    if killed && out_of_memory_kills == 0 {
         evidence.push("Mainstay sent no SIGKILL, and the kernel counted no OOM kill".to_owned());
     }
     if out_of_memory_kills > 0 {

@@ -74,4 +74,5 @@ pub mod tpu;
 pub mod unrunnable;
 pub mod verdict;
 pub mod view;
+mod wait_channel;
 pub mod witness;

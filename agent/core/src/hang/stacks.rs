@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::hang::finding::{Hang, HangKind, listed};
 use crate::id::Rank;
+use crate::wait_channel;
+
+/// How sure it is that a rank hangs because of the storage that the kernel has it wait for.
+const IN_STORAGE: f64 = 0.9;
 
 /// Ranks that stand in the same place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,8 +113,9 @@ impl Hang {
         if !in_doubt || waiting.is_empty() {
             return false;
         }
+        let wait = if waiting.len() == 1 { "waits" } else { "wait" };
         self.evidence
-            .push(format!("{} wait for a file system, by the kernel's wait channel", listed(&waiting)));
+            .push(format!("{} {wait} for a file system, by the kernel's wait channel", listed(&waiting)));
         self.kind = HangKind::BlockedIo;
         self.confidence = IN_STORAGE;
         self.victims.append(&mut self.culprits);
@@ -121,29 +126,9 @@ impl Hang {
     }
 }
 
-/// How sure it is that a rank hangs because of the storage that the kernel has it wait for.
-const IN_STORAGE: f64 = 0.9;
-
-/// Whether a place is one where the kernel waits for a file system of the network or of FUSE (`/proc/PID/wchan`). Places of
-/// local disks do not count: a busy disk has every writer wait there.
 fn waits_for_storage(place: &str) -> bool {
-    const CHANNELS: [&str; 12] = [
-        "request_wait_answer",
-        "fuse_",
-        "nfs_",
-        "nfs4_",
-        "rpc_wait",
-        "ptlrpc_",
-        "cl_sync_io",
-        "ll_",
-        "ceph_",
-        "cifs_",
-        "smb2_",
-        "gpfs",
-    ];
-    place
-        .split_once(" of the kernel")
-        .is_some_and(|(channel, _)| CHANNELS.iter().any(|start| channel.starts_with(start)))
+    let channel = place.split_once(" of the kernel").map(|(channel, _)| channel);
+    channel.is_some_and(wait_channel::is_of_network_file_system)
 }
 
 #[cfg(test)]
@@ -206,6 +191,7 @@ Thread 77 (active): \"MainThread\"
                 (hang.kind, &hang.culprits[..], &hang.victims[..]),
                 (HangKind::BlockedIo, &[Rank(1)][..], &[Rank(0)][..])
             );
+            assert_eq!(hang.evidence, ["rank 1 waits for a file system, by the kernel's wait channel"]);
         }
         // A function of the program of that name, a pipe, and a rank that others do not wait for are no storage.
         for other in [at("nfs_read (data.py:7)"), at("pipe_read of the kernel (sleeping)")] {

@@ -84,7 +84,7 @@ fn not_seen(verdict: &Verdict) -> String {
             "Cause not seen: the program of {rank} chose to exit with code {code}, and no known message says why."
         ),
         Cause::Exception { .. } if lost_a_peer(verdict) => format!(
-            "Cause not seen: {rank} lost its connection to another rank, and no rank of this host failed before it. \
+            "Cause not seen: {rank} lost its connection to another rank, and no rank of this host failed for another reason. \
              Another host of the job, or the network, can be the reason."
         ),
         Cause::Exception { .. } => format!(

@@ -170,6 +170,34 @@ fn a_signal_from_outside_is_said_plainly_to_have_no_known_cause() {
 }
 
 #[test]
+fn a_lost_peer_is_said_to_have_its_cause_elsewhere_and_an_unknown_message_is_quoted() {
+    let raised = |message: &str| {
+        let report = told(FaultDomain::Unknown, None);
+        let cause = Cause::Exception { exception: "RuntimeError".into(), fingerprint: String::new() };
+        let headline = format!("rank 3 raised RuntimeError: {message}");
+        text(&IncidentReport { verdict: Verdict { cause, headline, ..report.verdict.clone() }, ..report })
+    };
+    let lost = raised("[pair.cc:544] Connection closed by peer [10.0.0.2]:4711");
+    assert!(
+        lost.contains("rank 3 lost its connection to another rank") && !lost.contains("No known"),
+        "{lost}"
+    );
+    let unknown = raised("flux capacitor");
+    assert!(
+        unknown.contains("No known failure has the message") && !unknown.contains("lost its"),
+        "{unknown}"
+    );
+}
+
+#[test]
+fn a_failure_that_was_detected_at_once_has_no_delay() {
+    let mut report = told(FaultDomain::Unknown, None);
+    assert!(text(&report).contains("detected 2 ms later"), "{}", text(&report));
+    report.verdict.detected_at = report.verdict.fault_at;
+    assert!(!text(&report).contains("detected"), "{}", text(&report));
+}
+
+#[test]
 fn how_sure_it_is_of_the_rank_and_of_the_fault_are_said_apart() {
     let known = text(&told(FaultDomain::User, Some("data")));
     assert!(known.contains("80 % sure.") && known.contains("It began with rank 3: 99 % sure."), "{known}");

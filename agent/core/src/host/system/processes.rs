@@ -11,6 +11,7 @@ use crate::health::{HealthState, RecommendedAction};
 use crate::host::findings::Findings;
 use crate::host::{Checked, Checks, Reading, percent_of};
 use crate::time::Mono;
+use crate::wait_channel;
 
 /// Stuck processes that are named; more are counted.
 const NAMED: usize = 4;
@@ -143,21 +144,5 @@ fn in_gpu_driver(process: &Blocked) -> bool {
 }
 
 fn in_network_file_system(process: &Blocked) -> bool {
-    let marks = [
-        "[nfs",
-        "nfs_",
-        "nfs4_",
-        "rpc_wait",
-        "[sunrpc]",
-        "[lustre]",
-        "[ptlrpc]",
-        "cl_sync_io",
-        "[ceph]",
-        "[fuse]",
-        "fuse_",
-        "request_wait_answer",
-        "[cifs]",
-        "[mmfs",
-    ];
-    process.waits_in.iter().any(|function| marks.iter().any(|mark| function.contains(mark)))
+    process.waits_in.iter().any(|function| wait_channel::is_of_network_file_system(function))
 }
