@@ -5,11 +5,11 @@ use std::path::Path;
 
 use mainstay_agent::board::{Board, FINISHED_JOBS, UNWRITTEN_ENTRIES};
 use mainstay_agent::store::journal::{Journal, Limits};
-use mainstay_core::entry::{Body, Entry, Fact, JobSpec, StartedRank};
-use mainstay_core::health::{Component, HealthChange, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, BootId, JobId, Pid, Rank};
-use mainstay_core::time::{Mono, Stamp};
-use mainstay_core::view::{BeatView, JobPhase};
+use mainstay_core::base::id::{Attempt, BootId, JobId, Pid, Rank};
+use mainstay_core::base::time::{Mono, Stamp};
+use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
+use mainstay_core::model::health::{Component, HealthChange, HealthState, RecommendedAction};
+use mainstay_core::view::node::{BeatView, JobPhase};
 
 fn open(dir: &Path) -> Board {
     let journal = Journal::open(dir, Limits::default(), BootId("boot".into())).unwrap();

@@ -8,11 +8,11 @@ mod server;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use mainstay_core::entry::{Body, Fact};
-use mainstay_core::health::HealthState;
-use mainstay_core::id::{Attempt, Incident, Rank};
-use mainstay_core::time::Mono;
-use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
+use mainstay_core::base::id::{Attempt, Incident, Rank};
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::health::HealthState;
+use mainstay_core::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use serde_json::Value;
 use server::Server;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};

@@ -11,7 +11,7 @@ use std::net::TcpListener;
 use std::path::Path;
 
 use mainstay_agent::source::cloud::{CloudSource, Provider};
-use mainstay_core::cloud::{CloudSample, Notice, NoticeKind};
+use mainstay_core::host::cloud::{CloudSample, Notice, NoticeKind};
 use metadata::{Metadata, Mood};
 use support::Agent;
 use tempfile::TempDir;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use mainstay_agent::config::{Config, Environment, LogLevel, environment_name, keys, reference_rows};
-use mainstay_core::host::HostLimits;
-use mainstay_core::settings::{Bytes, Period};
+use mainstay_core::base::units::{Bytes, Period};
+use mainstay_core::host::os::HostLimits;
 use proptest::prelude::*;
 
 const DOCUMENT: &str = include_str!("../../docs/reference/configuration.md");

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_agent::source::active::{ActivePlan, probe};
-use mainstay_core::health::RecommendedAction::{self, ContactSupport, None as Nothing, ResetDevice};
-use mainstay_core::preflight::deep::{DeepLimits, Probe};
-use mainstay_core::preflight::{Check, CheckVerdict};
-use mainstay_core::settings::Bytes;
+use mainstay_core::base::units::Bytes;
+use mainstay_core::host::preflight::deep::{DeepLimits, Probe};
+use mainstay_core::host::preflight::{Check, CheckVerdict};
+use mainstay_core::model::health::RecommendedAction::{self, ContactSupport, None as Nothing, ResetDevice};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mainstay_agent::source::dcgm::{DcgmPlan, DcgmSource, scrape};
-use mainstay_core::dcgm::{DcgmReport, ExporterReport, Violation};
+use mainstay_core::hardware::dcgm::{DcgmReport, ExporterReport, Violation};
 use serde_json::{Value, json};
 use support::Agent;
 use tempfile::TempDir;

@@ -8,8 +8,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use mainstay_agent::source::fabric::FabricSource;
-use mainstay_core::fabric::{FabricSample, LinkKind, LinkReading};
-use mainstay_core::host::Reading;
+use mainstay_core::host::fabric::{FabricSample, LinkKind, LinkReading};
+use mainstay_core::host::os::Reading;
 use support::Agent;
 use tempfile::TempDir;
 

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainstay_agent::act::hook::{HookPlan, Hooks};
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::id::{BootId, JobId};
-use mainstay_core::time::Stamp;
+use mainstay_core::base::id::{BootId, JobId};
+use mainstay_core::base::time::Stamp;
+use mainstay_core::model::entry::{Body, Entry, Fact};
 use serde_json::Value;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};

@@ -8,9 +8,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use mainstay_agent::source::host::{HostSource, Probed, Roots, identify, standard_paths};
-use mainstay_core::host::{Disk, GroupEvents, GroupUsage, HostSample, Memory, Pressure, Reading, Space};
-use mainstay_core::id::Pid;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::host::os::{Disk, GroupEvents, GroupUsage, HostSample, Memory, Pressure, Reading, Space};
 
 /// A fake /proc, /sys and /etc.
 struct Tree(tempfile::TempDir);

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_agent::source::host::{Roots, SystemPlan, SystemSource};
-use mainstay_core::host::{Capped, MemoryModule, MountState, Reading, SystemSample, Usage};
-use mainstay_core::id::Pid;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::host::os::{Capped, MemoryModule, MountState, Reading, SystemSample, Usage};
 use support::Agent;
 use tempfile::TempDir;
 

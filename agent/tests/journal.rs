@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use mainstay_agent::store::journal::{Gap, Journal, JournalError, JournalReader, Limits};
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::id::BootId;
-use mainstay_core::time::{Mono, Stamp, Wall};
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::{Mono, Stamp, Wall};
+use mainstay_core::model::entry::{Body, Entry, Fact};
 
 fn open(dir: &Path, limits: Limits) -> Journal {
     Journal::open(dir, limits, BootId("boot".into())).unwrap()

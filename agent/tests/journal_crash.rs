@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use mainstay_agent::store::journal::{Journal, Limits};
-use mainstay_core::entry::{Body, Fact};
-use mainstay_core::id::BootId;
-use mainstay_core::time::Stamp;
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::Stamp;
+use mainstay_core::model::entry::{Body, Fact};
 
 const DIR: &str = "MAINSTAY_TEST_JOURNAL_DIR";
 const LIMITS: Limits = Limits { segment_bytes: 16 << 10, total_bytes: 8 << 20 };

@@ -2,13 +2,15 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use mainstay_agent::store::journal::{Line, decode, encode};
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
-use mainstay_core::finding::{Finding, FindingKind};
-use mainstay_core::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
-use mainstay_core::policy::{Budget, CauseKind, Experience, Rung, Settings};
-use mainstay_core::time::{Mono, Span, Stamp, Wall};
-use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Verdict};
+use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank};
+use mainstay_core::model::finding::{Finding, FindingKind};
+use mainstay_core::model::health::{Component, Evidence, HealthChange, HealthState, RecommendedAction};
+use mainstay_core::model::verdict::{
+    Action, Cause, DecidedBy, Decision, Doubts, FaultDomain, Outcome, Verdict,
+};
+use mainstay_core::recovery::policy::{Budget, CauseKind, Experience, Rung, Settings};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use mainstay_agent::os::clock;
 use mainstay_agent::source::journald::Journald;
-use mainstay_core::entry::Fact;
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::kernel::LogCursor;
 use tempfile::TempDir;
 
 const NOW: Mono = Mono(5_000_000_000);

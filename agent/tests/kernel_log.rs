@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mainstay_agent::source::kmsg::KernelLog;
-use mainstay_core::entry::Fact;
-use mainstay_core::id::BootId;
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::time::Mono;
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::kernel::LogCursor;
 use support::Agent;
 use tempfile::TempDir;
 

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use mainstay_agent::source::nccl_ras::{RasError, ask, ask_blocking};
-use mainstay_core::nccl_ras::{Asked, RasReport};
+use mainstay_core::hang::nccl_ras::{Asked, RasReport};
 use ras::{Answerer, Ras};
 use support::Agent;
 

@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use libtpu::{Libtpu, Script, core};
 use mainstay_agent::source::tpu::{TpuPlan, TpuSource, idle_at};
-use mainstay_core::time::Span;
-use mainstay_core::tpu::{Answer, Chip, Holders, Runtime, TpuSample, outliers};
+use mainstay_core::base::time::Span;
+use mainstay_core::hardware::tpu::{Answer, Chip, Holders, Runtime, TpuSample, outliers};
 use mainstay_proto::libtpu::tpu::monitoring::runtime::gauge::Value;
 use mainstay_proto::libtpu::tpu_telemetry::AllCoreStateSummaries;
 use prost::Message;

@@ -8,13 +8,13 @@ use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
 use mainstay_checkpoint::bucket::{StepName, StepRecord, StepShard};
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::dcgm::{DcgmHealth, DcgmReport, Incident};
-use mainstay_core::device::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::id::BootId;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::{Mono, Stamp, Wall};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::hardware::dcgm::{DcgmHealth, DcgmReport, Incident};
+use mainstay_core::hardware::gpu::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::base::id::BootId;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::base::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
 use mainstay_tier::peer::frame::{Header, Kind, encode};
 

@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::verdict::{DecidedBy, FaultDomain};
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::verdict::{DecidedBy, FaultDomain};
 use mainstay_tests::{Agent, Job, Stage, as_nobody, has_client, mainstay, processes, skipped, story};
 use nix::sys::signal::Signal;
 

@@ -3,9 +3,9 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "in a test, a panic is the report")]
 
-use mainstay_core::entry::Body;
-use mainstay_core::finding::{Finding, FindingKind};
-use mainstay_core::id::Rank;
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::Body;
+use mainstay_core::model::finding::{Finding, FindingKind};
 use mainstay_tests::{Job, Stage, has_torch};
 
 /// In step 11 of the first attempt a bit of the last rank's parameters flips. Digests are told after steps 1, 3, 5, ...; checkpoints are

@@ -8,7 +8,7 @@ mod drill;
 use std::collections::BTreeMap;
 
 use drill::{Random, Trace, held, is_template, order, overlapping, signal};
-use mainstay_core::entry::Fact;
+use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Stage, has_client, processes, story};
 use nix::sys::signal::Signal;
 

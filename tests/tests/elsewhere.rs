@@ -11,8 +11,8 @@
 mod hosts;
 
 use hosts::{Hosts, ckpt, json};
-use mainstay_core::policy::HAND_BACK_EXIT;
-use mainstay_core::verdict::Action;
+use mainstay_core::model::verdict::Action;
+use mainstay_core::recovery::policy::HAND_BACK_EXIT;
 use mainstay_tests::{Agent, End, Stage, has_client, processes, python, story};
 
 /// What a broken GPU and a bug of the program print alike.

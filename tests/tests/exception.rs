@@ -1,8 +1,8 @@
 //! An uncaught exception is the rank's own word on its end: it is heard at once, and not tried again for ever.
 
-use mainstay_core::entry::{Body, ExitStatus, Fact};
-use mainstay_core::id::{Attempt, Rank};
-use mainstay_core::verdict::{Action, Cause};
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact};
+use mainstay_core::model::verdict::{Action, Cause};
 use mainstay_tests::{Stage, has_client, mainstay, story};
 
 #[test]

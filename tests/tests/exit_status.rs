@@ -1,7 +1,7 @@
 //! The launcher's exit status is the truth about the rank that failed first; the budget bounds the restarts.
 
-use mainstay_core::id::Rank;
-use mainstay_core::verdict::Cause;
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::verdict::Cause;
 use mainstay_tests::{Stage, story};
 
 #[test]

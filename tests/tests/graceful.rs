@@ -1,6 +1,6 @@
 //! A job that is to end soon: its ranks save what they have, all after the same step, and end by themselves.
 
-use mainstay_core::entry::{ExitStatus, Fact};
+use mainstay_core::model::entry::{ExitStatus, Fact};
 use mainstay_tests::{Stage, has_client, story};
 use nix::sys::signal::Signal;
 

@@ -7,10 +7,10 @@
 #[path = "../../agent/tests/support/ras.rs"]
 mod ras;
 
-use mainstay_core::entry::Fact;
+use mainstay_core::base::id::Rank;
 use mainstay_core::hang::HangKind;
-use mainstay_core::id::Rank;
-use mainstay_core::verdict::Cause;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::verdict::Cause;
 use mainstay_tests::{End, Stage, has_client, has_torch, story};
 use ras::{Answerer, Ras};
 

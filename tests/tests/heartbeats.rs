@@ -1,7 +1,7 @@
 //! Heartbeats that fail are no failure of training: a client of another version, a child that was forked, a launcher
 //! that does not look.
 
-use mainstay_core::entry::Fact;
+use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Stage, has_client, story};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

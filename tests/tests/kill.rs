@@ -1,8 +1,8 @@
 //! A rank that is killed is named, all ranks are started again, and the job goes on to its end.
 
-use mainstay_core::entry::{Body, ExitStatus, Fact};
-use mainstay_core::id::{Attempt, Rank};
-use mainstay_core::verdict::{Action, Cause, DecidedBy};
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact};
+use mainstay_core::model::verdict::{Action, Cause, DecidedBy};
 use mainstay_tests::{Stage, has_client, processes, story};
 use nix::sys::signal::Signal;
 

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use mainstay_core::verdict::Cause;
+use mainstay_core::model::verdict::Cause;
 use mainstay_tests::{Stage, story};
 
 /// A memory cgroup, where this machine lets tests make one; deleted in the end.

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use mainstay_core::entry::Fact;
+use mainstay_core::model::entry::Fact;
 use mainstay_tests::{End, Job, Stage, as_nobody, has_client, mainstay, processes, skipped, story};
 
 /// Ranks that work until they are told to end.

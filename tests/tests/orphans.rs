@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::entry::Fact;
+use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Job, Plan, Stage, is_root, processes, skipped, story};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

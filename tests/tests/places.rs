@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use mainstay_core::entry::Fact;
+use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Stage, has_client, is_root, mainstay, processes, skipped, story};
 
 /// One step; the same in all scenarios here that ask whether training works.

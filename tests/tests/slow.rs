@@ -1,8 +1,8 @@
 //! Jobs that are slow and do not fail: the rank that makes the others wait is named, one that takes its turn is not.
 
-use mainstay_core::entry::Body;
-use mainstay_core::finding::{Finding, FindingKind};
-use mainstay_core::id::Rank;
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::Body;
+use mainstay_core::model::finding::{Finding, FindingKind};
 use mainstay_tests::{Stage, has_client, story};
 
 /// Each step, a rank works for as long as `work` says and waits for the others until all have had their time. The ranks
@@ -25,7 +25,7 @@ while not os.path.exists(MARKS + "/end") and step < STEPS:
     mainstay.step(step)
 "#;
 
-fn findings(story: &[mainstay_core::entry::Entry]) -> Vec<Finding> {
+fn findings(story: &[mainstay_core::model::entry::Entry]) -> Vec<Finding> {
     let told = story.iter().filter_map(|entry| match &entry.body {
         Body::Finding(finding) => Some(finding.clone()),
         _ => None,

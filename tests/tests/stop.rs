@@ -1,6 +1,6 @@
 //! A launcher that is asked to stop stops its ranks in order, and by force when they do not heed it.
 
-use mainstay_core::entry::{ExitStatus, Fact};
+use mainstay_core::model::entry::{ExitStatus, Fact};
 use mainstay_tests::{Stage, processes, story};
 use nix::sys::signal::Signal;
 

@@ -1,7 +1,7 @@
 //! The promise itself, with PyTorch: a DDP run that loses a rank ends with the same parameters as one that does not.
 
-use mainstay_core::entry::Fact;
-use mainstay_core::id::Rank;
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::Fact;
 use mainstay_tests::{Job, Stage, has_torch, story};
 
 /// Two ranks, gloo, a small model with an optimiser that has state of its own; all of it in the checkpoint.

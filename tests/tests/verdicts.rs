@@ -7,8 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mainstay_core::entry::{Body, Entry};
-use mainstay_core::verdict::{Action, FaultDomain, Verdict};
+use mainstay_core::model::entry::{Body, Entry};
+use mainstay_core::model::verdict::{Action, FaultDomain, Verdict};
 use mainstay_tests::{Job, Stage, has_client, has_torch, story};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -1,9 +1,9 @@
 //! Ranks that are forked from a template behave as if they had been started plainly, and where that cannot be promised
 //! they are started plainly.
 
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact};
-use mainstay_core::id::Rank;
-use mainstay_core::observation::Observation;
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
+use mainstay_core::model::observation::Observation;
 use mainstay_tests::{Job, Stage, has_client, has_torch, processes, story};
 use nix::sys::signal::Signal;
 

@@ -2,10 +2,10 @@
 
 #![allow(clippy::panic, clippy::expect_used, reason = "in a test, a panic is the report")]
 
-use mainstay_core::entry::Fact;
+use mainstay_core::base::id::Rank;
 use mainstay_core::hang::HangKind;
-use mainstay_core::id::Rank;
-use mainstay_core::verdict::Cause;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::verdict::Cause;
 use mainstay_tests::{End, Stage, story};
 
 /// Three seconds of work with output, as training logs its steps.

@@ -6,10 +6,10 @@
 
 use std::time::Instant;
 
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::scan::{Kind, Scan};
-use mainstay_core::attribute::score::{self, Case};
-use mainstay_core::attribute::{Evidence, attribute, explain};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::scan::{Kind, Scan};
+use mainstay_core::failure::attribution::score::{self, Case};
+use mainstay_core::failure::attribution::{Evidence, attribute, explain};
 
 /// Bytes of the made-up logs, all ranks together.
 const BYTES: usize = 104_857_600;

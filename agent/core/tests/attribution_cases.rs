@@ -5,9 +5,9 @@
 mod labelled;
 
 use labelled::{catalog, labelled};
-use mainstay_core::attribute::class::{Class, Restart};
-use mainstay_core::attribute::score::{self, Case};
-use mainstay_core::verdict::FaultDomain;
+use mainstay_core::failure::attribution::class::{Class, Restart};
+use mainstay_core::failure::attribution::score::{self, Case};
+use mainstay_core::model::verdict::FaultDomain;
 
 /// Right domains, in percent, below which something broke.
 const FLOOR: u32 = 82;

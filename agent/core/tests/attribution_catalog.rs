@@ -5,7 +5,7 @@
 mod labelled;
 
 use labelled::catalog;
-use mainstay_core::attribute::catalog::{Catalog, Role};
+use mainstay_core::failure::attribution::catalog::{Catalog, Role};
 
 #[test]
 fn every_example_is_matched_best_by_its_own_signature() {

@@ -10,10 +10,10 @@
 mod labelled;
 
 use labelled::catalog;
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::class::{Class, Restart};
-use mainstay_core::attribute::scan::{Kind, Scan};
-use mainstay_core::attribute::{Attribution, Evidence, attribute};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::class::{Class, Restart};
+use mainstay_core::failure::attribution::scan::{Kind, Scan};
+use mainstay_core::failure::attribution::{Attribution, Evidence, attribute};
 
 /// Right domains, in percent.
 const FLOOR: usize = 92;

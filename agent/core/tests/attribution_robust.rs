@@ -2,10 +2,10 @@
 
 #![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::class::Class;
-use mainstay_core::attribute::scan::{Findings, Kind, Scan};
-use mainstay_core::attribute::{Attribution, Evidence, attribute, explain};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::class::Class;
+use mainstay_core::failure::attribution::scan::{Findings, Kind, Scan};
+use mainstay_core::failure::attribution::{Attribution, Evidence, attribute, explain};
 use proptest::prelude::*;
 
 fn catalog() -> &'static Catalog {

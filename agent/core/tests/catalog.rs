@@ -3,17 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::catalog::{
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::kmsg::Record;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::formats::parse::nvidia;
+use mainstay_core::hardware::catalog::{
     Blame, Catalog, CatalogError, KernelFile, NvlinkFile, NvlinkMeaning, OverrideFile, RegisterMeaning,
     SxidFile, XidFile,
 };
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::kernel::{KernelClass, LinkRegisters, NvlinkError};
-use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::parse::nvidia;
-use mainstay_core::time::Mono;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{HealthState, RecommendedAction};
+use mainstay_core::model::kernel::{KernelClass, LinkRegisters, NvlinkError};
 
 fn files() -> (XidFile, SxidFile, KernelFile, NvlinkFile) {
     (
@@ -118,7 +118,7 @@ fn every_nvlink_rule_is_found_by_both_layouts() {
 #[test]
 fn the_table_of_nvlink_is_whole() {
     let (_, _, _, nvlink) = files();
-    let count = |of: &dyn Fn(&mainstay_core::catalog::NvlinkRule) -> bool| {
+    let count = |of: &dyn Fn(&mainstay_core::hardware::catalog::NvlinkRule) -> bool| {
         nvlink.rule.iter().filter(|rule| of(rule)).count()
     };
     assert_eq!(nvlink.rule.len(), 94);

@@ -1,13 +1,13 @@
 //! What the cloud announces: what is near, what is far off, what is told once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::cloud::leave::Leave;
-use mainstay_core::cloud::{CloudJudge, CloudLimits, CloudSample, Notice, NoticeKind};
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::judged::Judged;
-use mainstay_core::observation::Observation;
-use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::host::cloud::leave::Leave;
+use mainstay_core::host::cloud::{CloudJudge, CloudLimits, CloudSample, Notice, NoticeKind};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::observation::Observation;
+use mainstay_core::model::report::Judged;
 
 const HOUR: i64 = 3600;
 

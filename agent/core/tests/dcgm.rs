@@ -3,16 +3,16 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::dcgm::{
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Mono;
+use mainstay_core::hardware::dcgm::{
     DcgmCatalog, DcgmFile, DcgmHealth, DcgmJudge, DcgmReport, ExporterJudge, ExporterReport, Incident,
     Violation,
 };
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::judged::Judged;
-use mainstay_core::observation::Weight;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::Mono;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::observation::Weight;
+use mainstay_core::model::report::Judged;
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 
@@ -194,7 +194,7 @@ mod exporter {
 }
 
 mod pages {
-    use mainstay_core::parse::prometheus::{PageError, parse};
+    use mainstay_core::formats::parse::prometheus::{PageError, parse};
     use proptest::prelude::*;
 
     #[test]

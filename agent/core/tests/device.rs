@@ -3,9 +3,9 @@
 
 mod support;
 
-use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::host_log::LogState;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::host::kernel_reports::LogState;
+use mainstay_core::model::health::{HealthState, RecommendedAction};
 use proptest::prelude::*;
 use support::Host;
 

@@ -5,13 +5,13 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use mainstay_core::device::{
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::hardware::gpu::{
     Clocks, DeviceLimits, ExpectedGpus, GpuReading, GpuTrouble, Opinion, PcieLink, PeerAccess, Read,
     RemappedRows,
 };
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Evidence, HealthState, RecommendedAction};
-use mainstay_core::pci::PciAddress;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Evidence, HealthState, RecommendedAction};
 use support::gpus::{FIRST, Host, LINK, SECOND, address, gpu};
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};

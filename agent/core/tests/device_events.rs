@@ -3,13 +3,13 @@
 
 mod support;
 
-use mainstay_core::device::GpuEvent;
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::Span;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Span;
+use mainstay_core::formats::parse::kmsg::Record;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::hardware::gpu::GpuEvent;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{HealthState, RecommendedAction};
 use support::gpus::{FIRST, Host};
 
 use HealthState::{Degraded, Healthy, Unhealthy};

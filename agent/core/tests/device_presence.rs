@@ -3,12 +3,14 @@
 
 mod support;
 
-use mainstay_core::device::{DeviceLimits, DeviceReport, ExpectedGpus, GpuTrouble, Read, RemappedRows};
-use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::Span;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Span;
+use mainstay_core::formats::parse::kmsg::Record;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::hardware::gpu::{
+    DeviceLimits, DeviceReport, ExpectedGpus, GpuTrouble, Read, RemappedRows,
+};
+use mainstay_core::model::health::{HealthState, RecommendedAction};
 use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
 
 use HealthState::{Healthy, Unhealthy, Unknown};

@@ -3,15 +3,15 @@
 
 mod support;
 
-use mainstay_core::device::{
+use mainstay_core::base::time::Mono;
+use mainstay_core::base::units::Percent;
+use mainstay_core::hardware::gpu::{
     DeviceLimits, EccCount, EccPlace, ExpectedGpus, FabricInfo, GpuReading, PcieLink, Read, RemappedRows,
     SlowdownTimes, SramErrors,
 };
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::observation::Observation;
-use mainstay_core::settings::Percent;
-use mainstay_core::time::Mono;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{HealthState, RecommendedAction};
+use mainstay_core::model::observation::Observation;
 use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};

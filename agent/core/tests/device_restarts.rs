@@ -4,15 +4,15 @@
 
 mod support;
 
-use mainstay_core::attention::{Attention, Word};
-use mainstay_core::device::{DeviceReport, GpuTrouble, PcieLink, Read, RemappedRows};
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::BootId;
-use mainstay_core::observation::Observation;
-use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::formats::parse::kmsg::Record;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::hardware::gpu::{DeviceReport, GpuTrouble, PcieLink, Read, RemappedRows};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::observation::Observation;
+use mainstay_core::model::operator::{Attention, Word};
 use support::gpus::{FIRST, Host, LINK, SECOND, gpu};
 
 use HealthState::{Degraded, Healthy, Unhealthy};

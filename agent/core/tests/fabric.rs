@@ -3,10 +3,10 @@
 
 mod support;
 
-use mainstay_core::fabric::{Expected, FabricSample, LinkReading, LinkState};
-use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::host::Reading;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::host::fabric::{Expected, FabricSample, LinkReading, LinkState};
+use mainstay_core::host::os::Reading;
+use mainstay_core::model::health::{HealthState, RecommendedAction};
 use proptest::prelude::*;
 use support::fabric::*;
 

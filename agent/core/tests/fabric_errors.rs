@@ -3,8 +3,8 @@
 
 mod support;
 
-use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::model::health::{HealthState, RecommendedAction};
 use support::fabric::*;
 
 use HealthState::{Degraded, Healthy};

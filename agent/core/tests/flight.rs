@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mainstay_core::base::id::Rank;
+use mainstay_core::formats::pickle::PickleError;
 use mainstay_core::hang::flight::{FlightError, FlightRecord, HeldUp, counted, held_up, looks_like_one};
 use mainstay_core::hang::{HangKind, Waits, waits};
-use mainstay_core::id::Rank;
-use mainstay_core::pickle::PickleError;
 
 const ABSENT: [&[u8]; 4] = [
     include_bytes!("flight_records/absent_0.pickle"),

@@ -4,9 +4,9 @@
 
 mod support;
 
+use mainstay_core::base::id::Rank;
+use mainstay_core::base::time::Span;
 use mainstay_core::hang::{Count, HangKind, Limits, ProcessState, Sight};
-use mainstay_core::id::Rank;
-use mainstay_core::time::Span;
 use support::hang::{Job, LOOK, RANKS, computes_by_itself};
 
 #[test]

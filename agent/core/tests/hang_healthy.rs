@@ -4,9 +4,9 @@
 
 mod support;
 
+use mainstay_core::base::id::Rank;
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{HangKind, Limits, Outlook, PhaseId, ProcessState, Sight};
-use mainstay_core::id::Rank;
-use mainstay_core::time::{Mono, Span};
 use support::hang::{Job, LOOK, RANKS, computes_by_itself};
 
 #[test]

@@ -3,8 +3,8 @@
 
 mod support;
 
-use mainstay_core::health::HealthState;
-use mainstay_core::host_log::LogState;
+use mainstay_core::host::kernel_reports::LogState;
+use mainstay_core::model::health::HealthState;
 use support::Host;
 use support::lines::ORDINARY;
 

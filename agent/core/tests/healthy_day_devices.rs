@@ -4,12 +4,12 @@
 
 mod support;
 
-use mainstay_core::dcgm::{DcgmCatalog, DcgmHealth, DcgmJudge, DcgmReport, Incident, Violation};
-use mainstay_core::device::{
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hardware::dcgm::{DcgmCatalog, DcgmHealth, DcgmJudge, DcgmReport, Incident, Violation};
+use mainstay_core::hardware::gpu::{
     Clocks, FabricInfo, GpuEvent, GpuReading, PcieLink, Read, RemappedRows, SlowdownTimes, SramErrors,
 };
-use mainstay_core::health::HealthState;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::model::health::HealthState;
 use support::gpus::{FIRST, Host, address, gpu};
 
 /// Numbers that look random and are the same each time.

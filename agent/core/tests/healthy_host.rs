@@ -2,21 +2,21 @@
 //! blink, counters that count, clocks that are slewed. Not one component may ever be anything but healthy.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::fabric::{
+use mainstay_core::base::id::{BootId, Pid};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::{Mono, Span, Wall};
+use mainstay_core::hardware::tpu::{
+    Answer, Chip, CoreState, Holder, Holders, Runtime, Service as TpuService, TpuJudge, TpuLimits, TpuSample,
+};
+use mainstay_core::host::fabric::{
     FabricJudge, FabricLimits, FabricSample, Identity, Learned, LinkKind, LinkReading, LinkState,
 };
-use mainstay_core::health::{Component, HealthState};
-use mainstay_core::host::{
+use mainstay_core::host::os::{
     Blocked, Capped, ClockReading, CpuTimes, Disk, GroupEvents, GroupUsage, HostJudge, HostLimits,
     HostSample, Memory, MemoryGroup, MemoryModule, MountReading, MountState, Pressure, ProcessScan, Reading,
     Service, Services, Space, SystemJudge, SystemLimits, SystemSample, Tables, Usage,
 };
-use mainstay_core::id::{BootId, Pid};
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::{Mono, Span, Wall};
-use mainstay_core::tpu::{
-    Answer, Chip, CoreState, Holder, Holders, Runtime, Service as TpuService, TpuJudge, TpuLimits, TpuSample,
-};
+use mainstay_core::model::health::{Component, HealthState};
 
 const GIB: u64 = 1 << 30;
 const EVERY: u64 = 10;

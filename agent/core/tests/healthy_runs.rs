@@ -9,12 +9,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::class::Class;
-use mainstay_core::attribute::scan::{Kind, Scan};
-use mainstay_core::attribute::vote::Vote;
-use mainstay_core::attribute::{Attribution, Evidence, attribute, exit};
-use mainstay_core::verdict::FaultDomain;
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::class::Class;
+use mainstay_core::failure::attribution::scan::{Kind, Scan};
+use mainstay_core::failure::attribution::vote::Vote;
+use mainstay_core::failure::attribution::{Attribution, Evidence, attribute, exit};
+use mainstay_core::model::verdict::FaultDomain;
 
 /// From this weight on a piece of evidence can move a judgement.
 const WEIGHT: f64 = 0.5;

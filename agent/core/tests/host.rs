@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::host::{
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::host::os::{
     CpuTimes, Disk, GroupEvents, GroupUsage, HostJudge, HostLimits, HostSample, Memory, MemoryGroup,
     Pressure, Reading, Space, changes,
 };
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use proptest::prelude::*;
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};

@@ -1,15 +1,15 @@
 //! The judge of the operating system: each check with the case that must stay silent.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::host::{
+use mainstay_core::base::id::{BootId, Pid};
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::host::os::{
     Blocked, Capped, ClockReading, HostLimits, MemoryModule, Modules, MountReading, MountState, ProcessScan,
     Reading, Service, Services, SwitchPorts, SystemJudge, SystemLimits, SystemSample, Tables, Usage,
 };
-use mainstay_core::id::{BootId, Pid};
-use mainstay_core::observation::Observation;
-use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::observation::Observation;
 
 use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
 use RecommendedAction::{ContactSupport, None as Nothing, RebootNode, ReplaceNode, RestartProcess};
@@ -548,7 +548,7 @@ fn switches_that_send_traffic_by_way_of_the_cpu_are_degraded_unless_they_may() {
 fn a_power_supply_or_a_fan_that_fails_is_for_people() {
     let listing = |psu: &str, fan: &str| {
         let text = format!("PSU1 Status | C8h | ok | 10.1 | {psu}\nFAN1 | 41h | {fan} | 29.1 | 9100 RPM\n");
-        Some(Reading::Value(mainstay_core::parse::ipmi::sensors(&text)))
+        Some(Reading::Value(mainstay_core::formats::parse::ipmi::sensors(&text)))
     };
     let mut host = Host::new();
     assert!(!host.look_after(10).iter().any(|component| component.name == "host.chassis"), "none is there");

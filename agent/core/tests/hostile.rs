@@ -4,13 +4,13 @@
 
 mod support;
 
-use mainstay_core::catalog::OverrideFile;
-use mainstay_core::entry::{Body, Fact};
-use mainstay_core::parse::journal::{JournalEntry, of_dmesg};
-use mainstay_core::parse::kmsg::{Record, plain};
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::Mono;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::journal::{JournalEntry, of_dmesg};
+use mainstay_core::formats::parse::kmsg::{Record, plain};
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::hardware::catalog::OverrideFile;
+use mainstay_core::model::entry::{Body, Fact};
 use proptest::prelude::*;
 use support::{Host, catalog};
 

@@ -3,16 +3,16 @@
 
 mod support;
 
+use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_core::base::time::{Mono, Span, Stamp};
 use mainstay_core::checkpoint::advice::Advised;
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
-use mainstay_core::job::{Input, Order, Ruling, StopWhy};
-use mainstay_core::policy::HAND_BACK_EXIT;
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span, Stamp};
-use mainstay_core::verdict::{Action, Cause, DecidedBy};
-use mainstay_core::view::NodeView;
+use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::verdict::{Action, Cause, DecidedBy};
+use mainstay_core::recovery::job::{Input, Order, Ruling, StopWhy};
+use mainstay_core::recovery::policy::HAND_BACK_EXIT;
+use mainstay_core::view::node::NodeView;
 use proptest::prelude::*;
 use support::job::Run;
 
@@ -49,7 +49,7 @@ fn a_killed_rank_is_named_and_all_ranks_are_started_again() {
 
 const LOST: &str = "[../gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:4711";
 
-fn verdict_of(run: &Run) -> mainstay_core::verdict::Verdict {
+fn verdict_of(run: &Run) -> mainstay_core::model::verdict::Verdict {
     let verdict = run.bodies().into_iter().find_map(|body| match body {
         Body::Verdict(verdict) => Some(verdict.clone()),
         _ => None,

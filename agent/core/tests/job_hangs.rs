@@ -3,12 +3,12 @@
 
 mod support;
 
-use mainstay_core::entry::{Body, ExitStatus, Fact};
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{Hang, HangKind, PlaceGroup, Waits};
-use mainstay_core::id::{Attempt, Rank};
-use mainstay_core::job::{Input, Order, Output};
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::recovery::job::{Input, Order, Output};
 use support::job::Run;
 
 impl Run {

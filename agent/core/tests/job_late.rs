@@ -3,15 +3,15 @@
 
 mod support;
 
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::finding::FindingKind;
-use mainstay_core::id::Incident;
-use mainstay_core::job::Input;
-use mainstay_core::policy::{Budget, Settings};
-use mainstay_core::replay::{Replayed, replay};
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::Span;
-use mainstay_core::verdict::FaultDomain;
+use mainstay_core::base::id::Incident;
+use mainstay_core::base::time::Span;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::finding::FindingKind;
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::verdict::FaultDomain;
+use mainstay_core::recovery::job::Input;
+use mainstay_core::recovery::policy::{Budget, Settings};
+use mainstay_core::view::replay::{Replayed, replay};
 use support::job::Run;
 
 const LOST: &str = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";

@@ -3,16 +3,18 @@
 
 mod support;
 
-use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec};
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, Incident};
-use mainstay_core::job::{Input, ORDERS, Order, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, StopWhy};
-use mainstay_core::observation::Observation;
-use mainstay_core::policy::HAND_BACK_EXIT;
-use mainstay_core::replay::replay;
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span};
-use mainstay_core::verdict::Action;
+use mainstay_core::base::id::{Attempt, Incident};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec};
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::observation::Observation;
+use mainstay_core::model::verdict::Action;
+use mainstay_core::recovery::job::{
+    Input, ORDERS, Order, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, StopWhy,
+};
+use mainstay_core::recovery::policy::HAND_BACK_EXIT;
+use mainstay_core::view::replay::replay;
 use support::job::Run;
 
 fn order(event: &str) -> Fact {

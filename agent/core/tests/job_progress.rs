@@ -3,11 +3,11 @@
 
 mod support;
 
-use mainstay_core::id::{Attempt, Rank};
-use mainstay_core::job::{Input, Order};
-use mainstay_core::learned::Learned;
-use mainstay_core::policy::{CauseKind, Rung};
-use mainstay_core::time::Span;
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::Span;
+use mainstay_core::progress::memory::Learned;
+use mainstay_core::recovery::job::{Input, Order};
+use mainstay_core::recovery::policy::{CauseKind, Rung};
 use support::job::Run;
 
 /// All ranks have saved a step, and it is sealed.
@@ -42,7 +42,7 @@ fn an_attempt_that_saves_nothing_new_brings_nothing_though_it_came_a_step_furthe
     let went_on: Vec<bool> =
         (1..4).map(|attempt| fails_after(&mut run, attempt, 11..=17 + u64::from(attempt), None)).collect();
     assert_eq!(went_on, [true, true, false]);
-    let reason = run.job.summary(mainstay_core::time::Mono(run.now)).reason;
+    let reason = run.job.summary(mainstay_core::base::time::Mono(run.now)).reason;
     assert!(reason.contains("3 restart(s) in a row brought no newer checkpoint"), "{reason}");
 }
 

@@ -4,11 +4,11 @@
 
 mod support;
 
-use mainstay_core::entry::Fact;
-use mainstay_core::health::HealthState;
-use mainstay_core::kernel::KernelClass;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::HealthState;
+use mainstay_core::model::kernel::KernelClass;
 use support::Host;
 
 /// What one line comes to: the class, and what it is about.

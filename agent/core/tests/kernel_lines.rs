@@ -4,7 +4,7 @@
 
 mod support;
 
-use mainstay_core::health::{HealthState, RecommendedAction};
+use mainstay_core::model::health::{HealthState, RecommendedAction};
 use support::Host;
 
 use HealthState::{Degraded, Unhealthy};

@@ -1,10 +1,10 @@
 //! The kernel log as it is read on: what is a fact, what is a storm, and that nothing makes it fail.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::entry::{Body, Fact};
-use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::kmsg::Record;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::model::entry::{Body, Fact};
 use proptest::prelude::*;
 
 fn read(reader: &mut LogReader, now: Mono, line: &str) -> Option<(Mono, Fact)> {

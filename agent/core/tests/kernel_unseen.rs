@@ -4,9 +4,9 @@
 
 mod support;
 
-use mainstay_core::entry::Fact;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::model::entry::Fact;
 use support::lines::{check, comes_to};
 
 #[test]

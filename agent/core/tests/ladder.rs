@@ -4,15 +4,15 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::base::id::{Attempt, Incident, Pid, Rank};
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{Hang, HangKind};
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, Incident, Pid, Rank};
-use mainstay_core::job::{Input, Job, Order, Output, Ruling, StopWhy};
-use mainstay_core::policy::{Budget, HAND_BACK_EXIT, Settings};
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span};
-use mainstay_core::verdict::Action;
+use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::verdict::Action;
+use mainstay_core::recovery::job::{Input, Job, Order, Output, Ruling, StopWhy};
+use mainstay_core::recovery::policy::{Budget, HAND_BACK_EXIT, Settings};
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 struct Random(u64);

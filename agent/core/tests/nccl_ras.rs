@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::entry::Fact;
-use mainstay_core::hang::{Count, waits};
-use mainstay_core::health::{HealthState, RecommendedAction};
-use mainstay_core::id::Rank;
-use mainstay_core::judged::Judged;
-use mainstay_core::nccl_ras::{
+use mainstay_core::base::id::Rank;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hang::nccl_ras::{
     Asked, CommRank, Communicator, Group, Missing, NcclJudge, NcclLimits, Operation, Process, RankError,
     RasReport, State, TextError, Wire, parse_text,
 };
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::hang::{Count, waits};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{HealthState, RecommendedAction};
+use mainstay_core::model::report::Judged;
 use proptest::prelude::*;
 
 const IN_ORDER: &str = "\

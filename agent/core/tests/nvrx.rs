@@ -1,9 +1,9 @@
 //! The rank-monitor protocol of NVRx: what its clients of versions 0.4.1 and 0.6.0 really send, and what they never would.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic here is the test's report")]
 
-use mainstay_core::nvrx::message::{Change, Message, MessageError};
-use mainstay_core::nvrx::pickle::{Pickle, PickleError};
-use mainstay_core::nvrx::{MESSAGE_BYTES, Session, SessionError, Told};
+use mainstay_core::formats::nvrx::message::{Change, Message, MessageError};
+use mainstay_core::formats::nvrx::pickle::{Pickle, PickleError};
+use mainstay_core::formats::nvrx::{MESSAGE_BYTES, Session, SessionError, Told};
 use proptest::prelude::*;
 
 /// Version, message, and the pickle in hexadecimal digits, as Python 3.11 made it from the package's own classes.
@@ -140,7 +140,7 @@ fn nothing_else_may_be_constructed_or_called() {
     );
     assert!(refusal(b"cos\nsystem\n(S'x'\ntR.").contains("instruction 0x63 at byte 0 is not allowed"));
     // A class of the right module that is not on the list, and the right class of another module.
-    let module = mainstay_core::nvrx::pickle::MODULE;
+    let module = mainstay_core::formats::nvrx::pickle::MODULE;
     let class = |module: &str, name: &str| {
         let text = |text: &str| [&[0x8c, text.len() as u8], text.as_bytes()].concat();
         [&b"\x80\x04"[..], &text(module), &text(name), b"\x93"].concat()
@@ -193,7 +193,7 @@ fn large_numbers_are_read_as_python_writes_them() {
     let number = |bytes: &[u8]| {
         let pickle = [&[0x8a, bytes.len() as u8], bytes, b"."].concat();
         match Pickle::read(&pickle).unwrap().root() {
-            mainstay_core::nvrx::pickle::Node::Int(value) => *value,
+            mainstay_core::formats::nvrx::pickle::Node::Int(value) => *value,
             other => panic!("{other:?}"),
         }
     };

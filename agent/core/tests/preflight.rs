@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::device::{GpuProcess, GpuReading, GpuTrouble, Read};
-use mainstay_core::health::{Component, HealthState};
-use mainstay_core::id::Pid;
-use mainstay_core::preflight::{
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::time::Span;
+use mainstay_core::base::units::Bytes;
+use mainstay_core::hardware::gpu::{GpuProcess, GpuReading, GpuTrouble, Read};
+use mainstay_core::host::preflight::{
     Check, CheckVerdict, Freedom, Group, Requirement, conclude, free, overall, summary,
 };
-use mainstay_core::settings::Bytes;
-use mainstay_core::time::Span;
+use mainstay_core::model::health::{Component, HealthState};
 
 fn component(name: &str, state: HealthState) -> Component {
     Component { name: name.to_owned(), state, reason: format!("{name} as it is"), ..Component::default() }
@@ -136,10 +136,10 @@ fn a_gpu_is_free_when_nobody_holds_its_memory() {
 }
 
 mod probes {
-    use mainstay_core::health::RecommendedAction;
-    use mainstay_core::preflight::deep::{DeepLimits, Measured, Probe, Probed, What, judge};
-    use mainstay_core::preflight::{Check, CheckVerdict, Group};
-    use mainstay_core::time::Span;
+    use mainstay_core::base::time::Span;
+    use mainstay_core::host::preflight::deep::{DeepLimits, Measured, Probe, Probed, What, judge};
+    use mainstay_core::host::preflight::{Check, CheckVerdict, Group};
+    use mainstay_core::model::health::RecommendedAction;
 
     fn of(probe: &Probe, probed: Probed) -> Check {
         judge(probe, probed, &DeepLimits::default(), Span::millis(900), Span::seconds(30))

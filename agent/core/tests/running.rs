@@ -1,13 +1,13 @@
 //! What is found in a job while it runs: from the steps that ranks tell of to findings in the journal and the view.
 
-use mainstay_core::entry::{Body, JobSpec, Spent, StepDone};
-use mainstay_core::finding::{Finding, FindingKind, Hint};
-use mainstay_core::id::{Attempt, Rank};
-use mainstay_core::learned::Learned;
-use mainstay_core::running::{Pace, Watch};
-use mainstay_core::surroundings::Surroundings;
-use mainstay_core::time::Mono;
-use mainstay_core::verdict::FaultDomain;
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::Mono;
+use mainstay_core::host::contention::Surroundings;
+use mainstay_core::model::entry::{Body, JobSpec, Spent, StepDone};
+use mainstay_core::model::finding::{Finding, FindingKind, Hint};
+use mainstay_core::model::verdict::FaultDomain;
+use mainstay_core::progress::memory::Learned;
+use mainstay_core::progress::monitor::{Pace, Watch};
 
 const MS: u64 = 1_000_000;
 
@@ -426,7 +426,7 @@ fn what_was_learned_of_peers_is_known_in_the_next_run() {
     for _ in 0..70 {
         first.step(|rank, done| slower(done, if later(rank) { 30 } else { 0 }));
     }
-    let mut learned = mainstay_core::learned::Learned::default();
+    let mut learned = mainstay_core::progress::memory::Learned::default();
     first.watch.remember(&mut learned);
     assert_eq!(learned.stages, [0, 0, 0, 0, 1, 1, 1, 1]);
     assert!(learned.noise.is_some_and(|noise| noise < 0.05), "{:?}", learned.noise);

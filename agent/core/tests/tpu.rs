@@ -1,16 +1,16 @@
 //! The judge of TPUs: what counts as idle, unknown and missing, and which core holds up the others.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::Pid;
-use mainstay_core::judged::Judged;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::{Mono, Span};
-use mainstay_core::tpu::{
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hardware::tpu::{
     Answer, Chip, CoreState, Differs, DriverReport, Holder, Holders, Runtime, Service, TpuJudge, TpuLimits,
     TpuSample, chip_kind, outliers, read_driver_line,
 };
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::report::Judged;
 use proptest::prelude::*;
 
 fn at(seconds: u64) -> Mono {

@@ -6,7 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use mainstay_core::health::{HealthState, RecommendedAction};
+use mainstay_core::model::health::{HealthState, RecommendedAction};
 use support::Host;
 
 use HealthState::{Degraded, Healthy, Unhealthy};

@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
+use mainstay_core::base::id::{Attempt, Incident, Rank};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::failure::repeats::{OnHost, SeenBefore};
 use mainstay_core::hang::HangKind;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, Incident, Rank};
-use mainstay_core::policy::{
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
+use mainstay_core::recovery::policy::{
     Budget, Case, CauseKind, Experience, Host, JobState, PastFailure, Rung, Rungs, Settings, decide,
     decide_with,
 };
-use mainstay_core::repeats::{OnHost, SeenBefore};
-use mainstay_core::time::{Mono, Span};
-use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_policy::{DEFAULT, Policy};
 use proptest::prelude::*;
 

@@ -1,7 +1,7 @@
 //! What a policy can say, what it is told when it is wrong, and that it can hurt nobody.
 #![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
 
-use mainstay_core::policy::Rung;
+use mainstay_core::recovery::policy::Rung;
 use mainstay_policy::{Decided, LIMITS, Policy, incidents};
 
 const KILL: &str = "[[incident]]\nname = 'a kill'\ncause = { kind = 'signal', signal = 9 }\nstep = 7\n";

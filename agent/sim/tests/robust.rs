@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::straggler::{Change, Judge, Limits, Peers, Row, Slow};
+use mainstay_core::progress::straggler::{Change, Judge, Limits, Peers, Row, Slow};
 use mainstay_sim::random::Random;
 
 /// A job of ranks that do the same, with 1 % of noise.

@@ -3,7 +3,7 @@
 
 #![allow(clippy::panic, reason = "a panic is how a test reports")]
 
-use mainstay_core::straggler::{Change, Judge, Limits, Peers, Role, Row, Slow};
+use mainstay_core::progress::straggler::{Change, Judge, Limits, Peers, Role, Row, Slow};
 use mainstay_sim::random::Random;
 
 const RANKS: usize = 16;

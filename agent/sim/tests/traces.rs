@@ -9,8 +9,8 @@
 
 use std::path::PathBuf;
 
-use mainstay_core::finding::{Finding, FindingKind};
-use mainstay_core::straggler::{Columns, Limits, Report, Trace};
+use mainstay_core::model::finding::{Finding, FindingKind};
+use mainstay_core::progress::straggler::{Columns, Limits, Report, Trace};
 
 fn judged(name: &str) -> Option<Report> {
     let path = PathBuf::from(std::env::var_os("MAINSTAY_TRACES")?).join(name);

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 
-use mainstay_core::entry::ExitStatus;
-use mainstay_core::id::{Attempt, Pid, Rank};
-use mainstay_core::nvrx::socket_name;
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::formats::nvrx::socket_name;
+use mainstay_core::model::entry::ExitStatus;
 use mainstay_heartbeat::PageSpec;
 
 use crate::act::devices;

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use mainstay_core::base::id::Pid;
 use mainstay_core::checkpoint::files::Kind;
 use mainstay_core::checkpoint::inventory::{Medium, StepKey, StepState, steps};
 use mainstay_core::checkpoint::owner::{self, owned};
-use mainstay_core::id::Pid;
-use mainstay_core::view::JobView;
+use mainstay_core::view::node::JobView;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointService;
 use mainstay_proto::v1::restore_checkpoint_response::Message;

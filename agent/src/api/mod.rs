@@ -25,9 +25,9 @@ mod unlike;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_core::health::HealthState;
-use mainstay_core::id::{BootId, Pid};
-use mainstay_core::time::Stamp;
+use mainstay_core::base::id::{BootId, Pid};
+use mainstay_core::base::time::Stamp;
+use mainstay_core::model::health::HealthState;
 use mainstay_proto::nvhcd::health_check_service_server::HealthCheckServiceServer;
 use mainstay_proto::v1::event_service_server::EventServiceServer;
 use mainstay_proto::v1::health_service_server::HealthServiceServer;

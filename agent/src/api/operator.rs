@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use mainstay_core::attention::Word;
-use mainstay_core::device::reset::ResetError;
-use mainstay_core::time::Wall;
+use mainstay_core::base::time::Wall;
+use mainstay_core::hardware::gpu::reset::ResetError;
+use mainstay_core::model::operator::Word;
 use mainstay_proto::v1::operator_service_server::OperatorService;
 use mainstay_proto::v1::{
     AcknowledgeRequest, AcknowledgeResponse, ResetGpuRequest, ResetGpuResponse, SilenceComponentRequest,

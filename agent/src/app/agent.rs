@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_core::device::{DeviceJudge, learned_gpus};
-use mainstay_core::entry::Fact;
-use mainstay_core::host_log::HostLogJudge;
-use mainstay_core::id::BootId;
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::time::{Span, Stamp};
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::{Span, Stamp};
+use mainstay_core::hardware::gpu::{DeviceJudge, learned_gpus};
+use mainstay_core::host::kernel_reports::HostLogJudge;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::kernel::LogCursor;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointServiceServer;
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
 use mainstay_proto::v1::operator_service_server::OperatorServiceServer;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_core::host::HostLimits;
-use mainstay_core::id::JobId;
-use mainstay_core::job::Summary;
-use mainstay_core::ledger::Spending;
+use mainstay_core::base::id::JobId;
+use mainstay_core::host::os::HostLimits;
+use mainstay_core::progress::goodput::Spending;
+use mainstay_core::recovery::job::Summary;
 use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
 use mainstay_tier::disk::Keep;
 use mainstay_tier::pool::{self, Keeper};

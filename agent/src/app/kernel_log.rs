@@ -4,11 +4,11 @@ use std::io::{PipeReader, PipeWriter};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::host_log::LogState;
-use mainstay_core::id::BootId;
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::parse::log::LogLimits;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::log::LogLimits;
+use mainstay_core::host::kernel_reports::LogState;
+use mainstay_core::model::kernel::LogCursor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 

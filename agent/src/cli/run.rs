@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use mainstay_core::policy::{Budget, CauseKind, HAND_BACK_EXIT};
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::recovery::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 
 use crate::act::stop::Grace;
 use crate::app::{self, JobPlan, logging, usual};
@@ -434,7 +434,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         role: args.role,
         master_addr: args.master_addr.or(endpoint_addr).unwrap_or_else(|| "127.0.0.1".to_owned()),
         master_port: args.master_port.or(endpoint_port).filter(|port| *port != 0),
-        policy: mainstay_core::policy::Settings {
+        policy: mainstay_core::recovery::policy::Settings {
             by_cause: args.restart_budget.into_iter().collect(),
             ready_within: args.ready_within.0,
             hand_back_exit: i32::from(args.hand_back_exit),

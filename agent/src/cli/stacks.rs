@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::hang::PlaceGroup;
-use mainstay_core::id::{Pid, Rank};
 use mainstay_proto::v1::{Job, RankPhase};
 use serde_json::Value;
 

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use mainstay_core::cloud::CloudLimits;
-use mainstay_core::device::reset::ResetMode;
-use mainstay_core::device::{DeviceLimits, ExpectedGpus};
-use mainstay_core::fabric::{Expected, FabricLimits};
-use mainstay_core::nccl_ras::NcclLimits;
-use mainstay_core::settings;
-use mainstay_core::settings::Period;
-use mainstay_core::tpu::TpuLimits;
+use mainstay_core::base::units;
+use mainstay_core::base::units::Period;
+use mainstay_core::hang::nccl_ras::NcclLimits;
+use mainstay_core::hardware::gpu::reset::ResetMode;
+use mainstay_core::hardware::gpu::{DeviceLimits, ExpectedGpus};
+use mainstay_core::hardware::tpu::TpuLimits;
+use mainstay_core::host::cloud::CloudLimits;
+use mainstay_core::host::fabric::{Expected, FabricLimits};
 use serde::{Deserialize, Serialize};
 
 use crate::source::cloud::USUAL_ADDRESS;

@@ -1,4 +1,4 @@
-//! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
+//! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::recovery::job::Job), tells it what happens and
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
 pub mod advised;
@@ -43,7 +43,7 @@ pub struct Settings {
     /// `MASTER_PORT`; none for a free one for each attempt.
     pub master_port: Option<u16>,
     /// What may be done about failures.
-    pub policy: mainstay_core::policy::Settings,
+    pub policy: mainstay_core::recovery::policy::Settings,
     /// The user's own policy; none for the built-in one alone.
     pub policy_file: Option<PathBuf>,
     /// How long stops may take.

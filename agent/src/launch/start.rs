@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use mainstay_core::entry::{Fact, JobSpec, StartedRank};
-use mainstay_core::id::{Attempt, Pid, Rank};
-use mainstay_core::learned::{self, Learned};
-use mainstay_core::policy;
-use mainstay_core::rounds::Round;
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::model::entry::{Fact, JobSpec, StartedRank};
+use mainstay_core::progress::memory::{self, Learned};
+use mainstay_core::recovery::in_process::Round;
+use mainstay_core::recovery::policy;
 use tokio::sync::mpsc;
 
 use crate::act::guardian::Guardian;
@@ -166,14 +166,14 @@ impl Launcher {
 pub(super) fn memory(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<Memory> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
-    Some(Memory::of(log_dir, &learned::key(spec, given.as_deref())))
+    Some(Memory::of(log_dir, &memory::key(spec, given.as_deref())))
 }
 
 /// How many ranks the job had when it last ran; from now on it is as many as it has now.
 pub(super) fn previous_size(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<u32> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
-    let memory = Memory::of(log_dir, &learned::key_of_any_size(spec, given.as_deref()));
+    let memory = Memory::of(log_dir, &memory::key_of_any_size(spec, given.as_deref()));
     let before = memory.read().and_then(|learned| learned.ranks);
     if let Err(error) = memory.write(Learned { ranks: Some(spec.world_size), ..Learned::default() }) {
         tracing::debug!(%error, "cannot keep how many ranks the job has");

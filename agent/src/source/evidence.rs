@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::hang::{PlaceGroup, Waits, fold};
-use mainstay_core::id::{Pid, Rank};
 use serde_json::{Value, json};
 
 use crate::source::trainer;

@@ -1,11 +1,11 @@
 //! The journal as a list and as a stream: nothing lost, nothing twice, gaps told.
 
 use mainstay_agent::store::journal::Limits;
-use mainstay_core::entry::{Body, ExitStatus, Fact};
-use mainstay_core::health::HealthState;
-use mainstay_core::id::{Attempt, Incident, Pid, Rank};
-use mainstay_core::time::Mono;
-use mainstay_core::verdict::{Cause, Doubts, FaultDomain, Verdict};
+use mainstay_core::base::id::{Attempt, Incident, Pid, Rank};
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::{Body, ExitStatus, Fact};
+use mainstay_core::model::health::HealthState;
+use mainstay_core::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 use mainstay_proto::v1::event_service_client::EventServiceClient;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{

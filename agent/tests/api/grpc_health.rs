@@ -1,6 +1,6 @@
 //! The standard health protocol, sentence by sentence of its specification.
 
-use mainstay_core::health::HealthState;
+use mainstay_core::model::health::HealthState;
 use mainstay_proto::grpc_health_v1::health_check_response::ServingStatus;
 use mainstay_proto::grpc_health_v1::health_client::HealthClient;
 use mainstay_proto::grpc_health_v1::{HealthCheckRequest, HealthListRequest};

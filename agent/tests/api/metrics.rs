@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_agent::api::metrics::{Kind, METRICS};
+use mainstay_core::base::id::{Attempt, Incident, JobId, Rank};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::checkpoint::advice::Advised;
-use mainstay_core::device::{GpuIdentity, GpuReading, GpuView, Read};
-use mainstay_core::entry::{Body, Fact};
-use mainstay_core::finding::{Finding, FindingKind};
 use mainstay_core::hang::{Hang, HangKind};
-use mainstay_core::health::{Component, Gauge, HealthState, RecommendedAction};
-use mainstay_core::id::{Attempt, Incident, JobId, Rank};
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::{Mono, Span};
-use mainstay_core::tpu::metric;
-use mainstay_core::verdict::{Action, DecidedBy, Decision, FaultDomain};
-use mainstay_core::view::BeatView;
+use mainstay_core::hardware::gpu::{GpuIdentity, GpuReading, GpuView, Read};
+use mainstay_core::hardware::tpu::metric;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::finding::{Finding, FindingKind};
+use mainstay_core::model::health::{Component, Gauge, HealthState, RecommendedAction};
+use mainstay_core::model::verdict::{Action, DecidedBy, Decision, FaultDomain};
+use mainstay_core::view::node::BeatView;
 
 use crate::checkpoints;
 use crate::events::verdict;
@@ -188,8 +188,8 @@ async fn scraped(dir: &std::path::Path) -> (Server, Page) {
     let job = JobId("de\"mo\n".into());
     for (second, step) in [(97, 8), (99, 12)] {
         for rank in [Rank(0), Rank(1)] {
-            let pace = mainstay_core::running::Pace {
-                self_time: Some(mainstay_core::time::Span::millis(80)),
+            let pace = mainstay_core::progress::monitor::Pace {
+                self_time: Some(mainstay_core::base::time::Span::millis(80)),
                 against_peers: Some(1.25),
                 wait_share: Some(0.2),
             };

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use mainstay_agent::api::DeepChecks;
 use mainstay_agent::source::active::{ActivePlan, Deep};
-use mainstay_core::health::HealthState;
-use mainstay_core::preflight::deep::DeepLimits;
-use mainstay_core::settings::Bytes;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::base::units::Bytes;
+use mainstay_core::host::preflight::deep::DeepLimits;
+use mainstay_core::model::health::HealthState;
 use mainstay_proto::v1::health_service_client::HealthServiceClient;
 use mainstay_proto::v1::run_preflight_response::Item;
 use mainstay_proto::v1::{

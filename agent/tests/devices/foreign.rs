@@ -4,9 +4,11 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use mainstay_agent::source::device::Waited;
-use mainstay_core::device::{GpuTrouble, Read, RemappedRows};
-use mainstay_core::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
-use mainstay_core::health::RecommendedAction::{None as Nothing, RebootNode, ReplaceNode, ResetDevice};
+use mainstay_core::hardware::gpu::{GpuTrouble, Read, RemappedRows};
+use mainstay_core::model::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use mainstay_core::model::health::RecommendedAction::{
+    None as Nothing, RebootNode, ReplaceNode, ResetDevice,
+};
 use serde_json::json;
 
 use crate::host::{FIRST, Host, SECOND};
@@ -314,7 +316,7 @@ fn a_board_without_a_limit_of_its_own_is_too_hot_where_its_clocks_are_held_down(
     let mut host = Host::with_gpus(1);
     host.set("/gpus/0/values", json!({"hottest": null, "temperature": 91}));
     host.look_for_a_while();
-    host.expect(FIRST, Degraded, mainstay_core::health::RecommendedAction::ContactSupport);
+    host.expect(FIRST, Degraded, mainstay_core::model::health::RecommendedAction::ContactSupport);
     host.set("/gpus/0/values", json!({"hottest": null, "temperature": 85}));
     host.look_for_a_while();
     host.expect(FIRST, Healthy, Nothing);

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use mainstay_agent::source::device::DeviceSource;
-use mainstay_core::device::{DeviceReport, GpuTrouble, ProbeAnswer};
-use mainstay_core::entry::Fact;
-use mainstay_core::health::HealthState::{Healthy, Unhealthy, Unknown};
-use mainstay_core::health::RecommendedAction::{None as Nothing, RebootNode};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hardware::gpu::{DeviceReport, GpuTrouble, ProbeAnswer};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::HealthState::{Healthy, Unhealthy, Unknown};
+use mainstay_core::model::health::RecommendedAction::{None as Nothing, RebootNode};
 use serde_json::json;
 
 use crate::host::{FIRST, Host, SECOND, plan};

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mainstay_agent::source::device::{DeviceSource, ProbePlan};
-use mainstay_core::catalog::Catalog;
-use mainstay_core::device::{DeviceJudge, DeviceLimits, DeviceReport, GpuReading, ProbeAnswer};
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hardware::catalog::Catalog;
+use mainstay_core::hardware::gpu::{DeviceJudge, DeviceLimits, DeviceReport, GpuReading, ProbeAnswer};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -1,9 +1,9 @@
 //! Libraries of other makes and ages: what they lack, and what they say oddly.
 
-use mainstay_core::device::{FabricInfo, GpuProcess, Read, SlowdownTimes};
-use mainstay_core::health::HealthState::{Degraded, Healthy, Unknown};
-use mainstay_core::health::RecommendedAction::{ContactSupport, None as Nothing};
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
+use mainstay_core::hardware::gpu::{FabricInfo, GpuProcess, Read, SlowdownTimes};
+use mainstay_core::model::health::HealthState::{Degraded, Healthy, Unknown};
+use mainstay_core::model::health::RecommendedAction::{ContactSupport, None as Nothing};
 use serde_json::{Value, json};
 
 use crate::host::{FIRST, Host, SECOND};

@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use mainstay_agent::source::device::Waited;
-use mainstay_core::device::{DeviceReport, FabricInfo, GpuTrouble, ProbeAnswer, Read};
-use mainstay_core::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
-use mainstay_core::health::RecommendedAction::{None as Nothing, RebootNode, ResetDevice};
+use mainstay_core::hardware::gpu::{DeviceReport, FabricInfo, GpuTrouble, ProbeAnswer, Read};
+use mainstay_core::model::health::HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+use mainstay_core::model::health::RecommendedAction::{None as Nothing, RebootNode, ResetDevice};
 use serde_json::{Value, json};
 
 use crate::host::{FIRST, Host, SECOND};

@@ -4,16 +4,18 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use mainstay_agent::source::device::Waited;
-use mainstay_core::device::{
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Span;
+use mainstay_core::formats::parse::kmsg::Record;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::hardware::gpu::{
     Clocks, EccCount, EccPlace, FabricInfo, GpuEvent, GpuProcess, Read, SlowdownTimes, SramErrors,
 };
-use mainstay_core::health::HealthState::{Degraded, Healthy, Unhealthy};
-use mainstay_core::health::RecommendedAction::{self, None as Nothing, RebootNode, ReplaceNode, ResetDevice};
-use mainstay_core::id::Pid;
-use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::Span;
+use mainstay_core::model::health::HealthState::{Degraded, Healthy, Unhealthy};
+use mainstay_core::model::health::RecommendedAction::{
+    self, None as Nothing, RebootNode, ReplaceNode, ResetDevice,
+};
 use serde_json::json;
 
 use crate::host::{FIRST, Host, SECOND};

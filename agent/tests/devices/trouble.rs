@@ -4,12 +4,12 @@ use std::fs;
 use std::time::Duration;
 
 use mainstay_agent::source::device::{DeviceSource, ProbePlan};
-use mainstay_core::device::{
+use mainstay_core::base::time::Mono;
+use mainstay_core::hardware::gpu::{
     DeviceJudge, DeviceLimits, DeviceReport, DriverTrouble, GpuTrouble, ProbeAnswer,
 };
-use mainstay_core::health::HealthState::{Healthy, Unhealthy, Unknown};
-use mainstay_core::health::RecommendedAction::{self, None as Nothing, RebootNode, ResetDevice};
-use mainstay_core::time::Mono;
+use mainstay_core::model::health::HealthState::{Healthy, Unhealthy, Unknown};
+use mainstay_core::model::health::RecommendedAction::{self, None as Nothing, RebootNode, ResetDevice};
 use serde_json::json;
 
 use crate::host::{FIRST, Host, SECOND, catalog, plan};

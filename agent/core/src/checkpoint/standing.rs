@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::health::{Component, HealthState, RecommendedAction};
-use crate::layout::Layout;
-use crate::view::{JobPhase, JobView, NodeView};
+use crate::model::health::{Component, HealthState, RecommendedAction};
+use crate::progress::parallelism::Layout;
+use crate::view::node::{JobPhase, JobView, NodeView};
 
 /// How a host stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ fn stages_of(job: &JobView) -> BTreeSet<u32> {
         return BTreeSet::new();
     }
     let layout = Layout::of_command(&job.spec.command);
-    let of = |rank: &crate::view::RankView| {
+    let of = |rank: &crate::view::node::RankView| {
         let told = rank.beat.as_ref().and_then(|beat| beat.stage);
         told.or_else(|| layout.stage(rank.rank.0, job.spec.world_size))
     };
@@ -71,10 +71,10 @@ fn stages_of(job: &JobView) -> BTreeSet<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::{Body, Entry, Fact, JobSpec, StartedRank};
-    use crate::id::{Attempt, BootId, JobId, Pid, Rank};
-    use crate::time::Stamp;
-    use crate::view::BeatView;
+    use crate::base::id::{Attempt, BootId, JobId, Pid, Rank};
+    use crate::base::time::Stamp;
+    use crate::model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
+    use crate::view::node::BeatView;
 
     fn component(name: &str, state: HealthState, action: RecommendedAction) -> Component {
         Component { name: name.to_owned(), state, reason: "so".to_owned(), action, ..Component::default() }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::Rank;
-use crate::time::{Mono, Span};
+use crate::base::id::Rank;
+use crate::base::time::{Mono, Span};
 
 /// Of what kind a hang is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -6,11 +6,11 @@
 
 mod devices;
 
+use crate::base::id::Rank;
+use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, Probe, ProcessState, between};
 use crate::hang::finding::{ACTIVITY, Hang, HangKind, Outlook, Suspicion, listed};
 use crate::hang::witness::Waits;
-use crate::id::Rank;
-use crate::time::{Mono, Span};
 
 use devices::Devices;
 

@@ -11,6 +11,7 @@ mod finding;
 pub mod flight;
 mod idle;
 mod locate;
+pub mod nccl_ras;
 mod phase;
 mod rank;
 mod sketch;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::id::Rank;
+use crate::formats::wait_channel;
 use crate::hang::finding::{Hang, HangKind, listed};
-use crate::id::Rank;
-use crate::wait_channel;
 
 /// How sure it is that a rank hangs because of the storage that the kernel has it wait for.
 const IN_STORAGE: f64 = 0.9;
@@ -158,10 +158,10 @@ Thread 77 (active): \"MainThread\"
             kind: HangKind::AllStill,
             culprits: Vec::new(),
             victims: (0..ranks).map(Rank).collect(),
-            since: crate::time::Mono(1),
-            confirmed: crate::time::Mono(2),
+            since: crate::base::time::Mono(1),
+            confirmed: crate::base::time::Mono(2),
             phase: "step".into(),
-            limit: crate::time::Span(1),
+            limit: crate::base::time::Span(1),
             step: Some(4),
             confidence: 0.3,
             evidence: Vec::new(),

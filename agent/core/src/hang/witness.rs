@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::id::Rank;
+use crate::base::time::Mono;
 use crate::hang::counters::{Count, Counters};
 use crate::hang::finding::{Hang, HangKind, listed};
 use crate::hang::locate::ROOT_SHARE;
 use crate::hang::wait_for::{End, Presence, locate};
-use crate::id::Rank;
-use crate::time::Mono;
 
 /// What a witness says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

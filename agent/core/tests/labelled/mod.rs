@@ -4,8 +4,8 @@
 
 use std::path::PathBuf;
 
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::score::Case;
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::score::Case;
 
 /// The catalogue that is compiled in, or the one in the directory that CATALOG names: for trying out signatures.
 pub fn catalog() -> &'static Catalog {

@@ -1,14 +1,14 @@
 //! A host with links to the network, its clock and its journal.
 
-use mainstay_core::entry::Fact;
-use mainstay_core::fabric::{
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::host::fabric::{
     Expected, FabricJudge, FabricLimits, FabricSample, Identity, Learned, LinkKind, LinkReading, LinkState,
 };
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::host::Reading;
-use mainstay_core::id::BootId;
-use mainstay_core::observation::Observation;
-use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::host::os::Reading;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::observation::Observation;
 
 pub const INTERVAL: u64 = 10;
 pub const HOUR: u64 = 3600;

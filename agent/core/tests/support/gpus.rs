@@ -1,14 +1,14 @@
 //! Eight GPUs that are well and work, and what a test changes of them.
 
-use mainstay_core::device::{
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hardware::gpu::{
     Clocks, DeviceJudge, DeviceLimits, DeviceReport, ExpectedGpus, FabricInfo, GpuDetails, GpuIdentity,
     GpuReading, LinkErrors, LinkReading, PcieLink, PeerAccess, ProbeAnswer, Read, RemappedRows,
     SlowdownTimes, SramErrors,
 };
-use mainstay_core::entry::Fact;
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 
 use super::catalog;
 

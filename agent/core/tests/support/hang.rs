@@ -1,8 +1,8 @@
 //! A simulated job under the judge of hangs: its clock, its pages and its processes.
 
+use mainstay_core::base::id::Rank;
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{Class, Count, Hang, Limits, Outlook, PhaseId, Probe, Sight, Watch};
-use mainstay_core::id::Rank;
-use mainstay_core::time::{Mono, Span};
 
 pub const RANKS: usize = 8;
 pub const LOOK: Span = Span::millis(100);

@@ -1,12 +1,12 @@
 //! The state machine of a job of two ranks, driven as the launcher drives it.
 
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
-use mainstay_core::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
-use mainstay_core::job::{Input, Job, Order, Output, Ruling};
-use mainstay_core::policy::{Budget, Settings};
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span, Stamp};
-use mainstay_core::verdict::{Action, Verdict};
+use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_core::base::time::{Mono, Span, Stamp};
+use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::verdict::{Action, Verdict};
+use mainstay_core::recovery::job::{Input, Job, Order, Output, Ruling};
+use mainstay_core::recovery::policy::{Budget, Settings};
 
 /// A job of two ranks with its outputs.
 pub struct Run {

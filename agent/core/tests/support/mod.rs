@@ -13,12 +13,12 @@ pub mod hang;
 pub mod job;
 pub mod lines;
 
-use mainstay_core::catalog::Catalog;
-use mainstay_core::device::{DeviceJudge, DeviceLimits};
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::host_log::HostLogJudge;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::hardware::catalog::Catalog;
+use mainstay_core::hardware::gpu::{DeviceJudge, DeviceLimits};
+use mainstay_core::host::kernel_reports::HostLogJudge;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
 
 /// Read once: each test makes many hosts.
 pub fn catalog() -> Catalog {

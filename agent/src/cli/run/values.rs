@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use mainstay_core::base::time::Span;
 use mainstay_core::hang::Limits;
-use mainstay_core::policy::{Budget, CauseKind};
-use mainstay_core::time::Span;
+use mainstay_core::recovery::policy::{Budget, CauseKind};
 
 use crate::launch::hang::Mode;
 

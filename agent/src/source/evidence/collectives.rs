@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Instant, SystemTime};
 
+use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::hang::flight::{DUMP_BYTES, FlightRecord, counted};
+use mainstay_core::hang::nccl_ras::{Asked, RasReport};
 use mainstay_core::hang::{Waits, waits};
-use mainstay_core::id::{Pid, Rank};
-use mainstay_core::nccl_ras::{Asked, RasReport};
 use nix::libc;
 
 use super::python::LOOK_EVERY;

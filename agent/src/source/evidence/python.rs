@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use mainstay_core::base::id::Pid;
 use mainstay_core::hang::{innermost_of_faulthandler, innermost_of_py_spy};
-use mainstay_core::id::Pid;
 
 use super::{Frames, Subject, left};
 use crate::os::processes;
@@ -185,7 +185,7 @@ fn finish(mut child: Child, deadline: Instant) -> Option<String> {
 mod tests {
     use std::os::unix::process::CommandExt;
 
-    use mainstay_core::id::Rank;
+    use mainstay_core::base::id::Rank;
 
     use super::*;
 

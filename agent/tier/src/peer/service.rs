@@ -24,7 +24,7 @@ use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::checkpoint::standing::Standing;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 use mainstay_core::checkpoint::unlike::Unlike;
-use mainstay_core::repeats::Told;
+use mainstay_core::failure::repeats::Told;
 
 use self::counts::Counters;
 pub use self::counts::Counts;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::checkpoint::price::StepTime;
-use mainstay_core::time::{Mono, Span};
 use mainstay_tier::peer::monotonic;
 
 use crate::support::{CHUNK, Host, hosts, until};

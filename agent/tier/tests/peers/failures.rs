@@ -1,7 +1,7 @@
 //! How jobs failed: what a host tells of it comes to its peers, as far as it can be what it says it is.
 
-use mainstay_core::repeats::{Place, TOLD, Told};
-use mainstay_core::time::Wall;
+use mainstay_core::base::time::Wall;
+use mainstay_core::failure::repeats::{Place, TOLD, Told};
 
 use super::support::{hosts, until};
 
