@@ -9,8 +9,9 @@ mod devices;
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, Probe, ProcessState, between};
-use crate::hang::finding::{ACTIVITY, Hang, HangKind, Outlook, Suspicion, listed};
-use crate::hang::witness::Waits;
+use crate::hang::finding::{Outlook, Suspicion};
+use crate::model::hang::Waits;
+use crate::model::hang::{ACTIVITY, Hang, HangKind, listed};
 
 use devices::Devices;
 

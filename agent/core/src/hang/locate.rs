@@ -3,9 +3,9 @@
 
 use crate::base::time::Mono;
 use crate::hang::activity::{Activity, ProcessState};
-use crate::hang::finding::HangKind;
 use crate::hang::wait_for::{End, Located, Presence, TOGETHER, locate as walk};
 use crate::hang::watch::Watch;
+use crate::model::hang::HangKind;
 
 /// Ranks that hold up the job, with the reasons.
 #[derive(Clone, Debug, PartialEq)]

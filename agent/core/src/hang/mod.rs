@@ -20,13 +20,14 @@ mod wait_for;
 mod watch;
 mod witness;
 
+pub use crate::model::hang::{ACTIVITY, Hang, HangKind, PlaceGroup, Waits, listed};
 pub use activity::{Activity, Probe, ProcessState};
 pub use counters::Count;
-pub use finding::{ACTIVITY, Hang, HangKind, Outlook, Suspicion, listed};
+pub use finding::{Outlook, Suspicion};
 pub use idle::{Idle, Pulse};
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
 pub use rank::Sight;
 pub use sketch::Sketch;
-pub use stacks::{PlaceGroup, fold, innermost_of_faulthandler, innermost_of_py_spy};
+pub use stacks::{fold, innermost_of_faulthandler, innermost_of_py_spy};
 pub use watch::Watch;
-pub use witness::{Counted, Waits, waits};
+pub use witness::{Counted, waits};

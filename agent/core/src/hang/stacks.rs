@@ -3,37 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use crate::base::id::Rank;
 use crate::formats::wait_channel;
-use crate::hang::finding::{Hang, HangKind, listed};
+use crate::model::hang::{Hang, HangKind, PlaceGroup, listed};
 
 /// How sure it is that a rank hangs because of the storage that the kernel has it wait for.
 const IN_STORAGE: f64 = 0.9;
-
-/// Ranks that stand in the same place.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlaceGroup {
-    /// Which.
-    pub ranks: Vec<Rank>,
-    /// Where: the innermost Python frame of the main thread, or what the kernel has it wait in.
-    pub place: String,
-}
-
-impl std::fmt::Display for PlaceGroup {
-    /// "7 ranks (0-4, 6, 7) in all_reduce (distributed_c10d.py:2501)".
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.ranks.as_slice() {
-            [rank] => write!(f, "{rank} in {}", self.place),
-            ranks => {
-                let numbers = listed(ranks);
-                let numbers = numbers.strip_prefix("ranks ").unwrap_or(&numbers);
-                write!(f, "{} ranks ({numbers}) in {}", ranks.len(), self.place)
-            }
-        }
-    }
-}
 
 /// The innermost frame of the main thread as `function (file:line)`, from a dump of faulthandler: the last one in
 /// `text`, whose current thread is the one that took the signal.

@@ -5,13 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use crate::base::id::{Pid, Rank};
 use crate::hardware::gpu::{GpuReading, GpuView};
 use crate::host::preflight::Owners;
 use crate::model::finding::Hint;
 use crate::model::health::{Component, HealthState};
+pub use crate::model::slowdown_hints::Surroundings;
 
 /// A GPU that works this share of the time, in percent, should not rest its clocks.
 const AT_WORK: u32 = 30;
@@ -21,20 +20,6 @@ const LOW: f64 = 0.93;
 
 /// Corrected memory errors since the last reset that are a storm.
 const STORM: u64 = 1000;
-
-/// What surrounds the ranks of a job on a host.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Surroundings {
-    /// The GPU that a rank computes on, as its component is named, where the driver tells.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub devices: BTreeMap<Rank, String>,
-    /// What may hold ranks back.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub hints: Vec<Hint>,
-    /// Whether the GPUs that a rank computes on had work when they were last looked at; absent where the driver does not tell.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub at_work: BTreeMap<Rank, bool>,
-}
 
 impl Surroundings {
     /// What is known around the processes of a job's ranks. What a rank started is its own: where a script started the
@@ -72,14 +57,6 @@ impl Surroundings {
             hints.extend(storm(name, reading));
         }
         Surroundings { devices, hints, at_work }
-    }
-
-    /// Whether this says nothing that `before` did not: readings that moved on are no news.
-    pub fn is_as(&self, before: &Surroundings) -> bool {
-        let keys = |of: &Surroundings| -> Vec<(Option<String>, String)> {
-            of.hints.iter().map(|hint| (hint.device.clone(), hint.about.clone())).collect()
-        };
-        self.devices == before.devices && self.at_work == before.at_work && keys(self) == keys(before)
     }
 }
 

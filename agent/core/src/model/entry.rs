@@ -12,14 +12,14 @@ pub use exit_status::{ExitStatus, signal_name};
 
 use crate::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
 use crate::base::time::{Mono, Span, Stamp};
-use crate::hang::{Hang, PlaceGroup, Waits};
 use crate::model::finding::Finding;
+use crate::model::hang::{Hang, PlaceGroup, Waits};
 use crate::model::health::HealthChange;
 use crate::model::host_context::Testimony;
 use crate::model::kernel::{KernelReport, Sxid, Xid};
 use crate::model::observation::Observation;
+use crate::model::policy::{Experience, Settings};
 use crate::model::verdict::{Decision, Outcome, Verdict};
-use crate::recovery::policy::{Experience, Settings};
 
 /// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

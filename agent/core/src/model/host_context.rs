@@ -3,9 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure::repeats::SeenBefore;
 use crate::model::finding::Finding;
 use crate::model::health::Component;
+use crate::model::repeats::SeenBefore;
 
 /// What the host has to say of one failure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -4,11 +4,11 @@
 
 use serde::de::DeserializeOwned;
 
-use crate::failure::repeats::SeenBefore;
-use crate::host::contention::Surroundings;
 use crate::model::entry::Entry;
 use crate::model::health::Component;
 use crate::model::host_context::FailedBefore;
+use crate::model::repeats::SeenBefore;
+use crate::model::slowdown_hints::Surroundings;
 use crate::model::verdict::{Decision, Verdict};
 
 /// A part that is not in the journal's form, or of a version that is not understood.

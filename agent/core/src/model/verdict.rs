@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::id::{Attempt, Incident, Rank};
 use crate::base::time::{Mono, Span};
-use crate::hang::HangKind;
-use crate::recovery::policy::Rung;
+use crate::model::hang::HangKind;
+use crate::model::policy::Rung;
 
 /// Whose fault a failure was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::time::Span;
 use crate::hang::PhaseMemory;
 use crate::model::entry::JobSpec;
-use crate::recovery::policy::Experience;
+use crate::model::policy::Experience;
 
 /// The version of its written form; others are passed over.
 const VERSION: u32 = 1;

@@ -17,71 +17,21 @@ mod history;
 mod ladder;
 mod learned;
 mod readiness;
-mod rung;
 
+pub use crate::model::policy::{Budget, CauseKind, Experience, HAND_BACK_EXIT, Rung, Rungs, Settings};
 pub use advisor::{Advice, Advisor, Trouble, decide_with};
 pub use backoff::{jitter, seed};
-pub use experience::{Experience, experiences};
+pub use experience::experiences;
 pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};
-pub use history::{CauseKind, PastFailure, Reached, without_progress};
+pub use history::{PastFailure, Reached, without_progress};
 pub use ladder::{hands, patience};
 pub use readiness::{Host, Readiness, passes_with_the_ranks, readiness};
-pub use rung::{Rung, Rungs};
-
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, Serialize};
 
 use crate::base::id::Attempt;
 use crate::base::time::{Mono, Span};
 use crate::failure::repeats::SeenBefore;
 use crate::hang::HangKind;
 use crate::model::verdict::{Action, Cause, FaultDomain, Verdict};
-
-/// How often restarts are allowed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Budget {
-    /// Restarts allowed per window.
-    pub max_restarts: u32,
-    /// The window; none means the whole life of the job.
-    pub window: Option<Span>,
-}
-
-/// What the user lets the policy do.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Settings {
-    /// Of all restarts.
-    pub budget: Budget,
-    /// Of restarts for causes of a kind, beside that.
-    pub by_cause: BTreeMap<CauseKind, Budget>,
-    /// What there are hands for in any case; ranks that wait in their processes open more.
-    pub rungs: Rungs,
-    /// How long a host that is not ready is waited for; none to restart without looking.
-    pub ready_within: Option<Span>,
-    /// The status that asks the scheduler to start the job again elsewhere.
-    pub hand_back_exit: i32,
-    /// Whether it is only said what would be done: the job then ends at its first failure.
-    pub dry_run: bool,
-    /// The job's own number, by which its waits differ from those of other jobs.
-    pub seed: u64,
-}
-
-/// EX_TEMPFAIL of sysexits.h: not now and here, but later or elsewhere.
-pub const HAND_BACK_EXIT: i32 = 75;
-
-impl From<Budget> for Settings {
-    fn from(budget: Budget) -> Settings {
-        Settings {
-            budget,
-            by_cause: BTreeMap::new(),
-            rungs: Rungs::ONE_HOST,
-            ready_within: Some(Span::seconds(60)),
-            hand_back_exit: HAND_BACK_EXIT,
-            dry_run: false,
-            seed: 0,
-        }
-    }
-}
 
 /// What the policy goes by: data only, and all of it.
 #[derive(Clone, Copy, Debug)]

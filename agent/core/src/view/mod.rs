@@ -2,4 +2,5 @@
 
 pub mod incident_report;
 pub mod node;
+pub mod placement;
 pub mod replay;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Place, was_changed};
 use crate::base::time::Wall;
+use crate::model::repeats::OnHost;
 
 /// Failures that a host tells of, the newest.
 pub const TOLD: usize = 64;
@@ -35,16 +36,6 @@ pub struct Elsewhere {
     pub heard_by: u32,
     /// What they told, by host.
     pub failures: BTreeMap<String, Vec<Told>>,
-}
-
-/// A host on which the same program failed so before.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OnHost {
-    /// Its name.
-    pub host: String,
-    /// Whether that was at the same step or the same data.
-    #[serde(default)]
-    pub at_this_place: bool,
 }
 
 impl Elsewhere {

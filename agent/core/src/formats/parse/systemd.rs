@@ -1,6 +1,21 @@
 //! Units as `systemctl show` prints their properties: a block for each, `Name=value` on each line.
 
-use crate::host::os::Service;
+/// A unit of systemd, in its own words.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Service {
+    /// `nvidia-fabricmanager.service`.
+    pub name: String,
+    /// `active`, `failed`, `inactive`, `activating`.
+    pub active: String,
+    /// `running`, `auto-restart`, `dead`.
+    pub sub: String,
+    /// Why it failed: `exit-code`, `signal`, `timeout`.
+    pub result: String,
+    /// It is to be started at boot.
+    pub enabled: bool,
+    /// How often systemd started it again.
+    pub restarts: u64,
+}
 
 /// The units that there are, from the properties of all that were asked for.
 pub fn units(text: &str) -> Vec<Service> {

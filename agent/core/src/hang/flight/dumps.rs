@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::{FlightRecord, Standing, counted};
 use crate::base::id::Rank;
-use crate::hang::finding::{HangKind, listed};
 use crate::hang::witness::waits;
+use crate::model::hang::{HangKind, listed};
 
 /// What the records show of a job that stands still.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

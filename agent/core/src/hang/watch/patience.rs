@@ -2,9 +2,9 @@
 
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, ProcessState};
-use crate::hang::finding::HangKind;
 use crate::hang::locate::Suspects;
 use crate::hang::phase::{Limit, LimitFrom, PhaseId};
+use crate::model::hang::HangKind;
 
 use super::Watch;
 

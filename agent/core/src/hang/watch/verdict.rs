@@ -2,9 +2,10 @@
 
 use crate::base::time::{Mono, Span};
 use crate::hang::activity::Activity;
-use crate::hang::finding::{Hang, HangKind, Outlook};
+use crate::hang::finding::Outlook;
 use crate::hang::locate::Suspects;
 use crate::hang::phase::{Limit, LimitFrom, PhaseId};
+use crate::model::hang::{Hang, HangKind};
 
 use super::Watch;
 

@@ -1,38 +1,9 @@
 //! What runs of a job learned of rungs: how often each helped against causes of a kind, and how long it took. It is kept for the
 //! job's next run, which then need not begin with guesses, and weighs little beside what that run sees itself.
 
-use serde::{Deserialize, Serialize};
-
-use crate::recovery::policy::history::{CauseKind, PastFailure};
+use crate::model::policy::{CauseKind, Experience, LONGEST, MOST};
+use crate::recovery::policy::history::PastFailure;
 use crate::recovery::policy::{Rung, learned};
-
-/// What was learned of a rung counts as much as so many restarts, however many there were.
-const MOST: f64 = 8.0;
-/// Nothing that is kept took longer, in seconds.
-const LONGEST: f64 = 1e6;
-
-/// What was learned of a rung.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Experience {
-    /// Against causes of which kind.
-    pub cause: CauseKind,
-    /// Which rung.
-    pub rung: Rung,
-    /// How often it was taken; weighed down, so that it is no whole number.
-    pub tried: f64,
-    /// How often all ranks then completed a step.
-    pub helped: f64,
-    /// What it took from the fault to that step, in seconds; the newest count most. Nothing where it never helped.
-    pub seconds: f64,
-}
-
-impl Experience {
-    /// Whether it can be: of a file that somebody may have spoilt.
-    pub fn is_sound(&self) -> bool {
-        let within = |number: f64, most: f64| number.is_finite() && (0.0..=most).contains(&number);
-        within(self.tried, MOST) && within(self.helped, self.tried) && within(self.seconds, LONGEST)
-    }
-}
 
 /// What is known after a run that began with `earlier` and had these failures. Those of which it could not be seen what came of
 /// them tell nothing: where there were no heartbeats, and the last if the job did not fail again.

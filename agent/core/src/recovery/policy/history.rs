@@ -1,7 +1,5 @@
 //! What was tried before in this job and what came of it.
 
-use serde::{Deserialize, Serialize};
-
 use crate::base::time::{Mono, Span};
 use crate::model::verdict::Cause;
 use crate::recovery::policy::Rung;
@@ -31,65 +29,6 @@ pub struct PastFailure {
     /// From the fault to the first step that all ranks completed after the restart; none if there was none yet, or
     /// none at all.
     pub back_after: Option<Span>,
-}
-
-/// Causes that are counted and learned about together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CauseKind {
-    /// A rank raised.
-    Exception,
-    /// A rank exited with a code and without a word.
-    ExitCode,
-    /// A signal ended a rank.
-    Signal,
-    /// The kernel killed a rank for lack of memory.
-    OutOfMemory,
-    /// Ranks lived and did not move.
-    Hang,
-    /// Ranks could not be started.
-    Start,
-}
-
-impl CauseKind {
-    /// All of them.
-    pub const ALL: [CauseKind; 6] = [
-        CauseKind::Exception,
-        CauseKind::ExitCode,
-        CauseKind::Signal,
-        CauseKind::OutOfMemory,
-        CauseKind::Hang,
-        CauseKind::Start,
-    ];
-
-    /// The kind of this cause.
-    pub fn of(cause: &Cause) -> CauseKind {
-        match cause {
-            Cause::Exception { .. } => CauseKind::Exception,
-            Cause::ExitCode { .. } => CauseKind::ExitCode,
-            Cause::Signal { .. } => CauseKind::Signal,
-            Cause::OutOfMemory => CauseKind::OutOfMemory,
-            Cause::Hang { .. } => CauseKind::Hang,
-            Cause::StartFailed => CauseKind::Start,
-        }
-    }
-
-    /// Its word on the command line.
-    pub fn word(self) -> &'static str {
-        match self {
-            CauseKind::Exception => "exception",
-            CauseKind::ExitCode => "exit_code",
-            CauseKind::Signal => "signal",
-            CauseKind::OutOfMemory => "out_of_memory",
-            CauseKind::Hang => "hang",
-            CauseKind::Start => "start",
-        }
-    }
-
-    /// The kind of this word.
-    pub fn parse(word: &str) -> Option<CauseKind> {
-        CauseKind::ALL.into_iter().find(|kind| kind.word() == word)
-    }
 }
 
 /// Ranks that live longer than this and tell of no step are of those that never do.

@@ -5,9 +5,11 @@
 //! `cost(r) + (1 - helps(r)) * value(next)`, and the cheapest is taken (`docs/reference/policy.md`).
 
 use crate::base::time::Span;
+use crate::model::policy::CauseKind;
+use crate::model::policy::Experience;
 use crate::recovery::policy::Rung;
-use crate::recovery::policy::experience::{Experience, of_rung};
-use crate::recovery::policy::history::{CauseKind, PastFailure};
+use crate::recovery::policy::experience::of_rung;
+use crate::recovery::policy::history::PastFailure;
 
 /// What is thought of a rung before it was taken: so many of so many times it helps, and takes so long, in seconds.
 struct Prior {

@@ -1,6 +1,7 @@
 //! What was read of the operating system at one moment.
 
 use crate::formats::parse::ipmi::Sensor;
+pub use crate::formats::parse::systemd::Service;
 use std::collections::BTreeMap;
 
 use crate::base::id::Pid;
@@ -164,23 +165,6 @@ pub struct Services {
     pub gpus: u32,
     /// There are NVSwitches, so that GPUs are of no use without the fabric manager.
     pub switches: bool,
-}
-
-/// A unit of systemd, in its own words.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Service {
-    /// `nvidia-fabricmanager.service`.
-    pub name: String,
-    /// `active`, `failed`, `inactive`, `activating`.
-    pub active: String,
-    /// `running`, `auto-restart`, `dead`.
-    pub sub: String,
-    /// Why it failed: `exit-code`, `signal`, `timeout`.
-    pub result: String,
-    /// It is to be started at boot.
-    pub enabled: bool,
-    /// How often systemd started it again.
-    pub restarts: u64,
 }
 
 /// Kernel modules.
