@@ -9,6 +9,9 @@
 #[path = "prose/mod.rs"]
 mod prose;
 
+#[path = "rooms/mod.rs"]
+mod rooms;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

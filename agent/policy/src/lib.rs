@@ -4,7 +4,7 @@
 //! `docs/reference/policy-file.md` says it in words. [`DEFAULT`] is the built-in policy as such a file; a test holds it to
 //! `mainstay_core::recovery::policy::decide`.
 //!
-//! The language is an own subset of Starlark and not the `starlark` crate: `docs/architecture.md`, "Dependencies".
+//! The language is an own subset of Starlark and not the `starlark` crate: `docs/internals/dependencies.md`.
 
 mod fields;
 pub mod incidents;
