@@ -56,6 +56,9 @@ pub struct Args {
     /// Of `verdicts`, only cells whose name contains this, such as `sigkill` or `gpt`.
     #[arg(long, default_value = "")]
     only: String,
+    /// Of `verdicts`, one part of several, such as `2/4`: each part has every fault and every program.
+    #[arg(long)]
+    part: Option<verdicts::Part>,
     /// Of `verdicts`, a sample that ends in three minutes.
     #[arg(long)]
     quick: bool,
@@ -136,7 +139,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Replicate, _) => {
                 replicate::measure(&story, args.samples.unwrap_or(7), !args.no_peers, &mut report);
             }
-            (Name::Verdicts, _) => verdicts::measure(&story, &args.only, args.quick, &mut report),
+            (Name::Verdicts, _) => verdicts::measure(&story, &args.only, args.part, args.quick, &mut report),
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
