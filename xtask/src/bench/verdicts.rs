@@ -50,8 +50,14 @@ fn figures(story: &Story, only: &str, part: Option<Part>, quick: bool) -> Result
     let deadline = quick.then(|| Instant::now() + QUICK);
     let all = cells.len();
     let seen = story.step(&format!("{all} faults in real programs"), || run(&bench, cells, deadline))?;
-    if seen.len() < all {
-        story.note(&format!("{} of {all} were not begun: three minutes were over", all - seen.len()));
+    let begun = seen.len();
+    if begun < all {
+        story.note(&format!("{} of {all} were not begun: three minutes were over", all - begun));
+    }
+    let (survived, seen): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(_, seen)| seen.survived);
+    if !survived.is_empty() {
+        let names: Vec<String> = survived.iter().map(|(cell, _)| cell.name()).collect();
+        story.note(&format!("Not counted, as the program caught the fault: {}", names.join(", ")));
     }
     score::print(&seen);
     Ok(score::figures(&seen))

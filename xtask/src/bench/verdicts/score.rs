@@ -64,6 +64,9 @@ pub fn line(cell: &Cell, seen: &Seen) -> String {
 
 /// What is wrong with a cell, with what the verdict says; none where all is right.
 pub fn wrong(cell: &Cell, seen: &Seen) -> Option<String> {
+    if seen.survived {
+        return None;
+    }
     let name = cell.name();
     let Some(verdict) = &seen.verdict else {
         return Some(format!("{name}: no verdict: {}", seen.problem.as_deref().unwrap_or("none was made")));
@@ -187,7 +190,7 @@ mod tests {
 
     fn seen(domain: &str, action: &str, culprit: u64) -> Seen {
         let verdict = Verdict { domain: domain.into(), culprit: Some(culprit), ..Verdict::default() };
-        Seen { verdict: Some(verdict), decision: Some((action.into(), String::new())), problem: None }
+        Seen { verdict: Some(verdict), decision: Some((action.into(), String::new())), ..Seen::default() }
     }
 
     #[test]
