@@ -27,6 +27,8 @@ pub use idle::{Idle, Pulse};
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
 pub use rank::Sight;
 pub use sketch::Sketch;
-pub use stacks::{PlaceGroup, fold, innermost_of_faulthandler, innermost_of_py_spy};
+pub use stacks::{
+    PlaceGroup, fold, innermost_of_faulthandler, innermost_of_py_spy, innermost_of_worker_server,
+};
 pub use watch::Watch;
 pub use witness::{Counted, Waits, waits};
