@@ -113,8 +113,9 @@ settings! {
     /// How NCCL's RAS service is asked.
     pub struct NcclConfig {
         /// Where it listens, as "host:port" (NCCL_RAS_ADDR of the job). It is asked only while a job runs on this host.
+        /// Not asked by default: NCCL 2.26.2 and 2.29.7 can end a job that is asked regularly.
         /// Empty: it is not asked.
-        address: String = "localhost:28028".to_owned(),
+        address: String = String::new(),
         /// Time from one question to the next; at least 5s. Each walks through all processes of the job.
         interval: Period = Period::seconds(60),
         /// How long an answer may take.

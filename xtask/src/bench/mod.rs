@@ -56,6 +56,9 @@ pub struct Args {
     /// Of `verdicts`, only cells whose name contains this, such as `sigkill` or `gpt`.
     #[arg(long, default_value = "")]
     only: String,
+    /// Of `verdicts`, one part of several, such as `2/4`: each part has every fault and every program.
+    #[arg(long)]
+    part: Option<verdicts::Part>,
     /// Of `verdicts`, a sample that ends in three minutes.
     #[arg(long)]
     quick: bool,
@@ -84,6 +87,8 @@ enum Name {
     KernelLog,
     /// From a fault to the first Python line and to the first step of the new ranks; then what Goodput measures.
     Restart,
+    /// The same for the first SIGKILL of a job, after 15 s and 3 s after its ranks' first line. Part of restart.
+    FirstRestart,
     /// From a rank that raises to all ranks in their function again, in process. Part of restart.
     InProcess,
     /// Real jobs that are hurt at random, one fault inside the other: what of it went wrong.
@@ -136,7 +141,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Replicate, _) => {
                 replicate::measure(&story, args.samples.unwrap_or(7), !args.no_peers, &mut report);
             }
-            (Name::Verdicts, _) => verdicts::measure(&story, &args.only, args.quick, &mut report),
+            (Name::Verdicts, _) => verdicts::measure(&story, &args.only, args.part, args.quick, &mut report),
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
             (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
@@ -163,7 +168,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Restart, Some(bed)) => {
                 in_process::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
                 restart::measure(&story, bed, args.samples.unwrap_or(5), &mut report);
+                restart::measure_first(&story, bed, args.samples.unwrap_or(5).min(5), &mut report);
                 goodput::measure(&story, bed, &mut report);
+            }
+            (Name::FirstRestart, Some(bed)) => {
+                restart::measure_first(&story, bed, args.samples.unwrap_or(5), &mut report);
             }
             (Name::InProcess, Some(bed)) => {
                 in_process::measure(&story, bed, args.samples.unwrap_or(20), &mut report);

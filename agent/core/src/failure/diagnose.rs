@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::base::id::Rank;
-use crate::base::time::Span;
+use crate::base::time::{Mono, Span};
 use crate::failure::attribution::catalog::{Catalog, Determinism};
 use crate::failure::attribution::class::Class;
 use crate::failure::attribution::exit::{Exit, Status};
@@ -68,7 +68,7 @@ pub fn complete(
     verdict.class = Some(judged.class.name().to_owned());
     verdict.deterministic = judged.determinism == Determinism::Deterministic;
     verdict.confidence = judged.confidence;
-    verdict.evidence.extend(grounds(&judged));
+    verdict.evidence.extend(grounds(&judged, verdict.fault_at));
 }
 
 fn evidence(catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) -> Evidence {
@@ -162,24 +162,28 @@ fn doubts(evidence: &Evidence, judged: &Attribution) -> Doubts {
     Doubts { against: against.collect(), would_change }
 }
 
-fn grounds(judged: &Attribution) -> Vec<String> {
+fn grounds(judged: &Attribution, failed_at: Mono) -> Vec<String> {
     judged
         .evidence
         .iter()
         .take(QUOTED)
         .map(|vote| match vote.spots.first() {
-            Some((_, spot)) => format!("{}{}: {}", vote.meaning, steps_before(spot), spot.text.trim()),
+            Some((_, spot)) => format!("{}{}: {}", vote.meaning, when(spot, failed_at), spot.text.trim()),
             None => vote.meaning.clone(),
         })
         .collect()
 }
 
-/// How many steps before the failure a line was printed, where steps were done after it.
-fn steps_before(spot: &Spot) -> String {
-    match spot.steps_after {
-        None | Some(0) => String::new(),
-        Some(1) => " (1 step before the failure)".to_owned(),
-        Some(steps) => format!(" ({steps} steps before the failure)"),
+/// How long before the failure a line was printed, and how many steps were done after it; empty for the rank's own note, which
+/// is the failure.
+fn when(spot: &Spot, failed_at: Mono) -> String {
+    match (spot.seen, spot.steps_after) {
+        (Some(seen), steps_after) => {
+            format!(" ({})", LineTime { steps_after, ..seen }.before_failure(failed_at))
+        }
+        (None, None | Some(0)) => String::new(),
+        (None, Some(1)) => " (1 step before the failure)".to_owned(),
+        (None, Some(steps)) => format!(" ({steps} steps before the failure)"),
     }
 }
 
@@ -187,7 +191,6 @@ fn steps_before(spot: &Spot) -> String {
 mod tests {
     use super::*;
     use crate::base::id::{Attempt, Incident};
-    use crate::base::time::Mono;
     use crate::failure::root_rank::judge;
 
     fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
@@ -271,6 +274,20 @@ mod tests {
         let full = "node-7:812:900 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-a8Zk2d to 33030532 bytes, error: No space left on device (28)";
         assert_ne!(warned(&["step 3 loss 2.1"]).class.as_deref(), Some("host_resource"));
         assert_eq!(warned(&["step 3 loss 2.1", full]).class.as_deref(), Some("host_resource"));
+    }
+
+    #[test]
+    fn a_quoted_line_says_how_long_before_the_failure_it_was_printed() {
+        let full = "node-7:812:900 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-a8Zk2d to 33030532 bytes, error: No space left on device (28)";
+        let told = |at: u64, steps_after: Option<u64>| {
+            let mut end = raised("torch.distributed.DistBackendError", "NCCL error", 5_000_000_000);
+            end.stdout_tail = vec![full.to_owned()];
+            end.stdout_times = vec![LineTime { at: Mono(at), steps_after }];
+            verdict([end, stopped()], 0).evidence.join("\n")
+        };
+        let (before, at_once) = (told(3_500_000_000, Some(1)), told(5_000_000_000, Some(0)));
+        assert!(before.contains("(1.50 s and 1 step before the failure): node-7"), "{before}");
+        assert!(at_once.contains("(at the failure): node-7"), "{at_once}");
     }
 
     #[test]

@@ -295,7 +295,11 @@ fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
 fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool) -> Vec<String> {
     let mut evidence = Vec::new();
     if let Some(note) = &end.note {
-        evidence.push(format!("exit note of {culprit}: {}: {}", note.exception, note.message));
+        let source = match &note.file {
+            Some(file) => format!("error file of {culprit}, {file}"),
+            None => format!("exit note of {culprit}"),
+        };
+        evidence.push(format!("{source}: {}: {}", note.exception, note.message));
         if let Some(frame) = note.traceback.lines().rfind(|line| line.trim_start().starts_with("File \"")) {
             evidence.push(format!("raised at {}", frame.trim()));
         }
@@ -452,6 +456,17 @@ mod tests {
         assert_eq!(headline(silent.clone()), "rank 0 was ended by SIGKILL");
         let beating = RankEnd { heartbeats: true, ..silent };
         assert_eq!(headline(beating), "rank 0 was ended by SIGKILL before its first step");
+    }
+
+    #[test]
+    fn an_exception_that_only_the_error_file_has_names_that_file() {
+        let mut end = raised("bad", 5);
+        end.note.as_mut().expect("a note").file = Some("/runs/7/rank_0/error.json".into());
+        let told = verdict([end, RankEnd::default()], 0).evidence;
+        let line = "error file of rank 0, /runs/7/rank_0/error.json: builtins.RuntimeError: bad";
+        assert!(told.iter().any(|told| told == line), "{told:?}");
+        let noted = verdict([raised("bad", 5), RankEnd::default()], 0).evidence;
+        assert!(noted.iter().any(|told| told.starts_with("exit note of rank 0: ")), "{noted:?}");
     }
 
     #[test]

@@ -60,9 +60,7 @@ pub fn kept(bytes: &[u8], start: u64) -> Vec<Line> {
 /// Whether a line may stand within tracebacks: what is indented, what begins and links them, and an exception.
 fn is_of_traceback(line: &[u8]) -> bool {
     let line = String::from_utf8_lossy(line);
-    // PyTorch writes `[rank0]: ` before each line.
-    let text =
-        line.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map_or(&*line, |(_, text)| text);
+    let text = without_rank(&line);
     const LINKS: [&str; 2] = ["During handling of the above", "The above exception was"];
     text.trim().is_empty()
         || text.starts_with([' ', '\t', '|', '+'])
@@ -71,14 +69,26 @@ fn is_of_traceback(line: &[u8]) -> bool {
         || traceback::raised(text).is_some_and(|raised| !raised.embedded)
 }
 
+/// The line without the `[rank0]: ` that PyTorch writes before each line of a traceback once there is a process group.
+fn without_rank(line: &str) -> &str {
+    let numbered = line.strip_prefix("[rank").and_then(|rest| rest.split_once("]:"));
+    match numbered {
+        Some((rank, text)) if rank.bytes().all(|byte| byte.is_ascii_digit()) => {
+            text.strip_prefix(' ').unwrap_or(text)
+        }
+        _ => line,
+    }
+}
+
 const TRACEBACK: &str = "Traceback (most recent call last):";
 
 /// The exception of the last traceback in `lines`, which ended at `at`; none if there is no whole one.
 pub fn exception(lines: &[String], at: Mono) -> Option<Note> {
     let begin = lines.iter().rposition(|line| line.trim_end().ends_with(TRACEBACK))?;
-    let mut said = lines[begin + 1..].iter();
+    let said: Vec<&str> = lines[begin..].iter().map(|line| without_rank(line)).collect();
     // Frames, their source lines and carets are indented; the first line that is not names the exception.
-    let last = said.find(|line| !line.starts_with(char::is_whitespace) && !line.is_empty())?;
+    let named = |line: &&&str| !line.starts_with(char::is_whitespace) && !line.is_empty();
+    let last = said[1..].iter().find(named)?;
     let (exception, message) = last.split_once(": ").unwrap_or((last.trim_end(), ""));
     if !is_name(exception) {
         return None;
@@ -86,7 +96,7 @@ pub fn exception(lines: &[String], at: Mono) -> Option<Note> {
     Some(Note {
         exception: exception.to_owned(),
         message: message.trim_end().to_owned(),
-        traceback: lines[begin..].join("\n"),
+        traceback: said.join("\n"),
         at,
         ..Note::default()
     })
@@ -160,6 +170,16 @@ mod tests {
             ("my.errors.BadBatch", "batch 7 is bad")
         );
         assert!(note.traceback.contains("in main") && !note.traceback.contains("in f\n"));
+    }
+
+    #[test]
+    fn a_traceback_with_the_rank_before_each_line_is_one() {
+        let text = "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"a.py\", line 1, in f\n[rank1]:     f()\n\
+                    [rank1]: RuntimeError: [pair.cc:544] Connection closed by peer [10.0.0.2]:7\n";
+        let note = exception(&lines(text), Mono(5)).expect("an exception");
+        assert_eq!(note.exception, "RuntimeError");
+        assert_eq!(note.message, "[pair.cc:544] Connection closed by peer [10.0.0.2]:7");
+        assert!(note.traceback.contains("\n  File \"a.py\""), "{}", note.traceback);
     }
 
     #[test]

@@ -28,6 +28,6 @@ pub use idle::{Idle, Pulse};
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
 pub use rank::Sight;
 pub use sketch::Sketch;
-pub use stacks::{fold, innermost_of_faulthandler, innermost_of_py_spy};
+pub use stacks::{fold, innermost_of_faulthandler, innermost_of_py_spy, innermost_of_worker_server};
 pub use watch::Watch;
 pub use witness::{Counted, waits};

@@ -373,6 +373,8 @@ impl LineTime {
     pub fn before_failure(self, failed_at: Mono) -> String {
         let span = failed_at.since(self.at);
         match self.steps_after {
+            // The launcher looks at files a few times a second: it may see a line after the failure.
+            None | Some(0) if span == Span::default() => "at the failure".to_owned(),
             None | Some(0) => format!("{span} before the failure"),
             Some(1) => format!("{span} and 1 step before the failure"),
             Some(steps) => format!("{span} and {steps} steps before the failure"),

@@ -287,7 +287,7 @@ impl Job {
                     state.ending_at.get_or_insert(at);
                 }
                 if !status.is_success() {
-                    self.failure(at, at, out);
+                    self.raised(at, rank, at, out);
                 }
             }
             Fact::RankExited {
@@ -311,9 +311,11 @@ impl Job {
                     state.end.data = state.end.data.or(data);
                     (state.end.stderr_tail, state.end.stdout_tail) = (stderr_tail, stdout_tail);
                     (state.end.stderr_times, state.end.stdout_times) = (stderr_times, stdout_times);
+                    // Without the client, what it printed is the only note that it lost a peer.
+                    state.end = std::mem::take(&mut state.end).with_last_words();
                 }
                 if !status.is_success() {
-                    self.failure(at, at, out);
+                    self.raised(at, rank, at, out);
                 } else if self.phase == Phase::Running
                     && self.ranks.values().all(|rank| rank.end.exit.is_some())
                 {

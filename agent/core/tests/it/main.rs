@@ -44,6 +44,7 @@ mod kernel_unseen;
 mod kernel_wild;
 mod labelled;
 mod ladder;
+mod lost_peer;
 mod nccl_ras;
 mod nvrx;
 mod preflight;

@@ -158,7 +158,8 @@ pub fn attribute(catalog: &Catalog, evidence: &Evidence) -> Attribution {
     let determinism = decisive.map_or(Determinism::Either, |vote| vote.determinism);
     let domain = domains[class.index()];
     let agreed = for_it.iter().chain(&against).chain(&consequences).find(|vote| vote.family == "exit");
-    let confidence = confidence::of(domain_probability(&posterior, &domains, domain), class, &for_it);
+    let confidence =
+        confidence::of(domain_probability(&posterior, &domains, domain), class, &for_it, evidence);
     let told = decisive.filter(|vote| vote.class == class).and_then(|vote| vote.restart);
     // One crash may pass; what crashes on several ranks comes again.
     let together = told == Some(Restart::RestartSameNodes) && ranks::crashed_together(for_it.iter());

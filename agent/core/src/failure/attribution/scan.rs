@@ -407,7 +407,8 @@ impl<'c> Scan<'c> {
         let text: String = line.trim().chars().take(QUOTE).collect();
         let mild = self.findings.kind == Kind::Log && (self.quotes_a_warning || level::is_mild(line));
         let logged = self.logged.is_some_and(|at| (at..=at + IGNORED_REACH).contains(&number));
-        Spot { line: number, rank, time: lines::time_of_day(line), mild, steps_after: None, logged, text }
+        let time = lines::time_of_day(line);
+        Spot { line: number, rank, time, mild, seen: None, steps_after: None, logged, text }
     }
 
     /// The rank of the launcher's table in whose rows the line stands: `  exitcode  : -9`, below `  rank      : 4`.

@@ -22,10 +22,14 @@ pub(super) struct LostPeer {
 }
 
 impl Job {
-    /// A rank raised: the others are stopped, but for a peer that may be ending by itself.
+    /// A rank raised or ended badly: the others are stopped, but for a peer that may be ending by itself.
     pub(super) fn raised(&mut self, at: Mono, rank: Rank, fault_at: Mono, out: &mut Vec<Output>) {
         let lost = |rank: &Rank| self.ranks.get(rank).is_some_and(|state| state.end.speaks_of_a_lost_peer());
-        let others_may_end = self.ranks.keys().any(|other| !lost(other));
+        let may_end = |other: &Rank| {
+            let state = self.ranks.get(other);
+            !lost(other) && state.is_some_and(|state| state.end.exit.is_none() && state.ending_at.is_none())
+        };
+        let others_may_end = self.ranks.keys().any(may_end);
         if self.phase != Phase::Running || !lost(&rank) || !others_may_end {
             return self.failure(at, fault_at, out);
         }

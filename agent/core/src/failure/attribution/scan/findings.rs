@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::super::class::Class;
 use super::super::traceback::Frame;
 use super::super::words::Word;
+use crate::model::entry::LineTime;
 
 /// A line after which so many healthy steps were done is no cause of the failure.
 pub const HEALTHY_STEPS: u64 = 2;
@@ -45,6 +46,8 @@ pub struct Spot {
     pub time: Option<f64>,
     /// It stands in a warning or a note.
     pub mild: bool,
+    /// When the launcher first saw the line, where it read it from a living rank.
+    pub seen: Option<LineTime>,
     /// Steps that were surely begun and completed after the line; none where no progress is known.
     pub steps_after: Option<u64>,
     /// It stands in a traceback that a logger wrote below a message: the exception was caught.

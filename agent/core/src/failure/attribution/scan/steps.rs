@@ -11,14 +11,16 @@ pub(super) fn place_in_progress(findings: &mut Findings, times: &[LineTime]) {
     let spots = spots
         .chain(exceptions.iter_mut().map(|of| &mut of.spot))
         .chain(words.iter_mut().map(|(spot, _)| spot));
-    spots.for_each(|spot| spot.steps_after = steps_after(progress, times, spot.line));
+    spots.for_each(|spot| {
+        spot.seen = seen(times, spot.line);
+        spot.steps_after = steps_after(progress, times, spot.line);
+    });
 }
 
 /// Steps that were surely begun and completed after a line: as the launcher saw it, else by the lines of the same source
 /// that report steps.
 pub(super) fn steps_after(progress: &[Progress], times: &[LineTime], line: u64) -> Option<u64> {
-    let at = usize::try_from(line).unwrap_or(usize::MAX).saturating_sub(1);
-    if let Some(steps) = times.get(at).and_then(|time| time.steps_after) {
+    if let Some(steps) = seen(times, line).and_then(|time| time.steps_after) {
         return Some(steps);
     }
     let last = progress.last()?;
@@ -89,4 +91,10 @@ mod tests {
         assert_eq!(findings.progress.last().and_then(|last| last.step), Some(159_999));
         assert!(findings.progress.is_sorted_by(|one, next| one.line < next.line));
     }
+}
+
+/// When the launcher saw a line, by its number from 1.
+fn seen(times: &[LineTime], line: u64) -> Option<LineTime> {
+    let at = usize::try_from(line).ok()?.checked_sub(1)?;
+    times.get(at).copied()
 }
