@@ -132,7 +132,8 @@ def main(args):
         return emit("checkpoint", "torch and mainstay", "they can be imported", error, "not_run")
     if args.device == "cuda" and not torch.cuda.is_available():
         return emit("checkpoint", "CUDA", "torch sees a GPU", "none", "not_run")
-    until = time.monotonic() + args.limit - 5
+    # A job that is stopped gets some seconds, and its output is still wanted then.
+    until = time.monotonic() + args.limit - 15
     for size in [16 << 20] if args.small else [4 * GIB, 20 * GIB]:
         with guarded("checkpoint", f"{size / GIB:g} GiB"), tempfile.TemporaryDirectory(prefix="ms-") as folder:
             fits, left = room(size, folder), until - time.monotonic()
@@ -164,4 +165,5 @@ def job(args, size, folder, limit):
 
 if __name__ == "__main__":
     parsed = parse()
-    rank(parsed) if "ACCEPT_SIZE" in os.environ else main(parsed)
+    with guarded("checkpoint", "the part itself"):
+        rank(parsed) if "ACCEPT_SIZE" in os.environ else main(parsed)

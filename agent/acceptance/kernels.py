@@ -22,10 +22,11 @@ AGAIN:
 
 .visible .entry poke(.param .u64 word)
 {
-    .reg .b64 %rd<3>;
-    ld.param.u64 %rd1, [word];
-    mov.u64 %rd2, 16;
-    st.global.u32 [%rd2], 1;
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    mov.u64 %rd1, 16;
+    mov.u32 %r1, 1;
+    st.global.u32 [%rd1], %r1;
     ret;
 }
 """

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use super::stop;
+
 /// One measured figure, or one comparison of it with a peer.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Figure {
@@ -156,7 +158,7 @@ impl Report {
         if wanted && late {
             eprintln!("{}: left out: the time of --quick is used up", ids.join(", "));
         }
-        wanted && !late
+        wanted && !late && !stop::is_stopping()
     }
 
     /// The same for figures whose names begin like this and are not known before they are measured.

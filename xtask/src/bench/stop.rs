@@ -3,12 +3,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction};
 use nix::unistd::Pid;
 
 use super::process::family;
@@ -54,19 +55,39 @@ fn hold(path: &Path) -> Result<File> {
 pub fn end_children_with_us() -> Result<()> {
     // What loses its parent becomes a child of this process, and is found below it.
     prctl::set_child_subreaper(true).context("adopting orphans")?;
-    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-    // Threads inherit this; programs that are started do not: the standard library clears the mask.
-    signals.thread_block().context("blocking signals")?;
+    // Not by a mask and sigwait: programs that are started inherit a mask, and would not hear of SIGTERM either.
+    let note = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        // SAFETY: the handler only stores into an atomic, which is allowed in a signal handler.
+        unsafe { sigaction(signal, &note) }.with_context(|| format!("handling {signal}"))?;
+    }
     thread::Builder::new()
         .name("stop".to_owned())
-        .spawn(move || {
-            let signal = signals.wait().unwrap_or(Signal::SIGTERM);
-            eprintln!("{signal}: ending what was started; figures measured so far are kept");
+        .spawn(|| {
+            let signal = loop {
+                match SIGNAL.load(Ordering::Relaxed) {
+                    0 => thread::sleep(Duration::from_millis(50)),
+                    signal => break signal,
+                }
+            };
+            eprintln!("signal {signal}: ending what was started; figures measured so far are kept");
             end_all(PATIENCE);
-            std::process::exit(128 + signal as i32);
+            std::process::exit(128 + signal);
         })
         .context("starting a thread for signals")?;
     Ok(())
+}
+
+/// The signal that asked this process to stop; 0 for none.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn note(signal: i32) {
+    SIGNAL.store(signal, Ordering::Relaxed);
+}
+
+/// Whether this process was asked to stop: nothing more is started then.
+pub fn is_stopping() -> bool {
+    SIGNAL.load(Ordering::Relaxed) != 0
 }
 
 /// Ends all processes below this one.
@@ -129,16 +150,15 @@ mod tests {
             end_children_with_us().expect("signals");
             // One below the other, in another session.
             let script =
-                "setsid sh -c 'echo $$; exec sleep 60 >/dev/null 2>&1' & exec sleep 60 >/dev/null 2>&1";
+                "setsid sh -c 'trap \"echo ended; exit\" TERM; echo $$; while :; do sleep 1; done' & wait";
             let mut child = Command::new("sh").args(["-c", script]).spawn().expect("a shell");
             let _ = child.wait();
-            unreachable!("the thread for signals ends this process");
+            loop {
+                thread::park();
+            }
         }
         let me = std::env::current_exe().expect("this test");
-        // The harness has a thread already: the program itself blocks the signals before it starts any.
-        let mut bench = Command::new("env")
-            .arg("--block-signal=INT,TERM,HUP")
-            .arg(me)
+        let mut bench = Command::new(me)
             .args(["--exact", "bench::stop::tests::a_bench_that_is_stopped_ends_children_and_their_orphans"])
             .arg("--nocapture")
             .env("MAINSTAY_STOPPED_BENCH", "1")
@@ -152,6 +172,8 @@ mod tests {
         kill(Pid::from_raw(bench.id().cast_signed()), Signal::SIGTERM).expect("stopping it");
         let status = bench.wait().expect("its end");
         assert_eq!(status.code(), Some(128 + 15));
+        // It was told by SIGTERM, which nothing that is started finds blocked.
+        assert!(lines.any(|line| line.is_ok_and(|line| line == "ended")));
         // Ended before the bench did, and reaped by nobody: what is left of it is no running process.
         let stat = fs::read_to_string(format!("/proc/{orphan}/stat")).unwrap_or_default();
         assert!(!stat.contains(") S") && !stat.contains(") R"), "{stat}");
