@@ -14,10 +14,10 @@ import time
 
 import report
 
-# Seconds per part; together less than 10 minutes.
-PARTS = {"nvml": 60, "commands": 30, "deep": 60, "weight": 30, "training": 200, "checkpoint": 120, "jax": 60}
+# Seconds that each part has for sure; together less than 10 minutes. What a part leaves over, the next ones may use.
+PARTS = {"nvml": 40, "commands": 25, "deep": 60, "weight": 30, "training": 130, "faults": 120, "checkpoint": 110, "jax": 50}
 HERE = os.path.dirname(os.path.abspath(__file__))
-PROGRAMS = {"training": "training.py", "checkpoint": "checkpoint.py", "jax": "training.py"}
+PROGRAMS = {"training": "training.py", "faults": "training.py", "checkpoint": "checkpoint.py", "jax": "training.py"}
 
 
 def arguments():
@@ -40,7 +40,7 @@ def run_part(part, chosen, limit):
     """The rows of one part. What it prints besides goes to a log in the report's folder."""
     program = os.path.join(HERE, PROGRAMS.get(part, "readings.py"))
     command = [sys.executable, program, "--part", part, "--mainstay", os.path.abspath(chosen.mainstay),
-               "--device", chosen.device, "--nvidia-smi", chosen.nvidia_smi] + ["--small"] * chosen.small
+               "--device", chosen.device, "--nvidia-smi", chosen.nvidia_smi, "--limit", f"{limit:.1f}"] + ["--small"] * chosen.small
     rows, rest, began = [], b"", time.monotonic()
     with open(os.path.join(chosen.out, f"{part}.log"), "wb") as log:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
@@ -60,8 +60,8 @@ def run_part(part, chosen, limit):
                     print_row(rows[-1])
                 else:
                     log.write(line + b"\n")
-        kill(child)
-        # A process inside a driver that hangs survives even SIGKILL: it is not waited for.
+        end(child, gently=ready == [])
+        # A process inside a driver that hangs survives even SIGKILL: it is not waited for any longer.
         try:
             status = child.wait(5)
         except subprocess.TimeoutExpired:
@@ -71,11 +71,15 @@ def run_part(part, chosen, limit):
     return rows
 
 
-def kill(child):
-    if child.poll() is None:
+def end(child, gently):
+    """Ends a part and what it started. A part that is asked can end its own jobs, which are in sessions of their own."""
+    if child.poll() is not None:
+        return
+    for number in [signal.SIGTERM] * gently + [signal.SIGKILL]:
         try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
+            os.killpg(child.pid, number)
+            child.wait(10)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
             pass
 
 
@@ -98,13 +102,15 @@ def main():
         about["mainstay"] = subprocess.run([chosen.mainstay, "version"], capture_output=True, text=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         sys.exit(f"error: {chosen.mainstay} (--mainstay) does not run: {error}")
-    for part in (part for part in PARTS if part in chosen.parts.split(",")):
-        left = began + chosen.limit - time.monotonic()
-        print(f"-- {part} (at most {min(PARTS[part], max(left, 0)):.0f} s)", flush=True)
+    parts = [part for part in PARTS if part in chosen.parts.split(",")]
+    for number, part in enumerate(parts):
+        # The parts after this one keep their seconds.
+        left = began + chosen.limit - time.monotonic() - sum(PARTS[later] for later in parts[number + 1:])
+        print(f"-- {part} (at most {max(left, 0):.0f} s)", flush=True)
         if left < 5:
             rows.append(dict(part=part, name="the part itself", expected="time is left", seen="no time left", verdict="not_run", seconds=0))
         else:
-            rows += run_part(part, chosen, min(PARTS[part], left))
+            rows += run_part(part, chosen, left)
         # After each part: whatever happens next, this much is on disk.
         counts = report.write(chosen.out, rows, dict(about, seconds=round(time.monotonic() - began, 1)))
     print(f"{counts}; {os.path.join(chosen.out, 'report.md')}")

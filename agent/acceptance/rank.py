@@ -1,46 +1,120 @@
-"""One rank that trains a little and fails in the way that FAULT names, in the first attempt only."""
+"""One rank that trains a little and fails once in the way that ACCEPT_FAULT names.
 
+It writes what happens to it into ACCEPT_MARK, one JSON object per line.
+"""
+
+import json
 import os
 import signal
 import sys
 import time
 
-import torch
-import torch.distributed as dist
+# Before anything is imported: a rank that was forked from a template has the modules already.
+FORKED = "torch" in sys.modules
+
+
+def driver_files():
+    """What this process holds of the NVIDIA driver: open devices and the mapped CUDA library."""
+    held = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if path.startswith("/dev/nvidia"):
+            held.add(path)
+    with open("/proc/self/maps") as maps:
+        held.update(line.split()[-1] for line in maps if "/dev/nvidia" in line)
+    return sorted(held)
+
+
+INHERITED = driver_files()
+
+import torch  # noqa: E402 (what was there before is looked at first)
+import torch.distributed as dist  # noqa: E402
+
+import mainstay  # noqa: E402
 
 DEVICE, FAULT = os.environ["ACCEPT_DEVICE"], os.environ["ACCEPT_FAULT"]
 BACKEND = os.environ.get("ACCEPT_BACKEND", "gloo")
-FIRST = os.environ.get("MAINSTAY_ATTEMPT", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == "0"
+# Too little memory is too little in each attempt; all else goes wrong once.
+AGAIN = FAULT in ("oom", "hog")
+PAUSE = float(os.environ.get("ACCEPT_PAUSE", "0"))
+
+
+def mark(word, **more):
+    line = dict(word=word, time=time.time(), pid=os.getpid(), rank=os.environ["RANK"], **more)
+    with open(os.environ["ACCEPT_MARK"], "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def has_failed():
+    """Whether an attempt before this one has failed: launchers count attempts in different ways."""
+    try:
+        with open(os.environ["ACCEPT_MARK"]) as file:
+            return '"failed"' in file.read()
+    except FileNotFoundError:
+        return False
 
 
 def fail():
-    with open(os.environ["ACCEPT_MARK"], "a") as mark:
-        mark.write(f"failed {time.time()}\n")
+    mark("failed")
     if FAULT == "sigkill":
         os.kill(os.getpid(), signal.SIGKILL)
     if FAULT == "exception":
         raise RuntimeError("acceptance: a planned exception")
-    if FAULT == "assert":  # Device-side: an index out of range. On the CPU it is an exception.
+    if DEVICE == "cpu":
+        stand_in()
+    if FAULT == "assert":  # Device-side: an index out of range.
         print(torch.zeros(4, device=DEVICE)[torch.tensor([9], device=DEVICE)])
-    if FAULT == "oom":
-        print(torch.empty(1 << 50, dtype=torch.uint8, device=DEVICE))
+    if FAULT in ("oom", "hog"):  # More than the device has; more than the other process has left.
+        free, total = torch.cuda.mem_get_info()
+        print(torch.empty(total * 2 if FAULT == "oom" else total * 9 // 10, dtype=torch.uint8, device=DEVICE))
+    if FAULT in ("illegal", "hang"):
+        import kernels
+
+        kernels.launch("poke" if FAULT == "illegal" else "spin", torch)
+        torch.cuda.synchronize()
     raise SystemExit(f"{FAULT} did not fail")
 
 
-def main():
+def stand_in():
+    """The errors of a card, on a host without one."""
+    texts = {"assert": "CUDA error: device-side assert triggered", "illegal": "CUDA error: an illegal memory access was encountered"}
+    if FAULT in texts:
+        raise RuntimeError(texts[FAULT])
+    if FAULT in ("oom", "hog"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 160.00 GiB. GPU 0 has a total capacity of 79.11 GiB")
+    while FAULT == "hang":
+        time.sleep(60)
+
+
+def train(kept):
     dist.init_process_group(BACKEND)
-    rank = dist.get_rank()
+    rank, failed = dist.get_rank(), has_failed()
+    # What was made outside the function is still there, and the device still computes with it.
+    mark("began", forked=FORKED, inherited=INHERITED, kept=float(kept.sum()))
     weights = torch.ones(1024, 64, device=DEVICE)
     for step in range(20):
         gradient = (weights * 0.01).sum(0).contiguous()
         dist.all_reduce(gradient)
         weights = weights - gradient * 1e-3
+        weights.sum().item()  # The step is over when the device has done it.
+        mainstay.step(step)
         if step == 0 and rank == 0:
-            with open(os.environ["ACCEPT_MARK"], "a") as mark:
-                mark.write(f"step {time.time()}\n")
-        if step == 10 and FIRST and FAULT != "none" and rank == dist.get_world_size() - 1:
+            mark("step")
+        if step == 10 and (AGAIN or not failed) and FAULT != "none" and rank == dist.get_world_size() - 1:
             fail()
+        time.sleep(PAUSE)
     dist.destroy_process_group()
+
+
+def main():
+    if DEVICE == "cuda" and BACKEND == "nccl":
+        torch.cuda.set_device(0)
+    kept = torch.ones(1024, device=DEVICE)
+    function = mainstay.restartable(train) if os.environ.get("ACCEPT_STAY") else train
+    function(kept)
 
 
 if __name__ == "__main__":

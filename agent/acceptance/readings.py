@@ -1,6 +1,5 @@
 """Our readings against nvidia-smi's, the commands, the deep check and the agent's weight."""
 
-import argparse
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as xml
 
-from report import emit, timed
+from report import emit, guarded, parse, timed
 
 # Field of `mainstay gpus --json`, path in nvidia-smi's XML, factor, how far two readings a second apart may differ.
 FIELDS = [
@@ -123,18 +122,23 @@ def nvml(args):
         agent.gpus()
         try:
             told = subprocess.run([args.nvidia_smi, "-q", "-x"], capture_output=True, timeout=30)
-        except OSError as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
             return emit("nvml", "nvidia-smi", "it runs", error, "not_run")
         devices = agent.gpus()
+        if told.returncode != 0:
+            said = (told.stderr or told.stdout).decode(errors="replace")[-300:]
+            return emit("nvml", "nvidia-smi", "exit status 0", f"{told.returncode}: {said}", "not_run")
+        # Once more: the reading of ours that is nearest to nvidia-smi's.
         theirs = xml.fromstring(told.stdout).findall("gpu")
         emit("nvml", "GPUs", len(theirs), len(devices), "pass" if len(theirs) == len(devices) else "fail")
-        by_uuid = {device["uuid"]: device for device in devices}
+        by_uuid = {device.get("uuid"): device for device in devices}
         for gpu in theirs:
             uuid = gpu.findtext("uuid")
             if uuid in by_uuid:
-                compare("nvml", by_uuid[uuid], gpu)
+                with guarded("nvml", uuid):
+                    compare("nvml", by_uuid[uuid], gpu)
             else:
-                emit("nvml", uuid, "it is in mainstay gpus", sorted(by_uuid), "fail")
+                emit("nvml", uuid, "it is in mainstay gpus", list(by_uuid), "fail")
 
 
 def commands(args):
@@ -171,37 +175,40 @@ def weight(args):
         time.sleep(seconds)
         used = (cpu(agent.child.pid) - ticks) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
         for pid in tree(agent.child.pid):
-            status = open(f"/proc/{pid}/status").read()
-            rss = int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) / 1024
+            with open(f"/proc/{pid}/status") as file:
+                rss = int(re.search(r"VmRSS:\s+(\d+)", file.read()).group(1)) / 1024
             name = "agent" if pid == agent.child.pid else "probe"
             emit("weight", f"memory of {name}",
                  "less than 100 MiB", f"{rss:.1f} MiB", "pass" if rss < 100 else "fail")
-        emit("weight", "CPU, GPUs read each second (10 times the default rate)", "less than 5 % of a core", f"{100 * used:.2f} %",
+        emit("weight", "CPU, GPUs read each second (10 times the default rate)", "less than 5 % of a core",
+             f"{100 * used:.2f} %: {1000 * used:.1f} ms for a reading of all GPUs and what else the agent does in a second",
              "pass" if used < 0.05 else "fail", seconds)
 
 
+def stat(pid):
+    """The fields of /proc/PID/stat after the name; none once the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+
+
 def tree(pid):
-    """The process and its children, the probe among them."""
+    """The process and all below it, the probe among them. By parents: not every kernel lists children."""
+    parents = {int(entry): stat(entry) for entry in os.listdir("/proc") if entry.isdigit()}
     pids = [pid]
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children") as file:
-            pids += [int(child) for child in file.read().split()]
+    for known in pids:
+        pids += [child for child, fields in parents.items() if fields and int(fields[1]) == known]
     return pids
 
 
 def cpu(pid):
-    total = 0
-    for one in tree(pid):
-        with open(f"/proc/{one}/stat") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-        total += int(fields[11]) + int(fields[12])
-    return total
+    fields = [stat(one) for one in tree(pid)]
+    return sum(int(of[11]) + int(of[12]) for of in fields if of)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    for name in ("--part", "--mainstay", "--device", "--nvidia-smi"):
-        parser.add_argument(name)
-    parser.add_argument("--small", action="store_true")
-    parsed = parser.parse_args()
-    {"nvml": nvml, "commands": commands, "deep": deep, "weight": weight}[parsed.part](parsed)
+    parsed = parse()
+    with guarded(parsed.part, "the part itself"):
+        {"nvml": nvml, "commands": commands, "deep": deep, "weight": weight}[parsed.part](parsed)

@@ -1,9 +1,14 @@
 """The report of the acceptance program: one row per check, written as JSON and as Markdown."""
 
+import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
+import sys
 import time
+import traceback
 
 # not_run: what the check needs is not here. It is no success.
 VERDICTS = ("pass", "fail", "not_run")
@@ -15,6 +20,27 @@ def emit(part, name, expected, seen, verdict, seconds=None):
     row = dict(part=part, name=name, expected=str(expected), seen=str(seen), verdict=verdict)
     row["seconds"] = None if seconds is None else round(seconds, 3)
     print("CHECK " + json.dumps(row), flush=True)
+
+
+def parse():
+    """The options that accept.py gives each part."""
+    parser = argparse.ArgumentParser()
+    for name in ("--part", "--mainstay", "--device", "--nvidia-smi"):
+        parser.add_argument(name)
+    parser.add_argument("--limit", type=float, default=600, help="seconds until the part is abandoned")
+    parser.add_argument("--small", action="store_true")
+    # Asked to stop, a part unwinds: it ends the jobs, agents and folders that are its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def guarded(part, name):
+    """An exception is a failed check with its last lines, and the part goes on."""
+    try:
+        yield
+    except Exception:
+        emit(part, name, "it can be checked", traceback.format_exc()[-600:], "fail")
 
 
 def timed(part, name, expected, action):

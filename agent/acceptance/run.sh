@@ -5,9 +5,22 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 echo "The program needs glibc $(cat "$here/GLIBC") or later; this host has $(getconf GNU_LIBC_VERSION 2>/dev/null || echo unknown)."
-chmod +x "$here/mainstay"
-# The wheel is unpacked beside the program: nothing is installed on this host.
-"$python" -m zipfile -e "$here"/mainstay*.whl "$here/packages"
-PYTHONPATH="$here/packages${PYTHONPATH:+:$PYTHONPATH}"
-export PYTHONPATH
-exec "$python" "$here/accept.py" --mainstay "$here/mainstay" "$@"
+# Nothing is installed on this host. What cannot be done in this folder (not ours, read-only) is done in a temporary one.
+work=$here program=$here/mainstay
+if [ ! -w "$here" ] || { [ ! -x "$program" ] && ! chmod +x "$program" 2>/dev/null; }; then
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+fi
+if [ ! -x "$program" ]; then
+    cp "$program" "$work/mainstay"
+    program=$work/mainstay
+    chmod +x "$program"
+fi
+"$python" -m zipfile -e "$here"/mainstay*.whl "$work/packages"
+# An installer would put these beside the package.
+cp "$work"/packages/*.data/purelib/* "$work/packages/"
+PYTHONPATH="$work/packages${PYTHONPATH:+:$PYTHONPATH}"
+# The folder's own modules leave no compiled files behind where it is not ours.
+PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH PYTHONDONTWRITEBYTECODE
+"$python" "$here/accept.py" --mainstay "$program" "$@"

@@ -182,7 +182,7 @@ impl Node {
                     self.board.publish();
                 }
             }
-            Input::Proposal(session, proposal) => self.proposed(session, proposal.0),
+            Input::Proposal(session, proposal) => self.proposed(session, *proposal),
             Input::Detached(session) => self.detached(&session),
             Input::LauncherEnded(job, pid) => self.launcher_ended(&job, pid),
             Input::Sensed(judged) => self.sensed(judged),

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::cargo_tools;
 use crate::check::{Checks, Verdict};
 use crate::command;
 use crate::places;
@@ -22,6 +23,7 @@ pub fn source(checks: &mut Checks) {
     });
     checks.run("licences, bans, sources (cargo deny)", || deny(&["bans", "licenses", "sources"]));
     checks.run("advisories (cargo deny)", || deny(&["advisories"]));
+    checks.run("advisories of the fuzz targets (cargo audit)", audit);
 }
 
 /// The unit, the user and the folders.
@@ -45,13 +47,31 @@ fn plain(mut command: Command) -> Result<Verdict> {
 }
 
 fn deny(what: &[&str]) -> Result<Verdict> {
-    if !command::exists("cargo", "deny") && !command::exists("cargo-deny", "--version") {
-        return Ok(Verdict::skipped("cargo-deny is not installed: cargo install --locked cargo-deny"));
-    }
-    let mut deny = cargo(&["deny", "--log-level", "error", "check", "--hide-inclusion-graph"]);
-    deny.args(what);
-    let (status, said) = command::run_watched(&mut deny)?;
-    if !status.success() && said.contains("failed to fetch advisory database") {
+    let program = match cargo_tools::find("cargo-deny")? {
+        Ok(program) => program,
+        Err(why) => return Ok(Verdict::skipped(&why)),
+    };
+    let mut deny = Command::new(program);
+    deny.args(["--log-level", "error", "check", "--hide-inclusion-graph"]).args(what);
+    advisories(deny.current_dir(places::root()))
+}
+
+/// The lock file of the fuzz targets is not the workspace's, which cargo-deny reads.
+fn audit() -> Result<Verdict> {
+    let program = match cargo_tools::find("cargo-audit")? {
+        Ok(program) => program,
+        Err(why) => return Ok(Verdict::skipped(&why)),
+    };
+    let mut audit = Command::new(program);
+    audit.args(["audit", "--deny", "warnings", "--file"]).arg(places::root().join("fuzz/Cargo.lock"));
+    advisories(audit.current_dir(places::root()))
+}
+
+/// The exit status is the verdict, unless the database of advisories could not be had.
+fn advisories(command: &mut Command) -> Result<Verdict> {
+    let (status, said) = command::run_watched(command)?;
+    let unreachable = ["failed to fetch advisory database", "couldn't fetch advisory database"];
+    if !status.success() && unreachable.iter().any(|words| said.contains(words)) {
         return Ok(Verdict::skipped("the advisory database cannot be fetched from here"));
     }
     Ok(Verdict::of(status.success()))

@@ -1,7 +1,8 @@
-//! The project's own commands: `cargo xtask demo | test | lint | bench | wheel`.
+//! The project's own commands: `cargo xtask demo | test | lint | bench | gpu | release | wheel`.
 
 mod bench;
 mod build;
+mod cargo_tools;
 mod check;
 mod command;
 mod demo;
@@ -15,6 +16,7 @@ mod lint;
 mod nvrx;
 mod packages;
 mod places;
+mod release;
 mod say;
 mod status;
 mod test;
@@ -48,6 +50,8 @@ enum Task {
     Healthy(healthy::Args),
     /// Build the GPU acceptance program's folder, target/gpu.
     Gpu(gpu::Args),
+    /// Check, set the version, close the changelog's section and tag. Nothing is pushed.
+    Release(release::Args),
     /// Build the Python package into target/wheels and install it into target/venv.
     Wheel,
 }
@@ -75,6 +79,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Bench(args) => bench::run(&args),
         Task::Healthy(args) => healthy::make(&args),
         Task::Gpu(args) => gpu::run(&args),
+        Task::Release(args) => release::run(&args),
         Task::Wheel => {
             let story = say::Story::begin();
             let venv = venv::ensure(&story)?;

@@ -156,11 +156,11 @@ fn from_wire(message: FromLauncher, session: &Session) -> Result<Option<Input>, 
 
 fn to_wire(order: &ToLauncher) -> Result<FromAgent, Status> {
     let message = match order {
-        ToLauncher::Ruling(incident, instead, testimony) => {
-            wire::ruling_out(*incident, instead.as_ref(), testimony).map(AgentMessage::Ruling)
+        ToLauncher::Ruling(incident, testimony) => {
+            wire::ruling_out(*incident, testimony).map(AgentMessage::Ruling)
         }
         ToLauncher::Late(incident, testimony) => {
-            wire::ruling_out(*incident, None, testimony).map(AgentMessage::Late)
+            wire::ruling_out(*incident, testimony).map(AgentMessage::Late)
         }
         ToLauncher::Surroundings(known) => wire::surroundings_out(known).map(AgentMessage::Surroundings),
         ToLauncher::Leave(leave) => Ok(AgentMessage::Leave(wire::leave_out(leave))),

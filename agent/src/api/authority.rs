@@ -1,6 +1,7 @@
 //! Lets callers in whose gRPC library names a Unix socket in `:authority`, percent-encoded: gRPC's C core, which the
 //! Python, Ruby, PHP and C++ clients stand on, sends `run%2Fnvhcd.sock`, and h2 resets such a stream as malformed. NVRx's
-//! launcher then takes the node for healthy, and nobody learns that it never asked.
+//! launcher then takes the node for healthy, and nobody learns that it never asked. Any health query from Python would be
+//! refused in the same way, so each Unix socket has it, not only NVRx's.
 //!
 //! Nothing reads the authority here. So on the way in, each `%` of it becomes a `-`: no length changes, and with it
 //! neither a frame nor the table of HPACK. Values in Huffman's code are let through as they are; the C core sends none.

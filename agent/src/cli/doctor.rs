@@ -31,17 +31,18 @@ pub(super) struct Args {
     /// The Python that runs --gpu; with torch for the training checks
     #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "gpu")]
     python: PathBuf,
-    /// Only these parts of --gpu, comma-separated: nvml, commands, deep, weight, training, checkpoint, jax
+    /// Only these parts of --gpu, comma-separated: nvml, commands, deep, weight, training, faults, checkpoint, jax
     #[arg(long, value_name = "PARTS", requires = "gpu")]
     parts: Option<String>,
 }
 
 /// The acceptance program. The folder of `cargo xtask gpu --pack` has the same files.
-const PROGRAM: [(&str, &str); 7] = [
+const PROGRAM: [(&str, &str); 8] = [
     ("accept.py", include_str!("../../acceptance/accept.py")),
     ("report.py", include_str!("../../acceptance/report.py")),
     ("readings.py", include_str!("../../acceptance/readings.py")),
     ("training.py", include_str!("../../acceptance/training.py")),
+    ("kernels.py", include_str!("../../acceptance/kernels.py")),
     ("rank.py", include_str!("../../acceptance/rank.py")),
     ("checkpoint.py", include_str!("../../acceptance/checkpoint.py")),
     ("jax_rank.py", include_str!("../../acceptance/jax_rank.py")),

@@ -119,8 +119,8 @@ pub fn proposal_out(verdict: &Verdict, decision: &Decision) -> Result<v1::Propos
 ///
 /// # Errors
 /// It is not of this version.
-pub fn proposal_in(proposal: &v1::Proposal) -> Result<(Verdict, Decision), WireError> {
-    Ok(messages::proposal(&proposal.verdict, &proposal.decision)?)
+pub fn proposal_in(proposal: &v1::Proposal) -> Result<Verdict, WireError> {
+    Ok(messages::proposal(&proposal.verdict, &proposal.decision)?.0)
 }
 
 /// What surrounds a job's ranks, to be sent.
@@ -153,18 +153,14 @@ pub fn leave_in(told: v1::Leave) -> Leave {
 ///
 /// # Errors
 /// It has no form in JSON.
-pub fn ruling_out(
-    incident: Incident,
-    instead: Option<&Decision>,
-    testimony: &Testimony,
-) -> Result<v1::Ruling, WireError> {
-    let decision = instead.map(serde_json::to_string).transpose().map_err(form("a decision"))?;
+pub fn ruling_out(incident: Incident, testimony: &Testimony) -> Result<v1::Ruling, WireError> {
     let sick = testimony.sick.iter().map(serde_json::to_string);
     let records = testimony.failed_before.iter().map(serde_json::to_string);
     let seen = testimony.seen_before.as_ref().map(serde_json::to_string).transpose();
     Ok(v1::Ruling {
         incident: incident.0,
-        decision,
+        // An agent does not decide in the launcher's place.
+        decision: None,
         kernel_lines: testimony.kernel_lines.clone(),
         sick_components: sick.collect::<Result<_, _>>().map_err(form("a component"))?,
         held: testimony.held.clone(),
@@ -180,7 +176,6 @@ pub fn ruling_out(
 /// # Errors
 /// It is not of this version.
 pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
-    let decision = ruling.decision.as_deref().map(messages::decision).transpose()?;
     let sick =
         ruling.sick_components.iter().map(|text| messages::component(text)).collect::<Result<_, _>>()?;
     let records = ruling.failed_before.iter().map(|text| messages::record(text));
@@ -188,7 +183,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
     let seen_before = ruling.seen_before.as_deref().map(messages::seen_before).transpose()?;
     Ok(Ruling {
         incident: Incident(ruling.incident),
-        instead: decision.map(|decision| (decision.action, decision.why)),
+        instead: None,
         testimony: Testimony {
             kernel_lines: ruling.kernel_lines.clone(),
             sick,

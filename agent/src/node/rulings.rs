@@ -66,7 +66,7 @@ impl Node {
         if let (Cause::Hang { .. }, Some(launcher)) = (&verdict.cause, self.launchers.get(&session.job)) {
             testimony.gpus.clone_from(&launcher.gpus_in_hang);
         }
-        if self.send(session, ToLauncher::Ruling(verdict.incident, None, testimony.clone())) {
+        if self.send(session, ToLauncher::Ruling(verdict.incident, testimony.clone())) {
             self.ruled.retain(|ruled| ruled.session.job != session.job);
             let (session, verdict) = (session.clone(), verdict.clone());
             self.ruled.push(Ruled { session, verdict, testimony, gpus_of_others });

@@ -13,7 +13,7 @@ use mainstay_core::model::entry::Entry;
 use mainstay_core::model::host_context::Testimony;
 use mainstay_core::model::operator::Word;
 use mainstay_core::model::report::Judged;
-use mainstay_core::model::verdict::{Decision, Verdict};
+use mainstay_core::model::verdict::Verdict;
 use mainstay_core::view::node::BeatView;
 use tokio::sync::{mpsc, oneshot};
 
@@ -36,7 +36,7 @@ pub enum Input {
     /// A sample of a job's pages.
     Beats(Session, Attempt, Vec<(Rank, BeatView)>),
     /// A verdict, and what the launcher would do about it.
-    Proposal(Session, Box<(Verdict, Decision)>),
+    Proposal(Session, Box<Verdict>),
     /// A proposal has waited for the GPUs to be read as long as it may.
     RulingDue(Session, Incident),
     /// What came late of a failure changes its verdict, and its job is over.
@@ -144,8 +144,8 @@ pub struct Attached {
 /// What the node tells a launcher.
 #[derive(Clone, Debug)]
 pub enum ToLauncher {
-    /// The word on a proposal, none if it is agreed to; and what the host has to say of the failure.
-    Ruling(Incident, Option<Decision>, Testimony),
+    /// What the host has to say of the failure that a proposal is about.
+    Ruling(Incident, Testimony),
     /// All that the host has to say of a failure by now, where that is more than it said when it was asked.
     Late(Incident, Testimony),
     /// What is known of the host that may explain why ranks are slow.

@@ -90,7 +90,9 @@ struct Used {
 /// One is above the other, or they are the same.
 fn are_related(one: &str, other: &str) -> bool {
     let above = |above: &str, below: &str| {
-        above.is_empty() || below == above || below.strip_prefix(above).is_some_and(|rest| rest.starts_with("::"))
+        above.is_empty()
+            || below == above
+            || below.strip_prefix(above).is_some_and(|rest| rest.starts_with("::"))
     };
     above(one, other) || above(other, one)
 }
@@ -109,7 +111,8 @@ fn resolve(
     let module = path[..length].join("::");
     let (Some(name), true) = (path.get(length), depth < DEEPEST) else { return module };
     let aliased = paths.get(module.as_str()).into_iter().flatten().find(|of| {
-        let own: Vec<&str> = module.split("::").chain([name.as_str()]).filter(|part| !part.is_empty()).collect();
+        let own: Vec<&str> =
+            module.split("::").chain([name.as_str()]).filter(|part| !part.is_empty()).collect();
         of.name == *name && of.path != own
     });
     match aliased {
@@ -125,15 +128,14 @@ fn used(module: &str, code: &str, modules: &BTreeSet<&str>) -> Vec<Used> {
         let Some(at) = statement.rfind("use ").filter(|at| is_a_use(&statement[..*at])) else { continue };
         let mut tree = Vec::new();
         open(&[], &statement[at + "use ".len()..], &mut tree);
-        found.extend(tree.into_iter().filter_map(|(path, name)| {
-            Some(Used { path: from_root(module, &path, modules)?, name })
-        }));
+        found.extend(
+            tree.into_iter()
+                .filter_map(|(path, name)| Some(Used { path: from_root(module, &path, modules)?, name })),
+        );
     }
     for (at, _) in code.match_indices("crate::") {
-        let path: String = code[at..]
-            .chars()
-            .take_while(|c| c.is_alphanumeric() || *c == '_' || *c == ':')
-            .collect();
+        let path: String =
+            code[at..].chars().take_while(|c| c.is_alphanumeric() || *c == '_' || *c == ':').collect();
         let path: Vec<String> = path.split("::").map(str::to_owned).filter(|part| !part.is_empty()).collect();
         if let Some(path) = from_root(module, &path, modules) {
             found.push(Used { path, name: String::new() });

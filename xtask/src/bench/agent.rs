@@ -34,15 +34,30 @@ struct Weight {
 
 /// Measures ours, and the peer if there is one.
 pub fn measure(story: &Story, bed: &Bed, report: &mut Report) {
+    if !report.wants(&[
+        "agent.rss_8_ranks",
+        "agent.cpu_8_ranks",
+        "agent.launcher_rss_8_ranks",
+        "agent.launcher_cpu_8_ranks",
+    ]) {
+        return;
+    }
     let ours = match story.step("agent with 8 beating ranks (20 s)", || ours(bed)) {
         Ok(ours) => ours,
         Err(error) => return report.part("agent", Err(error)),
     };
+    report.add(figures(ours, None));
     let theirs = bed.peers.as_ref().and_then(|_| {
         let measured = story.step("NVRx launcher and monitors with 8 beating ranks (20 s)", || nvrx(bed));
         measured.map_err(|error| eprintln!("{NVRX_NAME}: left out: {error:#}")).ok()
     });
-    let (agent, launcher) = ours;
+    if theirs.is_some() {
+        report.add(figures(ours, theirs));
+    }
+}
+
+/// Agent and launcher, the agent beside the peer if that was measured.
+fn figures((agent, launcher): (Weight, Weight), theirs: Option<Weight>) -> Vec<Figure> {
     let figure = |id: &str, unit: &str, value: f64, peer: Option<f64>| {
         let figure = Figure::median(id, unit, &[value])?;
         Some(match peer {
@@ -53,10 +68,13 @@ pub fn measure(story: &Story, bed: &Bed, report: &mut Report) {
     // The peer's processes share most of their pages: PSS counts each page once. Ours share nothing: RSS.
     let memory = theirs.map(|weight| weight.pss_mib);
     let cpu = theirs.map(|weight| weight.cpu_percent);
-    report.add(figure("agent.rss_8_ranks", "MiB", agent.rss_mib, memory));
-    report.add(figure("agent.cpu_8_ranks", "% of a core", agent.cpu_percent, cpu));
-    report.add(figure("agent.launcher_rss_8_ranks", "MiB", launcher.rss_mib, None));
-    report.add(figure("agent.launcher_cpu_8_ranks", "% of a core", launcher.cpu_percent, None));
+    let all = [
+        figure("agent.rss_8_ranks", "MiB", agent.rss_mib, memory),
+        figure("agent.cpu_8_ranks", "% of a core", agent.cpu_percent, cpu),
+        figure("agent.launcher_rss_8_ranks", "MiB", launcher.rss_mib, None),
+        figure("agent.launcher_cpu_8_ranks", "% of a core", launcher.cpu_percent, None),
+    ];
+    all.into_iter().flatten().collect()
 }
 
 /// The agent, and the launcher that reports to it.

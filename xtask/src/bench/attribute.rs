@@ -43,19 +43,14 @@ struct Line {
 /// Runs the example of the core, and NVRx where it can be had.
 pub fn measure(story: &Story, peers: bool, report: &mut Report) {
     let measured = story.step("attribute: 100 MB of logs of 8 ranks, and labelled cases", ours);
-    let measured = measured.map(|mut figures| {
-        if peers {
-            match theirs(story) {
-                Ok(samples) => {
-                    let beside = figures.iter().find(|of| of.id == "attribute.mb_per_s");
-                    figures.extend(beside.map(|of| of.beside(NVRX, &samples)));
-                }
-                Err(error) => eprintln!("{NVRX}: left out: {error:#}"),
-            }
-        }
-        figures
-    });
+    let speed = measured.as_ref().ok();
+    let speed = speed.and_then(|figures| figures.iter().find(|of| of.id == "attribute.mb_per_s")).cloned();
     report.part("attribute.mb_per_s", measured);
+    let Some(speed) = speed.filter(|_| peers && report.wants(&["attribute.mb_per_s"])) else { return };
+    match theirs(story) {
+        Ok(samples) => report.add([speed.beside(NVRX, &samples)]),
+        Err(error) => eprintln!("{NVRX}: left out: {error:#}"),
+    }
 }
 
 fn ours() -> Result<Vec<Figure>> {

@@ -56,32 +56,52 @@ pub fn measure(story: &Story, bed: &Bed, samples: usize, most_gib: f64, report: 
                 .map_err(|error| eprintln!("{told}: left out: {error:#}"))
                 .ok()
         };
+        if !wanted(report) {
+            continue;
+        }
         let Some(ours) = step("mainstay") else { continue };
-        let peers: Vec<(&str, Times)> = PEERS
-            .into_iter()
-            .filter(|_| bed.torchrun && gib <= PEERS_UP_TO_GIB)
-            .filter(|(tool, _)| OF_PYTORCH.contains(tool) || bed.peers.is_some())
-            .filter_map(|(tool, peer)| Some((peer, step(tool)?)))
-            .collect();
-        let mut add = |id: String, unit: &str, of: &dyn Fn(&Times) -> Vec<f64>| {
-            let Some(figure) = Figure::median(&id, unit, &of(&ours)) else { return };
-            if peers.is_empty() {
-                report.add([figure]);
-            } else {
-                report.add(peers.iter().map(|(peer, times)| figure.beside(peer, &of(times))));
+        report.add(figures(name, &ours, &[]));
+        let mut peers: Vec<(&str, Times)> = Vec::new();
+        for (tool, peer) in PEERS {
+            let here = OF_PYTORCH.contains(&tool) || bed.peers.is_some();
+            if !bed.torchrun || gib > PEERS_UP_TO_GIB || !here || !wanted(report) {
+                continue;
             }
-        };
-        add(format!("checkpoint.save_stall_{name}"), "x memcpy", &|times| times.ratios("save"));
-        add(format!("checkpoint.first_save_{name}"), "x memcpy", &|times| times.ratios("first"));
-        add(format!("checkpoint.save_stall_s_{name}"), "s", &|times| times.seconds("save"));
-        add(format!("checkpoint.behind_s_{name}"), "s", &|times| times.behind());
-        // Into tensors that are there already, as a training script has them when it loads; dcp.load does nothing else.
-        add(restore(name, ""), "x memcpy", &|times| times.speeds("load into"));
-        add(restore(name, "_s"), "s", &|times| times.seconds("load into"));
-        // Into memory that nobody had before: new pages set the speed.
-        let new = ours.speeds("load");
-        report.add(Figure::median(&restore(name, "_new"), "x memcpy", &new));
+            peers.extend(step(tool).map(|times| (peer, times)));
+            report.add(figures(name, &ours, &peers));
+        }
     }
+}
+
+fn wanted(report: &Report) -> bool {
+    let families =
+        ["checkpoint.save", "checkpoint.first_save", "checkpoint.behind", "checkpoint.restore_memory"];
+    families.iter().any(|family| report.wants_some_of(family))
+}
+
+/// Ours, once beside each peer that was measured.
+fn figures(name: &str, ours: &Times, peers: &[(&str, Times)]) -> Vec<Figure> {
+    let of = |id: String, unit: &str, of: &dyn Fn(&Times) -> Vec<f64>| -> Vec<Figure> {
+        let Some(figure) = Figure::median(&id, unit, &of(ours)) else { return Vec::new() };
+        match peers {
+            [] => vec![figure],
+            _ => peers.iter().map(|(peer, times)| figure.beside(peer, &of(times))).collect(),
+        }
+    };
+    let mut all = vec![
+        of(format!("checkpoint.save_stall_{name}"), "x memcpy", &|times| times.ratios("save")),
+        of(format!("checkpoint.first_save_{name}"), "x memcpy", &|times| times.ratios("first")),
+        of(format!("checkpoint.save_stall_s_{name}"), "s", &|times| times.seconds("save")),
+        of(format!("checkpoint.behind_s_{name}"), "s", &|times| times.behind()),
+        // Into tensors that are there already, as a training script has them when it loads; dcp.load does nothing else.
+        of(restore(name, ""), "x memcpy", &|times| times.speeds("load into")),
+        of(restore(name, "_s"), "s", &|times| times.seconds("load into")),
+    ];
+    if peers.is_empty() {
+        // Into memory that nobody had before: new pages set the speed.
+        all.push(of(restore(name, "_new"), "x memcpy", &|times| times.speeds("load")));
+    }
+    all.concat()
 }
 
 /// The figures of restores speak of 1 GiB where they say no size.

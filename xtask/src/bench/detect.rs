@@ -23,6 +23,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Measures so many deaths.
 pub fn measure(story: &Story, bed: &Bed, deaths: usize, report: &mut Report) {
+    if !report.wants(&["detect.death", "detect.death_p99"]) {
+        return;
+    }
     let measured = story.step(&format!("detect.death: {deaths} kills"), || detect(bed, deaths));
     let figures = measured.map(|samples| {
         let p99 = Figure::p99("detect.death_p99", "ms", &samples);

@@ -1,10 +1,13 @@
 //! Figures with stable names, so that runs can be compared: as a table for people and as JSON for tools.
 
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+
+use super::stop;
 
 /// One measured figure, or one comparison of it with a peer.
 #[derive(Clone, Debug, Serialize, PartialEq)]
@@ -80,6 +83,21 @@ impl Figure {
     }
 }
 
+impl Figure {
+    /// Its row of the table.
+    fn line(&self) -> String {
+        let peer = match (&self.peer, self.peer_value, self.ratio) {
+            (Some(peer), Some(value), Some(ratio)) => {
+                format!("{peer}: {}, ratio {}", short(value), short(ratio))
+            }
+            (Some(peer), ..) => format!("{peer}: no value"),
+            _ => String::new(),
+        };
+        let (value, min, max) = (short(self.value), short(self.min), short(self.max));
+        format!("{:<28} {value:>12} {:<14} {:>5} {min:>12} {max:>12}  {peer}", self.id, self.unit, self.n)
+    }
+}
+
 fn sorted(samples: &[f64]) -> Vec<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -107,21 +125,74 @@ struct Machine {
     load: [f64; 2],
 }
 
-/// All figures of a run.
+/// With `--quick`, no measurement of a bench starts after so long, so that the bench ends within three minutes.
+const QUICK: Duration = Duration::from_secs(100);
+
+/// All figures of a run. Each is printed and written as soon as it is measured: a run that is stopped loses none.
 pub struct Report {
     load_before: f64,
     figures: Vec<Figure>,
+    only: Vec<String>,
+    file: PathBuf,
+    quick: bool,
+    /// When the bench that is measured now started.
+    since: Instant,
 }
 
 impl Report {
-    /// Begins a run.
-    pub fn begin() -> Self {
-        Self { load_before: load(), figures: Vec::new() }
+    /// Begins a run that measures only the figures whose names begin like one of `only` (all, if it is empty), and
+    /// writes them to `file`.
+    pub fn begin(only: Vec<String>, file: PathBuf, quick: bool) -> Self {
+        Self { load_before: load(), figures: Vec::new(), only, file, quick, since: Instant::now() }
     }
 
-    /// Takes in what was measured.
+    /// The next bench starts.
+    pub fn next_bench(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Whether one of these figures is wanted and there is time to measure it.
+    pub fn wants(&self, ids: &[&str]) -> bool {
+        let wanted = ids.iter().any(|id| self.is_chosen(id));
+        let late = self.quick && self.since.elapsed() > QUICK;
+        if wanted && late {
+            eprintln!("{}: left out: the time of --quick is used up", ids.join(", "));
+        }
+        wanted && !late && !stop::is_stopping()
+    }
+
+    /// The same for figures whose names begin like this and are not known before they are measured.
+    pub fn wants_some_of(&self, family: &str) -> bool {
+        let named =
+            self.only.iter().any(|only| only.starts_with(family) || family.starts_with(only.as_str()));
+        (self.only.is_empty() || named) && (!self.quick || self.since.elapsed() <= QUICK)
+    }
+
+    fn is_chosen(&self, id: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| id.starts_with(only.as_str()))
+    }
+
+    /// The words of `--only` that no measured figure begins with.
+    pub fn not_found(&self) -> Vec<&str> {
+        let found = |only: &&String| !self.figures.iter().any(|figure| figure.id.starts_with(only.as_str()));
+        self.only.iter().filter(found).map(String::as_str).collect()
+    }
+
+    /// Takes in what was measured: a line for people, and the file. A figure with a peer replaces the same one without.
     pub fn add(&mut self, figures: impl IntoIterator<Item = Figure>) {
-        self.figures.extend(figures);
+        let chosen: Vec<Figure> = figures.into_iter().filter(|figure| self.is_chosen(&figure.id)).collect();
+        if chosen.is_empty() {
+            return;
+        }
+        for figure in chosen {
+            println!("  {}", figure.line().trim_end());
+            self.figures
+                .retain(|known| known.id != figure.id || (known.peer.is_some() && known.peer != figure.peer));
+            self.figures.push(figure);
+        }
+        if let Err(error) = self.write() {
+            eprintln!("{error:#}");
+        }
     }
 
     /// A part that gave its figures, or could not run and says why.
@@ -139,24 +210,19 @@ impl Report {
             "{:<28} {:>12} {:<14} {:>5} {:>12} {:>12}  peer",
             "figure", "value", "unit", "n", "min", "max"
         );
-        for f in &self.figures {
-            let peer = match (&f.peer, f.peer_value, f.ratio) {
-                (Some(peer), Some(value), Some(ratio)) => {
-                    format!("{peer}: {}, ratio {}", short(value), short(ratio))
-                }
-                (Some(peer), ..) => format!("{peer}: no value"),
-                _ => String::new(),
-            };
-            let (value, min, max) = (short(f.value), short(f.min), short(f.max));
-            println!("{:<28} {value:>12} {:<14} {:>5} {min:>12} {max:>12}  {peer}", f.id, f.unit, f.n);
+        for figure in &self.figures {
+            println!("{}", figure.line());
         }
+        println!("\n{}", self.file.display());
     }
 
-    /// The file for tools.
-    pub fn write(&self, path: &Path) -> Result<()> {
+    /// The file for tools, replaced as a whole.
+    fn write(&self) -> Result<()> {
         let whole = serde_json::json!({ "machine": self.machine(), "figures": self.figures });
         let text = serde_json::to_string_pretty(&whole).context("writing the figures as JSON")?;
-        fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+        let new = self.file.with_extension("new");
+        fs::write(&new, text + "\n").with_context(|| format!("writing {}", new.display()))?;
+        fs::rename(&new, &self.file).with_context(|| format!("writing {}", self.file.display()))
     }
 
     fn machine(&self) -> Machine {
@@ -207,6 +273,32 @@ mod tests {
         let many: Vec<f64> = (1..=1000).map(f64::from).collect();
         assert_eq!(Figure::p99("a.p99", "ms", &many).expect("samples").value, 990.0);
         assert_eq!(Figure::median("a.b", "ms", &[]), None);
+    }
+
+    /// The names in the file of a report, with their peers.
+    fn written(report: &Report) -> Vec<(String, Option<String>)> {
+        let text = fs::read_to_string(&report.file).expect("the file");
+        let whole: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let text = |of: &serde_json::Value| of.as_str().map(str::to_owned);
+        let figures = whole["figures"].as_array().expect("figures");
+        figures.iter().map(|of| (text(&of["id"]).expect("a name"), text(&of["peer"]))).collect()
+    }
+
+    #[test]
+    fn a_figure_is_in_the_file_as_soon_as_it_is_measured_and_only_those_that_are_wanted() {
+        let folder = std::env::temp_dir().join(format!("mainstay-figures-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let mut report = Report::begin(vec!["a.b".into(), "x".into()], folder.join("figures.json"), false);
+        assert!(report.wants(&["c.d", "a.b_p99"]) && !report.wants(&["c.d"]));
+        let figure = |id: &str| Figure::median(id, "ms", &[2.0]).expect("samples");
+        report.add([figure("a.b"), figure("c.d")]);
+        assert_eq!(written(&report), [("a.b".to_owned(), None)]);
+        // The peers come later, and take the place of the figure without one.
+        report.add([figure("a.b").beside("torchrun", &[4.0]), figure("a.b").beside("NVRx", &[8.0])]);
+        let peer = |name: &str| ("a.b".to_owned(), Some(name.to_owned()));
+        assert_eq!(written(&report), [peer("torchrun"), peer("NVRx")]);
+        assert_eq!(report.not_found(), ["x"]);
+        fs::remove_dir_all(&folder).expect("the folder goes");
     }
 
     #[test]

@@ -25,6 +25,9 @@ const WORLD: usize = 2;
 /// How long each launcher's run is watched, from its first step.
 const RUN: Duration = Duration::from_secs(180);
 
+/// The same with `--quick`: two kills.
+const QUICK_RUN: Duration = Duration::from_secs(60);
+
 /// From one SIGKILL to the next.
 const EVERY: Duration = Duration::from_secs(20);
 
@@ -35,20 +38,30 @@ const STEP: Duration = Duration::from_millis(50);
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Measures each launcher once.
-pub fn measure(story: &Story, bed: &Bed, report: &mut Report) {
+pub fn measure(story: &Story, bed: &Bed, quick: bool, report: &mut Report) {
+    let run = if quick { QUICK_RUN } else { RUN };
     let mut by_launcher = Vec::new();
     for launcher in bed.launchers() {
+        if !report.wants(&[ID]) {
+            continue;
+        }
         let what = format!("goodput with a SIGKILL every {} s: {}", EVERY.as_secs(), launcher.name());
-        match story.step(&what, || goodput(bed, launcher)) {
+        match story.step(&what, || goodput(bed, launcher, run)) {
             Ok(percent) => by_launcher.push((launcher, percent)),
             Err(error) => eprintln!("{what}: left out: {error:#}"),
         }
+        report.add(compare(&by_launcher));
     }
+}
+
+/// Ours alone if there is no peer yet, else once beside each.
+fn compare(by_launcher: &[(Launcher, f64)]) -> Vec<Figure> {
     let of = |launcher| by_launcher.iter().find(|(of, _)| *of == launcher).map(|(_, percent)| *percent);
-    let Some(ours) = of(Launcher::Mainstay).and_then(|ours| Figure::median(ID, "%", &[ours])) else { return };
+    let ours = of(Launcher::Mainstay).and_then(|ours| Figure::median(ID, "%", &[ours]));
+    let Some(ours) = ours else { return Vec::new() };
     let peers = by_launcher.iter().filter(|(launcher, _)| *launcher != Launcher::Mainstay);
     let beside: Vec<Figure> = peers.map(|(peer, theirs)| ours.beside(peer.name(), &[*theirs])).collect();
-    report.add(if beside.is_empty() { vec![ours] } else { beside });
+    if beside.is_empty() { vec![ours] } else { beside }
 }
 
 const ID: &str = "restart.goodput_kill_20s";
@@ -62,7 +75,7 @@ struct Event {
     step: Option<u64>,
 }
 
-fn goodput(bed: &Bed, launcher: Launcher) -> Result<f64> {
+fn goodput(bed: &Bed, launcher: Launcher, length: Duration) -> Result<f64> {
     let folder = places::target().join("bench/goodput");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
@@ -81,7 +94,7 @@ fn goodput(bed: &Bed, launcher: Launcher) -> Result<f64> {
         events().iter().find(|event| event.event == "step").map(|event| event.at)
     })?;
 
-    let run = RUN.as_nanos() as u64;
+    let run = length.as_nanos() as u64;
     let mut next = Instant::now() + EVERY;
     let mut kills = 0_u64;
     while journal::now().saturating_sub(began) < run {
@@ -100,5 +113,5 @@ fn goodput(bed: &Bed, launcher: Launcher) -> Result<f64> {
     }
     let steps = events().iter().filter(|event| event.at <= began + run).filter_map(|event| event.step).max();
     ensure!(kills > 0, "no rank could be killed");
-    Ok(100.0 * steps.unwrap_or(0) as f64 * STEP.as_secs_f64() / RUN.as_secs_f64())
+    Ok(100.0 * steps.unwrap_or(0) as f64 * STEP.as_secs_f64() / length.as_secs_f64())
 }

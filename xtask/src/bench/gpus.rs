@@ -43,6 +43,9 @@ const COUNTERS: [&str; 9] = [
 
 /// What the agent costs with 8 GPUs, their 144 NVLinks and 8 cards, at the usual intervals.
 pub fn weigh(story: &Story, report: &mut Report) {
+    if !report.wants(&["agent.cpu_8_gpus", "agent.rss_8_gpus"]) {
+        return;
+    }
     let measured = story.step("agent.cpu_8_gpus: 8 GPUs, 144 NVLinks, 8 cards (60 s)", || {
         let host = FakeHost::new("bench/gpus", GPUS)?;
         host.weigh()
@@ -56,6 +59,9 @@ pub fn weigh(story: &Story, report: &mut Report) {
 
 /// From an error in a counter of NVML to the verdict in the API's stream.
 pub fn detect(story: &Story, errors: usize, report: &mut Report) {
+    if !report.wants(&["detect.nvml_counter", "detect.nvml_counter_p99"]) {
+        return;
+    }
     let measured = story.step(&format!("detect.nvml_counter: {errors} memory errors, a poll each"), || {
         FakeHost::new("bench/nvml_counter", errors)?.verdicts()
     });

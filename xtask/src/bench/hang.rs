@@ -42,8 +42,14 @@ const NVRX_SETTINGS: [&str; 3] = [
 
 /// Measures so many hangs under each launcher.
 pub fn measure(story: &Story, bed: &Bed, hangs: usize, report: &mut Report) {
+    if !report.wants(&["detect.hang", "detect.hang_p95"]) {
+        return;
+    }
     let ours = story
         .step(&format!("detect.hang_p95: {hangs} stopped ranks"), || detect(bed, Launcher::Mainstay, hangs));
+    if let Ok(ours) = &ours {
+        report.add(figures(ours, None));
+    }
     let theirs = bed.peers.as_ref().map(|_| {
         let what = format!("detect.hang_p95: the same under {}", Launcher::Nvrx.name());
         story.step(&what, || detect(bed, Launcher::Nvrx, hangs))
@@ -56,20 +62,23 @@ pub fn measure(story: &Story, bed: &Bed, hangs: usize, report: &mut Report) {
         }
         None => None,
     };
-    let figures = ours.map(|ours| {
-        let p95 = Figure::p95("detect.hang_p95", "s over the limit", &ours.beyond);
-        let p95 = p95.map(|figure| match &theirs {
-            Some(theirs) => figure.beside_at(Launcher::Nvrx.name(), &theirs.beyond, 0.95),
-            None => figure,
-        });
-        let seconds = Figure::median("detect.hang", "s", &ours.seconds);
-        let seconds = seconds.map(|figure| match &theirs {
-            Some(theirs) => figure.beside(Launcher::Nvrx.name(), &theirs.seconds),
-            None => figure,
-        });
-        p95.into_iter().chain(seconds).collect()
-    });
+    let figures = ours.map(|ours| figures(&ours, theirs.as_ref()));
     report.part("detect.hang_p95", figures);
+}
+
+/// Ours, beside theirs if they were measured.
+fn figures(ours: &Samples, theirs: Option<&Samples>) -> Vec<Figure> {
+    let p95 = Figure::p95("detect.hang_p95", "s over the limit", &ours.beyond);
+    let p95 = p95.map(|figure| match theirs {
+        Some(theirs) => figure.beside_at(Launcher::Nvrx.name(), &theirs.beyond, 0.95),
+        None => figure,
+    });
+    let seconds = Figure::median("detect.hang", "s", &ours.seconds);
+    let seconds = seconds.map(|figure| match theirs {
+        Some(theirs) => figure.beside(Launcher::Nvrx.name(), &theirs.seconds),
+        None => figure,
+    });
+    p95.into_iter().chain(seconds).collect()
 }
 
 #[derive(Default)]

@@ -16,32 +16,45 @@ use crate::command;
 use crate::places;
 use crate::say::Story;
 
-/// Each program reports a median of many batches; this many runs of it show how far runs differ.
-const RUNS: usize = 5;
+/// Groups of four steps of the paired measurement with `--quick`, about 0.2 s each.
+const QUICK_FOURS: &str = "60";
 
-/// Measures what can be measured here.
-pub fn measure(story: &Story, bed: &Bed, report: &mut Report) {
-    let rust = story.step("heartbeat.rust", rust);
-    report.part("heartbeat.rust", rust);
-    let c = story.step("heartbeat.c", || c(bed));
-    report.part("heartbeat.c", c);
-    let python = story.step("heartbeat.python", || python(bed));
-    report.part("heartbeat.python", python);
+/// Measures what can be measured here. Each program reports a median of many batches; several runs of it show how far
+/// runs differ.
+pub fn measure(story: &Story, bed: &Bed, runs: usize, quick: bool, report: &mut Report) {
+    let mut step = |ids: &[&str], work: &dyn Fn() -> Result<Vec<Figure>>| {
+        if report.wants(ids) {
+            let figures = story.step(ids[0], work);
+            report.part(ids[0], figures);
+        }
+    };
+    step(&["heartbeat.rust", "heartbeat.section_rust"], &|| rust(runs));
+    step(&["heartbeat.c", "heartbeat.section_c"], &|| c(bed, runs));
+    let python_ids = [
+        "heartbeat.python",
+        "heartbeat.section_python",
+        "heartbeat.python_step_loss",
+        "heartbeat.step_overhead",
+    ];
+    step(&python_ids, &|| python(bed, runs));
+    step(&["heartbeat.torch_step_overhead"], &|| torch(bed, runs));
+    let paired_ids = ["heartbeat.torch_step_paired", "heartbeat.torch_step_paired_uncertain"];
+    step(&paired_ids, &|| torch_paired(bed, runs, quick));
 }
 
-fn rust() -> Result<Vec<Figure>> {
+fn rust(runs: usize) -> Result<Vec<Figure>> {
     let mut build = Command::new("cargo");
     build.args(["build", "--quiet", "--release", "--package", "mainstay-client", "--example", "beat_cost"]);
     command::run(build.current_dir(places::root()))?;
     let program = places::target().join("release/examples/beat_cost");
-    let runs = repeat(|| json(Command::new(&program).env_remove("MAINSTAY_PAGE")))?;
+    let runs = repeat(runs, || json(Command::new(&program).env_remove("MAINSTAY_PAGE")))?;
     Ok(figures(
         &runs,
         &[("heartbeat_ns", "heartbeat.rust", "ns"), ("section_pair_ns", "heartbeat.section_rust", "ns")],
     ))
 }
 
-fn c(bed: &Bed) -> Result<Vec<Figure>> {
+fn c(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
     let mut build = Command::new("cargo");
     build.args(["build", "--quiet", "--release", "--package", "mainstay-client"]);
     command::run(build.current_dir(places::root()))?;
@@ -53,7 +66,7 @@ fn c(bed: &Bed) -> Result<Vec<Figure>> {
     // The archive: what is measured is then surely what was just built.
     compile.arg(release.join("libmainstay_client.a")).args(["-lpthread", "-ldl", "-lm", "-lgcc_s"]);
     command::output(&mut compile)?;
-    let runs = repeat(|| {
+    let runs = repeat(runs, || {
         let page = Page::fresh(bed)?;
         json(Command::new(&program).env("MAINSTAY_PAGE", &page.path))
     })?;
@@ -63,8 +76,8 @@ fn c(bed: &Bed) -> Result<Vec<Figure>> {
     ))
 }
 
-fn python(bed: &Bed) -> Result<Vec<Figure>> {
-    let runs = repeat(|| {
+fn python(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
+    let runs = repeat(runs, || {
         let page = Page::fresh(bed)?;
         json(
             Command::new(bed.venv.python()).arg(script_path("heartbeat.py")).env("MAINSTAY_PAGE", &page.path),
@@ -79,37 +92,6 @@ fn python(bed: &Bed) -> Result<Vec<Figure>> {
             ("step_overhead_percent", "heartbeat.step_overhead", "% of 50 ms"),
         ],
     );
-    let watched = repeat(|| {
-        let page = Page::fresh(bed)?;
-        let mut script = Command::new(bed.venv.python());
-        // The script says when watching begins, to measure before and after.
-        json(
-            script
-                .arg(script_path("heartbeat_torch.py"))
-                .env("MAINSTAY_PAGE", &page.path)
-                .env("MAINSTAY_TORCH", "0"),
-        )
-    })?;
-    let watched =
-        figures(&watched, &[("torch_step_overhead_percent", "heartbeat.torch_step_overhead", "% of 50 ms")]);
-    let paired = repeat(|| {
-        let page = Page::fresh(bed)?;
-        let mut script = Command::new(bed.venv.python());
-        json(
-            script
-                .arg(script_path("heartbeat_torch_paired.py"))
-                .env("MAINSTAY_PAGE", &page.path)
-                .env("MAINSTAY_TORCH", "0"),
-        )
-    })?;
-    let paired = figures(
-        &paired,
-        &[
-            ("torch_step_paired_percent", "heartbeat.torch_step_paired", "% of 50 ms"),
-            ("uncertain_ns", "heartbeat.torch_step_paired_uncertain", "ns"),
-        ],
-    );
-    let ours: Vec<Figure> = ours.into_iter().chain(watched).chain(paired).collect();
     let peer = if bed.peers.is_some() { nvrx(bed) } else { return Ok(ours) };
     let peer = peer.unwrap_or_else(|error| {
         eprintln!("{NVRX_NAME}: left out: {error:#}");
@@ -123,6 +105,39 @@ fn python(bed: &Bed) -> Result<Vec<Figure>> {
         _ => figure,
     };
     Ok(ours.into_iter().map(beside).collect())
+}
+
+/// What the hooks for PyTorch add to a step, hook by hook.
+fn torch(bed: &Bed, runs: usize) -> Result<Vec<Figure>> {
+    let watched = repeat(runs, || {
+        let page = Page::fresh(bed)?;
+        json(&mut unwatched(bed, &page, "heartbeat_torch.py"))
+    })?;
+    Ok(figures(&watched, &[("torch_step_overhead_percent", "heartbeat.torch_step_overhead", "% of 50 ms")]))
+}
+
+/// The same by steps with and without them, in pairs.
+fn torch_paired(bed: &Bed, runs: usize, quick: bool) -> Result<Vec<Figure>> {
+    let paired = repeat(runs, || {
+        let page = Page::fresh(bed)?;
+        let mut script = unwatched(bed, &page, "heartbeat_torch_paired.py");
+        if quick {
+            script.env("BENCH_FOURS", QUICK_FOURS);
+        }
+        json(&mut script)
+    })?;
+    let wanted = [
+        ("torch_step_paired_percent", "heartbeat.torch_step_paired", "% of 50 ms"),
+        ("uncertain_ns", "heartbeat.torch_step_paired_uncertain", "ns"),
+    ];
+    Ok(figures(&paired, &wanted))
+}
+
+/// A script that says itself when watching begins, to measure before and after.
+fn unwatched(bed: &Bed, page: &Page, script: &str) -> Command {
+    let mut command = Command::new(bed.venv.python());
+    command.arg(script_path(script)).env("MAINSTAY_PAGE", &page.path).env("MAINSTAY_TORCH", "0");
+    command
 }
 
 /// One rank under ft_launcher, with its monitor beside it as in training.
@@ -185,8 +200,8 @@ impl Drop for Page {
     }
 }
 
-fn repeat(mut once: impl FnMut() -> Result<Value>) -> Result<Vec<Value>> {
-    (0..RUNS).map(|_| once()).collect()
+fn repeat(runs: usize, mut once: impl FnMut() -> Result<Value>) -> Result<Vec<Value>> {
+    (0..runs).map(|_| once()).collect()
 }
 
 fn json(command: &mut Command) -> Result<Value> {

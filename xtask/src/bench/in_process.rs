@@ -33,11 +33,15 @@ const PEER_FAULTS: usize = 3;
 const SCRIPT: &str = "in_process_rank.py";
 
 /// Measures `faults` faults in jobs of each size, all together one sample.
-pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
+pub fn measure(story: &Story, bed: &Bed, faults: usize, quick: bool, report: &mut Report) {
+    if !report.wants(&["restart.in_process", "restart.in_process_p99", "restart.in_process_added"]) {
+        return;
+    }
+    let worlds = if quick { &WORLDS[..1] } else { &WORLDS[..] };
     let mut added = Vec::new();
     let mut of = |what: &str, faults: usize, job: &dyn Fn(usize, &Path) -> Result<Vec<Running>>| {
         let mut samples = Vec::new();
-        for world in WORLDS {
+        for &world in worlds {
             let name = format!("restart in process: {what}, {world} ranks ({faults} faults)");
             match story.step(&name, || rounds(world, faults, job)) {
                 Ok(found) => {
@@ -50,16 +54,17 @@ pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
         samples
     };
     let ours = of("mainstay", faults, &|world, folder| mainstay(bed, world, folder));
-    let theirs = match bed.peers {
-        Some(_) => of(NVRX_NAME, PEER_FAULTS, &|world, folder| nvrx(bed, world, folder)),
-        None => Vec::new(),
-    };
     let figures = [
         Figure::median("restart.in_process", "ms", &ours),
         Figure::p99("restart.in_process_p99", "ms", &ours),
     ];
-    for figure in figures.into_iter().flatten() {
-        report.add([if theirs.is_empty() { figure } else { figure.beside(NVRX_NAME, &theirs) }]);
+    report.add(figures.iter().flatten().cloned());
+    let theirs = match bed.peers {
+        Some(_) => of(NVRX_NAME, PEER_FAULTS, &|world, folder| nvrx(bed, world, folder)),
+        None => Vec::new(),
+    };
+    if !theirs.is_empty() {
+        report.add(figures.iter().flatten().map(|figure| figure.beside(NVRX_NAME, &theirs)));
     }
     report.add(Figure::median("restart.in_process_added", "ms", &added));
 }

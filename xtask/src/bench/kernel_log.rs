@@ -25,12 +25,17 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Measures so many XIDs, and one storm.
 pub fn measure(story: &Story, xids: usize, report: &mut Report) {
-    let samples = story.step(&format!("detect.xid_kmsg: {xids} XIDs"), || verdicts(xids));
-    let figures = samples.map(|samples| {
-        let p99 = Figure::p99("detect.xid_kmsg_p99", "ms", &samples);
-        p99.into_iter().chain(Figure::median("detect.xid_kmsg", "ms", &samples)).collect()
-    });
-    report.part("detect.xid_kmsg", figures);
+    if report.wants(&["detect.xid_kmsg", "detect.xid_kmsg_p99"]) {
+        let samples = story.step(&format!("detect.xid_kmsg: {xids} XIDs"), || verdicts(xids));
+        let figures = samples.map(|samples| {
+            let p99 = Figure::p99("detect.xid_kmsg_p99", "ms", &samples);
+            p99.into_iter().chain(Figure::median("detect.xid_kmsg", "ms", &samples)).collect()
+        });
+        report.part("detect.xid_kmsg", figures);
+    }
+    if !report.wants(&["detect.kmsg_storm_cpu", "detect.kmsg_storm_xids_lost"]) {
+        return;
+    }
     let storm = story.step("detect.kmsg_storm_cpu: 100,000 lines a second for 10 s", storm);
     let figures = storm.map(|(cpu, lost)| {
         let cpu = Figure::median("detect.kmsg_storm_cpu", "% of a core", &[cpu]);

@@ -24,6 +24,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Measures so many deaths.
 pub fn measure(story: &Story, bed: &Bed, deaths: usize, report: &mut Report) {
+    if !report.wants(&["detect.death_4g", "detect.death_4g_gone"]) {
+        return;
+    }
     let measured = story.step(&format!("detect.death_4g: {deaths} kills"), || detect(bed, deaths));
     let figures = measured.map(|(known, gone)| {
         let figures = [

@@ -21,16 +21,19 @@ mod replicate;
 mod replicate_nvrx;
 mod restart;
 mod soak;
+mod stop;
 mod training;
 mod verdicts;
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::build as building;
+use crate::places;
 use crate::say::Story;
 use crate::venv;
 use crate::wheel;
@@ -43,7 +46,7 @@ pub struct Args {
     /// What to measure.
     #[arg(value_enum, required = true)]
     names: Vec<Name>,
-    /// Also write the figures to this file.
+    /// Write the figures to this file, each as soon as it is measured [default: target/bench/figures.json]
     #[arg(long)]
     json: Option<PathBuf>,
     /// Samples per figure, where it is a matter of choice: kills for `detect`, faults for `restart`, jobs
@@ -53,13 +56,16 @@ pub struct Args {
     /// States of `checkpoint` are of this size in GiB at most: 0.1 to see that it works.
     #[arg(long, default_value_t = 4.0)]
     most_gib: f64,
+    /// Only figures whose names begin like this, such as `heartbeat.rust,detect.hang`.
+    #[arg(long, value_name = "ID,...", value_delimiter = ',')]
+    only: Vec<String>,
     /// Of `verdicts`, only cells whose name contains this, such as `sigkill` or `gpt`.
     #[arg(long, default_value = "")]
-    only: String,
+    cells: String,
     /// Of `verdicts`, one part of several, such as `2/4`: each part has every fault and every program.
     #[arg(long)]
     part: Option<verdicts::Part>,
-    /// Of `verdicts`, a sample that ends in three minutes.
+    /// Each bench in less than three minutes: fewer samples, wider intervals, no peer but torchrun.
     #[arg(long)]
     quick: bool,
     /// Measure no peers.
@@ -118,15 +124,28 @@ impl Name {
     }
 }
 
-/// Errors in counters: each takes up to a poll of ten seconds.
-fn polls(args: &Args) -> usize {
-    args.samples.unwrap_or(20).clamp(1, 20)
+impl Args {
+    /// Samples of a figure: those asked for, else the usual number or that of `--quick`.
+    fn samples(&self, usual: usize, quick: usize) -> usize {
+        self.samples.unwrap_or(if self.quick { quick } else { usual })
+    }
+
+    /// The same with a bound, for samples that take long.
+    fn at_most(&self, usual: usize, quick: usize) -> usize {
+        self.samples(usual, quick).clamp(1, usual)
+    }
 }
 
 /// Measures everything that was named.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let story = Story::begin();
-    let mut report = Report::begin();
+    let _alone = stop::alone()?;
+    stop::end_children_with_us()?;
+    let file = args.json.clone().unwrap_or_else(|| places::target().join("bench/figures.json"));
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    }
+    let mut report = Report::begin(args.only.clone(), file, args.quick);
     let needs_ranks = args.names.iter().any(|name| {
         !matches!(name, Name::Build | Name::Judge | Name::Attribute | Name::Replicate | Name::Verdicts)
             && !name.is_of_the_agent_alone()
@@ -136,64 +155,75 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         building::release(&story)?;
     }
     for name in &args.names {
+        report.next_bench();
         match (name, &bed) {
+            (Name::Build, _) if args.quick => {
+                eprintln!("build: left out: a cold build is longer than --quick allows");
+            }
             (Name::Build, _) => build::measure(&story, &mut report),
             (Name::Replicate, _) => {
-                replicate::measure(&story, args.samples.unwrap_or(7), !args.no_peers, &mut report);
+                replicate::measure(&story, args.samples(7, 1), args.quick, !args.no_peers, &mut report);
             }
-            (Name::Verdicts, _) => verdicts::measure(&story, &args.only, args.part, args.quick, &mut report),
-            (Name::Attribute, _) => attribute::measure(&story, !args.no_peers, &mut report),
-            (Name::Judge, _) => judge::measure(&story, args.samples.unwrap_or(300), &mut report),
-            (Name::Heartbeat, Some(bed)) => heartbeat::measure(&story, bed, &mut report),
+            (Name::Verdicts, _) => verdicts::measure(&story, &args.cells, args.part, args.quick, &mut report),
+            (Name::Attribute, _) => attribute::measure(&story, !args.no_peers && !args.quick, &mut report),
+            (Name::Judge, _) => judge::measure(&story, args.samples(300, 30), &mut report),
+            (Name::Heartbeat, Some(bed)) => {
+                heartbeat::measure(&story, bed, args.at_most(5, 2), args.quick, &mut report);
+            }
             (Name::Agent, Some(bed)) => {
                 agent::measure(&story, bed, &mut report);
                 gpus::weigh(&story, &mut report);
             }
             (Name::Gpus, _) => gpus::weigh(&story, &mut report),
-            (Name::Counters, _) => gpus::detect(&story, polls(args), &mut report),
+            (Name::Counters, _) => gpus::detect(&story, args.at_most(20, 3), &mut report),
             (Name::Detect, Some(bed)) => {
-                detect::measure(&story, bed, args.samples.unwrap_or(1000), &mut report);
-                large::measure(&story, bed, args.samples.unwrap_or(7).min(7), &mut report);
-                hang::measure(&story, bed, args.samples.unwrap_or(20).min(20), &mut report);
-                kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report);
-                gpus::detect(&story, polls(args), &mut report);
+                detect::measure(&story, bed, args.samples(1000, 100), &mut report);
+                large::measure(&story, bed, args.at_most(7, 2), &mut report);
+                hang::measure(&story, bed, args.at_most(20, 2), &mut report);
+                kernel_log::measure(&story, args.samples(1000, 100), &mut report);
+                gpus::detect(&story, args.at_most(20, 3), &mut report);
             }
             (Name::Large, Some(bed)) => {
-                large::measure(&story, bed, args.samples.unwrap_or(7), &mut report);
+                large::measure(&story, bed, args.samples(7, 2), &mut report);
             }
             (Name::Hang, Some(bed)) => {
-                hang::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
+                hang::measure(&story, bed, args.samples(20, 2), &mut report);
             }
-            (Name::KernelLog, _) => kernel_log::measure(&story, args.samples.unwrap_or(1000), &mut report),
+            (Name::KernelLog, _) => kernel_log::measure(&story, args.samples(1000, 100), &mut report),
             (Name::Restart, Some(bed)) => {
-                in_process::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
-                restart::measure(&story, bed, args.samples.unwrap_or(5), &mut report);
-                restart::measure_first(&story, bed, args.samples.unwrap_or(5).min(5), &mut report);
-                goodput::measure(&story, bed, &mut report);
+                in_process::measure(&story, bed, args.samples(20, 5), args.quick, &mut report);
+                restart::measure(&story, bed, args.samples(5, 2), &mut report);
+                restart::measure_first(&story, bed, args.at_most(5, 2), &mut report);
+                goodput::measure(&story, bed, args.quick, &mut report);
             }
             (Name::FirstRestart, Some(bed)) => {
-                restart::measure_first(&story, bed, args.samples.unwrap_or(5), &mut report);
+                restart::measure_first(&story, bed, args.samples(5, 2), &mut report);
             }
             (Name::InProcess, Some(bed)) => {
-                in_process::measure(&story, bed, args.samples.unwrap_or(20), &mut report);
+                in_process::measure(&story, bed, args.samples(20, 5), args.quick, &mut report);
             }
             (Name::Checkpoint, Some(bed)) => {
-                checkpoint::measure(&story, bed, args.samples.unwrap_or(9), args.most_gib, &mut report);
-                training::measure(&story, bed, 2, &mut report);
+                let most_gib = if args.quick { args.most_gib.min(1.0) } else { args.most_gib };
+                checkpoint::measure(&story, bed, args.samples(9, 3), most_gib, &mut report);
+                // A pair of jobs takes some two minutes: `training --quick` is a bench of its own.
+                if !args.quick {
+                    training::measure(&story, bed, 2, &mut report);
+                }
             }
             (Name::Training, Some(bed)) => {
-                training::measure(&story, bed, args.samples.unwrap_or(3), &mut report);
+                training::measure(&story, bed, args.samples(3, 1), &mut report);
             }
-            (Name::Soak, Some(bed)) => soak::measure(&story, bed, args.samples.unwrap_or(1000), &mut report),
-            (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, &mut report),
+            (Name::Soak, Some(bed)) => soak::measure(&story, bed, args.samples(1000, 10), &mut report),
+            (Name::Goodput, Some(bed)) => goodput::measure(&story, bed, args.quick, &mut report),
             (_, None) => {}
-        }
-        // What was measured is not lost when what follows is stopped.
-        if let Some(path) = &args.json {
-            report.write(path)?;
         }
     }
     report.print();
+    let not_found = report.not_found();
+    if !not_found.is_empty() {
+        eprintln!("--only: no figure was measured whose name begins with {}", not_found.join(", "));
+        return Ok(ExitCode::FAILURE);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -215,6 +245,6 @@ fn prepare(story: &Story, args: &Args) -> Result<Bed> {
                 | Name::Goodput
         )
     });
-    let peers = if args.no_peers || !wants_peers { None } else { peers::ensure(story) };
+    let peers = if args.no_peers || args.quick || !wants_peers { None } else { peers::ensure(story) };
     Ok(Bed { venv, peers, torchrun: !args.no_peers })
 }

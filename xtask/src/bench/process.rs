@@ -8,10 +8,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
+use super::stop;
 use crate::command;
 
 /// A program in a process group of its own. Dropped, it is asked to stop, and made to if it does not.
@@ -24,6 +25,7 @@ pub struct Running {
 impl Running {
     /// Starts it with its output in a file.
     pub fn start(mut command: Command, log: &Path) -> Result<Self> {
+        ensure!(!stop::is_stopping(), "this bench is stopped");
         let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
         let second = file.try_clone().with_context(|| format!("opening {} twice", log.display()))?;
         command.stdin(Stdio::null()).stdout(file).stderr(second).process_group(0);

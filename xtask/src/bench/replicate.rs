@@ -31,17 +31,25 @@ const SCRATCH: &str = "mainstay-bench-";
 const SIZES: [(usize, usize, Duration); 2] =
     [(1, 5, Duration::from_secs(240)), (4, 2, Duration::from_secs(480))];
 
+/// The time of the only size with `--quick`.
+const QUICK: Duration = Duration::from_secs(90);
+
 /// The size of which the figures without a size in their name speak.
 const SPOKEN_OF: usize = 1;
 
 /// Measures shards of these sizes, each `rounds` times at most.
-pub fn measure(story: &Story, rounds: usize, with_peers: bool, report: &mut Report) {
+pub fn measure(story: &Story, rounds: usize, quick: bool, with_peers: bool, report: &mut Report) {
     let built = story.step("Building what measures replication", build);
     if built.is_err() {
         return report.part("checkpoint.replicate", built.map(|()| Vec::new()));
     }
-    let nvrx = if with_peers { nvrx(story, rounds.min(3)) } else { Vec::new() };
-    for (gibibytes, most, within) in SIZES {
+    let nvrx = if with_peers && !quick { nvrx(story, rounds.min(3)) } else { Vec::new() };
+    let sizes = if quick { &SIZES[..1] } else { &SIZES[..] };
+    for &(gibibytes, most, within) in sizes {
+        if !report.wants_some_of("checkpoint.replicate") {
+            continue;
+        }
+        let within = if quick { within.min(QUICK) } else { within };
         let name = format!("checkpoint.replicate ({gibibytes} GiB)");
         let measured = story.step(&name, || shard(gibibytes, rounds.min(most), within, &nvrx));
         report.part(&name, measured);

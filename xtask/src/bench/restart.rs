@@ -59,17 +59,20 @@ struct Restart {
 pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
     for (fault, name) in [(Fault::Kill, "kill"), (Fault::Raise, "raise")] {
         let mut by_launcher = Vec::new();
+        let ids = [format!("restart.{name}_to_python"), format!("restart.{name}_to_step")];
         for launcher in bed.launchers() {
+            if !report.wants(&[&ids[0], &ids[1]]) {
+                continue;
+            }
             let what = format!("restart after {name}: {} ({faults} faults)", launcher.name());
             match story.step(&what, || restarts(bed, launcher, fault, faults)) {
                 Ok(restarts) => by_launcher.push((launcher, restarts)),
                 Err(error) => eprintln!("{what}: left out: {error:#}"),
             }
+            // With each launcher anew: ours alone first, then beside the peers that are measured.
+            report.add(compare(&ids[0], &by_launcher, |restart| restart.to_python));
+            report.add(compare(&ids[1], &by_launcher, |restart| restart.to_step));
         }
-        let to_python = |r: &Restart| r.to_python;
-        let to_step = |r: &Restart| r.to_step;
-        report.add(compare(&format!("restart.{name}_to_python"), &by_launcher, to_python));
-        report.add(compare(&format!("restart.{name}_to_step"), &by_launcher, to_step));
     }
 }
 

@@ -56,6 +56,13 @@ struct Job {
 
 /// Measures so many pairs of jobs.
 pub fn measure(story: &Story, bed: &Bed, pairs: usize, report: &mut Report) {
+    if !report.wants(&[
+        "checkpoint.training_slowed",
+        "checkpoint.training_slowed_cpu",
+        "checkpoint.training_replicated",
+    ]) {
+        return;
+    }
     let (mut slowed, mut contended, mut replicated) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 1..=pairs {
         let name = format!("checkpoint.training_slowed: pair {pair} of {pairs}");
@@ -68,13 +75,13 @@ pub fn measure(story: &Story, bed: &Bed, pairs: usize, report: &mut Report) {
             }
             Err(error) => return report.part("checkpoint.training_slowed", Err(error)),
         }
+        let figures = [
+            Figure::median("checkpoint.training_slowed", "% of a step", &slowed),
+            Figure::median("checkpoint.training_slowed_cpu", "% of a step's CPU time", &contended),
+            Figure::median("checkpoint.training_replicated", "% of saves", &replicated),
+        ];
+        report.add(figures.into_iter().flatten());
     }
-    let figures = [
-        Figure::median("checkpoint.training_slowed", "% of a step", &slowed),
-        Figure::median("checkpoint.training_slowed_cpu", "% of a step's CPU time", &contended),
-        Figure::median("checkpoint.training_replicated", "% of saves", &replicated),
-    ];
-    report.part("checkpoint.training_slowed", Ok(figures.into_iter().flatten().collect()));
 }
 
 fn percent_more(with: &[f64], without: &[f64]) -> f64 {

@@ -1,11 +1,10 @@
 //! A rank without the client that lost a peer says so only in what it printed.
 
-
+use crate::support::job::Run;
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::model::entry::{Body, ExitStatus, Fact};
 use mainstay_core::model::verdict::{Cause, Verdict};
 use mainstay_core::recovery::job::{Order, StopWhy};
-use crate::support::job::Run;
 
 /// The end of a rank of PyTorch with a process group: each line of its traceback begins with the rank.
 fn exits_with(run: &mut Run, rank: u32, exception: &str) {

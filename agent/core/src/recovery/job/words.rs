@@ -58,12 +58,13 @@ pub enum Input {
     LookAgain,
 }
 
-/// The agent's word on a proposed decision.
+/// The agent's answer to a proposed decision, or what a replay has of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ruling {
     /// The incident that the proposal was about; an answer to another one is ignored.
     pub incident: Incident,
-    /// What is to be done instead; none if the proposal is agreed to.
+    /// What is done in place of the job's own decision. Agents leave that to the launcher: only a replay sets it, to
+    /// go on as the recorded run went on.
     pub instead: Option<(Action, String)>,
     /// What the host has to say of the failure.
     pub testimony: Testimony,
