@@ -20,15 +20,15 @@ use mainstay_tier::peer::frame::{Header, Kind, encode};
 
 const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
 const FLIGHT_RECORDS_JSON: [&[u8]; 2] = [
-    include_bytes!("../../agent/core/tests/flight_records/late_0.json"),
-    include_bytes!("../../agent/core/tests/flight_records/late_2.json"),
+    include_bytes!("../../agent/core/tests/it/flight_records/late_0.json"),
+    include_bytes!("../../agent/core/tests/it/flight_records/late_2.json"),
 ];
 const FLIGHT_RECORDS: [&[u8]; 2] = [
-    include_bytes!("../../agent/core/tests/flight_records/absent_0.pickle"),
-    include_bytes!("../../agent/core/tests/flight_records/mismatch_1.pickle"),
+    include_bytes!("../../agent/core/tests/it/flight_records/absent_0.pickle"),
+    include_bytes!("../../agent/core/tests/it/flight_records/mismatch_1.pickle"),
 ];
-const NVRX_MESSAGES: &str = include_str!("../../agent/core/tests/nvrx_messages.txt");
-const NCCL_TESTS: &str = include_str!("../../agent/core/tests/nccl_ras.rs");
+const NVRX_MESSAGES: &str = include_str!("../../agent/core/tests/it/nvrx_messages.txt");
+const NCCL_TESTS: &str = include_str!("../../agent/core/tests/it/nccl_ras.rs");
 
 const EXPORTER: &str = "# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).\nDCGM_FI_DEV_GPU_TEMP{gpu=\"0\",UUID=\"GPU-0\",\
     modelName=\"NVIDIA H100 \\\"80GB\\\"\"} 41\nDCGM_FI_DEV_XID_ERRORS{gpu=\"0\"} 79 1700000000000\n";
