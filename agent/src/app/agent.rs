@@ -165,14 +165,21 @@ pub(super) fn watch_hardware(
             devices.recall_finding(at.mono, observation);
         }
     }
-    let cursor = recalled.cursor(cursor_file(config).value().cloned());
+    let kept = cursor_file(config);
+    let cursor = recalled.cursor(kept.value().cloned());
     let hardware = Hardware::new(devices, host_log, recalled.records(), &recalled.kernel);
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));
     }
-    let following =
-        kernel_log::follow(&config.kernel_log, clock::boot_id(), cursor, inputs.clone(), roster.clone())
-            .context("starting the thread that reads the kernel log")?;
+    let following = kernel_log::follow(
+        &config.kernel_log,
+        clock::boot_id(),
+        cursor,
+        kept,
+        inputs.clone(),
+        roster.clone(),
+    )
+    .context("starting the thread that reads the kernel log")?;
     Ok((hardware, Some(following)))
 }
 

@@ -27,10 +27,11 @@ impl Node {
             if let Some(testimony) = ruled.testimony.with(later) {
                 ruled.testimony = testimony.clone();
                 let (job, incident) = (ruled.session.job.clone(), ruled.verdict.incident);
-                if self.is_current(&ruled.session) {
-                    self.send(&ruled.session, ToLauncher::Late(incident, testimony));
-                } else if self.is_over(&job) {
+                // A launcher whose job is over may still be there, and listens no more.
+                if self.is_over(&job) {
                     self.judge_late(job, incident, testimony);
+                } else if self.is_current(&ruled.session) {
+                    self.send(&ruled.session, ToLauncher::Late(incident, testimony));
                 }
             }
             if now <= ruled.verdict.fault_at.after(host_evidence::AFTER) {

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -38,9 +37,10 @@ impl Host {
              </nvidia_smi_log>"
         );
         let smi = self.path("nvidia-smi");
-        fs::write(&smi, format!("#!/bin/sh\n[ \"$*\" = '-q -x' ] || exit 9\ncat <<'END'\n{xml}\nEND\n"))
-            .unwrap();
-        fs::set_permissions(&smi, fs::Permissions::from_mode(0o755)).unwrap();
+        testing::executable(
+            &smi,
+            &format!("#!/bin/sh\n[ \"$*\" = '-q -x' ] || exit 9\ncat <<'END'\n{xml}\nEND\n"),
+        );
         let mut search = self.0.path().as_os_str().to_owned();
         search.push(":");
         search.push(std::env::var_os("PATH").unwrap());
@@ -94,8 +94,7 @@ fn a_host_without_a_driver_runs_no_check_and_reports_no_success() {
     if std::path::Path::new("/proc/driver/nvidia/version").exists()
         || std::path::Path::new("/dev/nvidiactl").exists()
     {
-        eprintln!("skipped: this host has an NVIDIA driver");
-        return;
+        return testing::skip("this host has an NVIDIA driver");
     }
     let report = tempfile::tempdir().unwrap();
     let done = Command::new(env!("CARGO_BIN_EXE_mainstay"))

@@ -17,7 +17,7 @@ struct Host {
 
 impl Host {
     fn new() -> Host {
-        let directory = tempfile::Builder::new().prefix("drill-").tempdir_in("/dev/shm").unwrap();
+        let directory = tempfile::Builder::new().prefix("drill-").tempdir_in(testing::memory()).unwrap();
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         fs::copy(built, directory.path().join(fake_devices::LIBRARY)).unwrap();
         let gpu =

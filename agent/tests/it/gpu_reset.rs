@@ -21,7 +21,7 @@ struct Host {
 
 impl Host {
     fn new() -> Host {
-        let directory = tempfile::Builder::new().prefix("reset-").tempdir_in("/dev/shm").unwrap();
+        let directory = tempfile::Builder::new().prefix("reset-").tempdir_in(testing::memory()).unwrap();
         let host = Host { directory };
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         fs::copy(built, host.at(fake_devices::LIBRARY)).unwrap();

@@ -4,7 +4,6 @@
 use crate::support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -63,8 +62,7 @@ impl Tree {
     /// A program that answers as systemctl does.
     fn systemctl(&self, script: &str) -> PathBuf {
         let path = self.path("systemctl");
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        testing::executable(&path, &format!("#!/bin/sh\n{script}\n"));
         path
     }
 
@@ -437,16 +435,12 @@ fn the_agent_tells_of_a_process_that_is_stuck_in_the_driver_and_of_none_that_wor
 
 #[test]
 fn the_management_controller_is_asked_by_its_program() {
-    use std::os::unix::fs::PermissionsExt;
-
     let tree = Tree::new();
     let program = tree.path("ipmitool");
-    fs::write(
+    testing::executable(
         &program,
         "#!/bin/sh\n[ \"$1 $2\" = 'sdr elist' ] && echo 'PSU2 Status | C9h | ok | 10.2 | Presence detected, Power Supply AC lost'\n",
-    )
-    .unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    );
     let ask = |program: std::path::PathBuf| {
         let mut source = SystemSource::new(SystemPlan { ipmitool: Some(program), ..tree.plan() });
         loop {

@@ -4,7 +4,6 @@
 use crate::support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -48,8 +47,7 @@ impl Journal {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("entries"), entries).unwrap();
         let journal = Journal { directory };
-        fs::write(journal.program(), script).unwrap();
-        fs::set_permissions(journal.program(), fs::Permissions::from_mode(0o755)).unwrap();
+        testing::executable(&journal.program(), script);
         journal
     }
 

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -33,17 +32,14 @@ impl Journal {
     fn new() -> Option<Journal> {
         let remote = REMOTE.into_iter().find(|path| Path::new(path).exists());
         let Some(remote) = remote else {
-            eprintln!(
-                "skipped: there is no systemd-journal-remote here (apt-get install systemd-journal-remote)"
-            );
+            testing::skip("there is no systemd-journal-remote (apt-get install systemd-journal-remote)");
             return None;
         };
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("journal")).unwrap();
         let journal = Journal { directory, remote, written: 0 };
         let script = format!("#!/bin/sh\nexec journalctl --directory={} \"$@\"\n", journal.files().display());
-        fs::write(journal.program(), script).unwrap();
-        fs::set_permissions(journal.program(), fs::Permissions::from_mode(0o755)).unwrap();
+        testing::executable(&journal.program(), &script);
         Some(journal)
     }
 

@@ -20,7 +20,7 @@ struct Host {
 
 impl Host {
     fn new() -> Host {
-        let directory = tempfile::Builder::new().prefix("ready-").tempdir_in("/dev/shm").unwrap();
+        let directory = tempfile::Builder::new().prefix("ready-").tempdir_in(testing::memory()).unwrap();
         let at = directory.path();
         let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
         let library = at.join(fake_devices::LIBRARY);

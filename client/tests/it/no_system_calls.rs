@@ -24,8 +24,7 @@ fn between_two_markers_there_are_beats_and_no_system_call() {
         return beat_between_markers();
     }
     if Command::new("strace").arg("-V").output().is_err() {
-        println!("skipped: strace is not installed");
-        return;
+        return testing::skip("strace is not installed");
     }
     let page = TestPage::new();
     let log = page.directory.path().join("strace.log");
@@ -40,8 +39,8 @@ fn between_two_markers_there_are_beats_and_no_system_call() {
         .unwrap();
     let trace = std::fs::read_to_string(&log).unwrap_or_default();
     if trace.contains("PTRACE") || !trace.contains("execve(") {
-        println!("skipped: strace may not trace here: {}", String::from_utf8_lossy(&output.stderr));
-        return;
+        let said = String::from_utf8_lossy(&output.stderr);
+        return testing::skip(&format!("strace may not trace here: {said}"));
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     // 1000 x (enter, step, step_with, beat, leave).

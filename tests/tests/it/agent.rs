@@ -153,8 +153,7 @@ fn an_agent_that_belongs_to_somebody_else_is_not_trusted() {
     };
     let stage = Stage::new();
     stage.open_to_all();
-    let program = stage.script("mainstay", "");
-    std::fs::copy(mainstay(), &program).expect("a copy that nobody may execute");
+    let program = stage.program("mainstay", &mainstay());
     let mut line: Vec<String> = nobody.iter().map(|part| (*part).to_owned()).collect();
     line.push(program);
     let agent = Agent::start_under(&line, &stage);

@@ -142,9 +142,9 @@ fn bring(
 #[test]
 fn a_step_goes_to_a_server_of_s3_and_comes_back() {
     let Ok(program) = std::env::var(PROGRAM) else {
-        return eprintln!(
-            "skipped: {PROGRAM} names no server of S3's protocol (pip install 'moto[server]': moto_server)"
-        );
+        return testing::skip(&format!(
+            "{PROGRAM} names no server of S3's protocol (pip install 'moto[server]': moto_server)"
+        ));
     };
     let server = Server::start(&program);
     make_bucket(server.1);

@@ -1,6 +1,5 @@
 //! `RunPreflight`: waits for rooms that have not looked, and no longer than it was told to.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -161,8 +160,7 @@ async fn a_probe_that_does_not_answer_in_time_is_unknown() {
 async fn active_probes_are_for_the_unix_socket_and_one_request_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let hangs = dir.path().join("hangs");
-    std::fs::write(&hangs, "#!/bin/sh\nexec sleep 600\n").unwrap();
-    std::fs::set_permissions(&hangs, std::fs::Permissions::from_mode(0o700)).unwrap();
+    testing::executable(&hangs, "#!/bin/sh\nexec sleep 600\n");
     let server = Server::with_probes(dir.path(), probes_of(&hangs, dir.path())).await;
     let mut far = HealthServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
     let refused = far.run_preflight(deep(&[CheckGroup::Storage])).await.unwrap_err();

@@ -152,8 +152,9 @@ impl Mounted {
         mount(&["-t", "tmpfs", "-o", "size=1m", "none"], at).then(|| Mounted(at.to_owned()))
     }
 
+    /// A file system becomes read-only only when no file of it is open for writing: the keeper may still have one.
     fn remount(&self, how: &str) {
-        assert!(mount(&["-o", &format!("remount,{how}")], &self.0), "remount,{how}");
+        until(|| mount(&["-o", &format!("remount,{how}")], &self.0), |remounted| *remounted);
     }
 }
 
@@ -191,8 +192,7 @@ fn offered(checkpoints: &Path) -> Option<u64> {
 fn a_disk_that_is_full_or_read_only_costs_no_step_that_is_in_memory() {
     let (home, pools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let Some(disk) = Mounted::new(&home.path().join("disk")) else {
-        eprintln!("skipped: this process may mount no file system");
-        return;
+        return testing::skip("this process may mount no file system");
     };
     let checkpoints = disk.0.join("steps");
     for fault in ["full", "ro"] {

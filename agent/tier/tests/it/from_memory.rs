@@ -11,7 +11,6 @@ use crate::common;
 use crate::peers::support;
 
 use std::fs;
-use std::path::Path;
 
 use common::rank::{Rank, until as until_seen};
 use mainstay_checkpoint::control::{Answer, State};
@@ -32,7 +31,7 @@ struct Launcher {
 
 impl Launcher {
     fn on(host: &Host) -> Launcher {
-        let shm = Path::new("/dev/shm");
+        let shm = testing::memory();
         let pools = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() }.unwrap();
         let home = TempDir::new().unwrap();
         let checkpoints = home.path().join("steps");

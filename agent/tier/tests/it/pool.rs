@@ -11,7 +11,7 @@ use crate::common;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use common::rank::{Rank, until};
 use mainstay_checkpoint::control::{Answer, State};
@@ -27,7 +27,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let home = tempfile::tempdir().unwrap();
-        let shm = Path::new("/dev/shm");
+        let shm = testing::memory();
         let pools = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
         Stage { checkpoints: home.path().join("steps"), _home: home, pools: pools.unwrap() }
     }

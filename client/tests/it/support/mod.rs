@@ -27,7 +27,7 @@ impl TestPage {
 }
 
 pub fn scratch() -> TempDir {
-    let shm = Path::new("/dev/shm");
+    let shm = testing::memory();
     if shm.is_dir() { TempDir::new_in(shm).unwrap() } else { TempDir::new().unwrap() }
 }
 

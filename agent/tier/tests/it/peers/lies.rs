@@ -129,7 +129,8 @@ fn a_peer_that_offers_what_it_does_not_have_costs_a_try_and_no_step() {
     hosts[0].start();
     until("all peers", || {
         hosts[0].service().refresh();
-        hosts[0].least_copies(99) == 1 && hosts[0].least_copies(3) == 1
+        // The other host may have given step 3 back already.
+        hosts[0].least_copies(99) >= 1 && hosts[0].least_copies(3) >= 1
     });
     let (step, told) = hosts[0].restore().unwrap();
     assert_eq!(step, Some(3));

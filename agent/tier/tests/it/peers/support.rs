@@ -49,7 +49,7 @@ pub struct Host {
 
 /// A directory for a store, in memory as agents have theirs.
 pub fn in_memory() -> TempDir {
-    TempDir::new_in("/dev/shm").unwrap()
+    TempDir::new_in(testing::memory()).unwrap()
 }
 
 /// So many hosts that know each other, each in a failure domain of its own.
