@@ -45,7 +45,8 @@ pub fn brief(verdict: &Verdict) -> String {
         Cause::Signal { signal } if comes_from_outside(signal) => {
             "; cause not seen: Mainstay did not send the signal"
         }
-        Cause::Hang { .. } => "",
+        // Nothing of theirs ran that could be at fault; the error itself is in the line.
+        Cause::Hang { .. } | Cause::StartFailed => "",
         _ => "; whose fault is not known",
     };
     format!("{}{who_sent}", verdict.headline)
