@@ -380,3 +380,38 @@ impl RankView {
         matches!(self.phase, RankPhase::Exited(_))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::StartedRank;
+
+    fn exited(rank: u32, step: Option<u64>) -> Fact {
+        Fact::RankExited {
+            attempt: Attempt(0),
+            rank: Rank(rank),
+            pid: Pid(100),
+            status: ExitStatus::Code(0),
+            step,
+            data: None,
+            after_stop: false,
+            stderr_tail: Vec::new(),
+            stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_last_step_of_a_job_comes_from_the_exits_of_its_ranks() {
+        let mut job = JobView::new(JobId("j".to_owned()), JobSpec::default(), Stamp::default());
+        let ranks =
+            [0, 1].map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(100), page: None });
+        job.apply_fact(&Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() });
+        job.apply_fact(&Fact::RanksStepping { attempt: Attempt(0), step: 3 });
+        job.apply_fact(&exited(0, Some(42)));
+        assert_eq!(job.step, Some(3), "the other rank still runs");
+        job.apply_fact(&exited(1, Some(41)));
+        assert_eq!(job.step, Some(41));
+    }
+}

@@ -333,7 +333,13 @@ fn last_words(job: &str, summary: &Summary) -> String {
     let mut parts: Vec<(&Spending, f64)> =
         books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let parts: Vec<String> = parts.iter().map(|(state, seconds)| format!("{state} {seconds:.1} s")).collect();
+    // Without heartbeats the start has no known end: what it is counted as is training, for the most part.
+    let name = |state: &Spending| match (state, books.goodput) {
+        (Spending::Starting, None) => "starting and training, without heartbeats".to_owned(),
+        (state, _) => state.to_string(),
+    };
+    let parts: Vec<String> =
+        parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
     let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.told()));
     let goodput =
         books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));

@@ -99,7 +99,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(dir) = &args.journal {
         // MAINSTAY_SOCKET in the environment names a server for commands that need one; on the command line it is a mistake.
         if std::env::args().any(|argument| argument == "--socket" || argument.starts_with("--socket=")) {
-            output::note("error: --journal and --socket exclude each other: a journal is read without a server");
+            output::note(
+                "error: --journal and --socket exclude each other: a journal is read without a server",
+            );
             return Ok(ExitCode::from(exit::USAGE));
         }
         from_directory(dir.clone(), &args, &filter, teller)?;

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use mainstay_proto::v1::{
-    CheckpointAdvice, CheckpointPeer, CheckpointStep, CheckpointUnlike, ListCheckpointsResponse, RestoreProgress, RestoreResult,
+    CheckpointAdvice, CheckpointPeer, CheckpointStep, CheckpointUnlike, ListCheckpointsResponse,
+    RestoreProgress, RestoreResult,
 };
 use serde_json::{Value, json};
 
