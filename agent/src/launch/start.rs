@@ -1,6 +1,6 @@
 //! Starting the ranks of an attempt: plainly or from the template, each with its page, its watcher and its output.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::model::entry::{Fact, JobSpec, StartedRank};
@@ -10,7 +10,7 @@ use mainstay_core::recovery::policy;
 use tokio::sync::mpsc;
 
 use crate::act::guardian::Guardian;
-use crate::act::output::{self, Stream};
+use crate::act::output::{self, Duplicate, Stream};
 use crate::act::page_files;
 use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, PageTrouble, RankProcess};
@@ -152,12 +152,22 @@ impl Launcher {
     }
 
     fn show_output(&self, rank: &RankProcess) {
-        let (stdout, stderr) = self.settings.shown.of(rank.local_rank);
-        let prefix = format!("[rank {}] ", rank.rank.0);
-        let streams =
-            [(stdout, &rank.files.stdout, Stream::Stdout), (stderr, &rank.files.stderr, Stream::Stderr)];
-        for (_, path, stream) in streams.into_iter().filter(|(shown, ..)| *shown) {
-            self.terminal.follow(output::Shown { path: path.clone(), prefix: prefix.clone(), stream });
+        let (files, shown) = (&rank.files, &self.settings.shown);
+        let (stdout, stderr) = shown.of(rank.local_rank);
+        let prefix = shown.prefix_of(&self.settings.role, rank.rank.0, rank.local_rank);
+        let streams = [
+            (stdout, &files.stdout, Stream::Stdout, &shown.duplicate_stdout, "filtered_stdout.log"),
+            (stderr, &files.stderr, Stream::Stderr, &shown.duplicate_stderr, "filtered_stderr.log"),
+        ];
+        for (on_terminal, path, stream, filters, name) in streams {
+            // Beside the directories of the ranks: the lines of all of them are in one file.
+            let attempt = path.parent().and_then(Path::parent).filter(|_| !filters.is_empty());
+            let duplicate =
+                attempt.map(|attempt| Duplicate { path: attempt.join(name), filters: filters.clone() });
+            if on_terminal || duplicate.is_some() {
+                let (path, prefix) = (path.clone(), prefix.clone());
+                self.terminal.follow(output::Shown { path, prefix, stream, on_terminal, duplicate });
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ fn a_port_that_somebody_listens_on_is_named_with_the_option() {
     let listener = TcpListener::bind("0.0.0.0:0").expect("a free port");
     let port = listener.local_addr().expect("it is bound").port();
     let end = stage.sh("exit 0").ranks(2).options(&format!("--master-port {port}")).start().end();
-    end.assert_status(1);
+    end.assert_status(70);
     end.assert_said(&format!("taking port {port} for the ranks' store (MASTER_PORT)"));
     end.assert_said("--master-port");
     assert_eq!(end.summary().attempts, 1, "it is not tried again\n{end}");
@@ -22,7 +22,7 @@ fn a_port_on_the_loopback_alone_counts_as_taken_too() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("it is bound").port();
     let end = stage.sh("exit 0").options(&format!("--master-port {port}")).start().end();
-    end.assert_status(1);
+    end.assert_status(70);
     end.assert_said(&port.to_string());
 }
 

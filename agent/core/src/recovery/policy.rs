@@ -106,7 +106,7 @@ fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
     let stop = |why: String| Some(at_once(Action::Stop { exit: case.job.exit }, why));
     if case.verdict.cause == Cause::StartFailed {
         return stop(
-            "ranks that cannot be started would fail again; mend the error and start anew".to_owned(),
+            "another start would fail in the same way; fix the error and start the job again".to_owned(),
         );
     }
     if case.verdict.cannot_run && case.verdict.attempt == Attempt(0) {

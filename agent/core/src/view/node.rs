@@ -65,6 +65,8 @@ pub struct RankView {
     pub refusal: Option<String>,
     /// What its page last told.
     pub beat: Option<BeatView>,
+    /// The last step that it had completed when it exited.
+    pub last_step: Option<u64>,
 }
 
 /// A sample of a heartbeat page.
@@ -246,6 +248,16 @@ impl JobView {
         }
     }
 
+    /// The steps at which all ranks have exited are the job's last; samples of pages, which the journal does not have, may end before.
+    fn take_last_steps(&mut self) {
+        let ranks = self.ranks.values();
+        let steps: Option<Vec<u64>> =
+            ranks.map(|rank| rank.last_step.filter(|_| rank.has_exited())).collect();
+        if let Some(step) = steps.and_then(|steps| steps.into_iter().min()) {
+            self.step = Some(step);
+        }
+    }
+
     /// Counts a failure when it is first decided upon: until then its verdict may change.
     fn count_failure(&mut self, decision: &Decision) {
         let is_news = self.last_decision.as_ref().is_none_or(|last| last.incident != decision.incident);
@@ -287,11 +299,15 @@ impl JobView {
                     self.phase = JobPhase::Recovering;
                 }
             }
-            Fact::RankExited { rank, status, .. } => {
+            Fact::RankExited { rank, status, step, .. } => {
                 if !status.is_success() && self.phase != JobPhase::Stopping {
                     self.phase = JobPhase::Recovering;
                 }
                 self.set_phase(*rank, RankPhase::Exited(*status));
+                if let Some(rank) = self.ranks.get_mut(rank) {
+                    rank.last_step = *step;
+                }
+                self.take_last_steps();
             }
             Fact::RanksHung { hang, acts, .. } => {
                 if *acts {
@@ -356,6 +372,46 @@ impl RankView {
             phase: RankPhase::Started,
             refusal: None,
             beat: None,
+            last_step: None,
         }
+    }
+
+    fn has_exited(&self) -> bool {
+        matches!(self.phase, RankPhase::Exited(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::entry::StartedRank;
+
+    fn exited(rank: u32, step: Option<u64>) -> Fact {
+        Fact::RankExited {
+            attempt: Attempt(0),
+            rank: Rank(rank),
+            pid: Pid(100),
+            status: ExitStatus::Code(0),
+            step,
+            data: None,
+            after_stop: false,
+            stderr_tail: Vec::new(),
+            stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_last_step_of_a_job_comes_from_the_exits_of_its_ranks() {
+        let mut job = JobView::new(JobId("j".to_owned()), JobSpec::default(), Stamp::default());
+        let ranks =
+            [0, 1].map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(100), page: None });
+        job.apply_fact(&Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() });
+        job.apply_fact(&Fact::RanksStepping { attempt: Attempt(0), step: 3 });
+        job.apply_fact(&exited(0, Some(42)));
+        assert_eq!(job.step, Some(3), "the other rank still runs");
+        job.apply_fact(&exited(1, Some(41)));
+        assert_eq!(job.step, Some(41));
     }
 }

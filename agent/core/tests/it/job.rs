@@ -275,7 +275,7 @@ fn a_start_that_fails_is_not_tried_again() {
     let mut run = Run::begin(3);
     run.fact(Fact::StartFailed { attempt: Attempt(0), error: "no such file: pythn3".into() });
     run.tell(Input::Ruling(None));
-    assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
+    assert_eq!(run.last_order(), &Order::Finish { exit: 70 });
 }
 
 #[test]

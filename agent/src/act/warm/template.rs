@@ -67,6 +67,8 @@ pub struct RankOrders {
     pub unset: Vec<&'static str>,
     /// `sys.argv`.
     pub arguments: Vec<String>,
+    /// The CPUs to run on; none for all that the launcher may use.
+    pub cpus: Option<Vec<usize>>,
 }
 
 /// What the template tells by itself.

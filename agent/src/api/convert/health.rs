@@ -225,7 +225,7 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
         pid: rank.pid.0.into(),
         phase: phase.into(),
         exit,
-        step: beat.and_then(|beat| beat.step),
+        step: beat.and_then(|beat| beat.step).or(rank.last_step),
         sections: beat.map(|beat| beat.sections.clone()).unwrap_or_default(),
         heartbeat_time: beaten_at.and_then(|at| wall_time(at, now)),
         heartbeat_age: beaten_at.map(|at| duration(now.mono.since(at))),

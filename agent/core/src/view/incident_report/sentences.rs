@@ -13,7 +13,7 @@ pub fn fault(verdict: &Verdict) -> String {
         FaultDomain::User => "The training program's",
         FaultDomain::Hardware => "The hardware's",
         FaultDomain::Infrastructure => "The infrastructure's",
-        FaultDomain::Platform => "That of the software under the program",
+        FaultDomain::Platform => "The platform's",
         FaultDomain::Unknown => return format!("Unknown. {}", not_seen(verdict)),
     };
     let sure = percent(verdict.confidence);
@@ -45,7 +45,8 @@ pub fn brief(verdict: &Verdict) -> String {
         Cause::Signal { signal } if comes_from_outside(signal) => {
             "; cause not seen: Mainstay did not send the signal"
         }
-        Cause::Hang { .. } => "",
+        // Nothing of theirs ran that could be at fault; the error itself is in the line.
+        Cause::Hang { .. } | Cause::StartFailed => "",
         _ => "; whose fault is not known",
     };
     format!("{}{who_sent}", verdict.headline)
@@ -66,7 +67,7 @@ fn not_seen(verdict: &Verdict) -> String {
         ),
         Cause::Signal { signal: 6 } => format!(
             "Cause not seen: native code in {rank} called abort(), as a library does that finds itself in a state it cannot \
-             continue from. Its last words may say why."
+             continue from. The end of its output may say why."
         ),
         Cause::Signal { signal } => format!(
             "Cause not seen: {rank} crashed in native code ({}). The program, a library or the hardware can be the reason; a \
@@ -202,6 +203,9 @@ fn before_the_next_start(verdict: &Verdict) -> &'static str {
         (FaultDomain::Unknown, Cause::Signal { signal }) if comes_from_outside(*signal) => {
             "Find out who sent the signal (the scheduler's log, the host's other users), then start the job again."
         }
+        (FaultDomain::Unknown, Cause::ExitCode { .. }) => {
+            "Find in the program and in the output of the rank that began it why it exits with this code, then start the job again."
+        }
         (FaultDomain::Unknown, _) => {
             "Read the last lines of the rank that began it and the kernel's log of that time, then start the job again."
         }
@@ -217,6 +221,9 @@ fn if_it_comes_back(verdict: &Verdict, look: Option<String>) -> String {
             (FaultDomain::Hardware, _) => "Take this host out of the job and have it checked.",
             (FaultDomain::Infrastructure, _) => "Check the network, the storage and the host.",
             (FaultDomain::Platform, _) => "Check the software under the program.",
+            (FaultDomain::Unknown, Cause::ExitCode { .. }) => {
+                "Find in the program and in the output of the rank that began it why it exits with this code."
+            }
             _ => "Read the last lines of the rank that began it and the kernel's log of that time.",
         };
         look.to_owned()
