@@ -21,6 +21,9 @@ use crate::bytes::Bytes;
 use crate::files::Pack;
 use crate::os::Outgoing;
 
+/// Directories of one user that are watched.
+const WATCHED_EACH: usize = 64;
+
 /// A checkpoint directory of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watched {
@@ -154,7 +157,15 @@ impl Own {
                 || other.user.uid != watched.user.uid
                 || owner(&other.run) != owner(&watched.run)
         });
+        let uid = watched.user.uid;
         inner.watched.push(watched);
+        // Whoever watches very many loses the oldest of their own.
+        let of_user = inner.watched.iter().filter(|place| place.user.uid == uid).count();
+        if of_user > WATCHED_EACH
+            && let Some(oldest) = inner.watched.iter().position(|place| place.user.uid == uid)
+        {
+            inner.watched.remove(oldest);
+        }
     }
 
     /// All directories that are watched.
