@@ -9,6 +9,7 @@ pub mod lifeline;
 pub mod limits;
 pub mod mapping;
 pub mod memory;
+pub mod peer_groups;
 pub mod pidfd;
 pub mod priority;
 pub mod processes;
