@@ -17,7 +17,7 @@ use mainstay_core::model::verdict::Verdict;
 use mainstay_core::view::node::BeatView;
 use tokio::sync::{mpsc, oneshot};
 
-use super::LogReport;
+use super::{Called, LogReport};
 
 /// What the node is told.
 #[derive(Debug)]
@@ -89,6 +89,8 @@ pub enum Input {
         /// How it went.
         outcome: Result<(), ResetError>,
     },
+    /// A call was refused, or changes something.
+    Called(Called),
     /// An operator says something of a component.
     Operator {
         /// Who, on the kernel's word.

@@ -41,6 +41,24 @@ pub struct Pid(pub i32);
 #[serde(transparent)]
 pub struct JobId(pub String);
 
+impl JobId {
+    /// Bytes of a name.
+    pub const LONGEST: usize = 128;
+
+    /// What is wrong with a name, for it becomes a part of paths, labels and log lines; none if nothing is.
+    #[must_use]
+    pub fn problem(name: &str) -> Option<String> {
+        if name.is_empty() || name.len() > JobId::LONGEST {
+            return Some(format!("the name has {} bytes and must have 1 to {}", name.len(), JobId::LONGEST));
+        }
+        if name.chars().any(char::is_control) {
+            return Some("the name has control characters".to_owned());
+        }
+        (name == "." || name.contains(".."))
+            .then(|| "the name has `..`, which leads out of directories".to_owned())
+    }
+}
+
 impl std::fmt::Display for JobId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
