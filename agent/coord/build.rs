@@ -3,9 +3,10 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=proto");
-    let descriptors = protox::compile(["kv.proto", "rpc.proto"], ["proto"]).unwrap_or_else(|error| {
-        eprintln!("{error:?}");
-        std::process::exit(1);
-    });
+    let descriptors =
+        protox::compile(["kv.proto", "log.proto", "rpc.proto"], ["proto"]).unwrap_or_else(|error| {
+            eprintln!("{error:?}");
+            std::process::exit(1);
+        });
     tonic_prost_build::configure().compile_fds(descriptors).expect("what protox accepted can be generated");
 }

@@ -10,3 +10,8 @@ pub mod mvccpb {
 pub mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");
 }
+
+/// Records of the built-in store's log.
+pub mod log {
+    tonic::include_proto!("coordlog");
+}

@@ -8,6 +8,7 @@ pub mod client;
 pub mod endpoint;
 pub mod error;
 pub mod etcd;
+pub mod server;
 
 pub use client::{
     Client, Credentials, KeyValue, Lease, LeaseId, LeaseState, Listing, Relisted, Settings, StoreStatus,
@@ -15,3 +16,4 @@ pub use client::{
 };
 pub use endpoint::Endpoint;
 pub use error::CoordError;
+pub use server::{Server, ServerOptions, ServerTls};

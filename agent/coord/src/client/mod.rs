@@ -2,7 +2,7 @@
 //! one fails, and has a deadline for every request.
 
 mod ask;
-mod connect;
+pub(crate) mod connect;
 mod keep;
 mod kv;
 mod watch;
