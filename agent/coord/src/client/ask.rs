@@ -195,7 +195,11 @@ fn is_about_certificates(why: &str) -> bool {
 
 fn judged(status: Status) -> Failure {
     let message = status.message().to_owned();
-    let said = || if status.source().is_some() { words(&status) } else { message.clone() };
+    let said = || match status.source() {
+        Some(cause) if message.is_empty() => words(cause),
+        Some(cause) => format!("{message}: {}", words(cause)),
+        None => message.clone(),
+    };
     match status.code() {
         Code::Unauthenticated => Failure::TokenExpired(message),
         Code::InvalidArgument if message.contains("revision of auth store is old") => {

@@ -155,8 +155,8 @@ fn serve(
         })?;
     }
     let guard = Guard { token: options.token.clone().map(Arc::from) };
-    // A request has a frame around what it holds.
-    let largest = options.limits.request + 64 * 1024;
+    // What is a little too large is refused with etcd's words, not by the frame around it.
+    let largest = options.limits.request + 512 * 1024;
     let kv = pb::kv_server::KvServer::new(services.clone())
         .max_decoding_message_size(largest)
         .max_encoding_message_size(usize::MAX);
