@@ -8,6 +8,7 @@ pub mod client;
 pub mod endpoint;
 pub mod error;
 pub mod etcd;
+pub mod group;
 pub mod server;
 
 pub use client::{
@@ -16,4 +17,8 @@ pub use client::{
 };
 pub use endpoint::Endpoint;
 pub use error::CoordError;
+pub use group::values::{Ended, Fitness, Leader, Member, Record, Round};
+pub use group::{
+    Gone, Group, GroupEvent, GroupOptions, GroupState, GroupWatch, JobId, Leadership, MemberState, Membership,
+};
 pub use server::{Server, ServerOptions, ServerTls};

@@ -62,6 +62,8 @@ pub enum WatchEvent {
 /// Why a watch had to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relisted {
+    /// It is the first listing, which was asked for.
+    First,
     /// The history that it needed is compacted.
     Compacted,
     /// The store is another one, or went back in time: it was wiped or restored.
@@ -79,19 +81,32 @@ impl Client {
     /// Watches all keys with the prefix from a revision on, or from now on. Must be called within a runtime.
     #[must_use]
     pub fn watch(&self, prefix: &str, from: Option<i64>) -> Watch {
-        self.watch_of(prefix, from, 0)
+        self.watch_of(prefix, from, 0, false)
+    }
+
+    /// Lists all keys with the prefix, which is the first event, and goes on from there.
+    #[must_use]
+    pub fn watch_listed(&self, prefix: &str) -> Watch {
+        self.watch_of(prefix, None, 0, true)
     }
 
     /// Goes on from a listing: no event between it and the first one is missed, and a replaced store is noticed.
     #[must_use]
     pub fn watch_after(&self, prefix: &str, listing: &Listing) -> Watch {
-        self.watch_of(prefix, Some(listing.revision + 1), listing.cluster)
+        self.watch_of(prefix, Some(listing.revision + 1), listing.cluster, false)
     }
 
-    fn watch_of(&self, prefix: &str, from: Option<i64>, cluster: u64) -> Watch {
+    fn watch_of(&self, prefix: &str, from: Option<i64>, cluster: u64, list: bool) -> Watch {
         let (events, received) = mpsc::channel(WAITING);
-        let watcher =
-            Watcher { client: self.clone(), prefix: prefix.to_owned(), next: from, cluster, turn: 0, events };
+        let watcher = Watcher {
+            client: self.clone(),
+            prefix: prefix.to_owned(),
+            next: from,
+            cluster,
+            turn: 0,
+            owed: list.then_some(Relisted::First),
+            events,
+        };
         Watch { events: received, task: tokio::spawn(watcher.run()) }
     }
 }
@@ -129,6 +144,8 @@ struct Watcher {
     cluster: u64,
     /// Turns over the endpoints, so that a broken one is not asked first again.
     turn: usize,
+    /// A listing that was not made yet.
+    owed: Option<Relisted>,
     events: mpsc::Sender<Result<WatchEvent, CoordError>>,
 }
 
@@ -138,6 +155,8 @@ enum Ended {
     Broken(String),
     /// What it needs is gone.
     List(Relisted),
+    /// The listing is made.
+    Listed,
     /// No one reads any more.
     Unread,
     /// The store refuses this client.
@@ -155,21 +174,21 @@ impl Watcher {
         let mut pause = PAUSE.0;
         loop {
             let began = Instant::now();
-            match self.stream().await {
+            let ended = match self.owed {
+                Some(why) => self.list(why).await,
+                None => self.stream().await,
+            };
+            match ended {
                 Ended::Unread => return,
                 Ended::Refused(error) => {
                     let _ = self.events.send(Err(error)).await;
                     return;
                 }
-                Ended::List(why) => match self.list(why).await {
-                    Ok(true) => {}
-                    Ok(false) => return,
-                    Err(error) if error.is_refused() => {
-                        let _ = self.events.send(Err(error)).await;
-                        return;
-                    }
-                    Err(error) => tracing::debug!(%error, "a watch cannot list yet"),
-                },
+                Ended::Listed => {
+                    self.owed = None;
+                    continue;
+                }
+                Ended::List(why) => self.owed = Some(why),
                 Ended::Broken(why) => {
                     tracing::debug!(prefix = self.prefix, why, "a watch's stream broke");
                     self.turn += 1;
@@ -183,20 +202,24 @@ impl Watcher {
         }
     }
 
-    /// Tells all that there is; false if no one reads.
-    async fn list(&mut self, why: Relisted) -> Result<bool, CoordError> {
-        let listing = self.client.list(&self.prefix).await?;
+    /// Tells all that there is.
+    async fn list(&mut self, why: Relisted) -> Ended {
+        let listing = match self.client.list(&self.prefix).await {
+            Ok(listing) => listing,
+            Err(error) if error.is_refused() => return Ended::Refused(error),
+            Err(error) => return Ended::Broken(error.to_string()),
+        };
         let lagged = why == Relisted::StoreReplaced
             && listing.cluster == self.cluster
             && self.next.is_some_and(|next| listing.revision + 1 >= next);
         if lagged {
             // The member that was asked is behind the others of its cluster: nothing was missed.
             self.turn += 1;
-            return Ok(true);
+            return Ended::Listed;
         }
         (self.next, self.cluster) = (Some(listing.revision + 1), listing.cluster);
         let event = WatchEvent::Listed { revision: listing.revision, items: listing.items, why };
-        Ok(self.events.send(Ok(event)).await.is_ok())
+        if self.events.send(Ok(event)).await.is_ok() { Ended::Listed } else { Ended::Unread }
     }
 
     /// One stream, from its opening to its end.

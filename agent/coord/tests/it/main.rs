@@ -8,6 +8,7 @@
 
 mod contract;
 mod faults;
+mod group;
 mod proxy;
 mod secure;
 mod stores;
