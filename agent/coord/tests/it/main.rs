@@ -9,6 +9,8 @@
 mod contract;
 mod faults;
 mod group;
+mod log;
+mod model;
 mod proxy;
 mod secure;
 mod stores;
