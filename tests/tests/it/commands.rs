@@ -1,8 +1,6 @@
 //! Commands that people type without looking anything up: the only job that runs is the one that is meant, and what the environment
 //! holds for other commands is in nobody's way.
 
-#![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
-
 use std::process::{Command, Output};
 
 use mainstay_core::model::entry::Fact;

@@ -1,8 +1,6 @@
 //! What PyTorch's own launcher does with its command line on one host, `mainstay run` does too: every option works, or refuses
 //! with words. The options that other hosts need are tested with them.
 
-#![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
-
 use std::io::Read;
 use std::process::Stdio;
 
