@@ -1,6 +1,7 @@
 //! Floor 6. How people ask. One file per command; exit statuses stand in `docs/reference/cli.md`.
 
 mod agent;
+mod answer;
 mod attribute;
 mod bundle;
 mod check;

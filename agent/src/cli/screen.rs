@@ -9,10 +9,10 @@ use mainstay_proto::v1::{
 };
 use prost_types::Timestamp;
 
+use super::answer::{Answer, is_over};
 use super::client::{AskError, Snapshot};
 use super::json::{plain, seconds};
 use super::output::{Paint, clean, shortened, spoken};
-use super::status::{Answer, is_over};
 
 const COMMAND_WIDTH: usize = 90;
 

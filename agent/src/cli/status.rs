@@ -6,6 +6,7 @@ use mainstay_proto::v1::{HealthState, Job, JobPhase, ServerMode};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use super::answer::{Answer, is_over};
 use super::client::{AskError, Client, Snapshot};
 use super::find::{Ask, Found, Place, find};
 use super::output::{self, Paint};
@@ -27,12 +28,6 @@ pub(super) struct Args {
     /// Show this job alone
     #[arg(long, value_name = "ID")]
     job: Option<String>,
-}
-
-/// What came of asking at one place.
-pub(super) struct Answer {
-    pub(super) place: Place,
-    pub(super) result: Result<Snapshot, AskError>,
 }
 
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -92,10 +87,6 @@ fn only_job(answers: &mut [Answer], id: &str) {
 
 fn jobs(answers: &[Answer]) -> impl Iterator<Item = &Job> {
     answers.iter().filter_map(|answer| answer.result.as_ref().ok()).flat_map(|snapshot| &snapshot.jobs)
-}
-
-pub(super) fn is_over(job: &Job) -> bool {
-    matches!(job.phase(), JobPhase::Ended | JobPhase::Lost)
 }
 
 /// The exit status: the gravest of what is known, before what is unknown.

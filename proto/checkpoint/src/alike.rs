@@ -2,7 +2,7 @@
 //! into which nothing goes that is a rank's alone: neither its name nor the small state beside the tensors.
 
 use crate::container::{Header, STATE_TENSOR};
-use crate::manifest::hex;
+use crate::hex::hex;
 
 /// The word of the container's metadata by which a rank says so.
 pub const ALIKE_WORD: &str = "alike";

@@ -13,6 +13,7 @@ mod alike;
 pub mod bucket;
 pub mod container;
 pub mod control;
+mod hex;
 mod json;
 mod manifest;
 

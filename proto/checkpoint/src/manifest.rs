@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::alike::Alike;
+use crate::hex::hex;
 use crate::json::canonical;
 
 /// The file's name beside the shard.
@@ -273,8 +274,4 @@ pub fn chunk_sum(chunk: &[u8]) -> u64 {
 #[must_use]
 pub fn digits(sum: u128) -> String {
     format!("{sum:032x}")
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -3,77 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
-use crate::checkpoint::parity::{Piece, Told, by_way};
-
-/// One step of one attempt of one run: what is restored together or not at all.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct StepKey {
-    /// The step. It weighs first: keys sort by it.
-    pub step: u64,
-    /// The launch of the job, as its launcher named it on its host.
-    pub job: String,
-    /// The run id that the user gave, the same on every host and in every launch; and behind an `@`, which no run id has, what
-    /// tells launches of one name apart.
-    pub run: String,
-    /// The attempt that saved it: the epoch that fences late writers.
-    pub attempt: u64,
-    /// How many ranks the step has.
-    pub world: u32,
-}
-
-impl StepKey {
-    /// The run id that the user gave.
-    pub fn run_id(&self) -> &str {
-        self.run.split_once('@').map_or(&self.run, |(run_id, _)| run_id)
-    }
-}
-
-/// One rank's part of a step, or a piece of one.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(from = "Told", into = "Told")]
-pub struct Shard {
-    /// The step.
-    pub of: StepKey,
-    /// The rank.
-    pub rank: u32,
-    /// The root over its manifest, in hex. Copies with the same root are the same bytes.
-    pub root: String,
-    /// Its size, bytes.
-    pub bytes: u64,
-    /// When it was sealed, seconds since 1970 on its owner's clock. It only breaks ties within one step and rank.
-    pub created: i64,
-    /// Which piece of it, where it is not whole; root and size are then the piece's.
-    pub piece: Option<Piece>,
-}
-
-/// Where a holder keeps a copy. The nearer to use, the smaller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Medium {
-    /// In memory: a pool or a tmpfs.
-    Memory,
-    /// On a disk.
-    Disk,
-    /// In storage that outlives the hosts.
-    Durable,
-}
-
-/// One copy of a shard.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Copy {
-    /// The host that has it.
-    pub holder: String,
-    /// Where it lies there.
-    pub medium: Medium,
-    /// Whether it is the holder's own: made by a rank there, not kept for others.
-    pub own: bool,
-    /// Whether the holder has compared all bytes with the manifest.
-    pub verified: bool,
-    /// What it is a copy of.
-    pub shard: Shard,
-}
+pub use crate::checkpoint::copies::{Copy, Medium, Shard, StepKey};
+use crate::checkpoint::parity::by_way;
 
 /// What is known of one step over all holders.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ pub mod nvidia;
 pub mod pci_config;
 pub mod proc;
 pub mod prometheus;
+mod record;
 mod sieve;
 pub mod sysfs;
 pub mod systemd;

@@ -12,6 +12,7 @@ pub mod operator;
 pub mod policy;
 pub mod repeats;
 pub mod report;
+pub mod rung;
 pub mod slowdown_hints;
 pub mod staleness;
 pub mod state_since;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::id::{Attempt, Incident, Rank};
 use crate::base::time::{Mono, Span};
 use crate::model::hang::HangKind;
-use crate::model::policy::Rung;
+use crate::model::rung::Rung;
 
 /// Whose fault a failure was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -18,6 +18,7 @@
 //!
 //! Total: an input that does not fit the state is recorded and changes nothing else.
 
+mod asking;
 mod deciding;
 mod found;
 mod heard;

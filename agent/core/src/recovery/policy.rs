@@ -9,6 +9,7 @@
 //! 3. A host that is not ready is waited for; one that is not fit, or not ready in time, is left.
 //! 4. The rung that is expected to bring the job back soonest, after a wait if the ones before brought nothing.
 
+mod advice;
 mod advisor;
 mod backoff;
 mod experience;
@@ -19,7 +20,8 @@ mod learned;
 mod readiness;
 
 pub use crate::model::policy::{Budget, CauseKind, Experience, HAND_BACK_EXIT, Rung, Rungs, Settings};
-pub use advisor::{Advice, Advisor, Trouble, decide_with};
+pub use advice::Advice;
+pub use advisor::{Advisor, Trouble, decide_with};
 pub use backoff::{jitter, seed};
 pub use experience::experiences;
 pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};

@@ -6,8 +6,7 @@ mod slots;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +16,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mainstay_checkpoint::control::{BELL_NAME, POOL_NAME, Slot, State};
 use mainstay_checkpoint::{Identity, Manifest};
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use serde_json::json;
 
 use crate::disk::{self, Pace, StdVolume};
 use crate::os::stand_back;
 use crate::pool::choose::At;
+use crate::pool::lock::{lives, lock};
 use crate::pool::memory::{self, Memory};
 use crate::pool::writer::{self, Batch};
 use crate::pool::{PoolError, Settings, directory_of, recover, told};
@@ -306,24 +306,6 @@ fn take(directory: &Path, checkpoints: &Path) -> Result<Flock<File>, PoolError> 
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(told(directory))?;
     }
     Err(PoolError::Taken(checkpoints.to_owned()))
-}
-
-/// The lock of a pool; none if somebody else holds it.
-pub(super) fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
-    let file = File::options().create(true).append(true).open(path)?;
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => {
-            // One that was removed meanwhile, or made anew, is another lock.
-            let (mine, there) = (lock.metadata()?, fs::metadata(path));
-            Ok(there.is_ok_and(|there| there.ino() == mine.ino()).then_some(lock))
-        }
-        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
-        Err((_, error)) => Err(error.into()),
-    }
-}
-
-pub(super) fn lives(pid: u32) -> bool {
-    Path::new("/proc").join(pid.to_string()).exists()
 }
 
 /// Says whose pool it is, for whoever finds it.

@@ -14,6 +14,7 @@
 
 pub mod choose;
 mod keeper;
+mod lock;
 mod memory;
 mod recover;
 mod room;

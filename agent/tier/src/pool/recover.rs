@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::disk::{self, Doubts, Keep, Pace, StdVolume};
 use crate::pool::choose::{self, At, Held};
-use crate::pool::keeper::{lives, lock};
+use crate::pool::lock::{lives, lock};
 use crate::pool::memory::Memory;
 use crate::pool::{PoolError, told};
 use crate::seal::{self, seal};

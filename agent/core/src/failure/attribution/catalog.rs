@@ -7,7 +7,7 @@ use super::automaton::{self, Automaton};
 use super::class::Class;
 pub(super) use super::common::STRUCTURE;
 use super::lines;
-use super::shared;
+use super::shared::Shared;
 pub use super::signature::{Determinism, ExceptionRule, Role, Signature};
 use super::signature::{File, of_xid};
 use super::words::Words;
@@ -111,6 +111,9 @@ const READ: &str = include_str!(concat!(env!("OUT_DIR"), "/signatures.json"));
 /// The automaton of their words.
 static AUTOMATON: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/automaton.bin"));
 
+/// Held by those who are judging a failure.
+static SHARED: Shared<Catalog> = Shared::new();
+
 impl Catalog {
     /// The catalogue that comes with the program, read once and kept: for commands that end soon, and for tests. What runs for
     /// long takes [`Catalog::shared`].
@@ -128,7 +131,7 @@ impl Catalog {
     /// # Errors
     /// None in a program that was tested: a test compiles it.
     pub fn shared() -> Result<Arc<Catalog>, CatalogError> {
-        shared::catalog()
+        SHARED.get(Catalog::prepared)
     }
 
     pub(super) fn prepared() -> Result<Catalog, CatalogError> {

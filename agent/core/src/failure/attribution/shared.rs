@@ -1,8 +1,6 @@
-//! The catalogue that comes with the program, shared by all who need it at the same time and freed when nobody does.
+//! Constant data that is costly to make, shared by all who need it at the same time and freed when no one does.
 
 use std::sync::{Arc, PoisonError, Weak};
-
-use super::catalog::{Catalog, CatalogError};
 
 #[allow(
     clippy::disallowed_types,
@@ -10,17 +8,26 @@ use super::catalog::{Catalog, CatalogError};
 )]
 type Lock<T> = std::sync::Mutex<T>;
 
-static SHARED: Lock<Weak<Catalog>> = Lock::new(Weak::new());
+/// One value, made when it is needed.
+#[derive(Debug)]
+pub(super) struct Shared<T>(Lock<Weak<T>>);
 
-pub(super) fn catalog() -> Result<Arc<Catalog>, CatalogError> {
-    // Whoever panicked with the lock left a whole value behind: it is written at once.
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(catalog) = shared.upgrade() {
-        return Ok(catalog);
+impl<T> Shared<T> {
+    pub(super) const fn new() -> Shared<T> {
+        Shared(Lock::new(Weak::new()))
     }
-    let catalog = Arc::new(Catalog::prepared()?);
-    *shared = Arc::downgrade(&catalog);
-    Ok(catalog)
+
+    /// The value that others hold, or a new one.
+    pub(super) fn get<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        // Whoever panicked with the lock left a whole value behind: it is written at once.
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = shared.upgrade() {
+            return Ok(value);
+        }
+        let value = Arc::new(make()?);
+        *shared = Arc::downgrade(&value);
+        Ok(value)
+    }
 }
 
 #[cfg(test)]
@@ -29,12 +36,18 @@ mod tests {
 
     #[test]
     fn those_who_hold_it_share_it_and_the_last_one_frees_it() {
-        let one = catalog().expect("a sound catalogue");
-        let other = catalog().expect("a sound catalogue");
+        let shared = Shared::new();
+        let get = |value: u32| shared.get(|| Ok::<u32, ()>(value)).expect("made");
+        let (one, other) = (get(1), get(2));
         assert!(Arc::ptr_eq(&one, &other));
-        let gone = Arc::downgrade(&one);
         drop((one, other));
-        // Another test may hold it: then it is that one which frees it.
-        assert!(gone.upgrade().is_none_or(|held| Arc::strong_count(&held) > 1));
+        assert_eq!(*get(3), 3, "the first one is gone");
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_tried_again() {
+        let shared = Shared::new();
+        assert_eq!(shared.get(|| Err::<u32, &str>("no")), Err("no"));
+        assert_eq!(shared.get(|| Ok::<u32, &str>(7)).map(|value| *value), Ok(7));
     }
 }

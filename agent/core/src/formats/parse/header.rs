@@ -2,7 +2,7 @@
 //! host, the program. Lines of other programs are told apart: a log that has both must not let a program speak as the
 //! kernel.
 
-use super::kmsg::Record;
+use super::record::Record;
 use crate::base::time::Mono;
 
 const MONTHS: [&str; 12] =

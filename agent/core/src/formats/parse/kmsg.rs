@@ -3,20 +3,8 @@
 use std::borrow::Cow;
 
 use super::header;
+pub use super::record::Record;
 use crate::base::time::Mono;
-
-/// A record, taken apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record<'a> {
-    /// 0 (emergency) to 7 (debug).
-    pub priority: Option<u8>,
-    /// The kernel's number of it; goes up by one within a boot.
-    pub sequence: Option<u64>,
-    /// When it was written. The kernel's clock for this counts like the monotonic one.
-    pub at: Option<Mono>,
-    /// What it says, without the lines that name the device for machines.
-    pub message: &'a str,
-}
 
 impl<'a> Record<'a> {
     /// Takes a record apart: `6,339,5140900,-;NVRM: …`, with or without the lines of its dictionary; or a line as

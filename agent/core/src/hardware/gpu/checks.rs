@@ -4,7 +4,8 @@ use super::details::{EccPlace, GpuDetails};
 use super::fabric::fabric;
 use super::faults;
 use super::reading::{GpuReading, GpuTrouble, PcieLink, Read};
-use super::readings::{POWER_BRAKE, Readings, Rules};
+use super::readings::Readings;
+use super::rules::{POWER_BRAKE, Rules, SAMPLED, look};
 use super::watch::{Look, Problem};
 use crate::base::time::{Mono, Span};
 use crate::model::health::{HealthState, RecommendedAction};
@@ -16,15 +17,6 @@ use RecommendedAction::{ContactSupport, RebootNode, ReplaceNode, ResetDevice};
 pub(super) const TROUBLE: &str = "gpu_trouble";
 
 type Checked = Vec<(&'static str, Look)>;
-
-/// What a reading says, where it was read and where there is such a thing.
-pub(super) fn look<T>(read: &Read<T>, judge: impl FnOnce(&T) -> Option<Problem>) -> Look {
-    match read {
-        Read::Value(value) => Look::of(judge(value)),
-        Read::NotOffered => Look::Well,
-        Read::Failed(_) => Look::Unread,
-    }
-}
 
 /// What is wrong with a GPU as a whole. The driver's own words count at once; that it cannot open the GPU, or that a
 /// call does not return, is first of all that nothing is known.
@@ -243,9 +235,6 @@ fn slowed(minutes: u32, by: &str, reading: &GpuReading, rules: Rules<'_>) -> Loo
     let near = f64::from(minutes) >= rules.taken_back(f64::from(limit));
     Look::of((minutes >= limit).then(|| problem().sure(SAMPLED))).unless_near(near)
 }
-
-/// How sure a judgement is that rests on samples, or on a limit that is a matter of experience.
-pub(super) const SAMPLED: f64 = 0.9;
 
 /// Corrected errors by their rate: a GPU may have many over its life.
 fn corrected(of: &mut Readings, at: Mono, reading: &GpuReading, rules: Rules<'_>) -> Look {

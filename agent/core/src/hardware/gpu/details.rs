@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::reading::Read;
+use super::read::Read;
 use crate::base::pci::PciAddress;
 
 /// What is read of a GPU seldom: it changes slowly, or each reading costs much.

@@ -1,8 +1,8 @@
 //! Whether a GPU was taken up into the fabric of NVSwitches, and how that is.
 
-use super::checks::{SAMPLED, look};
 use super::reading::{FabricInfo, GpuReading};
-use super::readings::Rules;
+use super::rules::Rules;
+use super::rules::{SAMPLED, look};
 use super::watch::{Look, Problem};
 use crate::base::time::Mono;
 use crate::model::health::{HealthState, RecommendedAction};

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Shown;
-use super::checks::SAMPLED;
 use super::details::LinkErrors;
 use super::limits::DeviceLimits;
 use super::reading::{GpuReading, Read};
-use super::readings::Rules;
+use super::rules::Rules;
+use super::rules::SAMPLED;
 use super::watch::{Change, Growth, Look, Problem, Watch};
 use crate::base::pci::PciAddress;
 use crate::base::time::Mono;

@@ -2,7 +2,8 @@
 
 use super::limits::DeviceLimits;
 use super::reading::GpuReading;
-use super::readings::{BRAKE, HARDWARE, HEAT, POWER_BRAKE, Readings};
+use super::readings::{BRAKE, HARDWARE, HEAT, Readings};
+use super::rules::POWER_BRAKE;
 
 /// In sentences, for people. Nothing that is held against the GPU already is repeated here.
 pub(super) fn notes(of: &Readings, limits: &DeviceLimits) -> Vec<String> {

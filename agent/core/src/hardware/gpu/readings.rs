@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::checks;
 use super::details::GpuDetails;
-use super::limits::{DeviceLimits, ExpectedGpus};
 use super::links::Links;
 use super::opinion::Own;
 use super::peers;
 use super::reading::{GpuProcess, GpuReading, GpuTrouble, Read, SlowdownTimes};
+use super::rules::Rules;
 use super::watch::{Change, Growth, Look, Patience, Problem, Watch};
 use crate::base::pci::PciAddress;
 use crate::base::time::{Mono, Span};
@@ -19,32 +19,6 @@ use crate::model::health::Evidence;
 pub(super) const HARDWARE: u64 = 0x8;
 pub(super) const HEAT: u64 = 0x40;
 pub(super) const BRAKE: u64 = 0x80;
-
-/// What a judgement rests on beside the readings.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rules<'a> {
-    pub(super) limits: &'a DeviceLimits,
-    pub(super) expected: &'a ExpectedGpus,
-    /// GPUs that the driver counts.
-    pub(super) gpus: usize,
-}
-
-impl Rules<'_> {
-    /// Where a rate has to be for a finding to be taken back that began at `limit`.
-    pub(super) fn taken_back(&self, limit: f64) -> f64 {
-        self.limits.taken_back(limit)
-    }
-
-    /// For what the driver says in so many words.
-    pub(super) fn at_once(&self) -> Patience {
-        Patience { worsen_after: 1, recover_after: self.limits.recover_after }
-    }
-
-    /// For what is beyond a limit.
-    pub(super) fn patient(&self) -> Patience {
-        Patience { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after }
-    }
-}
 
 /// Minutes in which something was seen, of the last ten.
 #[derive(Clone, Debug, Default)]
@@ -87,9 +61,6 @@ pub(super) struct Readings {
     /// What was held before a restart, by check, and is to be held until that is looked at.
     recalled: BTreeMap<String, Problem>,
 }
-
-/// The check of what the power supply does to all GPUs at once.
-pub(super) const POWER_BRAKE: &str = "power_brake";
 
 impl Readings {
     /// Takes in a reading. Returns which checks changed.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::score::median;
-use super::trace::Times;
+use super::times::Times;
 
 /// A pause within a step that is longer than so many typical steps is no pause.
 const TYPICAL_STEPS: f64 = 2.0;

@@ -33,6 +33,7 @@ mod say;
 mod score;
 mod section;
 mod stages;
+mod times;
 mod trace;
 
 pub use change::ChangePoint;

@@ -10,6 +10,7 @@ use super::peers::{Peers, Role};
 use super::say::{Names, Standing};
 use super::score::median;
 use super::section::SectionKind;
+use super::times::Times;
 use crate::base::id::{Attempt, Rank};
 use crate::model::finding::{Finding, Hint};
 
@@ -67,16 +68,6 @@ struct About {
     role: Option<String>,
     host: Option<String>,
     device: Option<String>,
-}
-
-/// Times of one rank in one step.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Times {
-    pub(super) work: Vec<(f64, f64)>,
-    pub(super) wait: Vec<(f64, f64)>,
-    pub(super) pause: Vec<(f64, f64)>,
-    whole: Option<f64>,
-    whole_start: Option<f64>,
 }
 
 /// A step: attempt and number.
@@ -317,46 +308,6 @@ fn is_whole(section: &str) -> bool {
 /// How many findings there are; one that is over bears the number of its beginning.
 fn numbered(findings: &[Finding]) -> u64 {
     findings.iter().filter(|finding| !finding.over).count() as u64
-}
-
-/// Seconds of one rank in one step.
-#[derive(Clone, Copy, Debug, Default)]
-struct Measured {
-    own: Option<f32>,
-    wait: Option<f32>,
-    took: Option<f32>,
-}
-
-impl Times {
-    fn measure(&mut self, work_named: bool, waits_named: bool) -> Measured {
-        let work = union(&mut self.work);
-        let wait = union(&mut self.wait);
-        let pause = union(&mut self.pause);
-        let all = self.work.iter().chain(&self.wait).chain(&self.pause);
-        let (first, last) =
-            all.fold((f64::MAX, f64::MIN), |(first, last), (from, to)| (first.min(*from), last.max(*to)));
-        let took = self.whole.unwrap_or(if last > first { last - first } else { 0.0 });
-        let own = if work_named {
-            work
-        } else if waits_named {
-            took - wait - pause
-        } else {
-            took - pause
-        };
-        let known = |seconds: f64| (seconds > 0.0).then_some(seconds as f32);
-        Measured { own: known(own), wait: (!self.wait.is_empty()).then_some(wait as f32), took: known(took) }
-    }
-}
-
-/// The length of time that the spans cover together.
-fn union(spans: &mut [(f64, f64)]) -> f64 {
-    spans.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    let (mut covered, mut until) = (0.0, f64::NEG_INFINITY);
-    for (from, to) in spans.iter() {
-        covered += (to - from.max(until)).max(0.0);
-        until = until.max(*to);
-    }
-    covered
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::model::verdict::{Action, Cause, DecidedBy, Decision, Doubts, FaultDom
 use crate::progress::goodput::Spending;
 use crate::recovery::policy::{Choice, Host, Rung, hindrance};
 
-use super::deciding::ask_again_after;
+use super::asking::ask_again_after;
 use super::{Job, Order, Output, Phase, Ruling, StopWhy};
 
 /// The component of what people order, as the journal has it.

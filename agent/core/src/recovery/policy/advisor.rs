@@ -1,9 +1,8 @@
 //! A policy of the user's own, in front of the built-in one. What it says is done as far as nothing forbids it
 //! ([`forbidden`]); where it fails, or leaves it open, the built-in policy decides.
 
-use crate::base::time::Span;
 use crate::model::verdict::Action;
-use crate::recovery::policy::{Case, Choice, Rung, Settings, forbidden, unless_dry, usual};
+use crate::recovery::policy::{Advice, Case, Choice, Rung, Settings, forbidden, unless_dry, usual};
 
 /// A policy of the user's own.
 pub trait Advisor: std::fmt::Debug + Send + Sync {
@@ -15,17 +14,6 @@ pub trait Advisor: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// It does not come to a decision; in words, with file and line.
     fn advise(&self, settings: &Settings, case: Case<'_>) -> Result<Option<Advice>, String>;
-}
-
-/// What a policy would do.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Advice {
-    /// The rung; none to wait for the host.
-    pub rung: Option<Rung>,
-    /// How long it is held back.
-    pub after: Span,
-    /// Why, in plain words.
-    pub why: String,
 }
 
 /// Why the built-in policy decided in place of the user's own.
@@ -78,6 +66,7 @@ mod tests {
     use super::*;
     use crate::base::id::{Attempt, Incident};
     use crate::base::time::Mono;
+    use crate::base::time::Span;
     use crate::failure::root_rank::start_failed;
     use crate::model::verdict::{Cause, Verdict};
     use crate::recovery::policy::{Budget, Host, JobState, PastFailure};

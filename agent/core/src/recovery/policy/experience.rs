@@ -17,7 +17,7 @@ pub fn experiences(earlier: &[Experience], past: &[PastFailure], failed_again: b
     for cause in CauseKind::ALL {
         for rung in Rung::ALL {
             let of = |past: &&PastFailure| past.rung == rung && CauseKind::of(&past.cause) == cause;
-            let before = of_rung(earlier, cause, rung);
+            let before = learned::of_rung(earlier, cause, rung);
             let (mut tried, mut helped) = before.map_or((0.0, 0.0), |before| (before.tried, before.helped));
             tried += past.iter().filter(of).count() as f64;
             helped += past.iter().filter(of).filter(|past| past.back_after.is_some()).count() as f64;
@@ -31,11 +31,6 @@ pub fn experiences(earlier: &[Experience], past: &[PastFailure], failed_again: b
         }
     }
     known
-}
-
-/// What is known of a rung from earlier runs.
-pub(super) fn of_rung(earlier: &[Experience], cause: CauseKind, rung: Rung) -> Option<&Experience> {
-    earlier.iter().find(|known| known.cause == cause && known.rung == rung)
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use crate::base::time::Span;
 use crate::model::policy::CauseKind;
 use crate::model::policy::Experience;
 use crate::recovery::policy::Rung;
-use crate::recovery::policy::experience::of_rung;
 use crate::recovery::policy::history::PastFailure;
 
 /// What is thought of a rung before it was taken: so many of so many times it helps, and takes so long, in seconds.
@@ -83,6 +82,11 @@ fn backs(kind: CauseKind, rung: Rung, past: &[PastFailure]) -> impl Iterator<Ite
 fn failed_in_a_row(kind: CauseKind, rung: Rung, past: &[PastFailure]) -> usize {
     let tried = past.iter().rev().filter(|past| past.rung == rung && CauseKind::of(&past.cause) == kind);
     tried.take_while(|past| past.back_after.is_none()).count()
+}
+
+/// What is known of a rung from earlier runs.
+pub(super) fn of_rung(earlier: &[Experience], cause: CauseKind, rung: Rung) -> Option<&Experience> {
+    earlier.iter().find(|known| known.cause == cause && known.rung == rung)
 }
 
 #[cfg(test)]

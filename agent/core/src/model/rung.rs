@@ -1,0 +1,101 @@
+//! The recovery ladder: what can be done about a failure, the mildest first.
+
+use serde::{Deserialize, Serialize};
+
+/// A rung of the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rung {
+    /// 0: all ranks leave what they are in and begin again in the same processes.
+    InProcess,
+    /// 1: ranks that are gone or excluded are started anew; the others wait for them in their processes.
+    Ranks,
+    /// 2: all ranks of this host are started anew; those of other hosts wait in their processes.
+    Host,
+    /// 3: all ranks are started anew.
+    All,
+    /// 4: a spare host takes this one's place.
+    Replace,
+    /// 5: the job goes on with fewer ranks.
+    Shrink,
+    /// 6: the job ends with the status that asks the scheduler to start it again elsewhere.
+    HandBack,
+    /// 7: the job ends; a person has to act first.
+    Stop,
+}
+
+impl Rung {
+    /// All of them, the mildest first.
+    pub const ALL: [Rung; 8] = [
+        Rung::InProcess,
+        Rung::Ranks,
+        Rung::Host,
+        Rung::All,
+        Rung::Replace,
+        Rung::Shrink,
+        Rung::HandBack,
+        Rung::Stop,
+    ];
+
+    /// Whether the job goes on with the host that it is on.
+    pub fn stays(self) -> bool {
+        self <= Rung::All
+    }
+
+    /// Whether the job goes on at all.
+    pub fn goes_on(self) -> bool {
+        self < Rung::HandBack
+    }
+
+    /// In plain words, as what is done.
+    pub fn words(self) -> &'static str {
+        match self {
+            Rung::InProcess => "restarting in process",
+            Rung::Ranks => "starting the lost ranks anew",
+            Rung::Host => "starting this host's ranks anew",
+            Rung::All => "restarting all ranks",
+            Rung::Replace => "replacing the host by a spare",
+            Rung::Shrink => "going on with fewer ranks",
+            Rung::HandBack => "handing the job back to the scheduler",
+            Rung::Stop => "stopping",
+        }
+    }
+}
+
+/// Which rungs there are hands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<Rung>", into = "Vec<Rung>")]
+pub struct Rungs(u8);
+
+impl From<Vec<Rung>> for Rungs {
+    fn from(rungs: Vec<Rung>) -> Rungs {
+        rungs.into_iter().fold(Rungs(0), Rungs::with)
+    }
+}
+
+impl From<Rungs> for Vec<Rung> {
+    fn from(rungs: Rungs) -> Vec<Rung> {
+        rungs.iter().collect()
+    }
+}
+
+impl Rungs {
+    /// What a launcher can always do on one host: start all ranks, hand back, stop.
+    pub const ONE_HOST: Rungs = Rungs(0).with(Rung::All).with(Rung::HandBack).with(Rung::Stop);
+
+    /// These and one more.
+    #[must_use]
+    pub const fn with(self, rung: Rung) -> Rungs {
+        Rungs(self.0 | 1 << rung as u8)
+    }
+
+    /// Whether it is among them.
+    pub const fn has(self, rung: Rung) -> bool {
+        self.0 & 1 << rung as u8 != 0
+    }
+
+    /// These, the mildest first.
+    pub fn iter(self) -> impl Iterator<Item = Rung> {
+        Rung::ALL.into_iter().filter(move |rung| self.has(*rung))
+    }
+}

@@ -1,0 +1,16 @@
+//! What came of asking at one place, as `status` and the screen show it.
+
+use mainstay_proto::v1::{Job, JobPhase};
+
+use super::client::{AskError, Snapshot};
+use super::find::Place;
+
+/// What came of asking at one place.
+pub(super) struct Answer {
+    pub(super) place: Place,
+    pub(super) result: Result<Snapshot, AskError>,
+}
+
+pub(super) fn is_over(job: &Job) -> bool {
+    matches!(job.phase(), JobPhase::Ended | JobPhase::Lost)
+}
