@@ -77,6 +77,7 @@ const TIER_DEPENDENCIES: &[&str] = &[
 
 /// What coordination may depend on: a runtime and gRPC, and nothing of the agent.
 const COORD_DEPENDENCIES: &[&str] = &[
+    "nix",
     "prost",
     "protox",
     "serde",

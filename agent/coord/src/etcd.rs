@@ -1,5 +1,10 @@
 //! The subset of etcd's v3 API in `proto/`, as generated.
-#![allow(missing_docs, clippy::all, reason = "generated; the .proto files have the comments")]
+#![allow(
+    missing_docs,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the .proto files have the comments"
+)]
 
 /// Keys, values and events.
 pub mod mvccpb {

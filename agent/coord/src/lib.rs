@@ -9,6 +9,7 @@ pub mod endpoint;
 pub mod error;
 pub mod etcd;
 pub mod group;
+pub mod managed;
 pub mod server;
 
 pub use client::{
@@ -21,4 +22,5 @@ pub use group::values::{Ended, Fitness, Leader, Member, Record, Round};
 pub use group::{
     Gone, Group, GroupEvent, GroupOptions, GroupState, GroupWatch, JobId, Leadership, MemberState, Membership,
 };
+pub use managed::{Managed, ManagedOptions, ManagedState, ManagedTls};
 pub use server::{Server, ServerOptions, ServerTls};

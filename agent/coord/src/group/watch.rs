@@ -8,6 +8,7 @@ use crate::client::{KeyValue, Watch, WatchEvent};
 use crate::error::CoordError;
 
 /// What happened in a group.
+#[allow(clippy::large_enum_variant, reason = "some events a minute, each looked at once")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum GroupEvent {
     /// All that there is: the first event, and again where events were missed. Forget what you knew, and take this.

@@ -28,7 +28,7 @@ const STALL: Duration = Duration::from_millis(500);
 /// A request to the thread.
 pub(super) enum Job {
     /// Reads or changes the store.
-    Ask(Box<dyn FnOnce(&mut Store, u64) -> Reply + Send>),
+    Ask(Question),
     /// A new stream of watches; its number comes back.
     Open(Answers, oneshot::Sender<Result<u64, Status>>),
     Create(u64, pb::WatchCreateRequest),
@@ -37,6 +37,9 @@ pub(super) enum Job {
     Close(u64),
     Stop,
 }
+
+/// What is to be done with the store at a time in milliseconds.
+pub(super) type Question = Box<dyn FnOnce(&mut Store, u64) -> Reply + Send>;
 
 /// An answer that waits until the log has what it rests on; true: it may leave, false: the log cannot be written.
 pub(super) type Reply = Box<dyn FnOnce(bool) + Send>;

@@ -6,6 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use prost::Message;
 
@@ -23,6 +24,8 @@ const HEADER: usize = 12;
 const LARGEST: usize = 1 << 30;
 /// A log is written again from a snapshot when it is larger than this, and four times the last snapshot.
 const GROWN: u64 = 8 << 20;
+/// How long a lock may be held by one that is about to end.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Records that were read, and how much of the bytes they took.
 #[derive(Debug, Default)]
@@ -92,7 +95,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Opens the log of a directory, and the store that it holds; a new store where there is none.
+    /// Opens the log of a directory, and the store that it holds; a new store where there is none. Blocks.
     ///
     /// # Errors
     /// The directory cannot be used, another process uses it, or the log holds what this version cannot read.
@@ -193,13 +196,20 @@ fn lock(directory: &Path) -> Result<File, CoordError> {
     let path = directory.join("lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(|error| CoordError::file(&path, error))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(CoordError::file(
-            &path,
-            "another coordination store uses this directory; stop it or choose another one",
-        )),
-        Err(fs::TryLockError::Error(error)) => Err(CoordError::file(&path, error)),
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            // A process that is being started holds what this program had open until it runs its own program.
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+                std::thread::sleep(PATIENCE / 50);
+            }
+            Err(fs::TryLockError::WouldBlock) => {
+                let why = "another coordination store uses this directory; stop it or choose another one";
+                return Err(CoordError::file(&path, why));
+            }
+            Err(fs::TryLockError::Error(error)) => return Err(CoordError::file(&path, error)),
+        }
     }
 }
 

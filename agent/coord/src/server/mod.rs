@@ -92,10 +92,11 @@ impl Server {
         let tls = options.tls.as_ref().map(server_tls).transpose()?;
         let epoch = Instant::now();
         let (cluster, limits) = (log::random()?, options.limits.clone());
-        let (log, store) = match &options.directory {
+        let (log, store) = match options.directory.clone() {
             Some(directory) => {
-                let (log, store) = Log::open(directory, cluster, limits, 0)?;
-                (Some(log), store)
+                let opened = tokio::task::spawn_blocking(move || Log::open(&directory, cluster, limits, 0));
+                let opened = opened.await.map_err(|error| CoordError::io("the log", error.into()))?;
+                opened.map(|(log, store)| (Some(log), store))?
             }
             None => (None, Store::new(cluster, limits)),
         };

@@ -114,7 +114,8 @@ async fn a_transaction_without_an_answer_is_unsure_and_not_repeated(store: Store
     assert!(unsure.is_unsure(), "{unsure}");
     assert!(unsure.to_string().contains("read before you repeat it"), "{unsure}");
     drop(proxy);
-    // A connection that is refused is certain: nothing was sent.
+    assert!(client.get("/t").await.unwrap_err().is_unreachable());
+    // Now it knows that the old connection is gone, and a new one that is refused is certain: nothing was sent.
     let unsent = client.txn(Txn::new().then_put("/t", b"", None)).await.unwrap_err();
     assert!(unsent.is_unreachable(), "{unsent}");
 }

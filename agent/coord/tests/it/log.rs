@@ -18,8 +18,11 @@ fn put(store: &mut Store, n: u8, lease: i64) {
     store.put(pb::PutRequest { key: format!("k{}", n % 5).into(), value, lease, prev_kv: false }).unwrap();
 }
 
+/// What the store held when the log had a length.
+type Steps = Vec<(usize, Store)>;
+
 /// A log, and after each acknowledged step its length and what the store held.
-fn written(directory: &Path) -> (Vec<u8>, Vec<(usize, Store)>) {
+fn written(directory: &Path) -> (Vec<u8>, Steps) {
     let (mut log, mut store) = open(directory);
     let mut steps = vec![(fs::read(directory.join(FILE)).unwrap().len(), store.clone())];
     let lease = store.grant(&pb::LeaseGrantRequest { ttl: 60, id: 0 }, 0).unwrap().id;
@@ -129,7 +132,7 @@ proptest! {
 
     #[test]
     fn any_damage_is_noticed(at in any::<proptest::sample::Index>(), bit in 0_u8..8) {
-        static WRITTEN: LazyLock<(Vec<u8>, Vec<(usize, Store)>)> =
+        static WRITTEN: LazyLock<(Vec<u8>, Steps)> =
             LazyLock::new(|| written(tempfile::tempdir().unwrap().path()));
         let (mut bytes, steps) = WRITTEN.clone();
         let at = at.index(bytes.len());

@@ -10,6 +10,7 @@ mod contract;
 mod faults;
 mod group;
 mod log;
+mod managed;
 mod model;
 mod proxy;
 mod secure;

@@ -258,7 +258,7 @@ impl Store {
         let now = KeyValue {
             create_revision: before.as_ref().map_or(revision, |before| before.create_revision),
             mod_revision: revision,
-            version: before.as_ref().map_or(1, |before| before.version + 1),
+            version: before.as_ref().map_or(1, |before| before.version.saturating_add(1)),
             key: put.key,
             value: put.value,
             lease: put.lease,

@@ -1,0 +1,121 @@
+//! Three hosts run etcd between them; here each host is a port of this machine.
+
+use std::path::Path;
+use std::time::Duration;
+
+use mainstay_coord::{Client, Endpoint, Lease, Managed, ManagedOptions, ManagedState, Settings, WatchEvent};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::stores::{endpoint, free_port, has_etcd};
+
+/// A free port whose neighbour is free too.
+fn pair() -> Endpoint {
+    loop {
+        let port = free_port();
+        if port < u16::MAX && std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return endpoint(port);
+        }
+    }
+}
+
+fn options(endpoints: &[Endpoint], me: usize, folder: &Path) -> ManagedOptions {
+    let directory = folder.join(me.to_string());
+    ManagedOptions { me: Some(me), ..ManagedOptions::new(endpoints.to_vec(), "job", directory) }
+}
+
+fn pid(managed: &Managed) -> u32 {
+    match *managed.state().borrow() {
+        ManagedState::Running { pid, .. } => pid,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+fn is_there(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// Writes when that is possible. If the lost process was etcd's leader, the others first elect one.
+async fn write(client: &Client, value: &[u8], lease: &Lease) {
+    while let Err(error) = client.put("/k", value, Some(lease.id())).await {
+        assert!(error.is_unreachable(), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_hosts_serve_through_the_loss_of_one_and_end_without_a_trace() {
+    if !has_etcd() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let endpoints = [pair(), pair(), pair()];
+    let client = Client::new(Settings::new(endpoints.to_vec())).unwrap();
+    let mut hosts = Vec::new();
+    for me in 0..2 {
+        hosts.push(Managed::start(options(&endpoints, me, folder.path())).await.unwrap());
+    }
+    // Two of three are enough; the third comes late.
+    hosts[0].serves(&client).await.unwrap();
+    client.put("/k", b"1", None).await.unwrap();
+    hosts.push(Managed::start(options(&endpoints, 2, folder.path())).await.unwrap());
+
+    let lease = client.lease(Duration::from_secs(10)).await.unwrap();
+    let mut watch = client.watch("/k", Some(1));
+    assert!(matches!(watch.next().await.unwrap(), WatchEvent::Put { .. }));
+
+    // Each process in turn is killed, and started again on its data.
+    for (n, host) in hosts.iter().enumerate() {
+        let (mut state, killed) = (host.state(), pid(host));
+        kill(Pid::from_raw(killed.try_into().unwrap()), Signal::SIGKILL).unwrap();
+        let value = [u8::try_from(n).unwrap()];
+        write(&client, &value, &lease).await;
+        loop {
+            let WatchEvent::Put { now, .. } = watch.next().await.unwrap() else { panic!() };
+            if now.value == value {
+                break;
+            }
+        }
+        let again =
+            |state: &ManagedState| matches!(state, ManagedState::Running { restarts, .. } if *restarts > 0);
+        state.wait_for(again).await.unwrap();
+        let own = Client::new(Settings::new(vec![endpoints[n].clone()])).unwrap();
+        host.serves(&own).await.unwrap();
+    }
+
+    // A host that leaves for good.
+    let pids: Vec<u32> = hosts.iter().map(pid).collect();
+    hosts.pop().unwrap().stop().await;
+    assert!(!is_there(pids[2]));
+    write(&client, b"two are left", &lease).await;
+    assert!(client.get("/k").await.unwrap().is_some());
+    for host in hosts {
+        host.stop().await;
+    }
+    assert!(pids.into_iter().all(|pid| !is_there(pid)));
+}
+
+#[tokio::test]
+async fn what_cannot_be_started_is_said_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let three = [pair(), pair(), pair()];
+    let start = async |options| Managed::start(options).await.unwrap_err().to_string();
+
+    let missing = ManagedOptions { program: "/nowhere/etcd".into(), ..options(&three, 0, folder.path()) };
+    let error = start(missing).await;
+    assert!(
+        error.contains("there is no program \"/nowhere/etcd\"") && error.contains("install etcd"),
+        "{error}"
+    );
+
+    let error = start(options(&three[..2], 0, folder.path())).await;
+    assert!(error.contains("2 endpoints are given, 3 or 5 are needed"), "{error}");
+
+    let strange: Vec<Endpoint> =
+        ["a.invalid:1", "b.invalid:1", "c.invalid:1"].map(|text| text.parse().unwrap()).to_vec();
+    let error = start(ManagedOptions::new(strange, "job", folder.path())).await;
+    assert!(error.contains("none of a.invalid:1, b.invalid:1, c.invalid:1 is this host"), "{error}");
+
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", three[0].port + 1)).unwrap();
+    let error = start(options(&three, 0, folder.path())).await;
+    assert!(error.contains(&format!("127.0.0.1:{}", three[0].port + 1)), "{error}");
+}
