@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use mainstay_core::model::entry::Entry;
+use mainstay_core::model::verdict::Verdict;
 use mainstay_core::recovery::job::Summary;
 
 use crate::story;
@@ -38,6 +39,18 @@ impl End {
     pub fn assert_said(&self, what: &str) -> &End {
         assert!(self.stderr.contains(what), "not said: {what:?}\n{self}");
         self
+    }
+
+    /// The last verdict on the job's only incident. A finding that comes while the job is stopped (on a busy machine a
+    /// rank is soon the slowest) has the incident judged anew, with one more line of evidence. Each time the culprit is
+    /// the same one.
+    #[track_caller]
+    pub fn verdict(&self) -> &Verdict {
+        let verdicts = story::verdicts(&self.story);
+        let Some(last) = verdicts.last() else { panic!("there is no verdict\n{self}") };
+        let same = |of: &&Verdict| of.incident == last.incident && of.culprit == last.culprit;
+        assert!(verdicts.iter().all(same), "verdicts on one incident and one culprit\n{self}");
+        last
     }
 
     /// The summary, which each job that began has.

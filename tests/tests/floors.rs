@@ -108,6 +108,14 @@ const DURABLE_DEPENDENCIES: &[&str] = &[
     "tracing",
 ];
 
+/// Test executables beside `tests/it` of each crate, and why each needs a process of its own: every executable is
+/// linked anew after each change.
+const TEST_EXECUTABLES: &[(&str, &str)] = &[
+    ("client/tests/no_allocations.rs", "it has an allocator of its own"),
+    ("client/tests/processes.rs", "it forks"),
+    ("tests/tests/floors.rs", "it needs nothing but the sources"),
+];
+
 /// Words that must not appear in the core's code, whatever the linter thinks of them.
 const NOT_IN_CORE: &[&str] = &[
     "tokio::",
@@ -176,6 +184,14 @@ fn the_checkpoint_tier_needs_no_runtime_and_knows_nothing_of_the_agent() {
 fn coordination_knows_nothing_of_the_agent() {
     let manifest = fs::read_to_string(repository().join("agent/coord/Cargo.toml")).expect("a manifest");
     assert_eq!(unexpected_dependencies(&manifest, COORD_DEPENDENCIES), Vec::<String>::new(), "agent/coord");
+}
+
+#[test]
+fn each_crate_has_one_test_executable_and_no_test_file_is_left_out() {
+    let folders = test_folders(&repository());
+    assert!(folders.len() > 8, "{folders:?}");
+    let complaints: Vec<String> = folders.iter().flat_map(|folder| test_complaints(folder)).collect();
+    assert!(complaints.is_empty(), "tests:\n{}", complaints.join("\n"));
 }
 
 #[test]
@@ -367,6 +383,46 @@ fn unexpected_dependencies(manifest: &str, allowed: &[&str]) -> Vec<String> {
     }
     unexpected.retain(|name| !allowed.contains(&name.as_str()));
     unexpected
+}
+
+/// The `tests` folders of the packages.
+fn test_folders(root: &Path) -> Vec<PathBuf> {
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("the workspace has a manifest");
+    let members = manifest.lines().find(|line| line.starts_with("members = ")).expect("it has members");
+    let packages = members.split('"').skip(1).step_by(2);
+    packages.map(|package| root.join(package).join("tests")).filter(|folder| folder.is_dir()).collect()
+}
+
+/// Executables that are on no list, and files in `it` that are no module of it: cargo compiles none of these.
+fn test_complaints(folder: &Path) -> Vec<String> {
+    let root = repository();
+    let named = |path: &Path| path.strip_prefix(&root).unwrap_or(path).display().to_string();
+    let mut complaints = Vec::new();
+    for file in rust_files(folder) {
+        let above = file.parent().expect("a file is in a folder");
+        let stem = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        if above == folder {
+            if !TEST_EXECUTABLES.iter().any(|(path, _)| named(&file) == *path) {
+                complaints.push(format!("{}: make it a module of tests/it/main.rs", named(&file)));
+            }
+        } else if file.starts_with(folder.join("it")) && !(stem == "main" && above == folder.join("it")) {
+            let (module, of) = match stem.as_str() {
+                "mod" => (file_name(above), above.parent().expect("below `it`")),
+                _ => (stem, above),
+            };
+            let parent = ["main.rs", "mod.rs"].map(|name| of.join(name)).into_iter().find(|of| of.exists());
+            let text = parent.map(|of| fs::read_to_string(of).expect("a source file is readable text"));
+            if !text.is_some_and(|text| text.contains(&format!("mod {module};"))) {
+                complaints
+                    .push(format!("{}: it is a module of nothing, so no test of it is run", named(&file)));
+            }
+        }
+    }
+    complaints
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::skips::Skips;
+
 /// How a check ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
@@ -13,6 +15,8 @@ pub enum Verdict {
         passed: usize,
         /// Tests that failed.
         failed: usize,
+        /// Tests that cannot run here; they did not pass.
+        skips: Skips,
     },
     /// It cannot be made here.
     Skipped {
@@ -24,7 +28,7 @@ pub enum Verdict {
 impl Verdict {
     /// A check that counts nothing.
     pub fn of(holds: bool) -> Self {
-        Self::Counted { passed: usize::from(holds), failed: usize::from(!holds) }
+        Self::Counted { passed: usize::from(holds), failed: usize::from(!holds), skips: Skips::default() }
     }
 
     /// A check that cannot be made here.
@@ -35,7 +39,18 @@ impl Verdict {
     /// A program that counts its tests. One that fails without counting a failure, because something did not even
     /// compile, is a failure too.
     pub fn counted(success: bool, passed: usize, failed: usize) -> Self {
-        Self::Counted { passed, failed: if success { failed } else { failed.max(1) } }
+        let failed = if success { failed } else { failed.max(1) };
+        Self::Counted { passed, failed, skips: Skips::default() }
+    }
+
+    /// What `cargo test` said: tests that were skipped ended well for it.
+    pub fn cargo(success: bool, said: &str) -> Self {
+        let (passed, failed) = cargo_counts(said);
+        let skips = Skips::of(said);
+        match Self::counted(success, passed.saturating_sub(skips.count()), failed) {
+            Self::Counted { passed, failed, .. } => Self::Counted { passed, failed, skips },
+            other => other,
+        }
     }
 }
 
@@ -72,25 +87,33 @@ impl Checks {
         for Done { name, verdict, took } in &self.done {
             let took = took.as_secs_f64();
             match verdict {
-                Verdict::Counted { passed, failed: 0 } => {
-                    println!("  ok       {name:<48} {passed:>5} passed {took:>8.1} s")
-                }
-                Verdict::Counted { passed, failed } => {
-                    println!("  FAILED   {name:<48} {passed:>5} passed {took:>8.1} s, {failed} failed");
+                Verdict::Counted { passed, failed, skips } => {
+                    let how = if *failed == 0 { "ok      " } else { "FAILED  " };
+                    let fails = if *failed == 0 { String::new() } else { format!(", {failed} failed") };
+                    let skips = match skips.count() {
+                        0 => String::new(),
+                        count => format!(", {count} skipped"),
+                    };
+                    println!("  {how} {name:<48} {passed:>5} passed {took:>8.1} s{fails}{skips}");
                 }
                 Verdict::Skipped { why } => println!("  skipped  {name:<48} {why}"),
             }
         }
-        let (passed, failed) = self.sum();
-        println!("\n{passed} passed, {failed} failed");
+        let (passed, failed, skips) = self.sum();
+        if !skips.lines().is_empty() {
+            println!("\n=== tests that cannot run here\n{}", skips.lines().join("\n"));
+        }
+        println!("\n{passed} passed, {failed} failed, {} skipped", skips.count());
         failed == 0
     }
 
-    fn sum(&self) -> (usize, usize) {
-        let mut sum = (0, 0);
+    fn sum(&self) -> (usize, usize, Skips) {
+        let mut sum = (0, 0, Skips::default());
         for done in &self.done {
-            if let Verdict::Counted { passed, failed } = done.verdict {
-                sum = (sum.0 + passed, sum.1 + failed);
+            if let Verdict::Counted { passed, failed, skips } = &done.verdict {
+                sum.0 += passed;
+                sum.1 += failed;
+                sum.2.add(skips);
             }
         }
         sum
@@ -145,8 +168,16 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_without_a_count_is_a_failure() {
-        assert_eq!(Verdict::counted(false, 3, 0), Verdict::Counted { passed: 3, failed: 1 });
-        assert_eq!(Verdict::counted(true, 3, 0), Verdict::Counted { passed: 3, failed: 0 });
+        let counted = |passed, failed| Verdict::Counted { passed, failed, skips: Skips::default() };
+        assert_eq!(Verdict::counted(false, 3, 0), counted(3, 1));
+        assert_eq!(Verdict::counted(true, 3, 0), counted(3, 0));
+    }
+
+    #[test]
+    fn a_test_that_was_skipped_did_not_pass() {
+        let said = "test skipped: it-01::a: no torch\ntest result: ok. 3 passed; 0 failed; 0 ignored\n";
+        let verdict = Verdict::cargo(true, said);
+        assert_eq!(verdict, Verdict::Counted { passed: 2, failed: 0, skips: Skips::of(said) });
     }
 
     #[test]
@@ -155,7 +186,7 @@ mod tests {
         checks.run("broken", || anyhow::bail!("no such program"));
         checks.run("good", || Ok(Verdict::counted(true, 5, 0)));
         checks.run("elsewhere", || Ok(Verdict::skipped("not here")));
-        assert_eq!(checks.sum(), (5, 1));
+        assert_eq!(checks.sum(), (5, 1, Skips::default()));
         assert!(!checks.conclude());
     }
 }

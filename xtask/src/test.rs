@@ -10,6 +10,7 @@ use crate::check::{self, Checks, Verdict};
 use crate::command;
 use crate::frameworks;
 use crate::fuzz;
+use crate::leftovers::Places;
 use crate::lint::{self, cargo};
 use crate::nvrx;
 use crate::packages;
@@ -54,6 +55,13 @@ impl Args {
 /// Makes all the checks and sums up.
 pub fn run(args: &Args) -> ExitCode {
     let mut checks = Checks::default();
+    let own = match Places::new() {
+        Ok(own) => own,
+        Err(error) => {
+            eprintln!("{error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
     if args.wants(Part::Lint) {
         lint::source(&mut checks);
     }
@@ -65,11 +73,11 @@ pub fn run(args: &Args) -> ExitCode {
         checks.run("etcd-server and etcd-client (apt-get)", packages::etcd);
         checks.run("unit and property tests (cargo test)", || {
             // The scenarios' crate is left to its own step; its floors need nothing but the sources.
-            cargo_test(&["--workspace", "--exclude", "mainstay-tests"], None)
+            cargo_test(&own, &["--workspace", "--exclude", "mainstay-tests"], None)
         });
         checks.run("fuzz targets, each seed once", fuzz::seeds);
         checks.run("floors (cargo test)", || {
-            cargo_test(&["--package", "mainstay-tests", "--test", "floors"], None)
+            cargo_test(&own, &["--package", "mainstay-tests", "--test", "floors"], None)
         });
     }
     if args.wants(Part::Scenarios) || args.wants(Part::Python) {
@@ -81,16 +89,19 @@ pub fn run(args: &Args) -> ExitCode {
         let frameworks = prepare_frameworks(&mut checks, python.as_ref());
         if args.wants(Part::Python) {
             checks.run("Python client (pytest on the wheel)", || {
-                pytest(python.as_ref(), &["", "--ignore-glob=*/frameworks/*"])
+                pytest(&own, python.as_ref(), &["", "--ignore-glob=*/frameworks/*"])
             });
             if frameworks.is_some() {
-                checks.run("hooks for frameworks (pytest)", || pytest(frameworks.as_ref(), &["frameworks"]));
+                checks.run("hooks for frameworks (pytest)", || {
+                    pytest(&own, frameworks.as_ref(), &["frameworks"])
+                });
             }
         }
         if args.wants(Part::Scenarios) {
-            scenarios(&mut checks, python.as_ref(), frameworks.as_ref());
+            scenarios(&mut checks, &own, python.as_ref(), frameworks.as_ref());
         }
     }
+    checks.run("nothing is left behind", || own.check());
     if checks.conclude() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -124,12 +135,13 @@ fn prepare_frameworks(checks: &mut Checks, python: Option<&Venv>) -> Option<Venv
 }
 
 /// The end-to-end scenarios on the program as `cargo build` makes it, with ranks in a Python that has the wheel.
-fn scenarios(checks: &mut Checks, python: Option<&Venv>, frameworks: Option<&Venv>) {
+fn scenarios(checks: &mut Checks, own: &Places, python: Option<&Venv>, frameworks: Option<&Venv>) {
     let mut others = Vec::new();
     others.extend(prepare_nvrx(checks, python).map(|python| ("MAINSTAY_TEST_NVRX", python)));
     others.extend(frameworks.map(|venv| ("MAINSTAY_TEST_FRAMEWORKS", venv.python())));
     checks.run("end-to-end scenarios (cargo test)", || {
-        cargo_test_beside(&["--package", "mainstay-tests"], python, &others)
+        // The floors have a step of their own.
+        cargo_test_beside(own, &["--package", "mainstay-tests", "--lib", "--test", "it"], python, &others)
     });
 }
 
@@ -149,12 +161,13 @@ fn prepare_nvrx(checks: &mut Checks, python: Option<&Venv>) -> Option<PathBuf> {
     made
 }
 
-fn cargo_test(selection: &[&str], python: Option<&Venv>) -> Result<Verdict> {
-    cargo_test_beside(selection, python, &[])
+fn cargo_test(own: &Places, selection: &[&str], python: Option<&Venv>) -> Result<Verdict> {
+    cargo_test_beside(own, selection, python, &[])
 }
 
 /// With a Python that has the wheel, and others by the variables under which tests look for them.
 fn cargo_test_beside(
+    own: &Places,
     selection: &[&str],
     python: Option<&Venv>,
     others: &[(&str, PathBuf)],
@@ -165,23 +178,24 @@ fn cargo_test_beside(
         test.env("MAINSTAY_TEST_PYTHON", venv.python());
     }
     test.envs(others.iter().map(|(name, python)| (*name, python)));
+    own.give(&mut test);
     let (status, said) = command::run_watched(&mut test)?;
-    let (passed, failed) = check::cargo_counts(&said);
-    Ok(Verdict::counted(status.success(), passed, failed))
+    Ok(Verdict::cargo(status.success(), &said))
 }
 
 /// Runs the tests in a folder of the Python package's, with options after it.
-fn pytest(python: Option<&Venv>, of: &[&str]) -> Result<Verdict> {
+fn pytest(own: &Places, python: Option<&Venv>, of: &[&str]) -> Result<Verdict> {
     let Some(venv) = python else { anyhow::bail!("there is no environment to test in") };
     let tests: PathBuf = places::root().join("client/python/tests").join(of.first().unwrap_or(&""));
     let mut pytest = Command::new(venv.python());
     // From a folder without sources, so that what is imported is the installed wheel.
     pytest
-        .args(["-m", "pytest", "-p", "no:cacheprovider"])
+        .args(["-m", "pytest", "-p", "no:cacheprovider", "-rs"])
         .arg(&tests)
         .args(of.iter().skip(1))
         .current_dir(places::target())
         .env("MAINSTAY_BIN", places::mainstay("debug"));
+    own.give(&mut pytest);
     let (status, said) = command::run_watched(&mut pytest)?;
     let (passed, failed) = check::pytest_counts(&said);
     Ok(Verdict::counted(status.success(), passed, failed))

@@ -35,7 +35,7 @@ if ATTEMPT == 0:
         matches!(entry.body, Body::Fact(Fact::RankExited { rank: Rank(1), attempt: Attempt(0), .. }))
     });
     assert!(raised.expect("an exit note") < exited.expect("an end"), "{end}");
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(3)), "{end}");
     assert_eq!(verdict.headline, "rank 1 raised ValueError: bad batch 17 after step 3");
     assert!(verdict.evidence.iter().any(|line| line.contains("ranks.py")), "{:?}", verdict.evidence);
@@ -202,7 +202,7 @@ if ATTEMPT == 0:
 "#;
     let end = stage.python(script).start().end();
     end.assert_status(0);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert!(verdict.headline.contains("no_such_name") && !verdict.headline.contains("step"), "{end}");
 }
 

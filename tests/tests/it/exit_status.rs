@@ -18,7 +18,7 @@ fn an_exit_code_is_passed_on() {
     let end =
         stage.sh(r#"[ "$RANK" = 1 ] && exit 7; work"#).ranks(2).options("--max-restarts 0").start().end();
     end.assert_status(7);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!((verdict.culprit, &verdict.cause), (Some(Rank(1)), &Cause::ExitCode { code: 7 }));
     end.assert_said("the budget of 0 restart(s) is used up");
 }

@@ -2,8 +2,6 @@
 //! step, the culprit named, the job started again. `MAINSTAY_HANG_REPEATS` says how often each is done, and
 //! `MAINSTAY_HANG_RANKS` with how many processes.
 
-#![allow(clippy::panic, reason = "in a test, a panic is the report")]
-
 #[path = "../../../agent/tests/it/support/ras.rs"]
 mod ras;
 
@@ -91,7 +89,7 @@ fn hangs_among(ranks: u32, how: &str, culprit: &str, options: &str, kind: HangKi
 }
 
 fn assert_verdict(end: &End, ranks: u32, culprit: Option<Rank>, kind: HangKind) {
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.culprit, culprit, "{end}");
     assert!(matches!(verdict.cause, Cause::Hang { hang, .. } if hang == kind), "{kind:?}\n{end}");
     let expected = ranks as usize - usize::from(culprit.is_some());
@@ -118,7 +116,7 @@ fn all_ranks_stopped() {
             stage.python(&format!("{how}\n{LOCKSTEP}")).ranks(ranks()).variable("CULPRIT", "all").start();
         let end = job.end();
         end.assert_status(0);
-        let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+        let verdict = end.verdict();
         assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
         let all = format!("ranks 0-{}", ranks() - 1);
         end.assert_said(&format!(
@@ -144,7 +142,7 @@ fn the_stacks_of_all_ranks_are_written_down_and_tell_the_culprit() {
         format!("def hang(): queue.Queue().get()\n{LOCKSTEP}").replace("with mainstay.section", "if ");
     let end = stage.python(&script).ranks(RANKS).variable("CULPRIT", "6").start().end();
     end.assert_status(0);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(6)), "{end}");
     let told = |what: &str| assert!(verdict.evidence.iter().any(|line| line.contains(what)), "{what}\n{end}");
     told("rank 6 in wait (threading.py:");
@@ -171,7 +169,7 @@ fn a_stopped_rank_behind_a_script_of_a_shell() {
         stage.sh("\"$PYTHON_EXEC\" \"${0%/*}/ranks.py\"\nexit $?").ranks(4).options("--max-restarts 0");
     let end = plan.variable("CULPRIT", "2").start().end();
     end.assert_status(1);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
     assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
     let told = |what: &str| assert!(verdict.evidence.iter().any(|line| line.contains(what)), "{what}\n{end}");
@@ -312,7 +310,7 @@ dist.destroy_process_group()
         let ranks = asked_for("MAINSTAY_HANG_RANKS").unwrap_or(4);
         let end = stage.python(script).ranks(ranks).options("--max-restarts 0").start().end();
         end.assert_status(1);
-        let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+        let verdict = end.verdict();
         assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
         assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::UserCode, .. }), "{end}");
     }
@@ -353,7 +351,7 @@ for step in range(80):
     let plan = stage.python(script).ranks(4).options("--max-restarts 0 --hang-limit passing=3s");
     let end = plan.variable("MAINSTAY_TORCH", "0").start().end();
     end.assert_status(1);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
     let told = "by PyTorch's flight recorders 3 of 3 waiting ranks wait for rank 2";
     assert!(verdict.evidence.iter().any(|line| line == told), "{end}");
@@ -403,7 +401,7 @@ for step in range(80):
     service.change(Answerer::Json(format!("{report}\n")));
     let end = job.end();
     end.assert_status(1);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(2)), "{end}");
     let told = "by NCCL's RAS service 3 of 3 waiting ranks wait for rank 2";
     assert!(verdict.evidence.iter().any(|line| line == told), "{end}");

@@ -32,7 +32,7 @@ fn a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint() {
     let end = job.end();
     end.assert_status(0);
 
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!((verdict.culprit, &verdict.cause), (Some(Rank(1)), &Cause::Signal { signal: 9 }), "{end}");
     assert_eq!((&verdict.victims[..], verdict.step), (&[Rank(0)][..], Some(6)), "{end}");
     assert_eq!(verdict.headline, "rank 1 was ended by SIGKILL after step 6");
@@ -91,7 +91,7 @@ fn the_others_are_stopped_while_a_failed_rank_is_still_ending() {
         matches!(fact, Fact::RankExited { rank: Rank(1), status: ExitStatus::Code(7), after_stop: false, .. })
     });
     assert!(ending < survivor && ending < exited, "{end}");
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!((verdict.culprit, &verdict.victims[..]), (Some(Rank(1)), &[Rank(0)][..]), "{end}");
     assert_eq!(end.summary().attempts, 2, "{end}");
 }
@@ -175,7 +175,7 @@ fn the_survivors_of_a_kill_are_victims_even_if_they_die_of_it_first_and_of_every
     job.kill_rank(0, 1);
     let end = job.end();
     end.assert_status(0);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(1)), "{end}");
     assert_eq!(story::exits(&end.story, 0)[0], ExitStatus::Code(5), "{end}");
     assert_eq!(story::exits(&end.story, 2)[0], ExitStatus::Signal(9), "{end}");
@@ -193,7 +193,7 @@ fn ranks_that_die_together_are_one_failure() {
     job.signal(Signal::SIGCONT);
     let end = job.end();
     end.assert_status(0);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.victims.len(), 2, "{end}");
     assert_eq!(end.summary().attempts, 2, "{end}");
 }
@@ -216,7 +216,7 @@ fn a_launcher_that_was_held_during_a_fault_and_the_whole_recovery_sees_it_all_wh
     job.signal(Signal::SIGCONT);
     let end = job.end();
     end.assert_status(0);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(0)), "{end}");
 }
 

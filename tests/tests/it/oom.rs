@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use mainstay_core::model::verdict::Cause;
-use mainstay_tests::{Stage, story};
+use mainstay_tests::Stage;
 
 /// A memory cgroup, where this machine lets tests make one; deleted in the end.
 struct Cramped(PathBuf);
@@ -46,7 +46,7 @@ fn a_rank_that_the_kernel_killed_for_lack_of_memory_is_known_as_that_at_once() {
     );
     let end = stage.sh(&script).ranks(2).options("--max-restarts 0").start().end();
     end.assert_status(137);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.cause, Cause::OutOfMemory, "{end}");
     assert!(verdict.evidence.iter().any(|line| line.contains("OOM killer")), "{end}");
 }

@@ -43,7 +43,7 @@ elif ATTEMPT == 0:
     assert_eq!(end.output(0, 1, "stdout"), "last words of 1 in 0\n");
     assert_eq!(end.output(1, 1, "stdout"), "last words of 1 in 1\n", "each attempt has its own files");
     assert!(end.stdout.contains("[rank 1] last words of 1 in 0\n"), "{}", end.stdout);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert!(
         verdict.evidence.iter().any(|line| line.contains("something is wrong")),
         "{:?}",
@@ -289,7 +289,7 @@ dist.all_reduce(torch.ones(1))
         // The victim was told to end at once, and has nothing to say in its place.
         let victim = end.output(0, 0, "stderr");
         assert!(!victim.contains("Traceback"), "{victim}");
-        let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+        let verdict = end.verdict();
         assert_eq!(verdict.headline, "rank 1 raised ValueError: bad batch 17 before its first step");
     }
 }

@@ -72,7 +72,7 @@ fn a_ddp_run_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_one() 
     assert_eq!(found, expected, "bit for bit\n{end}");
     assert_eq!(expected[0], expected[1], "all ranks of a DDP run have the same parameters");
 
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(12)), "{end}");
     let [outcome] = story::outcomes(&end.story)[..] else { panic!("one outcome\n{end}") };
     assert_eq!((outcome.step, outcome.steps_lost), (10, 3), "{end}");
@@ -101,7 +101,7 @@ dist.all_reduce(torch.ones(1))
 "#;
     let end = stage.python(script).ranks(2).options("--max-restarts 0").start().end();
     end.assert_status(1);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!((verdict.culprit, &verdict.victims[..]), (Some(Rank(1)), &[Rank(0)][..]), "{end}");
     end.assert_said("rank 1 raised ValueError: bad batch");
 }

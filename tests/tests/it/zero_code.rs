@@ -1,6 +1,6 @@
 //! Jobs whose ranks send no heartbeats: judged by what their processes do, late and with less certainty.
 
-#![allow(clippy::panic, clippy::expect_used, reason = "in a test, a panic is the report")]
+#![allow(clippy::expect_used, reason = "in a test, a panic is the report")]
 
 use mainstay_core::base::id::Rank;
 use mainstay_core::hang::HangKind;
@@ -25,7 +25,7 @@ fn ranks_that_worked_and_do_nothing_any_more_are_started_again() {
     let script = format!("{WORK}; [ $ATTEMPT -gt 0 ] && exit 0; exec sleep 36000");
     let end = stage.sh(&script).ranks(3).options("--hang-limit idle=4s").start().end();
     end.assert_status(0);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::AllStill, .. }), "{end}");
     assert!(!verdict.heartbeats && verdict.step.is_none() && verdict.confidence < 0.7, "{end}");
     assert!(verdict.headline.starts_with("all ranks hang: "), "{end}");
@@ -42,7 +42,7 @@ work
 "#;
     let end = stage.sh(script).ranks(3).options("--hang-limit idle=3s").start().end();
     end.assert_status(0);
-    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    let verdict = end.verdict();
     assert_eq!(verdict.culprit, Some(Rank(1)), "{end}");
     assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
 }
