@@ -23,7 +23,7 @@ pub fn source(checks: &mut Checks) {
     });
     checks.run("licences, bans, sources (cargo deny)", || deny(&["bans", "licenses", "sources"]));
     checks.run("advisories (cargo deny)", || deny(&["advisories"]));
-    checks.run("advisories of the fuzz targets (cargo audit)", audit);
+    checks.run("advisories (cargo audit)", audit);
 }
 
 /// The unit, the user and the folders.
@@ -56,7 +56,7 @@ fn deny(what: &[&str]) -> Result<Verdict> {
     advisories(deny.current_dir(places::root()))
 }
 
-/// The lock file of the fuzz targets is not the workspace's, which cargo-deny reads.
+/// The fuzz targets have a lock file of their own, which cargo-deny does not read.
 fn audit() -> Result<Verdict> {
     let program = match cargo_tools::find("cargo-audit")? {
         Ok(program) => program,

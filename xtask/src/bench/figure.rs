@@ -180,7 +180,8 @@ impl Report {
 
     /// Takes in what was measured: a line for people, and the file. A figure with a peer replaces the same one without.
     pub fn add(&mut self, figures: impl IntoIterator<Item = Figure>) {
-        let chosen: Vec<Figure> = figures.into_iter().filter(|figure| self.is_chosen(&figure.id)).collect();
+        let is_new = |figure: &Figure| self.is_chosen(&figure.id) && !self.figures.contains(figure);
+        let chosen: Vec<Figure> = figures.into_iter().filter(is_new).collect();
         if chosen.is_empty() {
             return;
         }
