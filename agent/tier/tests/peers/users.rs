@@ -12,6 +12,7 @@ use mainstay_core::checkpoint::files::Kind;
 use mainstay_core::checkpoint::owner::owned;
 use mainstay_tier::files::{Files, Plan, Wanted};
 use mainstay_tier::peer::{User, Watched};
+use nix::libc;
 use rustix::fs::{CWD, RenameFlags};
 use tempfile::TempDir;
 
@@ -266,4 +267,80 @@ fn a_watch_seals_and_restores_nothing_of_another_user_through_an_exchanged_name(
     );
     assert!(content(&homes.of_a).iter().all(|(_, uid, _)| *uid == A.uid));
     drop((watch, homes.all));
+}
+
+/// A mount that never answers; it goes when this is dropped, and with it whoever waits for it goes on.
+struct DeadMount {
+    at: PathBuf,
+    _device: fs::File,
+}
+
+impl DeadMount {
+    fn new(at: &Path) -> Option<DeadMount> {
+        use std::os::fd::AsRawFd;
+        let device = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
+        fs::create_dir_all(at).unwrap();
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let options = std::ffi::CString::new(options).unwrap();
+        let path = std::ffi::CString::new(at.as_os_str().as_encoded_bytes()).unwrap();
+        let flags = libc::MS_NOSUID | libc::MS_NODEV;
+        let (source, kind, options) = (c"dead".as_ptr(), c"fuse".as_ptr(), options.as_ptr());
+        // SAFETY: all four are strings that end with zero and live for the call.
+        let mounted = unsafe { libc::mount(source, path.as_ptr(), kind, flags, options.cast()) };
+        (mounted == 0).then(|| DeadMount { at: at.to_owned(), _device: device })
+    }
+}
+
+impl Drop for DeadMount {
+    fn drop(&mut self) {
+        let path = std::ffi::CString::new(self.at.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: a string that ends with zero and lives for the call.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+#[test]
+fn a_watch_on_a_mount_that_never_answers_keeps_no_other_users_steps_back() {
+    let Some(homes) = homes() else { return };
+    let Some(dead) = DeadMount::new(&homes.of_root.join("dead")) else {
+        return eprintln!("skipped: no FUSE mount can be made here");
+    };
+    let hosts = hosts(1, |_, _| {});
+    let out = homes.of_a.join("out");
+    fs::create_dir(&out).unwrap();
+    seal(&out, &identity(0, 10, 0, 1), &bytes(10, 0));
+    give(&out, A);
+    let service = hosts[0].service();
+    service.watch(place(ROOT, &dead.at));
+    service.watch(place(A, &out));
+    let steps = || -> Vec<u64> { service.copies().iter().map(|copy| copy.shard.of.step).collect() };
+    until("a's step", || steps().contains(&10));
+    seal(&out, &identity(0, 11, 0, 1), &bytes(11, 0));
+    give(&out, A);
+    until("a's next step", || {
+        service.refresh();
+        steps().contains(&11)
+    });
+    let restored = hosts[0].service().restore(&place(A, &out), None, &|_| {}).unwrap();
+    assert_eq!(restored.decision.step.map(|key| key.step), Some(11));
+}
+
+#[test]
+fn files_that_a_user_reaches_by_a_supplementary_group_alone_are_reached_for_that_user() {
+    let Some(homes) = homes() else { return };
+    let hosts = hosts(1, |_, _| {});
+    let user = User { uid: 61_003, gid: 61_003 };
+    let (team, out) = (homes.all.path().join("team"), homes.all.path().join("team/out"));
+    fs::create_dir_all(&out).unwrap();
+    seal(&out, &identity(0, 10, 0, 1), &bytes(10, 0));
+    give(&out, user);
+    chown(&team, Some(0), Some(61_100)).unwrap();
+    fs::set_permissions(&team, fs::Permissions::from_mode(0o770)).unwrap();
+    let service = hosts[0].service();
+    service.watch(place(user, &out));
+    service.refresh();
+    assert!(service.copies().is_empty(), "the group is not the user's");
+    mainstay_tier::peer::learn_groups(user, &[61_100]);
+    service.refresh();
+    until("what the group may enter", || service.copies().len() == 1);
 }
