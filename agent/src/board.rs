@@ -46,6 +46,11 @@ pub struct Board {
     publisher: watch::Sender<Published>,
     roster: Roster,
     standing: Standing,
+    /// Whether nothing is shown for the moment, and whether there is something to show.
+    is_held: bool,
+    is_due: bool,
+    /// Entries that the journal never got.
+    lost: u64,
 }
 
 /// What readers see: never changed, only replaced.
@@ -72,6 +77,9 @@ impl Board {
             publisher: watch::Sender::new(Published::default()),
             roster: Roster::default(),
             standing: Standing::default(),
+            is_held: false,
+            is_due: false,
+            lost: 0,
             journal,
         };
         let reader = board.journal.reader();
@@ -164,8 +172,25 @@ impl Board {
         self.publish();
     }
 
+    /// What is published from now on is shown with [`Board::release`]: to show a whole board costs what is on it, and not what is new.
+    pub fn hold(&mut self) {
+        self.is_held = true;
+    }
+
+    /// Shows what was to be shown meanwhile.
+    pub fn release(&mut self) {
+        self.is_held = false;
+        if std::mem::take(&mut self.is_due) {
+            self.publish();
+        }
+    }
+
     /// Shows the present state to the readers.
     pub fn publish(&mut self) {
+        if self.is_held {
+            self.is_due = true;
+            return;
+        }
         self.publisher.send_replace(Published {
             view: Arc::new(self.view.clone()),
             oldest: self.journal.oldest().unwrap_or(0),
@@ -236,8 +261,18 @@ impl Board {
     fn write(&mut self, entry: &Entry) {
         let written = self.write_waiting().and_then(|()| self.journal.append_entry(entry));
         if written.is_err() {
-            if self.unwritten.len() >= UNWRITTEN_ENTRIES {
-                self.unwritten.pop_front();
+            if self.unwritten.len() >= UNWRITTEN_ENTRIES
+                && let Some(lost) = self.unwritten.pop_front()
+            {
+                self.lost += 1;
+                // Once for each power of two: it goes on for as long as the disk does not come back.
+                if self.lost.is_power_of_two() {
+                    tracing::error!(
+                        seq = lost.seq,
+                        lost = self.lost,
+                        "entries are lost to the journal, which cannot be written"
+                    );
+                }
             }
             self.unwritten.push_back(Arc::new(entry.clone()));
         }

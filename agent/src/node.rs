@@ -42,6 +42,9 @@ use crate::board::Board;
 use crate::os::clock;
 use crate::store::forcing::Forcing;
 
+/// Inputs that are taken in before the loop looks at the clock again.
+const AT_ONCE: usize = 64;
+
 /// How often what the journal holds is forced onto the disk.
 const SYNC_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
@@ -135,6 +138,7 @@ impl Node {
         let mut sync = tokio::time::interval(SYNC_EVERY);
         // One that comes late is not made up for at once: what others say has its turn between two.
         sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut waiting = Vec::with_capacity(AT_ONCE);
         loop {
             tokio::select! {
                 biased;
@@ -142,7 +146,7 @@ impl Node {
                 // Before what others say: however much that is, there is a tick in each second. The watchdog is fed from here: it
                 // guards the loop, not a timer.
                 _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.tell_surroundings(); self.tell_what_came_late(); self.sync(); alive(); }
-                Some(input) = inputs.recv() => self.step(input),
+                count = inputs.recv_many(&mut waiting, AT_ONCE) => self.step_all(&mut waiting, count),
             }
         }
         self.record(None, Fact::AgentStopped);
@@ -172,6 +176,22 @@ impl Node {
         if let Some(forced) = self.forcing.finish() {
             self.board.forced(forced);
         }
+    }
+
+    /// What waits, in its order. What launchers report is shown together: shown one by one, a launcher that says very much would have the
+    /// whole board copied for each word.
+    fn step_all(&mut self, waiting: &mut Vec<Input>, count: usize) {
+        if count == 0 {
+            return;
+        }
+        for input in waiting.drain(..) {
+            match input {
+                Input::Entry(..) | Input::Beats(..) => self.board.hold(),
+                _ => self.board.release(),
+            }
+            self.step(input);
+        }
+        self.board.release();
     }
 
     fn step(&mut self, input: Input) {

@@ -106,35 +106,47 @@ impl Drop for Share {
 
 #[cfg(test)]
 mod tests {
-    use super::{AT_ONCE, ATTACHED, Budgets, PER_SECOND};
     use std::time::Duration;
+
     use tokio::time::Instant;
 
-    #[tokio::test(start_paused = true)]
-    async fn what_is_said_at_once_is_bounded_and_what_is_said_by_another_user_is_not_held_up() {
-        let budgets = Budgets::default();
-        let (loud, also_loud, quiet) =
-            (budgets.attach(7).unwrap(), budgets.attach(7).unwrap(), budgets.attach(8).unwrap());
-        let began = Instant::now();
-        loud.spend(AT_ONCE as usize).await;
-        assert_eq!(began.elapsed(), Duration::ZERO);
-        // The launchers of one user share one budget.
-        also_loud.spend(PER_SECOND as usize * 3).await;
-        assert!(began.elapsed() >= Duration::from_secs(3));
-        let began = Instant::now();
-        quiet.spend(1000).await;
-        assert_eq!(began.elapsed(), Duration::ZERO);
+    use super::{AT_ONCE, ATTACHED, Budget, Budgets, PER_SECOND};
+
+    #[test]
+    fn what_is_said_at_once_is_bounded_and_the_rest_has_its_time() {
+        let now = Instant::now();
+        let mut budget = Budget { attached: 1, left: AT_ONCE, at: now };
+        assert_eq!(budget.spend(AT_ONCE, now), Duration::ZERO);
+        assert_eq!(budget.spend(3 * PER_SECOND, now), Duration::from_secs(3));
+        // Whoever comes next waits behind that one.
+        assert_eq!(budget.spend(PER_SECOND, now), Duration::from_secs(4));
+        let later = now + Duration::from_secs(5);
+        assert_eq!(budget.spend(PER_SECOND, later), Duration::ZERO);
+        assert!(budget.spend(PER_SECOND, later) > Duration::ZERO);
+        let much_later = later + Duration::from_secs(3600);
+        assert_eq!(budget.spend(AT_ONCE, much_later), Duration::ZERO, "what was saved up is bounded too");
+        assert!(budget.spend(1, much_later) > Duration::ZERO);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn attaching_anew_makes_no_new_budget_and_launchers_of_a_user_are_bounded() {
+    #[test]
+    fn attaching_again_makes_no_new_budget_and_each_user_has_one() {
         let budgets = Budgets::default();
-        budgets.attach(7).unwrap().spend(AT_ONCE as usize).await;
-        let began = Instant::now();
-        budgets.attach(7).unwrap().spend(PER_SECOND as usize).await;
-        assert!(began.elapsed() >= Duration::from_millis(900));
+        let left = |uid: u32| budgets.0.lock().unwrap().get(&uid).map(|of| of.left);
+        let share = budgets.attach(7).unwrap();
+        budgets.0.lock().unwrap().get_mut(&7).unwrap().spend(AT_ONCE, Instant::now());
+        drop(share);
+        let _share = budgets.attach(7).unwrap();
+        assert!(left(7).unwrap() < AT_ONCE / 2);
+        let _other = budgets.attach(8).unwrap();
+        assert_eq!(left(8), Some(AT_ONCE));
+    }
+
+    #[test]
+    fn launchers_of_one_user_are_bounded() {
+        let budgets = Budgets::default();
         let held: Vec<_> = (0..ATTACHED).map(|_| budgets.attach(9).unwrap()).collect();
         assert!(budgets.attach(9).is_none());
+        assert!(budgets.attach(10).is_some());
         drop(held);
         assert!(budgets.attach(9).is_some());
     }

@@ -10,6 +10,7 @@ use mainstay_proto::v1::{
     ListEventsResponse, WatchEventsRequest, WatchEventsResponse,
 };
 use prost::Message;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -115,13 +116,22 @@ impl EventService for Events {
     }
 }
 
+/// Callers for whom the whole journal is read at a time; others wait.
+static READING: Semaphore = Semaphore::const_new(2);
+
+/// Entries of one job's failures that are told of: the newest.
+const MOST_OF_FAILURES: usize = 10_000;
+
 /// What the journal has of a job's failures: a few entries of each, whatever else is in it.
 async fn of_failures(board: &BoardReader, job: &str) -> Result<Vec<Entry>, Status> {
+    let _turn = READING.acquire().await.map_err(|_| Status::unavailable("the agent is stopping"))?;
     let (mut entries, mut cursor) = (Vec::new(), 0);
     loop {
         let read = read(board, cursor, CHUNK).await?;
         let Some(last) = read.entries.last() else { return Ok(entries) };
         cursor = last.seq;
+        let surplus = entries.len().saturating_sub(MOST_OF_FAILURES);
+        entries.drain(..surplus);
         entries.extend(read.entries.into_iter().filter(|entry| {
             let tells = matches!(
                 entry.body,

@@ -2,6 +2,7 @@
 //! series behind. Names and meanings stand in `docs/reference/metrics.md`; a test compares.
 
 use mainstay_core::base::time::Stamp;
+use mainstay_core::checkpoint::owner;
 use mainstay_core::hardware::gpu::GpuView;
 use mainstay_core::hardware::tpu::metric as tpu;
 use mainstay_core::model::health::HealthState;
@@ -162,10 +163,10 @@ pub const METRICS: &[Metric] = &[
     ),
     gauge_of(
         CHECKPOINT_AGE,
-        &["run", "tier"],
+        &["run", "uid", "tier"],
         "Seconds since the newest step was sealed that is whole in a tier: memory, disk, peer, durable.",
     ),
-    gauge_of(CHECKPOINT_STEP, &["run", "tier"], "That step."),
+    gauge_of(CHECKPOINT_STEP, &["run", "uid", "tier"], "That step."),
     Metric {
         name: CHECKPOINT_SENT,
         kind: Kind::Counter,
@@ -411,8 +412,12 @@ fn checkpoints(read: &ReadSide, now: Stamp) {
     }
     for of in read.checkpoints.iter().flat_map(|checkpoints| checkpoints.tiers()) {
         let tier = of.tier.word();
-        gauge!(CHECKPOINT_AGE, "run" => of.run.clone(), "tier" => tier).set(of.age_s(seconds) as f64);
-        gauge!(CHECKPOINT_STEP, "run" => of.run, "tier" => tier).set(of.step as f64);
+        // Empty for what belongs to no user: caches, and directories of the configuration.
+        let uid = owner::owner(&of.run).map_or_else(String::new, |uid| uid.to_string());
+        let run = owner::name(&of.run).to_owned();
+        gauge!(CHECKPOINT_AGE, "run" => run.clone(), "uid" => uid.clone(), "tier" => tier)
+            .set(of.age_s(seconds) as f64);
+        gauge!(CHECKPOINT_STEP, "run" => run, "uid" => uid, "tier" => tier).set(of.step as f64);
     }
 }
 

@@ -28,6 +28,9 @@ const LONGEST_DEADLINE: Span = Span::seconds(600);
 /// A look that has not returned for so long is one that hangs, and what it saw before counts no more.
 const HANGS_AFTER: Span = Span::seconds(60);
 
+/// How long a caller may take to read what it was told before.
+const READ_WITHIN: Duration = Duration::from_secs(30);
+
 /// How long an active probe may take.
 const USUAL_PROBE: Span = Span::seconds(30);
 
@@ -132,7 +135,9 @@ pub(super) async fn run(read: ReadSide, wanted: Wanted, caller: Caller<RunPrefli
 }
 
 async fn tell(caller: &Caller<RunPreflightResponse>, check: &Check) -> Result<(), Left> {
-    caller.send(RunPreflightResponse { item: Some(Item::Check(convert::check(check))) }).await
+    let item = RunPreflightResponse { item: Some(Item::Check(convert::check(check))) };
+    // A caller that does not read must not keep the active probes from all others.
+    tokio::time::timeout(READ_WITHIN, caller.send(item)).await.unwrap_or(Err(Left))
 }
 
 /// Runs the active probes on a thread that may block, and tells of each as it ends. When the caller is gone the one

@@ -70,7 +70,8 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let launchers = Launchers::new(inputs.clone(), roles.clone(), keeping.peers.clone());
     listeners.checkpoints.clone_from(&keeping.peers);
     if let Some(files) = &keeping.files {
-        tokio::spawn(checkpoint::follow(Arc::clone(files), stop.clone()));
+        checkpoint::follow_aside(Arc::clone(files), stop.clone())
+            .context("starting the thread that follows watched directories")?;
     }
     let checkpoints = Checkpoints::new(
         keeping.peers,

@@ -159,8 +159,20 @@ fn files(config: &Config, service: &Arc<Service>) -> anyhow::Result<Files> {
     Ok(files)
 }
 
+/// The same as [`follow`] on a thread of its own: a directory on a file system that does not answer holds up nothing else.
+///
+/// # Errors
+/// The kernel gives no more threads.
+pub(super) fn follow_aside(files: Arc<Files>, stop: CancellationToken) -> std::io::Result<()> {
+    let work = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(follow(files, stop)),
+        Err(error) => tracing::warn!(%error, "watched directories are looked at from time to time only"),
+    };
+    std::thread::Builder::new().name("ckpt-follow".to_owned()).spawn(work).map(drop)
+}
+
 /// What is written into watched directories is looked at soon, and not only when it is looked there anyway.
-pub(super) async fn follow(files: Arc<Files>, stop: CancellationToken) {
+async fn follow(files: Arc<Files>, stop: CancellationToken) {
     let Ok(watcher) = Watcher::new() else { return };
     let mut known: BTreeMap<PathBuf, WatchId> = BTreeMap::new();
     loop {

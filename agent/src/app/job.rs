@@ -77,7 +77,7 @@ pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
 }
 
 async fn run(plan: JobPlan) -> anyhow::Result<i32> {
-    let signals = signals(&plan.signals).context("catching signals")?;
+    let mut signals = signals(&plan.signals).context("catching signals")?;
     let log_dir = plan.log_dir.clone().unwrap_or_else(|| usual::log_dir(&usual::environment));
     let runtime_root = plan
         .runtime_root
@@ -95,7 +95,13 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
     let voice = Voice { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
     let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
+    // Both may take minutes: a launcher before this one, or a file system, may not let go. Until ranks run, a signal ends it at once.
     let keeper = start_keeper(&plan.settings, &runtime_root, &crew, &terminal);
+    let keeper = tokio::select! {
+        biased;
+        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        keeper = keeper => keeper,
+    };
     let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
     let crew = Crew { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
     let guardian = start_guardian(&crew.launch, cgroup.as_ref(), crew.checkpoint_pool.as_deref());
@@ -121,11 +127,18 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let say = |text: String| terminal.say(text);
     let pool = crew.checkpoint_pool.as_deref();
-    link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, &say).await;
-    for (kind, directory) in &plan.settings.checkpoints.watch {
-        let name = directory.file_name().unwrap_or_default().to_string_lossy();
-        let run = format!("{}:{name}", plan.settings.run_id);
-        link::checkpoint::restore_files(&sockets, &run, directory, kind, &say).await;
+    let restoring = async {
+        link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, &say).await;
+        for (kind, directory) in &plan.settings.checkpoints.watch {
+            let name = directory.file_name().unwrap_or_default().to_string_lossy();
+            let run = format!("{}:{name}", plan.settings.run_id);
+            link::checkpoint::restore_files(&sockets, &run, directory, kind, &say).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
+        () = restoring => {}
     }
     let link = tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
@@ -216,7 +229,7 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
 }
 
 /// Memory for checkpoints; without it the ranks write to the disk themselves.
-fn start_keeper(
+async fn start_keeper(
     settings: &Settings,
     runtime_root: &Path,
     crew: &Crew,
@@ -233,20 +246,24 @@ fn start_keeper(
         return None;
     }
     let root = runtime_root.join("pools");
-    let started = private_directory(&root).map_err(|error| error.to_string()).and_then(|()| {
-        let settings = pool::Settings {
-            root: root.clone(),
-            directory: crew.checkpoint_dir.clone(),
-            job: crew.job.clone(),
-            run: crew.launch.clone(),
-            world_size: crew.local_world_size,
-            keep: Keep { steps: wanted.keep, bytes: wanted.quota },
-            slots: wanted.slots,
-            memory: wanted.memory,
-            rate: wanted.bandwidth,
-        };
-        Keeper::start(settings).map_err(|error| error.to_string())
-    });
+    let settings = pool::Settings {
+        root: root.clone(),
+        directory: crew.checkpoint_dir.clone(),
+        job: crew.job.clone(),
+        run: crew.launch.clone(),
+        world_size: crew.local_world_size,
+        keep: Keep { steps: wanted.keep, bytes: wanted.quota },
+        slots: wanted.slots,
+        memory: wanted.memory,
+        rate: wanted.bandwidth,
+    };
+    let place = root.clone();
+    let start = move || {
+        private_directory(&place)
+            .map_err(|error| format!("{}: {error}", place.display()))
+            .and_then(|()| Keeper::start(settings).map_err(|error| error.to_string()))
+    };
+    let started = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(error.to_string()));
     // What others left who were killed is memory that nobody uses. It may be much: not in the way of this job.
     let _ = std::thread::Builder::new().name("ckpt-left".to_owned()).spawn(move || {
         for line in pool::recover_all(&root).iter().flat_map(pool::Recovered::told) {
@@ -261,6 +278,13 @@ fn start_keeper(
             None
         }
     }
+}
+
+/// A signal came before there were ranks: nothing of the job runs, and there is nothing to wait for.
+fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
+    terminal.say(format!("ended by signal {signal} before the ranks were started"));
+    terminal.flush(Duration::from_millis(500));
+    128 + signal
 }
 
 /// Without a guardian the ranks still die with the launcher; only what they started may outlive it.

@@ -39,7 +39,7 @@ enum Order {
 #[command(after_help = "Examples:
   mainstay gpus reset gpu.0000:3b:00 --reason \"XID 48, ticket 4711\"
 
-Root, the agent's own user and the users of allow_uids may; the journal keeps who, why and how it went.
+Root, the agent's own user and operators (operator_uids, operator_gids) may; the journal keeps who, why and how it went.
 Exit status: 0 it was reset and is well, 3 it was refused, it did not help or no agent answers, with why,
 64 the command line was not understood.")]
 struct Reset {

@@ -253,7 +253,6 @@ impl Launcher {
                 Some(pid) = self.endings.1.recv() => self.rank_ending(pid),
                 Some(signal) = outside.signals.recv() => self.asked_to_stop(signal),
                 (pid, word) = next_word(self.desk.as_mut()) => self.heard(pid, word).await,
-                Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
                 Some(event) = outside.link_events.recv() => self.link(event),
                 () = until(ruling_until) => self.rule(None),
                 () = until(look_at) => {
@@ -275,6 +274,8 @@ impl Launcher {
                     }
                 }
                 _ = looks.tick() => self.regular_look(),
+                // Last: ranks may ring without end.
+                Ok(_) = next_ring(self.watcher.as_ref()) => self.look(),
             }
         }
     }

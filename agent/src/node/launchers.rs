@@ -1,6 +1,7 @@
 //! Launchers of this host: who reports for which job, what they report, and what they are told unasked.
 
 use mainstay_core::base::id::{JobId, Pid, Rank};
+use mainstay_core::checkpoint::owner;
 use mainstay_core::host::cloud::leave::{self, Leave};
 use mainstay_core::host::contention::Surroundings;
 use mainstay_core::model::entry::{Body, Entry, Fact};
@@ -66,11 +67,18 @@ impl Node {
         hello: Hello,
         orders: mpsc::Sender<ToLauncher>,
     ) -> Result<Attached, String> {
+        if owner::owner(&hello.job.0).is_some_and(|uid| uid != hello.uid) {
+            return Err(format!(
+                "job {}: the name says that it is another user's; choose another --rdzv-id",
+                hello.job
+            ));
+        }
+        let hello = Hello { job: self.key_of(&hello), ..hello };
         let known = self.launchers.get(&hello.job);
         let same = known.is_some_and(|launcher| launcher.pid == hello.pid && launcher.uid == hello.uid);
         if let Some(other) = known.filter(|_| !same)
             && self.is_open(&hello.job)
-            && processes::is_alive(other.pid)
+            && (other.session.is_some() || processes::is_alive(other.pid))
         {
             return Err(format!(
                 "job {} is run by the launcher {} of user {}; choose another --rdzv-id",
@@ -101,8 +109,25 @@ impl Node {
         Ok(Attached { session: Session { job: hello.job, number }, have_seq })
     }
 
+    /// Under which name a launcher's job is kept here: its own, or with its owner before it where another user's job of that name runs. So
+    /// nobody keeps a name from another user, or speaks for that one's job.
+    fn key_of(&self, hello: &Hello) -> JobId {
+        let with_owner = JobId(owner::owned(hello.uid, &hello.job.0));
+        let is_it = |launcher: &Launcher| (launcher.pid, launcher.uid) == (hello.pid, hello.uid);
+        if self.launchers.get(&with_owner).is_some_and(is_it) {
+            return with_owner;
+        }
+        let other = self.launchers.get(&hello.job).filter(|other| other.uid != hello.uid);
+        let runs = |other: &Launcher| {
+            self.is_open(&hello.job) && (other.session.is_some() || processes::is_alive(other.pid))
+        };
+        if other.is_some_and(runs) { with_owner } else { hello.job.clone() }
+    }
+
     pub(super) fn entry(&mut self, session: &Session, entry: Entry) {
-        if !self.is_current(session) || entry.job.as_ref() != Some(&session.job) {
+        let name = |job: &JobId| owner::name(&job.0).to_owned();
+        let is_of_job = entry.job.as_ref().is_some_and(|job| name(job) == name(&session.job));
+        if !self.is_current(session) || !is_of_job {
             return;
         }
         let Some(launcher) = self.launchers.get_mut(&session.job) else { return };
@@ -120,6 +145,7 @@ impl Node {
             // Whose job it is, the kernel has said; a launcher cannot speak for another user or process.
             Body::Fact(Fact::JobStarted(mut spec)) => {
                 (spec.launcher, spec.uid) = (launcher.pid, launcher.uid);
+                bound_command(&mut spec.command);
                 Body::Fact(Fact::JobStarted(spec))
             }
             // The host's health is the agent's own to judge.
@@ -230,5 +256,39 @@ impl Node {
     fn is_open(&self, job: &JobId) -> bool {
         let phase = self.board.view().jobs.get(job).map(|job| job.phase);
         phase.is_some_and(|phase| !matches!(phase, JobPhase::Ended(_) | JobPhase::Lost))
+    }
+}
+
+/// Bytes of a command that are kept of each job, and words.
+const COMMAND: (usize, usize) = (16 << 10, 1024);
+
+/// What a job runs is shown to people: of a very long command the beginning.
+fn bound_command(command: &mut Vec<String>) {
+    let mut left = COMMAND.0;
+    let fits = command.iter().take(COMMAND.1).take_while(|word| {
+        let fits = word.len() <= left;
+        left = left.saturating_sub(word.len());
+        fits
+    });
+    let count = fits.count();
+    if count < command.len() {
+        command.truncate(count);
+        command.push("[...]".to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn of_a_very_long_command_the_beginning_is_kept() {
+        let mut short = vec!["python".to_owned(), "train.py".to_owned()];
+        super::bound_command(&mut short);
+        assert_eq!(short, ["python", "train.py"]);
+        let mut long = vec!["python".to_owned(), "x".repeat(3_900_000)];
+        super::bound_command(&mut long);
+        assert_eq!(long, ["python", "[...]"]);
+        let mut many = vec!["x".to_owned(); 100_000];
+        super::bound_command(&mut many);
+        assert_eq!(many.len(), 1025);
     }
 }

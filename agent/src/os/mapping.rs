@@ -7,7 +7,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use mainstay_heartbeat::{Claim, LayoutError, PAGE_BYTES, Page, PageWords};
+use mainstay_tier::guarded::Guard;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+/// The smallest page of Linux; a mapping ends with one.
+const PAGE: usize = 4096;
 
 /// A file mapped for reading for as long as this value lives. Others may write to it meanwhile, so what it holds
 /// is only ever to be read as atomics.
@@ -15,6 +19,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 pub struct Mapping {
     start: NonNull<std::ffi::c_void>,
     length: NonZeroUsize,
+    /// Its rank may cut the file short at any time.
+    guard: Option<Guard>,
 }
 
 // SAFETY: the mapping is plain memory, read only, valid until drop, and bound to no thread.
@@ -33,7 +39,8 @@ impl Mapping {
         }
         // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
         let start = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, file, 0)? };
-        Ok(Mapping { start, length })
+        let guard = Some(Guard::of(start.as_ptr() as usize, length.get().next_multiple_of(PAGE)));
+        Ok(Mapping { start, length, guard })
     }
 
     /// Where it begins.
@@ -54,6 +61,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // The guard goes first: what is mapped there next is another's.
+        self.guard = None;
         // SAFETY: start and length are those of our mapping, which nothing refers to any more.
         let _ = unsafe { munmap(self.start, self.length.get()) };
     }

@@ -14,11 +14,14 @@ use mainstay_core::base::time::Mono;
 use mainstay_core::checkpoint::backoff::Signs;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::guarded::Guard;
+
 /// A control page that is mapped for as long as this value lives.
 #[derive(Debug)]
 pub struct ControlPage {
     start: NonNull<std::ffi::c_void>,
     length: NonZeroUsize,
+    guard: Option<Guard>,
 }
 
 // SAFETY: the mapping is plain memory, valid until drop and bound to no thread; it is touched as atomics only.
@@ -40,7 +43,8 @@ impl ControlPage {
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing of ours.
         let start = unsafe { mmap(None, length, both, MapFlags::MAP_SHARED, file, 0)? };
-        Ok(ControlPage { start, length })
+        let guard = Some(Guard::of(start.as_ptr() as usize, length.get()));
+        Ok(ControlPage { start, length, guard })
     }
 
     /// Its words, before it is formatted.
@@ -48,8 +52,8 @@ impl ControlPage {
     /// # Errors
     /// None that can happen: the mapping is a page.
     pub fn words(&self) -> Result<&ControlWords, ControlError> {
-        // SAFETY: the mapping lives as long as `self`; the file is in a directory that only this user may write, and nobody of us
-        // truncates it; this process touches it only through Control.
+        // SAFETY: the mapping lives as long as `self`, also where the file is cut short (`guarded`); this process touches it only through
+        // Control.
         unsafe { Control::words_at(self.start.as_ptr().cast(), self.length.get()) }
     }
 
@@ -64,6 +68,8 @@ impl ControlPage {
 
 impl Drop for ControlPage {
     fn drop(&mut self) {
+        // The guard goes first: what is mapped there next is another's.
+        self.guard = None;
         // SAFETY: start and length are those of our mapping, which nothing refers to any more.
         let _ = unsafe { munmap(self.start, self.length.get()) };
     }

@@ -103,7 +103,9 @@ impl Repeats {
     fn started(&mut self, job: &JobId, spec: &JobSpec, began: Wall) {
         self.programs.remove(job);
         if self.programs.len() >= JOBS {
-            self.programs.clear();
+            // The job that began first: those that run are newer, as a rule.
+            let oldest = self.programs.iter().min_by_key(|(_, of)| of.began).map(|(job, _)| job.clone());
+            oldest.iter().for_each(|job| _ = self.programs.remove(job));
         }
         let program = Program {
             of: memory::program_of(spec),

@@ -246,7 +246,7 @@ async fn a_scrape_tells_of_node_job_ranks_and_process() {
     assert_eq!(interval, Some(170.0));
     let cost = |of| page.value("mainstay_job_save_cost_ratio", &[job, ("interval", of)]);
     assert_eq!((cost("advised"), cost("present")), (Some(0.0125), Some(0.25)));
-    let tier = [("run", checkpoints::RUN), ("tier", "disk")];
+    let tier = [("run", checkpoints::RUN), ("tier", "disk"), ("uid", "")];
     assert_eq!(page.value("mainstay_checkpoint_step", &tier), Some(checkpoints::STEP as f64));
     let age = (100 - checkpoints::SEALED_AT) as f64;
     assert_eq!(page.value("mainstay_checkpoint_age_seconds", &tier), Some(age));

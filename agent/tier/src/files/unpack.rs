@@ -153,3 +153,70 @@ fn add(made: &Beneath, below: &Path, aside: &Path, at: &Beneath) -> io::Result<(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use mainstay_checkpoint::Identity;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::files::Content;
+    use crate::files::tree;
+    use crate::peer::User;
+
+    /// An archive with `sub/file` and `one`, and what was sealed of it.
+    fn archive() -> (TempDir, Sealed) {
+        let at = TempDir::new().unwrap();
+        let from = at.path().join("from");
+        fs::create_dir_all(from.join("sub")).unwrap();
+        fs::write(from.join("sub/file"), "new").unwrap();
+        fs::write(from.join("one"), "new").unwrap();
+        let members = tree::members(&Beneath::open(&from).unwrap(), "").unwrap();
+        let content = Content::of(&from, User::own(), members).unwrap();
+        let identity = Identity { job: "files".to_owned(), attempt: 0, step: 1, rank: 0, world_size: 1 };
+        let sealed = Sealed::of(content.seal(&identity, "run", 0).unwrap().encode()).unwrap();
+        let mut bytes = vec![0; usize::try_from(content.size()).unwrap()];
+        content.read_exact_at(&mut bytes, 0).unwrap();
+        fs::write(at.path().join("files.tar"), bytes).unwrap();
+        fs::create_dir(at.path().join("home")).unwrap();
+        fs::create_dir(at.path().join("secret")).unwrap();
+        (at, sealed)
+    }
+
+    fn home(at: &TempDir) -> Place {
+        Place { user: User::own(), at: Beneath::open(&at.path().join("home")).unwrap() }
+    }
+
+    #[test]
+    fn a_link_in_a_cache_leads_no_file_out_of_it() {
+        let (at, sealed) = archive();
+        symlink(at.path().join("secret"), at.path().join("home/sub")).unwrap();
+        let put = unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Add, &|_, _| true);
+        assert!(put.is_err());
+        assert_eq!(fs::read_dir(at.path().join("secret")).unwrap().count(), 0);
+        let left: Vec<_> = fs::read_dir(at.path().join("home")).unwrap().flatten().collect();
+        assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().starts_with(ASIDE)));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_directory_is_replaced_and_not_followed() {
+        let (at, sealed) = archive();
+        symlink(at.path().join("secret"), at.path().join("home/sub")).unwrap();
+        unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Replace, &|_, _| true).unwrap();
+        assert_eq!(fs::read_dir(at.path().join("secret")).unwrap().count(), 0);
+        assert_eq!(fs::read_to_string(at.path().join("home/sub/file")).unwrap(), "new");
+        assert!(!at.path().join("home/sub").is_symlink());
+    }
+
+    #[test]
+    fn a_file_that_no_rule_of_the_watch_names_is_not_brought() {
+        let (at, sealed) = archive();
+        let rules = |name: &str, is_directory: bool| (name, is_directory) == ("sub", true);
+        let put = unpack(&at.path().join("files.tar"), &sealed, &home(&at), Way::Replace, &rules);
+        assert!(put.unwrap_err().to_string().contains("one"));
+        assert_eq!(fs::read_dir(at.path().join("home")).unwrap().count(), 0);
+    }
+}

@@ -5,7 +5,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
@@ -56,7 +58,9 @@ struct Inner {
     /// What was sealed of files that trainers write themselves, by the directory that is watched and the run.
     packs: BTreeMap<(PathBuf, String), Vec<Arc<Pack>>>,
     /// Manifests that were read, by user and path, with what tells whether they changed.
-    read: BTreeMap<(u32, PathBuf), LastRead>,
+    read: Read,
+    /// Looks that are under way, by user and directory.
+    turns: BTreeMap<(u32, PathBuf), Arc<Turn>>,
     /// The memory of slots that were sent, by their files, with what tells whether a file is another one.
     mapped: BTreeMap<PathBuf, ((u64, u64, u64), Outgoing)>,
     /// Shards whose bytes are not what was sealed.
@@ -74,6 +78,38 @@ struct Found {
     below: PathBuf,
     user: User,
     medium: Medium,
+}
+
+/// How long a look at one place may take before the others go on without it.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
+
+/// Manifests that were read, by user and path.
+type Read = BTreeMap<(u32, PathBuf), LastRead>;
+
+/// What a look at one place saw.
+#[derive(Debug, Default)]
+struct Seen {
+    pooled: Vec<Pooled>,
+    looked: Read,
+    shards: Vec<(String, Found)>,
+}
+
+/// Whether a look at a place is under way, and whether it has not returned for too long.
+#[derive(Debug, Default)]
+struct Turn {
+    is_taken: AtomicBool,
+    is_stuck: AtomicBool,
+}
+
+impl Turn {
+    fn take(&self) -> bool {
+        !self.is_taken.swap(true, Ordering::SeqCst)
+    }
+
+    fn end(&self) {
+        self.is_stuck.store(false, Ordering::SeqCst);
+        self.is_taken.store(false, Ordering::SeqCst);
+    }
 }
 
 /// A shard that is open for reading.
@@ -180,37 +216,31 @@ impl Own {
             let known: Vec<Pooled> = inner.pooled.values().cloned().collect();
             (inner.watched.clone(), std::mem::take(&mut inner.read), known)
         };
-        let in_memory = watched.iter().filter_map(|place| Some((place.pool.as_ref()?, place)));
-        let in_memory =
-            in_memory.flat_map(|(pool, place)| pooled::look(pool, place.user, &place.run, &known));
-        let pooled: BTreeMap<String, Pooled> =
-            in_memory.map(|found| (found.sealed.shard.root.clone(), found)).collect();
+        let (were_read, known) = (Arc::new(were_read), Arc::new(known));
+        let mut pooled: BTreeMap<String, Pooled> = BTreeMap::new();
         let mut looked = BTreeMap::new();
         let mut shards = BTreeMap::new();
         for place in &watched {
-            let Ok(_as_user) = As::user(place.user) else { continue };
-            let Ok(at) = Beneath::open(&place.directory) else { continue };
-            let medium = medium_at(&at);
-            for below in rank_directories(&at) {
-                let manifest = below.join(MANIFEST_NAME);
-                let path = place.directory.join(&manifest);
-                let Some(mark) = mark_of(&at, &manifest, place.user) else { continue };
-                let known = were_read
-                    .get(&(place.user.uid, path.clone()))
-                    .filter(|(before, _)| *before == mark)
-                    .map(|(_, sealed)| sealed.clone());
-                // Pieces are made and kept by agents: no rank seals one.
-                let read = || {
-                    let sealed = Sealed::read_in(&at, &manifest).ok();
-                    let sealed = sealed.filter(|sealed| sealed.shard.piece.is_none())?;
-                    sealed.owned_as(&place.run).ok()
-                };
-                let sealed = known.unwrap_or_else(|| read().map(Arc::new));
-                looked.insert((place.user.uid, path), (mark, sealed.clone()));
-                if let Some(sealed) = sealed {
-                    let (root, user) = (place.directory.clone(), place.user);
-                    let found = Found { sealed: Arc::clone(&sealed), root, below, user, medium };
-                    shards.insert(sealed.shard.root.clone(), found);
+            match self.look_aside(place, &were_read, &known) {
+                Some(seen) => {
+                    pooled.extend(
+                        seen.pooled.into_iter().map(|found| (found.sealed.shard.root.clone(), found)),
+                    );
+                    looked.extend(seen.looked);
+                    shards.extend(seen.shards);
+                }
+                // Its file system does not answer: what was seen there last is what is known of it, and others' places go on.
+                None => {
+                    let inner = self.inner();
+                    let is_there =
+                        |found: &Found| found.root == place.directory && found.user.uid == place.user.uid;
+                    let before = inner.shards.iter().filter(|(_, found)| is_there(found));
+                    shards.extend(before.map(|(root, found)| (root.clone(), found.clone())));
+                    let is_read = |(uid, path): &(u32, PathBuf)| {
+                        *uid == place.user.uid && path.starts_with(&place.directory)
+                    };
+                    let before = were_read.iter().filter(|(at, _)| is_read(at));
+                    looked.extend(before.map(|(at, read)| (at.clone(), read.clone())));
                 }
             }
         }
@@ -227,6 +257,46 @@ impl Own {
         inner.mapped.retain(|place, (was, _)| is_still(place, was));
         (inner.shards, inner.pooled) = (shards, pooled);
         news
+    }
+
+    /// A look at one place, on a thread of its own: one that does not return is waited for once, and is not begun again before it has.
+    fn look_aside(&self, place: &Watched, were_read: &Arc<Read>, known: &Arc<Vec<Pooled>>) -> Option<Seen> {
+        let turn = {
+            let mut inner = self.inner();
+            let Inner { turns, watched, .. } = &mut *inner;
+            turns.retain(|(uid, directory), _| {
+                watched.iter().any(|of| of.user.uid == *uid && of.directory == *directory)
+            });
+            Arc::clone(turns.entry((place.user.uid, place.directory.clone())).or_default())
+        };
+        let until = Instant::now() + LOOK_WITHIN;
+        // Another look may be at it, which began before what this one is about.
+        while !turn.take() {
+            if turn.is_stuck.load(Ordering::SeqCst) || Instant::now() >= until {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (told, tells) = std::sync::mpsc::sync_channel(1);
+        let (place, were_read, known, of_thread) =
+            (place.clone(), Arc::clone(were_read), Arc::clone(known), Arc::clone(&turn));
+        let work = move || {
+            let seen = look_at(&place, &were_read, &known);
+            of_thread.end();
+            let _ = told.send(seen);
+        };
+        if std::thread::Builder::new().name("ckpt-look".to_owned()).spawn(work).is_err() {
+            turn.end();
+            return None;
+        }
+        let seen = tells.recv_timeout(until.saturating_duration_since(Instant::now()));
+        if seen.is_err() {
+            turn.is_stuck.store(true, Ordering::SeqCst);
+            tracing::warn!(
+                "a watched checkpoint directory does not answer: what was seen there last is offered"
+            );
+        }
+        seen.ok()
     }
 
     /// A number that is another one when something was sealed in launchers' memory, or given up. Much cheaper than a look.
@@ -356,6 +426,40 @@ impl Own {
         self.inner().shards.remove(root);
         Ok(true)
     }
+}
+
+/// Looks through one place.
+fn look_at(place: &Watched, were_read: &Read, known: &[Pooled]) -> Seen {
+    let mut seen = Seen::default();
+    if let Some(pool) = &place.pool {
+        seen.pooled = pooled::look(pool, place.user, &place.run, known);
+    }
+    let Ok(_as_user) = As::user(place.user) else { return seen };
+    let Ok(at) = Beneath::open(&place.directory) else { return seen };
+    let medium = medium_at(&at);
+    for below in rank_directories(&at) {
+        let manifest = below.join(MANIFEST_NAME);
+        let path = place.directory.join(&manifest);
+        let Some(mark) = mark_of(&at, &manifest, place.user) else { continue };
+        let known = were_read
+            .get(&(place.user.uid, path.clone()))
+            .filter(|(before, _)| *before == mark)
+            .map(|(_, sealed)| sealed.clone());
+        // Pieces are made and kept by agents: no rank seals one.
+        let read = || {
+            let sealed = Sealed::read_in(&at, &manifest).ok();
+            let sealed = sealed.filter(|sealed| sealed.shard.piece.is_none())?;
+            sealed.owned_as(&place.run).ok()
+        };
+        let sealed = known.unwrap_or_else(|| read().map(Arc::new));
+        seen.looked.insert((place.user.uid, path), (mark, sealed.clone()));
+        if let Some(sealed) = sealed {
+            let (root, user) = (place.directory.clone(), place.user);
+            let found = Found { sealed: Arc::clone(&sealed), root, below, user, medium };
+            seen.shards.push((sealed.shard.root.clone(), found));
+        }
+    }
+    seen
 }
 
 /// Whether a slot's file is there, and the same that it was: device, inode and length.

@@ -19,6 +19,7 @@ pub(crate) mod support;
 mod tls;
 mod trainers;
 mod unlike;
+mod users;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -1,0 +1,250 @@
+//! Two real users of one agent of root's, on its local socket. Root starts them; without root the tests say so and are skipped.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use hyper_util::rt::TokioIo;
+use mainstay_core::base::id::{BootId, JobId};
+use mainstay_core::base::time::{Mono, Stamp, Wall};
+use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
+use mainstay_proto::v1::from_launcher::Message;
+use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
+use mainstay_proto::v1::{ForwardedEntry, FromLauncher, Hello};
+use support::Agent;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+const A: u32 = 61_001;
+const B: u32 = 61_002;
+/// The group that may connect.
+const GROUP: u32 = 61_000;
+
+/// Says to this very program which client it is when it runs as another user.
+const ROLE: &str = "MAINSTAY_TEST_CLIENT";
+const SOCKET: &str = "MAINSTAY_TEST_SOCKET";
+
+struct Host {
+    directory: tempfile::TempDir,
+    /// What systemd would hear.
+    notices: UnixDatagram,
+    agent: Agent,
+}
+
+fn host() -> Option<Host> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can start two users");
+        return None;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+    let told = directory.path().join("notify");
+    let notices = UnixDatagram::bind(&told).unwrap();
+    let log = directory.path().join("kmsg");
+    fs::write(&log, "").unwrap();
+    let settings: [(&str, &Path); 4] = [
+        ("KERNEL_LOG_PATH", &log),
+        ("GPU_ENABLED", Path::new("false")),
+        ("ALLOW_UIDS", Path::new("61001, 61002")),
+        ("SOCKET_GID", Path::new("61000")),
+    ];
+    let agent = Agent::start_in(directory.path(), &settings, &[("NOTIFY_SOCKET", &told)]);
+    Some(Host { directory, notices, agent })
+}
+
+impl Host {
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("agent.sock")
+    }
+
+    /// A command as another user.
+    fn run_as(&self, uid: u32, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        command.args(arguments).arg("--socket").arg(self.socket()).uid(uid).gid(GROUP).output().unwrap()
+    }
+
+    /// This program as another user, which has begun to do what its role is.
+    fn client(&self, uid: u32, role: &str) -> Client {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "as_another_user", "--nocapture"])
+            .env(ROLE, role)
+            .env(SOCKET, self.socket())
+            .uid(uid)
+            .gid(GROUP)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let said =
+            lines.find_map(|line| line.unwrap().split_once("client: ").map(|(_, said)| said.to_owned()));
+        Client { child, said: said.unwrap_or_default() }
+    }
+
+    /// Waits for so many turns of the agent's loop, each of which tells systemd that it lives.
+    fn wait_for_ticks(&self, count: usize) {
+        let mut buffer = [0; 512];
+        let mut ticks = 0;
+        while ticks < count {
+            let length = self.notices.recv(&mut buffer).unwrap();
+            ticks += usize::from(buffer[..length].starts_with(b"WATCHDOG=1"));
+        }
+    }
+
+    /// Forgets what was told before.
+    fn drain(&self) {
+        self.notices.set_nonblocking(true).unwrap();
+        while self.notices.recv(&mut [0; 512]).is_ok() {}
+        self.notices.set_nonblocking(false).unwrap();
+    }
+}
+
+struct Client {
+    child: Child,
+    /// What it said first.
+    said: String,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn jobs_of_two_users_with_one_name_are_two_jobs() {
+    let Some(host) = host() else { return };
+    let of_a = host.client(A, "attach train");
+    let of_b = host.client(B, "attach train");
+    assert_eq!((of_a.said.as_str(), of_b.said.as_str()), ("welcome", "welcome"));
+    let events = [host.agent.wait_for("\"train\""), host.agent.wait_for("61002!train")];
+    assert!(!events[0].contains("61002!train"));
+    let speaks_for_a = host.client(B, "attach 61001!train");
+    assert!(speaks_for_a.said.contains("another user's"), "{}", speaks_for_a.said);
+    for bad in ["", "a/../b", "with\u{7}bell", &"x".repeat(1 << 20)] {
+        // An environment holds no megabyte; the length is made in the client.
+        let role = if bad.len() > 1000 { "attach-long".to_owned() } else { format!("attach {bad}") };
+        let refused = host.client(B, &role);
+        assert!(refused.said.contains("choose another --rdzv-id"), "{bad:?}: {}", refused.said);
+    }
+}
+
+#[test]
+fn a_user_is_no_operator_and_what_is_refused_is_written_down() {
+    let Some(host) = host() else { return };
+    assert_eq!(fs::metadata(host.socket()).unwrap().gid(), GROUP);
+    let refused = host.run_as(A, &["silence", "host.cpu", "--reason", "no reason", "--for", "1h"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    let written = host.agent.wait_for("agent.calls");
+    assert!(written.contains("61001") && written.contains("SilenceComponent"), "{written}");
+    // Who is not in the group does not even connect.
+    let mut stranger = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+    let answered =
+        stranger.args(["status", "--socket"]).arg(host.socket()).uid(61_003).gid(61_003).output().unwrap();
+    assert!(!answered.status.success(), "{answered:?}");
+}
+
+#[test]
+fn hostile_launchers_starve_neither_the_loop_nor_another_user() {
+    let Some(host) = host() else { return };
+    let hostile: Vec<Client> = (0..16).map(|number| host.client(A, &format!("flood {number}"))).collect();
+    assert!(hostile.iter().all(|client| client.said == "flooding"));
+    host.drain();
+    host.wait_for_ticks(2);
+    let quiet = host.client(B, "attach quiet");
+    assert_eq!(quiet.said, "welcome");
+    host.wait_for_ticks(2);
+    let status = host.run_as(B, &["status"]);
+    assert!(String::from_utf8_lossy(&status.stdout).contains("host."), "{status:?}");
+    host.wait_for_ticks(1);
+    drop((hostile, quiet));
+}
+
+/// No test, but what the tests above start as another user.
+#[test]
+#[ignore = "started by the other tests"]
+fn as_another_user() {
+    let (Ok(role), Ok(socket)) = (std::env::var(ROLE), std::env::var(SOCKET)) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (what, about) = role.split_once(' ').unwrap_or((&role, ""));
+    match what {
+        "attach" => runtime.block_on(attach(socket, about.to_owned())),
+        "attach-long" => runtime.block_on(attach(socket, "x".repeat(1 << 20))),
+        _ => runtime.block_on(flood(socket, about)),
+    }
+}
+
+async fn connect(socket: String) -> Channel {
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap()
+}
+
+fn message(message: Message) -> FromLauncher {
+    FromLauncher { message: Some(message) }
+}
+
+fn hello(job: &str) -> FromLauncher {
+    message(Message::Hello(Hello { job: job.to_owned(), pid: 1, version: String::new() }))
+}
+
+/// An entry with which a job begins.
+fn started(job: &str, seq: u64, command: String) -> FromLauncher {
+    let spec = JobSpec { command: vec![command], ..JobSpec::default() };
+    let at = Stamp { wall: Wall(1), mono: Mono(1) };
+    let (boot, job) = (BootId("boot".to_owned()), Some(JobId(job.to_owned())));
+    let body = Body::Fact(Fact::JobStarted(spec));
+    let line = serde_json::to_string(&Entry { seq, at, boot, job, origin_seq: None, body }).unwrap();
+    message(Message::Entry(ForwardedEntry { line }))
+}
+
+/// One job, which stays attached.
+async fn attach(socket: String, job: String) {
+    let mut client = LauncherServiceClient::new(connect(socket).await);
+    let (said, hears) = tokio::sync::mpsc::channel(4);
+    said.send(hello(&job)).await.unwrap();
+    match client.attach(tokio_stream::wrappers::ReceiverStream::new(hears)).await {
+        Err(status) => println!("\nclient: {}", status.message()),
+        Ok(answers) => {
+            let mut answers = answers.into_inner();
+            answers.message().await.unwrap();
+            said.send(started(&job, 1, "python".to_owned())).await.unwrap();
+            println!("\nclient: welcome");
+            while let Ok(Some(_)) = answers.message().await {}
+        }
+    }
+}
+
+/// Jobs with very long commands, as fast as they are taken.
+async fn flood(socket: String, number: &str) {
+    let mut client = LauncherServiceClient::new(connect(socket).await);
+    let mut streams = Vec::new();
+    for stream in 0..15 {
+        let (said, hears) = tokio::sync::mpsc::channel(4);
+        let job = format!("hostile-{number}-{stream}");
+        said.send(hello(&job)).await.unwrap();
+        let Ok(answers) = client.attach(tokio_stream::wrappers::ReceiverStream::new(hears)).await else {
+            continue;
+        };
+        streams.push((answers, said.clone()));
+        tokio::spawn(async move {
+            for seq in 1.. {
+                let command = "x".repeat(if seq % 4 == 0 { 1 << 20 } else { 16 });
+                if said.send(started(&job, seq, command)).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    println!("\nclient: flooding");
+    std::future::pending::<()>().await;
+}

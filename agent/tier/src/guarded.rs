@@ -1,0 +1,151 @@
+//! Mapped files that another process may cut short. Whoever then looks at what is gone gets SIGBUS, which ends a process; here the handler
+//! puts zeros in the place of what is gone, and the reader finds that it is no page any more. A rank that truncates its page ends itself
+//! and not its launcher.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
+
+use nix::libc;
+
+/// Mappings that are guarded at a time: two for each rank of a host. One beyond that is not guarded.
+const MOST: usize = 4096;
+
+#[derive(Debug)]
+struct Range {
+    start: AtomicUsize,
+    /// 0 for a free place.
+    length: AtomicUsize,
+}
+
+static RANGES: [Range; MOST] =
+    [const { Range { start: AtomicUsize::new(0), length: AtomicUsize::new(0) } }; MOST];
+
+/// How often something was cut short.
+static CUT: AtomicUsize = AtomicUsize::new(0);
+
+/// Places are given out one at a time. The handler takes no lock.
+static GIVING: Mutex<()> = Mutex::new(());
+
+/// What was done about SIGBUS before: for faults that are none of ours.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// A mapping that is guarded until this is dropped.
+#[derive(Debug)]
+pub struct Guard(Option<usize>);
+
+impl Guard {
+    /// Guards `length` bytes from `start`, which must be whole pages that are mapped for as long as the guard lives, and that are looked at
+    /// as atomics only.
+    pub fn of(start: usize, length: usize) -> Guard {
+        install();
+        let _giving = GIVING.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = RANGES.iter().position(|range| range.length.load(Ordering::Relaxed) == 0);
+        if let Some(range) = place.and_then(|place| RANGES.get(place)) {
+            range.start.store(start, Ordering::Relaxed);
+            range.length.store(length, Ordering::Release);
+        }
+        Guard(place)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(range) = self.0.and_then(|place| RANGES.get(place)) {
+            range.length.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// How many mappings of this process were cut short since it began.
+pub fn cut_short() -> usize {
+    CUT.load(Ordering::Relaxed)
+}
+
+fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: both are plain structures of the kernel's, for which zeros are a value; the handler is of the form that SA_SIGINFO
+        // asks for, and calls only what may be called in one.
+        unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before);
+            let _ = BEFORE.set(before);
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = cut;
+            action.sa_sigaction = handler as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
+        }
+    });
+}
+
+extern "C" fn cut(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel gives a valid pointer to a handler with SA_SIGINFO.
+    let at = unsafe { (*info).si_addr() } as usize;
+    let of = |range: &Range| {
+        let length = range.length.load(Ordering::Acquire);
+        let start = range.start.load(Ordering::Relaxed);
+        (length > 0 && (start..start.saturating_add(length)).contains(&at)).then_some((start, length))
+    };
+    if let Some((start, length)) = RANGES.iter().find_map(of) {
+        // SAFETY: errno is this thread's own, and is put back as the interrupted code left it.
+        let errno = unsafe { *libc::__errno_location() };
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: the range is a mapping of ours that is looked at as atomics only, which hold for zeros too; mmap is a plain system call.
+        let put = unsafe { libc::mmap(start as *mut libc::c_void, length, both, flags, -1, 0) };
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+        if put != libc::MAP_FAILED {
+            CUT.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+    }
+    pass_on(signal, info, context);
+}
+
+/// A fault that is none of ours ends as it would without us.
+fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let before = BEFORE.get();
+    if let Some(before) = before
+        && before.sa_flags & libc::SA_SIGINFO != 0
+        && before.sa_sigaction > libc::SIG_IGN
+    {
+        // SAFETY: it was installed as a handler of this form.
+        let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+            unsafe { std::mem::transmute(before.sa_sigaction) };
+        handler(signal, info, context);
+        return;
+    }
+    // SAFETY: the default again; the instruction is tried once more when this returns, and ends the process.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use mainstay_checkpoint::control::{CONTROL_BYTES, Control};
+
+    use crate::os::ControlPage;
+
+    #[test]
+    fn a_page_that_is_cut_short_is_no_page_any_more_and_others_stay() {
+        let page = |file: &std::fs::File| {
+            file.set_len(CONTROL_BYTES as u64).unwrap();
+            let page = ControlPage::of(file).unwrap();
+            let _ = Control::format(page.words().unwrap(), 3, 8, 0, 1);
+            page
+        };
+        let (cut, whole) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let (of_cut, of_whole) = (page(&cut), page(&whole));
+        assert_eq!(of_cut.control().unwrap().rank(), 3);
+        let before = super::cut_short();
+        cut.set_len(0).unwrap();
+        // Without the guard this ends the test's process.
+        assert!(of_cut.control().is_err());
+        assert!(super::cut_short() > before);
+        assert_eq!(of_whole.control().unwrap().rank(), 3);
+        drop(of_cut);
+        let again = page(&cut);
+        assert_eq!(again.control().unwrap().rank(), 3, "what is mapped later is another mapping");
+    }
+}
