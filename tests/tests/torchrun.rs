@@ -140,7 +140,7 @@ fn a_virtual_local_rank_is_0_and_its_gpu_the_only_one() {
 }
 
 /// The CPUs of a rank, as the kernel lists them.
-const CPUS: &str = r#"mark "cpus.$ATTEMPT.$RANK" "$(sed -n 's/^Cpus_allowed_list:\t//p' /proc/self/status)"; [ "$1" ] && work"#;
+const CPUS: &str = r#"mark "cpus.$ATTEMPT.$RANK" "$(sed -n 's/^Cpus_allowed_list:\t//p' /proc/self/status)""#;
 
 #[test]
 fn ranks_are_bound_to_cpus_of_their_own() {

@@ -13,7 +13,7 @@ use crate::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, de
 use crate::testimony::Testimony;
 use crate::time::{Mono, Span};
 use crate::unrunnable;
-use crate::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
+use crate::verdict::{Action, DecidedBy, Decision, Verdict};
 
 use super::late::Decided;
 use super::{IncidentTimes, Job, Order, Ordered, Output, Phase, Ruling, StopWhy};
@@ -411,15 +411,9 @@ pub fn told(trouble: &Trouble) -> Fact {
     })
 }
 
-/// The status of a job whose ranks could not be started (`EX_SOFTWARE` of `sysexits.h`).
-const NOT_STARTED_EXIT: i32 = 70;
-
 /// The status with which the launcher exits after this failure: the culprit's own, a signal as 128 + its number.
 /// A rank that raised may have been stopped before it could exit; Python would have exited with 1.
 fn exit_of(verdict: &Verdict, ends: &BTreeMap<Rank, RankEnd>) -> i32 {
-    if verdict.cause == Cause::StartFailed {
-        return NOT_STARTED_EXIT;
-    }
     let end = verdict.culprit.and_then(|rank| ends.get(&rank));
     match end {
         Some(RankEnd { note: Some(_), .. }) | None => 1,
