@@ -127,8 +127,10 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let agent_expected = sockets.iter().any(|socket| socket.exists());
     let say = |text: String| terminal.say(text);
     let pool = crew.checkpoint_pool.as_deref();
+    let watches = !plan.settings.checkpoints.watch.is_empty();
     let restoring = async {
-        link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, &say).await;
+        link::checkpoint::restore(&sockets, &plan.settings.run_id, &crew.checkpoint_dir, pool, watches, &say)
+            .await;
         for (kind, directory) in &plan.settings.checkpoints.watch {
             let name = directory.file_name().unwrap_or_default().to_string_lossy();
             let run = format!("{}:{name}", plan.settings.run_id);

@@ -437,7 +437,8 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
     let redirects = torchrun::streams(&args.redirects, ranks).map_err(wrong("--redirects"))?;
     let tee = torchrun::streams(&args.tee, ranks).map_err(wrong("--tee"))?;
     let streams = redirects.iter().zip(&tee).map(|(off, on)| (!off.0 || on.0, !off.1 || on.1)).collect();
-    let listed = args.local_ranks_filter.as_deref().map(torchrun::local_ranks).transpose();
+    let listed = args.local_ranks_filter.as_deref().filter(|ranks| !ranks.is_empty());
+    let listed = listed.map(torchrun::local_ranks).transpose();
     let (endpoint_addr, endpoint_port) = static_endpoint(&args)?;
     let run_id = args.rdzv_id.clone().unwrap_or_else(|| places::made_up_run_id(clock::now().wall));
     let settings = Settings {

@@ -25,18 +25,19 @@ const TELL_EVERY: Duration = Duration::from_secs(5);
 /// this launcher's memory.
 ///
 /// Without an agent, or with one that keeps no replicas, nothing happens. Whatever goes wrong is said, and the job begins
-/// with what lies there.
+/// with what lies there. `watches_trainer`: the trainer's own checkpoints are watched, and of them is said next what was found.
 pub async fn restore(
     sockets: &[PathBuf],
     run: &str,
     directory: &Path,
     pool: Option<&Path>,
+    watches_trainer: bool,
     say: &dyn Fn(String),
 ) {
     for socket in sockets.iter().filter(|socket| socket.exists()) {
         match ask(socket, run, directory, pool, "", say).await {
-            Ok(Some(result)) => return say(told(&result)),
-            Ok(None) => return,
+            Ok(Some(result)) if is_news(&result, watches_trainer) => return say(told(&result)),
+            Ok(_) => return,
             Err(status) if status.code() == Code::Aborted => {
                 return say(format!(
                     "no checkpoint was restored from peers: {}; the ranks load what lies on this host",
@@ -129,6 +130,11 @@ fn progress(at: &RestoreProgress) -> String {
     )
 }
 
+/// Whether a result is said: that nothing is here would contradict what is said of the trainer's own checkpoints.
+fn is_news(result: &RestoreResult, watches_trainer: bool) -> bool {
+    result.step.is_some() || !watches_trainer
+}
+
 fn told(result: &RestoreResult) -> String {
     let Some(step) = result.step else {
         return "checkpoint: no whole step is known here or at peers".to_owned();
@@ -143,4 +149,16 @@ fn told(result: &RestoreResult) -> String {
 
 fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_says_what_was_found_of_a_trainers_checkpoints() {
+        let none = RestoreResult::default();
+        assert!(is_news(&none, false) && !is_news(&none, true));
+        assert!(is_news(&RestoreResult { step: Some(40), ..none }, true));
+    }
 }

@@ -57,6 +57,9 @@ use saving::Saving;
 pub use times::{IncidentTimes, Summary};
 pub use words::{Input, Order, Output, Ruling, StopWhy};
 
+/// The exit status of a job whose ranks could not be started (`EX_SOFTWARE` of `sysexits.h`).
+const NOT_STARTED_EXIT: i32 = 70;
+
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
     Starting,
@@ -267,7 +270,7 @@ impl Job {
             Fact::StartFailed { attempt, error } => {
                 if self.phase == Phase::Starting && attempt == self.attempt {
                     let verdict = start_failed(self.next_incident(), attempt, &error, at);
-                    self.propose(at, verdict, 1, out);
+                    self.propose(at, verdict, NOT_STARTED_EXIT, out);
                 }
             }
             Fact::RankConnected { attempt, rank, .. } if attempt == self.attempt => self.connected(at, rank),

@@ -287,6 +287,27 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_differs_at_many_steps_is_one_line() {
+        let found = |step: u64, group: &str| CheckpointUnlike {
+            run: "exp".to_owned(),
+            step,
+            group: group.to_owned(),
+            headline: format!("step {step} of exp: rank 2 differs in {group}"),
+            ..CheckpointUnlike::default()
+        };
+        let many: Vec<_> = (1..=30).map(|step| found(step, "dp0")).chain([found(7, "dp1")]).collect();
+        let text = unlike(&many);
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("step 30 of exp") && text.contains("and 29 more of their steps"), "{text}");
+        assert!(text.ends_with("step 7 of exp: rank 2 differs in dp1\n"), "{text}");
+    }
+
+    #[test]
+    fn steps_that_a_trainer_wrote_have_no_attempt() {
+        assert_eq!((attempt("files", 1000).as_str(), attempt("exp", 3).as_str()), ("-", "3"));
+    }
+
+    #[test]
     fn a_piece_is_told_from_a_whole_shard() {
         let copy = |piece: &str| mainstay_proto::v1::CheckpointCopy {
             holder: "b:1".to_owned(),

@@ -11,7 +11,7 @@ use crate::failure::unrunnable;
 use crate::model::entry::{Body, ExitStatus, Fact};
 use crate::model::host_context::Testimony;
 use crate::model::observation::{Observation, Weight};
-use crate::model::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
+use crate::model::verdict::{Action, DecidedBy, Decision, Verdict};
 use crate::progress::goodput::Spending;
 use crate::recovery::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with};
 
@@ -402,15 +402,9 @@ pub fn told(trouble: &Trouble) -> Fact {
     })
 }
 
-/// The status of a job whose ranks could not be started (`EX_SOFTWARE` of `sysexits.h`).
-const NOT_STARTED_EXIT: i32 = 70;
-
 /// The status with which the launcher exits after this failure: the culprit's own, a signal as 128 + its number.
 /// A rank that raised may have been stopped before it could exit; Python would have exited with 1.
 fn exit_of(verdict: &Verdict, ends: &BTreeMap<Rank, RankEnd>) -> i32 {
-    if verdict.cause == Cause::StartFailed {
-        return NOT_STARTED_EXIT;
-    }
     let end = verdict.culprit.and_then(|rank| ends.get(&rank));
     match end {
         Some(RankEnd { note: Some(_), .. }) | None => 1,

@@ -74,8 +74,11 @@ fn not_seen(verdict: &Verdict) -> String {
              core dump, or PYTHONFAULTHANDLER=1 at the next run, shows where.",
             ExitStatus::Signal(*signal)
         ),
+        Cause::ExitCode { code: 1 } if has_last_message(verdict) => {
+            format!("No known failure has the last message of {rank}; it is quoted below.")
+        }
         Cause::ExitCode { code: 1 } => {
-            format!("Cause not seen: {rank} exited with code 1 and left no exception.")
+            format!("Cause not seen: {rank} exited with code 1 and left no message on its standard error.")
         }
         Cause::ExitCode { code: code @ 129..=192 } => format!(
             "Cause not seen: {rank} exited with code {code}, which is what a shell returns when {} ended its command.",
@@ -99,6 +102,11 @@ fn not_seen(verdict: &Verdict) -> String {
         Cause::StartFailed => "The operating system's error is quoted below.".to_owned(),
         Cause::Hang { .. } => "Nothing that was seen says why the ranks do not move.".to_owned(),
     }
+}
+
+/// Whether the evidence quotes what the rank wrote last on its standard error.
+fn has_last_message(verdict: &Verdict) -> bool {
+    verdict.evidence.iter().any(|line| line.starts_with("last message on its standard error"))
 }
 
 /// Whether the exception is what the end of another rank leads to.

@@ -23,6 +23,15 @@ fn entries(bodies: Vec<Body>) -> Vec<Entry> {
     .collect()
 }
 
+#[test]
+fn an_exception_that_is_quoted_is_not_called_absent() {
+    let mut report = told(FaultDomain::Unknown, None);
+    assert!(sentences::fault(&report.verdict).contains("left no message"));
+    let quoted = "last message on its standard error, 1.00 s before the failure: RuntimeError: bad sample";
+    report.verdict.evidence.push(quoted.into());
+    assert!(sentences::fault(&report.verdict).contains("it is quoted below"));
+}
+
 fn told(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
     let verdict = Verdict {
         incident: Incident(2),
