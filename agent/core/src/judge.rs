@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::attribute::level;
 use crate::entry::{ExitStatus, LineTime, Note};
 use crate::fingerprint::fingerprint;
 use crate::hang::{ACTIVITY, Hang, HangKind, listed};
@@ -336,11 +337,18 @@ fn last_line(end: &RankEnd) -> Option<String> {
     Some(format!("last message on its standard error{when}: {line}"))
 }
 
-/// Which line says why a process ended: the newest that speaks of a failure, else the newest.
+/// Which line says why a process ended: the newest that speaks of a failure, else the newest. Warnings and the lines of the
+/// program that they quote say nothing of it.
 fn telling_line(lines: &[String]) -> Option<usize> {
     const OF_A_FAILURE: [&str; 8] =
         ["Fatal", "fatal", "terminate called", "what():", "rror:", "Assertion", "Exception", "killed"];
-    let newest_first = || lines.iter().enumerate().rev().filter(|(_, line)| !line.trim().is_empty());
+    let of_a_warning = |at: usize, line: &str| {
+        let above = at.checked_sub(1).and_then(|above| lines.get(above));
+        level::is_mild(line)
+            || line.starts_with(' ') && above.is_some_and(|above| level::is_python_warning(above))
+    };
+    let says_something = |at: usize, line: &str| !line.trim().is_empty() && !of_a_warning(at, line);
+    let newest_first = || lines.iter().enumerate().rev().filter(|(at, line)| says_something(*at, line));
     let of_a_failure =
         newest_first().take(40).find(|(_, line)| OF_A_FAILURE.iter().any(|word| line.contains(word)));
     of_a_failure.or_else(|| newest_first().next()).map(|(at, _)| at)
@@ -467,6 +475,18 @@ mod tests {
         assert!(told.iter().any(|told| told == line), "{told:?}");
         let noted = verdict([raised("bad", 5), RankEnd::default()], 0).evidence;
         assert!(noted.iter().any(|told| told.starts_with("exit note of rank 0: ")), "{noted:?}");
+    }
+
+    #[test]
+    fn a_warning_and_the_line_that_it_quotes_are_no_last_message() {
+        let quoted = |lines: &[&str]| {
+            let stderr_tail = lines.iter().map(|line| (*line).to_owned()).collect();
+            verdict([RankEnd { stderr_tail, ..killed(3) }, RankEnd::default()], 0).evidence
+        };
+        let warned = ["/a/train.py:3: FutureWarning: old", "  warnings.warn(text)", ""];
+        assert!(!quoted(&warned).iter().any(|told| told.contains("last message")), "{:?}", quoted(&warned));
+        let after = quoted(&["saving the model", warned[0], "  model.old()"]);
+        assert!(after.iter().any(|told| told.ends_with(": saving the model")), "{after:?}");
     }
 
     #[test]
