@@ -180,7 +180,9 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
 
 /// The verdict on ranks that lived and did not move; `found` is what was seen at them before they were stopped.
 pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String>) -> Verdict {
-    let culprit = hang.culprits.first().copied();
+    // In a job of one rank there is nobody else with whom it could have begun.
+    let alone = hang.victims.first().filter(|_| hang.culprits.is_empty() && hang.victims.len() == 1);
+    let culprit = hang.culprits.first().or(alone).copied();
     let (domain, class) = match hang.kind {
         HangKind::UserCode | HangKind::Mismatch | HangKind::FinishedEarly | HangKind::Livelock => {
             (FaultDomain::User, Some("user_code"))
@@ -192,7 +194,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         HangKind::Stopped | HangKind::NeverRegistered | HangKind::AllStill => (FaultDomain::Unknown, None),
     };
     let evidence = each_once(hang.evidence.iter().cloned().chain(found));
-    let place = match culprit {
+    let place = match hang.culprits.first() {
         Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
         None => hang.phase.clone(),
     };
@@ -209,7 +211,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         culprit_confidence: culprit.map(|_| hang.confidence),
         cannot_run: false,
         culprit,
-        victims: hang.victims.clone(),
+        victims: hang.victims.iter().copied().filter(|victim| Some(*victim) != culprit).collect(),
         step: hang.step,
         data: None,
         heartbeats: hang.phase != ACTIVITY,
