@@ -469,6 +469,25 @@ mod tests {
     }
 
     #[test]
+    fn a_hang_of_a_job_of_one_rank_began_with_that_rank() {
+        let hang = |ranks: u32| Hang {
+            kind: HangKind::AllStill,
+            culprits: Vec::new(),
+            victims: (0..ranks).map(Rank).collect(),
+            since: Mono(1),
+            confirmed: Mono(2),
+            phase: "step".into(),
+            limit: crate::time::Span(1),
+            step: Some(3),
+            confidence: 0.3,
+            evidence: Vec::new(),
+        };
+        let told = |ranks| hung(Incident(1), Attempt(0), &hang(ranks), Vec::new());
+        assert_eq!((told(1).culprit, told(1).victims), (Some(Rank(0)), Vec::new()));
+        assert_eq!((told(2).culprit, told(2).victims.len()), (None, 2));
+    }
+
+    #[test]
     fn an_exception_that_only_the_error_file_has_names_that_file() {
         let mut end = raised("bad", 5);
         end.note.as_mut().expect("a note").file = Some("/runs/7/rank_0/error.json".into());
