@@ -46,7 +46,7 @@ pub fn brief(verdict: &Verdict) -> String {
             "; cause not seen: Mainstay did not send the signal"
         }
         Cause::Hang { .. } => "",
-        _ => "; whose fault is not known",
+        _ => "; fault unknown",
     };
     format!("{}{who_sent}", verdict.headline)
 }
