@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::figure::{Figure, Report};
 use super::launchers::{Bed, Launcher};
-use super::process::Running;
+use super::process::{self, Running};
 use crate::journal;
 use crate::places;
 use crate::say::Story;
@@ -53,6 +53,8 @@ enum First {
 struct Restart {
     to_python: f64,
     to_step: f64,
+    /// What the launcher has in memory after it, MiB.
+    resident_mib: Option<f64>,
 }
 
 /// Measures each fault under each launcher.
@@ -90,6 +92,11 @@ pub fn measure_first(story: &Story, bed: &Bed, jobs: usize, report: &mut Report)
             }
         }
         report.add(compare(&format!("restart.{name}_kill_to_step"), &by_launcher, |r: &Restart| r.to_step));
+        let ours = by_launcher.iter().find(|(launcher, _)| *launcher == Launcher::Mainstay);
+        if let (First::Settled, Some((_, restarts))) = (first, ours) {
+            let resident: Vec<f64> = restarts.iter().filter_map(|restart| restart.resident_mib).collect();
+            report.add(Figure::median("attribute.rss_after", "MiB", &resident));
+        }
     }
 }
 
@@ -140,7 +147,8 @@ fn first_restart(bed: &Bed, launcher: Launcher, first: First) -> Result<Restart>
     let asked_at = strike(Fault::Kill, &events.path, victim, pids.get(&victim).copied())?;
     let old = pids.into_values().collect();
     running.wait_for("first steps after the fault", LIMIT, || events.stepping(seen, &old, 1))?;
-    events.restart_since(seen, &old, Fault::Kill, asked_at)
+    let restart = events.restart_since(seen, &old, Fault::Kill, asked_at)?;
+    Ok(Restart { resident_mib: process::memory_mib(running.pid(), "Rss"), ..restart })
 }
 
 /// One job, several faults, alternating between the ranks.
@@ -253,6 +261,6 @@ impl Events {
         let first_lines = step.values().filter_map(|(pid, _)| python.get(pid));
         let last_python = *first_lines.max().context("no first lines")?;
         let ms = |at: u64| at.saturating_sub(begin) as f64 / 1e6;
-        Ok(Restart { to_python: ms(last_python), to_step: ms(last_step) })
+        Ok(Restart { to_python: ms(last_python), to_step: ms(last_step), resident_mib: None })
     }
 }

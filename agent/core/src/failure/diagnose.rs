@@ -23,6 +23,9 @@ const OUT_OF_MEMORY: f64 = 4.0;
 /// Lines of evidence that a verdict quotes.
 const QUOTED: usize = 3;
 
+/// So long after an exception a program that goes on has survived it; an interpreter that ends takes less, also on a busy host.
+const SURVIVED: Span = Span::seconds(5);
+
 /// Nanoseconds of an hour.
 const HOUR: f64 = 3.6e12;
 
@@ -122,7 +125,33 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
     if was_ended_from_outside(end) {
         said.iter_mut().for_each(|findings| keep_what_lies_in_wait(catalog, findings));
     }
+    if let Some(since) = chose_its_exit_at(end) {
+        said.iter_mut().for_each(|findings| forget_what_it_survived(catalog, findings, since));
+    }
     said
+}
+
+/// When a rank ended that chose an exit status: an uncaught exception always gives 1.
+fn chose_its_exit_at(end: &RankEnd) -> Option<Mono> {
+    match (&end.note, end.exit) {
+        (None, Some((ExitStatus::Code(code), at))) if code != 1 => Some(at),
+        _ => None,
+    }
+}
+
+/// A program that exits because of an exception does so soon after it printed it. What it printed long before, it survived.
+fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings, ended: Mono) {
+    let survived = |spot: &Spot| spot.seen.is_some_and(|seen| ended.since(seen.at) > SURVIVED);
+    let lies_in_wait = |of: usize| catalog.signatures().get(of).is_some_and(|of| of.latent.is_some());
+    for sighting in &mut findings.sightings {
+        let keeps = lies_in_wait(sighting.signature);
+        sighting.spots.retain(|spot| keeps || !survived(spot));
+    }
+    findings.sightings.retain(|sighting| !sighting.spots.is_empty());
+    findings.exceptions.retain(|exception| !survived(&exception.spot));
+    if findings.words.as_ref().is_some_and(|(spot, _)| survived(spot)) {
+        findings.words = None;
+    }
 }
 
 /// Whether somebody else ended the rank by a signal: then nothing that it printed did.
@@ -288,6 +317,29 @@ mod tests {
         let (before, at_once) = (told(3_500_000_000, Some(1)), told(5_000_000_000, Some(0)));
         assert!(before.contains("(1.50 s and 1 step before the failure): node-7"), "{before}");
         assert!(at_once.contains("(at the failure): node-7"), "{at_once}");
+    }
+
+    #[test]
+    fn what_a_program_survived_for_long_is_no_reason_of_the_exit_that_it_chose() {
+        let domain = |code: i32, printed: u64| {
+            let stderr_tail = [
+                "Traceback (most recent call last):",
+                "  File \"train.py\", line 9, in step",
+                "KeyError: 'labels'",
+            ];
+            let line = LineTime { at: Mono(printed * 1_000_000_000), steps_after: None };
+            let end = RankEnd {
+                exit: Some((ExitStatus::Code(code), Mono(20_000_000_000))),
+                stderr_tail: stderr_tail.map(str::to_owned).to_vec(),
+                stderr_times: vec![line; 3],
+                ..RankEnd::default()
+            };
+            verdict([end, stopped()], 0).domain
+        };
+        assert_eq!(domain(3, 12), FaultDomain::Unknown);
+        assert_eq!(domain(3, 19), FaultDomain::User);
+        // With 1 the exception may have ended the program, and its cleaning up took long.
+        assert_eq!(domain(1, 12), FaultDomain::User);
     }
 
     #[test]

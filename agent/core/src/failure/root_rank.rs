@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::base::id::{Attempt, Incident, Rank};
 use crate::base::time::Mono;
+use crate::failure::attribution::level;
 use crate::failure::fingerprint::fingerprint;
 use crate::failure::traceback_tail;
 use crate::hang::{ACTIVITY, Hang, HangKind, listed};
@@ -179,7 +180,9 @@ pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono)
 
 /// The verdict on ranks that lived and did not move; `found` is what was seen at them before they were stopped.
 pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String>) -> Verdict {
-    let culprit = hang.culprits.first().copied();
+    // In a job of one rank there is nobody else with whom it could have begun.
+    let alone = hang.victims.first().filter(|_| hang.culprits.is_empty() && hang.victims.len() == 1);
+    let culprit = hang.culprits.first().or(alone).copied();
     let (domain, class) = match hang.kind {
         HangKind::UserCode | HangKind::Mismatch | HangKind::FinishedEarly | HangKind::Livelock => {
             (FaultDomain::User, Some("user_code"))
@@ -191,7 +194,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         HangKind::Stopped | HangKind::NeverRegistered | HangKind::AllStill => (FaultDomain::Unknown, None),
     };
     let evidence = each_once(hang.evidence.iter().cloned().chain(found));
-    let place = match culprit {
+    let place = match hang.culprits.first() {
         Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
         None => hang.phase.clone(),
     };
@@ -208,7 +211,7 @@ pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String
         culprit_confidence: culprit.map(|_| hang.confidence),
         cannot_run: false,
         culprit,
-        victims: hang.victims.clone(),
+        victims: hang.victims.iter().copied().filter(|victim| Some(*victim) != culprit).collect(),
         step: hang.step,
         data: None,
         heartbeats: hang.phase != ACTIVITY,
@@ -336,11 +339,18 @@ fn last_line(end: &RankEnd) -> Option<String> {
     Some(format!("last message on its standard error{when}: {line}"))
 }
 
-/// Which line says why a process ended: the newest that speaks of a failure, else the newest.
+/// Which line says why a process ended: the newest that speaks of a failure, else the newest. Warnings and the lines of the
+/// program that they quote say nothing of it.
 fn telling_line(lines: &[String]) -> Option<usize> {
     const OF_A_FAILURE: [&str; 8] =
         ["Fatal", "fatal", "terminate called", "what():", "rror:", "Assertion", "Exception", "killed"];
-    let newest_first = || lines.iter().enumerate().rev().filter(|(_, line)| !line.trim().is_empty());
+    let of_a_warning = |at: usize, line: &str| {
+        let above = at.checked_sub(1).and_then(|above| lines.get(above));
+        level::is_mild(line)
+            || line.starts_with(' ') && above.is_some_and(|above| level::is_python_warning(above))
+    };
+    let says_something = |at: usize, line: &str| !line.trim().is_empty() && !of_a_warning(at, line);
+    let newest_first = || lines.iter().enumerate().rev().filter(|(at, line)| says_something(*at, line));
     let of_a_failure =
         newest_first().take(40).find(|(_, line)| OF_A_FAILURE.iter().any(|word| line.contains(word)));
     of_a_failure.or_else(|| newest_first().next()).map(|(at, _)| at)
@@ -459,6 +469,25 @@ mod tests {
     }
 
     #[test]
+    fn a_hang_of_a_job_of_one_rank_began_with_that_rank() {
+        let hang = |ranks: u32| Hang {
+            kind: HangKind::AllStill,
+            culprits: Vec::new(),
+            victims: (0..ranks).map(Rank).collect(),
+            since: Mono(1),
+            confirmed: Mono(2),
+            phase: "step".into(),
+            limit: crate::base::time::Span(1),
+            step: Some(3),
+            confidence: 0.3,
+            evidence: Vec::new(),
+        };
+        let told = |ranks| hung(Incident(1), Attempt(0), &hang(ranks), Vec::new());
+        assert_eq!((told(1).culprit, told(1).victims), (Some(Rank(0)), Vec::new()));
+        assert_eq!((told(2).culprit, told(2).victims.len()), (None, 2));
+    }
+
+    #[test]
     fn an_exception_that_only_the_error_file_has_names_that_file() {
         let mut end = raised("bad", 5);
         end.note.as_mut().expect("a note").file = Some("/runs/7/rank_0/error.json".into());
@@ -467,6 +496,18 @@ mod tests {
         assert!(told.iter().any(|told| told == line), "{told:?}");
         let noted = verdict([raised("bad", 5), RankEnd::default()], 0).evidence;
         assert!(noted.iter().any(|told| told.starts_with("exit note of rank 0: ")), "{noted:?}");
+    }
+
+    #[test]
+    fn a_warning_and_the_line_that_it_quotes_are_no_last_message() {
+        let quoted = |lines: &[&str]| {
+            let stderr_tail = lines.iter().map(|line| (*line).to_owned()).collect();
+            verdict([RankEnd { stderr_tail, ..killed(3) }, RankEnd::default()], 0).evidence
+        };
+        let warned = ["/a/train.py:3: FutureWarning: old", "  warnings.warn(text)", ""];
+        assert!(!quoted(&warned).iter().any(|told| told.contains("last message")), "{:?}", quoted(&warned));
+        let after = quoted(&["saving the model", warned[0], "  model.old()"]);
+        assert!(after.iter().any(|told| told.ends_with(": saving the model")), "{after:?}");
     }
 
     #[test]

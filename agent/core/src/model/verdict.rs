@@ -31,7 +31,7 @@ impl std::fmt::Display for FaultDomain {
             FaultDomain::Hardware => "the hardware's fault",
             FaultDomain::Infrastructure => "the infrastructure's fault",
             FaultDomain::Platform => "the platform's fault",
-            FaultDomain::Unknown => "whose fault is not known",
+            FaultDomain::Unknown => "fault unknown",
         })
     }
 }

@@ -130,6 +130,10 @@ mod tests {
     fn rank(socket: &Path) -> (Child, Subject) {
         let child = Command::new("sleep").arg("1000").env(SOCKET, socket).spawn().unwrap();
         let pid = Pid(i32::try_from(child.id()).unwrap());
+        // Its environment can be read only once the kernel has set up the new program.
+        while Environment::of(pid).get(SOCKET).is_none() {
+            std::thread::yield_now();
+        }
         let (sections, last_steps) = (Vec::new(), Vec::new());
         (child, Subject { rank: Rank(3), pid, stacks: None, step: None, sections, last_steps })
     }

@@ -18,7 +18,7 @@ use crate::journal::{Entry, Follower, Verdict};
 use crate::places;
 
 /// From the start of a job to its decision: imports, 200 steps, a hang.
-const LIMIT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// Hangs are found out soon, whatever a loaded machine takes for a step otherwise.
 const SOON: [&str; 4] =

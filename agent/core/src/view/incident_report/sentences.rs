@@ -47,7 +47,7 @@ pub fn brief(verdict: &Verdict) -> String {
         }
         // Nothing of theirs ran that could be at fault; the error itself is in the line.
         Cause::Hang { .. } | Cause::StartFailed => "",
-        _ => "; whose fault is not known",
+        _ => "; fault unknown",
     };
     format!("{}{who_sent}", verdict.headline)
 }
