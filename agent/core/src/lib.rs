@@ -36,6 +36,7 @@ pub mod hang;
 pub mod health;
 pub mod host;
 pub mod host_log;
+pub mod hosts;
 pub mod id;
 pub mod incident_report;
 pub mod job;
