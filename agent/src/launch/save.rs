@@ -34,7 +34,13 @@ pub(super) fn ask(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>, now
 
 /// Tells all living ranks that a save is due, after the same step. Whoever looks for it saves; nobody waits.
 pub(super) fn tell_due(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) {
-    let Some(step) = after_step(ranks, pages) else { return };
+    if let Some(step) = after_step(ranks, pages) {
+        tell_due_after(ranks, step);
+    }
+}
+
+/// The same after a step that was chosen for the ranks of all hosts.
+pub(super) fn tell_due_after(ranks: &[RankProcess], step: u64) {
     for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
         let Some((path, file)) = &rank.page else { continue };
         if let Err(error) = write_save_due(step, |at, bytes| file.write_all_at(bytes, at)) {
@@ -45,7 +51,7 @@ pub(super) fn tell_due(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>
 }
 
 /// The first step that no living rank completes before it looks; none where none has completed any.
-fn after_step(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) -> Option<u64> {
+pub(super) fn after_step(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) -> Option<u64> {
     let living = ranks.iter().filter(|rank| rank.exit.is_none());
     let beats = living.filter_map(|rank| pages.get(&rank.rank)?.beat());
     beats.filter_map(|beat| Some(beat.step?.saturating_add(ahead(beat.median_step)))).max()
