@@ -83,12 +83,9 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let board = Board::open(journal)?;
 
     spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
-    let cgroup = Cgroup::make(&format!("mainstay-{}-{}", places.job, std::process::id()))
-        .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
-        .ok();
     let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
     let terminal = Terminal::start().context("starting the thread that shows the ranks' output")?;
-    let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
+    let crew = crew(&plan.settings, &places)?;
     let (crew, together) = match plan.hosts {
         None => (crew, None),
         Some(hosts) => match come_together(hosts, crew, &plan.settings, &mut signals, &terminal).await? {
@@ -100,6 +97,10 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
             (crew, together) => (crew, Some(together)),
         },
     };
+    let cgroup = Cgroup::make(&format!("mainstay-{}-{}", places.job, std::process::id()))
+        .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
+        .ok();
+    let crew = Crew { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..crew };
     let keeper = match together {
         // Ranks of several hosts write to the disk themselves: a step is whole when all of them see all of it.
         Some(_) => None,
@@ -196,7 +197,7 @@ fn launch(run_id: &str) -> String {
     format!("{run_id}@{}.{:x}", std::process::id(), clock::now().wall.0)
 }
 
-fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow::Result<Crew> {
+fn crew(settings: &Settings, places: &Places) -> anyhow::Result<Crew> {
     let checkpoint_dir = match &settings.checkpoint_dir {
         Some(directory) => std::path::absolute(directory)
             .with_context(|| format!("--checkpoint-dir {}", directory.display()))?,
@@ -224,7 +225,7 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         checkpoint_pool: None,
         page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
         boot_id: clock::boot_id_bytes(),
-        cgroup_procs: cgroup.map(Cgroup::procs),
+        cgroup_procs: None,
         modules_file: None,
         devices: None,
     })

@@ -165,10 +165,12 @@ impl Launcher {
         why: StopWhy,
         ended: &tokio::sync::mpsc::UnboundedSender<super::shell::Ended>,
     ) {
-        if attempt == self.attempt {
+        if attempt >= self.attempt {
+            // Where the attempt did not come about, ranks of the one before may wait in their processes.
+            self.attempt = attempt;
             self.carry_out_order(Order::StopRanks { attempt, why }, ended).await;
         } else {
-            // This host has no part in it.
+            // It is over on this host.
             self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() });
         }
     }

@@ -72,6 +72,8 @@ impl Cluster {
         }
         if let Some(network) = &self.network {
             plan = plan.under(&["ip", "netns", "exec", &network.namespace(host)]);
+            // Gloo takes the address of the host's name, which all namespaces share.
+            plan = plan.variable("GLOO_SOCKET_IFNAME", "eth0");
         }
         plan.start()
     }
