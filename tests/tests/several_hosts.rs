@@ -177,7 +177,8 @@ fn hosts_that_do_not_come_and_hosts_that_do_not_fit_are_named() {
     end.assert_said("Check on the missing hosts");
 }
 
-/// Two ranks on each of two hosts, gloo over veth, a model with an optimiser that has state of its own.
+/// A rank on each of two hosts, gloo over veth, a model with an optimiser that has state of its own. With more ranks the sums
+/// of DDP depend on its buckets, which it orders again in the second step of each process.
 const DDP: &str = r#"
 import hashlib, torch, torch.distributed as dist
 import mainstay
@@ -197,7 +198,7 @@ if saved is not None:
 for step in range(begin, 24):
     if str(ATTEMPT) in os.environ.get("WAITS", "").split(",") and step == 13:
         mark(f"waits.{ATTEMPT}.{RANK}")
-        if RANK == 3:
+        if RANK == 1:
             wait_for("never")
     data = torch.Generator().manual_seed(1000 * step + RANK)
     inputs = torch.randn(8, 16, generator=data)
@@ -226,23 +227,23 @@ fn ddp_over_two_hosts_that_loses_a_rank_ends_with_the_parameters_of_an_undisturb
     }
     let finals = |waits: &str| {
         let cluster = Cluster::in_namespaces(2);
-        let jobs = cluster.start(DDP, "--nproc-per-node 2", &[("WAITS", waits)]);
+        let jobs = cluster.start(DDP, "--nproc-per-node 1", &[("WAITS", waits)]);
         if !waits.is_empty() {
-            for rank in 0..4 {
-                jobs[rank / 2].mark(&format!("waits.0.{rank}"));
+            for (rank, job) in jobs.iter().enumerate() {
+                job.mark(&format!("waits.0.{rank}"));
             }
-            jobs[1].kill_rank(0, 3);
+            jobs[1].kill_rank(0, 1);
         }
         let ends = cluster.ends(jobs);
         for end in &ends {
             end.assert_status(0);
             assert_eq!(end.summary().attempts, if waits.is_empty() { 1 } else { 2 }, "{end}");
         }
-        let started = ends[0].story.iter().any(|entry| {
-            matches!(&entry.body, Body::Fact(Fact::AttemptStarted { ranks, .. }) if ranks.len() == 4)
-        });
+        let started = ends[0].story.iter().any(
+            |entry| matches!(&entry.body, Body::Fact(Fact::AttemptStarted { ranks, .. }) if ranks.len() == 2),
+        );
         assert!(started, "{}", ends[0]);
-        (0..4).map(|rank| cluster.read(rank / 2, &format!("final.{rank}"))).collect::<Vec<String>>()
+        (0..2).map(|rank| cluster.read(rank, &format!("final.{rank}"))).collect::<Vec<String>>()
     };
     let (undisturbed, disturbed) = (finals(""), finals("0"));
     assert!(undisturbed.iter().all(|of| *of == undisturbed[0]), "all ranks have the same parameters");

@@ -1,7 +1,12 @@
 //! Several hosts under one job, simulated: the real job, merge, rounds and numbered messages over a network that delays,
 //! repeats and loses, with hosts that crash and come back at any moment. Each seed can be run again:
 //! `MAINSTAY_SEED=17 cargo test -p mainstay-core --test hosts_simulation`. `MAINSTAY_SEEDS` sets how many are run.
-#![allow(clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "a panic in a test is its report")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a panic in a test is its report"
+)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,8 +21,8 @@ use mainstay_core::policy::{Budget, Settings};
 use mainstay_core::time::{Mono, Span};
 use mainstay_core::verdict::Action;
 
-/// Seeds of a usual run of the suite.
-const SEEDS: u64 = 10_000;
+/// Seeds of a usual run of the suite: some seconds without optimisation.
+const SEEDS: u64 = 300;
 
 /// More steps than any run needs that ends at all.
 const MOST_STEPS: u32 = 20_000;
@@ -250,12 +255,19 @@ impl World {
                 host.report(Report::Opened { attempt, port });
             }
             Command::Start { attempt, in_process, master_port, .. } => {
-                assert!(host.attempt.is_none_or(|before| before < attempt), "an attempt starts once on a host");
+                assert!(
+                    host.attempt.is_none_or(|before| before < attempt),
+                    "an attempt starts once on a host"
+                );
                 assert!(attempt.0 == 0 || self.counted.contains(&attempt), "{attempt} was counted by nobody");
                 self.ports.insert(master_port);
                 host.attempt = Some(attempt);
                 if !in_process {
-                    assert!(host.living.is_empty(), "ranks of {:?} still live at the start of {attempt}", host.living);
+                    assert!(
+                        host.living.is_empty(),
+                        "ranks of {:?} still live at the start of {attempt}",
+                        host.living
+                    );
                 }
                 assert!(
                     host.living.keys().all(|rank| host.waiting.contains(rank)),
@@ -394,7 +406,8 @@ impl World {
 
     fn rank_dies(&mut self, seat: usize) {
         let host = &mut self.hosts[seat];
-        let living: Vec<Rank> = host.living.keys().copied().filter(|rank| !host.waiting.contains(rank)).collect();
+        let living: Vec<Rank> =
+            host.living.keys().copied().filter(|rank| !host.waiting.contains(rank)).collect();
         if let Some(rank) = living.get(self.chance.below(living.len())) {
             self.hosts[seat].exited(*rank, ExitStatus::Signal(9), false);
         }
@@ -437,7 +450,12 @@ fn run(seed: u64) {
             break;
         }
     }
-    assert!(world.is_over(), "it does not end: ended {:?}, waits for {:?}", world.ended, world.merge.waits_for());
+    assert!(
+        world.is_over(),
+        "it does not end: ended {:?}, waits for {:?}",
+        world.ended,
+        world.merge.waits_for()
+    );
     for host in world.hosts.iter().filter(|host| !host.crashed) {
         assert_eq!(host.finished, world.ended, "all launchers exit with the same status");
         assert!(host.living.is_empty(), "ranks outlive the job: {:?}", host.living);

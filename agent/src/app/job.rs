@@ -142,8 +142,14 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
     let outside = Outside { link_events, agent_expected, host, signals, orders };
-    let launcher =
-        Launcher::begin(plan.settings, crew, board, Beside { guardian, keeper, cgroup, together }, terminal, warm);
+    let launcher = Launcher::begin(
+        plan.settings,
+        crew,
+        board,
+        Beside { guardian, keeper, cgroup, together },
+        terminal,
+        warm,
+    );
     let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
     // The agent hears of the end before the launcher's process is gone.

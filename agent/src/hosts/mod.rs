@@ -64,7 +64,9 @@ pub enum StreamError {
     #[error("another program answers there, not a launcher of Mainstay")]
     NoLauncher,
     /// The other side does not know the token.
-    #[error("the launcher there does not have the same token: use the same --rdzv-id and --rdzv-conf token=… on all hosts")]
+    #[error(
+        "the launcher there does not have the same token: use the same --rdzv-id and --rdzv-conf token=… on all hosts"
+    )]
     Token,
     /// A message is too long or not what was expected.
     #[error("a message could not be read: {0}")]
@@ -169,7 +171,9 @@ mod tests {
         let (leader, follower) = both(token(), token()).await;
         leader.expect("the same token");
         follower.expect("the same token");
-        for other in [Token::of("run", Some("guess")), Token::of("other", Some("secret")), Token::of("run", None)] {
+        for other in
+            [Token::of("run", Some("guess")), Token::of("other", Some("secret")), Token::of("run", None)]
+        {
             let (leader, follower) = both(token(), other).await;
             assert!(matches!(leader, Err(StreamError::Token)), "{leader:?}");
             assert!(matches!(follower, Err(StreamError::Token)), "{follower:?}");

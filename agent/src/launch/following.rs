@@ -134,7 +134,8 @@ fn concerns_all(fact: &Fact) -> bool {
         | Fact::StopRequested { .. }
         | Fact::OutOfMemoryKills { .. } => true,
         Fact::Observed(seen) => {
-            seen.component == mainstay_core::job::ORDERS || matches!(seen.component.as_str(), "job" | "template")
+            seen.component == mainstay_core::job::ORDERS
+                || matches!(seen.component.as_str(), "job" | "template")
         }
         _ => false,
     }
@@ -182,7 +183,8 @@ impl Launcher {
                 if following.gone.is_none() {
                     following.gone = Some(clock::mono());
                     let endpoint = following.plan.endpoint();
-                    self.terminal.say(format!("no connection to the leader at {endpoint}: {why}; the ranks go on"));
+                    self.terminal
+                        .say(format!("no connection to the leader at {endpoint}: {why}; the ranks go on"));
                 }
             }
             FromLeader::Said { at, down } => self.said_by_leader(at, down),

@@ -11,9 +11,9 @@ use mainstay_core::hosts::wire::{Down, Join, Seat};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::hosts::Token;
 use crate::hosts::connect::{self, FromLeader};
 use crate::hosts::listen::{FromHost, Listener};
-use crate::hosts::Token;
 use crate::launch::following::Followed;
 use crate::launch::hosts::HostsPlan;
 use crate::launch::leading::protocol;
@@ -55,7 +55,9 @@ impl Together {
     /// This host's seat.
     pub fn seat(&self) -> Option<&Seat> {
         match self {
-            Together::Leading(gathered) => gathered.round.get(gathered.me as usize).map(|seated| &seated.seat),
+            Together::Leading(gathered) => {
+                gathered.round.get(gathered.me as usize).map(|seated| &seated.seat)
+            }
             Together::Following(followed) => Some(&followed.seat),
             Together::Stopped(_) => None,
         }
@@ -163,11 +165,13 @@ async fn lead(
         let members: Vec<Member> =
             std::iter::once(me.clone()).chain(waiting.iter().map(|of| of.member.clone())).collect();
         let joined = u32::try_from(members.len()).unwrap_or(u32::MAX);
-        let last_call_over = enough_since
-            .is_some_and(|since| since.elapsed() >= Duration::from_nanos(plan.last_call.0));
+        let last_call_over =
+            enough_since.is_some_and(|since| since.elapsed() >= Duration::from_nanos(plan.last_call.0));
         let hosts = if joined < most && last_call_over { joined.max(least) } else { most };
         let lacking = match round::first(&members, hosts) {
-            Ok(round) => return Ok(Together::Leading(Box::new(gathered(plan, &mine, round, listener, waiting)))),
+            Ok(round) => {
+                return Ok(Together::Leading(Box::new(gathered(plan, &mine, round, listener, waiting))));
+            }
             Err(lacking) => lacking,
         };
         if lacking.to_string() != told {
@@ -265,8 +269,7 @@ fn gathered(
         (of.member, of.connection, of.to)
     });
     let spares = spares.collect();
-    let connections =
-        taking_part.into_iter().map(|of| (of.member.launcher, of.connection, of.to)).collect();
+    let connections = taking_part.into_iter().map(|of| (of.member.launcher, of.connection, of.to)).collect();
     let me = round.iter().find(|seated| seated.member.launcher == mine.launcher);
     let me = me.map_or(0, |seated| seated.seat.group_rank);
     // Followers have reached this host under the endpoint's name.
@@ -350,5 +353,8 @@ impl Drop for Aborting {
 
 /// The address by which other hosts reach this one, where the user gave one.
 pub fn local_address(plan: &HostsPlan) -> String {
-    plan.local_addr.clone().filter(|address| address.parse::<IpAddr>().is_ok() || !address.is_empty()).unwrap_or_default()
+    plan.local_addr
+        .clone()
+        .filter(|address| address.parse::<IpAddr>().is_ok() || !address.is_empty())
+        .unwrap_or_default()
 }

@@ -85,19 +85,18 @@ impl Leading {
                 }
             })
             .collect();
-        let mut leading =
-            Leading {
-                job,
-                merge,
-                next: VecDeque::new(),
-                outputs: VecDeque::new(),
-                listener,
-                links,
-                me,
-                plan,
-                names,
-                spares,
-            };
+        let mut leading = Leading {
+            job,
+            merge,
+            next: VecDeque::new(),
+            outputs: VecDeque::new(),
+            listener,
+            links,
+            me,
+            plan,
+            names,
+            spares,
+        };
         for seat in 0..leading.links.len() {
             leading.welcome(seat);
         }
@@ -158,7 +157,8 @@ impl Leading {
         if let Some(seat) = known {
             let link = &mut self.links[seat];
             if link.lost {
-                let why = "this launcher was taken for lost, and its ranks were counted as ended; start it again";
+                let why =
+                    "this launcher was taken for lost, and its ranks were counted as ended; start it again";
                 let _ = to.try_send(Down::Refused { why: why.to_owned() });
                 return None;
             }

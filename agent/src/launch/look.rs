@@ -207,7 +207,9 @@ impl Launcher {
         let beats: Vec<(Rank, BeatView)> = self
             .pages
             .iter()
-            .filter_map(|(rank, page)| Some((*rank, BeatView { pace: self.brain.pace(*rank), ..page.beat()? })))
+            .filter_map(|(rank, page)| {
+                Some((*rank, BeatView { pace: self.brain.pace(*rank), ..page.beat()? }))
+            })
             .collect();
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());

@@ -49,7 +49,8 @@ impl Cluster {
     /// Starts the launchers of all hosts, the leader last: hosts come in any order.
     pub fn start(&self, script: &str, options: &str, variables: &[(&str, &str)]) -> Vec<Job> {
         let hosts = (0..self.stages.len()).rev();
-        let mut jobs: Vec<Job> = hosts.map(|host| self.start_host(host, script, options, variables)).collect();
+        let mut jobs: Vec<Job> =
+            hosts.map(|host| self.start_host(host, script, options, variables)).collect();
         jobs.reverse();
         jobs
     }

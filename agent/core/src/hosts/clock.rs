@@ -60,9 +60,8 @@ impl Mapping {
             Input::Steps { attempt, rank, done } => {
                 let at = |at| self.to_leader(at);
                 let done = done.into_iter();
-                let done = done
-                    .map(|step| StepDone { start: at(step.start), end: at(step.end), ..step })
-                    .collect();
+                let done =
+                    done.map(|step| StepDone { start: at(step.start), end: at(step.end), ..step }).collect();
                 Input::Steps { attempt, rank, done }
             }
             other => other,

@@ -52,10 +52,16 @@ pub enum Next {
 enum Phase {
     /// No attempt was ordered, or it is over.
     Idle,
-    Waiting { since: Mono },
+    Waiting {
+        since: Mono,
+    },
     Opening,
-    Starting { port: u16 },
-    Abandoning { error: String },
+    Starting {
+        port: u16,
+    },
+    Abandoning {
+        error: String,
+    },
     Started,
 }
 
@@ -399,7 +405,8 @@ impl Merge {
             Phase::Started | Phase::Idle => {
                 let ends = || self.hosts.iter().filter_map(|host| host.ended.as_ref());
                 let orphans_killed = ends().map(|(orphans, _)| *orphans).fold(0, u32::saturating_add);
-                let mut waiting: Vec<Rank> = ends().flat_map(|(_, waiting)| waiting.iter().copied()).collect();
+                let mut waiting: Vec<Rank> =
+                    ends().flat_map(|(_, waiting)| waiting.iter().copied()).collect();
                 waiting.sort_unstable();
                 let attempt = self.attempt;
                 let ended = Fact::AttemptEnded { attempt, orphans_killed, waiting };
@@ -418,7 +425,9 @@ impl Merge {
         let mut all = Evidence::default();
         for host in &mut self.hosts {
             let named = host.named();
-            let Some(Evidence { file, groups, waits, summary, took }) = host.evidence.take() else { continue };
+            let Some(Evidence { file, groups, waits, summary, took }) = host.evidence.take() else {
+                continue;
+            };
             all.file = all.file.or_else(|| file.clone());
             all.summary.extend(file.map(|file| format!("{named}: {file}")));
             all.groups.extend(groups);
@@ -427,7 +436,8 @@ impl Merge {
             all.took = all.took.max(took);
         }
         let Evidence { file, groups, waits, summary, took } = all;
-        let of_group = |group: PlaceGroup| group.ranks.into_iter().map(move |rank| (rank, group.place.clone()));
+        let of_group =
+            |group: PlaceGroup| group.ranks.into_iter().map(move |rank| (rank, group.place.clone()));
         let groups = fold(groups.into_iter().flat_map(of_group));
         let attempt = self.attempt;
         let taken = Fact::EvidenceTaken { attempt, file, groups, waits, summary, took };

@@ -95,8 +95,7 @@ pub fn first(members: &[Member], hosts: u32) -> Result<Vec<Seated>, Lacking> {
     let joined = u32::try_from(members.len()).unwrap_or(u32::MAX);
     let numbered = members.iter().any(|member| member.node_rank.is_some());
     let have: BTreeSet<u32> = members.iter().filter_map(|member| member.node_rank).collect();
-    let node_ranks: Vec<u32> =
-        (0..hosts).filter(|rank| numbered && !have.contains(rank)).collect();
+    let node_ranks: Vec<u32> = (0..hosts).filter(|rank| numbered && !have.contains(rank)).collect();
     if joined < hosts || !node_ranks.is_empty() {
         return Err(Lacking { joined, needed: hosts, node_ranks, hosts: Vec::new() });
     }
@@ -171,7 +170,8 @@ mod tests {
     #[test]
     fn the_leader_has_the_first_ranks_where_hosts_are_not_numbered() {
         let leader = Member { leads: true, ..member("z", None, 2) };
-        let round = first(&[member("host10", None, 1), leader, member("host9", None, 4)], 3).expect("a round");
+        let round =
+            first(&[member("host10", None, 1), leader, member("host9", None, 4)], 3).expect("a round");
         let hosts: Vec<(&str, u32)> =
             round.iter().map(|at| (at.member.host.as_str(), at.seat.first_rank)).collect();
         assert_eq!(hosts, [("z", 0), ("host9", 2), ("host10", 6)]);

@@ -132,7 +132,8 @@ mod tests {
 
     #[test]
     fn one_host_needs_no_place_to_meet() {
-        for line in ["", "--nnodes 1", "--nnodes 1:4", "--nnodes 2 --standalone", "--nnodes 1 --node-rank 0"] {
+        for line in ["", "--nnodes 1", "--nnodes 1:4", "--nnodes 2 --standalone", "--nnodes 1 --node-rank 0"]
+        {
             assert!(of(line).expect(line).is_none(), "{line}");
         }
         let error = of("--nnodes 1 --node-rank 1").expect_err("no such node");
@@ -142,7 +143,10 @@ mod tests {
     #[test]
     fn numbered_hosts_meet_at_the_master_address() {
         let numbered = plan("--nnodes 2 --node-rank 1 --master-addr a --master-port 7");
-        assert_eq!((numbered.hosts, numbered.endpoint, numbered.node_rank), ((2, 2), ("a".to_owned(), 7), Some(1)));
+        assert_eq!(
+            (numbered.hosts, numbered.endpoint, numbered.node_rank),
+            ((2, 2), ("a".to_owned(), 7), Some(1))
+        );
         let usual = plan("--nnodes 2 --master-addr a");
         assert_eq!((usual.endpoint.1, usual.node_rank), (29_500, Some(0)));
         let numbered = plan("--nnodes 2 --node-rank 1 --rdzv-backend static --rdzv-endpoint a:8");
@@ -151,7 +155,9 @@ mod tests {
 
     #[test]
     fn elastic_hosts_meet_at_the_endpoint() {
-        let elastic = plan("--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint [fd00::1]:7 --rdzv-conf join_timeout=5,token=x");
+        let elastic = plan(
+            "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint [fd00::1]:7 --rdzv-conf join_timeout=5,token=x",
+        );
         assert_eq!((elastic.hosts, elastic.endpoint), ((1, 2), ("fd00::1".to_owned(), 7)));
         assert_eq!((elastic.join_timeout, elastic.token.as_deref()), (Span::seconds(5), Some("x")));
         assert_eq!(plan("--nnodes 2 --rdzv-endpoint a").endpoint.1, 29_400);
