@@ -147,6 +147,43 @@ fn a_signal_to_one_launcher_ends_the_job_on_all() {
     }
 }
 
+/// Ranks in step with each other, as those of a trainer are, that save when they are asked to, or when it is due.
+const SAVES: &str = r#"
+import mainstay
+shared = os.environ["MAINSTAY_CHECKPOINT_DIR"]
+os.makedirs(shared, exist_ok=True)
+for step in range(1, 1_000_000):
+    open(f"{shared}/{step}.{RANK}", "w").close()
+    while not os.path.exists(f"{shared}/{step}.{1 - RANK}"):
+        time.sleep(0.001)
+    time.sleep(0.02)
+    mainstay.step(step)
+    if step <= 5:
+        with mainstay.section("checkpoint"):
+            pass
+    if mainstay.checkpoint.due():
+        mark(f"due.{RANK}", step)
+    if mainstay.save_requested():
+        mark(f"saved.{RANK}", step)
+        break
+"#;
+
+#[test]
+fn ranks_of_all_hosts_are_asked_to_save_after_the_same_step() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let jobs = cluster.start(SAVES, "", &[]);
+    let due = [jobs[0].mark("due.0"), jobs[1].mark("due.1")];
+    assert_eq!(due[0], due[1], "a save is due after the same step");
+    jobs[1].signal(Signal::SIGTERM);
+    for end in cluster.ends(jobs) {
+        end.assert_status(128 + 15);
+    }
+    assert_eq!(cluster.read(0, "saved.0"), cluster.read(1, "saved.1"));
+}
+
 #[test]
 fn a_restart_is_ordered_at_any_host() {
     let cluster = Cluster::new(2);

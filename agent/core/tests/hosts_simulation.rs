@@ -286,7 +286,7 @@ impl World {
                 let ranks = host.ranks().map(started).collect();
                 host.fact(Fact::AttemptStarted { attempt, master_port, ranks });
             }
-            Command::Stop { attempt, why } => {
+            Command::Stop { attempt, why, .. } => {
                 if host.attempt.is_none_or(|of| of <= attempt) {
                     let gather = why == StopWhy::Fault && in_process_possible;
                     for rank in host.ranks().collect::<Vec<_>>() {

@@ -142,7 +142,10 @@ impl Launcher {
             Command::EndRank { attempt, rank } => {
                 self.carry_out_order(Order::EndRank { attempt, rank }, ended).await;
             }
-            Command::Stop { attempt, why } => self.stop_attempt(attempt, why, ended).await,
+            Command::Stop { attempt, why, save_after } => {
+                self.save_after = save_after;
+                self.stop_attempt(attempt, why, ended).await;
+            }
             Command::TakeEvidence { attempt } => {
                 self.carry_out_order(Order::TakeEvidence(attempt), ended).await;
             }

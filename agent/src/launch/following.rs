@@ -174,7 +174,7 @@ impl Launcher {
     }
 
     /// A message of the leader, or the news that there is no connection.
-    pub(super) fn from_leader(&mut self, event: FromLeader) {
+    pub(super) fn hear_leader(&mut self, event: FromLeader) {
         let Brain::Following(following) = &mut self.brain else { return };
         match event {
             FromLeader::Connected { to } => following.to = Some(to),
@@ -255,7 +255,11 @@ impl Launcher {
         let Brain::Following(following) = &mut self.brain else { return };
         following.cut_off = true;
         if self.ranks.iter().any(|rank| rank.exit.is_none()) {
-            self.tasks.push_back(Task::Command(Command::Stop { attempt, why: StopWhy::Requested }));
+            self.tasks.push_back(Task::Command(Command::Stop {
+                attempt,
+                why: StopWhy::Requested,
+                save_after: None,
+            }));
         } else {
             self.exit = Some(hand_back);
         }

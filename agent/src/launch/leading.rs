@@ -271,6 +271,12 @@ impl Launcher {
                 }
                 Next::Command(seat, command) => {
                     let command = match command {
+                        Command::Stop { attempt, why, .. } => {
+                            // Other hosts learn of it later than this one.
+                            let save_after = save::after_step(&self.ranks, &self.pages);
+                            let save_after = save_after.map(|step| step.saturating_add(1));
+                            Command::Stop { attempt, why, save_after }
+                        }
                         Command::Finish { exit, .. } => {
                             let summary = Some(Box::new(leading.job.summary(now)));
                             Command::Finish { exit, summary }
@@ -296,7 +302,7 @@ impl Launcher {
     }
 
     /// A message of a follower.
-    pub(super) fn from_host(&mut self, event: FromHost) {
+    pub(super) fn hear_host(&mut self, event: FromHost) {
         let now = clock::mono();
         let Brain::Leading(leading) = &mut self.brain else { return };
         match event {
@@ -369,12 +375,13 @@ impl Launcher {
         let until = tokio::time::Instant::now() + END_WITHIN;
         loop {
             let Brain::Leading(leading) = &mut self.brain else { return };
-            let open = |link: &Link| !link.lost && link.connection.is_some() && !link.outbox.is_empty();
+            // One that has no connection at this moment may come back for it.
+            let open = |link: &Link| !link.lost && !link.outbox.is_empty();
             if !leading.links.iter().any(open) {
                 return;
             }
             match tokio::time::timeout_at(until, leading.next()).await {
-                Ok(event) => self.from_host(event),
+                Ok(event) => self.hear_host(event),
                 Err(_) => return,
             }
         }

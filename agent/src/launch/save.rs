@@ -13,13 +13,20 @@ use crate::source::pages::PageReader;
 /// No rank completes so much between our look at the steps and its own look at the request.
 const MEANWHILE: Span = Span::millis(200);
 
-/// Asks all living ranks to save by `by`, after the same step. Whether any of them looks for it.
-pub(super) fn ask(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>, now: Mono, by: Mono) -> bool {
+/// Asks all living ranks to save by `by`, after the same step: the given one, or one that none of them has completed. Whether
+/// any of them looks for it.
+pub(super) fn ask(
+    ranks: &[RankProcess],
+    pages: &BTreeMap<Rank, PageReader>,
+    after: Option<u64>,
+    now: Mono,
+    by: Mono,
+) -> bool {
     let living = || ranks.iter().filter(|rank| rank.exit.is_none());
     if !living().any(|rank| pages.get(&rank.rank).is_some_and(PageReader::listens_for_saves)) {
         return false;
     }
-    let at_step = after_step(ranks, pages);
+    let at_step = after.or_else(|| after_step(ranks, pages));
     let request = SaveRequest { at_step, by_ns: by.0 };
     for rank in living() {
         let Some((path, file)) = &rank.page else { continue };

@@ -109,6 +109,8 @@ pub struct Launcher {
     pub(super) drills: Vec<(Injected, Rank)>,
     /// The round of the current attempt.
     pub(super) round: Round,
+    /// After which step ranks that are stopped are asked to save, where a leader chose it for all hosts.
+    pub(super) save_after: Option<u64>,
     /// The signal that asked the launcher to stop, if one has; the ranks get the same.
     pub(super) asked_by: Option<i32>,
     /// How long the ranks were given to leave a machine that is taken away, once they were told.
@@ -236,6 +238,7 @@ impl Launcher {
             drill,
             drills: Vec::new(),
             round: Round::default(),
+            save_after: None,
             asked_by: None,
             leave_within: None,
             port: None,
@@ -290,8 +293,8 @@ impl Launcher {
                     self.end_attempt_if_over().await;
                 }
                 event = next_from_hosts(&mut self.brain) => match event {
-                    FromOthers::Host(event) => self.from_host(event),
-                    FromOthers::Leader(event) => self.from_leader(event),
+                    FromOthers::Host(event) => self.hear_host(*event),
+                    FromOthers::Leader(event) => self.hear_leader(*event),
                 },
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
@@ -414,15 +417,15 @@ impl Launcher {
 
 /// What arrives from other launchers of the job.
 enum FromOthers {
-    Host(FromHost),
-    Leader(FromLeader),
+    Host(Box<FromHost>),
+    Leader(Box<FromLeader>),
 }
 
 async fn next_from_hosts(brain: &mut Brain) -> FromOthers {
     match brain {
         Brain::Alone(_) => std::future::pending().await,
-        Brain::Leading(leading) => FromOthers::Host(leading.next().await),
-        Brain::Following(following) => FromOthers::Leader(following.next().await),
+        Brain::Leading(leading) => FromOthers::Host(Box::new(leading.next().await)),
+        Brain::Following(following) => FromOthers::Leader(Box::new(following.next().await)),
     }
 }
 

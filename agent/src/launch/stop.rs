@@ -39,7 +39,7 @@ impl Launcher {
         let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
         let by = now.after(Grace::to_save(grace.requested));
         let saving = matches!(why, StopWhy::Requested | StopWhy::Ordered)
-            && save::ask(&self.ranks, &self.pages, now, by);
+            && save::ask(&self.ranks, &self.pages, self.save_after.take(), now, by);
         if saving && let Some(signal) = self.settings.save_signal {
             self.ranks.iter().for_each(|rank| save::signal(rank, signal));
         }

@@ -159,7 +159,7 @@ impl Merge {
             Order::StopRanks { attempt, why } => {
                 self.ending = true;
                 self.forget_ends();
-                self.to_all(&Command::Stop { attempt, why }, next);
+                self.to_all(&Command::Stop { attempt, why, save_after: None }, next);
                 self.end_if_over(at, next);
             }
             Order::EndRank { attempt, rank } => {
@@ -380,7 +380,10 @@ impl Merge {
         self.phase = Phase::Abandoning { error };
         self.ending = true;
         self.forget_ends();
-        self.to_all(&Command::Stop { attempt: self.attempt, why: StopWhy::Dismissed }, next);
+        self.to_all(
+            &Command::Stop { attempt: self.attempt, why: StopWhy::Dismissed, save_after: None },
+            next,
+        );
     }
 
     fn fail(&mut self, at: Mono, error: String, next: &mut VecDeque<Next>) {

@@ -234,6 +234,9 @@ pub enum Command {
         attempt: Attempt,
         /// Why.
         why: StopWhy,
+        /// After which step ranks are asked to save, where they are: the same on all hosts.
+        #[serde(default)]
+        save_after: Option<u64>,
     },
     /// Write down what all ranks are at; answered by `EvidenceTaken` or `HangPassed`.
     TakeEvidence {
