@@ -19,8 +19,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::base::units;
 use mainstay_core::base::units::Period;
+use mainstay_core::settings;
 use serde::{Deserialize, Serialize};
 
 pub use devices::{

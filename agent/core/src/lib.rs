@@ -24,6 +24,7 @@ pub mod formats;
 pub mod hang;
 pub mod hardware;
 pub mod host;
+pub mod hosts;
 pub mod model;
 pub mod progress;
 pub mod recovery;

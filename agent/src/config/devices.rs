@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use mainstay_core::base::units;
 use mainstay_core::base::units::Period;
 use mainstay_core::hang::nccl_ras::NcclLimits;
 use mainstay_core::hardware::gpu::reset::ResetMode;
@@ -10,6 +9,7 @@ use mainstay_core::hardware::gpu::{DeviceLimits, ExpectedGpus};
 use mainstay_core::hardware::tpu::TpuLimits;
 use mainstay_core::host::cloud::CloudLimits;
 use mainstay_core::host::fabric::{Expected, FabricLimits};
+use mainstay_core::settings;
 use serde::{Deserialize, Serialize};
 
 use crate::source::cloud::USUAL_ADDRESS;
