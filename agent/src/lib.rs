@@ -2,6 +2,7 @@
 //!
 //! Modules stand in order of their floors, lowest first: a floor knows only those below it.
 
+pub mod hosts;
 pub mod http;
 pub mod os;
 

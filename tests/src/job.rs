@@ -148,6 +148,11 @@ impl Job {
         self.id.clone()
     }
 
+    /// Waits until the launcher has ended; whether it has.
+    pub fn has_ended(&self) -> bool {
+        waiting::ended(&self.handle)
+    }
+
     /// Waits for the end of the job. No process of it may be left then.
     pub fn end(mut self) -> End {
         assert!(waiting::ended(&self.handle), "the job does not end\n{}", self.told());

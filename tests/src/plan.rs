@@ -42,6 +42,13 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Another id than one of its own: that of a job which other launchers run as well.
+    #[must_use]
+    pub fn named(mut self, id: &str) -> Self {
+        id.clone_into(&mut self.id);
+        self
+    }
+
     /// Options of `mainstay run`, separated by blanks.
     #[must_use]
     pub fn options(mut self, options: &str) -> Self {

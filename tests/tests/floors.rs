@@ -26,6 +26,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("tier", 2),
     ("act", 2),
     ("link", 2),
+    ("hosts", 2),
     ("board", 3),
     ("node", 3),
     ("launch", 3),

@@ -14,6 +14,8 @@ pub struct RankEnvironment<'a> {
     pub run_id: &'a str,
     /// This launch of the run.
     pub launch: &'a str,
+    /// The launcher on this host, where the job has several.
+    pub launcher: Option<&'a str>,
     /// `RANK`.
     pub rank: u32,
     /// `LOCAL_RANK`.
@@ -22,6 +24,10 @@ pub struct RankEnvironment<'a> {
     pub world_size: u32,
     /// `LOCAL_WORLD_SIZE`.
     pub local_world_size: u32,
+    /// `GROUP_RANK`.
+    pub group_rank: u32,
+    /// `GROUP_WORLD_SIZE`.
+    pub group_world_size: u32,
     /// How many ranks the attempt before had, where that is known.
     pub previous_size: Option<u32>,
     /// `ROLE_NAME`.
@@ -84,8 +90,8 @@ impl RankEnvironment<'_> {
             ("LOCAL_RANK", if self.virtual_local_rank { 0 } else { self.local_rank }.to_string()),
             ("WORLD_SIZE", self.world_size.to_string()),
             ("LOCAL_WORLD_SIZE", self.local_world_size.to_string()),
-            ("GROUP_RANK", "0".to_owned()),
-            ("GROUP_WORLD_SIZE", "1".to_owned()),
+            ("GROUP_RANK", self.group_rank.to_string()),
+            ("GROUP_WORLD_SIZE", self.group_world_size.to_string()),
             ("ROLE_RANK", self.rank.to_string()),
             ("ROLE_WORLD_SIZE", self.world_size.to_string()),
             ("ROLE_NAME", self.role.to_owned()),
@@ -103,6 +109,9 @@ impl RankEnvironment<'_> {
             ("MAINSTAY_ATTEMPT", self.attempt.to_string()),
             ("MAINSTAY_CHECKPOINT_DIR", self.checkpoint_dir.display().to_string()),
         ];
+        if let Some(launcher) = self.launcher {
+            variables.push(("MAINSTAY_LAUNCHER", launcher.to_owned()));
+        }
         if let Some(size) = self.previous_size {
             variables.push(("MAINSTAY_PREVIOUS_WORLD_SIZE", size.to_string()));
         }
@@ -187,10 +196,13 @@ mod tests {
             job: "j",
             run_id: "r",
             launch: "r@1",
+            launcher: None,
             rank: 1,
             local_rank: 1,
             world_size: 2,
             local_world_size,
+            group_rank: 0,
+            group_world_size: 1,
             previous_size: None,
             role: "default",
             master_addr: "127.0.0.1",

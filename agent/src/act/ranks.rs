@@ -11,6 +11,7 @@ use std::rc::Rc;
 use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::formats::nvrx::socket_name;
 use mainstay_core::model::entry::ExitStatus;
+use mainstay_core::recovery::hosts::wire::Seat;
 use mainstay_heartbeat::PageSpec;
 
 use crate::act::devices;
@@ -29,11 +30,15 @@ pub struct Crew {
     pub job: String,
     /// The run id as the user gave it.
     pub run_id: String,
-    /// This launch of it: the run id, and behind an `@` what no other launch has.
+    /// This launch of it: the run id, and behind an `@` what no other launch has. The same on all hosts of a job.
     pub launch: String,
+    /// This launcher and no other, where a job has several: its processes are found by it.
+    pub launcher: Option<String>,
+    /// Where this host is in the job.
+    pub seat: Seat,
     /// Program and arguments; `${local_rank}` in them is replaced.
     pub command: Vec<String>,
-    /// Ranks on this host, which is all there is.
+    /// Ranks on this host.
     pub local_world_size: u32,
     /// How many ranks the job's last run had, where that is known.
     pub previous_size: Option<u32>,
@@ -186,7 +191,7 @@ impl Crew {
             let environment = self.environment(attempt, local_rank, master_port, &files, page.as_ref());
             let words = template.arguments().iter().map(|argument| expand(argument, local_rank));
             orders.push(RankOrders {
-                name: Rank(local_rank).to_string(),
+                name: self.rank(local_rank).to_string(),
                 launcher: i32::try_from(std::process::id()).unwrap_or(0),
                 cgroup: self.cgroup_procs.clone(),
                 stdout: files.stdout.clone(),
@@ -202,7 +207,7 @@ impl Crew {
         let ranks = places.into_iter().zip(pids).map(|((local_rank, files, page), pid)| {
             let pidfd =
                 PidFd::open(pid).map_err(|error| format!("watching the process {}: {error}", pid.0))?;
-            Ok(RankProcess::new(local_rank, pid, pidfd, files, page))
+            Ok(RankProcess::new(self.rank(local_rank), local_rank, pid, pidfd, files, page))
         });
         Ok((ranks.collect::<Result<Vec<_>, String>>()?, trouble))
     }
@@ -235,6 +240,19 @@ impl Crew {
     fn own_device(&self, local_rank: u32) -> String {
         let visible = self.visible_devices();
         visible.get(local_rank as usize).cloned().unwrap_or_else(|| local_rank.to_string())
+    }
+
+    /// What all processes that this launcher started have in their environment, and those of no other launcher.
+    pub fn mark(&self) -> String {
+        match &self.launcher {
+            Some(launcher) => format!("MAINSTAY_LAUNCHER={launcher}"),
+            None => format!("MAINSTAY_LAUNCH={}", self.launch),
+        }
+    }
+
+    /// The number of a rank in the job.
+    pub fn rank(&self, local_rank: u32) -> Rank {
+        Rank(self.seat.first_rank + local_rank)
     }
 
     /// All ranks of the host, by their places.
@@ -292,7 +310,7 @@ impl Crew {
             .map_err(|source| StartError::Program { program: program.clone(), source })?;
         let pid = Pid(i32::try_from(child.id()).unwrap_or(0));
         let pidfd = PidFd::open(pid).map_err(|source| StartError::Watch { pid: pid.0, source })?;
-        Ok(RankProcess::new(local_rank, pid, pidfd, files, page))
+        Ok(RankProcess::new(self.rank(local_rank), local_rank, pid, pidfd, files, page))
     }
 
     /// The variables of a rank, beside the launcher's own.
@@ -331,11 +349,14 @@ impl Crew {
             job: &self.job,
             run_id: &self.run_id,
             launch: &self.launch,
-            rank: local_rank,
+            launcher: self.launcher.as_deref(),
+            rank: self.rank(local_rank).0,
             local_rank,
-            world_size: self.local_world_size,
+            world_size: self.seat.world_size,
             local_world_size: self.local_world_size,
-            previous_size: if attempt.0 == 0 { self.previous_size } else { Some(self.local_world_size) },
+            group_rank: self.seat.group_rank,
+            group_world_size: self.seat.group_world_size,
+            previous_size: if attempt.0 == 0 { self.previous_size } else { Some(self.seat.world_size) },
             role: &self.role,
             master_addr: &self.master_addr,
             master_port,
@@ -365,6 +386,7 @@ impl Crew {
         // By these it is found what is left of a job and of a launch, whoever started it.
         variables.push(("MAINSTAY_JOB_ID", self.job.clone()));
         variables.push(("MAINSTAY_LAUNCH", self.launch.clone()));
+        variables.extend(self.launcher.clone().map(|launcher| ("MAINSTAY_LAUNCHER", launcher)));
         variables
     }
 
@@ -372,9 +394,9 @@ impl Crew {
     pub fn page_spec(&self, attempt: Attempt, local_rank: u32) -> PageSpec<'_> {
         PageSpec {
             job: &self.job,
-            rank: local_rank,
+            rank: self.rank(local_rank).0,
             local_rank,
-            world_size: self.local_world_size,
+            world_size: self.seat.world_size,
             attempt: attempt.0,
             boot_id: self.boot_id,
             creator_pid: std::process::id(),
@@ -402,13 +424,13 @@ impl Crew {
 
 impl RankProcess {
     fn new(
+        rank: Rank,
         local_rank: u32,
         pid: Pid,
         pidfd: PidFd,
         files: RankFiles,
         page: Option<(PathBuf, File)>,
     ) -> RankProcess {
-        let rank = Rank(local_rank);
         RankProcess {
             rank,
             local_rank,

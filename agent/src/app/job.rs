@@ -9,6 +9,7 @@ use anyhow::Context;
 use mainstay_core::base::id::JobId;
 use mainstay_core::host::os::HostLimits;
 use mainstay_core::progress::goodput::Spending;
+use mainstay_core::recovery::hosts::wire::{Join, PROTOCOL, Seat};
 use mainstay_core::recovery::job::Summary;
 use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
 use mainstay_tier::disk::Keep;
@@ -29,6 +30,8 @@ use crate::api::{self, Listeners, Mode, UnixSocket};
 use crate::app::host::sense;
 use crate::app::{about, usual};
 use crate::board::Board;
+use crate::launch::gather::{self, Together};
+use crate::launch::hosts::HostsPlan;
 use crate::launch::order::Ordered;
 use crate::launch::places::{self, Places};
 use crate::launch::{Beside, Launcher, Outside, Settings, Warm};
@@ -36,6 +39,7 @@ use crate::link;
 use crate::os::cgroup::Cgroup;
 use crate::os::{clock, spawn};
 use crate::source::host::{HostSource, Roots, standard_paths};
+use crate::source::program;
 use crate::store::journal::{Journal, Limits};
 
 /// How often the host is looked at beside a job.
@@ -52,6 +56,8 @@ const CLOSING_WITHIN: Duration = Duration::from_millis(500);
 pub struct JobPlan {
     /// The job.
     pub settings: Settings,
+    /// Where the hosts of the job meet; none for a job of one host.
+    pub hosts: Option<HostsPlan>,
     /// Where run directories are made; the user's state directory if not given.
     pub log_dir: Option<PathBuf>,
     /// Where pages and sockets are made; `/dev/shm/mainstay-<uid>` if not given.
@@ -88,23 +94,41 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     let board = Board::open(journal)?;
 
     spawn::adopt_orphans().context("becoming the reaper of the ranks' orphans")?;
+    let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
+    let voice = Voice { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
+    let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
+    let crew = crew(&plan.settings, &places)?;
+    let (crew, together) = match plan.hosts {
+        None => (crew, None),
+        Some(hosts) => match come_together(hosts, crew, &plan.settings, &mut signals, &terminal).await? {
+            (_, Together::Stopped(signal)) => {
+                terminal.say(format!("signal {signal} before all hosts had joined: nothing was started"));
+                terminal.flush(Duration::from_millis(500));
+                return Ok(128 + signal);
+            }
+            (crew, together) => (crew, Some(together)),
+        },
+    };
     let cgroup = Cgroup::make(&format!("mainstay-{}-{}", places.job, std::process::id()))
         .inspect_err(|error| tracing::debug!(%error, "running without a cgroup of the job's own"))
         .ok();
-    let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
-    let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
-    let voice = Voice { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
-    let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
+    let crew = Crew { cgroup_procs: cgroup.as_ref().map(Cgroup::procs), ..crew };
     // Both may take minutes: a launcher before this one, or a file system, may not let go. Until ranks run, a signal ends it at once.
-    let keeper = start_keeper(&plan.settings, &runtime_root, &crew, &terminal);
+    let starting = async {
+        match &together {
+            // Ranks of several hosts write to the disk themselves: a step is whole when all of them see all of it.
+            Some(_) => None,
+            None => start_keeper(&plan.settings, &runtime_root, &crew, &terminal).await,
+        }
+    };
     let keeper = tokio::select! {
         biased;
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
-        keeper = keeper => keeper,
+        keeper = starting => keeper,
     };
     let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
     let crew = Crew { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
-    let guardian = start_guardian(&crew.launch, cgroup.as_ref(), crew.checkpoint_pool.as_deref());
+    let guardian = start_guardian(&crew.mark(), cgroup.as_ref(), crew.checkpoint_pool.as_deref());
     terminal.say(format!(
         "job {}: {} rank(s); logs in {}",
         places.job,
@@ -142,13 +166,19 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         Some(signal) = signals.recv() => return Ok(ended_before(signal, &terminal)),
         () = restoring => {}
     }
-    let link = tokio::spawn(link::agent::keep(sockets, JobId(places.job.clone()), link_sender));
+    let link = tokio::spawn(link::agent::keep(sockets, JobId(crew.job.clone()), link_sender));
     let paths = standard_paths(&[&places.run_dir, &crew.checkpoint_dir]);
     let (sensing, host) = sense(HostSource::new(Roots::default(), paths), HostLimits::default(), SENSE_EVERY)
         .context("starting the thread that looks at the host")?;
     let outside = Outside { link_events, agent_expected, host, signals, orders };
-    let launcher =
-        Launcher::begin(plan.settings, crew, board, Beside { guardian, keeper, cgroup }, terminal, warm);
+    let launcher = Launcher::begin(
+        plan.settings,
+        crew,
+        board,
+        Beside { guardian, keeper, cgroup, together },
+        terminal,
+        warm,
+    );
     let (exit, summary, terminal) = launcher.run(outside).await;
     drop(sensing);
     // The agent hears of the end before the launcher's process is gone.
@@ -201,7 +231,7 @@ fn launch(run_id: &str) -> String {
     format!("{run_id}@{}.{:x}", std::process::id(), clock::now().wall.0)
 }
 
-fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow::Result<Crew> {
+fn crew(settings: &Settings, places: &Places) -> anyhow::Result<Crew> {
     let checkpoint_dir = match &settings.checkpoint_dir {
         Some(directory) => std::path::absolute(directory)
             .with_context(|| format!("--checkpoint-dir {}", directory.display()))?,
@@ -211,6 +241,13 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         job: places.job.clone(),
         run_id: settings.run_id.clone(),
         launch: launch(&settings.run_id),
+        launcher: None,
+        seat: Seat {
+            group_rank: 0,
+            group_world_size: 1,
+            first_rank: 0,
+            world_size: settings.local_world_size,
+        },
         command: settings.command.clone(),
         local_world_size: settings.local_world_size,
         previous_size: None,
@@ -222,12 +259,58 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         checkpoint_pool: None,
         page_dir: places.runtime_dir.as_ref().ok().map(|runtime| runtime.path.clone()),
         boot_id: clock::boot_id_bytes(),
-        cgroup_procs: cgroup.map(Cgroup::procs),
+        cgroup_procs: None,
         modules_file: None,
         devices: None,
         virtual_local_rank: settings.virtual_local_rank,
         numa: settings.numa,
     })
+}
+
+/// Waits for the other hosts, and gives the crew its place among them.
+async fn come_together(
+    hosts: HostsPlan,
+    mut crew: Crew,
+    settings: &Settings,
+    signals: &mut mpsc::Receiver<i32>,
+    terminal: &Terminal,
+) -> anyhow::Result<(Crew, Together)> {
+    let host = nix::unistd::gethostname().context("reading the host's name")?;
+    let join = Join {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        run_id: settings.run_id.clone(),
+        launcher: format!("{}#{}", host.to_string_lossy(), crew.launch),
+        host: host.to_string_lossy().into_owned(),
+        address: gather::local_address(&hosts),
+        node_rank: hosts.node_rank,
+        ranks: settings.local_world_size,
+        hosts: hosts.hosts,
+        program: program::hash(&settings.command),
+        have: (0, 0),
+    };
+    crew.launcher = Some(crew.launch.clone());
+    if settings.checkpoint_dir.is_none() {
+        terminal.say(
+            "mainstay.checkpoint needs a directory that all hosts share: name one with --checkpoint-dir. Without it, \
+             no step is whole on any host, and ranks start from their own checkpoints or from step 0"
+                .to_owned(),
+        );
+    }
+    let say = |text: String| terminal.say(text);
+    let together = gather::gather(hosts, join, signals, &say).await?;
+    if let Some(seat) = together.seat() {
+        crew.seat = seat.clone();
+        let last = seat.first_rank + settings.local_world_size.saturating_sub(1);
+        terminal.say(format!(
+            "all hosts are there: this is node rank {} of {}, with ranks {} to {last} of {}",
+            seat.group_rank, seat.group_world_size, seat.first_rank, seat.world_size
+        ));
+    }
+    if let Together::Following(followed) = &together {
+        (crew.job, crew.launch) = (followed.job.clone(), followed.launch.clone());
+    }
+    Ok((crew, together))
 }
 
 /// Memory for checkpoints; without it the ranks write to the disk themselves.
@@ -290,11 +373,10 @@ fn ended_before(signal: i32, terminal: &Terminal) -> i32 {
 }
 
 /// Without a guardian the ranks still die with the launcher; only what they started may outlive it.
-fn start_guardian(launch: &str, cgroup: Option<&Cgroup>, pool: Option<&Path>) -> Option<Guardian> {
-    // By the launch, which is unique, and not by the job: another launcher may run under the same id.
-    let mark = format!("MAINSTAY_LAUNCH={launch}");
+fn start_guardian(mark: &str, cgroup: Option<&Cgroup>, pool: Option<&Path>) -> Option<Guardian> {
     let program = Path::new("/proc/self/exe");
-    Guardian::start(program, &mark, cgroup.map(Cgroup::path), pool)
+    // By the launch, which is unique, and not by the job: another launcher may run under the same id.
+    Guardian::start(program, mark, cgroup.map(Cgroup::path), pool)
         .inspect_err(|error| tracing::warn!(%error, "running without a guardian"))
         .ok()
 }

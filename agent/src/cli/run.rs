@@ -3,6 +3,7 @@
 pub(super) mod abbreviations;
 mod command;
 mod host_options;
+mod hosts;
 mod values;
 mod xpu;
 
@@ -47,7 +48,7 @@ else the status of the rank that failed first (128 + N for signal N); 75 to run 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Number of hosts, as N or MIN:MAX; only one host is supported
+    /// Number of hosts, as N or MIN:MAX
     #[arg(
         long,
         alias = "nnodes",
@@ -123,7 +124,9 @@ pub struct Args {
         hide_short_help = true
     )]
     rdzv_id: Option<String>,
-    /// Rendezvous backend; not needed with one host
+    /// How hosts find each other: static (numbered hosts) or c10d
+    ///
+    /// Default: static, or c10d if --rdzv-endpoint is given without --node-rank. Not needed with one host.
     #[arg(
         long,
         alias = "rdzv_backend",
@@ -133,7 +136,9 @@ pub struct Args {
         hide_short_help = true
     )]
     rdzv_backend: Option<String>,
-    /// Rendezvous endpoint; with the static backend it sets MASTER_ADDR and MASTER_PORT
+    /// Address of one of the hosts, where all hosts meet; its launcher leads the job
+    ///
+    /// With one host and the static backend it sets MASTER_ADDR and MASTER_PORT.
     #[arg(
         long,
         alias = "rdzv_endpoint",
@@ -143,7 +148,7 @@ pub struct Args {
         hide_short_help = true
     )]
     rdzv_endpoint: Option<String>,
-    /// Rendezvous settings; not needed with one host
+    /// Settings for several hosts: join_timeout, last_call_timeout (seconds), token, is_host
     #[arg(
         long,
         alias = "rdzv_conf",
@@ -156,18 +161,17 @@ pub struct Args {
     /// One host with a free port; this is the default
     #[arg(long, env = "PET_STANDALONE", value_parser = switch("PET_STANDALONE"), help_heading = "Launch", hide_short_help = true)]
     standalone: bool,
-    /// Rank of this host; only 0 is supported
+    /// Number of this host, from 0; host 0 leads the job
     #[arg(
         long,
         alias = "node_rank",
         env = "PET_NODE_RANK",
-        default_value_t = 0,
         value_name = "N",
         help_heading = "Launch",
         hide_short_help = true
     )]
-    node_rank: u32,
-    /// MASTER_ADDR of the ranks
+    node_rank: Option<u32>,
+    /// MASTER_ADDR of the ranks; with several numbered hosts, the address of host 0
     #[arg(
         long,
         alias = "master_addr",
@@ -178,6 +182,8 @@ pub struct Args {
     )]
     master_addr: Option<String>,
     /// MASTER_PORT of the ranks; default: a free port for each attempt
+    ///
+    /// With several numbered hosts, the port at which they meet; MASTER_PORT is then a free port.
     #[arg(
         long,
         alias = "master_port",
@@ -187,7 +193,7 @@ pub struct Args {
         hide_short_help = true
     )]
     master_port: Option<u16>,
-    /// Address of this host; not needed with one host
+    /// Address by which other hosts reach this one
     #[arg(
         long,
         alias = "local_addr",
@@ -423,12 +429,9 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn plan(args: Args) -> anyhow::Result<JobPlan> {
     let wrong = |option: &'static str| move |error: String| anyhow::anyhow!("{option}: {error}");
-    torchrun::nodes(&args.nnodes).map_err(wrong("--nnodes"))?;
+    let hosts = hosts::hosts(&args)?;
     if args.module && args.no_python && !args.host.run_path {
         bail!("--module and --no-python exclude each other (PET_MODULE and PET_NO_PYTHON set them too)");
-    }
-    if args.node_rank != 0 {
-        bail!("--node-rank: {} was given, but a job of one host has only node 0", args.node_rank);
     }
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let ranks = ranks(&args.nproc_per_node, visible.as_deref()).map_err(wrong("--nproc-per-node"))?;
@@ -440,14 +443,21 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
     let listed = args.local_ranks_filter.as_deref().filter(|ranks| !ranks.is_empty());
     let listed = listed.map(torchrun::local_ranks).transpose();
     let (endpoint_addr, endpoint_port) = static_endpoint(&args)?;
-    let run_id = args.rdzv_id.clone().unwrap_or_else(|| places::made_up_run_id(clock::now().wall));
+    let run_id = match (&args.rdzv_id, &hosts) {
+        (Some(id), _) => id.clone(),
+        // All hosts have to have the same; it is torchrun's.
+        (None, Some(_)) => "none".to_owned(),
+        (None, None) => places::made_up_run_id(clock::now().wall),
+    };
+    // Where several hosts meet is not where the ranks of a round do.
+    let fixed_port = args.master_port.or(endpoint_port).filter(|port| *port != 0 && hosts.is_none());
     let settings = Settings {
         run_id,
         command: command(&args)?,
         local_world_size: ranks,
         role: args.role,
         master_addr: args.master_addr.or(endpoint_addr).unwrap_or_else(|| "127.0.0.1".to_owned()),
-        master_port: args.master_port.or(endpoint_port).filter(|port| *port != 0),
+        master_port: fixed_port,
         policy: mainstay_core::recovery::policy::Settings {
             by_cause: args.restart_budget.into_iter().collect(),
             ready_within: args.ready_within.0,
@@ -492,6 +502,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
     };
     Ok(JobPlan {
         settings,
+        hosts,
         log_dir: args.log_dir,
         runtime_root: args.runtime_dir,
         agent_socket: args.socket,
@@ -584,12 +595,6 @@ mod tests {
     fn modules_run_under_python() {
         let plan = plan_of(&["-m", "json.tool", "-h"]).expect("a plan");
         assert_eq!(plan.settings.command[1..], ["-m", "json.tool", "-h"]);
-    }
-
-    #[test]
-    fn more_than_one_host_is_refused_in_plain_words() {
-        let error = plan_of(&["--nnodes", "2", "/bin/sh"]).expect_err("two hosts");
-        assert!(error.starts_with("--nnodes: 2 hosts were asked for"), "{error}");
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-/// How many hosts: `N` or `MIN:MAX`.
+/// How many hosts at least and at most: `N` or `MIN:MAX`.
 ///
 /// # Errors
-/// Anything but one host, which is all that `mainstay run` starts as yet.
-pub fn nodes(text: &str) -> Result<u32, String> {
+/// No numbers, none at all, or a range that ends before it starts.
+pub fn nodes(text: &str) -> Result<(u32, u32), String> {
     let parse = |text: &str| {
         text.parse::<u32>().map_err(|_| format!("{text:?} is no number of hosts: write 1 or MIN:MAX"))
     };
@@ -14,12 +14,10 @@ pub fn nodes(text: &str) -> Result<u32, String> {
         Some((least, most)) => (parse(least)?, parse(most)?),
         None => (parse(text)?, parse(text)?),
     };
-    if least > 1 || most == 0 {
-        return Err(format!(
-            "{text} hosts were asked for, but `mainstay run` runs jobs of one host; use torchrun for more, for now"
-        ));
+    if least == 0 || most < least {
+        return Err(format!("{text}: write a number of hosts from 1 up, or MIN:MAX"));
     }
-    Ok(1)
+    Ok((least, most))
 }
 
 /// How many ranks on this host: a number, `gpu`, `cpu` or `auto`. `devices` is `/dev`, `visible` the value of
@@ -109,12 +107,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_host_in_every_spelling_and_no_more() {
-        assert_eq!(nodes("1"), Ok(1));
-        assert_eq!(nodes("1:1"), Ok(1));
-        assert_eq!(nodes("1:4"), Ok(1), "elastic from one host up");
-        assert!(nodes("2").is_err_and(|error| error.contains("one host")));
-        assert!(nodes("x:1").is_err());
+    fn hosts_in_every_spelling() {
+        assert_eq!(nodes("1"), Ok((1, 1)));
+        assert_eq!(nodes("1:4"), Ok((1, 4)));
+        assert_eq!(nodes("2"), Ok((2, 2)));
+        assert!(nodes("0").is_err() && nodes("3:2").is_err() && nodes("x:1").is_err());
     }
 
     #[test]

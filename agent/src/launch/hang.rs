@@ -77,11 +77,11 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    pub(super) fn new(settings: &HangSettings, ranks: usize, now: Mono) -> Judge {
+    pub(super) fn new(settings: &HangSettings, first: Rank, ranks: usize, now: Mono) -> Judge {
         Judge {
             mode: settings.mode,
-            watch: Watch::new(settings.limits.clone(), Rank(0), ranks, now),
-            idle: Idle::new(settings.limits.idle, Rank(0), ranks),
+            watch: Watch::new(settings.limits.clone(), first, ranks, now),
+            idle: Idle::new(settings.limits.idle, first, ranks),
             gpus: BTreeMap::new(),
             gpus_idle: None,
             gpus_rest: None,
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn gpus_come_to_rest_when_those_that_had_work_are_told_to_have_none() {
         let settings = HangSettings { mode: Mode::Auto, limits: Limits::default() };
-        let mut judge = Judge::new(&settings, 2, Mono(1));
+        let mut judge = Judge::new(&settings, Rank(0), 2, Mono(1));
         let mut tell = |at_work: &[bool], now: u64| {
             let told = (0..).map(Rank).zip(at_work.iter().copied()).collect();
             judge.gpus_at_work(&told, Mono(now));

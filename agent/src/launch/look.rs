@@ -4,12 +4,13 @@ use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Span;
 use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::model::entry::{Fact, StepDone};
-use mainstay_core::recovery::job::Input;
+use mainstay_core::recovery::job::{Input, Job};
 use mainstay_core::view::node::BeatView;
 use mainstay_tier::pool::{Keeper, Whole};
 
 use crate::act::ranks::RankProcess;
 use crate::act::stop::reap_orphans;
+use crate::launch::brain::Brain;
 use crate::launch::hang::Evidence;
 use crate::launch::save;
 use crate::launch::shell::Launcher;
@@ -33,9 +34,15 @@ impl Launcher {
     pub(super) fn regular_look(&mut self) {
         self.look();
         self.judge_hangs();
-        if self.stop.is_none() && self.job.save_is_due(clock::mono()) {
-            save::tell_due(&self.ranks, &self.pages);
+        let is_due = |job: &mut Job| job.save_is_due(clock::mono());
+        if self.stop.is_none() && self.brain.job_mut().is_some_and(is_due) {
+            match self.brain {
+                Brain::Leading(_) => self.save_is_due_everywhere(),
+                Brain::Alone(_) | Brain::Following(_) => save::tell_due(&self.ranks, &self.pages),
+            }
         }
+        self.look_at_hosts();
+        self.look_for_leader();
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(LOOKS_PER_SAMPLE) {
             self.sample();
@@ -123,7 +130,8 @@ impl Launcher {
 
     /// Has the keeper leave alone what can be gone back to.
     fn vouch(&self) {
-        if let (Some(keeper), Some(step)) = (&self.keeper, self.job.vouched()) {
+        let vouched = self.brain.job().and_then(Job::vouched);
+        if let (Some(keeper), Some(step)) = (&self.keeper, vouched) {
             keeper.vouch(self.attempt.0.into(), step);
         }
     }
@@ -199,7 +207,9 @@ impl Launcher {
         let beats: Vec<(Rank, BeatView)> = self
             .pages
             .iter()
-            .filter_map(|(rank, page)| Some((*rank, BeatView { pace: self.job.pace(*rank), ..page.beat()? })))
+            .filter_map(|(rank, page)| {
+                Some((*rank, BeatView { pace: self.brain.pace(*rank), ..page.beat()? }))
+            })
             .collect();
         for (rank, beat) in &beats {
             self.board.sample(&self.id, self.attempt, *rank, beat.clone());

@@ -2,8 +2,13 @@
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
 pub mod advised;
+mod brain;
 pub mod drill;
+mod following;
+pub mod gather;
 pub mod hang;
+pub mod hosts;
+mod leading;
 mod look;
 mod notice;
 pub mod order;

@@ -1,6 +1,7 @@
 //! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
 
 use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::recovery::hosts::merge::HOSTS;
 use mainstay_core::recovery::job::{POLICY, RESTART_WAITS};
 use mainstay_core::recovery::policy::Rung;
 use mainstay_core::view::incident_report;
@@ -28,7 +29,8 @@ pub fn line(body: &Body) -> Option<String> {
         }
         Body::Fact(Fact::Observed(seen))
             if matches!(seen.event.as_str(), "hang_suspected" | RESTART_WAITS)
-                || seen.component == POLICY =>
+                || seen.component == POLICY
+                || seen.component == HOSTS =>
         {
             Some(seen.detail.clone())
         }

@@ -99,7 +99,16 @@ impl Launcher {
     }
 
     /// Begins the next attempt with the ranks that wait, and new processes for those that are lost.
-    pub(super) async fn start_round(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
+    pub(super) async fn start_round(
+        &mut self,
+        attempt: Attempt,
+        port: Result<u16, String>,
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) {
+        if self.ranks.iter().all(|rank| rank.exit.is_some()) {
+            // On this host nothing goes on in its process.
+            return self.start_ranks(attempt, port, ended);
+        }
         self.attempt = attempt;
         self.stop = None;
         if let Some(keeper) = &self.keeper {
@@ -108,7 +117,7 @@ impl Launcher {
         let waiting = self.round.waiting();
         let lost: Vec<u32> =
             self.ranks.iter().filter(|rank| rank.exit.is_some()).map(|rank| rank.local_rank).collect();
-        let port = match self.take_port() {
+        let port = match port {
             Ok(port) => port,
             Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
         };

@@ -55,7 +55,7 @@ impl Launcher {
                 self.agent = Some(orders);
                 let missing = self.board.reader().entries_after(have_seq, usize::MAX);
                 for entry in missing.map(|read| read.entries).unwrap_or_default() {
-                    self.send(LinkOrder::Entry(Box::new(entry)));
+                    self.send_entry(entry);
                 }
                 self.fact(Fact::AgentFound { version });
             }

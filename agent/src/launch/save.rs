@@ -13,13 +13,20 @@ use crate::source::pages::PageReader;
 /// No rank completes so much between our look at the steps and its own look at the request.
 const MEANWHILE: Span = Span::millis(200);
 
-/// Asks all living ranks to save by `by`, after the same step. Whether any of them looks for it.
-pub(super) fn ask(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>, now: Mono, by: Mono) -> bool {
+/// Asks all living ranks to save by `by`, after the same step: the given one, or one that none of them has completed. Whether
+/// any of them looks for it.
+pub(super) fn ask(
+    ranks: &[RankProcess],
+    pages: &BTreeMap<Rank, PageReader>,
+    after: Option<u64>,
+    now: Mono,
+    by: Mono,
+) -> bool {
     let living = || ranks.iter().filter(|rank| rank.exit.is_none());
     if !living().any(|rank| pages.get(&rank.rank).is_some_and(PageReader::listens_for_saves)) {
         return false;
     }
-    let at_step = after_step(ranks, pages);
+    let at_step = after.or_else(|| after_step(ranks, pages));
     let request = SaveRequest { at_step, by_ns: by.0 };
     for rank in living() {
         let Some((path, file)) = &rank.page else { continue };
@@ -34,7 +41,13 @@ pub(super) fn ask(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>, now
 
 /// Tells all living ranks that a save is due, after the same step. Whoever looks for it saves; nobody waits.
 pub(super) fn tell_due(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) {
-    let Some(step) = after_step(ranks, pages) else { return };
+    if let Some(step) = after_step(ranks, pages) {
+        tell_due_after(ranks, step);
+    }
+}
+
+/// The same after a step that was chosen for the ranks of all hosts.
+pub(super) fn tell_due_after(ranks: &[RankProcess], step: u64) {
     for rank in ranks.iter().filter(|rank| rank.exit.is_none()) {
         let Some((path, file)) = &rank.page else { continue };
         if let Err(error) = write_save_due(step, |at, bytes| file.write_all_at(bytes, at)) {
@@ -45,7 +58,7 @@ pub(super) fn tell_due(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>
 }
 
 /// The first step that no living rank completes before it looks; none where none has completed any.
-fn after_step(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) -> Option<u64> {
+pub(super) fn after_step(ranks: &[RankProcess], pages: &BTreeMap<Rank, PageReader>) -> Option<u64> {
     let living = ranks.iter().filter(|rank| rank.exit.is_none());
     let beats = living.filter_map(|rank| pages.get(&rank.rank)?.beat());
     beats.filter_map(|beat| Some(beat.step?.saturating_add(ahead(beat.median_step)))).max()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use mainstay_core::base::id::{Attempt, JobId, Pid, Rank};
-use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span, Stamp};
 use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::host::contention::Surroundings;
 use mainstay_core::model::entry::{Body, Entry, Fact};
@@ -24,8 +24,14 @@ use crate::act::ranks::{Crew, RankProcess};
 use crate::act::rounds::Desk;
 use crate::act::stop::{Stop, sweep};
 use crate::board::Board;
+use crate::hosts::connect::FromLeader;
+use crate::hosts::listen::FromHost;
+use crate::launch::brain::{Brain, Task};
 use crate::launch::drill::Injected;
+use crate::launch::following::Following;
+use crate::launch::gather::Together;
 use crate::launch::hang::{Evidence, Judge};
+use crate::launch::leading::Leading;
 use crate::launch::order::Ordered;
 use crate::launch::start::{job_spec, memory, previous_size};
 use crate::launch::words::Spoken;
@@ -73,11 +79,11 @@ pub struct Launcher {
     pub(super) id: JobId,
     pub(super) settings: Settings,
     pub(super) crew: Crew,
-    pub(super) job: Job,
+    pub(super) brain: Brain,
     pub(super) hangs: Judge,
     /// Where what is learned of the job is kept, and of how many runs it comes so far; none if it is not.
     memory: Option<(Memory, u32)>,
-    pub(super) orders: VecDeque<Order>,
+    pub(super) tasks: VecDeque<Task>,
     pub(super) board: Board,
     pub(super) terminal: Terminal,
     pub(super) guardian: Option<Guardian>,
@@ -103,6 +109,8 @@ pub struct Launcher {
     pub(super) drills: Vec<(Injected, Rank)>,
     /// The round of the current attempt.
     pub(super) round: Round,
+    /// After which step ranks that are stopped are asked to save, where a leader chose it for all hosts.
+    pub(super) save_after: Option<u64>,
     /// The signal that asked the launcher to stop, if one has; the ranks get the same.
     pub(super) asked_by: Option<i32>,
     /// How long the ranks were given to leave a machine that is taken away, once they were told.
@@ -137,6 +145,8 @@ pub struct Beside {
     pub keeper: Option<Keeper>,
     /// The ranks' control group.
     pub cgroup: Option<Cgroup>,
+    /// The other hosts of the job, if there are any.
+    pub together: Option<Together>,
 }
 
 impl Launcher {
@@ -149,7 +159,7 @@ impl Launcher {
         terminal: Terminal,
         warm: Warm,
     ) -> Launcher {
-        let Beside { guardian, keeper, cgroup } = beside;
+        let Beside { guardian, keeper, cgroup, together } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
         let seed = mainstay_core::recovery::policy::seed([crew.job.as_str()].into_iter());
@@ -159,12 +169,6 @@ impl Launcher {
         let learned = memory.as_ref().and_then(Memory::read).unwrap_or_default();
         spec.earlier.clone_from(&learned.rungs);
         crew.previous_size = previous_size(&settings, &crew, &spec);
-        let mut job = Job::begin(began, spec, policy, &mut out);
-        if let Some(file) = &settings.policy_file {
-            let (advisor, trouble) = advised::read(file);
-            job.advised_by(advisor);
-            out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
-        }
         let watcher = crew.page_dir.as_ref().and_then(|directory| {
             let watcher = Watcher::new().and_then(|watcher| watcher.watch(directory).map(|_| watcher));
             watcher
@@ -185,17 +189,38 @@ impl Launcher {
                 )
                 .ok()
         });
-        let mut hangs = Judge::new(&settings.hang, settings.local_world_size as usize, began);
-        job.recall(&learned);
+        let first = Rank(crew.seat.first_rank);
+        let mut hangs = Judge::new(&settings.hang, first, settings.local_world_size as usize, began);
         hangs.recall(&learned);
+        let brain = match together {
+            Some(Together::Following(followed)) => {
+                Brain::Following(Box::new(Following::new(*followed, spec)))
+            }
+            together => {
+                let mut job = Job::begin(began, spec, policy, &mut out);
+                if let Some(file) = &settings.policy_file {
+                    let (advisor, trouble) = advised::read(file);
+                    job.advised_by(advisor);
+                    out.extend(trouble.map(|trouble| Output::Record(Body::Fact(policy_trouble(&trouble)))));
+                }
+                job.recall(&learned);
+                match together {
+                    Some(Together::Leading(gathered)) => {
+                        let names = (crew.job.clone(), crew.launch.clone());
+                        Brain::Leading(Box::new(Leading::new(job, *gathered, names)))
+                    }
+                    _ => Brain::Alone(Box::new(job)),
+                }
+            }
+        };
         let mut launcher = Launcher {
             id: JobId(crew.job.clone()),
             settings,
             crew,
-            job,
+            brain,
             hangs,
             memory: memory.map(|memory| (memory, learned.runs)),
-            orders: VecDeque::new(),
+            tasks: VecDeque::new(),
             board,
             terminal,
             guardian,
@@ -213,6 +238,7 @@ impl Launcher {
             drill,
             drills: Vec::new(),
             round: Round::default(),
+            save_after: None,
             asked_by: None,
             leave_within: None,
             port: None,
@@ -228,7 +254,7 @@ impl Launcher {
             surroundings: Surroundings::default(),
             exit: None,
         };
-        launcher.record(began, out);
+        launcher.begin_with(began, out);
         launcher
     }
 
@@ -265,6 +291,10 @@ impl Launcher {
                     self.force();
                     self.end_attempt_if_over().await;
                 }
+                event = next_from_hosts(&mut self.brain) => match event {
+                    FromOthers::Host(event) => self.hear_host(*event),
+                    FromOthers::Leader(event) => self.hear_leader(*event),
+                },
                 taken = next_evidence(&mut self.evidence) => self.evidence_taken(taken),
                 Some(judged) = outside.host.recv() => self.host(judged),
                 Some(ordered) = outside.orders.recv() => self.ordered(ordered),
@@ -281,19 +311,32 @@ impl Launcher {
     }
 
     async fn carry_out(&mut self, ended: &mpsc::UnboundedSender<Ended>) {
-        while let Some(order) = self.orders.pop_front() {
-            match order {
-                Order::StartRanks(attempt) => self.start_ranks(attempt, ended),
-                Order::StartRound(attempt) => self.start_round(attempt, ended).await,
-                Order::EndRank { attempt, rank } if attempt == self.attempt => self.end_rank(rank).await,
-                Order::EndRank { .. } => {}
-                Order::StopRanks { attempt, why } if attempt == self.attempt => self.stop_ranks(why).await,
-                Order::StopRanks { .. } => {}
-                Order::TakeEvidence(attempt) => self.take_evidence(attempt),
-                Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
-                Order::LookAgain { at } => self.look_at = Some(from_now(at)),
-                Order::Finish { exit } => self.exit = Some(exit),
+        while let Some(task) = self.tasks.pop_front() {
+            match task {
+                Task::Order(order) => self.carry_out_order(order, ended).await,
+                Task::Command(command) => self.obey_command(command, ended).await,
             }
+        }
+    }
+
+    pub(super) async fn carry_out_order(&mut self, order: Order, ended: &mpsc::UnboundedSender<Ended>) {
+        match order {
+            Order::StartRanks(attempt) => {
+                let port = self.take_port();
+                self.start_ranks(attempt, port, ended);
+            }
+            Order::StartRound(attempt) => {
+                let port = self.take_port();
+                self.start_round(attempt, port, ended).await;
+            }
+            Order::EndRank { attempt, rank } if attempt == self.attempt => self.end_rank(rank).await,
+            Order::EndRank { .. } => {}
+            Order::StopRanks { attempt, why } if attempt == self.attempt => self.stop_ranks(why).await,
+            Order::StopRanks { .. } => {}
+            Order::TakeEvidence(attempt) => self.take_evidence(attempt),
+            Order::Consult { verdict, proposal } => self.consult(*verdict, proposal),
+            Order::LookAgain { at } => self.look_at = Some(from_now(at)),
+            Order::Finish { exit } => self.exit = Some(exit),
         }
     }
 
@@ -305,33 +348,24 @@ impl Launcher {
         self.step(at, Input::Fact(fact));
     }
 
-    pub(super) fn step(&mut self, at: Mono, input: Input) {
-        let mut out = Vec::new();
-        self.job.step(at, input, &mut out);
-        for entry in self.record(at, out) {
-            self.send(LinkOrder::Entry(Box::new(entry)));
+    /// Takes in what the job says at its begin.
+    fn begin_with(&mut self, at: Mono, out: Vec<Output>) {
+        match &mut self.brain {
+            Brain::Leading(leading) => leading.begin_with(at, out),
+            Brain::Alone(_) | Brain::Following(_) => return self.publish(at, out),
         }
+        self.lead(at);
     }
 
-    /// Writes what is to be recorded, keeps the orders for later, and returns the entries.
-    fn record(&mut self, at: Mono, out: Vec<Output>) -> Vec<Entry> {
-        let stamp = clock::stamp_of(at);
-        let mut entries = Vec::new();
-        for output in out {
-            match output {
-                Output::Record(body) => {
-                    if let Some(line) = notice::line(&body) {
-                        self.terminal.say(line);
-                    }
-                    if let Body::Finding(finding) = &body {
-                        self.mark_checkpoints(finding);
-                    }
-                    entries.push(self.board.record(stamp, Some(&self.id), None, body));
-                }
-                Output::Order(order) => self.orders.push_back(order),
-            }
+    /// Writes down an entry, and shows it to people who want to see it.
+    pub(super) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
+        if let Some(line) = notice::line(&body) {
+            self.terminal.say(line);
         }
-        entries
+        if let Body::Finding(finding) = &body {
+            self.mark_checkpoints(finding);
+        }
+        self.board.record(stamp, Some(&self.id), origin, body)
     }
 
     /// Says beside the checkpoints which of them are doubtful.
@@ -345,7 +379,8 @@ impl Launcher {
     fn remember(&mut self) {
         let Some((memory, runs)) = &self.memory else { return };
         let mut learned = Learned { runs: *runs, ..Learned::default() };
-        self.job.remember(&mut learned);
+        let Some(job) = self.brain.job() else { return };
+        job.remember(&mut learned);
         self.hangs.remember(&mut learned);
         if let Err(error) = memory.write(learned) {
             tracing::debug!(%error, "cannot keep what was learned of the job");
@@ -363,7 +398,8 @@ impl Launcher {
         self.sample();
         self.board.sync();
         self.remember();
-        let summary = self.job.summary(clock::mono());
+        self.part_from_hosts().await;
+        let summary = self.brain.summary(clock::mono(), exit);
         self.warm.end();
         // Its template may have been forking just now; nothing of the job is to outlive it, not even for a moment.
         let guardian = self.guardian.as_ref().map(Guardian::pid);
@@ -377,6 +413,20 @@ impl Launcher {
             guardian.dismiss();
         }
         (exit, summary, self.terminal)
+    }
+}
+
+/// What arrives from other launchers of the job.
+enum FromOthers {
+    Host(Box<FromHost>),
+    Leader(Box<FromLeader>),
+}
+
+async fn next_from_hosts(brain: &mut Brain) -> FromOthers {
+    match brain {
+        Brain::Alone(_) => std::future::pending().await,
+        Brain::Leading(leading) => FromOthers::Host(Box::new(leading.next().await)),
+        Brain::Following(following) => FromOthers::Leader(Box::new(following.next().await)),
     }
 }
 

@@ -23,7 +23,13 @@ use crate::source::program;
 use crate::store::learned::Memory;
 
 impl Launcher {
-    pub(super) fn start_ranks(&mut self, attempt: Attempt, ended: &mpsc::UnboundedSender<Ended>) {
+    /// Starts all ranks of this host. The port is that of the ranks' store, or why there is none.
+    pub(super) fn start_ranks(
+        &mut self,
+        attempt: Attempt,
+        port: Result<u16, String>,
+        ended: &mpsc::UnboundedSender<Ended>,
+    ) {
         self.attempt = attempt;
         self.stop = None;
         for rank in self.ranks.drain(..) {
@@ -34,7 +40,7 @@ impl Launcher {
         if let (Some(directory), Some(old)) = (&self.crew.page_dir, attempt.0.checked_sub(2)) {
             page_files::remove(directory, old);
         }
-        let number = match self.take_port() {
+        let number = match port {
             Ok(number) => number,
             Err(error) => return self.fact(Fact::StartFailed { attempt, error }),
         };
@@ -128,10 +134,11 @@ impl Launcher {
         let Some(directory) = &self.crew.page_dir else { return };
         for &local_rank in which {
             // The old one takes its socket along, so it goes before the new one comes.
-            self.monitors.remove(&Rank(local_rank));
+            let rank = self.crew.rank(local_rank);
+            self.monitors.remove(&rank);
             match Monitor::listen(directory, &self.crew.page_spec(attempt, local_rank)) {
                 Ok(monitor) => {
-                    self.monitors.insert(Rank(local_rank), monitor);
+                    self.monitors.insert(rank, monitor);
                 }
                 Err(error) => {
                     tracing::debug!(local_rank, %error, "no socket for NVRx's client");
@@ -196,9 +203,9 @@ pub(super) fn job_spec(settings: &Settings, crew: &Crew, policy: policy::Setting
     let text = |path: &PathBuf| path.display().to_string();
     JobSpec {
         command: settings.command.clone(),
-        world_size: settings.local_world_size,
+        world_size: crew.seat.world_size,
         local_world_size: settings.local_world_size,
-        first_rank: Rank(0),
+        first_rank: Rank(crew.seat.first_rank),
         max_restarts: settings.policy.budget.max_restarts,
         launcher: Pid(i32::try_from(std::process::id()).unwrap_or(0)),
         uid: nix::unistd::getuid().as_raw(),

@@ -39,7 +39,7 @@ impl Launcher {
         let signal = self.asked_by.unwrap_or(nix::libc::SIGTERM);
         let by = now.after(Grace::to_save(grace.requested));
         let saving = matches!(why, StopWhy::Requested | StopWhy::Ordered)
-            && save::ask(&self.ranks, &self.pages, now, by);
+            && save::ask(&self.ranks, &self.pages, self.save_after.take(), now, by);
         if saving && let Some(signal) = self.settings.save_signal {
             self.ranks.iter().for_each(|rank| save::signal(rank, signal));
         }
@@ -202,7 +202,7 @@ impl Launcher {
         let us = Pid(i32::try_from(std::process::id()).unwrap_or(0));
         let guardian = self.guardian.as_ref().map(Guardian::pid);
         let spared: Vec<Pid> = self.warm.processes().into_iter().chain(guardian).chain([us]).collect();
-        let mark = format!("MAINSTAY_LAUNCH={}", self.crew.launch);
+        let mark = self.crew.mark();
         for pid in processes::marked(&mark).into_iter().filter(|pid| !spared.contains(pid)) {
             self.terminal.say(format!("process {} was left behind by the ranks and is killed", pid.0));
             processes::kill_process(pid);

@@ -32,3 +32,4 @@ mod operators;
 mod readiness;
 mod support;
 mod tpu;
+mod two_users;

@@ -207,9 +207,9 @@ fn torchruns_options_are_taken_in_both_spellings() {
 #[test]
 fn more_than_one_host_is_refused_in_plain_words() {
     let stage = Stage::new();
-    let end = stage.sh("mark ran").options("--nnodes 2").start().end();
+    let end = stage.sh("mark ran").options("--nnodes 2:1").start().end();
     end.assert_status(64);
-    end.assert_said("--nnodes: 2 hosts were asked for");
+    end.assert_said("--nnodes: 2:1: write a number of hosts");
     assert!(!stage.marks().join("ran").exists());
 }
 

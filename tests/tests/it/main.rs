@@ -31,6 +31,7 @@ mod peers;
 mod places;
 mod policy;
 mod ports;
+mod several_hosts;
 mod slow;
 mod soak;
 mod stop;

@@ -4,6 +4,7 @@
 //! The JSON form of these types is the journal's file format (`docs/reference/journal.md`): fields and variants
 //! are added, never renamed or removed.
 
+mod bits;
 mod exit_status;
 
 use serde::{Deserialize, Serialize};
@@ -402,7 +403,7 @@ pub struct Note {
 }
 
 /// A step that a rank completed, from its page's ring. An input of the judges and the ledger, not of the journal.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepDone {
     /// The step's number as the trainer counts.
     pub step: u64,
@@ -419,15 +420,17 @@ pub struct StepDone {
     /// Where its time went.
     pub spent: Spent,
     /// Its loss, where given.
+    #[serde(default, with = "bits", skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
     /// Its gradient norm, where given.
+    #[serde(default, with = "bits", skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
     /// The digest of the parameters after it, where given.
     pub digest: Option<u64>,
 }
 
 /// Where the time of a step went, by what the names of its sections say (`docs/reference/stragglers.md`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
     /// Nanoseconds of waiting for other ranks.
     pub wait_ns: u64,

@@ -1,5 +1,6 @@
 //! What is done about a failure: the job's state machine, the policy, restarts in process.
 
+pub mod hosts;
 pub mod in_process;
 pub mod job;
 pub mod policy;

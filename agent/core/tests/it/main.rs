@@ -29,6 +29,7 @@ mod healthy_runs;
 mod host;
 mod host_system;
 mod hostile;
+mod hosts_simulation;
 mod job;
 mod job_hangs;
 mod job_in_process;

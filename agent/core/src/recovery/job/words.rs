@@ -1,5 +1,7 @@
 //! What a job is told and what it answers.
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::id::{Attempt, Incident, Rank};
 use crate::base::time::Mono;
 use crate::host::contention::Surroundings;
@@ -123,7 +125,8 @@ pub enum Order {
 }
 
 /// Why ranks are stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StopWhy {
     /// A rank failed; the others can only wait for it. Ranks that can stay in their processes leave the attempt in them.
     Fault,

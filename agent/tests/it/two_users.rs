@@ -1,8 +1,4 @@
 //! Two real users of one agent of root's, on its local socket. Root starts them; without root the tests say so and are skipped.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use crate::support::Agent;
 use hyper_util::rt::TokioIo;
 use mainstay_core::base::id::{BootId, JobId};
 use mainstay_core::base::time::{Mono, Stamp, Wall};
@@ -18,7 +15,6 @@ use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec};
 use mainstay_proto::v1::from_launcher::Message;
 use mainstay_proto::v1::launcher_service_client::LauncherServiceClient;
 use mainstay_proto::v1::{ForwardedEntry, FromLauncher, Hello};
-use support::Agent;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 

@@ -1,0 +1,14 @@
+//! Several hosts that run one job. One launcher leads: it runs [`Job`](crate::recovery::job::Job) over the ranks of all hosts. The
+//! others report what they see and carry out commands.
+//!
+//! - `wire`: what launchers send each other.
+//! - `sequence`: messages are numbered, acknowledged, and sent again after a reconnection; each takes effect once.
+//! - `round`: who gets which ranks.
+//! - `merge`: the reports of all hosts become the inputs of the one job, its orders become commands for the hosts.
+//! - `clock`: times of a follower on the leader's clock.
+
+pub mod clock;
+pub mod merge;
+pub mod round;
+pub mod sequence;
+pub mod wire;

@@ -1,0 +1,224 @@
+//! Who takes part in a round and with which ranks. Pure and deterministic: the same members get the same seats, in
+//! whatever order they joined. A host that was there before keeps its ranks.
+
+use std::collections::BTreeSet;
+
+use super::wire::Seat;
+
+/// A launcher that wants to take part.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Member {
+    /// The launcher, unique among all.
+    pub launcher: String,
+    /// Its host's name.
+    pub host: String,
+    /// The node rank that the user gave.
+    pub node_rank: Option<u32>,
+    /// Ranks on this host.
+    pub ranks: u32,
+    /// Whether it is the launcher that leads.
+    pub leads: bool,
+}
+
+/// A member with its seat.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seated {
+    /// Who.
+    pub member: Member,
+    /// Where.
+    pub seat: Seat,
+}
+
+/// Who is still missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    /// Hosts that have joined.
+    pub joined: u32,
+    /// Hosts that the round needs.
+    pub needed: u32,
+    /// Node ranks that are missing, where users number their hosts.
+    pub node_ranks: Vec<u32>,
+    /// Hosts of the round before that are missing, by name.
+    pub hosts: Vec<String>,
+}
+
+impl std::fmt::Display for Lacking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {} hosts joined", self.joined, self.needed)?;
+        let numbered = self.node_ranks.iter().map(|rank| format!("node rank {rank}"));
+        let missing: Vec<String> = self.hosts.iter().cloned().chain(numbered).collect();
+        if !missing.is_empty() {
+            write!(f, "; missing: {}", missing.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a launcher cannot have a seat at all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSeat {
+    /// Its number is too high.
+    #[error("--node-rank {0}: the job has {1} hosts, and node ranks are counted from 0")]
+    TooHigh(u32, u32),
+    /// Another launcher has the number.
+    #[error("--node-rank {0}: host {1} has joined with the same node rank; give each host its own")]
+    Taken(u32, String),
+    /// Some hosts are numbered and this one is not, or the other way round.
+    #[error("--node-rank: give it on all hosts or on none")]
+    Mixed,
+}
+
+/// Whether the members leave a seat for one more.
+///
+/// # Errors
+/// Why not.
+pub fn admit(members: &[Member], new: &Member, most: u32) -> Result<(), NoSeat> {
+    if let Some(rank) = new.node_rank {
+        if rank >= most {
+            return Err(NoSeat::TooHigh(rank, most));
+        }
+        if let Some(other) = members.iter().find(|other| other.node_rank == Some(rank)) {
+            return Err(NoSeat::Taken(rank, other.host.clone()));
+        }
+    }
+    if members.iter().any(|other| other.node_rank.is_some() != new.node_rank.is_some()) {
+        return Err(NoSeat::Mixed);
+    }
+    Ok(())
+}
+
+/// The first round: `hosts` of the members get seats, the leader's host the first where hosts are not numbered.
+///
+/// # Errors
+/// Who is missing.
+pub fn first(members: &[Member], hosts: u32) -> Result<Vec<Seated>, Lacking> {
+    let joined = u32::try_from(members.len()).unwrap_or(u32::MAX);
+    let numbered = members.iter().any(|member| member.node_rank.is_some());
+    let have: BTreeSet<u32> = members.iter().filter_map(|member| member.node_rank).collect();
+    let node_ranks: Vec<u32> = (0..hosts).filter(|rank| numbered && !have.contains(rank)).collect();
+    if joined < hosts || !node_ranks.is_empty() {
+        return Err(Lacking { joined, needed: hosts, node_ranks, hosts: Vec::new() });
+    }
+    let mut members = members.to_vec();
+    members.sort_by_cached_key(|member| {
+        (member.node_rank, !member.leads, by_number(&member.host), member.launcher.clone())
+    });
+    members.truncate(hosts as usize);
+    Ok(seated(members))
+}
+
+/// Seats in this order: ranks are counted through.
+fn seated(members: Vec<Member>) -> Vec<Seated> {
+    let world_size = members.iter().map(|member| member.ranks).sum();
+    let group_world_size = u32::try_from(members.len()).unwrap_or(u32::MAX);
+    let mut first_rank = 0;
+    let seats = members.into_iter().zip(0..).map(|(member, group_rank)| {
+        let seat = Seat { group_rank, group_world_size, first_rank, world_size };
+        first_rank += member.ranks;
+        Seated { member, seat }
+    });
+    seats.collect()
+}
+
+/// The seat of a lost host that this launcher can take: that of its own number or name, else the first that has as many
+/// ranks. A launcher with a number takes no other host's seat.
+pub fn vacant(lost: &[Seated], new: &Member) -> Option<u32> {
+    let fits = |seated: &&Seated| seated.member.ranks == new.ranks;
+    let lost = || lost.iter().filter(fits);
+    let found = match new.node_rank {
+        Some(rank) => lost().find(|seated| seated.member.node_rank == Some(rank)),
+        None => lost().find(|seated| seated.member.host == new.host).or_else(|| lost().next()),
+    };
+    found.map(|seated| seated.seat.group_rank)
+}
+
+/// A name by which host10 comes after host9.
+fn by_number(name: &str) -> Vec<(u64, String)> {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let word = rest.find(|letter: char| letter.is_ascii_digit()).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(word);
+        let digits = after.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(after.len());
+        let (digits, after) = after.split_at(digits);
+        // Numbers of more than 19 digits are compared as none.
+        parts.push((0, word.to_owned()));
+        parts.push((digits.parse().unwrap_or(0), digits.to_owned()));
+        rest = after;
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn member(host: &str, node_rank: Option<u32>, ranks: u32) -> Member {
+        Member { launcher: host.to_owned(), host: host.to_owned(), node_rank, ranks, leads: false }
+    }
+
+    #[test]
+    fn missing_hosts_are_named_by_number() {
+        let members = [member("a", Some(0), 2)];
+        let lacking = first(&members, 3).expect_err("two are missing");
+        assert_eq!(lacking.to_string(), "1 of 3 hosts joined; missing: node rank 1, node rank 2");
+        let lacking = first(&[member("a", None, 2)], 2).expect_err("one is missing");
+        assert_eq!(lacking.to_string(), "1 of 2 hosts joined");
+    }
+
+    #[test]
+    fn the_leader_has_the_first_ranks_where_hosts_are_not_numbered() {
+        let leader = Member { leads: true, ..member("z", None, 2) };
+        let round =
+            first(&[member("host10", None, 1), leader, member("host9", None, 4)], 3).expect("a round");
+        let hosts: Vec<(&str, u32)> =
+            round.iter().map(|at| (at.member.host.as_str(), at.seat.first_rank)).collect();
+        assert_eq!(hosts, [("z", 0), ("host9", 2), ("host10", 6)]);
+        assert!(round.iter().all(|at| at.seat.world_size == 7 && at.seat.group_world_size == 3));
+    }
+
+    #[test]
+    fn a_node_rank_is_given_once_and_within_the_job() {
+        let members = [member("a", Some(0), 2)];
+        assert_eq!(admit(&members, &member("b", Some(0), 2), 2), Err(NoSeat::Taken(0, "a".to_owned())));
+        assert_eq!(admit(&members, &member("b", Some(2), 2), 2), Err(NoSeat::TooHigh(2, 2)));
+        assert_eq!(admit(&members, &member("b", None, 2), 2), Err(NoSeat::Mixed));
+        assert_eq!(admit(&members, &member("b", Some(1), 2), 2), Ok(()));
+    }
+
+    #[test]
+    fn a_lost_hosts_seat_goes_to_the_one_with_its_number_or_name() {
+        let round = first(&[member("a", None, 2), member("b", None, 2), member("c", None, 4)], 3);
+        let round = round.expect("a round");
+        assert_eq!(vacant(&round[..], &member("b", None, 2)), Some(1));
+        assert_eq!(vacant(&round[..], &member("spare", None, 4)), Some(2), "the one with as many ranks");
+        assert_eq!(vacant(&round[..], &member("spare", None, 3)), None);
+        let numbered = first(&[member("a", Some(0), 2), member("b", Some(1), 2)], 2).expect("a round");
+        assert_eq!(vacant(&numbered[..1], &member("x", Some(1), 2)), None, "that one is not lost");
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_joining_changes_nothing_and_no_rank_is_given_twice(
+            sizes in proptest::collection::vec(1u32..9, 1..12),
+            numbered in any::<bool>(),
+            turn in 0usize..12,
+        ) {
+            let members: Vec<Member> = sizes.iter().zip(0u32..).map(|(ranks, number)| Member {
+                leads: number == 3,
+                ..member(&format!("host{number}"), numbered.then_some(number), *ranks)
+            }).collect();
+            let hosts = u32::try_from(members.len()).expect("few");
+            let mut turned = members.clone();
+            turned.rotate_left(turn % members.len());
+            let round = first(&members, hosts).expect("a round");
+            prop_assert_eq!(&round, &first(&turned, hosts).expect("a round"));
+            let ranks: Vec<u32> = round
+                .iter()
+                .flat_map(|at| at.seat.first_rank..at.seat.first_rank + at.member.ranks)
+                .collect();
+            prop_assert_eq!(ranks, (0..sizes.iter().sum()).collect::<Vec<u32>>());
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! What launchers of one job send each other, as JSON. Fields and variants are added, never renamed; a launcher of another
+//! [`PROTOCOL`] is refused by name.
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::id::{Attempt, Rank};
+use crate::base::time::{Mono, Stamp};
+use crate::model::entry::{Body, Fact, StepDone};
+use crate::recovery::job::{Input, StopWhy, Summary};
+
+/// The number of this protocol.
+pub const PROTOCOL: u32 = 1;
+
+/// A longer message ends its connection.
+pub const LONGEST_MESSAGE: usize = 16 << 20;
+
+/// Who a launcher is and what it offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// [`PROTOCOL`] of the launcher.
+    pub protocol: u32,
+    /// Its version.
+    pub version: String,
+    /// The run id.
+    pub run_id: String,
+    /// This launcher and no other: what a connection is continued by.
+    pub launcher: String,
+    /// Its host's name.
+    pub host: String,
+    /// The address by which ranks of other hosts reach this one; empty for the one that the connection comes from.
+    #[serde(default)]
+    pub address: String,
+    /// The node rank that the user gave.
+    #[serde(default)]
+    pub node_rank: Option<u32>,
+    /// Ranks on this host.
+    pub ranks: u32,
+    /// Hosts that the user asked for.
+    pub hosts: (u32, u32),
+    /// What the ranks run, as one number; none where the program cannot be read.
+    #[serde(default)]
+    pub program: Option<String>,
+    /// The newest command that it has received, and the newest entry: the leader continues there.
+    #[serde(default)]
+    pub have: (u64, u64),
+}
+
+/// Where a host is in the job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seat {
+    /// `GROUP_RANK`.
+    pub group_rank: u32,
+    /// `GROUP_WORLD_SIZE`.
+    pub group_world_size: u32,
+    /// `RANK` of the host's first rank.
+    pub first_rank: u32,
+    /// `WORLD_SIZE`.
+    pub world_size: u32,
+}
+
+/// What a follower sends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "up", rename_all = "snake_case")]
+pub enum Up {
+    /// The first message.
+    Join(Join),
+    /// What it saw or did.
+    Report {
+        /// Its number.
+        number: u64,
+        /// When, on the leader's clock.
+        at: Mono,
+        /// What.
+        report: Report,
+    },
+    /// All commands up to this one were received.
+    Received {
+        /// Its number.
+        number: u64,
+    },
+    /// Asks for the time of the leader's clock, and shows that the follower lives.
+    Beat {
+        /// When, on the follower's clock.
+        sent: Mono,
+    },
+}
+
+/// What the leader sends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "down", rename_all = "snake_case")]
+pub enum Down {
+    /// The host takes part.
+    Welcome {
+        /// Where.
+        seat: Seat,
+        /// The job's name on the leader's host; ranks of all hosts get it.
+        job: String,
+        /// The job's launch, as ranks of all hosts get it.
+        launch: String,
+        /// The newest report that the leader has received from this launcher.
+        have: u64,
+    },
+    /// The host cannot take part.
+    Refused {
+        /// Why, and what to do.
+        why: String,
+    },
+    /// The job does not start yet.
+    Waiting {
+        /// For whom, in words.
+        told: String,
+    },
+    /// An order.
+    Command {
+        /// Its number.
+        number: u64,
+        /// What.
+        command: Command,
+    },
+    /// An entry of the job's journal.
+    Entry {
+        /// Its number in the leader's journal.
+        seq: u64,
+        /// When, on the leader's clock.
+        at: Stamp,
+        /// What.
+        body: Box<Body>,
+    },
+    /// All reports up to this one were received.
+    Received {
+        /// Its number.
+        number: u64,
+    },
+    /// Answers [`Up::Beat`].
+    Beat {
+        /// When the question was sent, on the follower's clock.
+        sent: Mono,
+        /// When it was received, on the leader's clock.
+        at: Mono,
+    },
+}
+
+/// What hosts see and do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "report", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "reports are few and soon taken; most are facts")]
+pub enum Report {
+    /// Something was observed.
+    Fact {
+        /// What.
+        fact: Fact,
+    },
+    /// A rank completed steps.
+    Steps {
+        /// In which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// The steps, oldest first.
+        done: Vec<StepDone>,
+    },
+    /// A rank declared its role.
+    Role {
+        /// In which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+        /// The role.
+        role: String,
+        /// Its pipeline stage.
+        stage: Option<u32>,
+    },
+    /// The port for the ranks' store is reserved.
+    Opened {
+        /// For which attempt.
+        attempt: Attempt,
+        /// The port, or why there is none.
+        port: Result<u16, String>,
+    },
+}
+
+impl Report {
+    /// What of a launcher's inputs concerns other hosts; none for what is only about its own.
+    pub fn of(input: Input) -> Option<Report> {
+        match input {
+            Input::Fact(fact) => Some(Report::Fact { fact }),
+            Input::Steps { attempt, rank, done } => Some(Report::Steps { attempt, rank, done }),
+            Input::Role { attempt, rank, role, stage } => Some(Report::Role { attempt, rank, role, stage }),
+            _ => None,
+        }
+    }
+
+    /// The job's input, where the report is one as it is.
+    pub fn input(self) -> Option<Input> {
+        match self {
+            Report::Fact { fact } => Some(Input::Fact(fact)),
+            Report::Steps { attempt, rank, done } => Some(Input::Steps { attempt, rank, done }),
+            Report::Role { attempt, rank, role, stage } => Some(Input::Role { attempt, rank, role, stage }),
+            Report::Opened { .. } => None,
+        }
+    }
+}
+
+/// What the leader has a host do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case")]
+pub enum Command {
+    /// Reserve a port for the ranks' store; answered by [`Report::Opened`].
+    Open {
+        /// For which attempt.
+        attempt: Attempt,
+    },
+    /// Start the ranks; answered by `AttemptStarted` or `StartFailed`.
+    Start {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Whether ranks that wait in their processes go on in them.
+        in_process: bool,
+        /// `MASTER_ADDR`.
+        master_addr: String,
+        /// `MASTER_PORT`.
+        master_port: u16,
+    },
+    /// End a rank that waits in its process; answered by `AttemptEnded`.
+    EndRank {
+        /// Of which attempt.
+        attempt: Attempt,
+        /// Which rank.
+        rank: Rank,
+    },
+    /// Stop what is left of the attempt; answered by `AttemptEnded`.
+    Stop {
+        /// Which attempt.
+        attempt: Attempt,
+        /// Why.
+        why: StopWhy,
+        /// After which step ranks are asked to save, where they are: the same on all hosts.
+        #[serde(default)]
+        save_after: Option<u64>,
+    },
+    /// Write down what all ranks are at; answered by `EvidenceTaken` or `HangPassed`.
+    TakeEvidence {
+        /// Of which attempt.
+        attempt: Attempt,
+    },
+    /// A save is due on all ranks.
+    SaveDue {
+        /// In which attempt.
+        attempt: Attempt,
+        /// After which step.
+        step: u64,
+    },
+    /// The job is over.
+    Finish {
+        /// The status with which each launcher exits.
+        exit: i32,
+        /// How the job went.
+        summary: Option<Box<Summary>>,
+    },
+}

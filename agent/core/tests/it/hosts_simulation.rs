@@ -1,0 +1,475 @@
+//! Several hosts under one job, simulated: the real job, merge, rounds and numbered messages over a network that delays,
+//! repeats and loses, with hosts that crash and come back at any moment. Each seed can be run again:
+//! `MAINSTAY_SEED=17 cargo test -p mainstay-core --test it hosts_simulation`. `MAINSTAY_SEEDS` sets how many are run.
+#![allow(clippy::indexing_slicing, reason = "a panic in a test is its report")]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec, StartedRank};
+use mainstay_core::model::verdict::Action;
+use mainstay_core::recovery::hosts::merge::{Merge, Next};
+use mainstay_core::recovery::hosts::round::{Member, Seated, first};
+use mainstay_core::recovery::hosts::sequence::{Inbox, Outbox, Received};
+use mainstay_core::recovery::hosts::wire::{Command, Report};
+use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy};
+use mainstay_core::recovery::policy::{Budget, Settings};
+
+/// Seeds of a usual run of the suite: some seconds without optimisation.
+const SEEDS: u64 = 300;
+
+/// More steps than any run needs that ends at all.
+const MOST_STEPS: u32 = 20_000;
+
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+
+    fn one_in(&mut self, of: u64) -> bool {
+        self.next() % of == 0
+    }
+}
+
+/// The hands of one launcher: what it runs, and both directions of its stream.
+struct Host {
+    seated: Seated,
+    /// Ranks that run or wait in their processes, with the attempt in which they run.
+    living: BTreeMap<Rank, Attempt>,
+    waiting: BTreeSet<Rank>,
+    attempt: Option<Attempt>,
+    /// The launcher's end of the stream.
+    reports: Outbox<Report>,
+    commands_in: Inbox,
+    /// The leader's end.
+    commands: Outbox<Command>,
+    reports_in: Inbox,
+    /// Messages under way.
+    up: VecDeque<(u64, Report)>,
+    down: VecDeque<(u64, Command)>,
+    connected: bool,
+    crashed: bool,
+    finished: Option<i32>,
+}
+
+impl Host {
+    fn new(seated: Seated) -> Host {
+        Host {
+            seated,
+            living: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            attempt: None,
+            reports: Outbox::new(100_000),
+            commands_in: Inbox::default(),
+            commands: Outbox::new(100_000),
+            reports_in: Inbox::default(),
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            connected: true,
+            crashed: false,
+            finished: None,
+        }
+    }
+
+    fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        let first = self.seated.seat.first_rank;
+        (first..first + self.seated.member.ranks).map(Rank)
+    }
+
+    fn report(&mut self, report: Report) {
+        let number = self.reports.push(report.clone()).expect("room");
+        if self.connected {
+            self.up.push_back((number, report));
+        }
+    }
+
+    fn fact(&mut self, fact: Fact) {
+        self.report(Report::Fact { fact });
+    }
+
+    fn exited(&mut self, rank: Rank, status: ExitStatus, after_stop: bool) {
+        let Some(attempt) = self.living.remove(&rank) else { return };
+        self.waiting.remove(&rank);
+        self.fact(Fact::RankExited {
+            attempt,
+            rank,
+            pid: pid(rank),
+            status,
+            step: None,
+            data: None,
+            after_stop,
+            stderr_tail: Vec::new(),
+            stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
+        });
+    }
+
+    fn end_attempt(&mut self, attempt: Attempt) {
+        let waiting = self.waiting.iter().copied().collect();
+        self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting });
+    }
+}
+
+fn pid(rank: Rank) -> Pid {
+    Pid(i32::try_from(rank.0).expect("few") + 100)
+}
+
+struct World {
+    chance: Chance,
+    now: Mono,
+    job: Job,
+    merge: Merge,
+    next: VecDeque<Next>,
+    hosts: Vec<Host>,
+    timers: BTreeSet<Mono>,
+    consulted: bool,
+    /// Restarts that stand in the journal.
+    counted: BTreeSet<Attempt>,
+    /// Whether faults are still brought about.
+    faults: bool,
+    in_process: bool,
+    ended: Option<i32>,
+    port: u16,
+    ports: BTreeSet<u16>,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut chance = Chance(seed);
+        let hosts = 1 + chance.below(4) as u32;
+        let members: Vec<Member> = (0..hosts)
+            .map(|host| Member {
+                launcher: format!("l{host}"),
+                host: format!("h{host}"),
+                node_rank: Some(host),
+                ranks: 1 + chance.below(3) as u32,
+                leads: host == 0,
+            })
+            .collect();
+        let round = first(&members, hosts).expect("all are there");
+        let spec = JobSpec { world_size: round[0].seat.world_size, ..JobSpec::default() };
+        let budget = Budget { max_restarts: 3, window: None };
+        let mut out = Vec::new();
+        let job = Job::begin(Mono(1), spec, Settings::from(budget), &mut out);
+        let merge = Merge::new(round.clone(), "h0".to_owned(), Span::seconds(5));
+        let mut world = World {
+            in_process: chance.one_in(2),
+            chance,
+            now: Mono(1),
+            job,
+            merge,
+            next: VecDeque::new(),
+            hosts: round.into_iter().map(Host::new).collect(),
+            timers: BTreeSet::new(),
+            consulted: false,
+            counted: BTreeSet::new(),
+            faults: true,
+            ended: None,
+            port: 1024,
+            ports: BTreeSet::new(),
+        };
+        world.take(Mono(1), out);
+        world.settle();
+        world
+    }
+
+    /// What the job said goes to the journal or to the hosts.
+    fn take(&mut self, at: Mono, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Record(Body::Decision(decision)) => {
+                    if let Action::RestartInJob { attempt }
+                    | Action::RestartInProcess { attempt }
+                    | Action::RespawnRanks { attempt }
+                    | Action::RespawnHost { attempt }
+                    | Action::ReplaceHost { attempt } = decision.action
+                    {
+                        self.counted.insert(attempt);
+                    }
+                }
+                Output::Record(Body::Fact(Fact::JobEnded { exit, .. })) => {
+                    assert_eq!(self.ended, None, "the job ends once");
+                    self.ended = Some(exit);
+                }
+                Output::Record(_) => {}
+                Output::Order(order) => self.merge.order(at, order, &mut self.next),
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        while let Some(next) = self.next.pop_front() {
+            match next {
+                Next::Job(at, input) => {
+                    let mut out = Vec::new();
+                    self.job.step(at.max(self.now), input, &mut out);
+                    self.take(self.now, out);
+                }
+                Next::Command(seat, command) => {
+                    let host = &mut self.hosts[seat as usize];
+                    let number = host.commands.push(command.clone()).expect("room");
+                    if host.connected {
+                        host.down.push_back((number, command));
+                    }
+                }
+                Next::Local(Order::Consult { .. }) => self.consulted = true,
+                Next::Local(Order::LookAgain { at }) => {
+                    self.timers.insert(at);
+                }
+                Next::Local(other) => panic!("{other:?} is for one host alone"),
+            }
+        }
+    }
+
+    fn obey(&mut self, seat: usize, command: Command) {
+        let fails = self.faults && self.chance.one_in(40);
+        let all: Vec<(usize, Rank)> = self
+            .hosts
+            .iter()
+            .enumerate()
+            .flat_map(|(seat, host)| host.living.keys().map(move |rank| (seat, *rank)))
+            .collect();
+        let (in_process_possible, port) = (self.in_process, self.port);
+        let host = &mut self.hosts[seat];
+        match command {
+            Command::Open { attempt } => {
+                self.port += 1;
+                let port = if fails { Err("no port".to_owned()) } else { Ok(port) };
+                host.report(Report::Opened { attempt, port });
+            }
+            Command::Start { attempt, in_process, master_port, .. } => {
+                assert!(
+                    host.attempt.is_none_or(|before| before < attempt),
+                    "an attempt starts once on a host"
+                );
+                assert!(attempt.0 == 0 || self.counted.contains(&attempt), "{attempt} was counted by nobody");
+                self.ports.insert(master_port);
+                host.attempt = Some(attempt);
+                if !in_process {
+                    assert!(
+                        host.living.is_empty(),
+                        "ranks of {:?} still live at the start of {attempt}",
+                        host.living
+                    );
+                }
+                assert!(
+                    host.living.keys().all(|rank| host.waiting.contains(rank)),
+                    "a rank that does not wait lives at the start of {attempt}"
+                );
+                if fails {
+                    return host.fact(Fact::StartFailed { attempt, error: "no memory".to_owned() });
+                }
+                for rank in host.ranks().collect::<Vec<_>>() {
+                    let twice = all.iter().any(|(of, other)| *of != seat && *other == rank);
+                    assert!(!twice, "{rank} runs on two hosts");
+                    host.living.insert(rank, attempt);
+                }
+                host.waiting.clear();
+                let started = |rank| StartedRank { rank, local_rank: 0, pid: pid(rank), page: None };
+                let ranks = host.ranks().map(started).collect();
+                host.fact(Fact::AttemptStarted { attempt, master_port, ranks });
+            }
+            Command::Stop { attempt, why, .. } => {
+                if host.attempt.is_none_or(|of| of <= attempt) {
+                    let gather = why == StopWhy::Fault && in_process_possible;
+                    for rank in host.ranks().collect::<Vec<_>>() {
+                        if gather && host.living.contains_key(&rank) {
+                            host.waiting.insert(rank);
+                        } else {
+                            host.exited(rank, ExitStatus::Signal(15), true);
+                        }
+                    }
+                }
+                host.end_attempt(attempt);
+            }
+            Command::EndRank { attempt, rank } => {
+                host.exited(rank, ExitStatus::Signal(9), true);
+                host.end_attempt(attempt);
+            }
+            Command::TakeEvidence { .. } | Command::SaveDue { .. } => {}
+            Command::Finish { exit, .. } => host.finished = Some(exit),
+        }
+    }
+
+    /// One thing happens: whatever is possible now, chosen by chance.
+    fn step(&mut self) {
+        self.now = self.now.after(Span(1_000_000));
+        let seat = self.chance.below(self.hosts.len());
+        match self.chance.below(if self.faults { 15 } else { 12 }) {
+            0..=3 => self.deliver_up(seat),
+            4..=7 => self.deliver_down(seat),
+            8 => self.reconnect(seat),
+            9 if self.consulted => {
+                self.consulted = false;
+                self.next.push_back(Next::Job(self.now, Input::Ruling(None)));
+            }
+            10 => {
+                if let Some(due) = self.timers.pop_first() {
+                    self.now = self.now.max(due);
+                    self.next.push_back(Next::Job(self.now, Input::LookAgain));
+                }
+                self.merge.look(self.now, &mut self.next);
+            }
+            11 => self.come_back(seat),
+            12 if self.chance.one_in(6) => self.rank_dies(seat),
+            13 if seat != 0 && self.chance.one_in(6) => self.hosts[seat].disconnect(),
+            14 if seat != 0 && self.chance.one_in(40) => {
+                // Its ranks die with the launcher.
+                let host = &mut self.hosts[seat];
+                host.disconnect();
+                host.living.clear();
+                host.waiting.clear();
+                host.crashed = true;
+            }
+            _ => {}
+        }
+        self.settle();
+    }
+
+    fn deliver_up(&mut self, seat: usize) {
+        let again = self.faults && self.chance.one_in(10);
+        let host = &mut self.hosts[seat];
+        let Some((number, report)) = host.up.pop_front() else { return };
+        if again {
+            host.up.push_front((number, report.clone()));
+        }
+        match host.reports_in.receive(number) {
+            Received::New => self.merge.report(self.now, seat as u32, report, &mut self.next),
+            Received::Again => {}
+            Received::Gap => panic!("a connection keeps the order"),
+        }
+        let host = &mut self.hosts[seat];
+        if !self.chance.one_in(3) {
+            host.reports.acknowledged(host.reports_in.have());
+        }
+    }
+
+    fn deliver_down(&mut self, seat: usize) {
+        let host = &mut self.hosts[seat];
+        if host.crashed {
+            return;
+        }
+        let Some((number, command)) = host.down.pop_front() else { return };
+        match host.commands_in.receive(number) {
+            Received::New => self.obey(seat, command),
+            Received::Again => {}
+            Received::Gap => panic!("a connection keeps the order"),
+        }
+        let host = &mut self.hosts[seat];
+        if !self.chance.one_in(3) {
+            host.commands.acknowledged(host.commands_in.have());
+        }
+    }
+
+    fn reconnect(&mut self, seat: usize) {
+        let host = &mut self.hosts[seat];
+        if host.connected || host.crashed {
+            return;
+        }
+        host.connected = true;
+        host.reports.acknowledged(host.reports_in.have());
+        host.commands.acknowledged(host.commands_in.have());
+        host.up = host.reports.unacknowledged().map(|(number, report)| (number, report.clone())).collect();
+        host.down = host.commands.unacknowledged().map(|(number, of)| (number, of.clone())).collect();
+    }
+
+    /// The leader takes a crashed host for lost; later a new launcher comes.
+    fn come_back(&mut self, seat: usize) {
+        let host = &mut self.hosts[seat];
+        if !host.crashed || self.ended.is_some() {
+            return;
+        }
+        if !self.merge.lost_seats().contains(&host.seated) {
+            return self.merge.lost(self.now, seat as u32, "it crashed", &mut self.next);
+        }
+        let seated = host.seated.clone();
+        *host = Host::new(seated.clone());
+        self.merge.taken(self.now, seated, &mut self.next);
+    }
+
+    fn rank_dies(&mut self, seat: usize) {
+        let host = &mut self.hosts[seat];
+        let living: Vec<Rank> =
+            host.living.keys().copied().filter(|rank| !host.waiting.contains(rank)).collect();
+        if let Some(rank) = living.get(self.chance.below(living.len())) {
+            self.hosts[seat].exited(*rank, ExitStatus::Signal(9), false);
+        }
+    }
+
+    /// All ranks of an attempt that runs are done.
+    fn finish_ranks(&mut self) {
+        for host in &mut self.hosts {
+            let living: Vec<Rank> =
+                host.living.keys().copied().filter(|rank| !host.waiting.contains(rank)).collect();
+            living.into_iter().for_each(|rank| host.exited(rank, ExitStatus::Code(0), false));
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended.is_some() && self.hosts.iter().all(|host| host.finished.is_some() || host.crashed)
+    }
+}
+
+impl Host {
+    fn disconnect(&mut self) {
+        self.connected = false;
+        self.up.clear();
+        self.down.clear();
+    }
+}
+
+fn run(seed: u64) {
+    let mut world = World::new(seed);
+    let quiet_after = 100 + world.chance.below(1500) as u32;
+    for step in 0..MOST_STEPS {
+        if step == quiet_after {
+            world.faults = false;
+        }
+        if step > quiet_after && step % 50 == 0 {
+            world.finish_ranks();
+        }
+        world.step();
+        if world.is_over() {
+            break;
+        }
+    }
+    assert!(
+        world.is_over(),
+        "it does not end: ended {:?}, waits for {:?}",
+        world.ended,
+        world.merge.waits_for()
+    );
+    for host in world.hosts.iter().filter(|host| !host.crashed) {
+        assert_eq!(host.finished, world.ended, "all launchers exit with the same status");
+        assert!(host.living.is_empty(), "ranks outlive the job: {:?}", host.living);
+    }
+    let attempts = world.job.summary(world.now).attempts;
+    assert!(world.ports.len() <= attempts as usize, "no port is used in two rounds");
+    assert_eq!(world.merge.dropped(), 0);
+}
+
+#[test]
+fn no_limit_is_broken_over_faults_of_all_kinds() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seeds = match number("MAINSTAY_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("MAINSTAY_SEEDS").unwrap_or(SEEDS),
+    };
+    for seed in seeds {
+        if std::panic::catch_unwind(|| run(seed)).is_err() {
+            panic!("seed {seed} breaks a limit; run it again with MAINSTAY_SEED={seed}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A follower's end: one connection to the leader, made again whenever it breaks.
+
+use std::time::Duration;
+
+use mainstay_core::base::time::Mono;
+use mainstay_core::recovery::hosts::wire::{Down, Join, Up};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use super::listen::WAITING_MESSAGES;
+use super::{BEAT_EVERY, PROVEN_WITHIN, SILENT_FOR, StreamError, Token, prove_as_follower, receive, send};
+use crate::os::clock;
+
+/// How long a connection may take to be made.
+const CONNECTED_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long is waited between two tries, at first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// What arrives from the leader.
+#[derive(Debug)]
+pub enum FromLeader {
+    /// There is a connection; the join was sent on it.
+    Connected {
+        /// The way there; the connection ends when it is dropped.
+        to: mpsc::Sender<Up>,
+    },
+    /// A message.
+    Said {
+        /// When it was received.
+        at: Mono,
+        /// What.
+        down: Down,
+    },
+    /// There is no connection, or none any more.
+    Lost {
+        /// Why.
+        why: String,
+    },
+}
+
+/// Keeps a connection to the leader for as long as somebody reads the events. `join` is sent first on each one.
+pub async fn keep(
+    leader: (String, u16),
+    token: Token,
+    join: watch::Receiver<Join>,
+    events: mpsc::Sender<FromLeader>,
+) {
+    let mut pause = RETRY.0;
+    while !events.is_closed() {
+        let ended = one(&leader, &token, &join, &events).await;
+        let (connected, why) = match ended {
+            Ok(()) => return,
+            Err(ended) => ended,
+        };
+        if events.send(FromLeader::Lost { why }).await.is_err() {
+            return;
+        }
+        pause = if connected { RETRY.0 } else { (pause * 2).min(RETRY.1) };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// One connection, from its first try to its end. Whether it was made, and why it ended.
+async fn one(
+    (host, port): &(String, u16),
+    token: &Token,
+    join: &watch::Receiver<Join>,
+    events: &mpsc::Sender<FromLeader>,
+) -> Result<(), (bool, String)> {
+    let unmade = |error: StreamError| (false, error.to_string());
+    let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect((host.as_str(), *port)));
+    let stream = connecting.await.map_err(|_| unmade(StreamError::Silent(CONNECTED_WITHIN)))?;
+    let mut stream = stream.map_err(|error| unmade(error.into()))?;
+    stream.set_nodelay(true).map_err(|error| unmade(error.into()))?;
+    let proven = timeout(PROVEN_WITHIN, prove_as_follower(&mut stream, token)).await;
+    proven.map_err(|_| unmade(StreamError::Silent(PROVEN_WITHIN)))?.map_err(unmade)?;
+    let first = Up::Join(join.borrow().clone());
+    send(&mut stream, &first).await.map_err(unmade)?;
+    let (to, mut messages) = mpsc::channel::<Up>(WAITING_MESSAGES);
+    if events.send(FromLeader::Connected { to }).await.is_err() {
+        return Ok(());
+    }
+    let (mut from, mut into) = stream.into_split();
+    let write = async {
+        let mut beats = tokio::time::interval(BEAT_EVERY);
+        loop {
+            let message = tokio::select! {
+                message = messages.recv() => message,
+                _ = beats.tick() => Some(Up::Beat { sent: clock::mono() }),
+            };
+            let Some(message) = message else {
+                return Err::<bool, _>(StreamError::Message("it is made again".to_owned()));
+            };
+            send(&mut into, &message).await?;
+        }
+    };
+    let read = async {
+        loop {
+            let down = timeout(SILENT_FOR, receive::<Down>(&mut from)).await;
+            let down = down.map_err(|_| StreamError::Silent(SILENT_FOR))??;
+            let said = FromLeader::Said { at: clock::mono(), down };
+            if events.send(said).await.is_err() {
+                return Ok::<bool, StreamError>(true);
+            }
+        }
+    };
+    let ended = tokio::select! { ended = write => ended, ended = read => ended };
+    ended.map(drop).map_err(|error| (true, error.to_string()))
+}

@@ -1,0 +1,167 @@
+//! The leader's end: accepts followers. Nothing that a connection sends can do more than end it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use mainstay_core::recovery::hosts::wire::{Down, Join, Up};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::{PROVEN_WITHIN, SILENT_FOR, StreamError, Token, prove_as_leader, receive, send};
+use crate::os::clock;
+
+/// Connections at a time.
+const CONNECTIONS: usize = 4096;
+
+/// Messages that wait to be sent on one connection; a follower that does not read loses its connection.
+pub const WAITING_MESSAGES: usize = 8192;
+
+/// What arrives from followers.
+#[derive(Debug)]
+pub enum FromHost {
+    /// A launcher has proven that it knows the token, and wants to take part.
+    Joined {
+        /// Its connection.
+        connection: u64,
+        /// Who it is.
+        join: Join,
+        /// The address it comes from.
+        peer: IpAddr,
+        /// The way back; the connection ends when it is dropped.
+        to: mpsc::Sender<Down>,
+    },
+    /// A message.
+    Said {
+        /// Of which connection.
+        connection: u64,
+        /// What.
+        up: Up,
+    },
+    /// A connection has ended.
+    Gone {
+        /// Which.
+        connection: u64,
+        /// Why.
+        why: String,
+    },
+}
+
+/// The listening socket with its connections; all of it goes when this is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    /// What arrives.
+    pub events: mpsc::Receiver<FromHost>,
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Listener {
+    /// Listens on this port of all addresses.
+    ///
+    /// # Errors
+    /// The port is in use, or reserved.
+    pub async fn bind(port: u16, token: Token) -> io::Result<Listener> {
+        // Both families where there is IPv6.
+        let listener = match TcpListener::bind(("::", port)).await {
+            Ok(listener) => listener,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
+            Err(_) => TcpListener::bind(("0.0.0.0", port)).await?,
+        };
+        let address = listener.local_addr()?;
+        let (sender, events) = mpsc::channel(1024);
+        let task = tokio::spawn(accept(listener, token, sender));
+        Ok(Listener { events, address, task })
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, token: Token, events: mpsc::Sender<FromHost>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    let mut connections = tokio::task::JoinSet::new();
+    for connection in 1.. {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection of another launcher");
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        while connections.try_join_next().is_some() {}
+        if open.load(Ordering::Relaxed) >= CONNECTIONS {
+            continue;
+        }
+        open.fetch_add(1, Ordering::Relaxed);
+        let (token, events, open) = (token.clone(), events.clone(), open.clone());
+        connections.spawn(async move {
+            if let Err(error) = serve(stream, peer, connection, &token, &events).await {
+                tracing::debug!(%peer, %error, "a connection of another launcher ended");
+            }
+            open.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+async fn serve(
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    connection: u64,
+    token: &Token,
+    events: &mpsc::Sender<FromHost>,
+) -> Result<(), StreamError> {
+    stream.set_nodelay(true)?;
+    let join = timeout(PROVEN_WITHIN, async {
+        prove_as_leader(&mut stream, token).await?;
+        receive::<Up>(&mut stream).await
+    });
+    let Up::Join(join) = join.await.map_err(|_| StreamError::Silent(PROVEN_WITHIN))?? else {
+        return Err(StreamError::Message("the first message is no join".to_owned()));
+    };
+    let (mut from, mut into) = stream.into_split();
+    let (to, mut messages) = mpsc::channel::<Down>(WAITING_MESSAGES);
+    let answers = to.downgrade();
+    let joined = FromHost::Joined { connection, join, peer: peer.ip().to_canonical(), to };
+    if events.send(joined).await.is_err() {
+        return Ok(());
+    }
+    let write = async {
+        while let Some(message) = messages.recv().await {
+            send(&mut into, &message).await?;
+        }
+        Err::<(), StreamError>(StreamError::Message("the leader ended it".to_owned()))
+    };
+    let read = async {
+        loop {
+            let up = timeout(SILENT_FOR, receive::<Up>(&mut from)).await;
+            let up = up.map_err(|_| StreamError::Silent(SILENT_FOR))??;
+            if let Up::Beat { sent } = up {
+                // At once, so that the round trip is short.
+                let beat = Down::Beat { sent, at: clock::mono() };
+                if answers.upgrade().is_none_or(|to| to.try_send(beat).is_err()) {
+                    return Err::<(), _>(StreamError::Message("its messages are not read".to_owned()));
+                }
+            } else if events.send(FromHost::Said { connection, up }).await.is_err() {
+                return Ok(());
+            }
+        }
+    };
+    let ended = tokio::select! { ended = write => ended, ended = read => ended };
+    let why = ended.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    // The receiver goes only when the launcher does.
+    let _ = events.send(FromHost::Gone { connection, why }).await;
+    ended
+}

@@ -1,0 +1,198 @@
+//! Floor 2. The streams between the launchers of one job: one connection from each follower to the leader.
+//!
+//! A connection starts with a proof on both sides that they know the job's token. Then each message is its length as four
+//! bytes, most significant first, and JSON. What messages mean is for `core::hosts::wire`; who is lost, for the launcher.
+//!
+//! The contents are not encrypted.
+
+pub mod connect;
+pub mod listen;
+
+use std::io;
+use std::time::Duration;
+
+use mainstay_core::recovery::hosts::wire::LONGEST_MESSAGE;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// A follower sends a message at least this often.
+pub const BEAT_EVERY: Duration = Duration::from_millis(500);
+
+/// A connection on which nothing was received for so long is closed.
+pub const SILENT_FOR: Duration = Duration::from_secs(10);
+
+/// How long the proofs may take.
+const PROVEN_WITHIN: Duration = Duration::from_secs(5);
+
+/// The first bytes of the leader. The number is that of the proof, not of the messages.
+const MAGIC: &[u8; 8] = b"MSTHOST1";
+
+/// What both sides have to know.
+#[derive(Clone)]
+pub struct Token([u8; 32]);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl Token {
+    /// The token of a job: of the secret that the user gave, or else of the run id, which keeps jobs apart and no intruder out.
+    pub fn of(run_id: &str, secret: Option<&str>) -> Token {
+        let mut text = secret.unwrap_or_default().to_owned();
+        text.push('\0');
+        text.push_str(run_id);
+        Token(blake3::derive_key("mainstay 2026-11 launchers of one job", text.as_bytes()))
+    }
+
+    fn proof(&self, side: &[u8], nonces: &[u8; 64]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        hasher.update(side).update(nonces);
+        hasher.finalize()
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    /// The network failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// Something else is there.
+    #[error("another program answers there, not a launcher of Mainstay")]
+    NoLauncher,
+    /// The other side does not know the token.
+    #[error(
+        "the launcher there does not have the same token: use the same --rdzv-id and --rdzv-conf token=… on all hosts"
+    )]
+    Token,
+    /// A message is too long or not what was expected.
+    #[error("a message could not be read: {0}")]
+    Message(String),
+    /// It takes too long.
+    #[error("no answer within {} s", .0.as_secs())]
+    Silent(Duration),
+}
+
+/// Reads a message.
+async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> Result<T, StreamError> {
+    let length = from.read_u32().await? as usize;
+    if length > LONGEST_MESSAGE {
+        return Err(StreamError::Message(format!("it has {length} bytes")));
+    }
+    // Memory is taken as bytes arrive, not as they are announced.
+    let mut bytes = Vec::new();
+    from.take(length as u64).read_to_end(&mut bytes).await?;
+    if bytes.len() < length {
+        return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into()));
+    }
+    serde_json::from_slice(&bytes).map_err(|error| StreamError::Message(error.to_string()))
+}
+
+/// Writes a message.
+async fn send(to: &mut (impl AsyncWrite + Unpin), message: &impl Serialize) -> Result<(), StreamError> {
+    let bytes = serde_json::to_vec(message).map_err(|error| StreamError::Message(error.to_string()))?;
+    let length = u32::try_from(bytes.len()).ok().filter(|length| *length as usize <= LONGEST_MESSAGE);
+    let length = length.ok_or_else(|| StreamError::Message(format!("it has {} bytes", bytes.len())))?;
+    to.write_u32(length).await?;
+    to.write_all(&bytes).await?;
+    Ok(to.flush().await?)
+}
+
+/// The leader's side of the proof.
+async fn prove_as_leader<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    token: &Token,
+) -> Result<(), StreamError> {
+    let mut nonces = [0; 64];
+    nonces[..32].copy_from_slice(&random()?);
+    stream.write_all(MAGIC).await?;
+    stream.write_all(&nonces[..32]).await?;
+    stream.flush().await?;
+    stream.read_exact(&mut nonces[32..]).await?;
+    let mut proof = [0; 32];
+    stream.read_exact(&mut proof).await?;
+    // `blake3::Hash` compares in constant time.
+    if blake3::Hash::from_bytes(proof) != token.proof(b"follower", &nonces) {
+        return Err(StreamError::Token);
+    }
+    stream.write_all(token.proof(b"leader", &nonces).as_bytes()).await?;
+    Ok(stream.flush().await?)
+}
+
+/// The follower's side of the proof.
+async fn prove_as_follower<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    token: &Token,
+) -> Result<(), StreamError> {
+    let mut magic = [0; 8];
+    stream.read_exact(&mut magic).await?;
+    if &magic != MAGIC {
+        return Err(StreamError::NoLauncher);
+    }
+    let mut nonces = [0; 64];
+    stream.read_exact(&mut nonces[..32]).await?;
+    nonces[32..].copy_from_slice(&random()?);
+    stream.write_all(&nonces[32..]).await?;
+    stream.write_all(token.proof(b"follower", &nonces).as_bytes()).await?;
+    stream.flush().await?;
+    let mut proof = [0; 32];
+    // A leader with another token closes the connection without an answer.
+    stream.read_exact(&mut proof).await.map_err(|_| StreamError::Token)?;
+    if blake3::Hash::from_bytes(proof) != token.proof(b"leader", &nonces) {
+        return Err(StreamError::Token);
+    }
+    Ok(())
+}
+
+fn random() -> io::Result<[u8; 32]> {
+    use std::io::Read;
+    let mut bytes = [0; 32];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn both(leader: Token, follower: Token) -> (Result<(), StreamError>, Result<(), StreamError>) {
+        let (mut a, mut b) = tokio::io::duplex(1024);
+        let lead = async move { prove_as_leader(&mut a, &leader).await };
+        let follow = async move { prove_as_follower(&mut b, &follower).await };
+        tokio::join!(lead, follow)
+    }
+
+    #[tokio::test]
+    async fn only_those_who_know_the_token_come_together() {
+        let token = || Token::of("run", Some("secret"));
+        let (leader, follower) = both(token(), token()).await;
+        leader.expect("the same token");
+        follower.expect("the same token");
+        for other in
+            [Token::of("run", Some("guess")), Token::of("other", Some("secret")), Token::of("run", None)]
+        {
+            let (leader, follower) = both(token(), other).await;
+            assert!(matches!(leader, Err(StreamError::Token)), "{leader:?}");
+            assert!(matches!(follower, Err(StreamError::Token)), "{follower:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn another_program_is_named_as_such() {
+        let (mut a, mut b) = tokio::io::duplex(1024);
+        a.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("written");
+        let error = prove_as_follower(&mut b, &Token::of("run", None)).await.expect_err("no launcher");
+        assert!(matches!(error, StreamError::NoLauncher), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_announced_too_long_is_not_read() {
+        let (mut a, mut b) = tokio::io::duplex(1024);
+        a.write_u32(u32::MAX).await.expect("written");
+        let error = receive::<serde_json::Value>(&mut b).await.expect_err("too long");
+        assert!(matches!(error, StreamError::Message(_)), "{error}");
+    }
+}

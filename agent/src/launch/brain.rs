@@ -1,0 +1,180 @@
+//! Who decides for the job: this launcher alone, this one for several hosts, or the leader on another host.
+//!
+//! All that happens on this host goes through `step`, and all that is to be done here comes out as a [`Task`]. With one host
+//! the job is driven directly.
+
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::progress::goodput::Ledger;
+use mainstay_core::progress::monitor::Pace;
+use mainstay_core::recovery::hosts::wire::{Command, Report};
+use mainstay_core::recovery::job::{Input, Job, Order, Output, StopWhy, Summary};
+
+use crate::launch::following::Following;
+use crate::launch::leading::Leading;
+use crate::launch::shell::Launcher;
+use crate::os::clock;
+
+/// The decider.
+#[derive(Debug)]
+pub(super) enum Brain {
+    Alone(Box<Job>),
+    Leading(Box<Leading>),
+    Following(Box<Following>),
+}
+
+/// What the hands of this launcher are to do.
+#[derive(Clone, Debug)]
+pub(super) enum Task {
+    /// An order of the job on this host alone, or one that means the same on each host.
+    Order(Order),
+    /// An order of a leader.
+    Command(Command),
+}
+
+impl Brain {
+    /// The job, where it is decided here.
+    pub(super) fn job(&self) -> Option<&Job> {
+        match self {
+            Brain::Alone(job) => Some(job),
+            Brain::Leading(leading) => Some(&leading.job),
+            Brain::Following(_) => None,
+        }
+    }
+
+    pub(super) fn job_mut(&mut self) -> Option<&mut Job> {
+        match self {
+            Brain::Alone(job) => Some(job),
+            Brain::Leading(leading) => Some(&mut leading.job),
+            Brain::Following(_) => None,
+        }
+    }
+
+    pub(super) fn pace(&self, rank: Rank) -> Pace {
+        self.job().map(|job| job.pace(rank)).unwrap_or_default()
+    }
+
+    /// How the job went.
+    pub(super) fn summary(&self, at: Mono, exit: i32) -> Summary {
+        let told = match self {
+            Brain::Following(following) => following.summary.clone(),
+            Brain::Alone(_) | Brain::Leading(_) => self.job().map(|job| job.summary(at)),
+        };
+        told.unwrap_or_else(|| Summary {
+            exit,
+            reason: "the leader of the job was lost".to_owned(),
+            attempts: 0,
+            books: Ledger::open(at).books(at),
+            incidents: Vec::new(),
+            saving: None,
+        })
+    }
+}
+
+impl Launcher {
+    /// Takes in what happened on this host.
+    pub(super) fn step(&mut self, at: Mono, input: Input) {
+        let mut out = Vec::new();
+        match &mut self.brain {
+            Brain::Alone(job) => {
+                job.step(at, input, &mut out);
+                self.publish(at, out);
+            }
+            Brain::Leading(leading) => {
+                leading.see(at, input);
+                self.lead(at);
+            }
+            Brain::Following(_) => self.report_input(at, input),
+        }
+    }
+
+    /// Reports what only leaders want to know.
+    pub(super) fn report(&mut self, at: Mono, report: Report) {
+        match &mut self.brain {
+            Brain::Alone(_) => {}
+            Brain::Leading(leading) => {
+                leading.report_of_mine(at, report);
+                self.lead(at);
+            }
+            Brain::Following(_) => self.report_up(at, report),
+        }
+    }
+
+    /// Writes down what the job has to say and keeps its orders for later.
+    pub(super) fn publish(&mut self, at: Mono, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Record(body) => self.publish_body(at, body),
+                Output::Order(order) => self.tasks.push_back(Task::Order(order)),
+            }
+        }
+    }
+
+    pub(super) fn publish_body(&mut self, at: Mono, body: Body) {
+        let entry = self.record(clock::stamp_of(at), None, body);
+        self.send_entry(entry);
+    }
+
+    /// Carries out what a leader wants. With one host no commands come.
+    pub(super) async fn obey_command(
+        &mut self,
+        command: Command,
+        ended: &tokio::sync::mpsc::UnboundedSender<super::shell::Ended>,
+    ) {
+        match command {
+            Command::Open { attempt } => {
+                let port = self.take_port();
+                self.report(clock::mono(), Report::Opened { attempt, port });
+            }
+            Command::Start { attempt, in_process, master_addr, master_port } => {
+                if attempt < self.attempt || (attempt == self.attempt && !self.ranks.is_empty()) {
+                    tracing::warn!(%attempt, "a start of an attempt that is over is ignored");
+                    return;
+                }
+                self.crew.master_addr = master_addr;
+                if in_process {
+                    self.start_round(attempt, Ok(master_port), ended).await;
+                } else {
+                    self.start_ranks(attempt, Ok(master_port), ended);
+                }
+            }
+            Command::EndRank { attempt, rank } => {
+                self.carry_out_order(Order::EndRank { attempt, rank }, ended).await;
+            }
+            Command::Stop { attempt, why, save_after } => {
+                self.save_after = save_after;
+                self.stop_attempt(attempt, why, ended).await;
+            }
+            Command::TakeEvidence { attempt } => {
+                self.carry_out_order(Order::TakeEvidence(attempt), ended).await;
+            }
+            Command::SaveDue { attempt, step } if attempt == self.attempt && self.stop.is_none() => {
+                super::save::tell_due_after(&self.ranks, step);
+            }
+            Command::SaveDue { .. } => {}
+            Command::Finish { exit, summary } => {
+                if let Brain::Following(following) = &mut self.brain {
+                    following.summary = summary.map(|summary| *summary);
+                }
+                self.exit = Some(exit);
+            }
+        }
+    }
+
+    async fn stop_attempt(
+        &mut self,
+        attempt: Attempt,
+        why: StopWhy,
+        ended: &tokio::sync::mpsc::UnboundedSender<super::shell::Ended>,
+    ) {
+        if attempt >= self.attempt {
+            // Where the attempt did not come about, ranks of the one before may wait in their processes.
+            self.attempt = attempt;
+            self.carry_out_order(Order::StopRanks { attempt, why }, ended).await;
+        } else {
+            // It is over on this host.
+            self.fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: Vec::new() });
+        }
+    }
+}

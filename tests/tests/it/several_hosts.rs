@@ -1,0 +1,280 @@
+//! Jobs of several hosts: one launcher for each, in network namespaces of their own where PyTorch trains over them, else on
+//! the loopback address.
+
+mod cluster;
+
+use cluster::Cluster;
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::verdict::Cause;
+use mainstay_tests::{End, has_client, has_torch, is_root, skipped, story};
+use nix::sys::signal::Signal;
+
+/// Twenty steps with a checkpoint at every fifth; a rank waits in step 7 of the attempts that are named in WAITS.
+const TRAINER: &str = r#"
+import mainstay
+saved = mainstay.checkpoint.load()
+for step in range(0 if saved is None else saved + 1, 20):
+    if step == 7 and str(ATTEMPT) in os.environ.get("WAITS", "").split(","):
+        mark(f"waits.{ATTEMPT}.{RANK}")
+        wait_for(f"go.{ATTEMPT}")
+    mainstay.step(step, loss=1.0)
+    if step % 5 == 0:
+        mainstay.checkpoint.save(step, step)
+mark(f"done.{RANK}", os.environ["GROUP_RANK"] + os.environ["WORLD_SIZE"])
+"#;
+
+/// What each launcher has written down of failures, without what is of its host.
+fn verdicts(end: &End) -> Vec<(Option<Rank>, Cause, String)> {
+    let verdicts = story::verdicts(&end.story).into_iter();
+    verdicts.map(|verdict| (verdict.culprit, verdict.cause.clone(), verdict.headline.clone())).collect()
+}
+
+#[test]
+fn two_hosts_run_one_world_and_a_killed_rank_on_either_restarts_all() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let jobs = cluster.start(TRAINER, "--nproc-per-node 2", &[("WAITS", "0,1")]);
+    for attempt in 0..2u32 {
+        for rank in 0..4 {
+            jobs[rank / 2].mark(&format!("waits.{attempt}.{rank}"));
+        }
+        // A rank of the follower, then one of the leader.
+        let (host, rank) = if attempt == 0 { (1, 3) } else { (0, 0) };
+        jobs[host].kill_rank(attempt, rank);
+    }
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 3, "{end}");
+        end.assert_said("rank 3 was ended by SIGKILL after step 6");
+        end.assert_said("rank 0 was ended by SIGKILL after step 6");
+        end.assert_said("restart 2 of 3");
+    }
+    assert_eq!(verdicts(&ends[0]), verdicts(&ends[1]), "both journals have the same failures");
+    assert_eq!(verdicts(&ends[0]).len(), 2);
+    assert_eq!((cluster.read(0, "done.0"), cluster.read(1, "done.3")), ("04".to_owned(), "14".to_owned()));
+    let [first, second] = story::outcomes(&ends[0].story)[..] else { panic!("two outcomes\n{}", ends[0]) };
+    assert_eq!((first.step, second.step), (6, 6), "from the checkpoint of step 5\n{}", ends[0]);
+}
+
+#[test]
+fn an_exception_on_one_host_ends_the_job_on_all_with_one_explanation() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let script = r#"
+import mainstay
+for step in range(1000):
+    mainstay.step(step)
+    if RANK == 2 and step == 3:
+        raise ValueError("bad sample 17")
+    time.sleep(0.01)
+    if step > 3:
+        wait_for("never")
+"#;
+    let jobs = cluster.start(script, "--nproc-per-node 2", &[]);
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(1);
+        end.assert_said("bad sample 17");
+    }
+    assert_eq!(verdicts(&ends[0]), verdicts(&ends[1]));
+    assert_eq!(verdicts(&ends[0]).last().expect("a verdict").0, Some(Rank(2)), "{}", ends[0]);
+    assert_eq!(ends[0].summary().attempts, ends[1].summary().attempts);
+}
+
+#[test]
+fn a_lost_launcher_is_named_and_its_host_may_come_back() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let options = "--nproc-per-node 2";
+    let mut jobs = cluster.start(TRAINER, options, &[("WAITS", "0")]);
+    for rank in 0..4 {
+        jobs[rank / 2].mark(&format!("waits.0.{rank}"));
+    }
+    let follower = jobs.remove(1);
+    follower.signal(Signal::SIGKILL);
+    assert!(follower.has_ended());
+    drop(follower);
+    jobs[0].wait_until_said("node rank 1, ranks 2 to 3) is lost");
+    jobs[0].wait_until_said("waiting up to");
+    jobs.push(cluster.start_host(1, TRAINER, options, &[("WAITS", "0")]));
+    let ends = cluster.ends(jobs);
+    for end in &ends {
+        end.assert_status(0);
+    }
+    assert_eq!(ends[0].summary().attempts, 2, "{}", ends[0]);
+    assert_eq!(cluster.read(1, "done.2"), "14");
+}
+
+#[test]
+fn a_follower_that_loses_its_leader_stops_its_ranks_and_hands_the_job_back() {
+    let cluster = Cluster::new(2);
+    let mut jobs = cluster.start("mark(f'runs.{RANK}'); wait_for('never')", "", &[]);
+    jobs[0].mark("runs.0");
+    jobs[1].mark("runs.1");
+    let leader = jobs.remove(0);
+    leader.signal(Signal::SIGKILL);
+    assert!(leader.has_ended());
+    drop(leader);
+    let ends = cluster.ends(jobs);
+    ends[0].assert_status(75).assert_said("the ranks of this host are stopped");
+}
+
+#[test]
+fn a_signal_to_one_launcher_ends_the_job_on_all() {
+    let cluster = Cluster::new(2);
+    let jobs = cluster.start("mark(f'runs.{RANK}'); wait_for('never')", "", &[]);
+    jobs[0].mark("runs.0");
+    jobs[1].mark("runs.1");
+    jobs[1].signal(Signal::SIGTERM);
+    for end in cluster.ends(jobs) {
+        end.assert_status(128 + 15);
+    }
+}
+
+/// Ranks in step with each other, as those of a trainer are, that save when they are asked to, or when it is due.
+const SAVES: &str = r#"
+import mainstay
+shared = os.environ["MAINSTAY_CHECKPOINT_DIR"]
+os.makedirs(shared, exist_ok=True)
+for step in range(1, 1_000_000):
+    open(f"{shared}/{step}.{RANK}", "w").close()
+    while not os.path.exists(f"{shared}/{step}.{1 - RANK}"):
+        time.sleep(0.001)
+    time.sleep(0.02)
+    mainstay.step(step)
+    if step <= 5:
+        with mainstay.section("checkpoint"):
+            pass
+    if mainstay.checkpoint.due():
+        mark(f"due.{RANK}", step)
+    if mainstay.save_requested():
+        mark(f"saved.{RANK}", step)
+        break
+"#;
+
+#[test]
+fn ranks_of_all_hosts_are_asked_to_save_after_the_same_step() {
+    if !has_client() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let jobs = cluster.start(SAVES, "", &[]);
+    let due = [jobs[0].mark("due.0"), jobs[1].mark("due.1")];
+    assert_eq!(due[0], due[1], "a save is due after the same step");
+    jobs[1].signal(Signal::SIGTERM);
+    for end in cluster.ends(jobs) {
+        end.assert_status(128 + 15);
+    }
+    assert_eq!(cluster.read(0, "saved.0"), cluster.read(1, "saved.1"));
+}
+
+#[test]
+fn a_restart_is_ordered_at_any_host() {
+    let cluster = Cluster::new(2);
+    let jobs = cluster.start("mark(f'runs.{ATTEMPT}.{RANK}'); wait_for(f'go.{ATTEMPT}')", "", &[]);
+    jobs[0].mark("runs.0.0");
+    jobs[1].mark("runs.0.1");
+    jobs[1].asked(cluster.stage(1), &["job", "restart", "--reason", "a drill"]);
+    jobs[0].mark("runs.1.0");
+    jobs[1].mark("runs.1.1");
+    cluster.stage(0).mark("go.1");
+    cluster.stage(1).mark("go.1");
+    for end in cluster.ends(jobs) {
+        end.assert_status(0);
+        assert_eq!(end.summary().attempts, 2, "{end}");
+    }
+}
+
+#[test]
+fn hosts_that_do_not_come_and_hosts_that_do_not_fit_are_named() {
+    let cluster = Cluster::new(2);
+    let leader = cluster.start_host(0, "pass", "--rdzv-conf join_timeout=6", &[]);
+    leader.wait_until_said("1 of 2 hosts joined; missing: node rank 1");
+    let other = cluster.start_host_as(1, "pass", "--nnodes 3 --node-rank 1", &[]);
+    assert!(other.has_ended());
+    other.end().assert_status(70).assert_said("it was started with --nnodes 3, the leader with 2");
+    let end = leader.end();
+    end.assert_status(70).assert_said("1 of 2 hosts joined; missing: node rank 1 within 6.00 s");
+    end.assert_said("Check on the missing hosts");
+}
+
+/// A rank on each of two hosts, gloo over veth, a model with an optimiser that has state of its own. With more ranks the sums
+/// of DDP depend on its buckets, which it orders again in the second step of each process.
+const DDP: &str = r#"
+import hashlib, torch, torch.distributed as dist
+import mainstay
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.use_deterministic_algorithms(True)
+torch.set_num_threads(1)
+torch.manual_seed(17)
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)))
+optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+begin, saved = 0, mainstay.checkpoint.load()
+if saved is not None:
+    model.load_state_dict(saved["model"])
+    optimiser.load_state_dict(saved["optimiser"])
+    begin = saved["step"] + 1
+for step in range(begin, 24):
+    if str(ATTEMPT) in os.environ.get("WAITS", "").split(",") and step == 13:
+        mark(f"waits.{ATTEMPT}.{RANK}")
+        if RANK == 1:
+            wait_for("never")
+    data = torch.Generator().manual_seed(1000 * step + RANK)
+    inputs = torch.randn(8, 16, generator=data)
+    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+    mainstay.step(step, loss=loss.item())
+    if step % 5 == 4:
+        state = {"step": step, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
+        assert mainstay.checkpoint.save(step, state)
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+mark(f"final.{RANK}", digest.hexdigest())
+dist.destroy_process_group()
+"#;
+
+#[test]
+fn ddp_over_two_hosts_that_loses_a_rank_ends_with_the_parameters_of_an_undisturbed_run() {
+    if !has_torch() {
+        return;
+    }
+    if !is_root() {
+        return skipped("only root can make network namespaces");
+    }
+    let finals = |waits: &str| {
+        let cluster = Cluster::in_namespaces(2);
+        let jobs = cluster.start(DDP, "--nproc-per-node 1", &[("WAITS", waits)]);
+        if !waits.is_empty() {
+            for (rank, job) in jobs.iter().enumerate() {
+                job.mark(&format!("waits.0.{rank}"));
+            }
+            jobs[1].kill_rank(0, 1);
+        }
+        let ends = cluster.ends(jobs);
+        for end in &ends {
+            end.assert_status(0);
+            assert_eq!(end.summary().attempts, if waits.is_empty() { 1 } else { 2 }, "{end}");
+        }
+        let started = ends[0].story.iter().any(
+            |entry| matches!(&entry.body, Body::Fact(Fact::AttemptStarted { ranks, .. }) if ranks.len() == 2),
+        );
+        assert!(started, "{}", ends[0]);
+        (0..2).map(|rank| cluster.read(rank, &format!("final.{rank}"))).collect::<Vec<String>>()
+    };
+    let (undisturbed, disturbed) = (finals(""), finals("0"));
+    assert!(undisturbed.iter().all(|of| *of == undisturbed[0]), "all ranks have the same parameters");
+    assert_eq!(undisturbed, disturbed, "bit for bit");
+}

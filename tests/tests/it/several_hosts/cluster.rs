@@ -1,0 +1,137 @@
+//! Hosts for a job: a place of its own for each, and where it is asked for, a network namespace on a common bridge.
+
+use std::fs;
+use std::net::TcpListener;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use mainstay_tests::{End, Job, Stage};
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+pub struct Cluster {
+    stages: Vec<Stage>,
+    id: String,
+    port: u16,
+    network: Option<Network>,
+}
+
+impl Cluster {
+    /// Hosts that share the machine's network.
+    pub fn new(hosts: usize) -> Cluster {
+        Cluster::of(hosts, None)
+    }
+
+    /// Hosts with a network namespace each.
+    pub fn in_namespaces(hosts: usize) -> Cluster {
+        Cluster::of(hosts, Some(Network::new(hosts)))
+    }
+
+    fn of(hosts: usize, network: Option<Network>) -> Cluster {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let id = format!("hosts-{}-{number}", std::process::id());
+        // Free at this moment; in a namespace nobody else has it.
+        let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let port = free.local_addr().expect("bound").port();
+        Cluster { stages: (0..hosts).map(|_| Stage::new()).collect(), id, port, network }
+    }
+
+    pub fn stage(&self, host: usize) -> &Stage {
+        &self.stages[host]
+    }
+
+    /// A mark that a rank has left on a host.
+    pub fn read(&self, host: usize, mark: &str) -> String {
+        let path = self.stages[host].marks().join(mark);
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// Starts the launchers of all hosts, the leader last: hosts come in any order.
+    pub fn start(&self, script: &str, options: &str, variables: &[(&str, &str)]) -> Vec<Job> {
+        let hosts = (0..self.stages.len()).rev();
+        let mut jobs: Vec<Job> =
+            hosts.map(|host| self.start_host(host, script, options, variables)).collect();
+        jobs.reverse();
+        jobs
+    }
+
+    pub fn start_host(&self, host: usize, script: &str, options: &str, variables: &[(&str, &str)]) -> Job {
+        let options = format!("--nnodes {} --node-rank {host} {options}", self.stages.len());
+        self.start_host_as(host, script, &options, variables)
+    }
+
+    pub fn start_host_as(&self, host: usize, script: &str, options: &str, variables: &[(&str, &str)]) -> Job {
+        let leader = self.network.as_ref().map_or("127.0.0.1".to_owned(), |network| network.address(0));
+        let shared = self.stages[0].work().join("checkpoints");
+        let mut plan = self.stages[host].python(script).named(&self.id).options(&format!(
+            "--master-addr {leader} --master-port {} --checkpoint-dir {} {options}",
+            self.port,
+            shared.display()
+        ));
+        for (name, value) in variables {
+            plan = plan.variable(name, value);
+        }
+        if let Some(network) = &self.network {
+            plan = plan.under(&["ip", "netns", "exec", &network.namespace(host)]);
+            // Gloo takes the address of the host's name, which all namespaces share.
+            plan = plan.variable("GLOO_SOCKET_IFNAME", "eth0");
+        }
+        plan.start()
+    }
+
+    /// Waits for the end of all launchers, then looks at what each has left.
+    pub fn ends(&self, jobs: Vec<Job>) -> Vec<End> {
+        let ended: Vec<bool> = jobs.iter().map(Job::has_ended).collect();
+        let ends: Vec<End> = jobs.into_iter().map(Job::end).collect();
+        assert!(ended.iter().all(|ended| *ended), "{}", ends[0]);
+        ends
+    }
+}
+
+/// A bridge with a veth to each namespace.
+struct Network {
+    name: String,
+    hosts: usize,
+}
+
+impl Network {
+    fn new(hosts: usize) -> Network {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let network = Network { name: format!("m{}x{number}", std::process::id() % 100_000), hosts };
+        let bridge = &network.name;
+        ip(&format!("link add {bridge} type bridge"));
+        ip(&format!("link set {bridge} up"));
+        for host in 0..hosts {
+            let (namespace, outer) = (network.namespace(host), format!("{bridge}v{host}"));
+            ip(&format!("netns add {namespace}"));
+            ip(&format!("link add {outer} type veth peer name eth0 netns {namespace}"));
+            ip(&format!("link set {outer} master {bridge} up"));
+            ip(&format!("-n {namespace} addr add {}/24 dev eth0", network.address(host)));
+            ip(&format!("-n {namespace} link set eth0 up"));
+            ip(&format!("-n {namespace} link set lo up"));
+        }
+        network
+    }
+
+    fn namespace(&self, host: usize) -> String {
+        format!("{}n{host}", self.name)
+    }
+
+    fn address(&self, host: usize) -> String {
+        format!("10.77.0.{}", host + 1)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for host in 0..self.hosts {
+            let _ = Command::new("ip").args(["netns", "del", &self.namespace(host)]).status();
+        }
+        let _ = Command::new("ip").args(["link", "del", &self.name]).status();
+    }
+}
+
+fn ip(arguments: &str) {
+    let told = Command::new("ip").args(arguments.split_whitespace()).output().expect("there is `ip`");
+    assert!(told.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&told.stderr));
+}
