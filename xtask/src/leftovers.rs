@@ -153,7 +153,7 @@ fn network_spaces() -> BTreeSet<PathBuf> {
 /// What tests and jobs of tests name: jobs are called after the folders of their scenarios.
 fn is_of_tests(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    name.contains("mst-") || name.starts_with("mainstay")
+    name.contains("mst-") || name.starts_with("mainstay-test")
 }
 
 #[cfg(test)]

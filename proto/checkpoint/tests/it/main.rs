@@ -3,3 +3,4 @@
 //! One executable for all of them: each module is a subject.
 
 mod hostile;
+mod interleavings;

@@ -3,5 +3,6 @@
 //! One executable for all of them: each module is a subject.
 
 mod hostile;
+mod interleavings;
 mod model;
 mod support;

@@ -111,6 +111,7 @@ mod tests {
     use crate::failure::attribution::class::Class;
     use crate::failure::attribution::common::CLASS_NAMES;
     use crate::failure::attribution::learn::learn;
+    use crate::failure::attribution::lessons;
     use crate::failure::attribution::wording::words_of_text;
 
     const FABRIC: usize = Class::Fabric as usize;
@@ -151,5 +152,35 @@ mod tests {
     #[test]
     fn the_build_knows_the_classes_by_the_same_places() {
         assert_eq!(Class::ALL.map(Class::name), CLASS_NAMES);
+    }
+
+    /// Parts of the lines of the field: each is judged by words that were learned from the other parts. How many of the
+    /// lines are right that were learned from says nothing of others.
+    const PARTS: usize = 5;
+    /// Right domains of lines that were not learned from, in percent.
+    const FLOOR: usize = 82;
+
+    #[test]
+    fn words_name_the_domain_of_lines_that_they_were_not_learned_from() {
+        const LINES: &str = include_str!("../../../../catalog/signatures/lines.tsv");
+        const FAILURES: &str = include_str!("../../../../catalog/failures/failures.tsv");
+        let lines: Vec<(usize, &str)> = lessons::lines(LINES).collect();
+        let domain = |class: usize| Class::ALL.get(class).map(|class| class.domain());
+        let mut right = 0;
+        for part in 0..PARTS {
+            let is_held_out = |at: &usize| at % PARTS == part;
+            let taught = lines.iter().enumerate().filter(|(at, _)| !is_held_out(at)).map(|(_, line)| *line);
+            let figures = lessons::failures(FAILURES).map(|of| (of.class, of.words));
+            let table = learn(taught, figures).to_bytes();
+            let words = Words::read(&table).expect("a whole table");
+            for (_, (class, text)) in lines.iter().enumerate().filter(|(at, _)| is_held_out(at)) {
+                let said = words.opinion_of(words_of_text(text).iter());
+                let best = said.and_then(|of| (0..CLASSES).max_by(|a, b| of[*a].total_cmp(&of[*b])));
+                right += usize::from(best.is_some_and(|best| domain(best) == domain(*class)));
+            }
+        }
+        let all = lines.len();
+        println!("{right} of {all} lines right");
+        assert!(right * 100 >= all * FLOOR, "{right} of {all} lines right");
     }
 }
