@@ -18,6 +18,9 @@ use pb::lease_client::LeaseClient;
 /// The pause after a keep-alive that failed; it doubles up to the second value.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 
+/// An endpoint that answers within this time is never taken for silent.
+const SLOW: Duration = Duration::from_millis(500);
+
 /// How a lease is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
@@ -172,13 +175,6 @@ impl Keeper {
                 Err(why) => {
                     tracing::debug!(lease = self.id, why, "a keep-alive was not answered");
                     stream = None;
-                    self.told.send_if_modified(|state| {
-                        let first = *state == LeaseState::Kept;
-                        if first {
-                            *state = LeaseState::Unanswered { since: sent };
-                        }
-                        first
-                    });
                     sleep(pause.min(self.ends.saturating_duration_since(Instant::now()))).await;
                     pause = (pause * 2).min(PAUSE.1);
                 }
@@ -195,12 +191,28 @@ impl Keeper {
         });
     }
 
+    /// The keep-alive that was sent then has no answer yet.
+    fn doubt(&self, since: Instant) {
+        self.told.send_if_modified(|state| {
+            let first = *state == LeaseState::Kept;
+            if first {
+                *state = LeaseState::Unanswered { since };
+            }
+            first
+        });
+    }
+
+    /// How long one endpoint may take: one that is silent must leave time to ask the others, twice, and one that is slow is
+    /// not silent.
+    fn patience(&self) -> Duration {
+        let endpoints = u32::try_from(self.client.settings().endpoints.len()).unwrap_or(u32::MAX);
+        let part = self.ttl / endpoints.saturating_mul(2).max(6);
+        part.clamp(SLOW, self.client.settings().timeout.max(SLOW))
+    }
+
     /// One keep-alive; returns the seconds that the lease has from now on, 0 if there is no such lease.
     async fn beat(&self, stream: &mut Option<Stream>) -> Result<i64, String> {
-        // An endpoint that is silent must leave time to ask the others.
-        let endpoints = self.client.settings().endpoints.len();
-        let patience = (self.ttl / 3).min(self.client.settings().timeout);
-        let patience = patience / u32::try_from(endpoints.min(3)).unwrap_or(1);
+        let (sent, patience) = (Instant::now(), self.patience());
         if let Some(open) = stream {
             let answered = timeout_at(self.ends, timeout(patience, open.ask(self.id))).await;
             match answered {
@@ -208,6 +220,7 @@ impl Keeper {
                 _ => {
                     self.client.connections.forget(open.index);
                     *stream = None;
+                    self.doubt(sent);
                 }
             }
         }
@@ -220,8 +233,12 @@ impl Keeper {
                     *stream = Some(open);
                     return Ok(ttl);
                 }
-                Ok(Ok(Err(why))) => last = why,
+                Ok(Ok(Err(why))) => {
+                    self.doubt(sent);
+                    last = why;
+                }
                 Ok(Err(_)) => {
+                    self.doubt(sent);
                     self.client.connections.forget(index);
                     last = "no answer in time".to_owned();
                 }
