@@ -10,21 +10,21 @@ use std::{env, fs};
 
 use serde_json::Value;
 
-#[path = "src/attribute/automaton.rs"]
+#[path = "src/failure/attribution/automaton.rs"]
 #[allow(dead_code, reason = "the program uses the other half")]
 mod automaton;
-#[path = "src/attribute/common.rs"]
+#[path = "src/failure/attribution/common.rs"]
 mod common;
-#[path = "src/attribute/fit.rs"]
+#[path = "src/failure/attribution/fit.rs"]
 mod fit;
-#[path = "src/attribute/learn.rs"]
+#[path = "src/failure/attribution/learn.rs"]
 mod learn;
-#[path = "src/attribute/lessons.rs"]
+#[path = "src/failure/attribution/lessons.rs"]
 mod lessons;
-#[path = "src/attribute/traceback.rs"]
+#[path = "src/failure/attribution/traceback.rs"]
 #[allow(dead_code, reason = "the program uses the other half")]
 mod traceback;
-#[path = "src/attribute/wording.rs"]
+#[path = "src/failure/attribution/wording.rs"]
 #[allow(dead_code, reason = "the program uses the other half")]
 mod wording;
 
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("cargo::rerun-if-changed=build.rs");
     for module in ["automaton", "common", "fit", "learn", "lessons", "traceback", "wording"] {
-        println!("cargo::rerun-if-changed=src/attribute/{module}.rs");
+        println!("cargo::rerun-if-changed=src/failure/attribution/{module}.rs");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo names no OUT_DIR")?);
     let lines = read(&catalog.join("signatures/lines.tsv"))?;

@@ -18,7 +18,7 @@ mod watch;
 pub use agent::run_agent;
 pub use job::{JobPlan, run_job};
 
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
 
 use crate::api::{About, Mode};
 use crate::os::clock;

@@ -9,15 +9,15 @@ mod roster;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use mainstay_core::attention::Word;
-use mainstay_core::device::GpuView;
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::health::Component;
-use mainstay_core::host::changes;
-use mainstay_core::id::{Attempt, JobId, Rank};
-use mainstay_core::standing::Standing;
-use mainstay_core::time::Stamp;
-use mainstay_core::view::{BeatView, JobPhase, NodeView};
+use mainstay_core::base::id::{Attempt, JobId, Rank};
+use mainstay_core::base::time::Stamp;
+use mainstay_core::hardware::gpu::GpuView;
+use mainstay_core::host::os::changes;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::health::Component;
+use mainstay_core::model::operator::Word;
+use mainstay_core::model::state_since::Standing;
+use mainstay_core::view::node::{BeatView, JobPhase, NodeView};
 use tokio::sync::watch;
 
 pub use roster::{Looking, Roster};

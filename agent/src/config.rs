@@ -19,8 +19,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mainstay_core::base::units::Period;
 use mainstay_core::settings;
-use mainstay_core::settings::Period;
 use serde::{Deserialize, Serialize};
 
 pub use devices::{
@@ -55,7 +55,14 @@ settings! {
         /// TCP address on which HTTP (/metrics, /healthz, /readyz) is served, like "127.0.0.1:7131". Empty: none.
         #[serde(with = "none_is_empty")]
         http: Option<SocketAddr> = None,
-        /// Users whose launchers may attach, beside root and the agent's own user: numeric ids.
+        /// The group that may connect to the socket: a numeric id. Empty (-1): the agent's own group.
+        socket_gid: i64 = -1,
+        /// Operators, beside root and the agent's own user: numeric ids. They may delete and collect checkpoints of all users, and speak
+        /// for components.
+        operator_uids: Vec<u32> = Vec::new(),
+        /// Groups whose members are operators: numeric ids.
+        operator_gids: Vec<u32> = Vec::new(),
+        /// Users whose launchers may attach, beside root and the agent's own user: numeric ids. They see and change runs of their own.
         allow_uids: Vec<u32> = Vec::new(),
         /// Groups whose members' launchers may attach, beside the agent's own group: numeric ids.
         allow_gids: Vec<u32> = Vec::new(),

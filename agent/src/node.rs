@@ -1,6 +1,7 @@
 //! Floor 3. The shell of the agent: the one task that owns what the agent knows. Launchers' entries, samples and
 //! proposals and the host's reports come in; the board is what goes out.
 
+mod calls;
 mod gpus;
 mod hardware;
 mod host;
@@ -14,18 +15,19 @@ mod words;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mainstay_core::cloud::leave::Leave;
-use mainstay_core::entry::{Body, Fact};
-use mainstay_core::id::{JobId, Pid};
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::repeats::Repeats;
-use mainstay_core::time::Mono;
-use mainstay_core::verdict::Verdict;
+use mainstay_core::base::id::{JobId, Pid};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Mono;
+use mainstay_core::failure::repeats::Repeats;
+use mainstay_core::host::cloud::leave::Leave;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::kernel::LogCursor;
+use mainstay_core::model::verdict::Verdict;
 use mainstay_tier::peer::Service;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+pub use calls::{CALLS, Called};
 pub use gpus::GpuLook;
 pub use hardware::{Hardware, LogReport};
 pub use words::{Attached, Hello, Input, NoSuchComponent, Session, ToLauncher};
@@ -60,6 +62,7 @@ pub struct Node {
     resets: Resets,
     hooks: Hooks,
     repeats: Repeats,
+    calls: calls::Calls,
     /// Agents of other hosts, with whom failures are told.
     peers: Option<Arc<Service>>,
     /// That the machine is to be left, until that is over: launchers that come later are told too.
@@ -112,6 +115,7 @@ impl Node {
             resets: Resets::new(resets),
             hooks,
             repeats,
+            calls: calls::Calls::default(),
             peers,
             leave: None,
             waiting: Vec::new(),
@@ -129,13 +133,16 @@ impl Node {
         self.find_jobs_again();
         self.tell_peers_of_failures();
         let mut sync = tokio::time::interval(SYNC_EVERY);
+        // One that comes late is not made up for at once: what others say has its turn between two.
+        sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(input) = inputs.recv() => self.step(input),
-                // The watchdog is fed from here: it guards the loop, not a timer.
+                // Before what others say: however much that is, there is a tick in each second. The watchdog is fed from here: it
+                // guards the loop, not a timer.
                 _ = sync.tick() => { self.tell_events(); self.look_at_the_clock(); self.tell_surroundings(); self.tell_what_came_late(); self.sync(); alive(); }
+                Some(input) = inputs.recv() => self.step(input),
             }
         }
         self.record(None, Fact::AgentStopped);
@@ -206,6 +213,7 @@ impl Node {
             Input::ResetGpu { uid, gpu, reason, answer } => self.order_reset(uid, &gpu, reason, answer),
             Input::ResetBegins(order) => self.record(None, order.begins()),
             Input::GpuReset { order, outcome } => self.was_reset(&order, outcome),
+            Input::Called(of) => self.called(&of),
             Input::Operator { uid, component, word, answer } => {
                 let _ = answer.send(self.operator(uid, &component, &word));
             }

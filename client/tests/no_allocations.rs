@@ -1,6 +1,7 @@
 //! Beats allocate nothing: shown by an allocator that counts.
 #![allow(clippy::unwrap_used, reason = "a panic here is the test's report")]
 
+#[path = "it/support/mod.rs"]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -6,6 +6,7 @@
     reason = "a panic here is the test's report"
 )]
 
+#[path = "it/support/mod.rs"]
 mod support;
 
 use std::process::exit;

@@ -8,27 +8,31 @@ use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
 use mainstay_checkpoint::bucket::{StepName, StepRecord, StepShard};
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::dcgm::{DcgmHealth, DcgmReport, Incident};
-use mainstay_core::device::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::id::BootId;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::{Mono, Stamp, Wall};
+use mainstay_coord::Member;
+use mainstay_coord::etcd::etcdserverpb as pb;
+use mainstay_coord::server::log;
+use mainstay_coord::server::store::{Limits as StoreLimits, Store};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::hardware::dcgm::{DcgmHealth, DcgmReport, Incident};
+use mainstay_core::hardware::gpu::{GpuReading, ProbeAnswer, ProbeLine, ProbeRequest};
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::base::id::BootId;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::base::time::{Mono, Stamp, Wall};
 use mainstay_fuzz::CATALOGUES;
 use mainstay_tier::peer::frame::{Header, Kind, encode};
 
 const FIELD_LINES: &str = include_str!("../../agent/catalog/signatures/lines.tsv");
 const FLIGHT_RECORDS_JSON: [&[u8]; 2] = [
-    include_bytes!("../../agent/core/tests/flight_records/late_0.json"),
-    include_bytes!("../../agent/core/tests/flight_records/late_2.json"),
+    include_bytes!("../../agent/core/tests/it/flight_records/late_0.json"),
+    include_bytes!("../../agent/core/tests/it/flight_records/late_2.json"),
 ];
 const FLIGHT_RECORDS: [&[u8]; 2] = [
-    include_bytes!("../../agent/core/tests/flight_records/absent_0.pickle"),
-    include_bytes!("../../agent/core/tests/flight_records/mismatch_1.pickle"),
+    include_bytes!("../../agent/core/tests/it/flight_records/absent_0.pickle"),
+    include_bytes!("../../agent/core/tests/it/flight_records/mismatch_1.pickle"),
 ];
-const NVRX_MESSAGES: &str = include_str!("../../agent/core/tests/nvrx_messages.txt");
-const NCCL_TESTS: &str = include_str!("../../agent/core/tests/nccl_ras.rs");
+const NVRX_MESSAGES: &str = include_str!("../../agent/core/tests/it/nvrx_messages.txt");
+const NCCL_TESTS: &str = include_str!("../../agent/core/tests/it/nccl_ras.rs");
 
 const EXPORTER: &str = "# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).\nDCGM_FI_DEV_GPU_TEMP{gpu=\"0\",UUID=\"GPU-0\",\
     modelName=\"NVIDIA H100 \\\"80GB\\\"\"} 41\nDCGM_FI_DEV_XID_ERRORS{gpu=\"0\"} 79 1700000000000\n";
@@ -115,6 +119,7 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     seed("flight_record_json", FLIGHT_RECORDS_JSON.iter().map(|of| of.to_vec()).chain([of_two_ranks]))?;
     seed("cloud_answers", CLOUD_ANSWERS)?;
     seed("launcher_wire", [WIRE])?;
+    seed("coordination", coordination()?)?;
     seed("cloud_notices", [[7_u8; 64], [0; 64]])?;
     // A word that says that the page is claimed, and a record of the ring.
     seed(
@@ -132,6 +137,27 @@ fn write_all() -> Result<(), Box<dyn std::error::Error>> {
     let health = DcgmHealth { gpus: vec![0, 1], incidents: vec![incident], first: true, ..DcgmHealth::default() };
     seed("dcgm_answers", [serde_json::to_vec(&DcgmReport::Health(health))?])?;
     Ok(())
+}
+
+/// A log of the built-in store with its records one by one, and a value of each kind.
+fn coordination() -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
+    let mut store = Store::new(7, StoreLimits::default());
+    let first = store.snapshot();
+    store.grant(&pb::LeaseGrantRequest { ttl: 5, id: 0 }, 0).map_err(|refusal| refusal.message)?;
+    for key in ["a", "b", "a"] {
+        let put = pb::PutRequest { key: key.into(), value: key.into(), lease: 1, prev_kv: false };
+        store.put(put).map_err(|refusal| refusal.message)?;
+    }
+    store.compact(&pb::CompactionRequest { revision: 3, physical: false }).map_err(|refusal| refusal.message)?;
+    store.expire(5000);
+    let records: Vec<_> =
+        [first].into_iter().chain(store.take_records()).chain([store.snapshot()]).collect();
+    let frames = records.iter().take(records.len() - 1).flat_map(log::encode);
+    let mut seeds = vec![log::MAGIC.iter().copied().chain(frames).collect()];
+    seeds.extend(records.iter().map(prost::Message::encode_to_vec));
+    seeds.push(serde_json::to_vec(&Member::new("launch", "host"))?);
+    seeds.push(br#"{"version": 2, "launch": "l", "host": "h", "epoch": 3, "round": 4, "why": "w", "body": {}}"#.to_vec());
+    Ok(seeds)
 }
 
 fn seed(target: &str, seeds: impl IntoIterator<Item = impl AsRef<[u8]>>) -> std::io::Result<()> {

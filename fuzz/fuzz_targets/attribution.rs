@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::exit;
-use mainstay_core::attribute::lines::without_colours;
-use mainstay_core::attribute::scan::{Kind, Scan};
-use mainstay_core::attribute::{Evidence, attribute, explain};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::exit;
+use mainstay_core::failure::attribution::lines::without_colours;
+use mainstay_core::failure::attribution::scan::{Kind, Scan};
+use mainstay_core::failure::attribution::{Evidence, attribute, explain};
 use mainstay_fuzz::text;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::entry::Note;
-use mainstay_core::parse::error_file;
-use mainstay_core::time::Mono;
+use mainstay_core::model::entry::Note;
+use mainstay_core::formats::parse::error_file;
+use mainstay_core::base::time::Mono;
 use mainstay_fuzz::{survives_json, text};
 
 fuzz_target!(|bytes: &[u8]| {

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use mainstay_core::hang::flight::{FlightRecord, counted};
 use mainstay_core::hang::waits;
-use mainstay_core::id::Rank;
+use mainstay_core::base::id::Rank;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(record) = FlightRecord::read(bytes) else { return };

@@ -3,13 +3,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mainstay_core::device::{DeviceJudge, DeviceLimits};
-use mainstay_core::entry::Body;
-use mainstay_core::host_log::HostLogJudge;
-use mainstay_core::parse::journal::{JournalEntry, of_container, of_dmesg};
-use mainstay_core::parse::kmsg::{Record, plain};
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::Mono;
+use mainstay_core::hardware::gpu::{DeviceJudge, DeviceLimits};
+use mainstay_core::model::entry::Body;
+use mainstay_core::host::kernel_reports::HostLogJudge;
+use mainstay_core::formats::parse::journal::{JournalEntry, of_container, of_dmesg};
+use mainstay_core::formats::parse::kmsg::{Record, plain};
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::base::time::Mono;
 use mainstay_fuzz::{catalog, text};
 
 /// No line says more than this in the journal, in bytes.

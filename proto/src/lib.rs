@@ -1,6 +1,6 @@
 //! Mainstay's gRPC API, compiled from `v1/*.proto`; `docs/reference/api.md` describes it.
 //!
-//! Additive only: `tests/additive.rs` compares it with `v1.snapshot`.
+//! Additive only: `tests/it/additive.rs` compares it with `v1.snapshot`.
 #![forbid(unsafe_code)]
 
 /// Package `mainstay.v1`: health, events, and the wire between launcher and agent.

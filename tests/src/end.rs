@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use mainstay_core::entry::Entry;
-use mainstay_core::job::Summary;
+use mainstay_core::model::entry::Entry;
+use mainstay_core::recovery::job::Summary;
 
 use crate::story;
 

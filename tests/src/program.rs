@@ -28,13 +28,21 @@ pub fn python() -> PathBuf {
 /// Whether the ranks' Python has the client. Where the tests were given a Python it must have it.
 pub fn has_client() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| has("mainstay"))
+    told(*HAS.get_or_init(|| has("mainstay")), "mainstay")
 }
 
 /// The same for PyTorch.
 pub fn has_torch() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| has("torch") && has_client())
+    told(*HAS.get_or_init(|| has("torch")), "torch") && has_client()
+}
+
+/// Each test that asks in vain is skipped, not only the first.
+fn told(found: bool, module: &str) -> bool {
+    if !found {
+        skipped(&format!("{} has no module {module}; `cargo xtask test` provides it", python().display()));
+    }
+    found
 }
 
 fn has(module: &str) -> bool {
@@ -47,15 +55,12 @@ fn has(module: &str) -> bool {
         .is_ok_and(|status| status.success());
     let given = std::env::var_os("MAINSTAY_TEST_PYTHON").is_some();
     assert!(found || !given, "MAINSTAY_TEST_PYTHON={} has no module {module}", python().display());
-    if !found {
-        skipped(&format!("{} has no module {module}; `cargo xtask test` provides it", python().display()));
-    }
     found
 }
 
-/// Says why a scenario, or a part of one, is left out here.
+/// Says that the calling scenario cannot run here, and why: it is counted as skipped.
 pub fn skipped(reason: &str) {
-    println!("skipped: {reason}");
+    testing::skip(reason);
 }
 
 /// Whether the tests run as root, which some scenarios need to become somebody else or to mount.

@@ -48,7 +48,7 @@ impl Stage {
     pub fn new() -> Stage {
         let disk = tempfile::Builder::new().prefix("mst-").tempdir().expect("a temporary directory");
         // On a tmpfs and with a short name, for the sockets in it.
-        let shm = Path::new("/dev/shm");
+        let shm = testing::memory();
         let tmpfs = tempfile::Builder::new().prefix("mst-").tempdir_in(shm).expect("a directory on tmpfs");
         for name in ["home", "logs", "marks", "work"] {
             fs::create_dir(disk.path().join(name)).expect("a directory");
@@ -75,8 +75,14 @@ impl Stage {
     /// An executable file in the stage's working directory.
     pub fn script(&self, name: &str, text: &str) -> String {
         let path = self.work().join(name);
-        fs::write(&path, text).expect("a script");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("an executable script");
+        testing::executable(&path, text);
+        path.display().to_string()
+    }
+
+    /// A copy of a program in the stage's working directory.
+    pub fn program(&self, name: &str, of: &Path) -> String {
+        let path = self.work().join(name);
+        testing::executable(&path, fs::read(of).expect("a program"));
         path.display().to_string()
     }
 

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::entry::{Body, Entry, ExitStatus, Fact};
-use mainstay_core::id::Rank;
-use mainstay_core::verdict::{Decision, Outcome, Verdict};
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
+use mainstay_core::model::verdict::{Decision, Outcome, Verdict};
 
 /// All entries of the journal in a directory, in order; a line without its end is not one yet.
 pub fn read(directory: &Path) -> Vec<Entry> {

@@ -9,6 +9,9 @@
 #[path = "prose/mod.rs"]
 mod prose;
 
+#[path = "rooms/mod.rs"]
+mod rooms;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -70,6 +73,22 @@ const TIER_DEPENDENCIES: &[&str] = &[
     "tracing",
     "twox-hash",
     "blake3",
+];
+
+/// What coordination may depend on: a runtime and gRPC, and nothing of the agent.
+const COORD_DEPENDENCIES: &[&str] = &[
+    "prost",
+    "protox",
+    "serde",
+    "serde_json",
+    "thiserror",
+    "tokio",
+    "tokio-stream",
+    "tonic",
+    "tonic-prost",
+    "tonic-prost-build",
+    "tracing",
+    "twox-hash",
 ];
 
 /// What durable storage may depend on: it has a runtime of its own, and none of the agent's rooms.
@@ -150,6 +169,12 @@ fn nothing_heavy_is_linked_into_training() {
 fn the_checkpoint_tier_needs_no_runtime_and_knows_nothing_of_the_agent() {
     let manifest = fs::read_to_string(repository().join("agent/tier/Cargo.toml")).expect("a manifest");
     assert_eq!(unexpected_dependencies(&manifest, TIER_DEPENDENCIES), Vec::<String>::new(), "agent/tier");
+}
+
+#[test]
+fn coordination_knows_nothing_of_the_agent() {
+    let manifest = fs::read_to_string(repository().join("agent/coord/Cargo.toml")).expect("a manifest");
+    assert_eq!(unexpected_dependencies(&manifest, COORD_DEPENDENCIES), Vec::<String>::new(), "agent/coord");
 }
 
 #[test]

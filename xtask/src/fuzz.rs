@@ -1,7 +1,7 @@
 //! The fuzz targets as plain tests: all are built, and each runs once over the seeds from the catalogues and test data.
 //!
 //! They are a workspace of their own; here it is built without what makes them find new inputs, into the folder of the other
-//! builds. Fuzzing itself: docs/architecture.md, "Foreign input".
+//! builds. Fuzzing itself: docs/internals/fuzzing.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};

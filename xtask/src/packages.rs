@@ -18,23 +18,35 @@ const JOURNAL_REMOTE: [&str; 2] =
 /// apt-get cannot be run.
 pub fn journal_remote() -> Result<Verdict> {
     let is_there = || JOURNAL_REMOTE.iter().any(|path| Path::new(path).exists());
+    install(&["systemd-journal-remote"], is_there, "the tests of systemd's own journal")
+}
+
+/// Installs etcd and its command-line client, which the coordination store is compared with. Without them these
+/// tests run against the built-in store only.
+///
+/// # Errors
+/// apt-get cannot be run.
+pub fn etcd() -> Result<Verdict> {
+    let is_there = || command::exists("etcd", "--version") && command::exists("etcdctl", "version");
+    install(&["etcd-server", "etcd-client"], is_there, "the tests of coordination by etcd")
+}
+
+/// Installs packages for some tests, or says why these are skipped.
+fn install(packages: &[&str], is_there: impl Fn() -> bool, tests: &str) -> Result<Verdict> {
     if is_there() {
         return Ok(Verdict::of(true));
     }
+    let names = packages.join(" and ");
     if !nix::unistd::geteuid().is_root() || !command::exists("apt-get", "--version") {
-        return Ok(Verdict::skipped(
-            "the tests of systemd's own journal need it: install systemd-journal-remote (as root, by apt-get)",
-        ));
+        return Ok(Verdict::skipped(&format!("{tests} need it: install {names} (as root, by apt-get)")));
     }
     let mut install = Command::new("apt-get");
-    install.args(["install", "--yes", "--no-install-recommends", "systemd-journal-remote"]);
+    install.args(["install", "--yes", "--no-install-recommends"]).args(packages);
     install.env("DEBIAN_FRONTEND", "noninteractive");
     let (status, _) = command::run_watched(&mut install)?;
     Ok(if status.success() && is_there() {
         Verdict::of(true)
     } else {
-        Verdict::skipped(
-            "apt-get could not install systemd-journal-remote: the tests of systemd's own journal are skipped",
-        )
+        Verdict::skipped(&format!("apt-get could not install {names}: {tests} are skipped"))
     })
 }

@@ -62,6 +62,7 @@ pub fn run(args: &Args) -> ExitCode {
     }
     if args.wants(Part::Unit) {
         checks.run("systemd-journal-remote (apt-get)", packages::journal_remote);
+        checks.run("etcd-server and etcd-client (apt-get)", packages::etcd);
         checks.run("unit and property tests (cargo test)", || {
             // The scenarios' crate is left to its own step; its floors need nothing but the sources.
             cargo_test(&["--workspace", "--exclude", "mainstay-tests"], None)

@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::log::LogReader;
 
 /// Lines of a storm: errors that were corrected, and chatter that means nothing.
 const STORM: [&str; 6] = [

@@ -5,9 +5,9 @@
 
 use std::time::Instant;
 
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::scan::{Kind, Scan};
-use mainstay_core::attribute::{Evidence, attribute};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::scan::{Kind, Scan};
+use mainstay_core::failure::attribution::{Evidence, attribute};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let text = match std::env::args().nth(1) {

@@ -1,13 +1,13 @@
 //! What a policy is given: the case as a value, and the list of all its fields, to which the value is held by a test.
 
-use mainstay_core::health::{Component, HealthState, RecommendedAction};
-use mainstay_core::id::Attempt;
-use mainstay_core::policy::{
+use mainstay_core::base::id::Attempt;
+use mainstay_core::base::time::Mono;
+use mainstay_core::failure::repeats::SeenBefore;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::verdict::{Action, Cause, Verdict};
+use mainstay_core::recovery::policy::{
     Budget, Case, CauseKind, Experience, PastFailure, Rung, Settings, hands, passes_with_the_ranks,
 };
-use mainstay_core::repeats::SeenBefore;
-use mainstay_core::time::Mono;
-use mainstay_core::verdict::{Action, Cause, Verdict};
 
 use crate::language::{Heap, Made, Value};
 
@@ -437,7 +437,7 @@ fn count(number: Option<u64>) -> Value {
     number.map_or(Value::None, |number| Value::Int(i64::try_from(number).unwrap_or(i64::MAX)))
 }
 
-fn seconds(span: Option<mainstay_core::time::Span>) -> Value {
+fn seconds(span: Option<mainstay_core::base::time::Span>) -> Value {
     span.map_or(Value::None, |span| Value::Float(span.as_seconds()))
 }
 

@@ -2,16 +2,16 @@
 //! the case and nothing else, and one that does not end, or wants too much memory, ends with an error at its line.
 //!
 //! `docs/reference/policy-file.md` says it in words. [`DEFAULT`] is the built-in policy as such a file; a test holds it to
-//! `mainstay_core::policy::decide`.
+//! `mainstay_core::recovery::policy::decide`.
 //!
-//! The language is an own subset of Starlark and not the `starlark` crate: `docs/architecture.md`, "Dependencies".
+//! The language is an own subset of Starlark and not the `starlark` crate: `docs/internals/dependencies.md`.
 
 mod fields;
 pub mod incidents;
 mod language;
 mod words;
 
-use mainstay_core::policy::{Advice, Advisor, Case, Settings};
+use mainstay_core::recovery::policy::{Advice, Advisor, Case, Settings};
 
 pub use fields::{FIELDS, Field};
 pub use language::{Branch, Fault, Limits, Place};

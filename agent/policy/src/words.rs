@@ -1,8 +1,8 @@
 //! The functions that a policy finds beside those of the language, and what its decision must look like.
 
+use mainstay_core::base::time::Span;
 use mainstay_core::hang::HangKind;
-use mainstay_core::policy::{Advice, Rung, jitter};
-use mainstay_core::time::Span;
+use mainstay_core::recovery::policy::{Advice, Rung, jitter};
 
 use crate::fields::word;
 use crate::language::{Arguments, Heap, Host, Made, Place, Value};

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use mainstay_core::straggler::{Judge, Limits};
+use mainstay_core::progress::straggler::{Judge, Limits};
 use mainstay_sim::hang::{self, Case, Loss};
 use mainstay_sim::mesh::Mesh;
 use mainstay_sim::random::Random;
@@ -189,6 +189,6 @@ fn hangs(trials: u64) {
     }
 }
 
-fn told(score: &hang::Score) -> Option<(mainstay_core::hang::HangKind, &[mainstay_core::id::Rank])> {
+fn told(score: &hang::Score) -> Option<(mainstay_core::hang::HangKind, &[mainstay_core::base::id::Rank])> {
     score.hang.as_ref().map(|hang| (hang.kind, hang.culprits.as_slice()))
 }

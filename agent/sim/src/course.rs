@@ -1,7 +1,7 @@
 //! How step times of real jobs run on: moods that are carried from step to step, heavy tails, phases of the whole job, duties of single
 //! ranks, beginnings. Each is a kind of weather in which nobody is slow, or in which one rank becomes so.
 
-use mainstay_core::straggler::{Change, Found, Judge, Limits, Peers, Row, Slow};
+use mainstay_core::progress::straggler::{Change, Found, Judge, Limits, Peers, Row, Slow};
 
 use crate::random::Random;
 

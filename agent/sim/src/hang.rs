@@ -4,9 +4,9 @@
 //! one reduction over all replicas. Each runs some operations ahead of its device, as launches do. When one rank stops
 //! to launch, the others come to rest wherever that leaves them: that is computed, not assumed.
 
+use mainstay_core::base::id::Rank;
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{Count, Hang, HangKind, Limits, Outlook, PhaseId, Sight, Watch};
-use mainstay_core::id::Rank;
-use mainstay_core::time::{Mono, Span};
 
 use crate::mesh::{Mesh, PER_HOST};
 use crate::random::Random;

@@ -1,6 +1,6 @@
 //! A job's ranks as a mesh of tensor, pipeline and data parallelism, on hosts of eight.
 
-use mainstay_core::straggler::{Peers, Role};
+use mainstay_core::progress::straggler::{Peers, Role};
 
 /// Ranks per host.
 pub const PER_HOST: usize = 8;

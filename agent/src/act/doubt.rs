@@ -5,8 +5,8 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use mainstay_core::finding::{Finding, FindingKind};
-use mainstay_core::id::JobId;
+use mainstay_core::base::id::JobId;
+use mainstay_core::model::finding::{Finding, FindingKind};
 use serde_json::{Value, json};
 
 /// The file's name in the directory of checkpoints.
@@ -47,8 +47,8 @@ pub fn mark(directory: &Path, job: &JobId, launch: &str, finding: &Finding) -> i
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::id::Attempt;
-    use mainstay_core::verdict::FaultDomain;
+    use mainstay_core::base::id::Attempt;
+    use mainstay_core::model::verdict::FaultDomain;
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::act::devices;
 
 /// All that the environment of one rank is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RankEnvironment<'a> {
     /// The job's name.
     pub job: &'a str,
@@ -52,8 +52,10 @@ pub struct RankEnvironment<'a> {
     pub rounds: Option<&'a Path>,
     /// The socket by which a rank hears of faults that it is to bring about.
     pub drill: Option<&'a Path>,
-    /// The GPUs that the ranks are to see, if not all that the user lets them.
-    pub devices: Option<&'a [String]>,
+    /// The GPUs that the rank is to see (`CUDA_VISIBLE_DEVICES`), if not all that the user lets it.
+    pub devices: Option<String>,
+    /// Whether the rank is told that its local rank is 0: it sees its own GPU only.
+    pub virtual_local_rank: bool,
 }
 
 /// What tells a rank who it is in a round: all that changes for one that goes on in its process.
@@ -79,7 +81,7 @@ impl RankEnvironment<'_> {
     pub fn variables(&self, inherited: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
         let mut variables = vec![
             ("RANK", self.rank.to_string()),
-            ("LOCAL_RANK", self.local_rank.to_string()),
+            ("LOCAL_RANK", if self.virtual_local_rank { 0 } else { self.local_rank }.to_string()),
             ("WORLD_SIZE", self.world_size.to_string()),
             ("LOCAL_WORLD_SIZE", self.local_world_size.to_string()),
             ("GROUP_RANK", "0".to_owned()),
@@ -116,8 +118,8 @@ impl RankEnvironment<'_> {
         if let Some(socket) = self.drill {
             variables.push(("MAINSTAY_DRILL", socket.display().to_string()));
         }
-        if let Some(devices) = self.devices {
-            variables.push((devices::VARIABLE, devices.join(",")));
+        if let Some(devices) = &self.devices {
+            variables.push((devices::VARIABLE, devices.clone()));
         }
         self.flight_recorder(&inherited, &mut variables);
         if let Some(socket) = self.monitor {
@@ -205,6 +207,7 @@ mod tests {
             rounds: None,
             drill: None,
             devices: None,
+            virtual_local_rank: false,
         }
     }
 
@@ -227,6 +230,19 @@ mod tests {
         assert_eq!(told.len(), OF_A_ROUND.len(), "{told:?}");
         assert_eq!(told["TORCHELASTIC_RESTART_COUNT"], "2");
         assert!(!told.contains_key("TORCHELASTIC_ERROR_FILE"));
+    }
+
+    #[test]
+    fn a_rank_with_one_gpu_of_its_own_is_told_local_rank_0() {
+        let own = || RankEnvironment {
+            virtual_local_rank: true,
+            devices: Some("GPU-7".to_owned()),
+            ..environment(2)
+        };
+        assert_eq!(value(own(), &[], "LOCAL_RANK").as_deref(), Some("0"));
+        assert_eq!(value(own(), &[], "RANK").as_deref(), Some("1"));
+        assert_eq!(value(own(), &[], "CUDA_VISIBLE_DEVICES").as_deref(), Some("GPU-7"));
+        assert_eq!(own().of_the_round()["LOCAL_RANK"], "0");
     }
 
     #[test]

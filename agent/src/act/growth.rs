@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mainstay_core::time::Mono;
-use mainstay_core::timeline::{Moment, Timeline};
+use mainstay_core::base::time::Mono;
+use mainstay_core::base::timeline::{Moment, Timeline};
 
 use crate::os::clock;
 

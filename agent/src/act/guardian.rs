@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
 use nix::sys::signal::Signal;
 
 use crate::os::processes;

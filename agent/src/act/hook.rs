@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use hyper::Method;
-use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::model::entry::{Body, Entry, Fact};
 use tokio::runtime::Builder;
 
 use super::child::{ended, kill_group};

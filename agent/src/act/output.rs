@@ -1,23 +1,26 @@
 //! The ranks' output: each rank writes to files of its own, so that nothing of ours can ever hold it up, and a
 //! thread shows what the files grow by on the terminal, line by line, with the rank before it. What the launcher
-//! has to say itself goes the same way: a terminal that nobody reads must not stop it either.
+//! has to say itself goes the same way: a terminal that nobody reads must not stop it either. Lines wait in the files until
+//! somebody reads again, so a pause of the reader loses none.
 
-use std::collections::BTreeMap;
+mod screen;
+mod sink;
+
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often the files are looked at. The terminal is for people; nothing waits for it.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+use crate::os::clock;
 
-/// A line longer than this is shown in parts.
-const LONGEST_LINE: usize = 64 * 1024;
+use screen::{Order, Screen};
 
 /// Which stream of the launcher a file is shown on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
     Stdout,
@@ -26,7 +29,7 @@ pub enum Stream {
 }
 
 /// A file to be shown.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// The file.
     pub path: PathBuf,
@@ -34,16 +37,55 @@ pub struct Shown {
     pub prefix: String,
     /// Where it is shown.
     pub stream: Stream,
+    /// Whether it is shown at all; a file may be followed for its duplicates alone.
+    pub on_terminal: bool,
+    /// Which of its lines are also written into another file.
+    pub duplicate: Option<Duplicate>,
 }
 
-enum Order {
-    Follow(Shown),
-    /// A line of the launcher's own, on standard error.
-    Say(String),
-    /// A line for scripts, on standard output.
-    Print(String),
-    /// Show what is left of all files and forget them; answered on the sender.
-    Flush(Sender<()>),
+/// Lines that are also written into a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Duplicate {
+    /// That file.
+    pub path: PathBuf,
+    /// A line with one of these texts.
+    pub filters: Vec<String>,
+}
+
+/// How the launcher's own lines look.
+#[derive(Clone, Debug, Default)]
+pub struct Voice {
+    /// Whether each begins with its time (UTC).
+    pub timestamps: bool,
+    /// Where they are kept, each with its time, whether or not anybody reads the terminal.
+    pub log: Option<PathBuf>,
+}
+
+/// What of the ranks' output could not be shown, in bytes; all of it is in the files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unshown {
+    /// On standard output.
+    pub stdout: u64,
+    /// On standard error.
+    pub stderr: u64,
+}
+
+impl Unshown {
+    /// The notice for the terminal; none where all was shown.
+    pub fn notice(self, run_dir: &Path) -> Option<String> {
+        let of = |bytes: u64, stream| (bytes > 0).then(|| format!("{bytes} bytes on {stream}"));
+        let parts: Vec<String> = [of(self.stdout, "standard output"), of(self.stderr, "standard error")]
+            .into_iter()
+            .flatten()
+            .collect();
+        (!parts.is_empty()).then(|| {
+            format!(
+                "the ranks' output was not shown in full because it was not read ({}); all of it is in {}",
+                parts.join(", "),
+                run_dir.display()
+            )
+        })
+    }
 }
 
 /// The thread that shows output.
@@ -51,6 +93,9 @@ enum Order {
 pub struct Terminal {
     orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
+    timestamps: bool,
+    /// Bytes that somebody has taken, of both streams.
+    taken: Arc<AtomicU64>,
 }
 
 impl Terminal {
@@ -58,42 +103,74 @@ impl Terminal {
     ///
     /// # Errors
     /// The kernel gives no more threads.
-    pub fn start() -> io::Result<Terminal> {
+    pub fn start(voice: Voice) -> io::Result<Terminal> {
         let (orders, receiver) = channel();
-        let thread = std::thread::Builder::new().name("output".to_owned()).spawn(move || show(&receiver))?;
-        Ok(Terminal { orders: Some(orders), thread: Some(thread) })
+        let taken = Arc::new(AtomicU64::new(0));
+        let screen = Screen::new(voice.log, taken.clone());
+        let thread =
+            std::thread::Builder::new().name("output".to_owned()).spawn(move || screen.run(&receiver))?;
+        Ok(Terminal { orders: Some(orders), thread: Some(thread), timestamps: voice.timestamps, taken })
     }
 
     /// Shows a file from its beginning as it grows.
     pub fn follow(&self, shown: Shown) {
-        if let Some(orders) = &self.orders {
-            let _ = orders.send(Order::Follow(shown));
-        }
+        self.order(Order::Follow(shown));
     }
 
     /// Says a line of the launcher's own. The terminal may be stuck; only the thread waits for it.
     pub fn say(&self, line: String) {
-        if let Some(orders) = &self.orders {
-            let _ = orders.send(Order::Say(line));
-        }
+        let at = time();
+        let shown =
+            if self.timestamps { format!("mainstay: {at} {line}") } else { format!("mainstay: {line}") };
+        self.order(Order::Say { shown, kept: format!("{at} {line}") });
     }
 
     /// Prints a line for scripts.
     pub fn print(&self, line: String) {
-        if let Some(orders) = &self.orders {
-            let _ = orders.send(Order::Print(line));
-        }
+        self.order(Order::Print(line));
     }
 
-    /// Shows what all files hold by now and stops following them. Waits at most `patience` for the terminal.
+    /// Shows what all files hold by now and stops following them. Waits at most `patience` for the terminal; what is not shown by
+    /// then is shown later.
     pub fn flush(&self, patience: Duration) {
         let (done, wait) = channel();
-        if let Some(orders) = &self.orders
-            && orders.send(Order::Flush(done)).is_ok()
-        {
-            let _ = wait.recv_timeout(patience);
+        self.order(Order::Flush(done));
+        let _ = wait.recv_timeout(patience);
+    }
+
+    /// Shows all that is left, for as long as somebody reads it: until nothing was taken for `patience`, or `enough` is set.
+    /// Returns what was not shown.
+    pub fn finish(&self, patience: Duration, enough: &AtomicBool) -> Unshown {
+        let (done, wait) = channel();
+        self.order(Order::Flush(done));
+        let (mut seen, mut still) = (self.taken.load(Ordering::Relaxed), Duration::ZERO);
+        let look_every = Duration::from_millis(50).min(patience);
+        while still < patience && !enough.load(Ordering::Relaxed) {
+            match wait.recv_timeout(look_every) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return Unshown::default(),
+            }
+            let taken = self.taken.load(Ordering::Relaxed);
+            still = if taken == seen { still + look_every } else { Duration::ZERO };
+            seen = taken;
+        }
+        let (answer, left) = channel();
+        self.order(Order::GiveUp(answer));
+        left.recv_timeout(patience).unwrap_or_default()
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // The thread ends only with us.
+            let _ = orders.send(order);
         }
     }
+}
+
+/// The time of a line, in milliseconds (RFC 3339, UTC).
+fn time() -> String {
+    let now = jiff::Timestamp::from_nanosecond(clock::now().wall.0.into()).unwrap_or_default();
+    format!("{now:.3}")
 }
 
 impl Drop for Terminal {
@@ -102,82 +179,6 @@ impl Drop for Terminal {
         // reads, and the files hold all there is.
         self.orders.take();
         self.thread.take();
-    }
-}
-
-fn show(orders: &Receiver<Order>) {
-    let mut files: BTreeMap<Shown, Follower> = BTreeMap::new();
-    loop {
-        match orders.recv_timeout(LOOK_EVERY) {
-            Ok(Order::Follow(shown)) => {
-                files.entry(shown).or_default();
-            }
-            Ok(Order::Say(line)) => {
-                let _ = writeln!(io::stderr(), "mainstay: {line}");
-            }
-            Ok(Order::Print(line)) => {
-                let _ = writeln!(io::stdout(), "{line}");
-            }
-            Ok(Order::Flush(done)) => {
-                for (shown, follower) in &mut files {
-                    follower.advance(shown);
-                    follower.finish(shown);
-                }
-                files.clear();
-                let _ = done.send(());
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                for (shown, follower) in &mut files {
-                    follower.advance(shown);
-                }
-            }
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-    }
-}
-
-/// How far a file was shown, and the start of a line whose end has not come yet.
-#[derive(Default)]
-struct Follower {
-    offset: u64,
-    line: Vec<u8>,
-}
-
-impl Follower {
-    fn advance(&mut self, shown: &Shown) {
-        let Ok(mut file) = File::open(&shown.path) else { return };
-        if file.seek(SeekFrom::Start(self.offset)).is_err() {
-            return;
-        }
-        let mut chunk = vec![0; 64 * 1024];
-        while let Ok(read) = file.read(&mut chunk) {
-            if read == 0 {
-                return;
-            }
-            self.offset += read as u64;
-            for byte in &chunk[..read] {
-                self.line.push(*byte);
-                if *byte == b'\n' || self.line.len() >= LONGEST_LINE {
-                    self.finish(shown);
-                }
-            }
-        }
-    }
-
-    fn finish(&mut self, shown: &Shown) {
-        if self.line.is_empty() {
-            return;
-        }
-        if !self.line.ends_with(b"\n") {
-            self.line.push(b'\n');
-        }
-        let mut text = shown.prefix.clone().into_bytes();
-        text.append(&mut self.line);
-        // A terminal that is gone must not end the launcher: the files hold all there is.
-        let _ = match shown.stream {
-            Stream::Stdout => io::stdout().write_all(&text),
-            Stream::Stderr => io::stderr().write_all(&text),
-        };
     }
 }
 

@@ -60,6 +60,19 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
         let message = "it exists already and is not a directory that belongs to us alone";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
     }
+    let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else { return Ok(()) };
+    let above = fs::metadata(parent)?;
+    let is_trusted = above.uid() == 0 || above.uid() == found.uid();
+    // Whoever may rename in the parent may put another directory in this one's place; where it is sticky, only its owner may.
+    let is_open = above.mode() & 0o002 != 0 && above.mode() & 0o1000 == 0;
+    if !is_trusted || is_open {
+        let message = format!(
+            "{} belongs to user {}, who could exchange what is in it: have that directory removed, or name another one",
+            parent.display(),
+            above.uid()
+        );
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
     Ok(())
 }
 
@@ -67,6 +80,24 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_directory_below_one_that_another_user_made_is_not_taken() {
+        if !nix::unistd::geteuid().is_root() {
+            return eprintln!("skipped: only root can make directories of another user");
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let made_beforehand = root.path().join("mainstay-1000");
+        fs::create_dir(&made_beforehand).expect("made");
+        std::os::unix::fs::chown(&made_beforehand, Some(61_001), None).expect("given away");
+        let refused = private_directory(&made_beforehand.join("pools")).expect_err("another user's");
+        assert!(refused.to_string().contains("61001"), "{refused}");
+        std::os::unix::fs::chown(&made_beforehand, Some(0), None).expect("taken back");
+        fs::set_permissions(&made_beforehand, fs::Permissions::from_mode(0o777)).expect("opened to all");
+        private_directory(&made_beforehand.join("pools")).expect_err("anyone may rename in it");
+        fs::set_permissions(&made_beforehand, fs::Permissions::from_mode(0o1777)).expect("made sticky");
+        private_directory(&made_beforehand.join("pools")).expect("only its owner may rename it");
+    }
 
     #[test]
     fn a_directory_that_others_may_write_to_or_that_lies_elsewhere_is_not_taken() {

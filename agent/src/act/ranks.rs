@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
 
-use mainstay_core::entry::ExitStatus;
-use mainstay_core::id::{Attempt, Pid, Rank};
-use mainstay_core::nvrx::socket_name;
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::formats::nvrx::socket_name;
+use mainstay_core::model::entry::ExitStatus;
 use mainstay_heartbeat::PageSpec;
 
 use crate::act::devices;
@@ -18,8 +18,9 @@ use crate::act::environment::{self, RankEnvironment, expand};
 use crate::act::page_files;
 use crate::act::rounds;
 use crate::act::warm::{RankOrders, Template};
+use crate::os::affinity::CpuSet;
 use crate::os::pidfd::PidFd;
-use crate::os::{clock, spawn};
+use crate::os::{clock, numa, spawn};
 
 /// What every attempt of a job starts from.
 #[derive(Clone, Debug)]
@@ -58,6 +59,10 @@ pub struct Crew {
     pub modules_file: Option<PathBuf>,
     /// The GPUs that ranks are to see, if not all that the launcher's own environment names.
     pub devices: Option<Vec<String>>,
+    /// Whether each rank sees its own GPU only, as the first one, and is told that its local rank is 0.
+    pub virtual_local_rank: bool,
+    /// Which CPUs ranks are bound to; none for all that the launcher may use.
+    pub numa: Option<numa::Binding>,
 }
 
 /// A rank's process under watch.
@@ -189,6 +194,7 @@ impl Crew {
                 unset: if page.is_none() { vec!["MAINSTAY_PAGE"] } else { Vec::new() },
                 environment: environment.into_iter().collect(),
                 arguments: words.collect(),
+                cpus: self.cpus(local_rank),
             });
             places.push((local_rank, files, page));
         }
@@ -216,6 +222,19 @@ impl Crew {
             Some(devices) => devices.clone(),
             None => devices::visible(given.as_deref(), Path::new("/dev")),
         }
+    }
+
+    /// The CPUs that a rank is bound to; none where it is bound to none, or where its place is not known any more.
+    fn cpus(&self, local_rank: u32) -> Option<Vec<usize>> {
+        let gpus = self.visible_devices();
+        let cpus = numa::Topology::of_this_host().cpus(self.numa?, local_rank, self.local_world_size, &gpus);
+        cpus.inspect_err(|error| tracing::warn!(local_rank, "the rank is bound to no CPUs: {error}")).ok()
+    }
+
+    /// The GPU that a rank alone sees, where each sees its own only.
+    fn own_device(&self, local_rank: u32) -> String {
+        let visible = self.visible_devices();
+        visible.get(local_rank as usize).cloned().unwrap_or_else(|| local_rank.to_string())
     }
 
     /// All ranks of the host, by their places.
@@ -265,6 +284,9 @@ impl Crew {
             .stdin(Stdio::null())
             .stdout(output_file(&files.stdout)?)
             .stderr(output_file(&files.stderr)?);
+        if let Some(cpus) = self.cpus(local_rank) {
+            spawn::confine(&mut command, CpuSet::of(&cpus));
+        }
         let cgroup = self.cgroup_procs.as_ref().and_then(|path| File::options().write(true).open(path).ok());
         let child = spawn::spawn_bound(&mut command, cgroup.as_ref())
             .map_err(|source| StartError::Program { program: program.clone(), source })?;
@@ -328,7 +350,12 @@ impl Crew {
             modules_file: self.modules_file.as_deref().filter(|_| local_rank == 0),
             rounds: None,
             drill: None,
-            devices: self.devices.as_deref(),
+            devices: if self.virtual_local_rank {
+                Some(self.own_device(local_rank))
+            } else {
+                self.devices.as_ref().map(|devices| devices.join(","))
+            },
+            virtual_local_rank: self.virtual_local_rank,
         }
     }
 

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use mainstay_core::device::reset::{Holder, ResetError};
-use mainstay_core::id::Pid;
-use mainstay_core::pci::PciAddress;
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::hardware::gpu::reset::{Holder, ResetError};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::child::{ended, kill_group};

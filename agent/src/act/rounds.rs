@@ -10,8 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use mainstay_core::id::Pid;
-use mainstay_core::rounds::{Call, LONGEST_LINE, Word};
+use mainstay_core::base::id::Pid;
+use mainstay_core::recovery::in_process::{Call, LONGEST_LINE, Word};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use mainstay_core::id::Pid;
-use mainstay_core::job::StopWhy;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::recovery::job::StopWhy;
 use nix::libc::{SIGCONT, SIGKILL, SIGTERM};
 use nix::sys::signal::Signal;
 

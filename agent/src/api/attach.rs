@@ -3,75 +3,44 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use mainstay_core::id::{JobId, Pid};
+use mainstay_core::base::id::JobId;
 use mainstay_proto::v1::from_agent::Message as AgentMessage;
 use mainstay_proto::v1::from_launcher::Message as LauncherMessage;
 use mainstay_proto::v1::launcher_service_server::LauncherService;
 use mainstay_proto::v1::{FromAgent, FromLauncher, Welcome};
 use mainstay_tier::peer::Service;
+use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
-use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::budget::{Budgets, Share};
+use super::roles::Roles;
 use crate::link::wire;
 use crate::node::{Attached, Hello, Input, Session, ToLauncher};
-use crate::os::processes;
 
 /// Messages that may wait for a launcher.
 const QUEUE: usize = 64;
 
-/// Who may attach a launcher, besides root, the agent's own user and the members of its group.
-#[derive(Clone, Debug, Default)]
-pub struct Allowed {
-    /// Users.
-    pub uids: Vec<u32>,
-    /// Groups, of which the caller's process is in one.
-    pub gids: Vec<u32>,
-}
-
-impl Allowed {
-    /// Whether a process of this user and group may.
-    pub(super) fn admits(&self, uid: u32, gid: u32, pid: Pid) -> bool {
-        let own = nix::unistd::getegid().as_raw();
-        let admitted = |group: &u32| *group == own || self.gids.contains(group);
-        uid == 0
-            || uid == nix::unistd::geteuid().as_raw()
-            || self.uids.contains(&uid)
-            || admitted(&gid)
-            || processes::supplementary_groups(pid).iter().any(admitted)
-    }
-}
+/// How long a launcher may take to say who it is.
+const FIRST: Duration = Duration::from_secs(10);
 
 /// The service.
 #[derive(Clone, Debug)]
 pub struct Launchers {
     inputs: mpsc::Sender<Input>,
-    allowed: Allowed,
+    roles: Roles,
+    budgets: Budgets,
     /// Whoever replicates what these jobs save.
     peers: Option<Arc<Service>>,
 }
 
 impl Launchers {
     /// A service that tells the node through `inputs`, and `peers` what steps take.
-    pub fn new(inputs: mpsc::Sender<Input>, allowed: Allowed, peers: Option<Arc<Service>>) -> Launchers {
-        Launchers { inputs, allowed, peers }
-    }
-
-    fn caller<T>(&self, request: &Request<T>) -> Result<(Pid, u32), Status> {
-        let connection = request.extensions().get::<UdsConnectInfo>();
-        let credentials = connection
-            .and_then(|connection| connection.peer_cred)
-            .ok_or_else(|| Status::permission_denied("launchers attach on the Unix socket only"))?;
-        let (uid, gid, pid) = (credentials.uid(), credentials.gid(), Pid(credentials.pid().unwrap_or(0)));
-        if !self.allowed.admits(uid, gid, pid) {
-            return Err(Status::permission_denied(format!(
-                "user {uid} (group {gid}) may not attach launchers to this agent: put the user into the agent's \
-                 group, or into allow_uids or allow_gids of the agent's configuration"
-            )));
-        }
-        Ok((pid, uid))
+    pub fn new(inputs: mpsc::Sender<Input>, roles: Roles, peers: Option<Arc<Service>>) -> Launchers {
+        Launchers { inputs, roles, budgets: Budgets::default(), peers }
     }
 
     async fn introduce(&self, hello: Hello, orders: mpsc::Sender<ToLauncher>) -> Result<Attached, Status> {
@@ -90,14 +59,24 @@ impl LauncherService for Launchers {
         &self,
         request: Request<Streaming<FromLauncher>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        let (pid, uid) = self.caller(&request)?;
+        let caller = self.roles.user(&request, "Attach")?;
+        let (pid, uid) = (caller.pid, caller.user.uid);
+        let share = self.budgets.attach(uid).ok_or_else(|| {
+            Status::resource_exhausted(format!(
+                "user {uid} has the most launchers that may be attached to this agent: end some of them"
+            ))
+        })?;
         let mut incoming = request.into_inner();
-        let Some(LauncherMessage::Hello(hello)) = incoming.message().await?.and_then(|first| first.message)
-        else {
+        let first = tokio::time::timeout(FIRST, incoming.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("no Hello came"))?;
+        let Some(LauncherMessage::Hello(hello)) = first?.and_then(|first| first.message) else {
             return Err(Status::invalid_argument("the first message must be Hello"));
         };
-        let pid = if pid == Pid(0) { Pid(hello.pid) } else { pid };
+        if let Some(problem) = JobId::problem(&hello.job) {
+            return Err(Status::invalid_argument(format!("job: {problem}; choose another --rdzv-id")));
+        }
         let (orders, rulings) = mpsc::channel(QUEUE);
+        // What a launcher says of its process is not believed: in another PID namespace it is another process here.
         let attached = self.introduce(Hello { job: JobId(hello.job), pid, uid }, orders).await?;
         let welcome = FromAgent {
             message: Some(AgentMessage::Welcome(Welcome {
@@ -105,7 +84,7 @@ impl LauncherService for Launchers {
                 have_sequence: attached.have_seq,
             })),
         };
-        tokio::spawn(listen(incoming, attached.session, self.inputs.clone(), self.peers.clone()));
+        tokio::spawn(listen(incoming, share, attached.session, self.inputs.clone(), self.peers.clone()));
         let rulings = ReceiverStream::new(rulings).map(|order| to_wire(&order));
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome)).chain(rulings))))
     }
@@ -114,11 +93,13 @@ impl LauncherService for Launchers {
 /// Passes on what a launcher says until it goes.
 async fn listen(
     mut incoming: Streaming<FromLauncher>,
+    share: Share,
     session: Session,
     inputs: mpsc::Sender<Input>,
     peers: Option<Arc<Service>>,
 ) {
     while let Ok(Some(message)) = incoming.message().await {
+        share.spend(message.encoded_len()).await;
         if let (Some(peers), Some(LauncherMessage::Beats(sample))) = (&peers, &message.message) {
             peers.stepped(&session.job.0, &wire::steps_in(sample));
         }

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use mainstay_core::base::id::JobId;
 use mainstay_core::checkpoint::files::Kind;
 use mainstay_core::checkpoint::inventory::{Medium, StepKey, StepState, steps};
 use mainstay_core::checkpoint::owner::{self, owned};
-use mainstay_core::id::Pid;
-use mainstay_core::view::JobView;
+use mainstay_core::view::node::JobView;
 use mainstay_durable::Tier;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointService;
 use mainstay_proto::v1::restore_checkpoint_response::Message;
@@ -26,10 +26,9 @@ use mainstay_tier::peer::{Peer, Progress, Restored, Service, User, Watched};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
-use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
-use super::attach::Allowed;
+use super::roles::Roles;
 use super::{saving, unlike};
 use crate::board::BoardReader;
 use crate::store::kept::Kept;
@@ -43,7 +42,7 @@ const REMEMBERED: usize = 64;
 /// Restores of one user that may run at once.
 const RESTORES: usize = 16;
 
-/// Bytes of a run id.
+/// Letters of a run id that are shown.
 const LONGEST_RUN: usize = 128;
 
 /// The service.
@@ -54,12 +53,11 @@ pub struct Checkpoints {
     files: Option<Arc<Files>>,
     /// The jobs whose advice is told along.
     board: BoardReader,
-    allowed: Allowed,
-    operators: Vec<u32>,
+    roles: Roles,
     /// The directories that are watched, over restarts of the agent.
-    kept: Mutex<Kept<Vec<Watched>>>,
+    kept: Arc<Mutex<Kept<Vec<Watched>>>>,
     /// Those into which trainers write in their own way.
-    kept_files: Mutex<Kept<Vec<FilesPlace>>>,
+    kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
     /// Restores that run, by user.
     running: Arc<Mutex<BTreeMap<u32, usize>>>,
 }
@@ -71,8 +69,7 @@ impl Checkpoints {
         durable: Option<Arc<Tier>>,
         files: Option<Arc<Files>>,
         board: BoardReader,
-        allowed: Allowed,
-        operators: Vec<u32>,
+        roles: Roles,
         state_dir: &Path,
     ) -> Checkpoints {
         let kept: Kept<Vec<Watched>> = Kept::open(&state_dir.join("checkpoint-directories.json"));
@@ -90,18 +87,8 @@ impl Checkpoints {
                 tracing::warn!(directory = %place.directory.display(), %error, "a directory is not watched any more");
             }
         }
-        let (kept, kept_files) = (Mutex::new(kept), Mutex::new(kept_files));
-        Checkpoints {
-            peers,
-            durable,
-            files,
-            board,
-            allowed,
-            operators,
-            kept,
-            kept_files,
-            running: Arc::default(),
-        }
+        let (kept, kept_files) = (Arc::new(Mutex::new(kept)), Arc::new(Mutex::new(kept_files)));
+        Checkpoints { peers, durable, files, board, roles, kept, kept_files, running: Arc::default() }
     }
 
     fn peers(&self) -> Result<Arc<Service>, Status> {
@@ -112,42 +99,14 @@ impl Checkpoints {
         })
     }
 
-    fn caller<T>(&self, request: &Request<T>) -> Result<User, Status> {
-        let connection = request.extensions().get::<UdsConnectInfo>();
-        let credentials = connection
-            .and_then(|connection| connection.peer_cred)
-            .ok_or_else(|| Status::permission_denied("checkpoints are asked for on the Unix socket only"))?;
-        let (uid, gid, pid) = (credentials.uid(), credentials.gid(), Pid(credentials.pid().unwrap_or(0)));
-        if !self.allowed.admits(uid, gid, pid) {
-            return Err(Status::permission_denied(format!(
-                "user {uid} (group {gid}) may not use this agent: put the user into the agent's group, or into \
-                 allow_uids or allow_gids of the agent's configuration"
-            )));
-        }
-        Ok(User { uid, gid })
-    }
-
-    /// Whether a user may see and delete what is others': root, the agent's own user and the configuration's operators.
-    fn is_operator(&self, uid: u32) -> bool {
-        uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.operators.contains(&uid)
-    }
-
-    fn operator<T>(&self, request: &Request<T>) -> Result<(), Status> {
-        let uid = self.caller(request)?.uid;
-        if self.is_operator(uid) {
-            return Ok(());
-        }
-        Err(Status::permission_denied(format!("user {uid} may not collect replicas of this agent")))
-    }
-
     /// Of which runs a user is told: of one owner's, or of all.
     fn seen_by(&self, user: User, asked: Option<u32>) -> Result<Option<u32>, Status> {
         match asked {
-            Some(uid) if uid != user.uid && !self.is_operator(user.uid) => {
+            Some(uid) if uid != user.uid && !self.roles.is_operator(user) => {
                 Err(Status::permission_denied(format!("user {} may not see runs of user {uid}", user.uid)))
             }
             Some(uid) => Ok(Some(uid)),
-            None if self.is_operator(user.uid) => Ok(None),
+            None if self.roles.is_operator(user) => Ok(None),
             None => Ok(Some(user.uid)),
         }
     }
@@ -166,6 +125,21 @@ impl Checkpoints {
         Ok(Restoring { running: Arc::clone(&self.running), uid: user.uid })
     }
 
+    fn watching(&self) -> Watching {
+        let (files, kept, kept_files) =
+            (self.files.clone(), Arc::clone(&self.kept), Arc::clone(&self.kept_files));
+        Watching { files, kept, kept_files }
+    }
+}
+
+/// What is watched, for threads that may block.
+struct Watching {
+    files: Option<Arc<Files>>,
+    kept: Arc<Mutex<Kept<Vec<Watched>>>>,
+    kept_files: Arc<Mutex<Kept<Vec<FilesPlace>>>>,
+}
+
+impl Watching {
     /// The watch of a directory into which a trainer writes in its own way: one that is there, or that is asked for.
     fn watch_files(&self, place: &Watched, kind: &str) -> Result<Option<Arc<FileWatch>>, Status> {
         let Some(files) = &self.files else { return Ok(None) };
@@ -279,10 +253,8 @@ impl Drop for Restoring {
 
 /// A run as agents name it. Some names are not for users.
 fn run_of(run: &str, user: User) -> Result<String, Status> {
-    let problem = if run.is_empty() || run.len() > LONGEST_RUN {
-        format!("it has {} bytes and must have 1 to {LONGEST_RUN}", run.len())
-    } else if run.chars().any(char::is_control) {
-        "it has control characters".to_owned()
+    let problem = if let Some(problem) = JobId::problem(run) {
+        problem
     } else if run == "files" || run.starts_with("cache:") {
         "`files` and names that begin with `cache:` are the agent's own".to_owned()
     } else {
@@ -321,21 +293,30 @@ impl CheckpointService for Checkpoints {
         &self,
         request: Request<WatchCheckpointsRequest>,
     ) -> Result<Response<WatchCheckpointsResponse>, Status> {
-        let user = self.caller(&request)?;
+        let caller = self.roles.user(&request, "WatchCheckpoints")?;
+        let user = caller.user;
         let WatchCheckpointsRequest { run, directory } = request.into_inner();
         let place = place(run, directory, String::new(), user)?;
-        if let Some(peers) = &self.peers {
-            self.remember(&place);
-            peers.watch(place);
+        let enabled = self.peers.is_some();
+        if let Some(peers) = self.peers.clone() {
+            let of = format!("run {} in {}", owner::name(&place.run), place.directory.display());
+            self.roles.changes(caller, "WatchCheckpoints", &of);
+            let watching = self.watching();
+            aside(move || {
+                watching.remember(&place);
+                peers.watch(place);
+            })
+            .await?;
         }
-        Ok(Response::new(WatchCheckpointsResponse { enabled: self.peers.is_some() }))
+        Ok(Response::new(WatchCheckpointsResponse { enabled }))
     }
 
     async fn list_checkpoints(
         &self,
         request: Request<ListCheckpointsRequest>,
     ) -> Result<Response<ListCheckpointsResponse>, Status> {
-        let user = self.caller(&request)?;
+        let caller = self.roles.user(&request, "ListCheckpoints")?;
+        let user = caller.user;
         let peers = self.peers()?;
         let durable = self.durable.clone();
         let view = self.board.view();
@@ -349,7 +330,9 @@ impl CheckpointService for Checkpoints {
             }
             let mut list = listing(&peers, &Seen { run: run.as_deref(), owner: seen });
             list.peers.extend(durable.map(|tier| durable_out(&tier)));
-            list.advice = view.jobs.values().flat_map(|job| advice_out(job, &peers)).collect();
+            let of_seen = |job: &&JobView| seen.is_none_or(|uid| job.spec.uid == uid);
+            list.advice =
+                view.jobs.values().filter(of_seen).flat_map(|job| advice_out(job, &peers)).collect();
             Response::new(list)
         })
         .await
@@ -362,19 +345,27 @@ impl CheckpointService for Checkpoints {
         &self,
         request: Request<RestoreCheckpointRequest>,
     ) -> Result<Response<Self::RestoreCheckpointStream>, Status> {
-        let user = self.caller(&request)?;
+        let caller = self.roles.user(&request, "RestoreCheckpoint")?;
+        let user = caller.user;
         let peers = self.peers()?;
         let RestoreCheckpointRequest { run, directory, ranks, pool, files_kind } = request.into_inner();
         let place = place(run, directory, pool, user)?;
         let restoring = self.restoring(user)?;
-        let watch = self.watch_files(&place, &files_kind)?;
-        if watch.is_none() {
-            self.remember(&place);
-        }
+        let of = format!("run {} into {}", owner::name(&place.run), place.directory.display());
+        self.roles.changes(caller, "RestoreCheckpoint", &of);
         let files = self.files.clone();
+        let watching = self.watching();
         let (sender, receiver) = mpsc::channel(64);
         tokio::task::spawn_blocking(move || {
             let _restoring = restoring;
+            // A directory on a file system that does not answer holds up this thread and nothing else.
+            let watch = match watching.watch_files(&place, &files_kind) {
+                Ok(watch) => watch,
+                Err(refused) => return drop(sender.blocking_send(Err(refused))),
+            };
+            if watch.is_none() {
+                watching.remember(&place);
+            }
             files.iter().for_each(|files| pull_caches(files, user));
             let ranks = (!ranks.is_empty()).then_some(ranks.as_slice());
             let progress = |at: Progress| {
@@ -401,10 +392,12 @@ impl CheckpointService for Checkpoints {
         &self,
         request: Request<RemoveCheckpointRequest>,
     ) -> Result<Response<RemoveCheckpointResponse>, Status> {
-        let user = self.caller(&request)?;
+        let caller = self.roles.user(&request, "RemoveCheckpoint")?;
+        let user = caller.user;
         let peers = self.peers()?;
         let RemoveCheckpointRequest { run, step, owner } = request.into_inner();
         let seen = self.seen_by(user, owner)?;
+        self.roles.changes(caller, "RemoveCheckpoint", &format!("step {step} of run {run}"));
         let removed = aside(move || {
             let mut copies = peers.copies();
             let seen = Seen { run: Some(&run), owner: seen };
@@ -426,7 +419,8 @@ impl CheckpointService for Checkpoints {
         &self,
         request: Request<CollectCheckpointsRequest>,
     ) -> Result<Response<CollectCheckpointsResponse>, Status> {
-        self.operator(&request)?;
+        let caller = self.roles.operator(&request, "CollectCheckpoints")?;
+        self.roles.changes(caller, "CollectCheckpoints", "replicas that nothing keeps");
         let peers = self.peers()?;
         let replicas = aside(move || peers.collect()).await?;
         Ok(Response::new(CollectCheckpointsResponse { replicas: small(replicas) }))

@@ -6,7 +6,7 @@ pub(super) mod health;
 pub mod preflight;
 mod sentence;
 
-use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
 use prost_types::{Duration, Timestamp};
 
 const NANOS: i64 = 1_000_000_000;

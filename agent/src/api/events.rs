@@ -1,8 +1,8 @@
 //! `mainstay.v1.EventService`: the journal as a list and as a stream that resumes by cursor, and the story of a failure.
 
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::id::Incident;
-use mainstay_core::incident_report::{self, Options};
+use mainstay_core::base::id::Incident;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::view::incident_report::{self, Options};
 use mainstay_proto::v1::event_service_server::EventService;
 use mainstay_proto::v1::watch_events_response::Item;
 use mainstay_proto::v1::{

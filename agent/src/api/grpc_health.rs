@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::health::HealthState;
+use mainstay_core::model::health::HealthState;
 use mainstay_proto::grpc_health_v1::health_check_response::ServingStatus;
 use mainstay_proto::grpc_health_v1::health_server::Health;
 use mainstay_proto::grpc_health_v1::{

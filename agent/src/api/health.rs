@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use mainstay_core::id::JobId;
-use mainstay_core::time::Stamp;
-use mainstay_core::view::{JobView, NodeView};
+use mainstay_core::base::id::JobId;
+use mainstay_core::base::time::Stamp;
+use mainstay_core::view::node::{JobView, NodeView};
 use mainstay_proto::v1::health_service_server::HealthService;
 use mainstay_proto::v1::{
     GetJobRequest, GetJobResponse, GetNodeRequest, GetNodeResponse, Job, ListDevicesRequest,

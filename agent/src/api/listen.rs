@@ -2,12 +2,15 @@
 
 use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use mainstay_tier::peer::{User, learn_groups};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -15,6 +18,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::authority::PlainAuthority;
+use super::places::{ALL, EACH, Placed, Places};
+use crate::os::peer_groups::peer_groups;
 
 /// How long accepting rests after a failure, such as too many open files, that would repeat at once.
 const REST: Duration = Duration::from_millis(200);
@@ -77,6 +82,11 @@ impl UnixSocket {
     /// is an error, as is anything that is not a socket. The new socket appears under its name only once it
     /// has its mode and accepts callers.
     pub fn bind(path: &Path, mode: u32) -> Result<UnixSocket, ListenError> {
+        UnixSocket::bind_for(path, mode, None)
+    }
+
+    /// The same for a group, if one is named: a mode of 0660 lets in whoever is in it.
+    pub fn bind_for(path: &Path, mode: u32, group: Option<u32>) -> Result<UnixSocket, ListenError> {
         let failed = |operation| {
             move |source: io::Error| ListenError::Unix { operation, path: path.to_owned(), source }
         };
@@ -90,7 +100,7 @@ impl UnixSocket {
 
         let new = with_suffix(path, ".new");
         let _ = std::fs::remove_file(&new);
-        let listening = listening_at(&new, mode).map_err(failed("creating the socket"))?;
+        let listening = listening_at(&new, mode, group).map_err(failed("creating the socket"))?;
         std::fs::rename(&new, path).map_err(failed("moving the new socket to"))?;
         let inode = std::fs::symlink_metadata(path).map_err(failed("reading"))?.ino();
         Ok(UnixSocket { path: path.to_owned(), listener: listening, inode, _lock: lock })
@@ -105,12 +115,25 @@ impl UnixSocket {
     pub(super) fn incoming(
         &self,
         stop: CancellationToken,
-    ) -> ReceiverStream<io::Result<PlainAuthority<UnixStream>>> {
+    ) -> ReceiverStream<io::Result<Placed<PlainAuthority<UnixStream>, u32>>> {
         let (sender, receiver) = mpsc::channel(1);
         match self.listener.try_clone().and_then(UnixListener::from_std) {
             Ok(listener) => {
+                let places = Mutex::new(Places::new(EACH, ALL));
                 tokio::spawn(accept(stop, sender, async move || {
-                    Ok(PlainAuthority::new(listener.accept().await?.0))
+                    loop {
+                        let (stream, _) = listener.accept().await?;
+                        let credentials = stream.peer_cred()?;
+                        let (uid, gid) = (credentials.uid(), credentials.gid());
+                        let is_free = uid == 0 || uid == nix::unistd::geteuid().as_raw();
+                        let place = places.lock().unwrap_or_else(PoisonError::into_inner).take(uid, is_free);
+                        // Without one the caller's connection ends at once.
+                        let Some(place) = place else { continue };
+                        if let Ok(groups) = peer_groups(&stream) {
+                            learn_groups(User { uid, gid }, &groups);
+                        }
+                        return Ok(Placed::new(PlainAuthority::new(stream), place));
+                    }
                 }));
             }
             Err(error) => {
@@ -135,14 +158,54 @@ impl Drop for UnixSocket {
 pub(super) fn incoming(
     listener: TcpListener,
     stop: CancellationToken,
-) -> ReceiverStream<io::Result<TcpStream>> {
+) -> ReceiverStream<io::Result<Placed<TcpStream, IpAddr>>> {
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(accept(stop, sender, async move || {
-        let (stream, _) = listener.accept().await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    }));
+    let capped = Capped::new(listener);
+    tokio::spawn(accept(stop, sender, async move || Ok(capped.next().await?.0)));
     ReceiverStream::new(receiver)
+}
+
+/// A TCP listener that gives each address so many connections at most.
+pub(super) struct Capped {
+    listener: TcpListener,
+    places: Mutex<Places<IpAddr>>,
+}
+
+impl Capped {
+    pub(super) fn new(listener: TcpListener) -> Capped {
+        Capped { listener, places: Mutex::new(Places::new(EACH, ALL)) }
+    }
+
+    async fn next(&self) -> io::Result<(Placed<TcpStream, IpAddr>, SocketAddr)> {
+        loop {
+            let (stream, address) = self.listener.accept().await?;
+            let place = self.places.lock().unwrap_or_else(PoisonError::into_inner).take(address.ip(), false);
+            let Some(place) = place else { continue };
+            stream.set_nodelay(true)?;
+            return Ok((Placed::new(stream, place), address));
+        }
+    }
+}
+
+impl axum::serve::Listener for Capped {
+    type Io = Placed<TcpStream, IpAddr>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            match self.next().await {
+                Ok(accepted) => return accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a caller of the API could not be accepted");
+                    tokio::time::sleep(REST).await;
+                }
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
 }
 
 /// Accepts for ever. A failure costs a moment, not the listener and not a processor.
@@ -208,10 +271,13 @@ fn refuse_unless_dead(path: &Path) -> Result<(), ListenError> {
 }
 
 /// Between bind and listen nobody can connect: that is when the mode is set.
-fn listening_at(path: &Path, mode: u32) -> io::Result<std::os::unix::net::UnixListener> {
+fn listening_at(path: &Path, mode: u32, group: Option<u32>) -> io::Result<std::os::unix::net::UnixListener> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    if group.is_some() {
+        std::os::unix::fs::chown(path, None, group)?;
+    }
     std::fs::set_permissions(path, Permissions::from_mode(mode))?;
     listen(&fd, Backlog::new(128)?)?;
     Ok(fd.into())

@@ -1,11 +1,11 @@
 //! What Prometheus sees. Values are taken from the board at each scrape, so that a job that is gone leaves no
 //! series behind. Names and meanings stand in `docs/reference/metrics.md`; a test compares.
 
-use mainstay_core::device::GpuView;
-use mainstay_core::health::HealthState;
-use mainstay_core::time::Stamp;
-use mainstay_core::tpu::metric as tpu;
-use mainstay_core::view::{JobPhase, JobView, NodeView};
+use mainstay_core::base::time::Stamp;
+use mainstay_core::hardware::gpu::GpuView;
+use mainstay_core::hardware::tpu::metric as tpu;
+use mainstay_core::model::health::HealthState;
+use mainstay_core::view::node::{JobPhase, JobView, NodeView};
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
 

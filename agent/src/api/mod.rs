@@ -5,6 +5,7 @@
 
 pub mod attach;
 mod authority;
+mod budget;
 pub mod checkpoint;
 mod convert;
 mod events;
@@ -17,7 +18,9 @@ pub mod nvrx;
 pub mod operator;
 pub mod orders;
 mod pace;
+mod places;
 mod preflight;
+pub mod roles;
 mod saving;
 mod stream;
 mod unlike;
@@ -25,9 +28,9 @@ mod unlike;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_core::health::HealthState;
-use mainstay_core::id::{BootId, Pid};
-use mainstay_core::time::Stamp;
+use mainstay_core::base::id::{BootId, Pid};
+use mainstay_core::base::time::Stamp;
+use mainstay_core::model::health::HealthState;
 use mainstay_proto::nvhcd::health_check_service_server::HealthCheckServiceServer;
 use mainstay_proto::v1::event_service_server::EventServiceServer;
 use mainstay_proto::v1::health_service_server::HealthServiceServer;
@@ -48,6 +51,12 @@ use pace::Pace;
 
 /// How long open calls may take to end after the stop was asked for.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// Calls that one connection may have open.
+const STREAMS: u32 = 128;
+
+/// Bytes of a call's headers.
+const HEADERS: u32 = 16 << 10;
 
 /// What a server says of itself.
 #[derive(Clone, Debug)]
@@ -168,6 +177,7 @@ pub async fn serve(
     }
     if let Some(listener) = listeners.http {
         let router = http::router(read.clone()).fallback(http::not_found);
+        let listener = listen::Capped::new(listener);
         let stopped = stop.clone().cancelled_owned();
         servers.spawn(async move {
             ended("HTTP", axum::serve(listener, router).with_graceful_shutdown(stopped).await)
@@ -258,6 +268,9 @@ where
 {
     tonic::transport::Server::builder()
         .accept_http1(true)
+        // Of one connection: its source may have so many of those (`places`).
+        .max_concurrent_streams(Some(STREAMS))
+        .http2_max_header_list_size(Some(HEADERS))
         // A caller that vanished without a word is noticed and its streams are let go.
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use mainstay_core::preflight::{NodeHealth, node_health};
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::host::preflight::{NodeHealth, node_health};
 use mainstay_proto::nvhcd::health_check_service_server::HealthCheckService;
 use mainstay_proto::nvhcd::{HealthCheckRequest, HealthCheckResponse};
 use serde_json::json;

@@ -3,51 +3,38 @@
 
 use std::time::Duration;
 
-use mainstay_core::attention::Word;
-use mainstay_core::device::reset::ResetError;
-use mainstay_core::time::Wall;
+use mainstay_core::base::time::Wall;
+use mainstay_core::hardware::gpu::reset::ResetError;
+use mainstay_core::model::operator::Word;
 use mainstay_proto::v1::operator_service_server::OperatorService;
 use mainstay_proto::v1::{
     AcknowledgeRequest, AcknowledgeResponse, ResetGpuRequest, ResetGpuResponse, SilenceComponentRequest,
     SilenceComponentResponse, UnsilenceComponentRequest, UnsilenceComponentResponse,
 };
 use tokio::sync::{mpsc, oneshot};
-use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
+use super::roles::Roles;
 use super::{Clock, convert};
 use crate::node::Input;
 
 /// Longest silence: nobody remembers one that is older.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
+/// Bytes of a reason.
+const LONGEST_REASON: usize = 1000;
+
 /// The service.
 pub struct Operators {
     inputs: mpsc::Sender<Input>,
-    /// Users who may speak, beside root and the agent's own.
-    allowed: Vec<u32>,
+    roles: Roles,
     clock: Clock,
 }
 
 impl Operators {
     /// A service that tells the node through `inputs`.
-    pub fn new(inputs: mpsc::Sender<Input>, allowed: Vec<u32>, clock: Clock) -> Operators {
-        Operators { inputs, allowed, clock }
-    }
-
-    fn caller<T>(&self, request: &Request<T>) -> Result<u32, Status> {
-        let connection = request.extensions().get::<UdsConnectInfo>();
-        let credentials = connection
-            .and_then(|connection| connection.peer_cred)
-            .ok_or_else(|| Status::permission_denied("operators speak on the Unix socket only"))?;
-        let uid = credentials.uid();
-        if uid == 0 || uid == nix::unistd::geteuid().as_raw() || self.allowed.contains(&uid) {
-            return Ok(uid);
-        }
-        Err(Status::permission_denied(format!(
-            "user {uid} may not speak for components: ask root, or have the user put into allow_uids of the agent's \
-             configuration"
-        )))
+    pub fn new(inputs: mpsc::Sender<Input>, roles: Roles, clock: Clock) -> Operators {
+        Operators { inputs, roles, clock }
     }
 
     async fn say(&self, uid: u32, component: String, word: Word) -> Result<(), Status> {
@@ -64,7 +51,7 @@ impl OperatorService for Operators {
         &self,
         request: Request<AcknowledgeRequest>,
     ) -> Result<Response<AcknowledgeResponse>, Status> {
-        let uid = self.caller(&request)?;
+        let uid = self.roles.operator(&request, "Acknowledge")?.user.uid;
         let AcknowledgeRequest { component, reason } = request.into_inner();
         self.say(uid, component, Word::Acknowledge { reason: given(reason)? }).await?;
         Ok(Response::new(AcknowledgeResponse {}))
@@ -74,7 +61,7 @@ impl OperatorService for Operators {
         &self,
         request: Request<SilenceComponentRequest>,
     ) -> Result<Response<SilenceComponentResponse>, Status> {
-        let uid = self.caller(&request)?;
+        let uid = self.roles.operator(&request, "SilenceComponent")?.user.uid;
         let SilenceComponentRequest { component, reason, duration } = request.into_inner();
         let asked = duration.and_then(|duration| Duration::try_from(duration).ok());
         let asked = asked.filter(|asked| !asked.is_zero() && *asked <= LONGEST).ok_or_else(|| {
@@ -90,7 +77,7 @@ impl OperatorService for Operators {
         &self,
         request: Request<UnsilenceComponentRequest>,
     ) -> Result<Response<UnsilenceComponentResponse>, Status> {
-        let uid = self.caller(&request)?;
+        let uid = self.roles.operator(&request, "UnsilenceComponent")?.user.uid;
         self.say(uid, request.into_inner().component, Word::Unsilence).await?;
         Ok(Response::new(UnsilenceComponentResponse {}))
     }
@@ -99,7 +86,7 @@ impl OperatorService for Operators {
         &self,
         request: Request<ResetGpuRequest>,
     ) -> Result<Response<ResetGpuResponse>, Status> {
-        let uid = self.caller(&request)?;
+        let uid = self.roles.operator(&request, "ResetGpu")?.user.uid;
         let ResetGpuRequest { gpu, reason } = request.into_inner();
         let (reason, (answer, answered)) = (given(reason)?, oneshot::channel());
         let gone = || Status::unavailable("the agent is stopping");
@@ -116,6 +103,9 @@ impl OperatorService for Operators {
 fn given(reason: String) -> Result<String, Status> {
     if reason.trim().is_empty() {
         return Err(Status::invalid_argument("reason: say why, for those who look after you"));
+    }
+    if reason.len() > LONGEST_REASON {
+        return Err(Status::invalid_argument(format!("reason: at most {LONGEST_REASON} bytes")));
     }
     Ok(reason)
 }

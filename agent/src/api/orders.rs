@@ -1,7 +1,7 @@
 //! `mainstay.v1.JobOrderService`: what people order for a job, on its launcher's Unix socket. The kernel says who calls, and
 //! each order goes into the journal with who and why.
 
-use mainstay_core::id::Rank;
+use mainstay_core::base::id::Rank;
 use mainstay_proto::v1::job_order_service_server::JobOrderService;
 use mainstay_proto::v1::{
     ExcludeRankRequest, ExcludeRankResponse, InjectFaultRequest, InjectFaultResponse, InjectedFault,

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mainstay_core::id::{Attempt, JobId};
-use mainstay_core::time::{Mono, Span};
-use mainstay_core::view::NodeView;
+use mainstay_core::base::id::{Attempt, JobId};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::view::node::NodeView;
 
 use super::ReadSide;
 

@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_core::device::GpuReading;
-use mainstay_core::health::HealthState;
-use mainstay_core::preflight::{Check, CheckVerdict, Group, Requirement, conclude, overall, summary};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hardware::gpu::GpuReading;
+use mainstay_core::host::preflight::{Check, CheckVerdict, Group, Requirement, conclude, overall, summary};
+use mainstay_core::model::health::HealthState;
 use mainstay_proto::v1::run_preflight_response::Item;
 use mainstay_proto::v1::{PreflightSummary, RunPreflightRequest, RunPreflightResponse};
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};

@@ -1,7 +1,7 @@
 //! How often jobs had better save, tier by tier: the job's own advice, and how long a step takes to come to the tiers behind.
 
 use mainstay_core::checkpoint::tiers::Tier;
-use mainstay_core::view::{JobPhase, JobView};
+use mainstay_core::view::node::{JobPhase, JobView};
 use mainstay_tier::peer::Service;
 
 /// Seconds from one save to the next in each tier of which something is known, the nearest first. Empty for a job that has hardly saved, or

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_core::device::{DeviceJudge, learned_gpus};
-use mainstay_core::entry::Fact;
-use mainstay_core::host_log::HostLogJudge;
-use mainstay_core::id::BootId;
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::time::{Span, Stamp};
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::{Span, Stamp};
+use mainstay_core::hardware::gpu::{DeviceJudge, learned_gpus};
+use mainstay_core::host::kernel_reports::HostLogJudge;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::kernel::LogCursor;
 use mainstay_proto::v1::checkpoint_service_server::CheckpointServiceServer;
 use mainstay_proto::v1::launcher_service_server::LauncherServiceServer;
 use mainstay_proto::v1::operator_service_server::OperatorServiceServer;
@@ -25,9 +25,10 @@ use tonic::service::Routes;
 use crate::act::hook::{HookPlan, Hooks};
 use crate::act::page_files::private_directory;
 use crate::act::reset::ResetPlan;
-use crate::api::attach::{Allowed, Launchers};
+use crate::api::attach::Launchers;
 use crate::api::checkpoint::Checkpoints;
 use crate::api::operator::Operators;
+use crate::api::roles::{Allowed, Roles};
 use crate::api::{self, DeepChecks, Listeners, Mode, UnixSocket};
 use crate::app::about;
 use crate::app::catalog;
@@ -61,10 +62,12 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
     let mut listeners = listen(&config).await?;
     let (inputs, node_inputs) = mpsc::channel(QUEUE);
     let allowed = Allowed { uids: config.allow_uids.clone(), gids: config.allow_gids.clone() };
-    let operators = Operators::new(inputs.clone(), config.allow_uids.clone(), Arc::new(clock::now));
+    let operators = Allowed { uids: config.operator_uids.clone(), gids: config.operator_gids.clone() };
+    let roles = Roles::new(allowed, operators, inputs.clone());
+    let operators = Operators::new(inputs.clone(), roles.clone(), Arc::new(clock::now));
     let keeping = checkpoint::start(&config)?;
     let peers = keeping.peers.clone();
-    let launchers = Launchers::new(inputs.clone(), allowed.clone(), keeping.peers.clone());
+    let launchers = Launchers::new(inputs.clone(), roles.clone(), keeping.peers.clone());
     listeners.checkpoints.clone_from(&keeping.peers);
     if let Some(files) = &keeping.files {
         tokio::spawn(checkpoint::follow(Arc::clone(files), stop.clone()));
@@ -74,8 +77,7 @@ pub async fn run_agent(config: Config) -> anyhow::Result<()> {
         keeping.durable,
         keeping.files.clone(),
         board.reader(),
-        allowed,
-        config.allow_uids.clone(),
+        roles,
         &config.state_dir,
     );
     let routes = Routes::new(LauncherServiceServer::new(launchers))
@@ -165,14 +167,21 @@ pub(super) fn watch_hardware(
             devices.recall_finding(at.mono, observation);
         }
     }
-    let cursor = recalled.cursor(cursor_file(config).value().cloned());
+    let kept = cursor_file(config);
+    let cursor = recalled.cursor(kept.value().cloned());
     let hardware = Hardware::new(devices, host_log, recalled.records(), &recalled.kernel);
     if path.as_os_str().is_empty() {
         return Ok((hardware, None));
     }
-    let following =
-        kernel_log::follow(&config.kernel_log, clock::boot_id(), cursor, inputs.clone(), roster.clone())
-            .context("starting the thread that reads the kernel log")?;
+    let following = kernel_log::follow(
+        &config.kernel_log,
+        clock::boot_id(),
+        cursor,
+        kept,
+        inputs.clone(),
+        roster.clone(),
+    )
+    .context("starting the thread that reads the kernel log")?;
     Ok((hardware, Some(following)))
 }
 
@@ -210,7 +219,7 @@ async fn listen(config: &Config) -> anyhow::Result<Listeners> {
         }
     };
     Ok(Listeners {
-        unix: Some(UnixSocket::bind(&config.socket, 0o660)?),
+        unix: Some(UnixSocket::bind_for(&config.socket, 0o660, u32::try_from(config.socket_gid).ok())?),
         grpc: tcp(config.listen, "listen").await?,
         http: tcp(config.http, "http").await?,
         deep: Some(active_probes(config)),

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use mainstay_core::catalog::{Catalog, OverrideFile};
-use mainstay_core::dcgm::DcgmCatalog;
+use mainstay_core::hardware::catalog::{Catalog, OverrideFile};
+use mainstay_core::hardware::dcgm::DcgmCatalog;
 
 /// What XIDs, SXIDs and kernel lines mean, with the entries of these files over it; the later weigh more.
 ///

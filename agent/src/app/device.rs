@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::mpsc as orders;
 use std::time::{Duration, Instant};
 
-use mainstay_core::device::reset::{self, ResetError, ResetOrder};
-use mainstay_core::device::{DeviceReport, GpuReading, ProbeAnswer};
+use mainstay_core::hardware::gpu::reset::{self, ResetError, ResetOrder};
+use mainstay_core::hardware::gpu::{DeviceReport, GpuReading, ProbeAnswer};
 use tokio::sync::mpsc;
 
 use crate::act::reset::{ResetPlan, holders, reset as reset_now};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mainstay_core::host::{HostJudge, HostLimits};
-use mainstay_core::judged::Judged;
+use mainstay_core::host::os::{HostJudge, HostLimits};
+use mainstay_core::model::report::Judged;
 use tokio::sync::mpsc;
 
 use crate::app::watch::{Watching, watch};

@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use mainstay_core::host::HostLimits;
-use mainstay_core::id::JobId;
-use mainstay_core::job::Summary;
-use mainstay_core::ledger::Spending;
+use mainstay_core::base::id::JobId;
+use mainstay_core::host::os::HostLimits;
+use mainstay_core::progress::goodput::Spending;
+use mainstay_core::recovery::job::Summary;
 use mainstay_proto::v1::job_order_service_server::JobOrderServiceServer;
 use mainstay_tier::disk::Keep;
 use mainstay_tier::pool::{self, Keeper};
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::act::guardian::Guardian;
-use crate::act::output::Terminal;
+use crate::act::output::{Terminal, Voice};
 use crate::act::page_files::private_directory;
 use crate::act::ranks::Crew;
 use crate::api::orders::Orders;
@@ -40,6 +41,12 @@ use crate::store::journal::{Journal, Limits};
 /// How often the host is looked at beside a job.
 const SENSE_EVERY: Duration = Duration::from_secs(5);
 
+/// A terminal that takes nothing of what is left for so long is not read.
+const UNREAD_FOR: Duration = Duration::from_secs(5);
+
+/// The closing line is waited for so long where nobody reads.
+const CLOSING_WITHIN: Duration = Duration::from_millis(500);
+
 /// What the command line asks for.
 #[derive(Debug)]
 pub struct JobPlan {
@@ -55,6 +62,10 @@ pub struct JobPlan {
     pub look_for_agent: bool,
     /// Whether to print the summary as JSON on standard output at the end.
     pub print_summary: bool,
+    /// Whether the launcher's lines begin with their time.
+    pub timestamps: bool,
+    /// The signals that end the job.
+    pub signals: Vec<i32>,
 }
 
 /// Runs a job to its end and returns the status to exit with.
@@ -66,7 +77,7 @@ pub async fn run_job(plan: JobPlan) -> anyhow::Result<i32> {
 }
 
 async fn run(plan: JobPlan) -> anyhow::Result<i32> {
-    let signals = signals().context("catching signals")?;
+    let signals = signals(&plan.signals).context("catching signals")?;
     let log_dir = plan.log_dir.clone().unwrap_or_else(|| usual::log_dir(&usual::environment));
     let runtime_root = plan
         .runtime_root
@@ -82,7 +93,8 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
         .ok();
     let warm = Warm::new(plan.settings.warm.clone(), &plan.settings.command, places.run_dir.join("template"));
     let crew = crew(&plan.settings, &places, cgroup.as_ref())?;
-    let terminal = Terminal::start().context("starting the thread that shows the ranks' output")?;
+    let voice = Voice { timestamps: plan.timestamps, log: Some(places.run_dir.join("launcher.log")) };
+    let terminal = Terminal::start(voice).context("starting the thread that shows the ranks' output")?;
     let keeper = start_keeper(&plan.settings, &runtime_root, &crew, &terminal);
     let checkpoint_pool = keeper.as_ref().map(|keeper| keeper.directory().to_owned());
     let crew = Crew { modules_file: warm.modules_file(), checkpoint_pool, ..crew };
@@ -131,8 +143,7 @@ async fn run(plan: JobPlan) -> anyhow::Result<i32> {
     if plan.print_summary {
         terminal.print(serde_json::to_string(&summary)?);
     }
-    terminal.say(last_words(&places.job, &summary));
-    terminal.flush(Duration::from_millis(500));
+    show_the_rest(terminal, last_words(&places.job, &summary), &places.run_dir, &plan.signals).await;
     stop.cancel();
     if let Some(served) = served {
         // Readers get the job's end before the socket goes.
@@ -199,6 +210,8 @@ fn crew(settings: &Settings, places: &Places, cgroup: Option<&Cgroup>) -> anyhow
         cgroup_procs: cgroup.map(Cgroup::procs),
         modules_file: None,
         devices: None,
+        virtual_local_rank: settings.virtual_local_rank,
+        numa: settings.numa,
     })
 }
 
@@ -260,10 +273,38 @@ fn start_guardian(launch: &str, cgroup: Option<&Cgroup>, pool: Option<&Path>) ->
         .ok()
 }
 
-/// The signals that ask the launcher to stop, as torchrun takes them.
-fn signals() -> std::io::Result<mpsc::Receiver<i32>> {
+/// Shows what is left of the ranks' output for as long as it is read, and says the closing line in any case. A further signal
+/// ends the wait.
+async fn show_the_rest(terminal: Terminal, closing: String, run_dir: &Path, of_signals: &[i32]) {
+    let enough = Arc::new(AtomicBool::new(false));
+    let (stop, run_dir) = (enough.clone(), run_dir.to_owned());
+    let showing = tokio::task::spawn_blocking(move || {
+        let left = terminal.finish(UNREAD_FOR, &stop);
+        if let Some(notice) = left.notice(&run_dir) {
+            terminal.say(notice);
+        }
+        terminal.say(closing);
+        terminal.finish(CLOSING_WITHIN, &AtomicBool::new(false));
+    });
+    tokio::pin!(showing);
+    let mut again = signals(of_signals).ok();
+    let asked = async {
+        match &mut again {
+            Some(signals) => signals.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = &mut showing => return,
+        _ = asked => enough.store(true, Ordering::Relaxed),
+    }
+    let _ = showing.await;
+}
+
+/// The signals that ask the launcher to stop.
+fn signals(which: &[i32]) -> std::io::Result<mpsc::Receiver<i32>> {
     let (sender, receiver) = mpsc::channel(8);
-    for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()] {
+    for kind in which.iter().map(|signal| SignalKind::from_raw(*signal)) {
         let mut arrivals = signal(kind)?;
         let sender = sender.clone();
         tokio::spawn(async move {
@@ -292,7 +333,13 @@ fn last_words(job: &str, summary: &Summary) -> String {
     let mut parts: Vec<(&Spending, f64)> =
         books.parts.iter().map(|(state, span)| (state, span.as_seconds())).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let parts: Vec<String> = parts.iter().map(|(state, seconds)| format!("{state} {seconds:.1} s")).collect();
+    // Without heartbeats the start has no known end: what it is counted as is training, for the most part.
+    let name = |state: &Spending| match (state, books.goodput) {
+        (Spending::Starting, None) => "starting and training, without heartbeats".to_owned(),
+        (state, _) => state.to_string(),
+    };
+    let parts: Vec<String> =
+        parts.iter().map(|(state, seconds)| format!("{} {seconds:.1} s", name(state))).collect();
     let saving = summary.saving.map_or(String::new(), |advised| format!(". {}", advised.told()));
     let goodput =
         books.goodput.map_or_else(String::new, |share| format!("goodput {:.1} % of ", share * 100.0));

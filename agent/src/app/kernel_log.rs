@@ -4,11 +4,11 @@ use std::io::{PipeReader, PipeWriter};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::host_log::LogState;
-use mainstay_core::id::BootId;
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::parse::log::LogLimits;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::log::LogLimits;
+use mainstay_core::host::kernel_reports::LogState;
+use mainstay_core::model::kernel::LogCursor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
@@ -18,6 +18,7 @@ use crate::node::{Input, LogReport};
 use crate::os::clock;
 use crate::source::journald::JOURNALCTL;
 use crate::source::kernel_log::{Source, SourceError};
+use crate::store::kept::Kept;
 
 /// The room's name on the roster.
 const ROOM: &str = "kernel log";
@@ -51,7 +52,7 @@ pub struct Following {
     _stop: PipeWriter,
 }
 
-/// Reads the configured log on from `cursor` and tells the node.
+/// Reads the configured log on from `cursor` and tells the node. `kept` is the file of cursors.
 ///
 /// # Errors
 /// The kernel gives no more threads or descriptors.
@@ -59,13 +60,14 @@ pub fn follow(
     config: &KernelLogConfig,
     boot: BootId,
     cursor: Option<LogCursor>,
+    kept: Kept<LogCursor>,
     inputs: mpsc::Sender<Input>,
     roster: Roster,
 ) -> std::io::Result<Following> {
     let (stop, stop_writer) = std::io::pipe()?;
     roster.begins(ROOM, clock::mono());
     let KernelLogConfig { path, limits } = config.clone();
-    let follower = Follower { path, limits, boot, cursor, inputs, abreast: false, stop };
+    let follower = Follower { path, limits, boot, cursor, kept, inputs, abreast: false, stop };
     std::thread::Builder::new().name("kernel log".to_owned()).spawn(move || follower.run())?;
     Ok(Following { _stop: stop_writer })
 }
@@ -78,6 +80,7 @@ struct Follower {
     limits: LogLimits,
     boot: BootId,
     cursor: Option<LogCursor>,
+    kept: Kept<LogCursor>,
     inputs: mpsc::Sender<Input>,
     /// It was said that it is read as far as it goes.
     abreast: bool,
@@ -107,6 +110,7 @@ impl Follower {
         let mut log =
             Source::open(&self.path, Path::new(JOURNALCTL), self.boot.clone(), self.cursor.as_ref())?
                 .limited(self.limits.clone());
+        self.keep_beginning(log.cursor());
         let (mut told, mut told_at) = (None, clock::mono());
         let mut pace = Pace::default();
         while !self.stopped(Duration::ZERO) {
@@ -143,6 +147,18 @@ impl Follower {
             }
         }
         Ok(())
+    }
+
+    /// Keeps where the reading of another log begins, before a line of it is told. From there on the journal says how
+    /// far it was read; an agent that is killed before it keeps the next cursor would read the log from its beginning
+    /// again, and take each fault for a new one.
+    fn keep_beginning(&mut self, begins: &LogCursor) {
+        let same_log = |kept: &LogCursor| kept.boot == begins.boot && kept.log == begins.log;
+        if !self.kept.value().is_some_and(same_log)
+            && let Err(error) = self.kept.keep(begins)
+        {
+            tracing::debug!(%error, "where the kernel log begins cannot be kept");
+        }
     }
 
     /// Waits for the node when it is behind: nothing that was read is dropped, and the kernel keeps the rest.

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use mainstay_core::device::reset::ResetMode;
-use mainstay_core::entry::{Body, Entry, Fact};
+use mainstay_core::hardware::gpu::reset::ResetMode;
+use mainstay_core::model::entry::{Body, Entry, Fact};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::attention::ACKNOWLEDGED;
-use mainstay_core::device::reset;
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::id::{BootId, JobId};
-use mainstay_core::kernel::{LogCursor, journal_position};
-use mainstay_core::observation::Observation;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::repeats::Repeats;
-use mainstay_core::time::{Mono, Stamp};
-use mainstay_core::witness::Records;
+use mainstay_core::base::id::{BootId, JobId};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::{Mono, Stamp};
+use mainstay_core::failure::host_evidence::Records;
+use mainstay_core::failure::repeats::Repeats;
+use mainstay_core::hardware::gpu::reset;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::kernel::{LogCursor, journal_position};
+use mainstay_core::model::observation::Observation;
+use mainstay_core::model::operator::ACKNOWLEDGED;
 
 use crate::os::clock;
 use crate::source::journald::JOURNALD;
@@ -138,9 +138,9 @@ impl Recalled {
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::kernel::Xid;
-    use mainstay_core::time::Wall;
-    use mainstay_core::witness::{Elsewhere, Witness};
+    use mainstay_core::base::time::Wall;
+    use mainstay_core::failure::host_evidence::{Elsewhere, Witness};
+    use mainstay_core::model::kernel::Xid;
 
     use super::*;
 

@@ -4,8 +4,8 @@
 use std::sync::mpsc::{RecvTimeoutError, Sender as StopSender, channel};
 use std::time::Duration;
 
-use mainstay_core::judged::Judged;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::report::Judged;
 
 use crate::os::clock;
 

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mainstay_core::freshness;
-use mainstay_core::health::Component;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::model::health::Component;
+use mainstay_core::model::staleness;
 
 /// The rooms by name. Clones are the same roster.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +39,7 @@ impl Roster {
     pub fn expect(&self, room: &str, at: Mono, interval: Span) {
         let mut rooms = self.lock();
         let looking = rooms.entry(room.to_owned()).or_default();
-        (looking.heard, looking.allowed) = (at, Some(freshness::allowed(interval)));
+        (looking.heard, looking.allowed) = (at, Some(staleness::allowed(interval)));
     }
 
     /// A room has looked, and told of these components, each time all of them. True the first time.
@@ -60,7 +60,7 @@ impl Roster {
         let watched = rooms.iter().filter_map(|(room, looking)| Some((room, looking, looking.allowed?)));
         let stale = watched.flat_map(|(room, looking, allowed)| {
             let components = looking.components.iter().filter_map(|name| shown.get(name));
-            components.filter_map(move |of| freshness::stale(of, room, looking.heard, allowed, now))
+            components.filter_map(move |of| staleness::stale(of, room, looking.heard, allowed, now))
         });
         stale.collect()
     }
@@ -83,7 +83,7 @@ impl Roster {
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::health::HealthState;
+    use mainstay_core::model::health::HealthState;
 
     use super::*;
 

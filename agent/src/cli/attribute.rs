@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context;
-use mainstay_core::attribute::catalog::Catalog;
-use mainstay_core::attribute::explain::{self, Report};
-use mainstay_core::attribute::lines;
-use mainstay_core::attribute::scan::{self as scanning, Findings, Kind, Scan};
-use mainstay_core::attribute::score::{self, Answer, Case};
-use mainstay_core::attribute::{Evidence, attribute, exit as exits};
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::explain::{self, Report};
+use mainstay_core::failure::attribution::lines;
+use mainstay_core::failure::attribution::scan::{self as scanning, Findings, Kind, Scan};
+use mainstay_core::failure::attribution::score::{self, Answer, Case};
+use mainstay_core::failure::attribution::{Evidence, attribute, exit as exits};
 
 use files::LogFile;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use mainstay_core::mask::mask_json;
+use mainstay_core::base::redact::mask_json;
 use serde_json::json;
 
 use super::{explain, output};

@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use mainstay_core::preflight::{CheckVerdict, Group, Requirement, conclude};
-use mainstay_core::settings::Period;
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::base::units::Period;
+use mainstay_core::host::preflight::{CheckVerdict, Group, Requirement, conclude};
 
 use super::find::Ask;
 use super::{exit, output};

@@ -53,7 +53,7 @@ pub(super) struct Args {
     #[arg(long, value_enum, ignore_case = true)]
     severity: Option<AtLeast>,
     /// Read the journal in this directory, without any server
-    #[arg(long, value_name = "DIR", conflicts_with = "socket")]
+    #[arg(long, value_name = "DIR")]
     journal: Option<PathBuf>,
 }
 
@@ -97,6 +97,13 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let teller = Teller { json: args.ask.json, paint: Paint::for_stdout() };
     let filter = args.filter();
     if let Some(dir) = &args.journal {
+        // MAINSTAY_SOCKET in the environment names a server for commands that need one; on the command line it is a mistake.
+        if std::env::args().any(|argument| argument == "--socket" || argument.starts_with("--socket=")) {
+            output::note(
+                "error: --journal and --socket exclude each other: a journal is read without a server",
+            );
+            return Ok(ExitCode::from(exit::USAGE));
+        }
         from_directory(dir.clone(), &args, &filter, teller)?;
         return Ok(ExitCode::from(exit::OK));
     }

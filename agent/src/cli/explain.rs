@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use mainstay_core::catalog::Catalog;
-use mainstay_core::entry::Entry;
-use mainstay_core::id::Incident;
-use mainstay_core::incident_report::{self, Options};
+use mainstay_core::base::id::Incident;
+use mainstay_core::hardware::catalog::Catalog;
+use mainstay_core::model::entry::Entry;
+use mainstay_core::view::incident_report::{self, Options};
 use mainstay_proto::v1::EventFilter;
 use serde_json::json;
 

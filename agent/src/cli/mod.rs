@@ -31,6 +31,7 @@ mod stragglers;
 mod torchrun;
 mod version;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -100,7 +101,14 @@ enum Command {
 
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
-    let command = match Cli::try_parse() {
+    let arguments = match arguments() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            output::note(&format!("error: {error}; see `mainstay run --help`"));
+            return ExitCode::from(exit::USAGE);
+        }
+    };
+    let command = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli.command,
         Err(answer) => return answer_of_clap(&answer),
     };
@@ -150,6 +158,26 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Version(args) => version::run(args).await,
         Command::Completions(args) => completions::run(args).await,
     }
+}
+
+/// The arguments of this process; options of `run` may be abbreviated as those of torchrun.
+fn arguments() -> Result<Vec<OsString>, String> {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if arguments.get(1).is_none_or(|command| command != "run") {
+        return Ok(arguments);
+    }
+    let line = command_line();
+    let options = line.find_subcommand("run").into_iter().flat_map(clap::Command::get_arguments);
+    let takes_next = |option: &clap::Arg| {
+        let at_least = option.get_num_args().map_or(1, |values| values.min_values());
+        option.get_action().takes_values() && at_least > 0
+    };
+    let mut options: Vec<(String, bool)> =
+        options.filter_map(|option| Some((option.get_long()?.to_owned(), takes_next(option)))).collect();
+    options.push(("help".to_owned(), false));
+    let of_run = arguments.split_off(2);
+    arguments.extend(run::abbreviations::in_full(of_run, &options)?);
+    Ok(arguments)
 }
 
 /// The whole command line, for completions.

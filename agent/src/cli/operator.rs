@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use mainstay_core::settings::Period;
+use mainstay_core::base::units::Period;
 
 use super::order::{self, done};
 

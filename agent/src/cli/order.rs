@@ -25,15 +25,29 @@ pub(super) async fn launcher(socket: Option<PathBuf>, job: Option<&str>) -> Resu
     let is_meant = |place: &&Place| {
         named || place.job.as_deref().is_some_and(|name| job.is_none_or(|wanted| name == wanted))
     };
-    let (mut answering, why) = answering(found.places.iter().filter(is_meant), 2).await;
+    let (mut answering, why) = answering(found.places.iter().filter(is_meant), NAMED + 1).await;
     match answering.pop() {
         Some((_, client)) if answering.is_empty() => Ok(client),
-        Some((socket, _)) => Err(AskError::Other {
-            socket: socket.to_owned(),
-            reason: "more than one job runs here: name one with --job".to_owned(),
-        }),
+        Some((socket, _)) => {
+            let names = answering.iter().map(|(socket, _)| *socket).chain([socket]).map(job_at);
+            let mut names: Vec<String> = names.take(NAMED).collect();
+            names.sort();
+            Err(AskError::Other {
+                socket: socket.parent().and_then(Path::parent).unwrap_or(socket).to_owned(),
+                reason: format!("more than one job runs here: name one with --job ({})", names.join(", ")),
+            })
+        }
         None => Err(nobody(why, found.looked_at.last())),
     }
+}
+
+/// So many jobs are named where one has to be chosen.
+const NAMED: usize = 8;
+
+/// The job whose launcher has this socket in its usual place.
+fn job_at(socket: &Path) -> String {
+    let directory = socket.parent().and_then(Path::file_name).unwrap_or_default();
+    output::clean(&directory.to_string_lossy())
 }
 
 /// The first that answer, no more than `most`; and why the first of the others does not.

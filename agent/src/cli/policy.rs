@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
-use mainstay_core::policy::{Advisor, Choice, Trouble, decide, decide_with};
-use mainstay_core::replay::{replay, replay_with};
+use mainstay_core::recovery::policy::{Advisor, Choice, Trouble, decide, decide_with};
+use mainstay_core::view::replay::{replay, replay_with};
 use mainstay_policy::incidents::{self, Incident};
 use mainstay_policy::{DEFAULT, Policy};
 
@@ -178,12 +178,12 @@ fn test_on_run(file: &Path, run: &Path) -> anyhow::Result<u8> {
     let mut text = String::new();
     let mut status = if own.is_empty() { exit::UNKNOWN } else { exit::OK };
     for one in &own {
-        let decided = |decision: &mainstay_core::verdict::Decision| {
+        let decided = |decision: &mainstay_core::model::verdict::Decision| {
             format!("{}: {}", decision.action.word(), decision.why)
         };
         text.push_str(&format!("failure {} of {}: {}\n", one.incident.0, one.job, one.now.verdict.headline));
         text.push_str(&format!("  then      {}\n", decided(&one.then.decision)));
-        let same = |other: &&mainstay_core::replay::Replayed| {
+        let same = |other: &&mainstay_core::view::replay::Replayed| {
             (&other.job, other.incident) == (&one.job, one.incident)
         };
         if let Some(other) = built_in.iter().find(same) {

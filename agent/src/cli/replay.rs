@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
-use mainstay_core::entry::Entry;
-use mainstay_core::policy::Advisor;
-use mainstay_core::replay::{Replayed, replay_with};
+use mainstay_core::model::entry::Entry;
+use mainstay_core::recovery::policy::Advisor;
+use mainstay_core::view::replay::{Replayed, replay_with};
 use serde_json::{Value, json};
 
 use super::{bundle, exit, explain, output};

@@ -1,15 +1,19 @@
 //! `mainstay run`: torchrun's command line in front of the launcher.
 
+pub(super) mod abbreviations;
 mod command;
+mod host_options;
 mod values;
+mod xpu;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use mainstay_core::policy::{Budget, CauseKind, HAND_BACK_EXIT};
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::recovery::policy::{Budget, CauseKind, HAND_BACK_EXIT};
 
+use crate::act::devices;
 use crate::act::stop::Grace;
 use crate::app::{self, JobPlan, logging, usual};
 use crate::cli::{exit, output, torchrun};
@@ -19,9 +23,10 @@ use crate::launch::{CheckpointSettings, Settings, Shown, WarmSettings, places};
 use crate::os::clock;
 
 use command::command;
+use host_options::HostOptions;
 use values::{
     CheckpointMemory, ReadyWithin, bytes, cause_budget, checkpoint_memory, checkpoint_watch, duration,
-    hang_limit, hang_mode, limits, ready_within, save_signal, switch,
+    hang_limit, hang_mode, interval, limits, ready_within, save_signal, switch,
 };
 
 /// The usual status for that, as the command line takes it.
@@ -53,7 +58,7 @@ pub struct Args {
         hide_short_help = true
     )]
     nnodes: String,
-    /// Ranks on this host: a number, auto, gpu or cpu
+    /// Ranks on this host: a number, auto, gpu, cpu or xpu
     #[arg(
         long,
         alias = "nproc_per_node",
@@ -250,38 +255,43 @@ pub struct Args {
         long,
         alias = "monitor_interval",
         env = "PET_MONITOR_INTERVAL",
+        value_name = "SECONDS",
+        value_parser = interval,
         help_heading = "Launch",
         hide_short_help = true
     )]
     monitor_interval: Option<f64>,
-    /// Accepted and ignored
+    /// Accepted and ignored: each rank is a new process
     #[arg(
         long,
         alias = "start_method",
         env = "PET_START_METHOD",
+        value_parser = ["spawn", "fork", "forkserver"],
         help_heading = "Launch",
         hide_short_help = true
     )]
     start_method: Option<String>,
-    /// Accepted and ignored
+    /// Accepted and ignored: `mainstay events` shows the events of a job
     #[arg(
         long,
         alias = "event_log_handler",
         env = "PET_EVENT_LOG_HANDLER",
+        value_name = "NAME",
         help_heading = "Launch",
         hide_short_help = true
     )]
     event_log_handler: Option<String>,
-    /// How long ranks may take to exit when the launcher is asked to stop
+    /// How long ranks may take to exit when the launcher is asked to stop [default: 30s]
+    ///
+    /// TORCH_ELASTIC_SHUTDOWN_TIMEOUT sets it too.
     #[arg(
         long,
         alias = "shutdown_timeout",
-        env = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-        default_value = "30s",
+        env = "PET_SHUTDOWN_TIMEOUT",
         value_name = "DURATION",
         value_parser = duration, help_heading = "Restarts"
     )]
-    shutdown_timeout: Span,
+    shutdown_timeout: Option<Span>,
     /// Signal that asks ranks to save: SIGUSR1 or SIGUSR2
     ///
     /// It is sent in addition to the request that `mainstay.save_requested()` returns.
@@ -377,6 +387,8 @@ pub struct Args {
         hide_short_help = true
     )]
     warm_imports: Vec<String>,
+    #[command(flatten)]
+    host: HostOptions,
     /// Print summary.json as one line on standard output at the end
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -412,15 +424,16 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn plan(args: Args) -> anyhow::Result<JobPlan> {
     let wrong = |option: &'static str| move |error: String| anyhow::anyhow!("{option}: {error}");
     torchrun::nodes(&args.nnodes).map_err(wrong("--nnodes"))?;
-    if args.module && args.no_python {
+    if args.module && args.no_python && !args.host.run_path {
         bail!("--module and --no-python exclude each other (PET_MODULE and PET_NO_PYTHON set them too)");
     }
     if args.node_rank != 0 {
         bail!("--node-rank: {} was given, but a job of one host has only node 0", args.node_rank);
     }
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let ranks = torchrun::ranks_per_node(&args.nproc_per_node, Path::new("/dev"), visible.as_deref())
-        .map_err(wrong("--nproc-per-node"))?;
+    let ranks = ranks(&args.nproc_per_node, visible.as_deref()).map_err(wrong("--nproc-per-node"))?;
+    let gpus = devices::visible(visible.as_deref(), Path::new("/dev"));
+    args.host.check(ranks, visible.as_deref(), &gpus).map_err(anyhow::Error::msg)?;
     let redirects = torchrun::streams(&args.redirects, ranks).map_err(wrong("--redirects"))?;
     let tee = torchrun::streams(&args.tee, ranks).map_err(wrong("--tee"))?;
     let streams = redirects.iter().zip(&tee).map(|(off, on)| (!off.0 || on.0, !off.1 || on.1)).collect();
@@ -434,7 +447,7 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         role: args.role,
         master_addr: args.master_addr.or(endpoint_addr).unwrap_or_else(|| "127.0.0.1".to_owned()),
         master_port: args.master_port.or(endpoint_port).filter(|port| *port != 0),
-        policy: mainstay_core::policy::Settings {
+        policy: mainstay_core::recovery::policy::Settings {
             by_cause: args.restart_budget.into_iter().collect(),
             ready_within: args.ready_within.0,
             hand_back_exit: i32::from(args.hand_back_exit),
@@ -442,7 +455,11 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
             ..Budget { max_restarts: args.max_restarts, window: args.restart_window }.into()
         },
         policy_file: args.policy.or_else(policy_of_the_host),
-        grace: Grace { requested: args.shutdown_timeout, fault: args.fault_timeout, done: Span::seconds(5) },
+        grace: Grace {
+            requested: shutdown_timeout(args.shutdown_timeout)?,
+            fault: args.fault_timeout,
+            done: Span::seconds(5),
+        },
         save_signal: args.save_signal,
         leave_on_notice: !args.stay_on_notice,
         allow_inject: args.allow_inject,
@@ -462,7 +479,15 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
             quota: args.checkpoint_quota,
         },
         warm: WarmSettings { enabled: !args.no_warm, imports: args.warm_imports },
-        shown: Shown { ranks: listed.map_err(wrong("--local-ranks-filter"))?, streams },
+        shown: Shown {
+            ranks: listed.map_err(wrong("--local-ranks-filter"))?,
+            streams,
+            prefix: args.host.log_line_prefix_template.clone(),
+            duplicate_stdout: args.host.duplicate_stdout_filters.clone().unwrap_or_default().0,
+            duplicate_stderr: args.host.duplicate_stderr_filters.clone().unwrap_or_default().0,
+        },
+        virtual_local_rank: args.host.virtual_local_rank,
+        numa: args.host.numa_binding,
     };
     Ok(JobPlan {
         settings,
@@ -471,7 +496,28 @@ fn plan(args: Args) -> anyhow::Result<JobPlan> {
         agent_socket: args.socket,
         look_for_agent: !args.no_agent,
         print_summary: args.json,
+        timestamps: args.host.timestamps(),
+        signals: args.host.signals_to_handle,
     })
+}
+
+/// How many ranks were asked for.
+fn ranks(text: &str, visible: Option<&str>) -> Result<u32, String> {
+    let (dev, drm) = (Path::new("/dev"), Path::new("/sys/class/drm"));
+    let mask = std::env::var("ZE_AFFINITY_MASK").ok();
+    let has_gpus = !devices::visible(visible, dev).is_empty();
+    let number = xpu::in_numbers(text, xpu::count(&dev.join("dri"), drm, mask.as_deref()), has_gpus)?;
+    torchrun::ranks_per_node(&number, dev, visible)
+}
+
+/// How long ranks may take to exit: what was given, else what PyTorch's own variable has.
+fn shutdown_timeout(given: Option<Span>) -> anyhow::Result<Span> {
+    const VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+    match (given, std::env::var(VARIABLE)) {
+        (Some(given), _) => Ok(given),
+        (None, Ok(text)) => duration(&text).map_err(|error| anyhow::anyhow!("{VARIABLE}: {error}")),
+        (None, Err(_)) => Ok(Span::seconds(30)),
+    }
 }
 
 /// What the agent's configuration names for jobs that name none. A configuration that cannot be read is the agent's trouble.

@@ -264,7 +264,7 @@ fn rank_phase(rank: &Rank) -> String {
     let name = plain(rank.phase().as_str_name(), "RANK_PHASE").to_lowercase();
     match rank.exit.as_ref().and_then(|exit| exit.how.as_ref()) {
         Some(How::Code(code)) => format!("{name} ({code})"),
-        Some(How::Signal(signal)) => match mainstay_core::entry::signal_name(*signal) {
+        Some(How::Signal(signal)) => match mainstay_core::model::entry::signal_name(*signal) {
             Some(signal) => format!("{name} ({signal})"),
             None => format!("{name} (signal {signal})"),
         },

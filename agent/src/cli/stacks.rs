@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::hang::PlaceGroup;
-use mainstay_core::id::{Pid, Rank};
 use mainstay_proto::v1::{Job, RankPhase};
 use serde_json::Value;
 
@@ -33,8 +33,8 @@ user or as root, on their host.
 Exit status: 0 shown, 3 there is no such job here, 64 the command line was not understood."
 )]
 pub(super) struct Args {
-    /// The job
-    job: String,
+    /// The job; not needed where only one runs
+    job: Option<String>,
     /// With the frames of native code, where py-spy is installed; it holds each rank for a fraction of a second
     #[arg(long)]
     native: bool,
@@ -45,14 +45,18 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut answers = ask_all(find(&args.ask).places).await;
     told_once(&mut answers);
-    let mut jobs = answers.into_iter().filter_map(|answer| answer.result.ok()).flat_map(|of| of.jobs);
-    let Some(job) = jobs.find(|job| job.id == args.job && !is_over(job)) else {
-        output::note(&format!("no job {:?} runs here; `mainstay status` shows those that do", args.job));
-        return Ok(ExitCode::from(exit::UNKNOWN));
+    let jobs = answers.into_iter().filter_map(|answer| answer.result.ok()).flat_map(|of| of.jobs);
+    let jobs: Vec<Job> = jobs.filter(|job| !is_over(job)).collect();
+    let job = match chosen(jobs, args.job.as_deref()) {
+        Ok(job) => job,
+        Err(why) => {
+            output::note(&why);
+            return Ok(ExitCode::from(exit::UNKNOWN));
+        }
     };
     let subjects = subjects(&job);
     if subjects.is_empty() {
-        bail!("job {:?} has no living ranks on this host", args.job);
+        bail!("job {:?} has no living ranks on this host", job.id);
     }
     let frames = if args.native { Frames::Native } else { Frames::Python };
     let taken = evidence::take(&subjects, frames, Instant::now() + WITHIN);
@@ -62,6 +66,22 @@ pub(super) async fn run(args: Args) -> anyhow::Result<ExitCode> {
         output::print(&shown(&taken, Paint::for_stdout()))?;
     }
     Ok(ExitCode::from(exit::OK))
+}
+
+/// The job of this name, or the only one that runs.
+fn chosen(mut running: Vec<Job>, named: Option<&str>) -> Result<Job, String> {
+    if let Some(name) = named {
+        running.retain(|job| job.id == name);
+    }
+    match (running.len(), named) {
+        (1, _) => Ok(running.remove(0)),
+        (0, Some(name)) => Err(format!("no job {name:?} runs here; `mainstay status` shows those that do")),
+        (0, None) => Err("no job runs here".to_owned()),
+        _ => {
+            let names: Vec<String> = running.iter().map(|job| clean(&job.id)).collect();
+            Err(format!("{} jobs run here: name one of {}", names.len(), names.join(", ")))
+        }
+    }
 }
 
 fn subjects(job: &Job) -> Vec<Subject> {

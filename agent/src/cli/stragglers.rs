@@ -5,8 +5,8 @@ mod read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use mainstay_core::finding::{Finding, Hint};
-use mainstay_core::straggler::{Limits, Report};
+use mainstay_core::model::finding::{Finding, Hint};
+use mainstay_core::progress::straggler::{Limits, Report};
 use serde_json::{Value, json};
 
 use super::{exit, output};

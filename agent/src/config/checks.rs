@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use mainstay_core::base::units::Period;
 use mainstay_core::checkpoint::parity::{NoParity, Parity};
-use mainstay_core::settings::Period;
 
 use super::{CheckpointConfig, Config};
 use crate::source::journald::JOURNALD;

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use mainstay_core::cloud::CloudLimits;
-use mainstay_core::device::reset::ResetMode;
-use mainstay_core::device::{DeviceLimits, ExpectedGpus};
-use mainstay_core::fabric::{Expected, FabricLimits};
-use mainstay_core::nccl_ras::NcclLimits;
+use mainstay_core::base::units::Period;
+use mainstay_core::hang::nccl_ras::NcclLimits;
+use mainstay_core::hardware::gpu::reset::ResetMode;
+use mainstay_core::hardware::gpu::{DeviceLimits, ExpectedGpus};
+use mainstay_core::hardware::tpu::TpuLimits;
+use mainstay_core::host::cloud::CloudLimits;
+use mainstay_core::host::fabric::{Expected, FabricLimits};
 use mainstay_core::settings;
-use mainstay_core::settings::Period;
-use mainstay_core::tpu::TpuLimits;
 use serde::{Deserialize, Serialize};
 
 use crate::source::cloud::USUAL_ADDRESS;
@@ -113,8 +113,9 @@ settings! {
     /// How NCCL's RAS service is asked.
     pub struct NcclConfig {
         /// Where it listens, as "host:port" (NCCL_RAS_ADDR of the job). It is asked only while a job runs on this host.
+        /// Not asked by default: NCCL 2.26.2 and 2.29.7 can end a job that is asked regularly.
         /// Empty: it is not asked.
-        address: String = "localhost:28028".to_owned(),
+        address: String = String::new(),
         /// Time from one question to the next; at least 5s. Each walks through all processes of the job.
         interval: Period = Period::seconds(60),
         /// How long an answer may take.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use mainstay_core::settings::Field;
+use mainstay_core::base::units::Field;
 
 use super::Config;
 

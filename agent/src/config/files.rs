@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use mainstay_core::base::units::Bytes;
 use mainstay_core::checkpoint::files::pattern::Pattern;
 use mainstay_core::checkpoint::files::{Kind, Proof, Rule};
-use mainstay_core::settings::Bytes;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use mainstay_core::host::{HostLimits, SystemLimits};
-use mainstay_core::parse::log::LogLimits;
-use mainstay_core::preflight::deep::DeepLimits;
+use mainstay_core::base::units::{Bytes, Period};
+use mainstay_core::formats::parse::log::LogLimits;
+use mainstay_core::host::os::{HostLimits, SystemLimits};
+use mainstay_core::host::preflight::deep::DeepLimits;
 use mainstay_core::settings;
-use mainstay_core::settings::{Bytes, Period};
 
 settings! {
     /// How the host is read.

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use mainstay_core::base::units::{Bytes, Period};
 use mainstay_core::settings;
-use mainstay_core::settings::{Bytes, Period};
 
 use super::files::{CacheConfig, WatchConfig};
 use super::none_is_empty;

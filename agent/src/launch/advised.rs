@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mainstay_core::policy::{Advice, Advisor, Case, Settings, Trouble};
+use mainstay_core::recovery::policy::{Advice, Advisor, Case, Settings, Trouble};
 use mainstay_policy::Policy;
 
 /// What one decision may take. Its steps and its memory are counted too, and come to the same on every host.

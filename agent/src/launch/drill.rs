@@ -4,8 +4,8 @@
 use std::fmt;
 use std::path::Path;
 
-use mainstay_core::id::Rank;
-use mainstay_core::rounds::Call;
+use mainstay_core::base::id::Rank;
+use mainstay_core::recovery::in_process::Call;
 
 use super::save;
 use super::shell::Launcher;

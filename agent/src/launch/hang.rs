@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use mainstay_core::entry::Fact;
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{
     ACTIVITY, Hang, HangKind, Idle, Limits, Outlook, Pulse, Suspicion, Waits, Watch, listed,
 };
-use mainstay_core::id::{Attempt, Rank};
-use mainstay_core::learned::Learned;
-use mainstay_core::observation::{Observation, Weight};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::observation::{Observation, Weight};
+use mainstay_core::progress::memory::Learned;
 
 use tokio::sync::oneshot;
 

@@ -1,11 +1,11 @@
 //! Looking at the ranks' pages: steps, hangs, and what the ranks are at when they hang.
 
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::base::time::Span;
 use mainstay_core::checkpoint::price::StepTime;
-use mainstay_core::entry::{Fact, StepDone};
-use mainstay_core::id::{Attempt, Pid, Rank};
-use mainstay_core::job::Input;
-use mainstay_core::time::Span;
-use mainstay_core::view::BeatView;
+use mainstay_core::model::entry::{Fact, StepDone};
+use mainstay_core::recovery::job::Input;
+use mainstay_core::view::node::BeatView;
 use mainstay_tier::pool::{Keeper, Whole};
 
 use crate::act::ranks::RankProcess;

@@ -1,4 +1,4 @@
-//! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::job::Job), tells it what happens and
+//! Floor 3. The shell of one job: it owns the core's [`Job`](mainstay_core::recovery::job::Job), tells it what happens and
 //! carries out its orders. One task; everything that can happen arrives in one `select!`.
 
 pub mod advised;
@@ -8,6 +8,7 @@ mod look;
 mod notice;
 pub mod order;
 pub mod places;
+mod prefix;
 mod round;
 mod ruling;
 mod save;
@@ -26,6 +27,7 @@ use std::path::PathBuf;
 
 use crate::act::stop::Grace;
 use crate::launch::hang::HangSettings;
+use crate::os::numa::Binding;
 
 /// What a job is made of, as asked for on the command line.
 #[derive(Clone, Debug)]
@@ -43,7 +45,7 @@ pub struct Settings {
     /// `MASTER_PORT`; none for a free one for each attempt.
     pub master_port: Option<u16>,
     /// What may be done about failures.
-    pub policy: mainstay_core::policy::Settings,
+    pub policy: mainstay_core::recovery::policy::Settings,
     /// The user's own policy; none for the built-in one alone.
     pub policy_file: Option<PathBuf>,
     /// How long stops may take.
@@ -56,6 +58,10 @@ pub struct Settings {
     pub hang: HangSettings,
     /// Whose output is shown on the terminal.
     pub shown: Shown,
+    /// Whether each rank sees its own GPU only and is told that its local rank is 0.
+    pub virtual_local_rank: bool,
+    /// Which CPUs ranks are bound to; none for all that the launcher may use.
+    pub numa: Option<Binding>,
     /// The signal that tells ranks to save, beside their page; none to send none.
     pub save_signal: Option<i32>,
     /// Whether faults may be injected into the ranks.
@@ -96,6 +102,12 @@ pub struct Shown {
     pub ranks: Option<Vec<u32>>,
     /// By local rank: whether standard output and standard error are shown.
     pub streams: Vec<(bool, bool)>,
+    /// What stands before each line, with macros as torchrun has them; none for `[rank N] `.
+    pub prefix: Option<String>,
+    /// Lines of standard output with one of these texts are also written into `filtered_stdout.log` of the attempt.
+    pub duplicate_stdout: Vec<String>,
+    /// The same for standard error and `filtered_stderr.log`.
+    pub duplicate_stderr: Vec<String>,
 }
 
 impl Shown {
@@ -104,5 +116,17 @@ impl Shown {
         let listed = self.ranks.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
         let (stdout, stderr) = self.streams.get(local_rank as usize).copied().unwrap_or((true, true));
         (listed && stdout, listed && stderr)
+    }
+
+    /// What stands before each line of a rank.
+    pub fn prefix_of(&self, role: &str, rank: u32, local_rank: u32) -> String {
+        let Some(template) = &self.prefix else { return format!("[rank {rank}] ") };
+        prefix::expand(template, |name| match name {
+            "role_name" => Some(role.to_owned()),
+            "rank" => Some(rank.to_string()),
+            "local_rank" => Some(local_rank.to_string()),
+            "hostname" => nix::unistd::gethostname().ok().map(|name| name.to_string_lossy().into_owned()),
+            _ => None,
+        })
     }
 }

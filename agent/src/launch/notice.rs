@@ -1,9 +1,9 @@
 //! What the launcher says on the terminal: few lines, each with what happened and what is done about it.
 
-use mainstay_core::entry::{Body, Fact};
-use mainstay_core::incident_report;
-use mainstay_core::job::{POLICY, RESTART_WAITS};
-use mainstay_core::policy::Rung;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::recovery::job::{POLICY, RESTART_WAITS};
+use mainstay_core::recovery::policy::Rung;
+use mainstay_core::view::incident_report;
 
 /// The line for an entry, for those that a person wants to see.
 pub fn line(body: &Body) -> Option<String> {

@@ -1,9 +1,9 @@
 //! What people order for the job, and how it goes into the journal: who, what and why, before anything is done.
 
-use mainstay_core::entry::Fact;
-use mainstay_core::id::Rank;
-use mainstay_core::job::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED};
-use mainstay_core::observation::{Observation, Weight};
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::observation::{Observation, Weight};
+use mainstay_core::recovery::job::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED};
 use tokio::sync::oneshot;
 
 use crate::act::ranks::RankProcess;

@@ -76,7 +76,7 @@ pub fn make(log_dir: &Path, runtime_root: &Path, run_id: &str) -> Result<Places,
 }
 
 /// A run id for those who give none: the time and the process.
-pub fn made_up_run_id(wall: mainstay_core::time::Wall) -> String {
+pub fn made_up_run_id(wall: mainstay_core::base::time::Wall) -> String {
     let time = jiff::Timestamp::from_nanosecond(i128::from(wall.0)).unwrap_or_default();
     format!("{}-{}", time.strftime("%Y%m%d-%H%M%S"), std::process::id())
 }

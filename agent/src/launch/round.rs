@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mainstay_core::entry::{Fact, Note};
-use mainstay_core::id::{Attempt, Pid, Rank};
-use mainstay_core::rounds::{Call, Heard, Standing, Word, is_fit};
-use mainstay_core::time::Span;
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::base::time::Span;
+use mainstay_core::model::entry::{Fact, Note};
+use mainstay_core::recovery::in_process::{Call, Heard, Standing, Word, is_fit};
 use tokio::sync::mpsc;
 
 use super::shell::{Ended, Launcher};

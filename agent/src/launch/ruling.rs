@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::entry::Fact;
-use mainstay_core::health::Component;
-use mainstay_core::id::Pid;
-use mainstay_core::job::{Input, Ruling};
-use mainstay_core::judged::Judged;
-use mainstay_core::preflight::Owners;
-use mainstay_core::surroundings::Surroundings;
-use mainstay_core::verdict::{Decision, Verdict};
+use mainstay_core::base::id::Pid;
+use mainstay_core::host::contention::Surroundings;
+use mainstay_core::host::preflight::Owners;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::Component;
+use mainstay_core::model::report::Judged;
+use mainstay_core::model::verdict::{Decision, Verdict};
+use mainstay_core::recovery::job::{Input, Ruling};
 
 use crate::act::port::HeldPort;
 use crate::launch::shell::{Launcher, RULING_WITHIN};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 
-use mainstay_core::id::Rank;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::id::Rank;
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_heartbeat::{SaveRequest, write_save_due};
 
 use crate::act::ranks::RankProcess;

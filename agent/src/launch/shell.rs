@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use mainstay_core::base::id::{Attempt, JobId, Pid, Rank};
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::checkpoint::price::StepTime;
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::finding::Finding;
-use mainstay_core::id::{Attempt, JobId, Pid, Rank};
-use mainstay_core::job::{Input, Job, Order, Output, Summary, policy_trouble};
-use mainstay_core::judged::Judged;
-use mainstay_core::learned::Learned;
-use mainstay_core::rounds::{Round, Word};
-use mainstay_core::surroundings::Surroundings;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::host::contention::Surroundings;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::finding::Finding;
+use mainstay_core::model::report::Judged;
+use mainstay_core::progress::memory::Learned;
+use mainstay_core::recovery::in_process::{Round, Word};
+use mainstay_core::recovery::job::{Input, Job, Order, Output, Summary, policy_trouble};
 use mainstay_tier::pool::Keeper;
 use tokio::sync::mpsc;
 
@@ -152,8 +152,8 @@ impl Launcher {
         let Beside { guardian, keeper, cgroup } = beside;
         let mut out = Vec::new();
         let began = clock::mono();
-        let seed = mainstay_core::policy::seed([crew.job.as_str()].into_iter());
-        let policy = mainstay_core::policy::Settings { seed, ..settings.policy.clone() };
+        let seed = mainstay_core::recovery::policy::seed([crew.job.as_str()].into_iter());
+        let policy = mainstay_core::recovery::policy::Settings { seed, ..settings.policy.clone() };
         let mut spec = job_spec(&settings, &crew, policy.clone());
         let memory = memory(&settings, &crew, &spec);
         let learned = memory.as_ref().and_then(Memory::read).unwrap_or_default();

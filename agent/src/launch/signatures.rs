@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mainstay_core::attribute::catalog::Catalog;
+use mainstay_core::failure::attribution::catalog::Catalog;
 
 use crate::os::memory;
 

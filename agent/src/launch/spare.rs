@@ -5,11 +5,11 @@
 //! collects what the hook before it prints, and prints it afterwards. And where one rank shows that the program cannot run, it
 //! is seen how the others end.
 
-use mainstay_core::entry::{ExitStatus, Note};
-use mainstay_core::id::{Attempt, Pid};
-use mainstay_core::job::StopWhy;
-use mainstay_core::time::Span;
-use mainstay_core::unrunnable;
+use mainstay_core::base::id::{Attempt, Pid};
+use mainstay_core::base::time::Span;
+use mainstay_core::failure::unrunnable;
+use mainstay_core::model::entry::{ExitStatus, Note};
+use mainstay_core::recovery::job::StopWhy;
 
 use super::shell::Launcher;
 use super::words::Words;

@@ -1,16 +1,16 @@
 //! Starting the ranks of an attempt: plainly or from the template, each with its page, its watcher and its output.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use mainstay_core::entry::{Fact, JobSpec, StartedRank};
-use mainstay_core::id::{Attempt, Pid, Rank};
-use mainstay_core::learned::{self, Learned};
-use mainstay_core::policy;
-use mainstay_core::rounds::Round;
+use mainstay_core::base::id::{Attempt, Pid, Rank};
+use mainstay_core::model::entry::{Fact, JobSpec, StartedRank};
+use mainstay_core::progress::memory::{self, Learned};
+use mainstay_core::recovery::in_process::Round;
+use mainstay_core::recovery::policy;
 use tokio::sync::mpsc;
 
 use crate::act::guardian::Guardian;
-use crate::act::output::{self, Stream};
+use crate::act::output::{self, Duplicate, Stream};
 use crate::act::page_files;
 use crate::act::port::HeldPort;
 use crate::act::ranks::{Crew, PageTrouble, RankProcess};
@@ -152,12 +152,22 @@ impl Launcher {
     }
 
     fn show_output(&self, rank: &RankProcess) {
-        let (stdout, stderr) = self.settings.shown.of(rank.local_rank);
-        let prefix = format!("[rank {}] ", rank.rank.0);
-        let streams =
-            [(stdout, &rank.files.stdout, Stream::Stdout), (stderr, &rank.files.stderr, Stream::Stderr)];
-        for (_, path, stream) in streams.into_iter().filter(|(shown, ..)| *shown) {
-            self.terminal.follow(output::Shown { path: path.clone(), prefix: prefix.clone(), stream });
+        let (files, shown) = (&rank.files, &self.settings.shown);
+        let (stdout, stderr) = shown.of(rank.local_rank);
+        let prefix = shown.prefix_of(&self.settings.role, rank.rank.0, rank.local_rank);
+        let streams = [
+            (stdout, &files.stdout, Stream::Stdout, &shown.duplicate_stdout, "filtered_stdout.log"),
+            (stderr, &files.stderr, Stream::Stderr, &shown.duplicate_stderr, "filtered_stderr.log"),
+        ];
+        for (on_terminal, path, stream, filters, name) in streams {
+            // Beside the directories of the ranks: the lines of all of them are in one file.
+            let attempt = path.parent().and_then(Path::parent).filter(|_| !filters.is_empty());
+            let duplicate =
+                attempt.map(|attempt| Duplicate { path: attempt.join(name), filters: filters.clone() });
+            if on_terminal || duplicate.is_some() {
+                let (path, prefix) = (path.clone(), prefix.clone());
+                self.terminal.follow(output::Shown { path, prefix, stream, on_terminal, duplicate });
+            }
         }
     }
 }
@@ -166,14 +176,14 @@ impl Launcher {
 pub(super) fn memory(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<Memory> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
-    Some(Memory::of(log_dir, &learned::key(spec, given.as_deref())))
+    Some(Memory::of(log_dir, &memory::key(spec, given.as_deref())))
 }
 
 /// How many ranks the job had when it last ran; from now on it is as many as it has now.
 pub(super) fn previous_size(settings: &Settings, crew: &Crew, spec: &JobSpec) -> Option<u32> {
     let given = settings.checkpoint_dir.as_ref().map(|directory| directory.display().to_string());
     let log_dir = crew.run_dir.parent().filter(|_| settings.remember)?;
-    let memory = Memory::of(log_dir, &learned::key_of_any_size(spec, given.as_deref()));
+    let memory = Memory::of(log_dir, &memory::key_of_any_size(spec, given.as_deref()));
     let before = memory.read().and_then(|learned| learned.ranks);
     if let Err(error) = memory.write(Learned { ranks: Some(spec.world_size), ..Learned::default() }) {
         tracing::debug!(%error, "cannot keep how many ranks the job has");

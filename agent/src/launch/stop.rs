@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use mainstay_core::cloud::leave::Leave;
-use mainstay_core::entry::{ExitStatus, Fact};
-use mainstay_core::id::{Pid, Rank};
-use mainstay_core::job::StopWhy;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::id::{Pid, Rank};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::host::cloud::leave::Leave;
+use mainstay_core::model::entry::{ExitStatus, Fact};
+use mainstay_core::recovery::job::StopWhy;
 use nix::sys::signal::Signal;
 
 use crate::act::guardian::Guardian;

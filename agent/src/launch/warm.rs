@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mainstay_core::entry::Fact;
-use mainstay_core::id::{Attempt, Pid};
-use mainstay_core::observation::{Observation, Weight};
+use mainstay_core::base::id::{Attempt, Pid};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::observation::{Observation, Weight};
 
 use crate::act::ranks::{Crew, PageTrouble, RankProcess};
 use crate::act::warm::{Module, News, NoTemplate, PythonProgram, Template, TemplatePlan};

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::entry::{LineTime, Note, StepDone};
-use mainstay_core::id::Rank;
-use mainstay_core::last_words;
-use mainstay_core::line_times::{Progress, Reports, Steps, Written, line_time};
-use mainstay_core::time::Mono;
+use mainstay_core::base::id::Rank;
+use mainstay_core::base::time::Mono;
+use mainstay_core::failure::line_times::{Progress, Reports, Steps, Written, line_time};
+use mainstay_core::failure::traceback_tail;
+use mainstay_core::model::entry::{LineTime, Note, StepDone};
 
 use crate::act::growth::{Growth, Growths};
 use crate::act::output::{Tail, tail};
@@ -118,7 +118,7 @@ impl Spoken {
         }
         let timed = |path: &PathBuf| {
             let (tail, growth) = self.read(path);
-            let lines = last_words::kept(&tail.bytes, tail.start);
+            let lines = traceback_tail::kept(&tail.bytes, tail.start);
             let none = Reports::default();
             let own = self.reports.get(path).map_or(&none, |(_, reports)| reports);
             let others: Vec<&Reports> = self
@@ -131,7 +131,7 @@ impl Spoken {
                 Some(steps) => Progress::Steps(steps),
                 None => Progress::Reports { own, others: &others },
             };
-            let time = |line: &last_words::Line| line_time(line.end, &growth.timeline, at, progress);
+            let time = |line: &traceback_tail::Line| line_time(line.end, &growth.timeline, at, progress);
             let times = lines.iter().map(time).collect();
             (lines.into_iter().map(|line| line.text).collect(), times)
         };

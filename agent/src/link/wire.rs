@@ -1,17 +1,17 @@
 //! What goes over the wire, in the core's words and back: the one place that knows both.
 
+use mainstay_core::base::id::{Attempt, Incident, Rank};
+use mainstay_core::base::time::{Mono, Span, Wall};
 use mainstay_core::checkpoint::price::StepTime;
-use mainstay_core::cloud::leave::Leave;
-use mainstay_core::entry::Entry;
-use mainstay_core::forwarded::{self, FormError};
-use mainstay_core::id::{Attempt, Incident, Rank};
-use mainstay_core::job::Ruling;
-use mainstay_core::running::Pace;
-use mainstay_core::surroundings::Surroundings;
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::{Mono, Span, Wall};
-use mainstay_core::verdict::{Decision, Verdict};
-use mainstay_core::view::BeatView;
+use mainstay_core::host::cloud::leave::Leave;
+use mainstay_core::host::contention::Surroundings;
+use mainstay_core::model::entry::Entry;
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::messages::{self, FormError};
+use mainstay_core::model::verdict::{Decision, Verdict};
+use mainstay_core::progress::monitor::Pace;
+use mainstay_core::recovery::job::Ruling;
+use mainstay_core::view::node::BeatView;
 use mainstay_proto::v1;
 
 /// A message that does not say what it should.
@@ -47,7 +47,7 @@ pub fn entry_out(entry: &Entry) -> Result<v1::ForwardedEntry, WireError> {
 /// # Errors
 /// It is not an entry of this version.
 pub fn entry_in(entry: &v1::ForwardedEntry) -> Result<Entry, WireError> {
-    Ok(forwarded::entry(&entry.line)?)
+    Ok(messages::entry(&entry.line)?)
 }
 
 /// A sample to be sent.
@@ -120,7 +120,7 @@ pub fn proposal_out(verdict: &Verdict, decision: &Decision) -> Result<v1::Propos
 /// # Errors
 /// It is not of this version.
 pub fn proposal_in(proposal: &v1::Proposal) -> Result<Verdict, WireError> {
-    Ok(forwarded::proposal(&proposal.verdict, &proposal.decision)?.0)
+    Ok(messages::proposal(&proposal.verdict, &proposal.decision)?.0)
 }
 
 /// What surrounds a job's ranks, to be sent.
@@ -136,7 +136,7 @@ pub fn surroundings_out(known: &Surroundings) -> Result<v1::Surroundings, WireEr
 /// # Errors
 /// It is not of this version.
 pub fn surroundings_in(told: &v1::Surroundings) -> Result<Surroundings, WireError> {
-    Ok(forwarded::surroundings(&told.known)?)
+    Ok(messages::surroundings(&told.known)?)
 }
 
 /// That the machine is to be left, to be sent.
@@ -177,10 +177,10 @@ pub fn ruling_out(incident: Incident, testimony: &Testimony) -> Result<v1::Rulin
 /// It is not of this version.
 pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
     let sick =
-        ruling.sick_components.iter().map(|text| forwarded::component(text)).collect::<Result<_, _>>()?;
-    let records = ruling.failed_before.iter().map(|text| forwarded::record(text));
+        ruling.sick_components.iter().map(|text| messages::component(text)).collect::<Result<_, _>>()?;
+    let records = ruling.failed_before.iter().map(|text| messages::record(text));
     let failed_before = records.collect::<Result<_, _>>()?;
-    let seen_before = ruling.seen_before.as_deref().map(forwarded::seen_before).transpose()?;
+    let seen_before = ruling.seen_before.as_deref().map(messages::seen_before).transpose()?;
     Ok(Ruling {
         incident: Incident(ruling.incident),
         instead: None,
@@ -200,7 +200,7 @@ pub fn ruling_in(ruling: &v1::Ruling) -> Result<Ruling, WireError> {
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::finding::Hint;
+    use mainstay_core::model::finding::Hint;
 
     use super::*;
 

@@ -8,14 +8,14 @@ use std::io::{PipeWriter, Write};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use mainstay_core::device::reset::{ResetError, ResetMode, ResetOrder};
-use mainstay_core::device::{DeviceReport, GpuReading, ProbeAnswer};
-use mainstay_core::id::{JobId, Pid};
-use mainstay_core::pci::PciAddress;
-use mainstay_core::preflight::{GpuUse, Owners};
-use mainstay_core::settings::Bytes;
-use mainstay_core::time::Mono;
-use mainstay_core::view::{JobPhase, JobView};
+use mainstay_core::base::id::{JobId, Pid};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Mono;
+use mainstay_core::base::units::Bytes;
+use mainstay_core::hardware::gpu::reset::{ResetError, ResetMode, ResetOrder};
+use mainstay_core::hardware::gpu::{DeviceReport, GpuReading, ProbeAnswer};
+use mainstay_core::host::preflight::{GpuUse, Owners};
+use mainstay_core::view::node::{JobPhase, JobView};
 
 use super::owners;
 

@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::attention::ACKNOWLEDGED;
-use mainstay_core::device::{DeviceJudge, DeviceReport, GpuEvent, GpuView, Opinion};
-use mainstay_core::entry::Fact;
-use mainstay_core::health::Component;
-use mainstay_core::host_log::{HostLogJudge, LogState};
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::Mono;
-use mainstay_core::witness::{Elsewhere, Records, Witness};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Mono;
+use mainstay_core::failure::host_evidence::{Elsewhere, Records, Witness};
+use mainstay_core::hardware::gpu::{DeviceJudge, DeviceReport, GpuEvent, GpuView, Opinion};
+use mainstay_core::host::kernel_reports::{HostLogJudge, LogState};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::Component;
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::kernel::LogCursor;
+use mainstay_core::model::operator::ACKNOWLEDGED;
 
 /// What was read of the kernel log.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
 //! What the rooms tell of the host, the driver of its GPUs and the kernel of its log, and what operators say to that.
 
-use mainstay_core::attention::Word;
-use mainstay_core::device::{DeviceReport, GpuEvent};
-use mainstay_core::entry::{Body, Fact};
-use mainstay_core::health::Component;
-use mainstay_core::host_log;
-use mainstay_core::judged::Judged;
-use mainstay_core::observation::Observation;
-use mainstay_core::time::{Mono, Stamp};
+use mainstay_core::base::time::{Mono, Stamp};
+use mainstay_core::hardware::gpu::{DeviceReport, GpuEvent};
+use mainstay_core::host::kernel_reports;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::health::Component;
+use mainstay_core::model::observation::Observation;
+use mainstay_core::model::operator::Word;
+use mainstay_core::model::report::Judged;
 
 use super::{DEVICES, KERNEL_LOG, LogReport, NoSuchComponent, Node};
 use crate::os::clock;
@@ -83,7 +83,7 @@ impl Node {
         }
         let now = clock::now();
         self.hardware.log_is(now.mono, report.state, report.cursor);
-        self.board.roster().has_looked(KERNEL_LOG, now.mono, vec![host_log::LOG.to_owned()]);
+        self.board.roster().has_looked(KERNEL_LOG, now.mono, vec![kernel_reports::LOG.to_owned()]);
         self.show(now, Vec::new());
     }
 

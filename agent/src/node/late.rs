@@ -1,13 +1,13 @@
 //! What is heard of a failure in the minute after it. A driver may need seconds for its line in the kernel log: a launcher that lives
 //! judges anew by it; where the job has ended meanwhile the agent does, from what its own journal has of the job.
 
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::id::{Incident, JobId};
-use mainstay_core::replay::replay;
-use mainstay_core::testimony::Testimony;
-use mainstay_core::verdict::Verdict;
-use mainstay_core::view::JobPhase;
-use mainstay_core::witness;
+use mainstay_core::base::id::{Incident, JobId};
+use mainstay_core::failure::host_evidence;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::verdict::Verdict;
+use mainstay_core::view::node::JobPhase;
+use mainstay_core::view::replay::replay;
 
 use super::rulings::Ruled;
 use super::{Input, Node, Session, ToLauncher};
@@ -27,13 +27,14 @@ impl Node {
             if let Some(testimony) = ruled.testimony.with(later) {
                 ruled.testimony = testimony.clone();
                 let (job, incident) = (ruled.session.job.clone(), ruled.verdict.incident);
-                if self.is_current(&ruled.session) {
-                    self.send(&ruled.session, ToLauncher::Late(incident, testimony));
-                } else if self.is_over(&job) {
+                // A launcher whose job is over may still be there, and listens no more.
+                if self.is_over(&job) {
                     self.judge_late(job, incident, testimony);
+                } else if self.is_current(&ruled.session) {
+                    self.send(&ruled.session, ToLauncher::Late(incident, testimony));
                 }
             }
-            if now <= ruled.verdict.fault_at.after(witness::AFTER) {
+            if now <= ruled.verdict.fault_at.after(host_evidence::AFTER) {
                 self.ruled.push(ruled);
             }
         }

@@ -1,12 +1,12 @@
 //! Launchers of this host: who reports for which job, what they report, and what they are told unasked.
 
-use mainstay_core::cloud::leave::{self, Leave};
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::health::Component;
-use mainstay_core::id::{JobId, Pid, Rank};
-use mainstay_core::job::{ORDERS, RANK_EXCLUDED};
-use mainstay_core::surroundings::Surroundings;
-use mainstay_core::view::{JobPhase, JobView};
+use mainstay_core::base::id::{JobId, Pid, Rank};
+use mainstay_core::host::cloud::leave::{self, Leave};
+use mainstay_core::host::contention::Surroundings;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::health::Component;
+use mainstay_core::recovery::job::{ORDERS, RANK_EXCLUDED};
+use mainstay_core::view::node::{JobPhase, JobView};
 use tokio::sync::mpsc;
 
 use super::{Attached, Hello, Input, Node, Session, ToLauncher};

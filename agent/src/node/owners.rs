@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 use std::iter;
 
-use mainstay_core::device::GpuReading;
-use mainstay_core::id::Pid;
-use mainstay_core::preflight::Owners;
-use mainstay_core::view::JobView;
+use mainstay_core::base::id::Pid;
+use mainstay_core::hardware::gpu::GpuReading;
+use mainstay_core::host::preflight::Owners;
+use mainstay_core::view::node::JobView;
 
 use crate::os::processes;
 

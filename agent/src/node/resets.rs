@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::device::reset::{ResetBy, ResetError, ResetMode, ResetOrder, may, meant};
-use mainstay_core::health::RecommendedAction;
-use mainstay_core::id::JobId;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::{Mono, Span};
-use mainstay_core::view::JobPhase;
+use mainstay_core::base::id::JobId;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hardware::gpu::reset::{ResetBy, ResetError, ResetMode, ResetOrder, may, meant};
+use mainstay_core::model::health::RecommendedAction;
+use mainstay_core::view::node::JobPhase;
 use tokio::sync::oneshot;
 
 use super::Node;

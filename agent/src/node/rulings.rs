@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use mainstay_core::health::Component;
-use mainstay_core::id::{Incident, Pid};
-use mainstay_core::pci::PciAddress;
-use mainstay_core::testimony::Testimony;
-use mainstay_core::verdict::{Cause, Verdict};
-use mainstay_core::view::JobView;
-use mainstay_core::witness::Elsewhere;
+use mainstay_core::base::id::{Incident, Pid};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::failure::host_evidence::Elsewhere;
+use mainstay_core::model::health::Component;
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::verdict::{Cause, Verdict};
+use mainstay_core::view::node::JobView;
 
 use super::{Input, Node, Session, ToLauncher, gpus};
 use crate::os::clock;

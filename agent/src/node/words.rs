@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::attention::Word;
-use mainstay_core::cloud::leave::Leave;
-use mainstay_core::device::reset::{ResetError, ResetOrder};
-use mainstay_core::device::{DeviceReport, GpuEvent, Opinion};
-use mainstay_core::entry::Entry;
-use mainstay_core::id::{Attempt, Incident, JobId, Pid, Rank};
-use mainstay_core::judged::Judged;
-use mainstay_core::pci::PciAddress;
-use mainstay_core::surroundings::Surroundings;
-use mainstay_core::testimony::Testimony;
-use mainstay_core::time::Mono;
-use mainstay_core::verdict::Verdict;
-use mainstay_core::view::BeatView;
+use mainstay_core::base::id::{Attempt, Incident, JobId, Pid, Rank};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Mono;
+use mainstay_core::hardware::gpu::reset::{ResetError, ResetOrder};
+use mainstay_core::hardware::gpu::{DeviceReport, GpuEvent, Opinion};
+use mainstay_core::host::cloud::leave::Leave;
+use mainstay_core::host::contention::Surroundings;
+use mainstay_core::model::entry::Entry;
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::operator::Word;
+use mainstay_core::model::report::Judged;
+use mainstay_core::model::verdict::Verdict;
+use mainstay_core::view::node::BeatView;
 use tokio::sync::{mpsc, oneshot};
 
-use super::LogReport;
+use super::{Called, LogReport};
 
 /// What the node is told.
 #[derive(Debug)]
@@ -89,6 +89,8 @@ pub enum Input {
         /// How it went.
         outcome: Result<(), ResetError>,
     },
+    /// A call was refused, or changes something.
+    Called(Called),
     /// An operator says something of a component.
     Operator {
         /// Who, on the kernel's word.

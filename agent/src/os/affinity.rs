@@ -19,6 +19,36 @@ pub fn allowed() -> Vec<usize> {
     (0..bits).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect()
 }
 
+/// A set of CPUs that a process is confined to, made before it is needed.
+#[derive(Clone, Copy)]
+pub struct CpuSet(libc::cpu_set_t);
+
+impl CpuSet {
+    /// These CPUs; numbers that are too large for the kernel are left out.
+    pub fn of(cpus: &[usize]) -> CpuSet {
+        // SAFETY: a set of CPUs is plain bits, of which all zero is the empty one.
+        let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+        let bits = 8 * mem::size_of_val(&set);
+        for cpu in cpus.iter().filter(|cpu| **cpu < bits) {
+            // SAFETY: the number is below that of the set's bits.
+            unsafe { libc::CPU_SET(*cpu, &mut set) };
+        }
+        CpuSet(set)
+    }
+
+    /// Confines this thread. One system call that allocates nothing, so it may stand between fork and exec.
+    ///
+    /// # Errors
+    /// The kernel refused: none of the CPUs may be used.
+    pub fn confine(&self) -> io::Result<()> {
+        // SAFETY: the set is ours and as large as is said.
+        match unsafe { libc::sched_setaffinity(0, mem::size_of_val(&self.0), &raw const self.0) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
 /// Lets this thread run on one CPU only.
 ///
 /// # Errors

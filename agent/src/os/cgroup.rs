@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
 
 /// A cgroup (version 2) that we made and that goes when this value goes.
 #[derive(Debug)]

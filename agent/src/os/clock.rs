@@ -1,7 +1,7 @@
 //! The host's clocks and its boot id: the only place where the agent asks for the time.
 
-use mainstay_core::id::{BootId, Pid};
-use mainstay_core::time::{Mono, Span, Stamp, Wall};
+use mainstay_core::base::id::{BootId, Pid};
+use mainstay_core::base::time::{Mono, Span, Stamp, Wall};
 use nix::time::{ClockId, clock_gettime};
 
 /// `CLOCK_MONOTONIC`, the clock of heartbeat pages too.

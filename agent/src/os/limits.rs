@@ -2,7 +2,7 @@
 
 use std::io;
 
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
 use rustix::process::{Resource, Rlimit, prlimit};
 
 /// From now on no file grows by what this process writes: it is told so (`EFBIG`), and SIGXFSZ is sent to it.

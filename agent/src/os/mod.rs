@@ -9,6 +9,8 @@ pub mod lifeline;
 pub mod limits;
 pub mod mapping;
 pub mod memory;
+pub mod numa;
+pub mod peer_groups;
 pub mod pidfd;
 pub mod priority;
 pub mod processes;

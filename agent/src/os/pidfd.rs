@@ -4,8 +4,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use mainstay_core::entry::ExitStatus;
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
+use mainstay_core::model::entry::ExitStatus;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;

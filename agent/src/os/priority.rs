@@ -2,7 +2,7 @@
 
 use std::io;
 
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
 use nix::libc;
 
 /// Whether a process of ours can be made idle and be brought back: without the capability or a limit that allows it, the kernel

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 
-use mainstay_core::entry::ExitStatus;
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
+use mainstay_core::model::entry::ExitStatus;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 

@@ -10,6 +10,8 @@ use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::getppid;
 
+use crate::os::affinity::CpuSet;
+
 /// Makes orphans of our descendants our own children, so that none is lost from sight.
 ///
 /// # Errors
@@ -45,6 +47,17 @@ pub fn spawn_bound(command: &mut Command, cgroup: Option<&File>) -> io::Result<C
         });
     }
     command.spawn()
+}
+
+/// Has `command` run on these CPUs only. A refusal is not fatal: the program then runs where it may.
+pub fn confine(command: &mut Command, cpus: CpuSet) {
+    // SAFETY: the closure makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            let _ = cpus.confine();
+            Ok(())
+        });
+    }
 }
 
 /// Moves the calling process into the cgroup. A refusal is not fatal: the process then runs outside.

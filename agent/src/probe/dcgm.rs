@@ -8,8 +8,8 @@ use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_double, c_int, c_longlo
 use std::io::{self, BufRead, Write};
 
 use libloading::{Library, Symbol};
-use mainstay_core::dcgm::{DcgmHealth, DcgmReport, Incident};
-use mainstay_core::pci::PciAddress;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::hardware::dcgm::{DcgmHealth, DcgmReport, Incident};
 use policy::Policy;
 
 /// What is to be asked.

@@ -16,8 +16,8 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mainstay_core::device::{DriverTrouble, GpuIdentity, ProbeAnswer, ProbeLine, ProbeRequest};
-use mainstay_core::pci::PciAddress;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::hardware::gpu::{DriverTrouble, GpuIdentity, ProbeAnswer, ProbeLine, ProbeRequest};
 use nvml_wrapper::error::NvmlError;
 
 use calls::Nvml;

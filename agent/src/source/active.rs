@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use mainstay_core::device::GpuReading;
-use mainstay_core::preflight::deep::{DeepLimits, Probe, Probed, judge};
-use mainstay_core::preflight::{Check, CheckVerdict, Freedom, Group, free};
-use mainstay_core::settings::Bytes;
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::base::units::Bytes;
+use mainstay_core::hardware::gpu::GpuReading;
+use mainstay_core::host::preflight::deep::{DeepLimits, Probe, Probed, judge};
+use mainstay_core::host::preflight::{Check, CheckVerdict, Freedom, Group, free};
 
 use super::asked::{Asked, Unanswered};
 

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use mainstay_core::base::id::Pid;
 use mainstay_core::hang::{Probe, ProcessState};
-use mainstay_core::id::Pid;
 
 use crate::os::{clock, processes};
 use crate::source::trainer;

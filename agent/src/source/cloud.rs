@@ -12,7 +12,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use mainstay_core::cloud::{CloudSample, Notice};
+use mainstay_core::host::cloud::{CloudSample, Notice};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 

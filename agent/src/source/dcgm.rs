@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use mainstay_core::dcgm::{DcgmReport, ExporterReport};
+use mainstay_core::hardware::dcgm::{DcgmReport, ExporterReport};
 
 use super::asked::{Asked, Unanswered};
 use super::device::has_nvidia_device;

@@ -16,11 +16,11 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use mainstay_core::device::{
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hardware::gpu::{
     DeviceReport, GpuEvent, GpuIdentity, GpuReading, GpuTrouble, ProbeAnswer, ProbeLine, ProbeRequest, settle,
 };
-use mainstay_core::pci::PciAddress;
-use mainstay_core::time::{Mono, Span};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 

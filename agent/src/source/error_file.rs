@@ -4,9 +4,9 @@
 use std::io::Read;
 use std::path::Path;
 
-use mainstay_core::entry::Note;
-use mainstay_core::parse::error_file;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::error_file;
+use mainstay_core::model::entry::Note;
 
 /// No error file is as long as this.
 const LONGEST: u64 = 1 << 20;

@@ -3,16 +3,20 @@
 
 mod collectives;
 mod native;
+mod nccl_version;
 mod python;
+mod worker_server;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::hang::{PlaceGroup, Waits, fold};
-use mainstay_core::id::{Pid, Rank};
 use serde_json::{Value, json};
+
+use python::Stack;
 
 use crate::source::trainer;
 
@@ -68,10 +72,12 @@ pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
     let training: Vec<Subject> = subjects.iter().map(Subject::training).collect();
     let ras = collectives::ask_ras(&training, deadline);
     let recorder = collectives::ask_flight_recorders(&training);
+    let mut servers = worker_server::ask(&training, deadline);
     let stacks = python::stacks(&training, frames, deadline);
     let mut places = Vec::new();
     let mut ranks = Vec::new();
     for ((subject, training), stack) in subjects.iter().zip(&training).zip(stacks) {
+        let stack = stack.or_else(|| servers.stacks.remove(&subject.rank).map(Stack::of_worker_server));
         let native = native::look(training.pid);
         let place = stack.as_ref().and_then(|stack| stack.innermost.clone());
         let place = place.or_else(|| native.as_ref().map(native::Native::place));
@@ -89,7 +95,7 @@ pub fn take(subjects: &[Subject], frames: Frames, deadline: Instant) -> Taken {
             "native": native.as_ref().map(native::Native::as_json),
         }));
     }
-    let mut collectives = collectives::flight_records(&recorder, subjects, deadline);
+    let mut collectives = collectives::flight_records(&recorder, servers.records, subjects, deadline);
     collectives.take_in(ras.finish(subjects, deadline));
     let groups = fold(places);
     let told: Vec<String> = groups.iter().map(PlaceGroup::to_string).collect();

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::fabric::{FabricSample, LinkReading};
-use mainstay_core::parse::sysfs::names;
+use mainstay_core::formats::parse::sysfs::names;
+use mainstay_core::host::fabric::{FabricSample, LinkReading};
 
 use device::Device;
 

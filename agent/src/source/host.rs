@@ -13,9 +13,9 @@ mod system;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::host::HostSample;
-use mainstay_core::id::Pid;
-use mainstay_core::time::Mono;
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::time::Mono;
+use mainstay_core::host::os::HostSample;
 
 pub use disks::{Ask, Probed, ask_statvfs};
 pub use identity::{HostIdentity, identify};
@@ -98,7 +98,7 @@ impl HostSource {
 /// How many processes the kernel has killed for lack of memory since it began; none where it does not tell.
 pub(super) fn oom_kills(proc: &Path) -> Option<u64> {
     match proc::oom_kills(proc) {
-        mainstay_core::host::Reading::Value(count) => Some(count),
+        mainstay_core::host::os::Reading::Value(count) => Some(count),
         _ => None,
     }
 }

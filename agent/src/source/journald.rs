@@ -10,11 +10,11 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use mainstay_core::id::BootId;
-use mainstay_core::kernel::{LogCursor, journal_position};
-use mainstay_core::parse::journal::JournalEntry;
-use mainstay_core::parse::log::{LogLimits, LogReader};
-use mainstay_core::time::Mono;
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::journal::JournalEntry;
+use mainstay_core::formats::parse::log::{LogLimits, LogReader};
+use mainstay_core::model::kernel::{LogCursor, journal_position};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -194,7 +194,11 @@ impl Journald {
         self.buffer = buffer;
     }
 
-    fn entry(&mut self, now: Mono, entry: &JournalEntry) -> Option<(Mono, mainstay_core::entry::Fact)> {
+    fn entry(
+        &mut self,
+        now: Mono,
+        entry: &JournalEntry,
+    ) -> Option<(Mono, mainstay_core::model::entry::Fact)> {
         let of_another_boot = entry.boot.as_ref().is_some_and(|boot| *boot != self.cursor.boot);
         if of_another_boot || !entry.by_kernel {
             return None;

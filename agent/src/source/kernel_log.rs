@@ -4,11 +4,11 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use mainstay_core::host_log::LogState;
-use mainstay_core::id::BootId;
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::parse::log::LogLimits;
-use mainstay_core::time::Mono;
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::log::LogLimits;
+use mainstay_core::host::kernel_reports::LogState;
+use mainstay_core::model::kernel::LogCursor;
 
 use super::journald::{JOURNALD, Journald, JournaldError};
 use super::kmsg::{Batch, KernelLog, LogError};

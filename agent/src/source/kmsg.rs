@@ -12,12 +12,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::entry::Fact;
-use mainstay_core::id::BootId;
-use mainstay_core::kernel::LogCursor;
-use mainstay_core::parse::kmsg::Record;
-use mainstay_core::parse::log::{LogLimits, LogReader};
-use mainstay_core::time::Mono;
+use mainstay_core::base::id::BootId;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::kmsg::Record;
+use mainstay_core::formats::parse::log::{LogLimits, LogReader};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::kernel::LogCursor;
 use nix::libc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use mainstay_core::nccl_ras::{Asked, RasReport, Wire, parse_text};
+use mainstay_core::hang::nccl_ras::{Asked, RasReport, Wire, parse_text};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use mainstay_core::nvrx::{Session, Told, socket_name};
+use mainstay_core::formats::nvrx::{Session, Told, socket_name};
 use mainstay_heartbeat::{Claiming, Measures, PageSpec, PageWords, Writer, format};
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};

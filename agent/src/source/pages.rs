@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use mainstay_core::entry::{Note, Spent, StepDone};
+use mainstay_core::base::time::{Mono, Span};
 use mainstay_core::hang::{Class, Count, PhaseId, Phases, Sight};
-use mainstay_core::running::Pace;
-use mainstay_core::straggler::SectionKind;
-use mainstay_core::time::{Mono, Span};
-use mainstay_core::view::BeatView;
+use mainstay_core::model::entry::{Note, Spent, StepDone};
+use mainstay_core::progress::monitor::Pace;
+use mainstay_core::progress::straggler::SectionKind;
+use mainstay_core::view::node::BeatView;
 use mainstay_heartbeat::layout::NAME_ENTRIES;
 use mainstay_heartbeat::{
     Claim, ExitKind, MAJOR, MINOR, Page, PageWords, Refusal, RefusalReason, SectionId, StepRecord,

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::fingerprint;
+use mainstay_core::failure::fingerprint;
 
 /// Files that are read.
 const FILES: usize = 256;

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_core::tpu::{Answer, CoreState, Service, TpuSample};
+use mainstay_core::hardware::tpu::{Answer, CoreState, Service, TpuSample};
 
 pub use idle::{ask_idle, idle_at, may_be_here};
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::iter;
 use std::path::Path;
 
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
 use nix::sys::signal::Signal;
 
 use crate::os::processes;

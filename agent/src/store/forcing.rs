@@ -80,9 +80,9 @@ impl<T: Send + 'static> Forcing<T> {
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::entry::{Body, Fact};
-    use mainstay_core::id::BootId;
-    use mainstay_core::time::Stamp;
+    use mainstay_core::base::id::BootId;
+    use mainstay_core::base::time::Stamp;
+    use mainstay_core::model::entry::{Body, Fact};
 
     use super::super::journal::{Journal, Limits};
     use super::*;

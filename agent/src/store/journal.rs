@@ -21,9 +21,9 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use mainstay_core::entry::{Body, Entry};
-use mainstay_core::id::{BootId, JobId};
-use mainstay_core::time::Stamp;
+use mainstay_core::base::id::{BootId, JobId};
+use mainstay_core::base::time::Stamp;
+use mainstay_core::model::entry::{Body, Entry};
 
 pub use error::JournalError;
 pub use line::{Line, decode, encode};

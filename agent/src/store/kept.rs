@@ -66,8 +66,8 @@ impl<T: Clone + PartialEq + Serialize + DeserializeOwned> Kept<T> {
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::id::BootId;
-    use mainstay_core::kernel::LogCursor;
+    use mainstay_core::base::id::BootId;
+    use mainstay_core::model::kernel::LogCursor;
 
     use super::*;
 

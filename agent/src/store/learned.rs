@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use mainstay_core::learned::{LONGEST, Learned};
+use mainstay_core::progress::memory::{LONGEST, Learned};
 
 /// So many files are kept, two for a job: those of the jobs that ran last.
 const KEPT: usize = 128;
@@ -68,7 +68,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mainstay_core::time::Span;
+    use mainstay_core::base::time::Span;
 
     #[test]
     fn what_one_run_keeps_the_next_one_finds_and_the_oldest_jobs_are_forgotten() {

@@ -5,6 +5,7 @@
 //! Three rules hold everywhere: a shard without an intact manifest is not there; a manifest appears last and at once; the
 //! newest step that is whole is removed only after a newer one is whole.
 
+pub mod beneath;
 pub mod bytes;
 pub mod disk;
 pub mod files;

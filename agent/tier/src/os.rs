@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mainstay_checkpoint::control::{CONTROL_BYTES, Control, ControlError, ControlWords};
+use mainstay_core::base::time::Mono;
 use mainstay_core::checkpoint::backoff::Signs;
-use mainstay_core::time::Mono;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A control page that is mapped for as long as this value lives.

@@ -62,6 +62,9 @@ pub struct Args {
     /// Of `verdicts`, only cells whose name contains this, such as `sigkill` or `gpt`.
     #[arg(long, default_value = "")]
     cells: String,
+    /// Of `verdicts`, one part of several, such as `2/4`: each part has every fault and every program.
+    #[arg(long)]
+    part: Option<verdicts::Part>,
     /// Each bench in less than three minutes: fewer samples, wider intervals, no peer but torchrun.
     #[arg(long)]
     quick: bool,
@@ -90,6 +93,8 @@ enum Name {
     KernelLog,
     /// From a fault to the first Python line and to the first step of the new ranks; then what Goodput measures.
     Restart,
+    /// The same for the first SIGKILL of a job, after 15 s and 3 s after its ranks' first line. Part of restart.
+    FirstRestart,
     /// From a rank that raises to all ranks in their function again, in process. Part of restart.
     InProcess,
     /// Real jobs that are hurt at random, one fault inside the other: what of it went wrong.
@@ -159,7 +164,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Replicate, _) => {
                 replicate::measure(&story, args.samples(7, 1), args.quick, !args.no_peers, &mut report);
             }
-            (Name::Verdicts, _) => verdicts::measure(&story, &args.cells, args.quick, &mut report),
+            (Name::Verdicts, _) => verdicts::measure(&story, &args.cells, args.part, args.quick, &mut report),
             (Name::Attribute, _) => attribute::measure(&story, !args.no_peers && !args.quick, &mut report),
             (Name::Judge, _) => judge::measure(&story, args.samples(300, 30), &mut report),
             (Name::Heartbeat, Some(bed)) => {
@@ -188,7 +193,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             (Name::Restart, Some(bed)) => {
                 in_process::measure(&story, bed, args.samples(20, 5), args.quick, &mut report);
                 restart::measure(&story, bed, args.samples(5, 2), &mut report);
+                restart::measure_first(&story, bed, args.at_most(5, 2), &mut report);
                 goodput::measure(&story, bed, args.quick, &mut report);
+            }
+            (Name::FirstRestart, Some(bed)) => {
+                restart::measure_first(&story, bed, args.samples(5, 2), &mut report);
             }
             (Name::InProcess, Some(bed)) => {
                 in_process::measure(&story, bed, args.samples(20, 5), args.quick, &mut report);

@@ -27,6 +27,9 @@ const SETTLE_STEPS: usize = 30;
 /// Steps before the first fault, 15 s: the same for all, and time enough for `mainstay run` to have its template.
 const FIRST_SETTLE_STEPS: usize = 300;
 
+/// A rank that dies early dies so long after its first line: it imports, and nothing is warm yet.
+const EARLY: Duration = Duration::from_secs(3);
+
 /// A launcher that needs longer than this for a restart has hung.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -35,6 +38,15 @@ const LIMIT: Duration = Duration::from_secs(120);
 enum Fault {
     Kill,
     Raise,
+}
+
+/// When a job meets its first fault.
+#[derive(Clone, Copy, PartialEq)]
+enum First {
+    /// After the steps of [`FIRST_SETTLE_STEPS`].
+    Settled,
+    /// [`EARLY`].
+    Early,
 }
 
 /// Milliseconds since the fault.
@@ -64,6 +76,23 @@ pub fn measure(story: &Story, bed: &Bed, faults: usize, report: &mut Report) {
     }
 }
 
+/// Measures the first SIGKILL of jobs, of each its own: what a launcher does once is in it, such as reading its catalogue.
+pub fn measure_first(story: &Story, bed: &Bed, jobs: usize, report: &mut Report) {
+    for (first, name) in [(First::Settled, "first"), (First::Early, "early")] {
+        let mut by_launcher = Vec::new();
+        for launcher in bed.launchers() {
+            let what = format!("restart after a {name} kill: {} ({jobs} jobs)", launcher.name());
+            let measured =
+                story.step(&what, || (0..jobs).map(|_| first_restart(bed, launcher, first)).collect());
+            match measured {
+                Ok(restarts) => by_launcher.push((launcher, restarts)),
+                Err(error) => eprintln!("{what}: left out: {error:#}"),
+            }
+        }
+        report.add(compare(&format!("restart.{name}_kill_to_step"), &by_launcher, |r: &Restart| r.to_step));
+    }
+}
+
 /// Our figure alone if there is no peer, else once beside each.
 fn compare(id: &str, runs: &[(Launcher, Vec<Restart>)], field: impl Fn(&Restart) -> f64) -> Vec<Figure> {
     let samples = |restarts: &[Restart]| restarts.iter().map(&field).collect::<Vec<f64>>();
@@ -77,19 +106,46 @@ fn compare(id: &str, runs: &[(Launcher, Vec<Restart>)], field: impl Fn(&Restart)
     if beside.is_empty() { vec![figure] } else { beside }
 }
 
-/// One job, several faults, alternating between the ranks.
-fn restarts(bed: &Bed, launcher: Launcher, fault: Fault, faults: usize) -> Result<Vec<Restart>> {
+/// A job and what its ranks record.
+fn job(bed: &Bed, launcher: Launcher) -> Result<(Running, Events)> {
     let folder = places::target().join("bench/restart");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("emptying {}", folder.display()))?;
     }
     let logs = folder.join("logs");
     fs::create_dir_all(&logs).with_context(|| format!("creating {}", logs.display()))?;
-    let mut events = Events { path: folder.join("events.jsonl"), read_to: 0, all: Vec::new() };
+    let events = Events { path: folder.join("events.jsonl"), read_to: 0, all: Vec::new() };
     let mut command = bed.job(launcher, WORLD, &logs, "restart_rank.py")?;
     command.env("BENCH_EVENTS", &events.path);
-    let mut running = Running::start(command, &folder.join("launcher.log"))?;
+    let running = Running::start(command, &folder.join("launcher.log"))?;
+    Ok((running, events))
+}
 
+/// The first fault of a job, a SIGKILL of its last rank.
+fn first_restart(bed: &Bed, launcher: Launcher, first: First) -> Result<Restart> {
+    let (mut running, mut events) = job(bed, launcher)?;
+    let pids = match first {
+        First::Settled => running.wait_for("steps of all ranks", LIMIT, || {
+            events.stepping(0, &BTreeSet::new(), FIRST_SETTLE_STEPS)
+        })?,
+        First::Early => {
+            let pids = running.wait_for("the first lines of all ranks", LIMIT, || events.begun())?;
+            std::thread::sleep(EARLY);
+            pids
+        }
+    };
+    events.poll();
+    let seen = events.all.len();
+    let victim = WORLD as u64 - 1;
+    let asked_at = strike(Fault::Kill, &events.path, victim, pids.get(&victim).copied())?;
+    let old = pids.into_values().collect();
+    running.wait_for("first steps after the fault", LIMIT, || events.stepping(seen, &old, 1))?;
+    events.restart_since(seen, &old, Fault::Kill, asked_at)
+}
+
+/// One job, several faults, alternating between the ranks.
+fn restarts(bed: &Bed, launcher: Launcher, fault: Fault, faults: usize) -> Result<Vec<Restart>> {
+    let (mut running, mut events) = job(bed, launcher)?;
     let mut old = BTreeSet::new();
     let mut measured = Vec::new();
     for n in 0..=faults {
@@ -148,6 +204,14 @@ impl Events {
         let whole = new.rfind('\n').map_or(0, |last| last + 1);
         self.all.extend(new[..whole].lines().filter_map(|line| serde_json::from_str(line).ok()));
         self.read_to += whole;
+    }
+
+    /// The process of each rank, once all have run their first line.
+    fn begun(&mut self) -> Option<BTreeMap<u64, i32>> {
+        self.poll();
+        let lines = self.all.iter().filter(|event| event.event == "python");
+        let pids: BTreeMap<u64, i32> = lines.map(|event| (event.rank, event.pid)).collect();
+        (pids.len() == WORLD).then_some(pids)
     }
 
     /// The process of each rank, once all of them have made so many steps since a place in the record and in

@@ -1,5 +1,5 @@
 //! A soak of restarts: jobs of real processes that are hurt at random, one fault inside the other, and what of it went wrong.
-//! The jobs are those of the scenario `tests/tests/soak.rs`, with the program and the Python of the benchmarks.
+//! The jobs are those of the scenario `tests/tests/it/soak.rs`, with the program and the Python of the benchmarks.
 
 use std::fs;
 use std::process::Command;

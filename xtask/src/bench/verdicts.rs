@@ -22,6 +22,7 @@ use crate::healthy;
 use crate::places;
 use crate::say::Story;
 use cell::{Bench, Seen};
+pub use table::Part;
 use table::{Cell, Table};
 
 /// Jobs at a time: each has one rank or two.
@@ -29,23 +30,34 @@ const AT_ONCE: usize = 2;
 /// `--quick` begins no cell after so long.
 const QUICK: Duration = Duration::from_secs(150);
 
-/// Runs the cells whose name contains `only`, or a sample of them.
-pub fn measure(story: &Story, only: &str, quick: bool, report: &mut Report) {
-    report.part("verdicts", figures(story, only, quick));
+/// Runs the cells whose name contains one of the words of `only`, of them one part, or a sample.
+pub fn measure(story: &Story, only: &str, part: Option<Part>, quick: bool, report: &mut Report) {
+    report.part("verdicts", figures(story, only, part, quick));
 }
 
-fn figures(story: &Story, only: &str, quick: bool) -> Result<Vec<Figure>> {
+fn figures(story: &Story, only: &str, part: Option<Part>, quick: bool) -> Result<Vec<Figure>> {
     build::release(story)?;
     let bench = Bench::new(healthy::python(story)?)?;
     let table = Table::read()?;
-    let mut cells = if quick { table.sample() } else { table.cells() };
-    cells.retain(|cell| cell.name().contains(only) && bench.can_run(cell));
+    let mut cells = match part {
+        _ if quick => table.sample(),
+        Some(part) => table.part(part),
+        None => table.cells(),
+    };
+    let wanted = |name: &str| only.split(',').any(|only| name.contains(only));
+    cells.retain(|cell| wanted(&cell.name()) && bench.can_run(cell));
     anyhow::ensure!(!cells.is_empty(), "no cell has {only:?} in its name and can run here");
     let deadline = quick.then(|| Instant::now() + QUICK);
     let all = cells.len();
     let seen = story.step(&format!("{all} faults in real programs"), || run(&bench, cells, deadline))?;
-    if seen.len() < all {
-        story.note(&format!("{} of {all} were not begun: three minutes were over", all - seen.len()));
+    let begun = seen.len();
+    if begun < all {
+        story.note(&format!("{} of {all} were not begun: three minutes were over", all - begun));
+    }
+    let (survived, seen): (Vec<_>, Vec<_>) = seen.into_iter().partition(|(_, seen)| seen.survived);
+    if !survived.is_empty() {
+        let names: Vec<String> = survived.iter().map(|(cell, _)| cell.name()).collect();
+        story.note(&format!("Not counted, as the program caught the fault: {}", names.join(", ")));
     }
     score::print(&seen);
     Ok(score::figures(&seen))

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::interval::{Cost, advise, cost, rate};
 use crate::checkpoint::tiers::Tier;
-use crate::entry::Fact;
-use crate::ledger::{Books, Spending};
-use crate::observation::Observation;
+use crate::model::entry::Fact;
+use crate::model::observation::Observation;
+use crate::progress::goodput::{Books, Spending};
 
 /// Before it has failed, a job is believed to fail about once a day.
 const GUESS_S: f64 = 86_400.0;
@@ -159,7 +159,7 @@ pub fn of(books: &Books, failures: u32) -> Option<Advised> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::Span;
+    use crate::base::time::Span;
 
     fn books(saves: u64, saving_s: u64, training_s: u64) -> Books {
         let parts = [

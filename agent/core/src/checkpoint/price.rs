@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use crate::time::{Mono, Span};
+use crate::base::time::{Mono, Span};
 
 /// Steps of a kind that are remembered with nothing beside them, and with replicas.
 const QUIET: usize = 128;

@@ -1,7 +1,7 @@
 //! What a rank's processes do while no counter moves: the difference between a rank that is dead still and one that
 //! is at something long that nobody announced.
 
-use crate::time::{Mono, Span};
+use crate::base::time::{Mono, Span};
 
 /// A rank's process and its children at one time, as the kernel counts. All counts only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

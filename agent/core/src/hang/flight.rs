@@ -10,10 +10,10 @@ pub use dumps::{HeldUp, held_up};
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::base::id::Rank;
+use crate::formats::pickle::{Node, Pickle, PickleError};
 use crate::hang::counters::Count;
 use crate::hang::witness::Counted;
-use crate::id::Rank;
-use crate::pickle::{Node, Pickle, PickleError};
 
 /// A dump of the 2000 operations that are kept by default has some two megabytes with stacks.
 pub const DUMP_BYTES: usize = 64 << 20;

@@ -6,11 +6,12 @@
 
 mod devices;
 
+use crate::base::id::Rank;
+use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, Probe, ProcessState, between};
-use crate::hang::finding::{ACTIVITY, Hang, HangKind, Outlook, Suspicion, listed};
-use crate::hang::witness::Waits;
-use crate::id::Rank;
-use crate::time::{Mono, Span};
+use crate::hang::finding::{Outlook, Suspicion};
+use crate::model::hang::Waits;
+use crate::model::hang::{ACTIVITY, Hang, HangKind, listed};
 
 use devices::Devices;
 

@@ -1,11 +1,11 @@
 //! Whom everybody waits for, from one snapshot of all ranks: by collective counters where there are any, else by what
 //! sets some ranks apart from the others.
 
+use crate::base::time::Mono;
 use crate::hang::activity::{Activity, ProcessState};
-use crate::hang::finding::HangKind;
 use crate::hang::wait_for::{End, Located, Presence, TOGETHER, locate as walk};
 use crate::hang::watch::Watch;
-use crate::time::Mono;
+use crate::model::hang::HangKind;
 
 /// Ranks that hold up the job, with the reasons.
 #[derive(Clone, Debug, PartialEq)]

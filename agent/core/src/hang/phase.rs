@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::base::time::Span;
 use crate::hang::sketch::Sketch;
-use crate::time::Span;
 
 /// So many steps have to be seen before what they took is believed.
 const ENOUGH: u32 = 50;

@@ -1,7 +1,7 @@
 //! What is known of one rank.
 
+use crate::base::time::Mono;
 use crate::hang::phase::PhaseId;
-use crate::time::Mono;
 
 /// What a look at a rank's page, or a report about it, told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! How long something usually takes, in constant memory: a histogram whose buckets grow by two percent.
 
-use crate::time::Span;
+use crate::base::time::Span;
 
 /// The shortest span that is told from shorter ones.
 const SHORTEST: Span = Span(1_000);

@@ -3,44 +3,30 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
-use crate::hang::finding::{Hang, HangKind, listed};
-use crate::id::Rank;
-use crate::wait_channel;
+use crate::base::id::Rank;
+use crate::formats::wait_channel;
+use crate::model::hang::{Hang, HangKind, PlaceGroup, listed};
 
 /// How sure it is that a rank hangs because of the storage that the kernel has it wait for.
 const IN_STORAGE: f64 = 0.9;
-
-/// Ranks that stand in the same place.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlaceGroup {
-    /// Which.
-    pub ranks: Vec<Rank>,
-    /// Where: the innermost Python frame of the main thread, or what the kernel has it wait in.
-    pub place: String,
-}
-
-impl std::fmt::Display for PlaceGroup {
-    /// "7 ranks (0-4, 6, 7) in all_reduce (distributed_c10d.py:2501)".
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.ranks.as_slice() {
-            [rank] => write!(f, "{rank} in {}", self.place),
-            ranks => {
-                let numbers = listed(ranks);
-                let numbers = numbers.strip_prefix("ranks ").unwrap_or(&numbers);
-                write!(f, "{} ranks ({numbers}) in {}", ranks.len(), self.place)
-            }
-        }
-    }
-}
 
 /// The innermost frame of the main thread as `function (file:line)`, from a dump of faulthandler: the last one in
 /// `text`, whose current thread is the one that took the signal.
 pub fn innermost_of_faulthandler(text: &str) -> Option<String> {
     let (_, current) = text.rsplit_once("Current thread")?;
-    current.lines().skip(1).find_map(|line| {
-        // `  File "/a/train.py", line 12 in forward`
+    first_frame(current)
+}
+
+/// The same from a dump of faulthandler that a thread without Python made, PyTorch's worker server: Python lists its newest
+/// thread first, so that the main thread is the last.
+pub fn innermost_of_worker_server(text: &str) -> Option<String> {
+    let (_, main) = text.rsplit_once("\nThread ")?;
+    first_frame(main)
+}
+
+/// The first frame below the line that names the thread: `  File "/a/train.py", line 12 in forward`.
+fn first_frame(thread: &str) -> Option<String> {
+    thread.lines().skip(1).find_map(|line| {
         let (file, rest) = line.trim().strip_prefix("File \"")?.split_once("\", line ")?;
         let (number, function) = rest.split_once(" in ")?;
         Some(place(function, file, number))
@@ -158,10 +144,10 @@ Thread 77 (active): \"MainThread\"
             kind: HangKind::AllStill,
             culprits: Vec::new(),
             victims: (0..ranks).map(Rank).collect(),
-            since: crate::time::Mono(1),
-            confirmed: crate::time::Mono(2),
+            since: crate::base::time::Mono(1),
+            confirmed: crate::base::time::Mono(2),
             phase: "step".into(),
-            limit: crate::time::Span(1),
+            limit: crate::base::time::Span(1),
             step: Some(4),
             confidence: 0.3,
             evidence: Vec::new(),
@@ -213,6 +199,9 @@ Thread 77 (active): \"MainThread\"
     #[test]
     fn the_innermost_frame_of_the_main_thread() {
         assert_eq!(innermost_of_faulthandler(FAULTHANDLER).as_deref(), Some("forward (train.py:12)"));
+        let by_server = "Current thread 0x1 (most recent call first):\n  <no Python frame>\n\nThread 0x2 (most recent call first):\n  File \"/usr/lib/threading.py\", line 324 in wait\n\nThread 0x3 (most recent call first):\n  File \"/home/u/train.py\", line 12 in forward\n";
+        assert_eq!(innermost_of_worker_server(by_server).as_deref(), Some("forward (train.py:12)"));
+        assert_eq!(innermost_of_worker_server("Current thread 0x1\n  <no Python frame>\n"), None);
         assert_eq!(innermost_of_py_spy(PY_SPY).as_deref(), Some("all_reduce (distributed_c10d.py:2501)"));
         for text in [
             "",

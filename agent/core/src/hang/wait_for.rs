@@ -11,8 +11,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::base::time::{Mono, Span};
 use crate::hang::counters::Counters;
-use crate::time::{Mono, Span};
 
 /// What the judge knows of a rank besides its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

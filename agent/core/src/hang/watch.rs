@@ -8,13 +8,14 @@
 mod patience;
 mod verdict;
 
+use crate::base::id::Rank;
+use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, Probe, Probes, ProcessState};
 use crate::hang::counters::{Count, Counters};
-use crate::hang::finding::{Outlook, Suspicion, listed};
+use crate::hang::finding::{Outlook, Suspicion};
 use crate::hang::phase::{Limits, PhaseId, Phases};
 use crate::hang::rank::{Life, RankState, Sight};
-use crate::id::Rank;
-use crate::time::{Mono, Span};
+use crate::model::hang::listed;
 
 /// When nothing has moved for so long, the processes are looked at too.
 const PROBE_AFTER: Span = Span::millis(400);

@@ -3,27 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
+use crate::base::id::Rank;
+use crate::base::time::Mono;
 use crate::hang::counters::{Count, Counters};
-use crate::hang::finding::{Hang, HangKind, listed};
+
 use crate::hang::locate::ROOT_SHARE;
 use crate::hang::wait_for::{End, Presence, locate};
-use crate::id::Rank;
-use crate::time::Mono;
-
-/// What a witness says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Waits {
-    /// Of what kind it takes the hang to be; none if it knows only whom all wait for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kind: Option<HangKind>,
-    /// Whom the others wait for; empty if it is no rank.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub culprits: Vec<Rank>,
-    /// In one sentence, with who says so.
-    pub told: String,
-}
+use crate::model::hang::{Hang, HangKind, Waits, listed};
 
 /// Below this a verdict gives way to a witness.
 const SURE: f64 = 0.9;

@@ -225,6 +225,11 @@ def _become(rank):
                 procs.write("0")
         except OSError:
             pass  # it then runs outside, as when started plainly
+    if rank.get("cpus"):
+        try:
+            os.sched_setaffinity(0, rank["cpus"])
+        except OSError:
+            pass  # it then runs where it may, as when started plainly
     for path, descriptor in ((rank["stdout"], 1), (rank["stderr"], 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(file, descriptor)

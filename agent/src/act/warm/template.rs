@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -67,6 +67,8 @@ pub struct RankOrders {
     pub unset: Vec<&'static str>,
     /// `sys.argv`.
     pub arguments: Vec<String>,
+    /// The CPUs to run on; none for all that the launcher may use.
+    pub cpus: Option<Vec<usize>>,
 }
 
 /// What the template tells by itself.

@@ -1,7 +1,7 @@
 //! GPUs with their last readings.
 
-use mainstay_core::device::{GpuProcess, GpuView};
-use mainstay_core::time::Stamp;
+use mainstay_core::base::time::Stamp;
+use mainstay_core::hardware::gpu::{GpuProcess, GpuView};
 use mainstay_proto::v1;
 
 use super::health::{action, state};

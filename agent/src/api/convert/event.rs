@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::finding::FindingKind;
-use mainstay_core::health::HealthState;
-use mainstay_core::id::{Attempt, Rank};
-use mainstay_core::observation::Weight;
-use mainstay_core::verdict::Action;
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::finding::FindingKind;
+use mainstay_core::model::health::HealthState;
+use mainstay_core::model::observation::Weight;
+use mainstay_core::model::verdict::Action;
 use mainstay_proto::v1::{Event, EventKind, Severity};
 use serde_json::Value;
 
@@ -271,9 +271,9 @@ fn flatten_list(name: String, items: Vec<Value>, flat: &mut BTreeMap<String, Str
 
 #[cfg(test)]
 mod tests {
-    use mainstay_core::entry::{ExitStatus, JobSpec, StartedRank};
-    use mainstay_core::id::{BootId, JobId, Pid};
-    use mainstay_core::time::{Mono, Stamp, Wall};
+    use mainstay_core::base::id::{BootId, JobId, Pid};
+    use mainstay_core::base::time::{Mono, Stamp, Wall};
+    use mainstay_core::model::entry::{ExitStatus, JobSpec, StartedRank};
 
     use super::*;
 

@@ -1,15 +1,15 @@
 //! The node and its jobs.
 
-use mainstay_core::attention::{Acknowledgement, Silence};
+use mainstay_core::base::time::Stamp;
 use mainstay_core::checkpoint::advice::Advised;
 use mainstay_core::checkpoint::tiers::Tier;
-use mainstay_core::entry::ExitStatus;
-use mainstay_core::finding::Finding;
 use mainstay_core::hang::Hang;
-use mainstay_core::health::{Component, Evidence, HealthState, RecommendedAction};
-use mainstay_core::time::Stamp;
-use mainstay_core::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Verdict};
-use mainstay_core::view::{JobPhase, JobView, NodeView, RankPhase, RankView};
+use mainstay_core::model::entry::ExitStatus;
+use mainstay_core::model::finding::Finding;
+use mainstay_core::model::health::{Component, Evidence, HealthState, RecommendedAction};
+use mainstay_core::model::operator::{Acknowledgement, Silence};
+use mainstay_core::model::verdict::{Action, Cause, DecidedBy, Decision, FaultDomain, Verdict};
+use mainstay_core::view::node::{JobPhase, JobView, NodeView, RankPhase, RankView};
 use mainstay_proto::v1;
 
 use super::{age, duration, timestamp, wall_time};
@@ -225,7 +225,7 @@ fn rank(rank: &RankView, now: Stamp) -> v1::Rank {
         pid: rank.pid.0.into(),
         phase: phase.into(),
         exit,
-        step: beat.and_then(|beat| beat.step),
+        step: beat.and_then(|beat| beat.step).or(rank.last_step),
         sections: beat.map(|beat| beat.sections.clone()).unwrap_or_default(),
         heartbeat_time: beaten_at.and_then(|at| wall_time(at, now)),
         heartbeat_age: beaten_at.map(|at| duration(now.mono.since(at))),

@@ -1,8 +1,8 @@
 //! Checks before a start, in both directions: the command line puts the agent's checks beside its own.
 
-use mainstay_core::health::{Evidence, RecommendedAction};
-use mainstay_core::preflight::{Check, CheckVerdict, Group, Requirement};
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::host::preflight::{Check, CheckVerdict, Group, Requirement};
+use mainstay_core::model::health::{Evidence, RecommendedAction};
 use mainstay_proto::v1;
 
 use super::duration;

@@ -1,11 +1,11 @@
 //! One plain sentence for each entry, for the person who is called at night.
 
-use mainstay_core::entry::{Body, ExitStatus, Fact};
+use mainstay_core::base::id::Attempt;
 use mainstay_core::hang::listed;
-use mainstay_core::health::HealthChange;
-use mainstay_core::id::Attempt;
-use mainstay_core::incident_report::brief;
-use mainstay_core::verdict::{Action, DecidedBy, Decision};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact};
+use mainstay_core::model::health::HealthChange;
+use mainstay_core::model::verdict::{Action, DecidedBy, Decision};
+use mainstay_core::view::incident_report::brief;
 
 use super::health::v1_state_name;
 

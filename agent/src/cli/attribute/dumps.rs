@@ -6,10 +6,10 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
-use mainstay_core::attribute::dumps::Dumps;
-use mainstay_core::attribute::lines;
+use mainstay_core::base::id::Rank;
+use mainstay_core::failure::attribution::dumps::Dumps;
+use mainstay_core::failure::attribution::lines;
 use mainstay_core::hang::flight::{BEGINNING, DUMP_BYTES, FlightRecord, held_up, looks_like_one};
-use mainstay_core::id::Rank;
 
 use super::files::LogFile;
 use crate::cli::output;

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use mainstay_core::attribute::explain::{Ground, Report};
-use mainstay_core::markdown::{clean, escaped};
+use mainstay_core::base::escape::{clean, escaped};
+use mainstay_core::failure::attribution::explain::{Ground, Report};
 
 use super::show::place;
 
@@ -64,9 +64,9 @@ fn longest_run(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mainstay_core::attribute::catalog::Catalog;
-    use mainstay_core::attribute::scan::{Kind, Scan};
-    use mainstay_core::attribute::{Evidence, attribute, explain};
+    use mainstay_core::failure::attribution::catalog::Catalog;
+    use mainstay_core::failure::attribution::scan::{Kind, Scan};
+    use mainstay_core::failure::attribution::{Evidence, attribute, explain};
 
     fn report_of(log: &str) -> String {
         let catalog = Catalog::built_in().expect("the catalogue is compiled in");

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use mainstay_core::attribute::class::{Class, Restart};
-use mainstay_core::attribute::explain::{Ground, Quote, Report};
-use mainstay_core::attribute::score::{Answer, Case, Share, Summary};
+use mainstay_core::failure::attribution::class::{Class, Restart};
+use mainstay_core::failure::attribution::explain::{Ground, Quote, Report};
+use mainstay_core::failure::attribution::score::{Answer, Case, Share, Summary};
 
 use crate::cli::output::{Paint, clean, shortened};
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mainstay_core::device::{DeviceReport, ProbeAnswer};
-use mainstay_core::preflight::{Check, Group};
+use mainstay_core::hardware::gpu::{DeviceReport, ProbeAnswer};
+use mainstay_core::host::preflight::{Check, Group};
 
 use super::Args;
 use crate::config::Config;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use mainstay_core::preflight::{Check, CheckVerdict, Group};
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::host::preflight::{Check, CheckVerdict, Group};
 use mainstay_proto::v1::RunPreflightRequest;
 use tokio::sync::oneshot;
 

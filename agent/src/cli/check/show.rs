@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::io::{IsTerminal, stdout};
 
-use mainstay_core::preflight::{Check, CheckVerdict, overall, summary};
-use mainstay_core::time::Span;
+use mainstay_core::base::time::Span;
+use mainstay_core::host::preflight::{Check, CheckVerdict, overall, summary};
 use serde_json::{Value, json};
 
 use crate::cli::output::{Paint, clean};
@@ -65,7 +65,7 @@ impl Report {
 }
 
 fn check_as_json(check: &Check) -> Value {
-    let evidence = |seen: &mainstay_core::health::Evidence| {
+    let evidence = |seen: &mainstay_core::model::health::Evidence| {
         let mut told = json!({ "source": seen.source, "reading": seen.reading });
         for (name, value) in [("limit", &seen.limit), ("before", &seen.before)] {
             if let Some(value) = value {

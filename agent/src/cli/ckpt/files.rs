@@ -12,6 +12,9 @@ use super::weigh;
 use crate::cli::output::clean;
 use crate::cli::{exit, output};
 
+/// So many shards with problems are named.
+const PROBLEMS: usize = 5;
+
 /// The steps of a directory by their manifests; the bytes are not read.
 pub(super) fn list(directory: &Path, run: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
     let mut copies = Vec::new();
@@ -36,7 +39,10 @@ pub(super) fn told(
     } else {
         let lines: Vec<String> = states.iter().map(line).collect();
         output::print(&lines.concat())?;
-        problems.iter().for_each(|problem| output::note(&clean(problem)));
+        problems.iter().take(PROBLEMS).for_each(|problem| output::note(&clean(problem)));
+        if let Some(more) = problems.len().checked_sub(PROBLEMS).filter(|more| *more > 0) {
+            output::note(&format!("{more} more shard(s) with problems; --json lists them"));
+        }
     }
     Ok(ExitCode::from(weigh(states.iter().map(StepState::is_whole))))
 }

@@ -1,14 +1,19 @@
 //! How lists and results look.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
 use mainstay_proto::v1::{
-    CheckpointAdvice, CheckpointPeer, CheckpointStep, ListCheckpointsResponse, RestoreProgress, RestoreResult,
+    CheckpointAdvice, CheckpointPeer, CheckpointStep, CheckpointUnlike, ListCheckpointsResponse,
+    RestoreProgress, RestoreResult,
 };
 use serde_json::{Value, json};
 
 use crate::cli::output::clean;
+
+/// What steps have for a job that a trainer wrote in its own way.
+const OF_TRAINERS: &str = "files";
 
 /// Steps and peers, a line each.
 pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
@@ -19,7 +24,7 @@ pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
         [
             step.step.to_string(),
             clean(&step.run),
-            step.attempt.to_string(),
+            attempt(&step.job, step.attempt),
             step.world_size.to_string(),
             size(step.bytes),
             age,
@@ -39,11 +44,33 @@ pub(super) fn table(answer: &ListCheckpointsResponse) -> String {
     for peer in &answer.peers {
         let _ = writeln!(text, "{}", peer_line(peer));
     }
-    for found in &answer.unlike {
-        let _ = writeln!(text, "{}", clean(&found.headline));
-    }
+    text.push_str(&unlike(&answer.unlike));
     text.push_str(&advice(&answer.advice));
     text
+}
+
+/// A line for each group of ranks: the newest step at which they saved different bytes, and how many there were before it.
+fn unlike(found: &[CheckpointUnlike]) -> String {
+    let mut groups: BTreeMap<(&str, &str), Vec<&CheckpointUnlike>> = BTreeMap::new();
+    for one in found {
+        groups.entry((&one.run, &one.group)).or_default().push(one);
+    }
+    let mut text = String::new();
+    for of_group in groups.into_values() {
+        let Some(newest) = of_group.iter().max_by_key(|one| (one.attempt, one.step)) else { continue };
+        let earlier = match of_group.len() - 1 {
+            0 => String::new(),
+            earlier => format!(" (and {earlier} more of their steps; --json lists them)"),
+        };
+        let _ = writeln!(text, "{}{earlier}", clean(&newest.headline));
+    }
+    text
+}
+
+/// The attempt that saved a step. Steps that a trainer wrote by itself belong to none: what they have in its place tells copies of
+/// one step apart.
+pub(super) fn attempt(job: &str, attempt: u64) -> String {
+    if job == OF_TRAINERS { "-".to_owned() } else { attempt.to_string() }
 }
 
 /// A line for each job: how often it should save, and to which tier.
@@ -97,7 +124,11 @@ fn ranks(ranks: &[u32]) -> String {
 
 /// Where the shards of a step lie.
 pub(super) fn copies(step: &CheckpointStep) -> String {
-    let mut text = format!("step {} of {}, attempt {}\n", step.step, clean(&step.run), step.attempt);
+    let of_attempt = match attempt(&step.job, step.attempt).as_str() {
+        "-" => "written by the trainer".to_owned(),
+        number => format!("attempt {number}"),
+    };
+    let mut text = format!("step {} of {}, {of_attempt}\n", step.step, clean(&step.run));
     let mut rows = vec![["RANK", "HOLDER", "WHERE", "SIZE", "ROOT"].map(str::to_owned)];
     rows.extend(step.copies.iter().map(|copy| {
         let own = if copy.own { ", own" } else { "" };

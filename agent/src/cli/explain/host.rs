@@ -1,11 +1,11 @@
 //! Explains a component of the host, or an event: what was seen, what it means, what to do, where that is documented, and
 //! who sees it otherwise.
 
-use mainstay_core::catalog::{Blame, Catalog, CodeMeaning, KernelMeaning, RegisterMeaning};
-use mainstay_core::entry::Fact;
-use mainstay_core::health::RecommendedAction as Action;
-use mainstay_core::parse::log::LogReader;
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::formats::parse::log::LogReader;
+use mainstay_core::hardware::catalog::{Blame, Catalog, CodeMeaning, KernelMeaning, RegisterMeaning};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::RecommendedAction as Action;
 use mainstay_proto::v1::{Component, Event, RecommendedAction};
 use serde_json::{Value, json};
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use mainstay_core::entry::{Body, Entry, Fact};
-use mainstay_core::time::Wall;
+use mainstay_core::base::time::Wall;
+use mainstay_core::model::entry::{Body, Entry, Fact};
 
 use super::{Chosen, read};
 use crate::store::journal::JournalReader;
@@ -105,10 +105,10 @@ fn state(entries: &[Entry]) -> State {
 mod tests {
     use super::*;
     use crate::store::journal::{Journal, Limits};
-    use mainstay_core::entry::JobSpec;
-    use mainstay_core::id::{BootId, Incident};
-    use mainstay_core::judge::start_failed;
-    use mainstay_core::time::{Mono, Stamp};
+    use mainstay_core::base::id::{BootId, Incident};
+    use mainstay_core::base::time::{Mono, Stamp};
+    use mainstay_core::failure::root_rank::start_failed;
+    use mainstay_core::model::entry::JobSpec;
 
     const HERE: &str = "/home/me/here";
     const ELSEWHERE: &str = "/home/me/elsewhere";

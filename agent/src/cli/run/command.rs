@@ -13,10 +13,12 @@ pub(super) fn command(args: &Args) -> anyhow::Result<Vec<String>> {
         bail!("{script}: no such option of `mainstay run`; see `mainstay run --help`");
     }
     let mut command = Vec::new();
-    let is_python = args.module || (!args.no_python && !is_program(script));
+    // As torchrun has it: --run-path takes precedence over --module and --no-python.
+    let module = args.module && !args.host.run_path;
+    let is_python = args.host.run_path || module || (!args.no_python && !is_program(script));
     if is_python {
         command.push(python());
-        if args.module {
+        if module {
             command.push("-m".to_owned());
         } else if !Path::new(script).exists() {
             bail!("{script}: no such script or program");

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use mainstay_core::base::time::Span;
 use mainstay_core::hang::Limits;
-use mainstay_core::policy::{Budget, CauseKind};
-use mainstay_core::time::Span;
+use mainstay_core::recovery::policy::{Budget, CauseKind};
 
 use crate::launch::hang::Mode;
 
@@ -19,6 +19,12 @@ pub(super) fn duration(text: &str) -> Result<Span, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| format!("{text:?} is no duration: write 30s, 2m or 1h"))?;
     u64::try_from(parsed.as_nanos()).map(Span).map_err(|_| format!("{text:?}: a duration cannot be negative"))
+}
+
+/// A number of seconds above zero.
+pub(super) fn interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0);
+    seconds.ok_or_else(|| format!("{text:?} is no number of seconds above 0"))
 }
 
 /// A directory that is watched, and whose way of writing is looked for.
@@ -135,8 +141,8 @@ pub(super) fn limits(given: &[(String, Span)]) -> Limits {
 /// Reads the environment variable of a switch. On the command line a switch takes no value.
 pub(super) fn switch(variable: &'static str) -> impl Fn(&str) -> Result<bool, String> + Clone {
     move |text| match text.trim().to_ascii_lowercase().as_str() {
-        "1" | "true" | "yes" | "on" => Ok(true),
-        "" | "0" | "false" | "no" | "off" => Ok(false),
+        "1" | "true" | "yes" | "on" | "y" | "t" => Ok(true),
+        "" | "0" | "false" | "no" | "off" | "n" | "f" => Ok(false),
         _ => {
             Err(format!("{variable} is 1, true, yes or on to set it, and 0, false, no, off or empty not to"))
         }
@@ -150,10 +156,10 @@ mod tests {
     #[test]
     fn switches_read_what_torchrun_reads_and_more() {
         let read = switch("MAINSTAY_X");
-        for text in ["1", "true", "True", "YES", "on"] {
+        for text in ["1", "true", "True", "YES", "on", "y", "T"] {
             assert_eq!(read(text), Ok(true), "{text}");
         }
-        for text in ["0", "false", "False", "no", "OFF", ""] {
+        for text in ["0", "false", "False", "no", "OFF", "n", "F", ""] {
             assert_eq!(read(text), Ok(false), "{text}");
         }
         let error = read("2").expect_err("no switch");

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, stdin};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use mainstay_core::straggler::{Columns, Trace};
+use mainstay_core::progress::straggler::{Columns, Trace};
 use serde_json::{Map, Value};
 
 /// A line that is longer is no line of a trace.

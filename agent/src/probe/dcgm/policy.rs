@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 use std::sync::{Mutex, PoisonError};
 
-use mainstay_core::dcgm::Violation;
+use mainstay_core::hardware::dcgm::Violation;
 
 /// What the library calls.
 pub(super) type Callback = extern "C" fn(*const Response, u64) -> c_int;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use mainstay_core::preflight::deep::{Measured, Probed, What};
+use mainstay_core::host::preflight::deep::{Measured, Probed, What};
 
 use crate::os::affinity;
 

@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::time::Instant;
 
 use libloading::{Library, Symbol};
-use mainstay_core::preflight::deep::{Measured, Probed, What};
+use mainstay_core::host::preflight::deep::{Measured, Probed, What};
 
 const KERNELS: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("kernels.ptx"), "\0").as_bytes())
 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use mainstay_core::preflight::deep::{Measured, Probed, What};
+use mainstay_core::host::preflight::deep::{Measured, Probed, What};
 
 use super::buffer::{difference, fill};
 

@@ -10,7 +10,7 @@ mod storage;
 
 use std::path::Path;
 
-use mainstay_core::preflight::deep::{Probe, Probed};
+use mainstay_core::host::preflight::deep::{Probe, Probed};
 
 pub use echo::serve as serve_echo;
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Instant;
 
-use mainstay_core::preflight::deep::{Measured, Probed, What};
+use mainstay_core::host::preflight::deep::{Measured, Probed, What};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::libc;
 

@@ -1,6 +1,6 @@
 //! What is read of one GPU seldom.
 
-use mainstay_core::device::{EccCount, EccPlace, GpuDetails, PeerAccess, SramErrors};
+use mainstay_core::hardware::gpu::{EccCount, EccPlace, GpuDetails, PeerAccess, SramErrors};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{nvmlEccSramErrorStatus_v1_t, nvmlRepairStatus_v1_t};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use mainstay_core::device::{GpuEvent, ProbeLine};
-use mainstay_core::pci::PciAddress;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::hardware::gpu::{GpuEvent, ProbeLine};
 use nvml_wrapper::error::NvmlError;
 
 use super::calls::{EventSet, Handle, Nvml, by_index};

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use mainstay_core::device::{
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::hardware::gpu::{
     Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, PcieLink, PeerAccess, Read,
     RemappedRows, SlowdownTimes,
 };
-use mainstay_core::id::Pid;
-use mainstay_core::pci::PciAddress;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::{
     nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t,

@@ -1,9 +1,9 @@
 //! The NVLinks of one GPU.
 
-use mainstay_core::device::{LinkErrors, LinkReading};
+use mainstay_core::hardware::gpu::{LinkErrors, LinkReading};
 use nvml_wrapper::error::NvmlError;
 
-use mainstay_core::pci::PciAddress;
+use mainstay_core::base::pci::PciAddress;
 
 use super::calls::{Answer, Handle, Nvml, or};
 use super::fields::{self, LINK_5, LINK_ERRORS};

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mainstay_core::device::{GpuEvent, ProbeLine};
-use mainstay_core::pci::PciAddress;
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::hardware::gpu::{GpuEvent, ProbeLine};
 use nvml_wrapper::error::NvmlError;
 
 use super::calls::{Handle, Nvml, by_index};

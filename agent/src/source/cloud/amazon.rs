@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use hyper::{Method, StatusCode};
-use mainstay_core::cloud::Notice;
-use mainstay_core::cloud::amazon::{instance_action, rebalance, scheduled};
+use mainstay_core::host::cloud::Notice;
+use mainstay_core::host::cloud::amazon::{instance_action, rebalance, scheduled};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 

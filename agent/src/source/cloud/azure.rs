@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use hyper::{Method, StatusCode};
-use mainstay_core::cloud::Notice;
-use mainstay_core::cloud::azure::events;
+use mainstay_core::host::cloud::Notice;
+use mainstay_core::host::cloud::azure::events;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
@@ -19,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(150);
 
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 const NAME: &str = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
-const KEY: &str = mainstay_core::cloud::azure::KEY;
+const KEY: &str = mainstay_core::host::cloud::azure::KEY;
 
 /// Follows the service. Returns how many keys there are.
 pub(super) fn follow(runtime: &Runtime, address: &str, news: &mpsc::Sender<News>) -> usize {

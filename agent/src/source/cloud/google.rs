@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use hyper::{Method, StatusCode};
-use mainstay_core::cloud::Notice;
-use mainstay_core::cloud::google::{maintenance_event, preempted, upcoming_maintenance};
+use mainstay_core::host::cloud::Notice;
+use mainstay_core::host::cloud::google::{maintenance_event, preempted, upcoming_maintenance};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mainstay_core::pci::PciAddress;
+use mainstay_core::base::pci::PciAddress;
 
 /// The library's usual name.
 const USUAL_LIBRARY: &str = "libnvidia-ml.so.1";

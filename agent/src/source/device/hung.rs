@@ -1,6 +1,6 @@
 //! GPUs for which a call has not returned, and when they are tried again.
 
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
 
 use super::RENEW_EVERY;
 

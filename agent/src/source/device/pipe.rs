@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mainstay_core::device::{ProbeLine, ProbeRequest};
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
+use mainstay_core::hardware::gpu::{ProbeLine, ProbeRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ProbePlan;

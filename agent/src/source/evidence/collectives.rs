@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Instant, SystemTime};
 
+use mainstay_core::base::id::{Pid, Rank};
 use mainstay_core::hang::flight::{DUMP_BYTES, FlightRecord, counted};
+use mainstay_core::hang::nccl_ras::{Asked, RasReport};
 use mainstay_core::hang::{Waits, waits};
-use mainstay_core::id::{Pid, Rank};
-use mainstay_core::nccl_ras::{Asked, RasReport};
 use nix::libc;
 
 use super::python::LOOK_EVERY;
-use super::{Subject, left};
+use super::{Subject, left, nccl_version};
 use crate::os::processes;
 use crate::source::nccl_ras;
 
@@ -74,11 +74,16 @@ pub(super) fn ask_flight_recorders(subjects: &[Subject]) -> Recorder {
     recorder
 }
 
-/// Waits for the dumps, reads them, and tells where they lie and whom the ranks wait for by them.
-pub(super) fn flight_records(recorder: &Recorder, subjects: &[Subject], deadline: Instant) -> Told {
+/// Waits for the dumps, reads them, and tells where they lie and whom the ranks wait for by them and by the records that
+/// ranks' servers gave.
+pub(super) fn flight_records(
+    recorder: &Recorder,
+    mut records: BTreeMap<Rank, FlightRecord>,
+    subjects: &[Subject],
+    deadline: Instant,
+) -> Told {
     let mut told = Told::default();
     let mut waited_for = recorder.dumps.clone();
-    let mut records = BTreeMap::new();
     let mut errors: BTreeMap<Rank, String> = BTreeMap::new();
     loop {
         // A dump may be there in part; then it is read again.
@@ -127,10 +132,17 @@ fn read(path: &Path, since: SystemTime) -> Option<Result<FlightRecord, String>> 
 /// A question to NCCL's RAS service that is under way.
 pub(super) struct Ras {
     answer: Option<mpsc::Receiver<Asked>>,
+    /// Why it was not asked.
+    objection: Option<String>,
 }
 
-/// Asks it in a thread of its own: a process that is stopped takes the question and never answers.
+/// Asks it in a thread of its own: a process that is stopped takes the question and never answers. A release that may end the job
+/// is not asked.
 pub(super) fn ask_ras(subjects: &[Subject], deadline: Instant) -> Ras {
+    let objection = subjects.iter().find_map(|subject| nccl_version::objection(subject.pid));
+    if objection.is_some() {
+        return Ras { answer: None, objection };
+    }
     let given = subjects.first().and_then(|subject| Environment::of(subject.pid).get("NCCL_RAS_ADDR"));
     let address = given.unwrap_or_else(|| RAS_ADDRESS.to_owned());
     let (sender, answer) = mpsc::channel();
@@ -139,12 +151,15 @@ pub(super) fn ask_ras(subjects: &[Subject], deadline: Instant) -> Ras {
         let _ = sender.send(nccl_ras::ask_blocking(&address, left(deadline)));
     };
     let started = std::thread::Builder::new().name("nccl-ras".to_owned()).spawn(ask);
-    Ras { answer: started.is_ok().then_some(answer) }
+    Ras { answer: started.is_ok().then_some(answer), objection }
 }
 
 impl Ras {
     /// What it told by the deadline.
     pub(super) fn finish(self, subjects: &[Subject], deadline: Instant) -> Told {
+        if let Some(objection) = self.objection {
+            return Told { findings: vec![objection], ..Told::default() };
+        }
         match self.answer.and_then(|answer| answer.recv_timeout(left(deadline)).ok()) {
             Some(Asked::Told(report)) => of_report(&report, subjects),
             Some(Asked::Failed(why)) => {
@@ -179,14 +194,14 @@ fn of_report(report: &RasReport, subjects: &[Subject]) -> Told {
 }
 
 /// A process's environment, as it was started with.
-struct Environment(Vec<u8>);
+pub(super) struct Environment(Vec<u8>);
 
 impl Environment {
-    fn of(pid: Pid) -> Environment {
+    pub(super) fn of(pid: Pid) -> Environment {
         Environment(fs::read(format!("/proc/{}/environ", pid.0)).unwrap_or_default())
     }
 
-    fn get(&self, name: &str) -> Option<String> {
+    pub(super) fn get(&self, name: &str) -> Option<String> {
         let mut lines = self.0.split(|byte| *byte == 0);
         let value = lines.find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
         String::from_utf8(value.to_vec()).ok()

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
 use serde_json::{Value, json};
 
 use crate::os::{calls, processes};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mainstay_core::hang::{innermost_of_faulthandler, innermost_of_py_spy};
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
+use mainstay_core::hang::{innermost_of_faulthandler, innermost_of_py_spy, innermost_of_worker_server};
 
 use super::{Frames, Subject, left};
 use crate::os::processes;
@@ -30,6 +30,13 @@ pub(super) struct Stack {
     pub(super) innermost: Option<String>,
     /// With the frames of native code.
     pub(super) native: Option<String>,
+}
+
+impl Stack {
+    /// From the dump that a rank's PyTorch server made.
+    pub(super) fn of_worker_server(text: String) -> Stack {
+        Stack { by: "worker server", innermost: innermost_of_worker_server(&text), native: None, text }
+    }
 }
 
 /// The stacks of all ranks, in order; none for a rank that gives none.
@@ -185,7 +192,7 @@ fn finish(mut child: Child, deadline: Instant) -> Option<String> {
 mod tests {
     use std::os::unix::process::CommandExt;
 
-    use mainstay_core::id::Rank;
+    use mainstay_core::base::id::Rank;
 
     use super::*;
 

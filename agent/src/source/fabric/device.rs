@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::fabric::{Identity, LinkKind, LinkReading, LinkState, counters};
-use mainstay_core::host::Reading;
-use mainstay_core::parse::sysfs::{is_pci_function, port_rate, state_name};
+use mainstay_core::formats::parse::sysfs::{is_pci_function, port_rate, state_name};
+use mainstay_core::host::fabric::{Identity, LinkKind, LinkReading, LinkState, counters};
+use mainstay_core::host::os::Reading;
 use nix::errno::Errno;
 
 use super::{interface, list, near, read, told};

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mainstay_core::fabric::{Identity, LinkKind, LinkReading, LinkState};
-use mainstay_core::host::Reading;
-use mainstay_core::parse::sysfs::{interface_rate, is_pci_function};
+use mainstay_core::formats::parse::sysfs::{interface_rate, is_pci_function};
+use mainstay_core::host::fabric::{Identity, LinkKind, LinkReading, LinkState};
+use mainstay_core::host::os::Reading;
 use nix::errno::Errno;
 
 use super::{near, read, told};

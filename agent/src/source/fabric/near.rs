@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mainstay_core::parse::sysfs::is_pci_function;
+use mainstay_core::formats::parse::sysfs::is_pci_function;
 
 use super::{list, read};
 

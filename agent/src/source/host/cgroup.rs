@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::host::{GroupEvents, GroupUsage, MemoryGroup, Reading};
-use mainstay_core::id::Pid;
+use mainstay_core::base::id::Pid;
+use mainstay_core::host::os::{GroupEvents, GroupUsage, MemoryGroup, Reading};
 
 use super::proc::read;
 

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mainstay_core::host::{Disk, Reading, Space};
-use mainstay_core::parse::mounts::{Mount, meant_writable, mount_of, parse_mounts};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::mounts::{Mount, meant_writable, mount_of, parse_mounts};
+use mainstay_core::host::os::{Disk, Reading, Space};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::proc::read;

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use mainstay_core::host::{CpuTimes, Memory, Pressure, Reading};
+use mainstay_core::host::os::{CpuTimes, Memory, Pressure, Reading};
 use nix::errno::Errno;
 use procfs::{FromRead, LoadAverage, Meminfo, ProcError};
 

@@ -16,8 +16,8 @@ mod tables;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mainstay_core::host::{ClockReading, Reading, SystemSample};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::host::os::{ClockReading, Reading, SystemSample};
 
 use super::Roots;
 use crate::os::clock;
@@ -114,7 +114,7 @@ impl SystemSource {
 }
 
 /// The wall clock and the clock since boot in one moment; without the latter where no moment was short enough.
-fn clocks() -> (mainstay_core::time::Wall, Option<Mono>) {
+fn clocks() -> (mainstay_core::base::time::Wall, Option<Mono>) {
     for _ in 0..3 {
         let before = clock::since_boot();
         let wall = clock::now().wall;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::pci::PciAddress;
-use mainstay_core::tpu::{Chip, Holders, chip_kind};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::hardware::tpu::{Chip, Holders, chip_kind};
 
 /// Google's number on the PCI bus; its network cards and disks have it too.
 const GOOGLE: u16 = 0x1ae0;

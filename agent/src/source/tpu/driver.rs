@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use mainstay_core::tpu::{DriverReport, read_driver_line};
+use mainstay_core::hardware::tpu::{DriverReport, read_driver_line};
 
 /// Read of one file at one look; what is behind it comes at the next.
 const AT_ONCE: u64 = 256 * 1024;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
-use mainstay_core::id::Pid;
-use mainstay_core::tpu::{Chip, Holder, Holders};
+use mainstay_core::base::id::Pid;
+use mainstay_core::hardware::tpu::{Chip, Holder, Holders};
 
 use super::FORBIDDEN_PORT;
 

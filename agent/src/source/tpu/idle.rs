@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use mainstay_core::id::Pid;
-use mainstay_core::time::Span;
-use mainstay_core::tpu::Answer;
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::time::Span;
+use mainstay_core::hardware::tpu::Answer;
 
 use super::service::{self, Question};
 use super::{USUAL_PORT, chips, holders};

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
-use mainstay_core::tpu::{Answer, CoreState, Runtime};
+use mainstay_core::hardware::tpu::{Answer, CoreState, Runtime};
 use mainstay_proto::libtpu::tpu::monitoring::runtime::attr_value::Attr;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::metric::Measure;
 use mainstay_proto::libtpu::tpu::monitoring::runtime::runtime_metric_service_client::RuntimeMetricServiceClient;

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use mainstay_core::tpu::Stall;
+use mainstay_core::hardware::tpu::Stall;
 use mainstay_proto::libtpu::tpu_telemetry::AllCoreStateSummaries;
 use prost::Message;
 

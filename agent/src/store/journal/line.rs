@@ -1,6 +1,6 @@
 //! One entry as one line.
 
-use mainstay_core::entry::Entry;
+use mainstay_core::model::entry::Entry;
 use serde::Deserialize;
 
 use super::JournalError;

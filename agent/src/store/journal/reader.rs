@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use mainstay_core::entry::Entry;
+use mainstay_core::model::entry::Entry;
 
 use super::line::{Line, decode, decode_seq};
 use super::segment::{Segment, list_segments, segment_path};

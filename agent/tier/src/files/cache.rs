@@ -13,7 +13,7 @@ use mainstay_core::checkpoint::inventory::StepState;
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, Acting, Bell};
+use super::host::{self, Acting, Bell, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{Way, unpack};
@@ -148,10 +148,11 @@ impl Inner {
 
     fn look(&self) -> Result<(), FilesError> {
         let Settings { directory, quota, quiet, .. } = &self.settings;
-        let Some(user) = self.acting.in_directory(directory) else { return Ok(()) };
+        let Some(place) = self.acting.in_directory(directory) else { return Ok(()) };
+        let user = place.user;
         let members = {
-            let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
-            tree::plain(directory)
+            let _as_user = place.act()?;
+            tree::plain(&place.at)
         };
         let now = host::now_unix_s();
         let cached: Vec<Cached> = members
@@ -199,7 +200,7 @@ impl Inner {
             let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
             fs::create_dir_all(directory).map_err(FilesError::reading(directory))?;
         }
-        let owner = self
+        let place = self
             .acting
             .in_directory(directory)
             .ok_or_else(|| PeerError::Local(format!("{} is no directory", directory.display())))?;
@@ -216,8 +217,8 @@ impl Inner {
         let roots: BTreeSet<&str> = sources.iter().flat_map(StepState::roots).collect();
         self.brought().retain(|root, _| roots.contains(root.as_str()));
         let (mut added, mut failed) = (0, None);
-        for source in sources.iter().filter(|source| !self.is_here(source)) {
-            match self.bring(source, owner) {
+        for source in sources.iter().filter(|source| !self.is_here(source, &place)) {
+            match self.bring(source, &place) {
                 Ok(files) => added += files,
                 // What others have compiled may be the same.
                 Err(error) => {
@@ -233,16 +234,16 @@ impl Inner {
     }
 
     /// Whether all of it was added before, and is there still.
-    fn is_here(&self, source: &StepState) -> bool {
+    fn is_here(&self, source: &StepState, place: &Place) -> bool {
         let brought = self.brought();
         let files = source.roots().find_map(|root| brought.get(root));
-        let directory = &self.settings.directory;
-        files.is_some_and(|files| files.iter().all(|file| fs::symlink_metadata(directory.join(file)).is_ok()))
+        let Ok(_as_user) = place.act() else { return false };
+        files.is_some_and(|files| files.iter().all(|file| place.at.is_there(Path::new(file))))
     }
 
     /// Adds what one host has sealed; how many files were missing.
-    fn bring(&self, source: &StepState, owner: User) -> Result<usize, FilesError> {
-        let Settings { name, directory, spool, .. } = &self.settings;
+    fn bring(&self, source: &StepState, place: &Place) -> Result<usize, FilesError> {
+        let Settings { name, spool, .. } = &self.settings;
         let run = source.key.run_id();
         let silent = |_: Progress| {};
         let restored = self.service.restore(&host::spool_of(spool, run), Some(&[0]), &silent)?;
@@ -251,10 +252,11 @@ impl Inner {
         // One that lies here as this host's own did not need to come.
         let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)) else { return Ok(0) };
         let before: BTreeSet<String> = {
-            let _as_user = As::user(owner).map_err(FilesError::reading(directory))?;
-            tree::plain(directory).into_iter().map(|member| member.path).collect()
+            let _as_user = place.act()?;
+            tree::plain(&place.at).into_iter().map(|member| member.path).collect()
         };
-        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, directory, owner, Way::Add);
+        // Any file may be a compiler's.
+        let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, Way::Add, &|_, _| true);
         let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
         let files: Vec<String> = members?.into_iter().map(|member| member.path).collect();
         let added = files.iter().filter(|file| !before.contains(*file)).count();

@@ -1,7 +1,6 @@
 //! What a watched directory needs of its host: whose it is, a bell, the service among peers, and the attempt that a step belongs to.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -9,10 +8,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mainstay_core::checkpoint::placement::score;
 
+use super::FilesError;
 use super::catalog::Catalog;
 use super::tree::Member;
+use crate::beneath::Beneath;
+use crate::peer::Watched;
 use crate::peer::service::Service;
-use crate::peer::{User, Watched};
+use crate::peer::user::{As, User};
 
 /// Attempts of one decision: a step that is written again long after it was sealed gets the next one, so that its parts are never
 /// joined with those of before.
@@ -50,6 +52,20 @@ impl Bell {
     }
 }
 
+/// A directory, and as whom its files are touched.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) user: User,
+    pub(super) at: Beneath,
+}
+
+impl Place {
+    /// This thread acts as the user while what is returned lives.
+    pub(super) fn act(&self) -> Result<As, FilesError> {
+        As::user(self.user).map_err(FilesError::reading(self.at.path()))
+    }
+}
+
 /// As whom the files of one directory are touched. It is decided once: at registration, or when a directory of the configuration is
 /// first seen. A directory that is another user's later, because its name was exchanged or leads elsewhere, is not there.
 #[derive(Debug)]
@@ -67,19 +83,23 @@ impl Acting {
         Acting { user: user.map_or_else(OnceLock::new, OnceLock::from), asked_for }
     }
 
-    /// The user, where the directory is there and still this user's; this process's where it may not act as another one.
-    pub(super) fn in_directory(&self, directory: &Path) -> Option<User> {
-        let found = match self.asked_for {
-            true => std::fs::symlink_metadata(directory),
-            false => std::fs::metadata(directory),
-        };
-        let found = found.ok().filter(std::fs::Metadata::is_dir)?;
+    /// The directory and its user, where it is there and still this user's; this process's where it may not act as another one. What
+    /// follows goes through the descriptor: whoever exchanges the name from now on changes nothing.
+    pub(super) fn in_directory(&self, directory: &Path) -> Option<Place> {
         let own = User::own();
-        if own.uid != 0 {
-            return Some(own);
+        let is_root = own.uid == 0;
+        let _as_user = As::user(self.known().filter(|_| is_root).unwrap_or(own)).ok()?;
+        let at = match self.asked_for {
+            true => Beneath::open_no_link(directory),
+            false => Beneath::open(directory),
+        };
+        let at = at.ok()?;
+        let found = at.own_stat().ok()?;
+        if !is_root {
+            return Some(Place { user: own, at });
         }
-        let user = *self.user.get_or_init(|| User { uid: found.uid(), gid: found.gid() });
-        (user.uid == found.uid()).then_some(user)
+        let user = *self.user.get_or_init(|| User { uid: found.st_uid, gid: found.st_gid });
+        (user.uid == found.st_uid).then_some(Place { user, at })
     }
 
     /// The user, where that is known before the directory is there.

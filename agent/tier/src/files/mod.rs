@@ -11,7 +11,7 @@ mod catalog;
 mod host;
 mod pack;
 pub mod replicator;
-mod tree;
+pub(crate) mod tree;
 mod unpack;
 pub mod watch;
 

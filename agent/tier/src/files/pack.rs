@@ -1,7 +1,7 @@
 //! Files of a checkpoint as one run of bytes, read where they lie: nothing is copied on this host.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +10,13 @@ use mainstay_checkpoint::{CHUNK_BYTES, Chunks, Identity, Manifest, SealedFile};
 use mainstay_core::checkpoint::archive::{self, Entry, Layout, Piece};
 use mainstay_core::checkpoint::inventory::Medium;
 
+use rustix::fs::FileType;
+
 use super::FilesError;
 use super::tree::{Mark, Member};
+use crate::beneath::Beneath;
 use crate::peer::own::medium_of;
-use crate::peer::sealed::{Sealed, open_plainly};
+use crate::peer::sealed::Sealed;
 use crate::peer::user::{As, User};
 use crate::seal::{ReadAt, sums};
 
@@ -66,10 +69,13 @@ impl Content {
     /// Whether every file is the one that it was.
     pub fn is_still(&self) -> bool {
         let Ok(_as_user) = As::user(self.user) else { return false };
+        let Ok(base) = Beneath::open(&self.base) else { return false };
         let files = self.members.iter().filter(|member| member.words.is_none());
         files.into_iter().all(|member| {
-            fs::symlink_metadata(self.base.join(&member.path))
-                .is_ok_and(|found| found.is_file() && Mark::of(&found) == member.mark)
+            base.stat(Path::new(&member.path)).is_ok_and(|found| {
+                FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+                    && Mark::of_stat(&found) == member.mark
+            })
         })
     }
 
@@ -95,6 +101,12 @@ impl Content {
         })
     }
 
+    /// Whether anything has this name where the files lie.
+    pub(super) fn has(&self, name: &str) -> bool {
+        let Ok(_as_user) = As::user(self.user) else { return false };
+        Beneath::open(&self.base).is_ok_and(|base| base.is_there(Path::new(name)))
+    }
+
     fn read_member(&self, index: usize, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let member = self.members.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
         if let Some(words) = &member.words {
@@ -109,9 +121,9 @@ impl Content {
             return Ok(Arc::clone(file));
         }
         let _as_user = As::user(self.user)?;
-        let path = self.base.join(&member.path);
-        let file = Arc::new(open_plainly(&path)?);
+        let file = Arc::new(Beneath::open(&self.base)?.read(Path::new(&member.path))?);
         if Mark::of(&file.metadata()?) != member.mark {
+            let path = self.base.join(&member.path);
             return Err(io::Error::other(format!("{} has changed since it was sealed", path.display())));
         }
         if open.len() >= MOST_OPEN {
@@ -168,7 +180,7 @@ impl Pack {
         if sealed.shard.bytes != content.size() {
             return Err(FilesError::Manifest("it is of other files".to_owned()));
         }
-        let medium = medium_of(content.base());
+        let medium = As::user(content.user).map_or(Medium::Disk, |_as_user| medium_of(content.base()));
         Ok(Pack { sealed: Arc::new(sealed), content, medium, is_shared })
     }
 }

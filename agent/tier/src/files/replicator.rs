@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::fs::FileType;
 
 use mainstay_checkpoint::{Identity, MANIFEST_NAME};
 use mainstay_core::checkpoint::inventory::StepKey;
@@ -17,18 +19,20 @@ use mainstay_core::checkpoint::replicator::{
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, AGAIN, Acting, Bell};
+use super::host::{self, AGAIN, Acting, Bell, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Member};
 use super::unpack::{Way, unpack};
 use crate::os::stand_back;
 use crate::peer::sealed::Sealed;
 use crate::peer::store::write_at_once;
-use crate::peer::user::{As, User};
 use crate::peer::{Progress, Service};
 
 /// The name of the job to which the steps belong; the run id tells one from another.
 const JOB: &str = "replicator";
+
+/// Bytes of what a trainer asks for that are read at most.
+const LONGEST_ASKED: u64 = 64 << 10;
 
 /// A step that cannot be restored is tried so often.
 const TRIES: u32 = 3;
@@ -120,13 +124,13 @@ impl Work {
         self.resume();
         let mut said = String::new();
         loop {
-            if let Some(user) = self.acting.in_directory(&self.settings.directory)
-                && let Err(error) = self.look(user)
+            if let Some(place) = self.acting.in_directory(&self.settings.directory)
+                && let Err(error) = self.look(&place)
             {
                 let words = error.to_string();
                 if words != said {
                     tracing::warn!(directory = %self.settings.directory.display(), error = words, "a replicator's directory");
-                    let _ = self.tell(user, ERRORS_NAME, &format!("{words}\n"));
+                    let _ = tell(&place, ERRORS_NAME, &format!("{words}\n"));
                 }
                 said = words;
             }
@@ -151,28 +155,32 @@ impl Work {
         Ok(Job { asked, run, catalog })
     }
 
-    fn look(&mut self, user: User) -> Result<(), FilesError> {
-        let path = self.settings.directory.join(ASKED_NAME);
+    fn look(&mut self, place: &Place) -> Result<(), FilesError> {
         let text = {
-            let _as_user = As::user(user).map_err(FilesError::reading(&path))?;
-            fs::read_to_string(&path)
+            let _as_user = place.act()?;
+            place.at.read(Path::new(ASKED_NAME)).and_then(|file| {
+                let mut text = String::new();
+                file.take(LONGEST_ASKED).read_to_string(&mut text).map(|_| text)
+            })
         };
         match text {
-            Ok(text) if text.is_empty() => self.remove(user, &path),
-            Ok(text) => self.take_up(user, &text),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(FilesError::reading(&path)(error)),
-            Err(_) => self.serve(user),
+            Ok(text) if text.is_empty() => remove(place, ASKED_NAME),
+            Ok(text) => self.take_up(place, &text),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(FilesError::reading(&self.settings.directory.join(ASKED_NAME))(error))
+            }
+            Err(_) => self.serve(place),
         }
     }
 
     /// A trainer has begun. What it asks for is taken away when it is known what it is, and what was before is over.
-    fn take_up(&mut self, user: User, text: &str) -> Result<(), FilesError> {
+    fn take_up(&mut self, place: &Place, text: &str) -> Result<(), FilesError> {
         let directory = self.settings.directory.clone();
         let asked = match parse(text) {
             Ok(asked) => asked,
             Err(problem) => {
-                self.tell(user, FAILED_NAME, &format!("{ASKED_NAME}: {problem}\n"))?;
-                return self.remove(user, &directory.join(ASKED_NAME));
+                tell(place, FAILED_NAME, &format!("{ASKED_NAME}: {problem}\n"))?;
+                return remove(place, ASKED_NAME);
             }
         };
         for word in &asked.refused {
@@ -180,17 +188,17 @@ impl Work {
         }
         self.before.clear();
         self.job = None;
-        self.tidy(user)?;
+        tidy(place)?;
         fs::create_dir_all(&self.settings.home).map_err(FilesError::reading(&self.settings.home))?;
         write_at_once(&self.settings.home, ASKED_NAME, text.as_bytes())
             .map_err(FilesError::reading(&self.settings.home))?;
         let mut job = self.begin(asked)?;
         let packs = job.catalog.packs().values().cloned().collect();
         host::offer(&self.service, &directory, REPLICATED, packs);
-        self.remove(user, &directory.join(ASKED_NAME))?;
+        remove(place, ASKED_NAME)?;
         let mut last = None;
         for _ in 0..TRIES {
-            match self.restore(user, &mut job) {
+            match self.restore(place, &mut job) {
                 Ok(step) => {
                     tracing::info!(
                         run = job.run,
@@ -203,46 +211,46 @@ impl Work {
                     return Ok(());
                 }
                 Err(error) => {
-                    self.tell(user, ERRORS_NAME, &format!("restore: {error}\n"))?;
+                    tell(place, ERRORS_NAME, &format!("restore: {error}\n"))?;
                     last = Some(error);
                 }
             }
         }
         let words = last.map(|error| error.to_string()).unwrap_or_default();
-        self.tell(user, FAILED_NAME, &format!("no step could be restored: {words}\n"))
+        tell(place, FAILED_NAME, &format!("no step could be restored: {words}\n"))
     }
 
     /// Decides, brings this node's part, and says so.
-    fn restore(&self, user: User, job: &mut Job) -> Result<Option<u64>, FilesError> {
-        let Settings { directory, spool, .. } = &self.settings;
+    fn restore(&self, place: &Place, job: &mut Job) -> Result<Option<u64>, FilesError> {
+        let Settings { spool, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
         let told = Mutex::new(None);
-        let tell = |at: Progress| {
+        let tell_of = |at: Progress| {
             let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
             if told.replace(at.step) != Some(at.step) {
-                let _ = self.tell(user, PRERESTORE_NAME, &prerestore(Some(at.step)));
+                let _ = tell(place, PRERESTORE_NAME, &prerestore(Some(at.step)));
             }
         };
         let node = job.asked.node;
-        let restored = self.service.restore(&host::spool_of(spool, &job.run), Some(&[node]), &tell)?;
+        let restored = self.service.restore(&host::spool_of(spool, &job.run), Some(&[node]), &tell_of)?;
         host::keep_decision(&self.service, &job.run, &job.catalog);
         let key = restored.decision.step;
-        self.tell(user, PRERESTORE_NAME, &prerestore(key.as_ref().map(|key| key.step)))?;
-        let data = key.as_ref().map(|key| self.land(user, job, key)).transpose()?;
-        let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+        tell(place, PRERESTORE_NAME, &prerestore(key.as_ref().map(|key| key.step)))?;
+        let data = key.as_ref().map(|key| self.land(place, job, key)).transpose()?;
+        let _as_user = place.act()?;
         for worker in 0..job.asked.workers {
-            let link = directory.join(restore_name(&job.asked, key.as_ref().map(|key| key.step), worker));
+            let link = PathBuf::from(restore_name(&job.asked, key.as_ref().map(|key| key.step), worker));
             let made = match &data {
-                Some(data) => std::os::unix::fs::symlink(data, &link),
-                None => fs::write(&link, []),
+                Some(data) => place.at.link_to(Path::new(data), &link),
+                None => place.at.write_whole(&link, &[]),
             };
-            made.map_err(FilesError::reading(&link))?;
+            made.map_err(FilesError::reading(&place.at.path().join(link)))?;
         }
         Ok(key.map(|key| key.step))
     }
 
     /// The name of the directory with this node's part of a step.
-    fn land(&self, user: User, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
+    fn land(&self, place: &Place, job: &mut Job, key: &StepKey) -> Result<String, FilesError> {
         let Settings { directory, spool, .. } = &self.settings;
         let home = host::in_spool(spool, key.step, job.asked.node);
         if let Ok(sealed) =
@@ -251,13 +259,14 @@ impl Work {
             let data = data_name(&sealed.shard.root);
             let base = directory.join(&data);
             {
-                let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
-                let _ = fs::remove_dir_all(&base);
+                let _as_user = place.act()?;
+                let _ = place.at.remove_tree(Path::new(&data));
             }
-            let members = unpack(&home.join(ARCHIVE_NAME), &sealed, &base, user, Way::Inside)?;
+            let way = Way::Inside(Path::new(&data));
+            let members = unpack(&home.join(ARCHIVE_NAME), &sealed, place, way, &|_, _| true)?;
             let manifest = String::from_utf8(sealed.manifest.clone());
             let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
-            job.catalog.insert(Note { manifest, base, user, members }, false)?;
+            job.catalog.insert(Note { manifest, base, user: place.user, members }, false)?;
             let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
             return Ok(data);
         }
@@ -267,10 +276,10 @@ impl Work {
     }
 
     /// New steps are sealed and take the name of their root; old ones go when newer ones are safe.
-    fn serve(&mut self, user: User) -> Result<(), FilesError> {
+    fn serve(&mut self, place: &Place) -> Result<(), FilesError> {
         let Some(mut job) = self.job.take() else { return Ok(()) };
-        let served = self.seal_new(user, &mut job);
-        self.collect(user, &mut job);
+        let served = self.seal_new(place, &mut job);
+        self.collect(place, &mut job);
         host::keep_decision(&self.service, &job.run, &job.catalog);
         self.offer(&job);
         self.job = Some(job);
@@ -286,18 +295,16 @@ impl Work {
         );
     }
 
-    fn seal_new(&mut self, user: User, job: &mut Job) -> Result<(), FilesError> {
+    fn seal_new(&mut self, place: &Place, job: &mut Job) -> Result<(), FilesError> {
         let directory = self.settings.directory.clone();
         let mut now = BTreeMap::new();
         {
-            let _as_user = As::user(user).map_err(FilesError::reading(&directory))?;
-            for entry in fs::read_dir(&directory).map_err(FilesError::reading(&directory))?.flatten() {
-                let name = entry.file_name();
+            let _as_user = place.act()?;
+            for (name, kind) in place.at.list(Path::new("")).map_err(FilesError::reading(&directory))? {
                 let step = name.to_str().and_then(step_of);
                 // A link is what the trainer made of what was restored.
-                let step = step.filter(|_| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-                let Some(step) = step else { continue };
-                match tree::members(&entry.path(), "") {
+                let Some(step) = step.filter(|_| kind == FileType::Directory) else { continue };
+                match place.at.below(Path::new(&name)).and_then(|at| tree::members(&at, "")) {
                     Ok(members) => _ = now.insert(step, (name, members)),
                     Err(error) => tracing::debug!(step, %error, "a step that cannot be read yet"),
                 }
@@ -310,7 +317,7 @@ impl Work {
                 continue;
             }
             let from = directory.join(name);
-            let content = Content::of(&from, user, members.clone())?;
+            let content = Content::of(&from, place.user, members.clone())?;
             let identity = Identity {
                 job: JOB.to_owned(),
                 attempt: host::fence(&self.service, &job.run) * AGAIN,
@@ -325,17 +332,20 @@ impl Work {
             let text = String::from_utf8(manifest.encode())
                 .map_err(|error| FilesError::Manifest(error.to_string()))?;
             let root = manifest.root().map(|root| blake_hex(&root)).unwrap_or_default();
-            let base = directory.join(data_name(&root));
+            let data = data_name(&root);
+            let base = directory.join(&data);
             {
-                let _as_user = As::user(user).map_err(FilesError::reading(&directory))?;
-                let _ = fs::remove_dir_all(&base);
-                fs::rename(&from, &base).map_err(FilesError::reading(&from))?;
+                let _as_user = place.act()?;
+                let _ = place.at.remove_tree(Path::new(&data));
+                let named = place.at.rename(Path::new(name), Path::new(&data));
+                named.map_err(FilesError::reading(&from))?;
             }
             if let Some(before) = job.catalog.remove(*step) {
                 self.service.shared.withdraw(&before.sealed.shard.root);
-                self.delete(user, before.content.base());
+                self.delete(place, before.content.base());
             }
-            job.catalog.insert(Note { manifest: text, base, user, members: members.clone() }, false)?;
+            let note = Note { manifest: text, base, user: place.user, members: members.clone() };
+            job.catalog.insert(note, false)?;
             tracing::info!(run = job.run, step, "a step of a trainer was sealed");
         }
         let now = now.into_iter().map(|(step, (_, members))| (step, members)).collect();
@@ -344,54 +354,47 @@ impl Work {
     }
 
     /// Deletes what no rule keeps any more: the volume is memory, and its trainer leaves the tidying to us.
-    fn collect(&self, user: User, job: &mut Job) {
+    fn collect(&self, place: &Place, job: &mut Job) {
         let gone = self.service.shared.deletable();
         let of_job = gone.iter().filter(|key| key.run == job.run && key.job == JOB);
         for key in of_job {
             let is_it = job.catalog.packs().get(&key.step).is_some_and(|pack| pack.sealed.shard.of == *key);
             if let Some(pack) = is_it.then(|| job.catalog.remove(key.step)).flatten() {
-                self.delete(user, pack.content.base());
+                self.delete(place, pack.content.base());
             }
         }
     }
 
-    fn delete(&self, user: User, base: &Path) {
-        let Ok(_as_user) = As::user(user) else { return };
-        if base.starts_with(&self.settings.directory) && base != self.settings.directory {
-            let _ = fs::remove_dir_all(base);
+    fn delete(&self, place: &Place, base: &Path) {
+        let Ok(below) = base.strip_prefix(&self.settings.directory) else { return };
+        let Ok(_as_user) = place.act() else { return };
+        let _ = place.at.remove_tree(below);
+    }
+}
+
+/// What a trainer left that is over: everything but what was sealed.
+fn tidy(place: &Place) -> Result<(), FilesError> {
+    let _as_user = place.act()?;
+    for (name, _) in place.at.list(Path::new("")).map_err(FilesError::reading(place.at.path()))? {
+        if name.to_str().is_none_or(stays) {
+            continue;
         }
+        let removed = place.at.remove_tree(Path::new(&name));
+        removed.map_err(FilesError::reading(&place.at.path().join(&name)))?;
     }
+    Ok(())
+}
 
-    /// What a trainer left that is over: everything but what was sealed.
-    fn tidy(&self, user: User) -> Result<(), FilesError> {
-        let directory = &self.settings.directory;
-        let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
-        for entry in fs::read_dir(directory).map_err(FilesError::reading(directory))?.flatten() {
-            let name = entry.file_name();
-            if name.to_str().is_none_or(stays) {
-                continue;
-            }
-            let path = entry.path();
-            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(FilesError::reading(&path))?;
-        }
-        Ok(())
-    }
+fn remove(place: &Place, name: &str) -> Result<(), FilesError> {
+    let _as_user = place.act()?;
+    place.at.remove_file(Path::new(name)).map_err(FilesError::reading(&place.at.path().join(name)))
+}
 
-    fn remove(&self, user: User, path: &Path) -> Result<(), FilesError> {
-        let _as_user = As::user(user).map_err(FilesError::reading(path))?;
-        fs::remove_file(path).map_err(FilesError::reading(path))
-    }
-
-    /// Says something to the trainer, at once.
-    fn tell(&self, user: User, name: &str, words: &str) -> Result<(), FilesError> {
-        let directory = &self.settings.directory;
-        let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
-        let aside = directory.join(format!(".{name}.tmp"));
-        fs::write(&aside, words).map_err(FilesError::reading(&aside))?;
-        fs::rename(&aside, directory.join(name)).map_err(FilesError::reading(&aside))
-    }
+/// Says something to the trainer, at once.
+fn tell(place: &Place, name: &str, words: &str) -> Result<(), FilesError> {
+    let _as_user = place.act()?;
+    let put = place.at.write_whole(Path::new(name), words.as_bytes());
+    put.map_err(FilesError::reading(&place.at.path().join(name)))
 }
 
 fn blake_hex(bytes: &[u8]) -> String {

@@ -1,14 +1,21 @@
 //! Files below a directory, as they are at one moment.
 
-use std::fs::{self, Metadata};
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rustix::fs::{FileType, Stat};
+
 use serde::{Deserialize, Serialize};
+
+use crate::beneath::Beneath;
 
 /// Directories in directories; deeper ones are no checkpoint.
 const DEEPEST: usize = 32;
+
+/// Files of one checkpoint, or of one cache.
+const MOST: usize = 1 << 20;
 
 /// What tells whether a file is still the one that was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +32,14 @@ impl Mark {
     /// Of a file.
     pub(crate) fn of(found: &Metadata) -> Mark {
         Mark { ino: found.ino(), size: found.size(), written: (found.mtime(), found.mtime_nsec()) }
+    }
+
+    /// The same, as a directory says it.
+    // The kernel's types differ between processors.
+    #[allow(clippy::unnecessary_cast)]
+    pub(crate) fn of_stat(found: &Stat) -> Mark {
+        let written = (found.st_mtime as i64, found.st_mtime_nsec as i64);
+        Mark { ino: found.st_ino, size: found.st_size.unsigned_abs(), written }
     }
 }
 
@@ -54,7 +69,7 @@ impl Member {
 /// # Errors
 /// It cannot be read, or has something that is neither file nor directory: a link could lead anywhere, and without it the checkpoint
 /// would not be whole.
-pub fn members(base: &Path, name: &str) -> io::Result<Vec<Member>> {
+pub fn members(base: &Beneath, name: &str) -> io::Result<Vec<Member>> {
     let mut found = Vec::new();
     collect(base, name, 0, true, &mut found)?;
     found.sort_by(|a, b| a.path.cmp(&b.path));
@@ -62,32 +77,42 @@ pub fn members(base: &Path, name: &str) -> io::Result<Vec<Member>> {
 }
 
 /// The plain files below `base`, by their names; what else is there is passed over, and what goes away meanwhile too.
-pub(crate) fn plain(base: &Path) -> Vec<Member> {
+pub(crate) fn plain(base: &Beneath) -> Vec<Member> {
     let mut found = Vec::new();
     let _ = collect(base, "", 0, false, &mut found);
     found.sort_by(|a, b| a.path.cmp(&b.path));
     found
 }
 
-fn collect(base: &Path, name: &str, depth: usize, strict: bool, found: &mut Vec<Member>) -> io::Result<()> {
-    let path = if name.is_empty() { base.to_owned() } else { base.join(name) };
-    let of = fs::symlink_metadata(&path)?;
-    if of.is_file() {
-        let mode = of.mode() & 0o777;
-        found.push(Member { path: name.to_owned(), mode, mark: Mark::of(&of), words: None });
+fn collect(
+    base: &Beneath,
+    name: &str,
+    depth: usize,
+    strict: bool,
+    found: &mut Vec<Member>,
+) -> io::Result<()> {
+    let path = || base.path().join(name);
+    let of = base.stat(Path::new(name))?;
+    let kind = FileType::from_raw_mode(of.st_mode);
+    if kind == FileType::RegularFile {
+        if found.len() >= MOST {
+            let problem = format!("{}: more than {MOST} files", base.path().display());
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+        }
+        let mode = of.st_mode & 0o777;
+        found.push(Member { path: name.to_owned(), mode, mark: Mark::of_stat(&of), words: None });
         return Ok(());
     }
-    if !of.is_dir() || depth > DEEPEST {
+    if kind != FileType::Directory || depth > DEEPEST {
         if !strict {
             return Ok(());
         }
-        let problem = format!("{} is neither a file nor a directory", path.display());
+        let problem = format!("{} is neither a file nor a directory", path().display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     }
-    for entry in fs::read_dir(&path)? {
-        let below = entry?.file_name();
+    for (below, _) in base.list(Path::new(name))? {
         let below = below.to_str().ok_or_else(|| {
-            let problem = format!("{}: a name that is no UTF-8", path.display());
+            let problem = format!("{}: a name that is no UTF-8", path().display());
             io::Error::new(io::ErrorKind::InvalidInput, problem)
         })?;
         let below = if name.is_empty() { below.to_owned() } else { format!("{name}/{below}") };

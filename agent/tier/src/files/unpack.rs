@@ -1,94 +1,105 @@
-//! Brings files back into a directory: beside their places first, and into them when all are there.
+//! Brings files back into a directory: beside their places first, and into them when all are there. All of it is reached from the
+//! directory's descriptor, for its user may exchange names meanwhile.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use mainstay_core::checkpoint::archive::{self, Entry};
+use rustix::fs::FileType;
 
 use super::FilesError;
+use super::host::Place;
 use super::tree::{Mark, Member};
+use crate::beneath::Beneath;
 use crate::peer::sealed::{Sealed, open_plainly};
-use crate::peer::store::sync_directory;
-use crate::peer::user::{As, User};
 use crate::seal::ReadAt;
 
 const PIECE: usize = 1 << 20;
 
+/// What an agent makes in a directory of others begins so; nothing in an archive may.
+const ASIDE: &str = ".mainstay-";
+
 /// What is done with the files of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Way<'a> {
     /// They take the place of what is there under their first names.
     Replace,
-    /// All of them become this directory's; it must not be there.
-    Inside,
+    /// All of them become a directory of this name, which must not be there.
+    Inside(&'a Path),
     /// Only what is missing is added.
     Add,
 }
 
-/// The files of the archive in `from`, which was compared with `sealed` when it came.
+/// The files of the archive in `from`, which was compared with `sealed` when it came. `is_wanted` says of the first name of each, and
+/// whether that is a directory, if it may be in this archive.
 ///
 /// # Errors
-/// It is no archive, or the files cannot be written; then nothing has changed in the directory.
+/// It is no archive, has a file that is not wanted, or the files cannot be written; then nothing has changed in the directory.
 pub(super) fn unpack(
     from: &Path,
     sealed: &Sealed,
-    directory: &Path,
-    user: User,
-    way: Way,
+    place: &Place,
+    way: Way<'_>,
+    is_wanted: &dyn Fn(&str, bool) -> bool,
 ) -> Result<Vec<Member>, FilesError> {
     let file = open_plainly(from).map_err(FilesError::reading(from))?;
     let mut read = |at: u64, buffer: &mut [u8]| {
         ReadAt::read_exact_at(&file, buffer, at).map_err(|error| error.to_string())
     };
     let entries = archive::read(sealed.shard.bytes, &mut read)?;
-    let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
-    let aside = aside_of(directory, sealed, way);
-    let _ = fs::remove_dir_all(&aside);
+    for (entry, _) in &entries {
+        let (first, is_directory) = match entry.path.split_once('/') {
+            Some((first, _)) => (first, true),
+            None => (entry.path.as_str(), false),
+        };
+        if first.starts_with(ASIDE) || !is_wanted(first, is_directory) {
+            return Err(FilesError::Manifest(format!(
+                "{:?} is no file of what this directory holds",
+                entry.path
+            )));
+        }
+    }
+    let (at, directory) = (&place.at, place.at.path());
+    let _as_user = place.act()?;
+    let aside = PathBuf::from(format!("{ASIDE}{}", &sealed.shard.root[..16.min(sealed.shard.root.len())]));
     let put = || -> io::Result<()> {
-        fs::create_dir_all(&aside)?;
-        for (entry, at) in &entries {
-            if way != Way::Add || fs::symlink_metadata(directory.join(&entry.path)).is_err() {
-                write(&file, entry, *at, &aside)?;
+        at.remove_tree(&aside)?;
+        at.make_directory(&aside)?;
+        // From here on what is made aside stays below this descriptor, whatever is exchanged around it.
+        let made = at.below(&aside)?;
+        for (entry, offset) in &entries {
+            if way != Way::Add || !at.is_there(Path::new(&entry.path)) {
+                write(&file, entry, *offset, &made)?;
             }
         }
-        sync_all(&aside)?;
+        sync_all(&made, Path::new(""))?;
         match way {
-            Way::Replace => replace(&aside, directory),
-            Way::Inside => {
-                fs::rename(&aside, directory).and_then(|()| directory.parent().map_or(Ok(()), sync_directory))
-            }
-            Way::Add => add(&aside, &aside, directory),
-        }
+            Way::Replace => replace(&made, &aside, at),
+            Way::Inside(name) => at.rename(&aside, name),
+            Way::Add => add(&made, Path::new(""), &aside, at),
+        }?;
+        at.sync_directory(Path::new(""))
     };
     let put = put();
-    if way != Way::Inside || put.is_err() {
-        let _ = fs::remove_dir_all(&aside);
-    }
+    let _ = at.remove_tree(&aside);
     put.map_err(FilesError::reading(directory))?;
+    let home = match way {
+        Way::Inside(name) => at.below(name).map_err(FilesError::reading(directory))?,
+        Way::Replace | Way::Add => at.clone(),
+    };
     let member = |(entry, _): &(Entry, u64)| -> io::Result<Member> {
-        let found = fs::symlink_metadata(directory.join(&entry.path))?;
-        Ok(Member { path: entry.path.clone(), mode: entry.mode, mark: Mark::of(&found), words: None })
+        let found = home.stat(Path::new(&entry.path))?;
+        Ok(Member { path: entry.path.clone(), mode: entry.mode, mark: Mark::of_stat(&found), words: None })
     };
     entries.iter().map(member).collect::<io::Result<_>>().map_err(FilesError::reading(directory))
 }
 
-/// In the same file system, under a name that says of itself that it is passing.
-fn aside_of(directory: &Path, sealed: &Sealed, way: Way) -> PathBuf {
-    let name = format!(".mainstay-{}", &sealed.shard.root[..16.min(sealed.shard.root.len())]);
-    match way {
-        Way::Inside => directory.with_file_name(name),
-        Way::Replace | Way::Add => directory.join(name),
-    }
-}
-
-fn write(from: &File, entry: &Entry, at: u64, aside: &Path) -> io::Result<()> {
-    let path = aside.join(&entry.path);
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    let mut to = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+fn write(from: &File, entry: &Entry, at: u64, aside: &Beneath) -> io::Result<()> {
+    let path = Path::new(&entry.path);
+    aside.make_directories(path.parent().unwrap_or(Path::new("")))?;
+    let mut to = aside.create(path, 0o600)?;
     let mut buffer = vec![0; PIECE];
     let mut done = 0;
     while done < entry.size {
@@ -102,52 +113,42 @@ fn write(from: &File, entry: &Entry, at: u64, aside: &Path) -> io::Result<()> {
 }
 
 /// All directories below.
-fn sync_all(directory: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(directory)?.flatten() {
-        if entry.file_type()?.is_dir() {
-            sync_all(&entry.path())?;
+fn sync_all(at: &Beneath, below: &Path) -> io::Result<()> {
+    for (name, kind) in at.list(below)? {
+        if kind == FileType::Directory {
+            sync_all(at, &below.join(name))?;
         }
     }
-    sync_directory(directory)
+    at.sync_directory(below)
 }
 
 /// Each name takes its place at once. Small files, which name the others, come last.
-fn replace(aside: &Path, directory: &Path) -> io::Result<()> {
-    let mut names: Vec<(bool, PathBuf)> = Vec::new();
-    for entry in fs::read_dir(aside)? {
-        let entry = entry?;
-        names.push((!entry.file_type()?.is_dir(), entry.path()));
-    }
+fn replace(made: &Beneath, aside: &Path, at: &Beneath) -> io::Result<()> {
+    let mut names: Vec<(bool, PathBuf)> = made
+        .list(Path::new(""))?
+        .into_iter()
+        .map(|(name, kind)| (kind != FileType::Directory, name.into()))
+        .collect();
     names.sort();
-    for (_, from) in names {
-        let Some(name) = from.file_name() else { continue };
-        let to = directory.join(name);
-        if fs::symlink_metadata(&to).is_ok() {
-            let flags = rustix::fs::RenameFlags::EXCHANGE;
-            rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &to, flags)?;
-        } else {
-            fs::rename(&from, &to)?;
-        }
+    for (_, name) in names {
+        let from = aside.join(&name);
+        if at.is_there(&name) { at.exchange(&from, &name)? } else { at.rename(&from, &name)? }
     }
-    sync_directory(directory)
+    Ok(())
 }
 
 /// Moves what is missing. A file that another one has made meanwhile stays.
-fn add(from: &Path, aside: &Path, directory: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let path = entry.path();
-        let Ok(below) = path.strip_prefix(aside) else { continue };
-        let to = directory.join(below);
-        if entry.file_type()?.is_dir() {
-            fs::create_dir_all(&to)?;
-            add(&path, aside, directory)?;
+fn add(made: &Beneath, below: &Path, aside: &Path, at: &Beneath) -> io::Result<()> {
+    for (name, kind) in made.list(below)? {
+        let path = below.join(name);
+        if kind == FileType::Directory {
+            at.make_directories(&path)?;
+            add(made, &path, aside, at)?;
             continue;
         }
-        let flags = rustix::fs::RenameFlags::NOREPLACE;
-        match rustix::fs::renameat_with(rustix::fs::CWD, &path, rustix::fs::CWD, &to, flags) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
+        match at.rename_new(&aside.join(&path), &path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
         }
     }
     Ok(())

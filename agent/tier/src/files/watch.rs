@@ -2,12 +2,14 @@
 //! peers and durable storage, and given back to a host that has lost it. The trainer's files are read and never changed.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::fs::FileType;
 
 use mainstay_checkpoint::{Identity, MANIFEST_NAME};
 use mainstay_core::checkpoint::files::{
@@ -16,13 +18,14 @@ use mainstay_core::checkpoint::files::{
 
 use super::FilesError;
 use super::catalog::{Catalog, Note};
-use super::host::{self, AGAIN, Acting, Bell};
+use super::host::{self, AGAIN, Acting, Bell, Place};
 use super::pack::{ARCHIVE_NAME, Content};
 use super::tree::{self, Mark, Member};
 use super::unpack::{Way, unpack};
+use crate::beneath::Beneath;
 use crate::os::stand_back;
 use crate::peer::error::PeerError;
-use crate::peer::sealed::{Sealed, open_plainly};
+use crate::peer::sealed::Sealed;
 use crate::peer::user::{As, User};
 use crate::peer::{Progress, Restored, Service};
 
@@ -181,7 +184,7 @@ impl Inner {
     fn look(&self, state: &mut State) -> Result<(), FilesError> {
         let Settings { directory, run, .. } = &self.settings;
         host::keep_decision(&self.service, run, &state.catalog);
-        let Some(user) = self.acting.in_directory(directory) else {
+        let Some(place) = self.acting.in_directory(directory) else {
             // Not there, or not there any more.
             let gone: Vec<u64> = state.catalog.packs().keys().copied().collect();
             gone.into_iter().for_each(|step| self.withdraw(state, step));
@@ -193,8 +196,8 @@ impl Inner {
             return Ok(());
         }
         let (look, files) = {
-            let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
-            self.see(&mut state.containers)?
+            let _as_user = place.act()?;
+            self.see(&place.at, &mut state.containers)?
         };
         let attempt = host::fence(&self.service, run) * AGAIN;
         files.keys().for_each(|step| _ = state.first_seen.entry(*step).or_insert(attempt));
@@ -216,7 +219,7 @@ impl Inner {
         });
         let newest = state.catalog.packs().keys().next_back().copied();
         let due = due.filter(|of| state.catalog.packs().len() < 2 || Some(of.step) > newest);
-        let sealed = due.map_or(Ok(()), |due| self.seal(state, &due, files.get(&due.step), user));
+        let sealed = due.map_or(Ok(()), |due| self.seal(state, &due, files.get(&due.step), place.user));
         state.before = host::since(std::mem::take(&mut state.before), files);
         self.offer(state);
         sealed
@@ -230,6 +233,7 @@ impl Inner {
     /// The directory as it is now, and the files of its newest steps.
     fn see(
         &self,
+        at: &Beneath,
         containers: &mut BTreeMap<String, (Mark, bool)>,
     ) -> Result<(Look, BTreeMap<u64, Vec<Member>>), FilesError> {
         let Settings { directory, rules, .. } = &self.settings;
@@ -237,15 +241,15 @@ impl Inner {
         let mut look = Look { now: i64::try_from(host::now_unix_s()).unwrap_or(0), ..Look::default() };
         let mut steps: BTreeMap<u64, Vec<(String, bool)>> = BTreeMap::new();
         let wanted = texts(rules);
-        for entry in fs::read_dir(directory).map_err(reading(directory))? {
-            let entry = entry.map_err(reading(directory))?;
-            let (Ok(kind), Ok(name)) = (entry.file_type(), entry.file_name().into_string()) else { continue };
+        for (name, kind) in at.list(Path::new("")).map_err(reading(directory))? {
+            let Ok(name) = name.into_string() else { continue };
+            let is_directory = kind == FileType::Directory;
             if let Some((_, step)) =
-                rule_of(rules, &name, kind.is_dir()).filter(|_| kind.is_dir() || kind.is_file())
+                rule_of(rules, &name, is_directory).filter(|_| is_directory || kind == FileType::RegularFile)
             {
-                steps.entry(step).or_default().push((name, kind.is_dir()));
+                steps.entry(step).or_default().push((name, is_directory));
             } else if wanted.contains(name.as_str())
-                && let Some(text) = read_text(&directory.join(&name))
+                && let Some(text) = read_text(at, &name)
             {
                 look.texts.insert(name, text);
             } else if rules.iter().any(|rule| matches!(rule.proof, Proof::NoneBeside(_))) {
@@ -257,8 +261,8 @@ impl Inner {
             let mut of_step = Vec::new();
             for (name, is_directory) in names {
                 // One that goes away while it is looked at is looked at the next time.
-                let Ok(members) = tree::members(directory, &name) else { continue };
-                look.names.insert(name.clone(), seen(directory, &name, is_directory, &members, containers));
+                let Ok(members) = tree::members(at, &name) else { continue };
+                look.names.insert(name.clone(), seen(at, &name, is_directory, &members, containers));
                 of_step.extend(members);
             }
             of_step.sort_by(|a, b| a.path.cmp(&b.path));
@@ -307,9 +311,8 @@ impl Inner {
         let Some(pack) = state.catalog.remove(step) else { return };
         state.before.remove(&step);
         let shard = &pack.sealed.shard;
-        let is_gone = pack.content.members().iter().all(|of| {
-            of.words.is_some() || fs::symlink_metadata(pack.content.base().join(&of.path)).is_err()
-        });
+        let is_gone =
+            pack.content.members().iter().all(|of| of.words.is_some() || !pack.content.has(&of.path));
         if is_gone {
             // Its trainer has deleted it; copies of it are as good as before.
             state.first_seen.remove(&step);
@@ -332,7 +335,7 @@ impl Inner {
     fn restore(&self, tell: &(dyn Fn(Progress) + Sync)) -> Result<Restored, FilesError> {
         let Settings { directory, run, part, spool, rules, .. } = &self.settings;
         fs::create_dir_all(spool).map_err(FilesError::reading(spool))?;
-        let user = self.user_for_restore()?;
+        let place = self.place_for_restore()?;
         let mut state = self.state();
         host::keep_decision(&self.service, run, &state.catalog);
         let rank = if self.is_shared { 0 } else { part.0 };
@@ -343,38 +346,43 @@ impl Inner {
         let Some(key) = &restored.decision.step else { return Ok(restored) };
         let home = host::in_spool(spool, key.step, rank);
         if let Ok(sealed) = Sealed::read(&home.join(MANIFEST_NAME)).and_then(|sealed| sealed.owned_as(run)) {
-            let mut members = unpack(&home.join(ARCHIVE_NAME), &sealed, directory, user, Way::Replace)?;
             let trackers = texts(rules);
+            let is_of_rules = |name: &str, is_directory: bool| {
+                rule_of(rules, name, is_directory).is_some() || (!is_directory && trackers.contains(name))
+            };
+            let archive = home.join(ARCHIVE_NAME);
+            let mut members = unpack(&archive, &sealed, &place, Way::Replace, &is_of_rules)?;
+            let _as_user = place.act()?;
             for member in members.iter_mut().filter(|of| trackers.contains(of.path.as_str())) {
-                member.words = fs::read_to_string(directory.join(&member.path)).ok();
+                member.words = read_text(&place.at, &member.path).map(|(text, _)| text);
             }
             let manifest = String::from_utf8(sealed.manifest.clone());
             let manifest = manifest.map_err(|error| FilesError::Manifest(error.to_string()))?;
+            drop(_as_user);
             state.first_seen.insert(key.step, key.attempt);
-            state
-                .catalog
-                .insert(Note { manifest, base: directory.clone(), user, members }, self.is_shared)?;
+            let note = Note { manifest, base: directory.clone(), user: place.user, members };
+            state.catalog.insert(note, self.is_shared)?;
         } else if let Some(pack) = state.catalog.packs().get(&key.step) {
             // It is here; its tracker may name a newer one that is not whole.
-            let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
+            let _as_user = place.act()?;
             for member in pack.content.members() {
                 if let Some(words) = &member.words {
-                    crate::peer::store::write_at_once(directory, &member.path, words.as_bytes())
-                        .map_err(FilesError::reading(directory))?;
+                    let put = place.at.write_whole(Path::new(&member.path), words.as_bytes());
+                    put.map_err(FilesError::reading(directory))?;
                 }
             }
         }
         let _ = fs::remove_dir_all(spool.join(format!("step-{:012}", key.step)));
-        self.set_aside(key.step, user)?;
+        self.set_aside(key.step, &place)?;
         self.offer(&state);
         Ok(restored)
     }
 
     /// As whom files are brought back. A directory that is gone is made with that user's rights, never with this process's.
-    fn user_for_restore(&self) -> Result<User, FilesError> {
+    fn place_for_restore(&self) -> Result<Place, FilesError> {
         let directory = &self.settings.directory;
-        if let Some(user) = self.acting.in_directory(directory) {
-            return Ok(user);
+        if let Some(place) = self.acting.in_directory(directory) {
+            return Ok(place);
         }
         let own = User::own();
         let maker = self.acting.known().or_else(|| (own.uid != 0).then_some(own));
@@ -393,16 +401,16 @@ impl Inner {
     }
 
     /// Trainers that take the newest name that they find must not find what only this host has.
-    fn set_aside(&self, step: u64, user: User) -> Result<(), FilesError> {
+    fn set_aside(&self, step: u64, place: &Place) -> Result<(), FilesError> {
         let Settings { directory, rules, .. } = &self.settings;
-        let _as_user = As::user(user).map_err(FilesError::reading(directory))?;
-        for entry in fs::read_dir(directory).map_err(FilesError::reading(directory))?.flatten() {
-            let (Ok(kind), Ok(name)) = (entry.file_type(), entry.file_name().into_string()) else { continue };
-            let newer = rule_of(rules, &name, kind.is_dir()).filter(|(_, of)| *of > step);
+        let _as_user = place.act()?;
+        for (name, kind) in place.at.list(Path::new("")).map_err(FilesError::reading(directory))? {
+            let Ok(name) = name.into_string() else { continue };
+            let newer = rule_of(rules, &name, kind == FileType::Directory).filter(|(_, of)| *of > step);
             if newer.is_some_and(|(rule, _)| !matches!(rule.proof, Proof::Tracker(_))) {
-                let aside = directory.join(format!(".{name}.not-whole"));
-                let _ = fs::remove_dir_all(&aside);
-                fs::rename(entry.path(), &aside).map_err(FilesError::reading(directory))?;
+                let aside = PathBuf::from(format!(".{name}.not-whole"));
+                let _ = place.at.remove_tree(&aside);
+                place.at.rename(Path::new(&name), &aside).map_err(FilesError::reading(directory))?;
                 tracing::warn!(name, step, directory = %directory.display(), "set aside: no other host has it whole");
             }
         }
@@ -411,7 +419,7 @@ impl Inner {
 }
 
 fn seen(
-    directory: &Path,
+    at: &Beneath,
     name: &str,
     is_directory: bool,
     members: &[Member],
@@ -424,15 +432,15 @@ fn seen(
     };
     let container = members.first().filter(|_| !is_directory && proof::is_known(name)).map(|file| {
         let known = containers.get(name).filter(|(mark, _)| *mark == file.mark).map(|(_, whole)| *whole);
-        let whole = known.unwrap_or_else(|| is_whole(&directory.join(name), name).unwrap_or(false));
+        let whole = known.unwrap_or_else(|| is_whole(at, name).unwrap_or(false));
         containers.insert(name.to_owned(), (file.mark, whole));
         whole
     });
     Seen { is_directory, newest, files: members.iter().filter_map(direct).collect(), container }
 }
 
-fn is_whole(path: &Path, name: &str) -> io::Result<bool> {
-    let file = open_plainly(path)?;
+fn is_whole(at: &Beneath, name: &str) -> io::Result<bool> {
+    let file = at.read(Path::new(name))?;
     let size = file.metadata()?.len();
     let some = |from: u64, length: u64| -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(length.min(size)).unwrap_or(0)];
@@ -445,8 +453,8 @@ fn is_whole(path: &Path, name: &str) -> io::Result<bool> {
     Ok(proof::is_whole(name, size, &head, &some(size - tail, tail)?))
 }
 
-fn read_text(path: &Path) -> Option<(String, Written)> {
-    let file: File = open_plainly(path).ok()?;
+fn read_text(at: &Beneath, name: &str) -> Option<(String, Written)> {
+    let file = at.read(Path::new(name)).ok()?;
     let written = Mark::of(&file.metadata().ok()?).written;
     let mut text = String::new();
     file.take(LONGEST_TEXT).read_to_string(&mut text).ok()?;

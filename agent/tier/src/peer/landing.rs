@@ -3,9 +3,9 @@
 //! Where the directory lies in the same memory as this agent's store, it is received into pages that are there already (`store`'s ready
 //! memory), and its file moves over when it is whole: until then no user sees what other shards may have left in those pages.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use mainstay_checkpoint::MANIFEST_NAME;
@@ -13,8 +13,9 @@ use mainstay_checkpoint::MANIFEST_NAME;
 use super::client::Target;
 use super::error::PeerError;
 use super::sealed::Sealed;
-use super::store::{Ready, Store, sync_directory};
+use super::store::{Ready, Store};
 use super::user::{As, User};
+use crate::beneath::Beneath;
 use crate::os::Lent;
 
 /// Beside its place first, and in it when all bytes are there.
@@ -27,7 +28,9 @@ pub(super) struct Landing<'a> {
 
 struct Taken<'a> {
     room: Room<'a>,
-    /// The directory in which the shard is made.
+    /// The checkpoint directory.
+    at: Beneath,
+    /// The directory below it in which the shard is made, and that directory itself.
     aside: PathBuf,
     opened: File,
     home: PathBuf,
@@ -43,9 +46,9 @@ enum Room<'a> {
     Ready(Ready<'a>),
 }
 
-/// Where a shard lies in a checkpoint directory.
-pub(super) fn shard_directory(directory: &Path, sealed: &Sealed) -> PathBuf {
-    let step = directory.join(format!("step-{:012}", sealed.shard.of.step));
+/// Where a shard lies below a checkpoint directory.
+pub(super) fn shard_directory(sealed: &Sealed) -> PathBuf {
+    let step = PathBuf::from(format!("step-{:012}", sealed.shard.of.step));
     step.join(format!("rank-{:05}", sealed.shard.rank))
 }
 
@@ -63,43 +66,40 @@ impl<'a> Landing<'a> {
         let Some(taken) = self.taken.take() else {
             return Err(PeerError::Local("nothing came".to_owned()));
         };
-        let (aside, home) = (taken.aside.clone(), taken.home.clone());
+        let (at, aside, home) = (taken.at.clone(), taken.aside.clone(), taken.home.clone());
         let put = || -> io::Result<()> {
             let manifest = taken.fill_directory(self.user)?;
             let _as_user = As::user(self.user)?;
-            write_manifest(&aside, &manifest)?;
-            if fs::symlink_metadata(&home).is_ok() {
+            write_manifest(&at, &aside, &manifest)?;
+            if at.is_there(&home) {
                 // What is there is another shard of this step, or a damaged one.
-                let flags = rustix::fs::RenameFlags::EXCHANGE;
-                rustix::fs::renameat_with(rustix::fs::CWD, &aside, rustix::fs::CWD, &home, flags)?;
-                fs::remove_dir_all(&aside)?;
+                at.exchange(&aside, &home)?;
+                at.remove_tree(&aside)?;
             } else {
-                fs::rename(&aside, &home)?;
+                at.rename(&aside, &home)?;
             }
-            home.parent().map_or(Ok(()), sync_directory)?;
-            sync_directory(self.directory)
+            at.sync_directory(home.parent().unwrap_or(Path::new("")))?;
+            at.sync_directory(Path::new(""))
         };
         put().map_err(|error| {
-            remove(&aside, self.user);
+            remove(&at, &aside, self.user);
             self.told("writing a shard into", &error)
         })
     }
 
-    fn begin_as_user(&self, sealed: &Sealed) -> io::Result<(PathBuf, PathBuf, File)> {
+    fn begin_as_user(&self, sealed: &Sealed) -> io::Result<(Beneath, PathBuf, PathBuf, File)> {
         let _as_user = As::user(self.user)?;
-        let home = shard_directory(self.directory, sealed);
-        let step = home.parent().unwrap_or(self.directory);
-        fs::create_dir_all(step)?;
+        fs::create_dir_all(self.directory)?;
+        let at = Beneath::open(self.directory)?;
+        let home = shard_directory(sealed);
+        let step = home.parent().unwrap_or(Path::new(""));
+        at.make_directories(step)?;
         // The form that the client tidies up if this process should not come to it.
         let aside = step.join(format!(".rank-{:05}.{}.tmp", sealed.shard.rank, std::process::id()));
-        match fs::remove_dir_all(&aside) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => fs::create_dir(&aside)?,
-        }
-        use rustix::fs::{Mode, OFlags};
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = File::from(rustix::fs::open(&aside, flags, Mode::empty())?);
-        Ok((home, aside, opened))
+        at.remove_tree(&aside)?;
+        at.make_directory(&aside)?;
+        let opened = File::from(at.readable(&aside)?);
+        Ok((at, home, aside, opened))
     }
 }
 
@@ -123,7 +123,7 @@ impl Taken<'_> {
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.take() {
-            remove(&taken.aside, self.user);
+            remove(&taken.at, &taken.aside, self.user);
         }
     }
 }
@@ -131,7 +131,7 @@ impl Drop for Landing<'_> {
 impl Target for Landing<'_> {
     fn begin(&mut self, sealed: &Sealed) -> Result<(), PeerError> {
         let begin = || -> io::Result<Taken<'_>> {
-            let (home, aside, opened) = self.begin_as_user(sealed)?;
+            let (at, home, aside, opened) = self.begin_as_user(sealed)?;
             let bytes = sealed.shard.bytes;
             // With this agent's own rights a file is put only where the user may put one.
             let is_theirs = opened.metadata()?.uid() == self.user.uid;
@@ -140,8 +140,7 @@ impl Target for Landing<'_> {
                 Some(ready) => Room::Ready(ready),
                 None => {
                     let _as_user = As::user(self.user)?;
-                    let path = aside.join(&sealed.file);
-                    let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+                    let file = at.create(&aside.join(&sealed.file), 0o644)?;
                     make_room(&file, bytes)?;
                     Room::New(file)
                 }
@@ -149,7 +148,7 @@ impl Target for Landing<'_> {
             // The user finds the run under the name that the user gave.
             let written = sealed.clone().as_written().map_err(|error| io::Error::other(error.to_string()))?;
             let (file, manifest) = (sealed.file.clone(), written.manifest);
-            Ok(Taken { room, aside, opened, home, file, manifest })
+            Ok(Taken { room, at, aside, opened, home, file, manifest })
         };
         self.taken = Some(begin().map_err(|error| self.told("making room for a shard in", &error))?);
         Ok(())
@@ -172,17 +171,16 @@ impl Target for Landing<'_> {
     }
 }
 
-fn write_manifest(aside: &Path, manifest: &[u8]) -> io::Result<()> {
-    let path = aside.join(MANIFEST_NAME);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+fn write_manifest(at: &Beneath, aside: &Path, manifest: &[u8]) -> io::Result<()> {
+    let mut file = at.create(&aside.join(MANIFEST_NAME), 0o644)?;
     file.write_all(manifest)?;
     file.sync_all()?;
-    sync_directory(aside)
+    at.sync_directory(aside)
 }
 
-fn remove(aside: &Path, user: User) {
+fn remove(at: &Beneath, aside: &Path, user: User) {
     if let Ok(_as_user) = As::user(user) {
-        let _ = fs::remove_dir_all(aside);
+        let _ = at.remove_tree(aside);
     }
 }
 

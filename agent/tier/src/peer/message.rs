@@ -2,7 +2,7 @@
 
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
 use mainstay_core::checkpoint::standing::Standing;
-use mainstay_core::repeats::Told;
+use mainstay_core::failure::repeats::Told;
 use serde::{Deserialize, Serialize};
 
 /// What is missing of a shard that is offered.

@@ -6,19 +6,23 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
 
 use mainstay_checkpoint::MANIFEST_NAME;
 use mainstay_core::checkpoint::inventory::{Medium, Shard};
 use mainstay_core::checkpoint::owner::owner;
+use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
 use super::pooled::{self, Pooled};
-use super::sealed::{Sealed, open_plainly};
+use super::sealed::Sealed;
 use super::user::{As, User};
+use crate::beneath::Beneath;
 use crate::bytes::Bytes;
 use crate::files::Pack;
 use crate::os::Outgoing;
+
+/// Directories of one user that are watched.
+const WATCHED_EACH: usize = 64;
 
 /// A checkpoint directory of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,12 +63,15 @@ struct Inner {
     bad: BTreeSet<String>,
 }
 
-type Mark = (u64, u64, Option<SystemTime>);
+use crate::files::tree::Mark;
 
 #[derive(Clone, Debug)]
 struct Found {
     sealed: Arc<Sealed>,
-    directory: PathBuf,
+    /// The directory that is watched.
+    root: PathBuf,
+    /// The shard's directory below it.
+    below: PathBuf,
     user: User,
     medium: Medium,
 }
@@ -150,7 +157,15 @@ impl Own {
                 || other.user.uid != watched.user.uid
                 || owner(&other.run) != owner(&watched.run)
         });
+        let uid = watched.user.uid;
         inner.watched.push(watched);
+        // Whoever watches very many loses the oldest of their own.
+        let of_user = inner.watched.iter().filter(|place| place.user.uid == uid).count();
+        if of_user > WATCHED_EACH
+            && let Some(oldest) = inner.watched.iter().position(|place| place.user.uid == uid)
+        {
+            inner.watched.remove(oldest);
+        }
     }
 
     /// All directories that are watched.
@@ -174,23 +189,27 @@ impl Own {
         let mut shards = BTreeMap::new();
         for place in &watched {
             let Ok(_as_user) = As::user(place.user) else { continue };
-            let medium = medium_of(&place.directory);
-            for directory in rank_directories(&place.directory) {
-                let path = directory.join(MANIFEST_NAME);
-                let Some(mark) = mark_of(&path, place.user) else { continue };
+            let Ok(at) = Beneath::open(&place.directory) else { continue };
+            let medium = medium_at(&at);
+            for below in rank_directories(&at) {
+                let manifest = below.join(MANIFEST_NAME);
+                let path = place.directory.join(&manifest);
+                let Some(mark) = mark_of(&at, &manifest, place.user) else { continue };
                 let known = were_read
                     .get(&(place.user.uid, path.clone()))
                     .filter(|(before, _)| *before == mark)
                     .map(|(_, sealed)| sealed.clone());
                 // Pieces are made and kept by agents: no rank seals one.
                 let read = || {
-                    let sealed = Sealed::read(&path).ok().filter(|sealed| sealed.shard.piece.is_none())?;
+                    let sealed = Sealed::read_in(&at, &manifest).ok();
+                    let sealed = sealed.filter(|sealed| sealed.shard.piece.is_none())?;
                     sealed.owned_as(&place.run).ok()
                 };
                 let sealed = known.unwrap_or_else(|| read().map(Arc::new));
                 looked.insert((place.user.uid, path), (mark, sealed.clone()));
                 if let Some(sealed) = sealed {
-                    let found = Found { sealed: Arc::clone(&sealed), directory, user: place.user, medium };
+                    let (root, user) = (place.directory.clone(), place.user);
+                    let found = Found { sealed: Arc::clone(&sealed), root, below, user, medium };
                     shards.insert(sealed.shard.root.clone(), found);
                 }
             }
@@ -310,7 +329,7 @@ impl Own {
     pub(crate) fn open_file(&self, root: &str) -> Option<(Arc<Sealed>, File)> {
         let found = self.inner().shards.get(root).cloned()?;
         let _as_user = As::user(found.user).ok()?;
-        let file = open_plainly(&found.directory.join(&found.sealed.file)).ok()?;
+        let file = Beneath::open(&found.root).ok()?.read(&found.below.join(&found.sealed.file)).ok()?;
         // A name in a directory of the user's may be another one's file.
         (file.metadata().ok()?.uid() == found.user.uid).then_some((found.sealed, file))
     }
@@ -327,11 +346,12 @@ impl Own {
     pub fn remove(&self, root: &str) -> io::Result<bool> {
         let Some(found) = self.inner().shards.get(root).cloned() else { return Ok(false) };
         let _as_user = As::user(found.user)?;
-        fs::remove_file(found.directory.join(MANIFEST_NAME))?;
-        super::store::sync_directory(&found.directory)?;
-        fs::remove_dir_all(&found.directory)?;
-        if let Some(step) = found.directory.parent() {
-            let _ = fs::remove_dir(step);
+        let at = Beneath::open(&found.root)?;
+        at.remove_file(&found.below.join(MANIFEST_NAME))?;
+        at.sync_directory(&found.below)?;
+        at.remove_tree(&found.below)?;
+        if let Some(step) = found.below.parent() {
+            let _ = at.remove_directory(step);
         }
         self.inner().shards.remove(root);
         Ok(true)
@@ -349,32 +369,33 @@ fn stamp_of(watched: &[Watched]) -> u64 {
 }
 
 /// The directories of ranks below `directory`: `step-*/rank-*`.
-pub(crate) fn rank_directories(directory: &Path) -> Vec<PathBuf> {
-    let below = |directory: &Path, prefix: &str| -> Vec<PathBuf> {
-        let named = |path: &PathBuf| {
-            let name =
-                path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(prefix));
-            name.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+pub(crate) fn rank_directories(at: &Beneath) -> Vec<PathBuf> {
+    let named = |below: &Path, prefix: &str| -> Vec<PathBuf> {
+        let is_ours = |name: &str| {
+            let digits = name.strip_prefix(prefix);
+            digits
+                .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
         };
-        fs::read_dir(directory)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .filter(named)
-            .collect()
+        let names = at.list(below).unwrap_or_default().into_iter().map(|(name, _)| name);
+        names.filter(|name| name.to_str().is_some_and(is_ours)).map(|name| below.join(name)).collect()
     };
-    below(directory, "step-").iter().flat_map(|step| below(step, "rank-")).collect()
+    named(Path::new(""), "step-").iter().flat_map(|step| named(step, "rank-")).collect()
 }
 
-fn mark_of(path: &Path, user: User) -> Option<Mark> {
-    let found = fs::symlink_metadata(path).ok().filter(|found| found.is_file() && found.uid() == user.uid)?;
-    Some((found.ino(), found.size(), found.modified().ok()))
+fn mark_of(at: &Beneath, below: &Path, user: User) -> Option<Mark> {
+    let found = at.stat(below).ok().filter(|found| found.st_uid == user.uid)?;
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    is_file.then(|| Mark::of_stat(&found))
 }
 
 pub(crate) fn medium_of(path: &Path) -> Medium {
-    match rustix::fs::statfs(path) {
-        Ok(of) if of.f_type == 0x0102_1994 => Medium::Memory,
+    Beneath::open(path).map_or(Medium::Disk, |at| medium_at(&at))
+}
+
+fn medium_at(at: &Beneath) -> Medium {
+    const TMPFS: i64 = 0x0102_1994;
+    match at.file_system() {
+        Ok(TMPFS) => Medium::Memory,
         _ => Medium::Disk,
     }
 }

@@ -1,18 +1,17 @@
 //! What lies sealed in the memory of a launcher on this host, as the agent sees it: by reading files, never by looking into mapped
 //! ones, for a page that its user cuts short must not end the agent.
 
-use std::fs::{self, File};
-use std::io;
+use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use mainstay_checkpoint::control::{CONTROL_BYTES, CONTROL_NAME, Control, ControlWords, Slot, State};
-use rustix::fs::{Mode, OFlags};
 
-use super::sealed::{Sealed, open_plainly};
+use super::sealed::Sealed;
 use super::user::{As, User};
+use crate::beneath::Beneath;
 use crate::os::monotonic_ms;
 
 /// For so long a slot is asked to be left alone, each time that it is asked.
@@ -22,6 +21,7 @@ const PIN_MS: u64 = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Pooled {
     pub(crate) sealed: Arc<Sealed>,
+    pool: PathBuf,
     /// The directory of the rank in the pool.
     home: PathBuf,
     user: User,
@@ -38,12 +38,16 @@ impl Pooled {
 
     /// The slot's file, which other steps will use after this one.
     pub(crate) fn place(&self) -> PathBuf {
+        self.pool.join(self.file())
+    }
+
+    fn file(&self) -> PathBuf {
         self.home.join(format!("slot-{}.{}", self.slot.index, self.slot.file))
     }
 
     fn open_slot(&self) -> Option<File> {
         let _as_user = As::user(self.user).ok()?;
-        let file = open_plainly(&self.place()).ok()?;
+        let file = Beneath::open(&self.pool).ok()?.read(&self.file()).ok()?;
         let found = file.metadata().ok()?;
         (found.uid() == self.user.uid && found.len() >= self.sealed.shard.bytes).then_some(file)
     }
@@ -51,15 +55,16 @@ impl Pooled {
     /// Whether the slot still holds it.
     pub(crate) fn is_still(&self) -> bool {
         let Ok(_as_user) = As::user(self.user) else { return false };
-        with_page(&self.home, |page| page.is_still(&self.slot)) == Some(true)
+        let Ok(pool) = Beneath::open(&self.pool) else { return false };
+        with_page(&pool, &self.home, |page| page.is_still(&self.slot)) == Some(true)
     }
 
     /// Asks the keeper to leave the slot alone for a while. It need not: a save does not wait for a copy to a peer.
     pub(crate) fn pin(&self) {
         let Ok(_as_user) = As::user(self.user) else { return };
-        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let opened = rustix::fs::open(self.home.join(CONTROL_NAME), flags, Mode::empty()).map(File::from);
-        let Ok(file) = opened.map_err(io::Error::from).and_then(plain) else { return };
+        let opened =
+            Beneath::open(&self.pool).and_then(|pool| pool.write_over(&self.home.join(CONTROL_NAME)));
+        let Ok(file) = opened else { return };
         let (at, word) = Control::pin(&self.slot, monotonic_ms().saturating_add(PIN_MS));
         // Only over what is there: a pool that is being removed is not made longer.
         if file.metadata().is_ok_and(|found| found.len() >= CONTROL_BYTES as u64) {
@@ -71,25 +76,26 @@ impl Pooled {
 /// What lies sealed in a pool now, of files of this user only. `known` are manifests that were read before, by their slots.
 pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<Pooled> {
     let Ok(_as_user) = As::user(user) else { return Vec::new() };
+    let Ok(at) = Beneath::open(pool) else { return Vec::new() };
     let mut found = Vec::new();
-    for home in ranks(pool) {
-        let slots = with_page(&home, |page| page.all().collect::<Vec<Slot>>()).unwrap_or_default();
+    for home in ranks(&at) {
+        let slots = with_page(&at, &home, |page| page.all().collect::<Vec<Slot>>()).unwrap_or_default();
         for slot in slots.into_iter().filter(|slot| slot.state == State::Sealed) {
-            if let Some(known) = known
-                .iter()
-                .find(|known| known.slot == slot && known.home == home && known.user.uid == user.uid)
-            {
+            if let Some(known) = known.iter().find(|known| {
+                known.slot == slot && known.pool == pool && known.home == home && known.user.uid == user.uid
+            }) {
                 found.push(known.clone());
                 continue;
             }
-            let sealed = Sealed::read(&home.join(format!("slot-{}.json", slot.index)));
+            let sealed = Sealed::read_in(&at, &home.join(format!("slot-{}.json", slot.index)));
             let Ok(sealed) = sealed.and_then(|sealed| sealed.owned_as(run)) else { continue };
             let of = &sealed.shard.of;
             let is_it = (of.attempt, of.step, u64::from(of.world), sealed.shard.bytes)
                 == (slot.epoch, slot.step, slot.world_size, slot.used);
             // The manifest and the slot belong together only if nothing moved between the two.
-            if is_it && with_page(&home, |page| page.is_still(&slot)) == Some(true) {
-                found.push(Pooled { sealed: Arc::new(sealed), home: home.clone(), user, slot });
+            if is_it && with_page(&at, &home, |page| page.is_still(&slot)) == Some(true) {
+                let (pool, home) = (pool.to_owned(), home.clone());
+                found.push(Pooled { sealed: Arc::new(sealed), pool, home, user, slot });
             }
         }
     }
@@ -100,18 +106,20 @@ pub(crate) fn look(pool: &Path, user: User, run: &str, known: &[Pooled]) -> Vec<
 pub(crate) fn reserved(pool: &Path, user: User) -> Vec<u64> {
     let Ok(_as_user) = As::user(user) else { return Vec::new() };
     let room = |page: &Control<'_>| page.all().map(|slot| slot.capacity).max().filter(|room| *room > 0);
-    ranks(pool).iter().filter_map(|home| with_page(home, room).flatten()).collect()
+    let Ok(at) = Beneath::open(pool) else { return Vec::new() };
+    ranks(&at).iter().filter_map(|home| with_page(&at, home, room).flatten()).collect()
 }
 
 /// Which slots are sealed, as one number: another one where something was sealed or given up since.
 pub(crate) fn stamp(pool: &Path, user: User) -> u64 {
     let Ok(_as_user) = As::user(user) else { return 0 };
-    let sealed = ranks(pool).into_iter().enumerate().flat_map(|(place, home)| {
+    let Ok(at) = Beneath::open(pool) else { return 0 };
+    let sealed = ranks(&at).into_iter().enumerate().flat_map(|(place, home)| {
         let of = |page: &Control<'_>| {
             let sealed = page.all().filter(|slot| slot.state == State::Sealed);
             sealed.map(|slot| (slot.index as u64, slot.generation)).collect::<Vec<_>>()
         };
-        with_page(&home, of).unwrap_or_default().into_iter().map(move |at| (place as u64, at))
+        with_page(&at, &home, of).unwrap_or_default().into_iter().map(move |at| (place as u64, at))
     });
     sealed.fold(0xcbf2_9ce4_8422_2325, |sum, (place, (index, generation))| {
         [place, index, generation]
@@ -120,20 +128,18 @@ pub(crate) fn stamp(pool: &Path, user: User) -> u64 {
     })
 }
 
-fn ranks(pool: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(pool).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut ranks: Vec<PathBuf> = entries
-        .filter(|path| {
-            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("rank-"))
-        })
-        .collect();
+fn ranks(pool: &Beneath) -> Vec<PathBuf> {
+    let names = pool.list(Path::new("")).unwrap_or_default().into_iter();
+    let is_rank = |name: &str| name.starts_with("rank-");
+    let named = names.filter(|(name, _)| name.to_str().is_some_and(is_rank));
+    let mut ranks: Vec<PathBuf> = named.map(|(name, _)| name.into()).collect();
     ranks.sort_unstable();
     ranks
 }
 
 /// Reads the page as it is now; each of its words is whole.
-fn with_page<T>(home: &Path, read: impl FnOnce(&Control<'_>) -> T) -> Option<T> {
-    let file = open_plainly(&home.join(CONTROL_NAME)).ok()?;
+fn with_page<T>(pool: &Beneath, home: &Path, read: impl FnOnce(&Control<'_>) -> T) -> Option<T> {
+    let file = pool.read(&home.join(CONTROL_NAME)).ok()?;
     let mut bytes = [0; CONTROL_BYTES];
     file.read_exact_at(&mut bytes, 0).ok()?;
     let mut words = bytes.chunks_exact(8).map(|word| {
@@ -143,8 +149,4 @@ fn with_page<T>(home: &Path, read: impl FnOnce(&Control<'_>) -> T) -> Option<T> 
     let words: Box<ControlWords> =
         Box::new(std::array::from_fn(|_| words.next().unwrap_or_else(|| AtomicU64::new(0))));
     Control::new(&words).ok().map(|page| read(&page))
-}
-
-fn plain(file: File) -> io::Result<File> {
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }

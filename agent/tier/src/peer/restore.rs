@@ -19,6 +19,7 @@ use super::own::Watched;
 use super::sealed::{Sealed, open_plainly};
 use super::service::{Service, Shared};
 use super::user::{As, User};
+use crate::beneath::Beneath;
 use crate::seal::ReadAt;
 
 /// Shards that are fetched at once.
@@ -208,7 +209,8 @@ impl Shared {
 /// Whether just this shard lies in the directory; its bytes were compared by the caller.
 fn lies_there(directory: &Path, sealed: &Sealed, user: User) -> bool {
     let Ok(_as_user) = As::user(user) else { return false };
-    Sealed::read(&shard_directory(directory, sealed).join(MANIFEST_NAME))
+    let Ok(at) = Beneath::open(directory) else { return false };
+    Sealed::read_in(&at, &shard_directory(sealed).join(MANIFEST_NAME))
         .and_then(|there| there.owned_as(&sealed.shard.of.run))
         .is_ok_and(|there| there.shard.root == sealed.shard.root)
 }
@@ -326,9 +328,10 @@ impl Work<'_> {
 
 /// Reads the manifests in a checkpoint directory, without an agent and without the bytes; for each, what is wrong with it.
 pub fn look_directory(directory: &Path, mut told: impl FnMut(&Path, Result<Sealed, String>)) {
-    for shard in super::own::rank_directories(directory) {
-        let found = Sealed::read(&shard.join(MANIFEST_NAME)).map_err(|error| error.to_string());
-        told(&shard, found);
+    let Ok(at) = Beneath::open(directory) else { return };
+    for shard in super::own::rank_directories(&at) {
+        let found = Sealed::read_in(&at, &shard.join(MANIFEST_NAME)).map_err(|error| error.to_string());
+        told(&directory.join(shard), found);
     }
 }
 

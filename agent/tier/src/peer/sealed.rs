@@ -12,6 +12,7 @@ use twox_hash::XxHash3_64;
 
 use super::frame::MAX_CHUNK;
 use super::wire::PIECE;
+use crate::beneath::Beneath;
 use crate::seal::ReadAt;
 
 /// A shard by its manifest of format 2, which is what is replicated.
@@ -127,6 +128,17 @@ impl Sealed {
         let mut bytes = Vec::new();
         let limit = MANIFEST_LIMIT as u64 + 1;
         open_plainly(path)?.take(limit).read_to_end(&mut bytes)?;
+        Sealed::of(bytes)
+    }
+
+    /// The same of a file below a directory that a user can change.
+    ///
+    /// # Errors
+    /// As [`Sealed::read`], and a link is on the way.
+    pub(crate) fn read_in(at: &Beneath, below: &Path) -> Result<Sealed, SealedError> {
+        let mut bytes = Vec::new();
+        let limit = MANIFEST_LIMIT as u64 + 1;
+        at.read(below)?.take(limit).read_to_end(&mut bytes)?;
         Sealed::of(bytes)
     }
 

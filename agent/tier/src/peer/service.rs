@@ -7,13 +7,14 @@ mod known;
 mod loops;
 mod refusals;
 mod repair;
+mod seats;
 mod standing;
 mod unlike;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::checkpoint::standing::Standing;
 use mainstay_core::checkpoint::tiers::{Tier, TierState, newest_by_tier};
 use mainstay_core::checkpoint::unlike::Unlike;
-use mainstay_core::repeats::Told;
+use mainstay_core::failure::repeats::Told;
 
 use self::counts::Counters;
 pub use self::counts::Counts;
@@ -39,9 +40,6 @@ use super::pace::Limit;
 use super::pass::Pass;
 use super::store::{Store, StoreError};
 use super::wire::Patience;
-
-/// Connections that are served at once; further ones are closed.
-const CONNECTIONS: usize = 256;
 
 /// How long a shard that was half sent is waited for.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
@@ -140,7 +138,7 @@ pub(crate) struct Shared {
     limit: Limit,
     pub(crate) courtesy: Courtesy,
     counters: Counters,
-    connections: AtomicUsize,
+    seats: seats::Seats,
     stop: AtomicBool,
     nudged: Mutex<bool>,
     nudge: Condvar,
@@ -208,7 +206,7 @@ impl Service {
             failures: Mutex::default(),
             too_few: AtomicBool::new(false),
             counters: Counters::default(),
-            connections: AtomicUsize::new(0),
+            seats: seats::Seats::default(),
             stop: AtomicBool::new(false),
             nudged: Mutex::new(true),
             nudge: Condvar::new(),

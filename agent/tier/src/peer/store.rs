@@ -327,7 +327,12 @@ impl Store {
         let directory = place::home(&self.root.join("replicas"), &sealed.shard);
         let sync = || upload.file.sync_data();
         let put = place::put(&Private, &upload.path, &directory, &sealed.manifest, &sync);
-        put.map_err(disk("storing", &directory))?;
+        if let Err(error) = put {
+            // Pages that could not be written may look clean from now on: nothing of this file is believed again, and nothing is left of it.
+            let _ = fs::remove_file(&upload.path);
+            self.look_after_failure(&directory);
+            return Err(disk("storing", &directory)(error));
+        }
         let mut inner = self.inner();
         inner.replicas.retain(|_, replica| replica.directory != directory);
         let memory = upload.memory.clone();
@@ -335,6 +340,15 @@ impl Store {
             Replica { sealed: Arc::clone(sealed), directory, since: Instant::now(), verified: true, memory };
         inner.replicas.insert(root.clone(), replica);
         Ok(())
+    }
+
+    /// After a commit that failed: what was in its place before is still a replica, or it is none.
+    fn look_after_failure(&self, directory: &Path) {
+        let manifest = fs::symlink_metadata(directory.join(mainstay_checkpoint::MANIFEST_NAME));
+        if manifest.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            self.inner().replicas.retain(|_, replica| replica.directory != directory);
+            place::take_down(&Private, directory, None);
+        }
     }
 
     /// A file without a name for so many bytes, which is gone when it is closed: it does not count within the quota.

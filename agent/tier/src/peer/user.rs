@@ -1,7 +1,9 @@
 //! Files of a user are touched with that user's rights: an agent of root's must not read or write for a launcher what its
 //! user may not.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use nix::unistd::{Gid, Uid, geteuid, setfsgid, setfsuid};
 use serde::{Deserialize, Serialize};
@@ -22,12 +24,43 @@ impl User {
     }
 }
 
+/// Users whose groups are kept; beyond that the accounts are asked again.
+const KNOWN: usize = 4096;
+
+/// The supplementary groups of users, as the kernel named them when they last called.
+static GROUPS: RwLock<BTreeMap<(u32, u32), Arc<[u32]>>> = RwLock::new(BTreeMap::new());
+
+/// Notes which supplementary groups a user's process has, by the kernel's word: files that a user reaches by such a group alone are
+/// reached for that user too.
+pub fn learn_groups(user: User, groups: &[u32]) {
+    let mut known = GROUPS.write().unwrap_or_else(PoisonError::into_inner);
+    if known.len() >= KNOWN && !known.contains_key(&(user.uid, user.gid)) {
+        known.clear();
+    }
+    known.insert((user.uid, user.gid), groups.into());
+}
+
+/// What the kernel said, or else what the accounts of this host say: after a start of the agent, until the user calls.
+pub fn groups_of(user: User) -> Arc<[u32]> {
+    let of = (user.uid, user.gid);
+    if let Some(groups) = GROUPS.read().unwrap_or_else(PoisonError::into_inner).get(&of) {
+        return Arc::clone(groups);
+    }
+    let account = nix::unistd::User::from_uid(Uid::from_raw(user.uid)).ok().flatten();
+    let name = account.and_then(|account| std::ffi::CString::new(account.name).ok());
+    let listed = name.and_then(|name| nix::unistd::getgrouplist(&name, Gid::from_raw(user.gid)).ok());
+    let groups: Vec<u32> = listed.unwrap_or_default().iter().map(|group| group.as_raw()).collect();
+    learn_groups(user, &groups);
+    groups.into()
+}
+
 /// While it lives, this thread touches files as another user. The kernel keeps that for each thread, and takes the
-/// capabilities that pass over permissions along with it. This process's supplementary groups go too: they are not the user's.
+/// capabilities that pass over permissions along with it. The supplementary groups are the user's too, and none of this process's.
 #[derive(Debug)]
 pub(crate) struct As {
     before: User,
     groups: Vec<rustix::fs::Gid>,
+    is_other: bool,
     // The rights are this thread's.
     _not_send: std::marker::PhantomData<*const ()>,
 }
@@ -38,8 +71,15 @@ impl As {
         let mut groups = Vec::new();
         if user != before {
             groups = rustix::process::getgroups()?;
-            if !groups.is_empty() {
-                rustix::thread::set_thread_groups(&[])?;
+            let theirs = groups_of(user);
+            let theirs: Vec<_> = theirs.iter().map(|group| rustix::fs::Gid::from_raw(*group)).collect();
+            if groups != theirs {
+                match rustix::thread::set_thread_groups(&theirs) {
+                    Ok(()) => {}
+                    // An agent that is not root cannot act as another one anyway, which is said below.
+                    Err(error) if before.uid == 0 || !groups.is_empty() => return Err(error.into()),
+                    Err(_) => {}
+                }
             }
             // The group first: as another user the thread may not change it any more.
             setfsgid(Gid::from_raw(user.gid));
@@ -47,14 +87,14 @@ impl As {
             // These calls report no errors; the next one returns what holds.
             let holds = setfsuid(Uid::from_raw(u32::MAX));
             if holds.as_raw() != user.uid {
-                drop(As { before, groups, _not_send: std::marker::PhantomData });
+                drop(As { before, groups, is_other: true, _not_send: std::marker::PhantomData });
                 return Err(io::Error::new(
                     io::ErrorKind::PermissionDenied,
                     format!("this agent runs as user {} and cannot act as user {}", before.uid, user.uid),
                 ));
             }
         }
-        Ok(As { before, groups, _not_send: std::marker::PhantomData })
+        Ok(As { before, groups, is_other: user != before, _not_send: std::marker::PhantomData })
     }
 }
 
@@ -62,7 +102,7 @@ impl Drop for As {
     fn drop(&mut self) {
         setfsuid(Uid::from_raw(self.before.uid));
         setfsgid(Gid::from_raw(self.before.gid));
-        if !self.groups.is_empty() {
+        if self.is_other {
             // They were this thread's a moment ago.
             let _ = rustix::thread::set_thread_groups(&self.groups);
         }

@@ -95,6 +95,8 @@ struct Inner {
     ranks: Vec<Memory>,
     sealed: BTreeMap<(u32, usize), Sealed>,
     on_disk: BTreeSet<(At, u32)>,
+    /// What ranks themselves wrote to the disk of steps in memory, when it was last looked.
+    elsewhere: BTreeSet<(At, u32)>,
     batch: Option<Batch>,
     writing: bool,
     said: Vec<String>,
@@ -422,12 +424,29 @@ impl Shared {
         self.answer();
         self.renew();
         self.seal_all();
+        self.look_elsewhere();
         let mut inner = self.inner();
         inner.pages().for_each(|control| control.beat());
         inner.vouch(&self.settings);
         inner.free(&self.settings);
         inner.begin_write(&self.settings, self.finishing.load(Ordering::SeqCst));
         self.batch.notify_all();
+    }
+
+    /// Looks on the disk for what memory lacks of its steps. Not under the lock: the launcher's loop takes that, and a file system that
+    /// does not answer must not hold up its eye on the ranks.
+    fn look_elsewhere(&self) {
+        let settings = &self.settings;
+        let lacking = self.inner().lacking(settings);
+        let is_there = |(at, rank): &(At, u32)| {
+            disk::manifest(&StdVolume, &settings.directory, at.1, *rank).is_some_and(|(manifest, _)| {
+                let there = &manifest.identity;
+                (there.job.as_str(), there.attempt, there.world_size)
+                    == (settings.job.as_str(), at.0, settings.world_size)
+            })
+        };
+        let found: BTreeSet<(At, u32)> = lacking.into_iter().filter(is_there).collect();
+        self.inner().elsewhere = found;
     }
 
     /// Whether nothing is left to do, or to be tried.

@@ -21,7 +21,7 @@ def start(program=None) -> None:
     ``program``: the code of the program's outermost frame, where it does not run yet but torch may be there already.
     """
     global _started
-    if _started or os.environ.get("MAINSTAY_TORCH") == "0" or not os.environ.get("MAINSTAY_PAGE"):
+    if _started or os.environ.get("MAINSTAY_TORCH", "").strip().lower() in ("0", "false", "no", "off", "n", "f") or not os.environ.get("MAINSTAY_PAGE"):
         return
     _started = True
     when_imported("torch", lambda _torch: _watch(program))

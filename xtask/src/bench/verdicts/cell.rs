@@ -18,7 +18,7 @@ use crate::journal::{Entry, Follower, Verdict};
 use crate::places;
 
 /// From the start of a job to its decision: imports, 200 steps, a hang.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(150);
 
 /// Hangs are found out soon, whatever a loaded machine takes for a step otherwise.
 const SOON: [&str; 4] =
@@ -33,6 +33,8 @@ pub struct Seen {
     pub decision: Option<(String, String)>,
     /// Why there is none.
     pub problem: Option<String>,
+    /// The program caught the fault and ended well: there was no failure to judge.
+    pub survived: bool,
 }
 
 /// Where cells are run.
@@ -93,9 +95,15 @@ impl Bench {
         let decided = running.wait_for("decision", LIMIT, || {
             journal.poll().ok()?;
             journal.entries.iter().find_map(Entry::decision)
-        })?;
+        });
+        let decided = match decided {
+            Err(_) if running.ended().is_some_and(|status| status.success()) => {
+                return Ok(Seen { survived: true, ..Seen::default() });
+            }
+            decided => decided?,
+        };
         let verdict = journal.entries.iter().find_map(Entry::verdict);
-        Ok(Seen { verdict, decision: Some(decided), problem: None })
+        Ok(Seen { verdict, decision: Some(decided), ..Seen::default() })
     }
 
     fn command(&self, cell: &Cell, folder: &Path) -> Result<Command> {

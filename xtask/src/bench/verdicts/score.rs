@@ -8,6 +8,11 @@ use super::cell::Seen;
 use super::table::Cell;
 use crate::bench::figure::Figure;
 
+/// From this confidence on a verdict is said to be sure.
+const SURE: f64 = 0.9;
+/// Bins of confidence.
+const BINS: usize = 5;
+
 /// How a cell went.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Score {
@@ -64,6 +69,9 @@ pub fn line(cell: &Cell, seen: &Seen) -> String {
 
 /// What is wrong with a cell, with what the verdict says; none where all is right.
 pub fn wrong(cell: &Cell, seen: &Seen) -> Option<String> {
+    if seen.survived {
+        return None;
+    }
     let name = cell.name();
     let Some(verdict) = &seen.verdict else {
         return Some(format!("{name}: no verdict: {}", seen.problem.as_deref().unwrap_or("none was made")));
@@ -137,6 +145,13 @@ pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
         seen.iter().map(|(cell, seen)| (cell.fault.shows, score(cell, seen))).collect();
     let count = |of: fn(&Score) -> bool| scores.iter().filter(|(_, score)| of(score)).count();
     let showing = scores.iter().filter(|(shows, _)| *shows).count();
+    let said: Vec<(f64, bool)> = seen
+        .iter()
+        .zip(&scores)
+        .filter(|(_, (_, score))| score.named)
+        .filter_map(|((_, seen), (_, score))| Some((seen.verdict.as_ref()?.confidence, score.right)))
+        .collect();
+    let sure: Vec<bool> = said.iter().filter(|(said, _)| *said >= SURE).map(|(_, right)| *right).collect();
     [
         share("verdict.live_domain", "% of named", count(|of| of.right), count(|of| of.named)),
         share("verdict.live_abstain", "% of showing", count(|of| of.abstained), showing),
@@ -144,10 +159,30 @@ pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
         number("verdict.live_false_stop", count(|of| of.false_stop), scores.len()),
         share("verdict.live_decision", "%", count(|of| of.decision_right), count(|of| of.decided)),
         share("verdict.live_rank", "%", count(|of| of.rank_right), scores.len()),
+        share(
+            "verdict.live_sure_right",
+            "% of sure",
+            sure.iter().filter(|right| **right).count(),
+            sure.len(),
+        ),
+        calibration_error(&said).map(|error| of_all("verdict.live_calibration_ece", "", error, said.len())),
     ]
     .into_iter()
     .flatten()
     .collect()
+}
+
+/// By how much confidence and the share of right domains differ, over the bins of confidence; none without a named domain.
+fn calibration_error(said: &[(f64, bool)]) -> Option<f64> {
+    let mut bins = [(0.0, 0.0, 0.0); BINS];
+    for (confidence, right) in said {
+        let bin = ((confidence * BINS as f64) as usize).min(BINS - 1);
+        bins[bin].0 += 1.0;
+        bins[bin].1 += confidence;
+        bins[bin].2 += f64::from(u8::from(*right));
+    }
+    let error = bins.iter().map(|(_, said, right)| (said - right).abs()).sum::<f64>();
+    (!said.is_empty()).then(|| error / said.len() as f64)
 }
 
 fn share(id: &str, unit: &str, part: usize, whole: usize) -> Option<Figure> {
@@ -187,7 +222,7 @@ mod tests {
 
     fn seen(domain: &str, action: &str, culprit: u64) -> Seen {
         let verdict = Verdict { domain: domain.into(), culprit: Some(culprit), ..Verdict::default() };
-        Seen { verdict: Some(verdict), decision: Some((action.into(), String::new())), problem: None }
+        Seen { verdict: Some(verdict), decision: Some((action.into(), String::new())), ..Seen::default() }
     }
 
     #[test]
@@ -208,6 +243,13 @@ mod tests {
         assert!(score(&shows, &seen("user", "stop", shows.rank())).right);
         let hidden = cell("exit_3");
         assert!(!score(&hidden, &seen("unknown", "restart_in_job", hidden.rank())).abstained);
+    }
+
+    #[test]
+    fn confidence_is_held_against_the_share_of_right_domains() {
+        assert_eq!(calibration_error(&[]), None);
+        let error = calibration_error(&[(0.9, true), (0.9, true), (0.9, false), (0.5, true)]).expect("some");
+        assert!((error - (0.7 + 0.5) / 4.0).abs() < 1e-9, "{error}");
     }
 
     #[test]

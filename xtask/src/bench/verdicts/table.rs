@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::str::FromStr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::places;
@@ -102,6 +103,26 @@ impl Cell {
     }
 }
 
+/// One part of several of the table, written `2/4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which, from 0.
+    number: usize,
+    /// Of how many.
+    of: usize,
+}
+
+impl FromStr for Part {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Part> {
+        let (number, of) = text.split_once('/').context("a part of several is written 2/4")?;
+        let (number, of): (usize, usize) = (number.parse()?, of.parse()?);
+        ensure!((1..=of).contains(&number), "part {number} of {of}: parts count from 1 to {of}");
+        Ok(Part { number: number - 1, of })
+    }
+}
+
 /// All faults and programs.
 #[derive(Debug, Deserialize)]
 pub struct Table {
@@ -119,15 +140,22 @@ impl Table {
 
     /// Each fault with each program that it can happen to, at moments that take turns; each fault once more with a warning before.
     pub fn cells(&self) -> Vec<Cell> {
+        self.part(Part { number: 0, of: 1 })
+    }
+
+    /// Those of a part: the pairs of faults and programs take turns, so that each part has every fault and every program. The
+    /// cells with a warning are in the first part.
+    pub fn part(&self, part: Part) -> Vec<Cell> {
         let mut cells = Vec::new();
         for (place, fault) in self.faults.iter().enumerate() {
             let fitting: Vec<(usize, &Program)> =
                 self.programs.iter().enumerate().filter(|(_, program)| fits(fault, program)).collect();
-            for (at, program) in &fitting {
+            for (at, program) in fitting.iter().filter(|(at, _)| (place + at) % part.of == part.number) {
                 let after = MOMENTS[(place + at) % MOMENTS.len()];
                 cells.push(cell(fault, program, after, false));
             }
-            if let Some((_, program)) = fitting.get(place % fitting.len().max(1)) {
+            let warned = fitting.get(place % fitting.len().max(1)).filter(|_| part.number == 0);
+            if let Some((_, program)) = warned {
                 cells.push(cell(fault, program, 5, true));
             }
         }
@@ -158,6 +186,8 @@ fn fits(fault: &Fault, program: &Program) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -174,5 +204,22 @@ mod tests {
             }
         }
         assert_eq!(table.sample().len(), table.faults.len());
+    }
+
+    #[test]
+    fn the_parts_together_are_the_table_and_each_has_every_fault_and_program() {
+        let table = Table::read().expect("a sound table");
+        let parts: Vec<Vec<Cell>> =
+            ["1/4", "2/4", "3/4", "4/4"].map(|part| table.part(part.parse().expect("a part"))).into();
+        let names = |cells: &[Cell]| cells.iter().map(Cell::name).collect::<BTreeSet<_>>();
+        let together: BTreeSet<String> = parts.iter().flat_map(|cells| names(cells)).collect();
+        assert_eq!(together, names(&table.cells()));
+        for cells in &parts {
+            assert!(table.faults.iter().all(|fault| cells.iter().any(|cell| cell.fault.name == fault.name)));
+            assert!(table.programs.iter().all(|of| cells.iter().any(|cell| cell.program.name == of.name)));
+        }
+        assert!(
+            "0/4".parse::<Part>().is_err() && "5/4".parse::<Part>().is_err() && "x".parse::<Part>().is_err()
+        );
     }
 }

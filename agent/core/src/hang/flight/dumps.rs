@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::{FlightRecord, Standing, counted};
-use crate::hang::finding::{HangKind, listed};
+use crate::base::id::Rank;
 use crate::hang::witness::waits;
-use crate::id::Rank;
+use crate::model::hang::{HangKind, listed};
 
 /// What the records show of a job that stands still.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::pickle::{Id, MOST_NODES, Node, Pickle};
+use crate::formats::pickle::{Id, MOST_NODES, Node, Pickle};
 
 /// The stacks of operations. They are most of a dump and are not used.
 const FRAMES: &str = "frames";

@@ -1,7 +1,7 @@
 //! What the ranks' devices do, where a driver or libtpu tells. A job whose devices always had work and have none any more rests,
 //! whatever its processes spin on. That they have work says nothing: a collective that never ends is work to a GPU.
 
-use crate::time::{Mono, Span};
+use crate::base::time::{Mono, Span};
 
 /// A word that is older is none: who told may be gone.
 const FRESH: Span = Span::seconds(30);

@@ -1,10 +1,10 @@
 //! How long is waited before standing still is a hang, and why so long.
 
+use crate::base::time::{Mono, Span};
 use crate::hang::activity::{Activity, ProcessState};
-use crate::hang::finding::HangKind;
 use crate::hang::locate::Suspects;
 use crate::hang::phase::{Limit, LimitFrom, PhaseId};
-use crate::time::{Mono, Span};
+use crate::model::hang::HangKind;
 
 use super::Watch;
 

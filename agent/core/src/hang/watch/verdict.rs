@@ -1,10 +1,11 @@
 //! What is said of a hang, and of beats without steps.
 
+use crate::base::time::{Mono, Span};
 use crate::hang::activity::Activity;
-use crate::hang::finding::{Hang, HangKind, Outlook};
+use crate::hang::finding::Outlook;
 use crate::hang::locate::Suspects;
 use crate::hang::phase::{Limit, LimitFrom, PhaseId};
-use crate::time::{Mono, Span};
+use crate::model::hang::{Hang, HangKind};
 
 use super::Watch;
 

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::host::Reading;
-use mainstay_core::parse::ipmi::{self, Sensor};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::ipmi::{self, Sensor};
+use mainstay_core::host::os::Reading;
 
 use super::SystemPlan;
 use super::child::Asked;

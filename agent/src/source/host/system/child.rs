@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mainstay_core::time::Mono;
+use mainstay_core::base::time::Mono;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Longer than any answer.

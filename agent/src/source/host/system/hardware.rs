@@ -5,8 +5,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use mainstay_core::host::{Capped, MemoryModule, Modules, Reading, SwitchPorts};
-use mainstay_core::parse::pci_config;
+use mainstay_core::formats::parse::pci_config;
+use mainstay_core::host::os::{Capped, MemoryModule, Modules, Reading, SwitchPorts};
 
 /// Modules that are looked for where there are GPUs.
 const OF_INTEREST: [&str; 4] = ["nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv"];

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::host::{MountReading, MountState};
-use mainstay_core::parse::mounts::{Mount, parse_mounts};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::mounts::{Mount, parse_mounts};
+use mainstay_core::host::os::{MountReading, MountState};
 
 use super::SystemPlan;
 use super::child::Asked;

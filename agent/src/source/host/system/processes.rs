@@ -6,10 +6,10 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use mainstay_core::host::{Blocked, ProcessScan, Reading};
-use mainstay_core::id::Pid;
-use mainstay_core::parse::proc::{ProcessStat, process_stat, runs};
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::id::Pid;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::proc::{ProcessStat, process_stat, runs};
+use mainstay_core::host::os::{Blocked, ProcessScan, Reading};
 
 /// Looking takes at most one part in so many of our time, however many processes there are.
 const SHARE: u32 = 300;

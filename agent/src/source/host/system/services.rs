@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mainstay_core::host::{Reading, Services};
-use mainstay_core::parse::systemd;
-use mainstay_core::time::{Mono, Span};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::formats::parse::systemd;
+use mainstay_core::host::os::{Reading, Services};
 
 use super::SystemPlan;
 use super::child::Asked;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mainstay_core::host::{Reading, Tables, Usage};
+use mainstay_core::host::os::{Reading, Tables, Usage};
 
 use crate::source::host::proc::read;
 

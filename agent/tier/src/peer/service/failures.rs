@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use mainstay_core::repeats::{Elsewhere, TOLD, Told};
+use mainstay_core::failure::repeats::{Elsewhere, TOLD, Told};
 
 use super::{Service, Shared};
 

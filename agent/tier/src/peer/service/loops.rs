@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{CONNECTIONS, Shared, UPLOAD_PATIENCE};
+use super::{Shared, UPLOAD_PATIENCE};
 use crate::os::stand_back;
 use crate::peer::wire::Wire;
 use crate::peer::{REPLICATE_NICE, server};
@@ -91,16 +91,16 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
-        if shared.connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS {
-            shared.connections.fetch_sub(1, Ordering::SeqCst);
-            continue;
-        }
+        let host = stream.peer_addr().ok().map(|address| address.ip());
+        let Some(seat) = shared.seats.take(host) else { continue };
         let serving = Arc::clone(shared);
         let served = std::thread::Builder::new().name("ckpt-peer".to_owned()).spawn(move || {
             let patience = serving.settings.patience;
-            let host = stream.peer_addr().ok().map(|address| address.ip());
-            let talked = Wire::accept(stream, &serving.pass, patience)
-                .and_then(|mut wire| server::converse(&mut wire, &serving));
+            let mut seat = seat;
+            let talked = Wire::accept(stream, &serving.pass, patience).and_then(|mut wire| {
+                seat.is_known();
+                server::converse(&mut wire, &serving)
+            });
             if let Err(error) = talked {
                 if error.is_refusal() && serving.refusals.is_news(host, &error, Instant::now()) {
                     tracing::warn!(%error, "a connection was refused");
@@ -108,12 +108,12 @@ pub(super) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                     tracing::debug!(%error, "a peer's connection ended");
                 }
             }
-            serving.connections.fetch_sub(1, Ordering::SeqCst);
+            drop(seat);
             // What was stored may be news for what is sent.
             serving.wake();
         });
-        if served.is_err() {
-            shared.connections.fetch_sub(1, Ordering::SeqCst);
+        if let Err(error) = served {
+            tracing::warn!(%error, "no thread for a peer's connection");
         }
     }
 }

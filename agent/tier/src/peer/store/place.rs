@@ -86,15 +86,17 @@ pub fn put(
 ) -> io::Result<()> {
     sync()?;
     make_all(volume, home)?;
-    // A shard of the same rank that was sealed before this one: without its manifest it is not there.
-    remove_if_there(volume, &home.join(MANIFEST_NAME))?;
-    volume.sync_directory(home)?;
-    volume.rename(from, &home.join(DATA))?;
+    // All that takes room comes first: on a full disk what was here before stays, whole.
     let aside = home.join(format!(".{MANIFEST_NAME}.tmp"));
     remove_if_there(volume, &aside)?;
     let mut sink = volume.create(&aside)?;
     sink.write(manifest)?;
     sink.sync()?;
+    drop(sink);
+    // A shard of the same rank that was sealed before this one: without its manifest it is not there.
+    remove_if_there(volume, &home.join(MANIFEST_NAME))?;
+    volume.sync_directory(home)?;
+    volume.rename(from, &home.join(DATA))?;
     volume.rename(&aside, &home.join(MANIFEST_NAME))?;
     volume.sync_directory(home)
 }

@@ -1,9 +1,10 @@
 //! What the memory holds: which steps are whole in it, and which of them are to be written next.
 
+use std::collections::BTreeSet;
+
 use mainstay_checkpoint::control::Control;
 
 use super::{Inner, Whole};
-use crate::disk::{self, StdVolume};
 use crate::pool::Settings;
 use crate::pool::choose::{self, At, Held};
 use crate::pool::memory::Memory;
@@ -81,14 +82,17 @@ impl Inner {
     }
 
     pub(super) fn newest_whole_of(&self, held: &[Held], settings: &Settings) -> Option<At> {
-        let elsewhere = |at: At, rank: u32| {
-            self.on_disk.contains(&(at, rank))
-                || disk::manifest(&StdVolume, &settings.directory, at.1, rank).is_some_and(|(manifest, _)| {
-                    let there = &manifest.identity;
-                    (there.job.as_str(), there.attempt, there.world_size)
-                        == (settings.job.as_str(), at.0, settings.world_size)
-                })
-        };
+        let elsewhere =
+            |at: At, rank: u32| self.on_disk.contains(&(at, rank)) || self.elsewhere.contains(&(at, rank));
         choose::newest_whole(held, settings.world_size, &elsewhere)
+    }
+
+    /// Shards that steps in memory lack: their ranks may have written them to the disk themselves.
+    pub(super) fn lacking(&self, settings: &Settings) -> Vec<(At, u32)> {
+        let held: BTreeSet<(At, u32)> =
+            self.sealed.iter().map(|((rank, _), of)| ((of.slot.epoch, of.slot.step), *rank)).collect();
+        let steps: BTreeSet<At> = held.iter().map(|(at, _)| *at).collect();
+        let all = steps.into_iter().flat_map(|at| (0..settings.world_size).map(move |rank| (at, rank)));
+        all.filter(|shard| !held.contains(shard) && !self.on_disk.contains(shard)).collect()
     }
 }

@@ -1,0 +1,256 @@
+//! One request over all endpoints within one deadline.
+
+use std::error::Error;
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+use super::Client;
+use super::connect::words;
+use crate::error::CoordError;
+
+/// The pause after a turn over all endpoints in which none answered; it doubles up to the second value.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
+/// At least this much of the deadline belongs to one endpoint: less would blame the store for a slow host.
+const SHARE: Duration = Duration::from_millis(500);
+
+/// What may be done when the answer to a request was lost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// Asking twice does what asking once does.
+    Freely,
+    /// The second request could answer differently because of the first one: only repeated if it was never received.
+    OnlyIfUnsent,
+}
+
+/// What became of one attempt.
+pub(crate) enum Failure {
+    /// It never reached the endpoint.
+    Unsent(String),
+    /// It may have reached the endpoint; there is no answer.
+    Unanswered(String),
+    /// The token for user and password is no longer valid.
+    TokenExpired(String),
+    /// The endpoint does not serve this client.
+    Refused(String),
+    /// An answer that another attempt does not change.
+    Final(Status),
+}
+
+/// What happened at the endpoints so far.
+#[derive(Default)]
+struct Tried {
+    said: Vec<(String, String)>,
+    refused: Option<(String, String)>,
+}
+
+impl Tried {
+    fn at(&mut self, endpoint: String, why: String) {
+        match self.said.iter_mut().find(|(name, _)| *name == endpoint) {
+            Some((_, last)) => *last = why,
+            None => self.said.push((endpoint, why)),
+        }
+    }
+
+    fn error(self, operation: &'static str) -> CoordError {
+        if let Some((endpoint, why)) = self.refused {
+            return CoordError::Refused { operation, endpoint, why };
+        }
+        let said: Vec<String> = self.said.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+        let tried = if said.is_empty() { "no time was left".to_owned() } else { said.join("; ") };
+        CoordError::Unreachable { operation, tried }
+    }
+}
+
+impl Client {
+    /// The answer and the endpoint that gave it.
+    pub(crate) async fn ask<Q, A, F>(
+        &self,
+        operation: &'static str,
+        repeat: Repeat,
+        question: Q,
+        call: impl Fn(Channel, Request<Q>) -> F,
+    ) -> Result<(A, String), CoordError>
+    where
+        Q: Clone,
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        let connections = &self.connections;
+        let deadline = Instant::now() + connections.settings.timeout;
+        let mut tried = Tried::default();
+        let mut pause = PAUSE.0;
+        let mut renewed = false;
+        loop {
+            let mut order: Vec<usize> = connections.order().collect();
+            // From the back, so that an endpoint whose token expired can be asked again at once.
+            order.reverse();
+            while let Some(index) = order.pop() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(tried.error(operation));
+                }
+                let share = if order.is_empty() { left } else { share(left, order.len() + 1) };
+                let failure = match self.attempt(index, share, question.clone(), &call).await {
+                    Ok(answer) => {
+                        connections.prefer(index);
+                        return Ok((answer, connections.name(index)));
+                    }
+                    Err(failure) => failure,
+                };
+                let endpoint = connections.name(index);
+                match failure {
+                    Failure::Unsent(why) => tried.at(endpoint, why),
+                    Failure::Unanswered(why) if repeat == Repeat::OnlyIfUnsent => {
+                        return Err(CoordError::Unsure { operation, endpoint, why });
+                    }
+                    Failure::Unanswered(why) => tried.at(endpoint, why),
+                    Failure::TokenExpired(_) if !renewed => {
+                        renewed = true;
+                        connections.forget_user_token().await;
+                        order.push(index);
+                    }
+                    Failure::TokenExpired(why) | Failure::Refused(why) => {
+                        tried.refused.get_or_insert((endpoint, why));
+                    }
+                    Failure::Final(status) => {
+                        let (code, why) = (name(status.code()), status.message().to_owned());
+                        return Err(CoordError::Store { operation, endpoint, code, why });
+                    }
+                }
+            }
+            // Each endpoint was asked, and one of them refused: more attempts change nothing.
+            if tried.refused.is_some() {
+                return Err(tried.error(operation));
+            }
+            sleep(pause.min(deadline.saturating_duration_since(Instant::now()))).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    async fn attempt<Q, A, F>(
+        &self,
+        index: usize,
+        share: Duration,
+        question: Q,
+        call: &impl Fn(Channel, Request<Q>) -> F,
+    ) -> Result<A, Failure>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        let connections = &self.connections;
+        let until = Instant::now() + share;
+        let channel = connections.channel(index, share).await.map_err(unconnected)?;
+        let signed = timeout(share, connections.signed(&channel, question)).await;
+        let request = match signed {
+            Ok(Ok(request)) => request,
+            Ok(Err(status)) => {
+                return Err(match self.judged(index, status) {
+                    // The question itself was not sent yet.
+                    Failure::Unanswered(why) => Failure::Unsent(why),
+                    other => other,
+                });
+            }
+            Err(_) => {
+                connections.forget(index);
+                return Err(Failure::Unsent("no answer in time".to_owned()));
+            }
+        };
+        match tokio::time::timeout_at(until, call(channel, request)).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(self.judged(index, status)),
+            Err(_) => {
+                // The connection may be half open.
+                connections.forget(index);
+                Err(Failure::Unanswered("no answer in time".to_owned()))
+            }
+        }
+    }
+
+    /// What an error status means for the request; forgets a connection that failed.
+    pub(crate) fn judged(&self, index: usize, status: Status) -> Failure {
+        let failure = judged(status);
+        if matches!(failure, Failure::Unsent(_) | Failure::Unanswered(_)) {
+            self.connections.forget(index);
+        }
+        failure
+    }
+}
+
+fn share(left: Duration, endpoints: usize) -> Duration {
+    let part = left / u32::try_from(endpoints).unwrap_or(u32::MAX);
+    part.max(SHARE).min(left)
+}
+
+/// What it means that there is no connection: a certificate that is refused is not cured by trying again.
+pub(crate) fn unconnected(why: String) -> Failure {
+    if is_about_certificates(&why) { Failure::Refused(why) } else { Failure::Unsent(why) }
+}
+
+fn is_about_certificates(why: &str) -> bool {
+    why.contains("invalid peer certificate") || why.contains("received fatal alert")
+}
+
+fn judged(status: Status) -> Failure {
+    let message = status.message().to_owned();
+    let said = || match status.source() {
+        Some(cause) if message.is_empty() => words(cause),
+        Some(cause) => format!("{message}: {}", words(cause)),
+        None => message.clone(),
+    };
+    match status.code() {
+        Code::Unauthenticated => Failure::TokenExpired(message),
+        Code::InvalidArgument if message.contains("revision of auth store is old") => {
+            Failure::TokenExpired(message)
+        }
+        Code::InvalidArgument
+            if message.contains("user name is empty") || message.contains("authentication failed") =>
+        {
+            Failure::Refused(message)
+        }
+        Code::PermissionDenied => Failure::Refused(message),
+        Code::ResourceExhausted if message.contains("too many requests") => Failure::Unsent(message),
+        // etcd without a leader takes no request.
+        Code::Unavailable if message.contains("no leader") => Failure::Unsent(message),
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
+            let words = said();
+            if is_about_certificates(&words) {
+                Failure::Refused(words)
+            } else if never_connected(&status) {
+                Failure::Unsent(words)
+            } else {
+                Failure::Unanswered(words)
+            }
+        }
+        _ => Failure::Final(status),
+    }
+}
+
+/// Whether the request failed because the connection could not be opened again.
+fn never_connected(status: &Status) -> bool {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn name(code: Code) -> &'static str {
+    match code {
+        Code::InvalidArgument => "invalid argument",
+        Code::NotFound => "not found",
+        Code::AlreadyExists => "already exists",
+        Code::ResourceExhausted => "resource exhausted",
+        Code::FailedPrecondition => "failed precondition",
+        Code::Aborted => "aborted",
+        Code::OutOfRange => "out of range",
+        Code::Unimplemented => "unimplemented (is this port another program's?)",
+        Code::DataLoss => "data loss",
+        _ => "error",
+    }
+}

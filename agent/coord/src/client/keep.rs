@@ -1,0 +1,296 @@
+//! Leases that survive a broken connection: they are kept alive at whichever endpoint answers, and are lost only when
+//! the store says so or when their time has passed without an answer.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::ask::{Failure, Repeat, unconnected};
+use super::{Client, LeaseId};
+use crate::error::CoordError;
+use crate::etcd::etcdserverpb as pb;
+use pb::lease_client::LeaseClient;
+
+/// The pause after a keep-alive that failed; it doubles up to the second value.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+
+/// How a lease is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// The last keep-alive was answered.
+    Kept,
+    /// No answer since; the lease still has time left.
+    Unanswered {
+        /// When the first keep-alive without an answer was sent.
+        since: Instant,
+    },
+    /// It has ended, and its keys with it.
+    Lost,
+}
+
+/// A lease that a task keeps alive until this is dropped. Dropping does not revoke it: it then ends by itself.
+#[derive(Debug)]
+pub struct Lease {
+    client: Client,
+    id: LeaseId,
+    ttl: Duration,
+    state: watch::Receiver<LeaseState>,
+    task: JoinHandle<()>,
+}
+
+impl Client {
+    /// Takes a lease and keeps it alive. The store may give it longer than asked for; etcd gives at least two seconds.
+    ///
+    /// # Errors
+    /// No endpoint answered, this client is refused, or the store has too many leases.
+    pub async fn lease(&self, ttl: Duration) -> Result<Lease, CoordError> {
+        let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1);
+        // Its time counts from before the question was sent: the store cannot end it earlier than we think.
+        let sent = Instant::now();
+        let question = pb::LeaseGrantRequest { ttl: seconds, id: 0 };
+        // A lease that was granted twice ends by itself.
+        let asked = self.ask("lease grant", Repeat::Freely, question, |channel, question| async move {
+            LeaseClient::new(channel).lease_grant(question).await
+        });
+        let (answer, endpoint) = asked.await?;
+        let operation = "lease grant";
+        if answer.id == 0 || answer.ttl <= 0 {
+            let why = format!("no lease was granted: {}", answer.error);
+            return Err(CoordError::Store { operation, endpoint, code: "error", why });
+        }
+        let ttl = Duration::from_secs(answer.ttl.unsigned_abs());
+        let (told, state) = watch::channel(LeaseState::Kept);
+        let keeper = Keeper { client: self.clone(), id: answer.id, ttl, ends: sent + ttl, told };
+        let task = tokio::spawn(keeper.run());
+        Ok(Lease { client: self.clone(), id: LeaseId(answer.id), ttl, state, task })
+    }
+
+    /// The time that a lease has left, as the store counts; None if there is no such lease.
+    ///
+    /// # Errors
+    /// No endpoint answered, or this client is refused.
+    pub async fn lease_time_left(&self, lease: LeaseId) -> Result<Option<Duration>, CoordError> {
+        let question = pb::LeaseTimeToLiveRequest { id: lease.0, keys: false };
+        let asked =
+            self.ask("lease time to live", Repeat::Freely, question, |channel, question| async move {
+                LeaseClient::new(channel).lease_time_to_live(question).await
+            });
+        let left = asked.await?.0.ttl;
+        Ok((left >= 0).then(|| Duration::from_secs(left.unsigned_abs())))
+    }
+
+    pub(crate) async fn revoke(&self, lease: LeaseId) -> Result<(), CoordError> {
+        let question = pb::LeaseRevokeRequest { id: lease.0 };
+        let asked = self.ask("lease revoke", Repeat::Freely, question, |channel, question| async move {
+            LeaseClient::new(channel).lease_revoke(question).await
+        });
+        match asked.await {
+            Ok(_) | Err(CoordError::Store { code: "not found", .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Lease {
+    /// What keys are attached to.
+    #[must_use]
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    /// How long the store keeps it without a keep-alive.
+    #[must_use]
+    pub fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    /// How it is now, and every change.
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<LeaseState> {
+        self.state.clone()
+    }
+
+    /// Returns when the lease is lost.
+    pub async fn lost(&self) {
+        let mut state = self.state.clone();
+        // The sender goes only after it said so.
+        let _ = state.wait_for(|state| *state == LeaseState::Lost).await;
+    }
+
+    /// Ends it now, and removes its keys.
+    ///
+    /// # Errors
+    /// No endpoint answered; the lease then ends by itself.
+    pub async fn revoke(self) -> Result<(), CoordError> {
+        self.task.abort();
+        self.client.revoke(self.id).await
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Keeper {
+    client: Client,
+    id: i64,
+    ttl: Duration,
+    /// When the lease ends unless a keep-alive is answered.
+    ends: Instant,
+    told: watch::Sender<LeaseState>,
+}
+
+/// An open stream of keep-alives with one endpoint.
+struct Stream {
+    index: usize,
+    questions: mpsc::Sender<pb::LeaseKeepAliveRequest>,
+    answers: Streaming<pb::LeaseKeepAliveResponse>,
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        let mut stream: Option<Stream> = None;
+        let mut pause = PAUSE.0;
+        sleep(self.ttl / 3).await;
+        while Instant::now() < self.ends {
+            let sent = Instant::now();
+            match self.beat(&mut stream).await {
+                Ok(ttl) if ttl <= 0 => break,
+                Ok(ttl) => {
+                    self.ttl = Duration::from_secs(ttl.unsigned_abs());
+                    self.ends = sent + self.ttl;
+                    pause = PAUSE.0;
+                    self.tell(LeaseState::Kept);
+                    sleep_until(sent + self.ttl / 3).await;
+                }
+                Err(why) => {
+                    tracing::debug!(lease = self.id, why, "a keep-alive was not answered");
+                    stream = None;
+                    self.told.send_if_modified(|state| {
+                        let first = *state == LeaseState::Kept;
+                        if first {
+                            *state = LeaseState::Unanswered { since: sent };
+                        }
+                        first
+                    });
+                    sleep(pause.min(self.ends.saturating_duration_since(Instant::now()))).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            }
+        }
+        self.tell(LeaseState::Lost);
+    }
+
+    fn tell(&self, now: LeaseState) {
+        self.told.send_if_modified(|state| {
+            let changed = *state != now;
+            *state = now;
+            changed
+        });
+    }
+
+    /// One keep-alive; returns the seconds that the lease has from now on, 0 if there is no such lease.
+    async fn beat(&self, stream: &mut Option<Stream>) -> Result<i64, String> {
+        // An endpoint that is silent must leave time to ask the others.
+        let endpoints = self.client.settings().endpoints.len();
+        let patience = (self.ttl / 3).min(self.client.settings().timeout);
+        let patience = patience / u32::try_from(endpoints.min(3)).unwrap_or(1);
+        if let Some(open) = stream {
+            let answered = timeout_at(self.ends, timeout(patience, open.ask(self.id))).await;
+            match answered {
+                Ok(Ok(Ok(ttl))) => return Ok(ttl),
+                _ => {
+                    self.client.connections.forget(open.index);
+                    *stream = None;
+                }
+            }
+        }
+        let mut last = "no time was left".to_owned();
+        for index in self.client.connections.order().collect::<Vec<_>>() {
+            let opened = timeout_at(self.ends, timeout(patience, self.open(index))).await;
+            match opened {
+                Ok(Ok(Ok((open, ttl)))) => {
+                    self.client.connections.prefer(index);
+                    *stream = Some(open);
+                    return Ok(ttl);
+                }
+                Ok(Ok(Err(why))) => last = why,
+                Ok(Err(_)) => {
+                    self.client.connections.forget(index);
+                    last = "no answer in time".to_owned();
+                }
+                Err(_) => return Err("the lease has no time left".to_owned()),
+            }
+        }
+        Err(last)
+    }
+
+    /// Opens a stream with its first keep-alive: etcd answers nothing before it.
+    async fn open(&self, index: usize) -> Result<(Stream, i64), String> {
+        let connections = &self.client.connections;
+        let patience = self.client.settings().timeout;
+        let channel = connections.channel(index, patience).await.map_err(|why| said(unconnected(why)))?;
+        let (questions, asked) = mpsc::channel(1);
+        let first = pb::LeaseKeepAliveRequest { id: self.id };
+        questions.try_send(first).map_err(|_| "the stream ended".to_owned())?;
+        let mut request = match connections.signed(&channel, ReceiverStream::new(asked)).await {
+            Ok(request) => request,
+            Err(status) => return Err(said(self.client.judged(index, status))),
+        };
+        request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        let answers = match LeaseClient::new(channel).lease_keep_alive(request).await {
+            Ok(answers) => answers.into_inner(),
+            Err(status) => {
+                let failure = self.client.judged(index, status);
+                if matches!(failure, Failure::TokenExpired(_)) {
+                    connections.forget_user_token().await;
+                }
+                return Err(said(failure));
+            }
+        };
+        let mut open = Stream { index, questions, answers };
+        let ttl = match open.answer(self.id).await {
+            Ok(ttl) => ttl,
+            Err(why) => {
+                connections.forget(index);
+                return Err(why);
+            }
+        };
+        Ok((open, ttl))
+    }
+}
+
+impl Stream {
+    async fn ask(&mut self, id: i64) -> Result<i64, String> {
+        let sent = self.questions.send(pb::LeaseKeepAliveRequest { id }).await;
+        sent.map_err(|_| "the stream ended".to_owned())?;
+        self.answer(id).await
+    }
+
+    async fn answer(&mut self, id: i64) -> Result<i64, String> {
+        loop {
+            match self.answers.message().await {
+                Ok(Some(answer)) if answer.id == id => return Ok(answer.ttl),
+                Ok(Some(_)) => {}
+                Ok(None) => return Err("the stream ended".to_owned()),
+                Err(status) => return Err(status.message().to_owned()),
+            }
+        }
+    }
+}
+
+pub(crate) fn said(failure: Failure) -> String {
+    match failure {
+        Failure::Unsent(why)
+        | Failure::Unanswered(why)
+        | Failure::TokenExpired(why)
+        | Failure::Refused(why) => why,
+        Failure::Final(status) => status.message().to_owned(),
+    }
+}

@@ -1,0 +1,217 @@
+//! The built-in store: etcd's v3 API, as far as launchers use it, served from inside one launcher. In memory, with a log
+//! on disk. It does not survive the loss of its host: who needs that gives three hosts, or a cluster of etcd.
+
+mod keeper;
+pub mod log;
+mod service;
+pub mod store;
+mod watchers;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+use tonic::{Request, Status};
+
+use crate::client::connect::{read_pem, words};
+use crate::error::CoordError;
+use crate::etcd::etcdserverpb as pb;
+use keeper::{Handle, Job};
+use log::Log;
+use service::Services;
+use store::{Limits, Store};
+
+/// Clients that vanished are noticed within this time and another half of it.
+const PING: Duration = Duration::from_secs(10);
+/// How long an orderly end may take.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// How the built-in store is started.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Where it listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where its log is; None: memory only, and a restart loses everything.
+    pub directory: Option<PathBuf>,
+    /// The job's secret: who does not show it is refused. None: anyone who reaches the port may do anything.
+    pub token: Option<String>,
+    /// Certificates; None: plain TCP.
+    pub tls: Option<ServerTls>,
+    /// What bounds it.
+    pub limits: Limits,
+}
+
+impl ServerOptions {
+    /// In memory, without a token and TLS.
+    #[must_use]
+    pub fn new(listen: SocketAddr) -> ServerOptions {
+        ServerOptions { listen, directory: None, token: None, tls: None, limits: Limits::default() }
+    }
+}
+
+/// Files for TLS with clients, all in PEM.
+#[derive(Clone, Debug)]
+pub struct ServerTls {
+    /// The store's certificate, with those between it and the authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authorities of clients: each client must show a certificate of theirs. None: clients show none.
+    pub client_authorities: Option<PathBuf>,
+}
+
+/// A built-in store that is running. It stops when this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    store: Handle,
+    thread: Option<std::thread::JoinHandle<()>>,
+    farewell: Option<oneshot::Sender<()>>,
+    serving: JoinHandle<()>,
+}
+
+impl Server {
+    /// Reads the log, and serves.
+    ///
+    /// # Errors
+    /// The address is taken, the log or a certificate cannot be used.
+    pub async fn start(options: ServerOptions) -> Result<Server, CoordError> {
+        let listener = TcpListener::bind(options.listen).await;
+        let listener = listener.map_err(|error| {
+            CoordError::io(format!("the coordination store on {}", options.listen), error)
+        })?;
+        let address =
+            listener.local_addr().map_err(|error| CoordError::io("the coordination store", error))?;
+        let tls = options.tls.as_ref().map(server_tls).transpose()?;
+        let epoch = Instant::now();
+        let (cluster, limits) = (log::random()?, options.limits.clone());
+        let (log, store) = match &options.directory {
+            Some(directory) => {
+                let (log, store) = Log::open(directory, cluster, limits, 0)?;
+                (Some(log), store)
+            }
+            None => (None, Store::new(cluster, limits)),
+        };
+        let (handle, thread) = keeper::start(store, log, epoch)?;
+        let (farewell, told) = oneshot::channel();
+        let serving = serve(listener, tls, &options, handle.clone(), told)?;
+        Ok(Server { address, store: handle, thread: Some(thread), farewell: Some(farewell), serving })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops serving and closes the log: the directory can be used again when this returns.
+    pub async fn stop(mut self) {
+        self.tell_to_stop();
+        let _ = tokio::time::timeout(FAREWELL, &mut self.serving).await;
+        self.serving.abort();
+        if let Some(thread) = self.thread.take() {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+
+    fn tell_to_stop(&mut self) {
+        if let Some(farewell) = self.farewell.take() {
+            let _ = farewell.send(());
+        }
+        let _ = self.store.send(Job::Stop);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.tell_to_stop();
+        self.serving.abort();
+    }
+}
+
+fn serve(
+    listener: TcpListener,
+    tls: Option<ServerTlsConfig>,
+    options: &ServerOptions,
+    store: Handle,
+    told: oneshot::Receiver<()>,
+) -> Result<JoinHandle<()>, CoordError> {
+    let services =
+        Services { store, streams: Arc::new(AtomicUsize::new(0)), most_streams: options.limits.watches };
+    let mut server = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(PING))
+        .http2_keepalive_timeout(Some(PING / 2));
+    if let Some(tls) = tls {
+        server = server.tls_config(tls).map_err(|error| CoordError::Setting {
+            what: "certificates of the coordination store".to_owned(),
+            why: words(&error),
+        })?;
+    }
+    let guard = Guard { token: options.token.clone().map(Arc::from) };
+    // What is a little too large is refused with etcd's words, not by the frame around it.
+    let largest = options.limits.request + 512 * 1024;
+    let kv = pb::kv_server::KvServer::new(services.clone())
+        .max_decoding_message_size(largest)
+        .max_encoding_message_size(usize::MAX);
+    let watch = pb::watch_server::WatchServer::new(services.clone()).max_decoding_message_size(largest);
+    let lease = pb::lease_server::LeaseServer::new(services.clone());
+    let auth = pb::auth_server::AuthServer::new(services.clone());
+    let maintenance = pb::maintenance_server::MaintenanceServer::new(services);
+    let guarded = tonic::service::interceptor::InterceptorLayer::new(guard);
+    let router = server
+        .layer(guarded)
+        .add_service(kv)
+        .add_service(watch)
+        .add_service(lease)
+        .add_service(auth)
+        .add_service(maintenance);
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    Ok(tokio::spawn(async move {
+        let served = router.serve_with_incoming_shutdown(incoming, async {
+            let _ = told.await;
+        });
+        if let Err(error) = served.await {
+            tracing::error!(error = words(&error), "the built-in coordination store stopped serving");
+        }
+    }))
+}
+
+fn server_tls(files: &ServerTls) -> Result<ServerTlsConfig, CoordError> {
+    let identity = Identity::from_pem(read_pem(&files.certificate)?, read_pem(&files.key)?);
+    let config = ServerTlsConfig::new().identity(identity);
+    Ok(match &files.client_authorities {
+        Some(path) => config.client_ca_root(Certificate::from_pem(read_pem(path)?)),
+        None => config,
+    })
+}
+
+/// Refuses who does not show the job's secret.
+#[derive(Clone)]
+struct Guard {
+    token: Option<Arc<str>>,
+}
+
+impl tonic::service::Interceptor for Guard {
+    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+        let Some(token) = &self.token else { return Ok(request) };
+        let shown = request.metadata().get("authorization").map(|value| value.as_bytes());
+        let shown = shown.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
+        if same(shown, token.as_bytes()) {
+            Ok(request)
+        } else {
+            Err(Status::unauthenticated("etcdserver: invalid auth token: this store serves another job"))
+        }
+    }
+}
+
+/// Compares in a time that does not depend on where they differ.
+fn same(one: &[u8], other: &[u8]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}

@@ -1,0 +1,189 @@
+//! What can have gone wrong, whose fault that is, and whether a restart helps.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::verdict::FaultDomain;
+
+/// What went wrong. `docs/reference/attribution.md` tells each at length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// A bug in the training program.
+    UserCode,
+    /// The program was asked for what cannot work: flags, sizes, versions, credentials.
+    UserConfig,
+    /// The data is broken, missing or not what the program expects.
+    Data,
+    /// A GPU or another accelerator, its memory or its links.
+    HardwareGpu,
+    /// Anything else of the host: power, cooling, CPU, memory, PCIe, the node as a whole.
+    HardwareHost,
+    /// The network between hosts.
+    Fabric,
+    /// Filesystems and object stores.
+    Storage,
+    /// Memory, shared memory, file handles and the like of the host ran out.
+    HostResource,
+    /// The scheduler or the cloud took the machines away.
+    Preemption,
+    /// Driver, libraries, containers, framework: what the program stands on.
+    SoftwarePlatform,
+    /// It cannot be told from what was seen.
+    Unknown,
+}
+
+impl Class {
+    /// All of them, in the order of the confusion matrix.
+    pub const ALL: [Class; 11] = [
+        Class::UserCode,
+        Class::UserConfig,
+        Class::Data,
+        Class::HardwareGpu,
+        Class::HardwareHost,
+        Class::Fabric,
+        Class::Storage,
+        Class::HostResource,
+        Class::Preemption,
+        Class::SoftwarePlatform,
+        Class::Unknown,
+    ];
+
+    /// Its name in files and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::UserCode => "user_code",
+            Class::UserConfig => "user_config",
+            Class::Data => "data",
+            Class::HardwareGpu => "hardware_gpu",
+            Class::HardwareHost => "hardware_host",
+            Class::Fabric => "fabric",
+            Class::Storage => "storage",
+            Class::HostResource => "host_resource",
+            Class::Preemption => "preemption",
+            Class::SoftwarePlatform => "software_platform",
+            Class::Unknown => "unknown",
+        }
+    }
+
+    /// The class of that name.
+    pub fn named(name: &str) -> Option<Class> {
+        Class::ALL.into_iter().find(|class| class.name() == name)
+    }
+
+    /// Its place in [`Class::ALL`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Whose fault it is, unless the evidence says otherwise. Memory of the host counts as the user's, who
+    /// asked for too little; a full or slow filesystem as the infrastructure's.
+    pub fn domain(self) -> FaultDomain {
+        match self {
+            Class::UserCode | Class::UserConfig | Class::Data | Class::HostResource => FaultDomain::User,
+            Class::HardwareGpu | Class::HardwareHost => FaultDomain::Hardware,
+            Class::Fabric | Class::Storage | Class::Preemption => FaultDomain::Infrastructure,
+            Class::SoftwarePlatform => FaultDomain::Platform,
+            Class::Unknown => FaultDomain::Unknown,
+        }
+    }
+
+    /// In words, as the beginning of a sentence.
+    pub fn words(self) -> &'static str {
+        match self {
+            Class::UserCode => "a bug in the training program",
+            Class::UserConfig => "the configuration of the run",
+            Class::Data => "the training data",
+            Class::HardwareGpu => "a faulty GPU",
+            Class::HardwareHost => "a faulty host",
+            Class::Fabric => "the network between hosts",
+            Class::Storage => "the storage",
+            Class::HostResource => "a resource of the host ran out",
+            Class::Preemption => "the scheduler took the machines away",
+            Class::SoftwarePlatform => "the software under the program",
+            Class::Unknown => "the cause cannot be told from what was seen",
+        }
+    }
+}
+
+impl FaultDomain {
+    /// All of them.
+    pub const ALL: [FaultDomain; 5] = [
+        FaultDomain::User,
+        FaultDomain::Hardware,
+        FaultDomain::Infrastructure,
+        FaultDomain::Platform,
+        FaultDomain::Unknown,
+    ];
+
+    /// The domain of that name.
+    pub fn named(name: &str) -> Option<FaultDomain> {
+        FaultDomain::ALL.into_iter().find(|domain| domain.name() == name)
+    }
+
+    /// Its name in files and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            FaultDomain::User => "user",
+            FaultDomain::Hardware => "hardware",
+            FaultDomain::Infrastructure => "infrastructure",
+            FaultDomain::Platform => "platform",
+            FaultDomain::Unknown => "unknown",
+        }
+    }
+}
+
+/// What a controller should do now, before any person changes anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Restart {
+    /// Start again where it ran.
+    RestartSameNodes,
+    /// Start again without the suspected host.
+    RestartExcludeNode,
+    /// Start again once what was taken or broken is back.
+    RestartAfterWait,
+    /// A restart would only fail again.
+    DoNotRestart,
+}
+
+impl Restart {
+    /// All of them.
+    pub const ALL: [Restart; 4] = [
+        Restart::RestartSameNodes,
+        Restart::RestartExcludeNode,
+        Restart::RestartAfterWait,
+        Restart::DoNotRestart,
+    ];
+
+    /// The advice of that name.
+    pub fn named(name: &str) -> Option<Restart> {
+        Restart::ALL.into_iter().find(|restart| restart.name() == name)
+    }
+
+    /// Its name in files and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Restart::RestartSameNodes => "restart_same_nodes",
+            Restart::RestartExcludeNode => "restart_exclude_node",
+            Restart::RestartAfterWait => "restart_after_wait",
+            Restart::DoNotRestart => "do_not_restart",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_wire() {
+        for class in Class::ALL {
+            assert_eq!(serde_json::to_value(class).expect("plain"), class.name());
+            assert_eq!(Class::named(class.name()), Some(class));
+            assert_eq!(Class::ALL[class.index()], class);
+        }
+        for restart in Restart::ALL {
+            assert_eq!(serde_json::to_value(restart).expect("plain"), restart.name());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! How sure a judgement may say that it is: no surer than evidence of its weight was right.
+//!
+//! Of 878 public failures that a signature named which another batch of failures bears out, the share of right domains
+//! followed the weight of the strongest piece of evidence and not the number of pieces: two weak ones that agree were right
+//! less often (67 %) than their sum says (87 %). So the sum is bounded by what the strongest piece is worth. The bounds stand
+//! some points below what was seen, since signatures were written with these failures in view.
+
+use std::collections::BTreeSet;
+
+use super::Evidence;
+use super::class::Class;
+use super::vote::Vote;
+
+/// Log-odds of the strongest piece of evidence, and how sure a judgement on it may be at most.
+const BOUNDS: [(f64, f64); 8] =
+    [(1.0, 0.55), (1.5, 0.62), (2.0, 0.66), (2.5, 0.72), (3.0, 0.78), (3.5, 0.84), (4.0, 0.91), (5.0, 0.96)];
+/// What rests on learned words alone is no surer than this.
+const ONLY_WORDS: f64 = 0.6;
+/// What rests on one line of a log is no surer than this: nothing shows who followed whom, and the same message has several causes.
+const ONE_LINE: f64 = 0.88;
+/// Evidence in a rank's own exit note counts as this much stronger for the bound: it is sure to be what ended the rank that failed
+/// first, where in a log the line itself may be the wrong one.
+const OWN_END: f64 = 1.0;
+/// Pieces of evidence below this log-odds corroborate nothing.
+const CORROBORATES: f64 = 1.0;
+
+/// The confidence in a class, from the probability that all evidence together gives it.
+pub(super) fn of(probability: f64, class: Class, for_it: &[Vote], evidence: &Evidence) -> f64 {
+    if class == Class::Unknown {
+        return probability;
+    }
+    let own = |vote: &Vote| {
+        vote.classes().filter(|(of, _)| *of == class).map(|(_, weight)| weight).fold(0.0, f64::max)
+    };
+    let ended = |source: &usize| evidence.findings.get(*source).is_some_and(|findings| findings.ended);
+    let of_own_end = |vote: &Vote| vote.spots.iter().any(|(source, _)| ended(source));
+    let worth = |vote: &Vote| own(vote) + if of_own_end(vote) { OWN_END } else { 0.0 };
+    let strongest = for_it.iter().map(worth).fold(0.0, f64::max);
+    let only_words = for_it.iter().all(|vote| vote.hint || vote.is_of_words());
+    let corroborating: Vec<&Vote> =
+        for_it.iter().filter(|vote| !vote.is_of_words() && own(vote) >= CORROBORATES).collect();
+    let mut bound = bound(strongest);
+    if only_words {
+        bound = bound.min(ONLY_WORDS);
+    }
+    if places(&corroborating) == 1 && !corroborating.iter().any(|vote| of_own_end(vote)) {
+        bound = bound.min(ONE_LINE);
+    }
+    probability.min(bound)
+}
+
+/// In how many places evidence was seen: lines of a log that differ, and what no line says: an exit, a device, a judge.
+fn places(votes: &[&Vote]) -> usize {
+    let lines: BTreeSet<(usize, u64)> =
+        votes.iter().flat_map(|vote| vote.spots.iter().map(|(source, spot)| (*source, spot.line))).collect();
+    lines.len() + votes.iter().filter(|vote| vote.spots.is_empty()).count()
+}
+
+/// The bound for the strongest piece of evidence: between the entries of the table in proportion.
+fn bound(weight: f64) -> f64 {
+    let above = BOUNDS.partition_point(|(of, _)| *of <= weight);
+    match (above.checked_sub(1).map(|below| BOUNDS[below]), BOUNDS.get(above)) {
+        (None, _) => BOUNDS[0].1,
+        (Some((_, last)), None) => last,
+        (Some((from, low)), Some((to, high))) => low + (high - low) * (weight - from) / (to - from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::attribution::catalog::Catalog;
+    use crate::failure::attribution::scan::{Findings, Kind, Scan};
+    use crate::failure::attribution::{attribute, judged};
+
+    #[test]
+    fn a_bound_grows_with_the_weight() {
+        assert_eq!((bound(0.0), bound(4.0), bound(9.0)), (0.55, 0.91, 0.96));
+        assert!((bound(2.25) - 0.69).abs() < 1e-9);
+    }
+
+    #[test]
+    fn one_line_of_a_log_alone_is_less_sure_than_two_and_than_the_ranks_own_exit_note() {
+        let lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, GPU has fallen off the bus.\n";
+        let again = "nvidia-smi: Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.\n";
+        let (one, two) = (judged(lost), judged(&format!("{lost}{again}")));
+        assert_eq!((one.class, two.class), (Class::HardwareGpu, Class::HardwareGpu));
+        assert!(one.confidence <= ONE_LINE && two.confidence > 0.9, "{} {}", one.confidence, two.confidence);
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let raised = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n";
+        let found = Scan::of_text(catalog, "last words", Some(0), Kind::Log, raised);
+        let of = |ended| {
+            let findings = vec![Findings { ended, ..found.clone() }];
+            attribute(catalog, &Evidence { findings, ..Evidence::default() }).confidence
+        };
+        assert!(of(false) <= ONE_LINE && of(true) > 0.9, "{} {}", of(false), of(true));
+    }
+
+    #[test]
+    fn weak_pieces_that_agree_make_no_certainty_and_a_strong_one_does() {
+        let strong = judged("NVRM: Xid (PCI:0000:3b:00): 79, pid=812, GPU has fallen off the bus.\n");
+        assert!(strong.confidence > 0.85, "{}", strong.confidence);
+        let weak = judged(
+            "UCX ERROR connect to peer failed: Destination is unreachable\nConnectionError: [Errno 110] Connection timed out\n",
+        );
+        assert_eq!(weak.class, Class::Fabric);
+        assert!(weak.confidence < 0.8, "{}", weak.confidence);
+    }
+}

@@ -1,0 +1,313 @@
+//! The judgement in words: a headline, the evidence with its lines quoted, what speaks against it, what to do
+//! next and what would change it.
+
+use serde::Serialize;
+
+use super::class::{Class, Restart};
+use super::vote::Vote;
+use super::{Attribution, Evidence};
+use crate::hang::flight::HeldUp;
+use crate::hang::listed;
+use crate::model::verdict::FaultDomain;
+
+/// Lines quoted for one piece of evidence.
+const QUOTES: usize = 3;
+/// Pieces of evidence told on each side.
+const GROUNDS: usize = 6;
+/// Another class is worth a word from this probability on.
+const WORTH_A_WORD: f64 = 0.1;
+
+/// The whole judgement, ready to be shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// One line for the person on call.
+    pub headline: String,
+    /// What went wrong.
+    pub class: Class,
+    /// Whose fault it is; unknown is an abstention.
+    pub fault_domain: FaultDomain,
+    /// How sure of the domain, from 0 to 1.
+    pub confidence: f64,
+    /// What to do now.
+    pub restart: Restart,
+    /// The rank where it began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub culprit: Option<u32>,
+    /// Ranks that show the cause at once: it is none of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub common_to: Vec<u32>,
+    /// Ranks that only followed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub victims: Vec<u32>,
+    /// Where it began, best first.
+    pub root: Vec<Quote>,
+    /// What it rests on, heaviest first.
+    pub evidence: Vec<Ground>,
+    /// What speaks for something else.
+    pub against: Vec<Ground>,
+    /// What only followed from it.
+    pub consequences: Vec<Ground>,
+    /// Other classes that are not out of the question, with their probabilities.
+    pub alternatives: Vec<(Class, f64)>,
+    /// What PyTorch's flight records show, where ranks wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collectives: Option<HeldUp>,
+    /// What to do next.
+    pub next: Vec<String>,
+    /// What would change the judgement.
+    pub would_change: Vec<String>,
+}
+
+/// A piece of evidence in words.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ground {
+    /// The signature's name.
+    pub signature: String,
+    /// What it means.
+    pub meaning: String,
+    /// The class it speaks for.
+    pub class: Class,
+    /// With which log-odds.
+    pub weight: f64,
+    /// How often it was seen.
+    pub count: u64,
+    /// The first lines in which it was seen.
+    pub quotes: Vec<Quote>,
+}
+
+/// A line quoted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Quote {
+    /// The file.
+    pub source: String,
+    /// The line's number in it, from 1; 0 where it is the whole file.
+    pub line: u64,
+    /// The rank that wrote it or of which it speaks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// The line, cleaned and shortened.
+    pub text: String,
+}
+
+/// Puts the judgement into words.
+pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
+    let grounds = |votes: &[Vote]| -> Vec<Ground> {
+        votes.iter().take(GROUNDS).map(|vote| ground(evidence, vote)).collect()
+    };
+    let mut alternatives = judged.posterior.ranked();
+    alternatives.retain(|(class, probability)| *class != judged.class && *probability >= WORTH_A_WORD);
+    let (mut for_it, mut against) = (grounds(&judged.evidence), grounds(&judged.against));
+    if let Some(ground) = evidence.dumps.ground(judged.class) {
+        let is_another = |of: &Ground| of.meaning != ground.meaning;
+        for_it.retain(is_another);
+        against.retain(is_another);
+        // Of an unknown cause it is what says most.
+        let place = if judged.class == Class::Unknown { 0 } else { for_it.len().min(1) };
+        for_it.insert(place, ground);
+    }
+    let held_up = evidence.dumps.held_up.as_ref();
+    Report {
+        headline: headline(judged, held_up),
+        class: judged.class,
+        fault_domain: judged.domain,
+        confidence: judged.confidence,
+        restart: judged.restart,
+        culprit: judged.root.rank,
+        common_to: judged.root.common.iter().copied().collect(),
+        victims: judged.root.victims.iter().copied().collect(),
+        root: judged.root.lines.iter().map(|(source, spot)| quote(evidence, *source, spot)).collect(),
+        evidence: for_it,
+        against,
+        consequences: grounds(&judged.consequences),
+        collectives: held_up.cloned(),
+        next: next(judged, held_up),
+        would_change: would_change(judged, &alternatives),
+        alternatives,
+    }
+}
+
+fn ground(evidence: &Evidence, vote: &Vote) -> Ground {
+    Ground {
+        signature: vote.id.clone(),
+        meaning: vote.meaning.clone(),
+        class: vote.class,
+        weight: vote.weight,
+        count: vote.count,
+        quotes: vote.spots.iter().take(QUOTES).map(|(source, spot)| quote(evidence, *source, spot)).collect(),
+    }
+}
+
+fn quote(evidence: &Evidence, source: usize, spot: &super::scan::Spot) -> Quote {
+    let source = evidence.findings.get(source).map(|findings| findings.source.clone()).unwrap_or_default();
+    Quote { source, line: spot.line, rank: spot.rank, text: spot.text.clone() }
+}
+
+fn headline(judged: &Attribution, held_up: Option<&HeldUp>) -> String {
+    let sure = format!("{:.0} % sure", judged.confidence * 100.0);
+    let meaning = judged.evidence.first().map(|vote| vote.meaning.as_str());
+    // Of an abstention whatever was found is a hint; what words resemble is none to be told.
+    let mut found = judged.against.iter().chain(&judged.evidence).filter(|vote| vote.id != "words");
+    let hint = found.next().map(|vote| vote.meaning.as_str());
+    let place = match (judged.root.rank, judged.root.common.len()) {
+        (Some(rank), _) => format!(", first on rank {rank}"),
+        (None, 0) => String::new(),
+        (None, many) => format!(", on {many} ranks at once"),
+    };
+    if let (Class::Unknown, Some(held_up)) = (judged.class, held_up) {
+        return format!("Cause unknown: {}", held_up.told);
+    }
+    match (judged.class, meaning) {
+        (Class::Unknown, _) if hint.is_some() => {
+            let (meaning, ask) = (hint.unwrap_or_default(), "the other ranks' logs are needed");
+            format!("Cause unknown: what was found can mean several things ({meaning}); {ask}")
+        }
+        (Class::Unknown, _) if judged.consequences.is_empty() => {
+            "Cause unknown: nothing in these logs tells of a failure".to_owned()
+        }
+        (Class::Unknown, _) => {
+            "Cause unknown: these logs show only what followed; the other ranks' logs are needed".to_owned()
+        }
+        (class, Some(meaning)) => format!("{}: {meaning}{place} ({sure})", capital(class.words())),
+        (class, None) => format!("{}{place} ({sure})", capital(class.words())),
+    }
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// Where a person looks next for failures of that class.
+pub fn look(class: Class) -> &'static str {
+    match class {
+        Class::UserCode => "Read the quoted traceback and fix the program.",
+        Class::UserConfig => "Correct the setting that the quoted line names.",
+        Class::Data => {
+            "Check the file or record that the quoted line names; a checksum shows whether it is damaged."
+        }
+        Class::HardwareGpu => {
+            "Look at the device: nvidia-smi -q -d ECC,ROW_REMAPPER, the kernel's log; reset it or run dcgmi diag -r 3."
+        }
+        Class::HardwareHost => {
+            "Look at the host: the kernel's log, the BMC's event log, its power and cooling."
+        }
+        Class::Fabric => {
+            "Look at the links of the named hosts: ibstat, error counters, the switch; test the pair with ib_write_bw."
+        }
+        Class::Storage => "Look at the mount or the bucket from the same host: df, df -i, the server's log.",
+        Class::HostResource => {
+            "Compare what the job used with its limit: memory.peak of its cgroup, df /dev/shm, ulimit -n."
+        }
+        Class::Preemption => {
+            "Nothing is wrong with the run. Make sure that it saves its state when it is told to stop."
+        }
+        Class::SoftwarePlatform => {
+            "Compare versions of driver, libraries and framework with a host where it works."
+        }
+        Class::Unknown => "Give the logs of all ranks and the kernel's log of their hosts.",
+    }
+}
+
+fn next(judged: &Attribution, held_up: Option<&HeldUp>) -> Vec<String> {
+    let restart = match judged.restart {
+        Restart::RestartSameNodes => "Restart on the same hosts.",
+        Restart::RestartExcludeNode => "Restart without the suspected host, and drain it for a check.",
+        Restart::RestartAfterWait => "Restart when what was taken or broken is back.",
+        // One voice: what is in doubt is not said to fail again.
+        Restart::DoNotRestart if judged.class != Class::Unknown && judged.confidence < 0.75 => {
+            "Do not restart on these hosts; one retry on other hosts tells a bug from a broken host."
+        }
+        Restart::DoNotRestart => "Do not restart until something has changed: it would fail again.",
+    };
+    let mut next = vec![restart.to_owned(), look(judged.class).to_owned()];
+    if let Some(HeldUp { culprits, .. }) = held_up.filter(|of| !of.culprits.is_empty()) {
+        let who = listed(culprits);
+        next.push(format!("Find out what kept {who} from the operation: its stack, its log, its host."));
+    }
+    next
+}
+
+fn would_change(judged: &Attribution, alternatives: &[(Class, f64)]) -> Vec<String> {
+    let mut told = Vec::new();
+    for (class, probability) in alternatives.iter().take(2) {
+        let sign = match class {
+            Class::UserCode | Class::UserConfig => "the same failure at the same step on other hosts",
+            Class::Data => "the same failure whenever the same part of the data is read",
+            Class::HardwareGpu => "an XID, an ECC error or the same device failing again in another job",
+            Class::HardwareHost => "a machine check, a reboot or other jobs failing on this host",
+            Class::Fabric => "error counters of a link that grew at that time",
+            Class::Storage => "errors of the same mount on other hosts",
+            Class::HostResource => {
+                "a kill by the kernel in the log of the host or in memory.events of the cgroup"
+            }
+            Class::Preemption => "a notice of the scheduler or the cloud at that time",
+            Class::SoftwarePlatform => "the same failure on hosts with the same driver and libraries only",
+            Class::Unknown => "an earlier failure in the logs of another rank",
+        };
+        told.push(format!("{} ({:.0} %): {sign}", capital(class.words()), probability * 100.0));
+    }
+    if told.is_empty() && judged.class != Class::Unknown {
+        told.push("An earlier failure in the logs of another rank.".to_owned());
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::attribution::attribute;
+    use crate::failure::attribution::catalog::Catalog;
+    use crate::failure::attribution::scan::{Kind, Scan};
+
+    fn next_of(log: &str) -> Vec<String> {
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+        next(&attribute(catalog, &Evidence { findings, ..Evidence::default() }), None)
+    }
+
+    fn asks_for_a_retry(next: &[String]) -> bool {
+        next.iter().any(|line| line.contains("one retry on other hosts"))
+    }
+
+    #[test]
+    fn a_bug_that_is_not_sure_is_tried_once_on_other_hosts() {
+        let unsure = next_of("ModuleNotFoundError: No module named 'einops'\n");
+        assert!(unsure[0].starts_with("Do not restart") && asks_for_a_retry(&unsure), "{unsure:?}");
+        let sure = next_of(
+            "  File \"/home/a/train.py\", line 3, in step\n    x = b\nNameError: name 'b' is not defined\n",
+        );
+        assert!(sure[0].starts_with("Do not restart") && !asks_for_a_retry(&sure), "{sure:?}");
+    }
+
+    #[test]
+    fn an_abstention_calls_what_was_found_a_hint_and_asks_for_the_other_ranks() {
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let told = |log: &str| {
+            let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+            let evidence = Evidence { findings, ..Evidence::default() };
+            report(&evidence, &attribute(catalog, &evidence))
+        };
+        let hint = told(
+            "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n",
+        );
+        assert!(hint.headline.contains("can mean several things"), "{}", hint.headline);
+        assert!(hint.headline.contains("the other ranks' logs are needed"), "{}", hint.headline);
+        assert_eq!(hint.culprit, None);
+        let nothing = told("step 3 loss 2.1\n");
+        assert!(nothing.headline.contains("nothing in these logs"), "{}", nothing.headline);
+    }
+
+    #[test]
+    fn where_a_restart_is_advised_or_nothing_is_known_no_retry_is_asked_for() {
+        let lost = next_of("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n");
+        assert!(
+            lost[0].starts_with("Restart without the suspected host") && !asks_for_a_retry(&lost),
+            "{lost:?}"
+        );
+        let nothing = next_of("step 3 loss 2.1\n");
+        assert!(
+            nothing[0].starts_with("Restart on the same hosts") && !asks_for_a_retry(&nothing),
+            "{nothing:?}"
+        );
+    }
+}

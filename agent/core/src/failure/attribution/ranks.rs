@@ -1,0 +1,87 @@
+//! What lines tell of ranks beside the cause: which one others name, and which crashed together.
+
+use std::collections::BTreeSet;
+
+use super::Evidence;
+use super::catalog::Catalog;
+use super::structure::{number_after, spots_of};
+use super::vote::Vote;
+
+/// Signatures of crashes in native code.
+const CRASHES: [&str; 4] = ["crash.segv", "torch.sigsegv", "exit.any_segv", "exit.minus11"];
+
+/// The one rank of which others say that it ended: JAX's service names its task, srun the task that left with an error.
+pub fn named_by_others(catalog: &Catalog, evidence: &Evidence) -> Option<u32> {
+    let tasks = spots_of(catalog, evidence, "jax.task_named")
+        .filter_map(|(_, spot)| number_after(&spot.text, &["task:"]))
+        .filter_map(|task| u32::try_from(task).ok());
+    let exits = spots_of(catalog, evidence, "srun.task_exit").filter_map(|(_, spot)| spot.rank);
+    let named: BTreeSet<u32> = tasks.chain(exits).collect();
+    named.first().copied().filter(|_| named.len() == 1)
+}
+
+/// Whether several ranks crashed in native code, each by itself: libraries that do not fit, on every host.
+pub fn crashed_together<'v>(votes: impl Iterator<Item = &'v Vote>) -> bool {
+    let crashes = votes.filter(|vote| CRASHES.contains(&vote.id.as_str()));
+    let ranks: BTreeSet<u32> =
+        crashes.flat_map(|vote| vote.spots.iter().filter_map(|(_, spot)| spot.rank)).collect();
+    ranks.len() > 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::attribution::class::{Class, Restart};
+    use crate::failure::attribution::scan::{Kind, Scan};
+    use crate::failure::attribution::{Attribution, attribute};
+
+    fn judged(log: &str) -> Attribution {
+        let catalog = Catalog::built_in().expect("the catalogue is compiled in");
+        let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, log.as_bytes())];
+        attribute(catalog, &Evidence { findings, ..Evidence::default() })
+    }
+
+    #[test]
+    fn the_task_that_the_service_names_is_where_to_look() {
+        let gone = "UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n";
+        let one = judged(&format!("{gone}/job:jax_worker/replica:0/task:3\n"));
+        assert_eq!((one.class, one.root.rank), (Class::Unknown, Some(3)));
+        let two =
+            judged(&format!("{gone}/job:jax_worker/replica:0/task:3\n/job:jax_worker/replica:0/task:5\n"));
+        assert_eq!(two.root.rank, None, "of two nobody can tell which was first");
+    }
+
+    #[test]
+    fn the_task_that_left_with_an_error_raised_it() {
+        let raised = "FileExistsError: [Errno 17] File exists: '/data/eeg/S043'\n";
+        let one = judged(&format!("{raised}srun: error: nid008637: task 3: Exited with exit code 1\n"));
+        assert_eq!(one.root.rank, Some(3));
+        let two = judged(&format!(
+            "{raised}srun: error: n1: task 3: Exited with exit code 1\nsrun: error: n2: task 4: Exited with exit code 1\n"
+        ));
+        assert_eq!(two.root.rank, None);
+    }
+
+    #[test]
+    fn one_crash_may_pass_and_what_crashes_on_several_ranks_does_not() {
+        let crash =
+            |task: u32| format!("srun: error: nid{task}: task {task}: Segmentation fault (core dumped)\n");
+        assert_eq!(judged(&crash(0)).restart, Restart::RestartSameNodes);
+        assert_eq!(judged(&(crash(0) + &crash(2))).restart, Restart::DoNotRestart);
+        let table = "srun: error: nid1: tasks 0,2: Segmentation fault (core dumped)\n";
+        assert_eq!(judged(table).restart, Restart::DoNotRestart);
+    }
+
+    #[test]
+    fn of_an_unknown_cause_no_rank_is_named_unless_others_follow() {
+        let hint = "[rank5]: ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n";
+        let alone = judged(hint);
+        assert_eq!((alone.class, alone.root.rank), (Class::Unknown, None));
+        let locked = "step 1\nBlockingIOError: [Errno 11] Unable to lock file\nslurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 ***\n";
+        let lines: Vec<u64> = judged(locked).root.lines.iter().map(|(_, spot)| spot.line).collect();
+        assert_eq!(lines, [2], "what may be the cause comes before what followed");
+        let lost = "[rank3]: RuntimeError: CUDA error: unspecified launch failure\n[rank0]: NCCL WARN Connection closed by remote peer\n";
+        let followed = judged(lost);
+        assert_eq!((followed.class, followed.root.rank), (Class::Unknown, Some(3)));
+    }
+}

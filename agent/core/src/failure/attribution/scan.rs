@@ -1,0 +1,511 @@
+//! One pass over a log for all signatures at once. Takes text in pieces of any size, so that memory stays small
+//! however long the log is; survives garbage bytes and lines without end.
+
+mod findings;
+mod small;
+mod steps;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub use findings::{Exception, Findings, HEALTHY_STEPS, Kind, Opinion, Progress, Sighting, Spot};
+use steps::place_in_progress;
+pub use steps::relate;
+
+use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
+use super::level;
+use super::lines::{self, LINE_WINDOW};
+use super::progress;
+use super::traceback::{self, Frame};
+use crate::model::entry::LineTime;
+
+/// Sightings of one signature in one source that are kept: so many of the first, and so many of the last.
+const KEPT: usize = 16;
+/// Progress lines that are all noted; after them one in so many bytes is.
+const PROGRESS_LINES: usize = 256;
+const PROGRESS_STRIDE: usize = 64 * 1024;
+/// Places of words of progress that are remembered at the end of a block: its last steps are noted whatever the stride.
+const PROGRESS_LAST: usize = 64;
+/// The most progress lines that are kept at a time.
+const PROGRESS_KEPT: usize = 65_536;
+/// The exception that an ignored one is about stands at most so many lines below.
+const IGNORED_REACH: u64 = 60;
+/// How Python begins a traceback.
+const TRACEBACK: &[u8] = b"Traceback (most recent";
+/// Sightings after which a signature is no longer looked at in a source.
+const LOOKED_AT: usize = 4096;
+/// Exceptions kept per source: so many of the first, and so many of the last.
+const EXCEPTIONS: usize = 128;
+/// Rows of a rank in the launcher's table.
+const TABLE: u64 = 4;
+/// Ranks that are told apart; a text that names more is no log.
+const RANKS: usize = 131_072;
+/// An unfinished line is held back up to this size, then looked at in pieces.
+const UNFINISHED: usize = 64 * 1024;
+/// A traceback's last frame stands at most so many lines before the exception.
+const FRAME_REACH: u64 = 12;
+/// Only a source up to this size is read a second time with its lines joined, against wrapped text.
+const JOINED: usize = 64 * 1024;
+/// Characters of a line that are kept for quoting.
+const QUOTE: usize = 400;
+
+/// Reads one source.
+pub struct Scan<'c> {
+    catalog: &'c Catalog,
+    findings: Findings,
+    places: BTreeMap<usize, usize>,
+    frames: BTreeMap<Option<u32>, (u64, Frame)>,
+    /// When each line was written, where that is known.
+    times: &'c [LineTime],
+    /// The newest sightings of signatures, once there are more than are kept from the beginning.
+    last_spots: BTreeMap<usize, VecDeque<Spot>>,
+    /// The line that says that the exception below it is ignored, and the lines of such exceptions.
+    ignored: Option<u64>,
+    ignored_lines: BTreeSet<u64>,
+    /// Bytes of the block up to which progress lines are not looked at.
+    no_progress_until: usize,
+    /// The last places of words of progress in the block that were not looked at.
+    passed_over: VecDeque<usize>,
+    /// The newest exceptions, once there are more than are kept from the beginning.
+    last_exceptions: VecDeque<Exception>,
+    /// The rank that a row of the launcher's table named last, and in which line.
+    table: Option<(u64, u32)>,
+    /// The first line of a traceback that a logger wrote below a message of its own.
+    logged: Option<u64>,
+    /// The lines of such tracebacks: their words are not heard.
+    logged_lines: BTreeSet<u64>,
+    /// The line that is looked at is the program's text that a warning quotes.
+    quotes_a_warning: bool,
+    unfinished: Vec<u8>,
+    plain: Vec<u8>,
+    small: Vec<u8>,
+    words: Vec<usize>,
+}
+
+impl<'c> Scan<'c> {
+    /// Begins with a source.
+    pub fn new(catalog: &'c Catalog, source: &str, rank: Option<u32>, kind: Kind) -> Scan<'c> {
+        Scan {
+            catalog,
+            findings: Findings { source: source.to_owned(), rank, kind, ..Findings::default() },
+            places: BTreeMap::new(),
+            frames: BTreeMap::new(),
+            times: &[],
+            last_spots: BTreeMap::new(),
+            ignored: None,
+            ignored_lines: BTreeSet::new(),
+            no_progress_until: 0,
+            passed_over: VecDeque::new(),
+            last_exceptions: VecDeque::new(),
+            table: None,
+            logged: None,
+            logged_lines: BTreeSet::new(),
+            quotes_a_warning: false,
+            unfinished: Vec::new(),
+            plain: Vec::new(),
+            small: Vec::new(),
+            words: Vec::new(),
+        }
+    }
+
+    /// Reads a whole text at once.
+    pub fn of_text(
+        catalog: &'c Catalog,
+        source: &str,
+        rank: Option<u32>,
+        kind: Kind,
+        text: &[u8],
+    ) -> Findings {
+        let mut scan = Scan::new(catalog, source, rank, kind);
+        scan.feed(text);
+        scan.finish()
+    }
+
+    /// Reads the last lines of a rank's output, of each of which is known when it was written; `times` is as long as
+    /// `lines`, or empty where that is not known.
+    pub fn of_lines(
+        catalog: &'c Catalog,
+        source: &str,
+        rank: Option<u32>,
+        lines: &[String],
+        times: &'c [LineTime],
+    ) -> Findings {
+        let mut scan = Scan::new(catalog, source, rank, Kind::Log);
+        scan.times = times;
+        scan.feed(lines.join("\n").as_bytes());
+        scan.finish()
+    }
+
+    /// Takes the next piece; it may end anywhere.
+    pub fn feed(&mut self, piece: &[u8]) {
+        self.findings.bytes += piece.len() as u64;
+        if self.findings.bytes <= JOINED as u64 {
+            self.small.extend_from_slice(piece);
+        }
+        let mut rest = piece;
+        if !self.unfinished.is_empty() {
+            let end = memchr::memchr(b'\n', rest).map_or(rest.len(), |at| at + 1);
+            self.unfinished.extend_from_slice(&rest[..end]);
+            rest = &rest[end..];
+            if self.unfinished.ends_with(b"\n") || self.unfinished.len() > UNFINISHED {
+                let line = std::mem::take(&mut self.unfinished);
+                self.block(&line);
+            }
+        }
+        let end = match memchr::memrchr(b'\n', rest) {
+            Some(at) => at + 1,
+            None if rest.len() > UNFINISHED => rest.len(),
+            None => 0,
+        };
+        self.block(&rest[..end]);
+        self.unfinished.extend_from_slice(&rest[end..]);
+    }
+
+    /// The text is over.
+    pub fn finish(mut self) -> Findings {
+        let mut last = std::mem::take(&mut self.unfinished);
+        if !last.is_empty() {
+            last.push(b'\n');
+            self.block(&last);
+        }
+        self.findings.exceptions.extend(std::mem::take(&mut self.last_exceptions));
+        for (place, spots) in std::mem::take(&mut self.last_spots) {
+            self.findings.sightings[place].spots.extend(spots);
+        }
+        if self.findings.bytes <= JOINED as u64 {
+            let text = std::mem::take(&mut self.small);
+            self.joined(&text);
+        } else {
+            self.vocabulary_of_spots();
+        }
+        place_in_progress(&mut self.findings, self.times);
+        self.findings
+    }
+
+    fn block(&mut self, block: &[u8]) {
+        if block.is_empty() {
+            return;
+        }
+        if memchr::memchr(0x1b, block).is_none() {
+            self.plain_block(block);
+        } else {
+            let mut plain = std::mem::take(&mut self.plain);
+            lines::without_colours(block, &mut plain);
+            self.plain_block(&plain);
+            self.plain = plain;
+        }
+    }
+
+    /// Finds the words of all signatures, and looks closer at the lines that have some.
+    fn plain_block(&mut self, block: &[u8]) {
+        let catalog = self.catalog;
+        let (mut counted, mut start, mut end) = (0, 0, 0);
+        self.no_progress_until = 0;
+        for (word, at) in catalog.hits(block) {
+            if PROGRESS.contains(&word) && (at < self.no_progress_until || self.findings.kind != Kind::Log) {
+                if self.findings.progress.len() >= PROGRESS_LINES {
+                    if self.passed_over.len() == PROGRESS_LAST {
+                        self.passed_over.pop_front();
+                    }
+                    self.passed_over.push_back(at);
+                }
+                continue;
+            }
+            if at >= end {
+                self.look(block.get(start..end).unwrap_or_default());
+                let from = end.max(at.saturating_sub(LINE_WINDOW));
+                start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
+                let until = block.len().min(at + LINE_WINDOW);
+                end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
+                self.findings.lines += newlines(&block[counted..start]);
+                counted = start;
+                let quoted = |line: &str| level::is_python_warning(line);
+                self.quotes_a_warning = block[start] == b' ' && follows(&block[..start], quoted);
+                if is_traceback(&block[start..end]) {
+                    let number = self.findings.lines + 1;
+                    match above_traceback(&block[..start]) {
+                        Some(line) if level::is_logged(&line) => self.logged = Some(number),
+                        Some(line) if is_chain(&line) => {}
+                        _ => self.logged = None,
+                    }
+                }
+            }
+            if PROGRESS.contains(&word) {
+                self.no_progress_until = end;
+                self.progress_in(&block[start..end], end);
+                continue;
+            }
+            self.words.push(word);
+        }
+        self.look(block.get(start..end).unwrap_or_default());
+        self.findings.lines += newlines(&block[counted..]);
+        self.last_progress_in(block);
+    }
+
+    /// Notes the last lines of a block that were passed over and report a completed step.
+    fn last_progress_in(&mut self, block: &[u8]) {
+        let places = std::mem::take(&mut self.passed_over);
+        for at in places {
+            let from = at.saturating_sub(LINE_WINDOW);
+            let start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
+            let until = block.len().min(at + LINE_WINDOW);
+            let end = memchr::memchr(b'\n', &block[at..until]).map_or(until, |newline| at + newline);
+            let number = self.findings.lines + 1 - newlines(&block[start..]);
+            if self.findings.progress.last().is_some_and(|last| last.line < number) {
+                self.note_progress(&block[start..end], number);
+            }
+        }
+    }
+
+    /// Notes a line that reports a completed step.
+    fn progress_in(&mut self, raw: &[u8], end: usize) {
+        if self.note_progress(raw, self.findings.lines + 1) && self.findings.progress.len() >= PROGRESS_LINES
+        {
+            self.no_progress_until = end + PROGRESS_STRIDE;
+        }
+    }
+
+    /// Whether the line reported a completed step and was noted.
+    fn note_progress(&mut self, raw: &[u8], number: u64) -> bool {
+        let line = lines::clean(raw);
+        if !progress::is_progress(&line) {
+            return false;
+        }
+        if self.findings.progress.len() >= PROGRESS_KEPT {
+            // The newest are worth most: of the older ones every second goes.
+            let mut keep = false;
+            self.findings.progress.retain(|_| {
+                keep = !keep;
+                keep
+            });
+        }
+        let (time, step) = (lines::time_of_day(&line), progress::step_of(&line));
+        self.findings.progress.push(Progress { line: number, time, step });
+        true
+    }
+
+    /// Looks at a line that has some of the words.
+    fn look(&mut self, raw: &[u8]) {
+        if self.words.is_empty() {
+            return;
+        }
+        let mut words = std::mem::take(&mut self.words);
+        words.sort_unstable();
+        words.dedup();
+        let worthwhile = words.iter().any(|word| {
+            *word < STRUCTURE.len()
+                || self
+                    .catalog
+                    .of_word(*word)
+                    .iter()
+                    .any(|signature| self.seen(*signature) < LOOKED_AT as u64)
+        });
+        if worthwhile {
+            let number = self.findings.lines + 1;
+            let line = lines::clean(raw);
+            if self.is_ignored(&line, number) {
+                words.clear();
+                self.words = words;
+                return;
+            }
+            let known =
+                !self.is_program_text(&line, number) && self.signatures_of(&line, number, &words, false);
+            if words.first().is_some_and(|word| *word < STRUCTURE.len()) {
+                self.structure_of(&line, number, known);
+            }
+        }
+        words.clear();
+        self.words = words;
+    }
+
+    /// Whether the line is what a traceback quotes of the program below a frame: no message of the run.
+    fn is_program_text(&self, line: &str, number: u64) -> bool {
+        let prefix = lines::prefix(line);
+        let rank = prefix.rank.or(self.findings.rank);
+        let below = self.frames.get(&rank).is_some_and(|(at, _)| at + 1 == number);
+        below && line[prefix.len..].starts_with(|first: char| !first.is_ascii_uppercase())
+    }
+
+    /// Whether the line is the exception that Python ignored while it cleaned up: that ended nothing.
+    fn is_ignored(&mut self, line: &str, number: u64) -> bool {
+        let Some(at) = self.ignored.filter(|at| number > *at) else { return false };
+        if number - at > IGNORED_REACH {
+            self.ignored = None;
+            return false;
+        }
+        let is_exception = traceback::raised(&line[lines::prefix(line).len..]).is_some();
+        if is_exception {
+            self.ignored = None;
+            self.ignored_lines.extend(at..=number);
+        }
+        is_exception
+    }
+
+    fn seen(&self, signature: usize) -> u64 {
+        self.places.get(&signature).map_or(0, |place| self.findings.sightings[*place].count)
+    }
+
+    /// Notes each signature that the line matches; tells whether one explains the line.
+    fn signatures_of(&mut self, line: &str, number: u64, words: &[usize], only_new: bool) -> bool {
+        let mut candidates: Vec<usize> =
+            words.iter().flat_map(|word| self.catalog.of_word(*word).iter().copied()).collect();
+        candidates.sort_unstable();
+        candidates.dedup();
+        let xid = words.contains(&XID);
+        if candidates.is_empty() && !xid {
+            return false;
+        }
+        let lower = line.to_ascii_lowercase();
+        candidates.retain(|index| self.catalog.confirms(*index, &lower));
+        if xid {
+            candidates.extend(self.catalog.xids_in(&lower));
+        }
+        if only_new {
+            candidates.retain(|index| !self.places.contains_key(index));
+        }
+        if candidates.is_empty() {
+            return false;
+        }
+        // A line that healthy runs print says nothing else.
+        let benign = |index: &usize| self.catalog.signatures()[*index].role == Role::Benign;
+        if candidates.iter().any(benign) {
+            candidates.retain(benign);
+        }
+        let spot = self.spot(line, number);
+        let explained = candidates.iter().any(|index| self.catalog.explains(*index));
+        for index in candidates {
+            self.note(index, &spot);
+        }
+        explained
+    }
+
+    fn note(&mut self, signature: usize, spot: &Spot) {
+        let sightings = &mut self.findings.sightings;
+        let place = *self.places.entry(signature).or_insert_with(|| {
+            sightings.push(Sighting { signature, spots: Vec::new(), count: 0, ranks: BTreeSet::new() });
+            sightings.len() - 1
+        });
+        let sighting = &mut sightings[place];
+        sighting.count += 1;
+        if sighting.ranks.len() < RANKS {
+            sighting.ranks.extend(spot.rank);
+        }
+        if sighting.spots.len() < KEPT {
+            sighting.spots.push(spot.clone());
+            return;
+        }
+        let last = self.last_spots.entry(place).or_default();
+        if last.len() == KEPT {
+            last.pop_front();
+        }
+        last.push_back(spot.clone());
+    }
+
+    fn spot(&self, line: &str, number: u64) -> Spot {
+        let prefix = lines::prefix(line);
+        let rank = prefix.rank.or_else(|| lines::rank_in(line)).or(self.findings.rank);
+        let rank = rank.or_else(|| self.in_table(line, number));
+        let text: String = line.trim().chars().take(QUOTE).collect();
+        let mild = self.findings.kind == Kind::Log && (self.quotes_a_warning || level::is_mild(line));
+        let logged = self.logged.is_some_and(|at| (at..=at + IGNORED_REACH).contains(&number));
+        let time = lines::time_of_day(line);
+        Spot { line: number, rank, time, mild, seen: None, steps_after: None, logged, text }
+    }
+
+    /// The rank of the launcher's table in whose rows the line stands: `  exitcode  : -9`, below `  rank      : 4`.
+    fn in_table(&self, line: &str, number: u64) -> Option<u32> {
+        let (at, rank) = self.table?;
+        let row = line.starts_with(' ') || line.starts_with("exitcode") || line.starts_with("traceback");
+        (row && line.contains(':') && number > at && number - at <= TABLE).then_some(rank)
+    }
+
+    /// Frames and exceptions.
+    fn structure_of(&mut self, line: &str, number: u64, known: bool) {
+        if line.contains("Exception ignored in") {
+            self.ignored = Some(number);
+            return;
+        }
+        if line.contains("(local_rank:") {
+            self.table =
+                lines::rank_in(line).or_else(|| lines::rank_at_start(line)).map(|rank| (number, rank));
+            return;
+        }
+        let prefix = lines::prefix(line);
+        let rank = prefix.rank.or(self.findings.rank);
+        let text = &line[prefix.len..];
+        if let Some(frame) = traceback::frame(text) {
+            if self.frames.len() >= RANKS {
+                self.frames.clear();
+            }
+            self.frames.insert(rank, (number, frame));
+            return;
+        }
+        let Some(raised) = traceback::raised(text) else { return };
+        let frame = self
+            .frames
+            .get(&rank)
+            .filter(|(at, _)| !raised.embedded && number.saturating_sub(*at) <= FRAME_REACH)
+            .map(|(_, frame)| frame.clone());
+        if let Some(at) = self.logged.filter(|at| number - at <= IGNORED_REACH) {
+            self.logged_lines.extend(at..=number);
+        }
+        let exception = Exception {
+            name: raised.name.to_owned(),
+            spot: self.spot(line, number),
+            frame,
+            embedded: raised.embedded,
+            known,
+        };
+
+        if self.findings.exceptions.len() < EXCEPTIONS {
+            self.findings.exceptions.push(exception);
+            return;
+        }
+        if self.last_exceptions.len() == EXCEPTIONS {
+            self.last_exceptions.pop_front();
+        }
+        self.last_exceptions.push_back(exception);
+    }
+
+    fn vocabulary_of_spots(&mut self) {
+        let words = self.catalog.vocabulary();
+        let sighted = self.findings.sightings.iter().filter_map(|of| of.spots.first());
+        let raised = self.findings.exceptions.iter().map(|of| &of.spot);
+        let vocabulary = sighted.chain(raised).flat_map(|spot| words.known(&spot.text)).collect();
+        self.findings.vocabulary = vocabulary;
+    }
+}
+
+/// Whether the line before is such a one.
+fn follows(before: &[u8], is: impl Fn(&str) -> bool) -> bool {
+    let before = before.strip_suffix(b"\n").unwrap_or(before);
+    let begin = memchr::memrchr(b'\n', before).map_or(0, |at| at + 1);
+    let begin = begin.max(before.len().saturating_sub(LINE_WINDOW));
+    is(&lines::clean(&before[begin..]))
+}
+
+/// The line above a traceback that says where it comes from: what only parts a worker's traceback from it is passed over.
+fn above_traceback(before: &[u8]) -> Option<String> {
+    let lines = before.strip_suffix(b"\n")?.rsplit(|byte| *byte == b'\n').take(4);
+    let text = |line: &[u8]| {
+        let line = lines::clean(&line[line.len().saturating_sub(LINE_WINDOW)..]).into_owned();
+        let said = line[lines::prefix(&line).len..].trim();
+        let passes = said.is_empty() || said == "\"\"\"" || said.ends_with("RemoteTraceback:");
+        (!passes).then_some(line)
+    };
+    lines.filter_map(text).next()
+}
+
+/// Whether the line joins two tracebacks of one exception.
+fn is_chain(line: &str) -> bool {
+    line.contains("the direct cause of the following")
+        || line.contains("During handling of the above exception")
+}
+
+/// Whether the line begins a traceback of Python's.
+fn is_traceback(line: &[u8]) -> bool {
+    line.windows(TRACEBACK.len()).any(|window| window == TRACEBACK)
+}
+
+fn newlines(bytes: &[u8]) -> u64 {
+    memchr::memchr_iter(b'\n', bytes).count() as u64
+}

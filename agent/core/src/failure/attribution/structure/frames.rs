@@ -1,0 +1,297 @@
+//! What the frames of tracebacks tell of who is to blame: libraries that bring kernels of their own, libraries that do not fit
+//! together, processes in which no code of the program runs.
+
+use super::{spots_of, vote};
+use crate::failure::attribution::Evidence;
+use crate::failure::attribution::catalog::Catalog;
+use crate::failure::attribution::class::Class;
+use crate::failure::attribution::traceback::Frame;
+use crate::failure::attribution::vote::Vote;
+
+/// Log-odds of a fault that a program's kernel causes, shown in the frames of a library of kernels.
+const LIBRARY_KERNEL: f64 = 1.4;
+
+/// Log-odds of one library that asks another for what that one does not have: versions that do not fit together.
+const BETWEEN_LIBRARIES: f64 = 2.4;
+
+/// Log-odds of an installed library that uses a name which it does not define: no program can mend that.
+const LIBRARY_NAME: f64 = 6.0;
+
+/// Log-odds of an assertion without words inside a compiler: it holds its own work for impossible.
+const IN_COMPILER: f64 = 2.6;
+/// Parts of libraries that compile programs.
+const COMPILERS: [&str; 7] = [
+    "/torch/_inductor/",
+    "/torch/_dynamo/",
+    "/torch/_functorch/",
+    "/torch/fx/",
+    "/triton/compiler/",
+    "/jax/_src/interpreters/",
+    "/torch_xla/",
+];
+
+/// Log-odds of a slip inside a launcher, which runs before the program and beside it.
+const IN_LAUNCHER: f64 = 5.0;
+/// Parts of libraries that start programs and watch them.
+const LAUNCHERS: [&str; 4] = [
+    "/torch/distributed/elastic/",
+    "/torch/distributed/launcher/",
+    "/deepspeed/launcher/",
+    "/accelerate/commands/",
+];
+
+/// Libraries that bring GPU kernels of their own.
+const KERNEL_LIBRARIES: [&str; 14] = [
+    "/vllm/",
+    "/sglang/",
+    "/flash_attn",
+    "/transformer_engine/",
+    "/xformers/",
+    "/deepspeed/ops/",
+    "/bitsandbytes/",
+    "/triton/",
+    "/mamba_ssm/",
+    "/apex/",
+    "/deep_gemm/",
+    "/flashinfer/",
+    "/aiter/",
+    "/megablocks/",
+];
+
+/// Signatures of faults that a kernel causes by itself.
+const KERNEL_FAULTS: [&str; 5] = [
+    "cuda.illegal_access",
+    "cuda.misaligned",
+    "cuda.launch_failure",
+    "cuda.illegal_instruction",
+    "amd.page_fault",
+];
+
+/// What processes of an inference engine write before their lines: no code of the training program runs in them.
+const ENGINES: [&str; 4] = ["(EngineCore", "[EngineCore", "(VllmWorker", "(Worker_TP"];
+
+/// Log-odds of a GPU fault in such a process.
+const IN_ENGINE: f64 = 6.0;
+
+/// A fault of a kernel whose innermost frame is a library's that brings kernels of its own.
+pub(super) fn library_kernel(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        let fault = |line: u64| {
+            findings.sightings.iter().any(|of| {
+                catalog
+                    .signatures()
+                    .get(of.signature)
+                    .is_some_and(|it| KERNEL_FAULTS.contains(&it.id.as_str()))
+                    && of.spots.iter().any(|spot| spot.line == line)
+            })
+        };
+        for exception in &findings.exceptions {
+            let Some(frame) = &exception.frame else { continue };
+            let library = KERNEL_LIBRARIES.iter().find(|library| frame.path.contains(**library));
+            if let (Some(library), true) = (library, fault(exception.spot.line)) {
+                return Some(vote(
+                    "frame.kernel_library",
+                    format!(
+                        "the fault shows in the frames of {}, which has kernels of its own",
+                        library.trim_matches('/')
+                    ),
+                    (Class::SoftwarePlatform, LIBRARY_KERNEL),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// A fault that a program's kernel causes, told by a process of an inference engine.
+pub(super) fn in_engine(catalog: &Catalog, evidence: &Evidence) -> Option<Vote> {
+    let faults = KERNEL_FAULTS.into_iter().chain(["cuda.device_assert"]);
+    let mut spots = faults.flat_map(|fault| spots_of(catalog, evidence, fault));
+    let (place, spot) = spots.find(|(_, spot)| ENGINES.iter().any(|engine| spot.text.contains(engine)))?;
+    Some(vote(
+        "frame.engine",
+        "the fault shows in a process of the inference engine, which runs no code of the program".to_owned(),
+        (Class::SoftwarePlatform, IN_ENGINE),
+        vec![(place, spot.clone())],
+        "frames",
+    ))
+}
+
+/// An assertion, a missing key or index within a compiler of programs, of which the program knows nothing.
+pub(super) fn in_compiler(evidence: &Evidence) -> Option<Vote> {
+    const SLIPS: [&str; 4] = ["AssertionError", "KeyError", "IndexError", "NotImplementedError"];
+    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
+        let slipped = findings.exceptions.iter().find(|of| {
+            let inside = |frame: &Frame| COMPILERS.iter().any(|part| frame.path.contains(part));
+            of.frame.as_ref().is_some_and(inside) && SLIPS.iter().any(|slip| of.name.ends_with(slip))
+        })?;
+        Some(vote(
+            "frame.compiler",
+            "a compiler stopped over what it holds impossible".to_owned(),
+            (Class::SoftwarePlatform, IN_COMPILER),
+            vec![(place, slipped.spot.clone())],
+            "frames",
+        ))
+    })
+}
+
+/// A missing key, attribute or argument within a launcher: what a user gets wrong it refuses in words.
+pub(super) fn in_launcher(evidence: &Evidence) -> Option<Vote> {
+    const SLIPS: [&str; 5] = ["KeyError", "AttributeError", "IndexError", "TypeError", "UnboundLocalError"];
+    evidence.findings.iter().enumerate().find_map(|(place, findings)| {
+        let slipped = findings.exceptions.iter().find(|of| {
+            let inside = |frame: &Frame| LAUNCHERS.iter().any(|part| frame.path.contains(part));
+            of.frame.as_ref().is_some_and(inside) && SLIPS.iter().any(|slip| of.name.ends_with(slip))
+        })?;
+        Some(vote(
+            "frame.launcher",
+            "the launcher itself stumbled, in which no code of the program runs".to_owned(),
+            (Class::SoftwarePlatform, IN_LAUNCHER),
+            vec![(place, slipped.spot.clone())],
+            "frames",
+        ))
+    })
+}
+
+/// An attribute, an argument or a name that is not there, asked for by an installed library: had the program asked, the
+/// innermost frame would be its own.
+pub(super) fn between_libraries(evidence: &Evidence) -> Option<Vote> {
+    const ASKS: [&str; 5] = [
+        "has no attribute",
+        "unexpected keyword argument",
+        "cannot import name",
+        "missing 1 required positional argument",
+        "is not supported by the V",
+    ];
+    for (place, findings) in evidence.findings.iter().enumerate() {
+        for exception in &findings.exceptions {
+            let Some(frame) = &exception.frame else { continue };
+            let installed = frame.path.contains("site-packages/") || frame.path.contains("dist-packages/");
+            let text = &exception.spot.text;
+            let asks = ASKS.iter().any(|words| text.contains(words)) && !text.contains("NoneType");
+            let asks = asks || lacks_a_part(text);
+            let names =
+                exception.name.ends_with("UnboundLocalError") || exception.name.ends_with("NameError");
+            if installed && names {
+                return Some(vote(
+                    "frame.library_name",
+                    format!("an installed library uses a name that it does not define ({})", frame.path),
+                    (Class::SoftwarePlatform, LIBRARY_NAME),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+            if installed && asks {
+                return Some(vote(
+                    "frame.between_libraries",
+                    format!("an installed library asks another for what it does not have ({})", frame.path),
+                    (Class::SoftwarePlatform, BETWEEN_LIBRARIES),
+                    vec![(place, exception.spot.clone())],
+                    "frames",
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// Whether a module is missing from a package: the package is there, in another version. A package that is missing as a whole was
+/// not installed.
+fn lacks_a_part(text: &str) -> bool {
+    text.split_once("No module named ").is_some_and(|(_, module)| {
+        let name = module.trim_matches(|letter| "'\"` ".contains(letter));
+        name.contains('.') && !name.contains(' ')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::failure::attribution::class::Class;
+    use crate::failure::attribution::judged;
+
+    #[test]
+    fn a_fault_in_a_library_of_kernels_is_the_platforms() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 9, in forward\n    x = op(y)\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
+            )
+        };
+        let library = judged(&raised("/usr/lib/python3.12/site-packages/vllm/model_executor/mla.py"));
+        assert_eq!(library.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_launcher_that_stumbles_is_the_platforms() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 259, in run\n    x.is_failed()\nAttributeError: 'NoneType' object has no attribute 'is_failed'\n"
+            )
+        };
+        let launcher =
+            judged(&raised("/venv/lib/python3.12/site-packages/torch/distributed/launcher/api.py"));
+        assert_eq!(launcher.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn an_installed_library_that_misses_a_part_of_another_is_the_platforms() {
+        let raised = |path: &str, module: &str| {
+            let log = format!(
+                "  File \"{path}\", line 6, in <module>\n    from {module} import f\nModuleNotFoundError: No module named '{module}'\n"
+            );
+            judged(&log).class
+        };
+        let library = "/opt/env/lib/python3.8/site-packages/titans/gpt.py";
+        assert_eq!(raised(library, "colossalai.builder.pipeline"), Class::SoftwarePlatform);
+        assert_eq!(raised("/home/a/train.py", "einops"), Class::UserConfig);
+    }
+
+    #[test]
+    fn a_name_that_an_installed_library_does_not_define_is_the_librarys_fault() {
+        let raised = |path: &str| {
+            format!(
+                "  File \"{path}\", line 9, in train\n    r = stats\nUnboundLocalError: cannot access local variable 'stats' \
+                 where it is not associated with a value\n"
+            )
+        };
+        let library = judged(&raised("/usr/lib/python3.12/site-packages/rfdetr/main.py"));
+        assert_eq!(library.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn a_gpu_fault_in_an_inference_engine_is_not_the_programs() {
+        let told = |who: &str| {
+            format!(
+                "{who}ERROR 01-04 [core.py:844] torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+            )
+        };
+        assert_eq!(judged(&told("(EngineCore_DP0 pid=43065) ")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&told("")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn libraries_that_do_not_fit_together_are_the_platforms() {
+        let raised = |path: &str, on: &str| {
+            format!(
+                "  File \"{path}\", line 9, in forward\n    return x.y\nAttributeError: '{on}' object has no attribute 'y'\n"
+            )
+        };
+        let installed = "/v/lib/python3.12/site-packages/vllm/llm.py";
+        assert_eq!(judged(&raised(installed, "LLMEngine")).class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised(installed, "NoneType")).domain, crate::model::verdict::FaultDomain::User);
+        assert_eq!(judged(&raised("/home/a/train.py", "Model")).class, Class::UserCode);
+    }
+
+    #[test]
+    fn an_assertion_within_a_compiler_is_the_platforms() {
+        let raised = |path: &str| format!("  File \"{path}\", line 512, in merge\nAssertionError\n");
+        let compiler =
+            judged(&raised("/v/lib/python3.12/site-packages/torch/_inductor/fx_passes/bucketing.py"));
+        assert_eq!(compiler.class, Class::SoftwarePlatform);
+        assert_eq!(judged(&raised("/home/a/train.py")).domain, crate::model::verdict::FaultDomain::User);
+    }
+}

@@ -1,0 +1,286 @@
+//! What a host says when a job on it has failed: what it remembers of its kernel's words, which of its components are
+//! sick, and what that speaks for.
+
+mod found;
+mod records;
+mod repeated;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::base::id::Pid;
+use crate::base::pci::PciAddress;
+use crate::base::time::{Mono, Span};
+use crate::failure::attribution::Observation;
+use crate::failure::attribution::class::Class;
+use crate::model::entry::Fact;
+use crate::model::health::{Component, HealthState};
+use crate::model::host_context::Testimony;
+
+pub use records::Records;
+
+/// How long before a fault what happened to the host may have to do with it.
+const BEFORE: Span = Span::seconds(600);
+
+/// How long after it.
+pub const AFTER: Span = Span::seconds(60);
+
+/// Kernel lines that are kept for testimonies; the newest count.
+const LINES: usize = 256;
+
+/// What a component that fell sick around the fault speaks with, in log-odds; one that was sick before says little.
+const FELL_SICK: f64 = 3.0;
+const WAS_SICK: f64 = 1.0;
+
+/// What a device that surely fails more often than its like speaks with; less where that is less sure.
+const LEMON: f64 = 3.0;
+
+/// What an announcement that the machine is taken away speaks with: much where nothing else is seen, little beside a cause.
+const ANNOUNCED: f64 = 2.5;
+
+/// What the sick components and the records of devices speak for, beside the kernel's lines.
+pub fn observations(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
+    let records = testimony.failed_before.iter().map(|before| Observation {
+        family: "history".to_owned(),
+        text: format!(
+            "{} had {} faults of its own in {:.0} h before this one: {:.0} % likely to fail more than five times as often as its like",
+            before.component,
+            before.incidents,
+            before.hours,
+            before.suspicion * 100.0
+        ),
+        class: if before.component == records::HOST { Class::HardwareHost } else { Class::HardwareGpu },
+        weight: LEMON * before.suspicion,
+        also: Vec::new(),
+    });
+    let notices = testimony.notices.iter().map(|notice| Observation {
+        family: "notice".to_owned(),
+        text: format!("the machine was announced to be taken away: {notice}"),
+        class: Class::Preemption,
+        weight: ANNOUNCED,
+        also: Vec::new(),
+    });
+    sick(testimony, fault_at)
+        .chain(records)
+        .chain(notices)
+        .chain(testimony.seen_before.iter().flat_map(repeated::observations))
+        .chain(testimony.findings.iter().filter_map(found::observation))
+}
+
+fn sick(testimony: &Testimony, fault_at: Mono) -> impl Iterator<Item = Observation> {
+    testimony.sick.iter().filter_map(move |component| {
+        let (class, family) = speaks_for(&component.name)?;
+        let weight = if around(fault_at, component.since) { FELL_SICK } else { WAS_SICK };
+        let text = format!("{} is not fit for training: {}", component.name, component.reason);
+        Some(Observation { family: family.to_owned(), text, class, weight, also: Vec::new() })
+    })
+}
+
+/// The class of failures that a sick component brings about, and the family of evidence that tells of the same.
+fn speaks_for(component: &str) -> Option<(Class, &'static str)> {
+    let (room, part) = component.split_once('.').unwrap_or((component, ""));
+    Some(match (room, part) {
+        ("gpu", "driver") => (Class::SoftwarePlatform, "driver"),
+        ("gpu" | "nvlink" | "nvswitch" | "tpu", _) => (Class::HardwareGpu, "xid"),
+        ("fabric" | "net", _) | ("host", "network_card") => (Class::Fabric, "fabric"),
+        ("host", "storage" | "mounts") => (Class::Storage, "storage"),
+        ("host", "pcie" | "hardware" | "kernel") => (Class::HardwareHost, "host"),
+        // Memory, load and full disks are as often the job's own doing; logs and exits tell.
+        _ => return None,
+    })
+}
+
+fn around(fault_at: Mono, at: Mono) -> bool {
+    at.after(BEFORE) >= fault_at && at <= fault_at.after(AFTER)
+}
+
+/// A line of the kernel, with the process and the GPU that it is about.
+#[derive(Clone, Debug)]
+struct Line {
+    at: Mono,
+    pid: Option<Pid>,
+    gpu: Option<PciAddress>,
+    text: String,
+}
+
+/// What of the host is no concern of a job.
+#[derive(Clone, Debug, Default)]
+pub struct Elsewhere {
+    /// Ranks of other jobs, and those that this one has started since it failed.
+    pub processes: BTreeSet<Pid>,
+    /// GPUs on which only other jobs are.
+    pub gpus: BTreeSet<PciAddress>,
+}
+
+impl Elsewhere {
+    fn has_component(&self, name: &str) -> bool {
+        self.gpus.iter().any(|gpu| name == component_of(*gpu))
+    }
+
+    fn has_line(&self, line: &Line) -> bool {
+        line.pid.is_some_and(|pid| self.processes.contains(&pid))
+            || line.gpu.is_some_and(|gpu| self.gpus.contains(&gpu))
+    }
+}
+
+/// How the component of a GPU is called.
+fn component_of(gpu: PciAddress) -> String {
+    format!("gpu.{gpu}")
+}
+
+/// The kernel's lines that may be asked for, and what is on record of each device since the first of them.
+#[derive(Clone, Debug, Default)]
+pub struct Witness {
+    lines: VecDeque<Line>,
+    records: Records,
+}
+
+impl Witness {
+    /// One that knows the records of earlier boots.
+    pub fn with(records: Records) -> Witness {
+        Witness { records, ..Witness::default() }
+    }
+
+    /// Takes in one fact of this boot.
+    pub fn take_in(&mut self, at: Mono, fact: &Fact) {
+        self.records.take_in(at, fact);
+        let (pid, gpu, line) = match fact {
+            Fact::Xid(xid) => (xid.pid, Some(xid.gpu), &xid.place.line),
+            // A switch is all jobs'.
+            Fact::Sxid(sxid) => (None, None, &sxid.place.line),
+            Fact::KernelReport(report) => (report.pid, None, &report.place.line),
+            _ => return,
+        };
+        if self.lines.len() == LINES {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(Line { at, pid, gpu, text: line.clone() });
+    }
+
+    /// What is to be said of a fault at `fault_at`, and is not `elsewhere`.
+    pub fn testify(&self, fault_at: Mono, elsewhere: &Elsewhere, components: &[Component]) -> Testimony {
+        let near = self.lines.iter().filter(|line| around(fault_at, line.at) && !elsewhere.has_line(line));
+        let sick = components.iter().filter(|component| {
+            component.state == HealthState::Unhealthy && !elsewhere.has_component(&component.name)
+        });
+        let mut failed_before = self.records.before(fault_at);
+        failed_before.retain(|record| !elsewhere.has_component(&record.component));
+        Testimony {
+            kernel_lines: near.map(|line| line.text.clone()).collect(),
+            sick: sick.cloned().collect(),
+            held: Vec::new(),
+            failed_before,
+            gpus: Vec::new(),
+            notices: Vec::new(),
+            seen_before: None,
+            findings: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::health::RecommendedAction;
+    use crate::model::kernel::{KernelClass, KernelReport, LogPlace};
+
+    fn seconds(n: u64) -> Mono {
+        Mono(n * 1_000_000_000)
+    }
+
+    fn report(line: &str, pid: Option<i32>) -> Fact {
+        let place = LogPlace { line: line.to_owned(), ..LogPlace::default() };
+        let pid = pid.map(Pid);
+        Fact::KernelReport(KernelReport {
+            class: KernelClass::Segfault,
+            subject: None,
+            pid,
+            process: None,
+            cgroup: None,
+            place,
+        })
+    }
+
+    fn sick(name: &str, since: Mono) -> Component {
+        Component {
+            name: name.to_owned(),
+            state: HealthState::Unhealthy,
+            reason: "lost".to_owned(),
+            action: RecommendedAction::RebootNode,
+            since,
+            ..Component::default()
+        }
+    }
+
+    #[test]
+    fn only_what_was_said_around_the_fault_and_not_of_other_jobs_is_told() {
+        let mut witness = Witness::default();
+        witness.take_in(seconds(100), &report("long before", None));
+        witness.take_in(seconds(950), &report("of another job", Some(7)));
+        witness.take_in(seconds(960), &report("of this one", Some(8)));
+        witness.take_in(seconds(2000), &report("long after", None));
+        let elsewhere = Elsewhere { processes: [Pid(7)].into(), ..Elsewhere::default() };
+        let told = witness.testify(seconds(1000), &elsewhere, &[]);
+        assert_eq!(told.kernel_lines, ["of this one"]);
+    }
+
+    #[test]
+    fn a_gpu_that_is_only_others_says_nothing_and_a_switch_is_everybodys() {
+        let mut witness = Witness::default();
+        (1..4).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(79)));
+        let at = seconds(3 * 36_000 + 5);
+        let components = [sick("gpu.0000:3b:00", at), sick("nvswitch.3", at)];
+        let gpu = PciAddress::parse("0000:3b:00").expect("an address");
+        let elsewhere = Elsewhere { gpus: [gpu].into(), ..Elsewhere::default() };
+        let all = witness.testify(at, &Elsewhere::default(), &components);
+        assert_eq!((all.kernel_lines.len(), all.sick.len(), all.failed_before.len()), (1, 2, 1));
+        let told = witness.testify(at, &elsewhere, &components);
+        assert_eq!((told.kernel_lines.len(), told.sick.len(), told.failed_before.len()), (0, 1, 0));
+        assert_eq!(told.sick[0].name, "nvswitch.3");
+    }
+
+    #[test]
+    fn a_gpu_that_fell_sick_around_the_fault_weighs_more_than_one_that_was() {
+        let weight = |since| {
+            let told = Testimony { sick: vec![sick("gpu.0000:3b:00", since)], ..Testimony::default() };
+            let observed: Vec<Observation> = observations(&told, seconds(1000)).collect();
+            assert_eq!(observed[0].class, Class::HardwareGpu);
+            observed[0].weight
+        };
+        assert!(weight(seconds(990)) > weight(seconds(10)));
+    }
+
+    #[test]
+    fn an_announcement_speaks_for_preemption() {
+        let told = Testimony { notices: vec!["AWS: spot interruption".to_owned()], ..Testimony::default() };
+        let heard: Vec<Observation> = observations(&told, seconds(1)).collect();
+        let [notice] = &heard[..] else { panic!("one observation: {heard:?}") };
+        assert_eq!(notice.class, Class::Preemption);
+        assert!(notice.text.contains("spot interruption"), "{}", notice.text);
+        assert_eq!(observations(&Testimony::default(), seconds(1)).count(), 0);
+    }
+
+    fn xid(code: u32) -> Fact {
+        let gpu = crate::base::pci::PciAddress::parse("0000:3b:00").expect("an address");
+        Fact::Xid(crate::model::kernel::Xid { gpu, code, ..crate::model::kernel::Xid::default() })
+    }
+
+    #[test]
+    fn a_gpu_that_failed_again_and_again_is_a_lemon_and_its_programs_faults_do_not_count() {
+        let told = |code: u32, times: u64| {
+            let mut witness = Witness::default();
+            (1..=times).for_each(|n| witness.take_in(seconds(n * 36_000), &xid(code)));
+            let told = witness.testify(seconds(times * 36_000 + 5), &Elsewhere::default(), &[]);
+            observations(&told, seconds(times * 36_000 + 5)).map(|of| of.weight).fold(0.0, f64::max)
+        };
+        assert!(told(79, 8) > 2.5, "{}", told(79, 8));
+        assert!(told(79, 2) < told(79, 8));
+        assert!(told(79, 1).abs() < f64::EPSILON, "the first fault has no record before it");
+        assert!(told(31, 8).abs() < f64::EPSILON, "a program's own fault is not the device's");
+    }
+
+    #[test]
+    fn a_full_disk_testifies_nothing() {
+        let told = Testimony { sick: vec![sick("host.disk", seconds(990))], ..Testimony::default() };
+        assert_eq!(observations(&told, seconds(1000)).count(), 0);
+    }
+}

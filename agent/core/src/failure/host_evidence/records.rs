@@ -1,0 +1,238 @@
+//! What is on record of a host and of its GPUs: faults of the hardware, over all boots of the host that the journal remembers, against
+//! the time in which it was up. A board that was put in another's place begins anew.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::OnceLock;
+
+use crate::base::time::{Mono, Span};
+use crate::failure::attribution::catalog::{Catalog, Role, Signature};
+use crate::failure::attribution::class::Class;
+use crate::failure::failure_rate::{GPU_PER_HOUR, HOST_PER_HOUR, Record};
+use crate::hardware::gpu::{board_of, replaced_board};
+use crate::model::entry::Fact;
+use crate::model::host_context::FailedBefore;
+use crate::model::kernel::KernelClass;
+
+use super::{BEFORE, around, component_of};
+
+/// What the host itself is called in records.
+pub(super) const HOST: &str = "host";
+
+/// Faults of one place that are remembered, the newest; more than enough to know what it is.
+const FAULTS: usize = 64;
+
+/// The faults of a host and of its GPUs. Times are of its life: the times in which it was up, one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Records {
+    /// How long the boots before this one were, as far as they are remembered.
+    before: Span,
+    /// The newest time of this boot that was told.
+    newest: Mono,
+    /// By place, oldest first.
+    faults: BTreeMap<String, VecDeque<Mono>>,
+    /// The board that sits at a GPU's address, and since when there is no other.
+    boards: BTreeMap<String, (String, Mono)>,
+}
+
+impl Records {
+    /// The host was up until `until` in this boot, whatever was told.
+    pub fn was_up(&mut self, until: Mono) {
+        self.newest = self.newest.max(until);
+    }
+
+    /// What comes from now on is of the next boot.
+    pub fn next_boot(&mut self) {
+        self.before = Span(self.before.0.saturating_add(self.newest.0));
+        self.newest = Mono::default();
+    }
+
+    /// Takes in one fact of this boot.
+    pub fn take_in(&mut self, at: Mono, fact: &Fact) {
+        self.was_up(at);
+        let life = self.life(at);
+        let place = match fact {
+            Fact::Xid(xid) if is_of_the_hardware(xid.code) => component_of(xid.gpu),
+            Fact::KernelReport(report) if is_of_the_host(report.class) => HOST.to_owned(),
+            Fact::Observed(seen) => {
+                if let Some((component, uuid)) = board_of(seen) {
+                    self.board(component, uuid, life);
+                } else if let Some(component) = replaced_board(seen) {
+                    self.board(component, String::new(), life);
+                }
+                return;
+            }
+            _ => return,
+        };
+        let faults = self.faults.entry(place).or_default();
+        if faults.len() == FAULTS {
+            faults.pop_front();
+        }
+        faults.push_back(life);
+    }
+
+    fn board(&mut self, component: String, uuid: String, at: Mono) {
+        match self.boards.get_mut(&component) {
+            None => _ = self.boards.insert(component, (uuid, Mono::default())),
+            Some((known, since)) if *known != uuid => {
+                // The first word on a board after it was replaced is no second replacement.
+                if !known.is_empty() {
+                    *since = at;
+                }
+                *known = uuid;
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// The records of the places that had a fault around this one of this boot, as they were before it.
+    pub fn before(&self, fault_at: Mono) -> Vec<FailedBefore> {
+        let fault_at = self.life(fault_at);
+        let begins = Mono(fault_at.0.saturating_sub(BEFORE.0));
+        let told = self.faults.iter().filter_map(|(component, faults)| {
+            faults.iter().find(|at| around(fault_at, **at))?;
+            let since = self.boards.get(component).map_or(Mono::default(), |(_, since)| *since);
+            let hours = begins.since(since).0 as f64 / Span::seconds(3600).0 as f64;
+            let mut record = Record::default();
+            faults.iter().filter(|at| **at >= since && **at < begins).for_each(|at| {
+                record.add(*at, 1);
+            });
+            let rate = if component == HOST { HOST_PER_HOUR } else { GPU_PER_HOUR };
+            (record.incidents > 0).then(|| FailedBefore {
+                component: component.clone(),
+                incidents: record.incidents,
+                hours,
+                suspicion: record.suspicion(hours, rate),
+            })
+        });
+        told.collect()
+    }
+
+    fn life(&self, at: Mono) -> Mono {
+        at.after(self.before)
+    }
+}
+
+/// Whether the catalogue takes the XID for a fault of the device, not of a program.
+fn is_of_the_hardware(code: u32) -> bool {
+    /// Kept, so that the catalogue need not be read for each XID.
+    static CODES: OnceLock<BTreeSet<u32>> = OnceLock::new();
+    let codes = || Catalog::shared().map(|catalog| catalog.xids_where(is_of_a_device)).unwrap_or_default();
+    CODES.get_or_init(codes).contains(&code)
+}
+
+fn is_of_a_device(signature: &Signature) -> bool {
+    signature.class == Class::HardwareGpu && signature.role == Role::Primary
+}
+
+/// Whether a report is of the host's own hardware: what programs and drivers bring about counts for nothing.
+fn is_of_the_host(class: KernelClass) -> bool {
+    matches!(
+        class,
+        KernelClass::MachineCheck
+            | KernelClass::AerNonFatal
+            | KernelClass::AerUncorrected
+            | KernelClass::PcieSlotDown
+            | KernelClass::CriticalTemperature
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::pci::PciAddress;
+    use crate::model::kernel::{KernelReport, LogPlace, Xid};
+    use crate::model::observation::{Observation, Weight};
+
+    fn hours(n: u64) -> Mono {
+        Mono(n * 3_600_000_000_000)
+    }
+
+    fn lost() -> Fact {
+        let gpu = PciAddress::parse("0000:3b:00").expect("an address");
+        Fact::Xid(Xid { gpu, code: 79, ..Xid::default() })
+    }
+
+    fn machine_check() -> Fact {
+        Fact::KernelReport(KernelReport {
+            class: KernelClass::MachineCheck,
+            subject: None,
+            pid: None,
+            process: None,
+            cgroup: None,
+            place: LogPlace::default(),
+        })
+    }
+
+    fn learned(uuid: &str) -> Fact {
+        let value = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        Fact::Observed(Observation {
+            component: "gpu.0000:3b:00".into(),
+            event: "gpu_learned".into(),
+            weight: Weight::Info,
+            detail: String::new(),
+            values: [value("uuid", uuid), value("index", "0"), value("name", "H100"), value("nvlinks", "")]
+                .into(),
+        })
+    }
+
+    /// So many boots of a hundred hours, each with the fact after ten of them.
+    fn boots(count: u64, fact: &Fact) -> Records {
+        let mut records = Records::default();
+        for _ in 0..count {
+            records.take_in(hours(10), fact);
+            records.was_up(hours(100));
+            records.next_boot();
+        }
+        records
+    }
+
+    #[test]
+    fn faults_of_earlier_boots_count_against_the_time_in_which_the_host_was_up() {
+        let mut records = boots(3, &lost());
+        records.take_in(hours(2), &lost());
+        let [of] = &records.before(hours(2))[..] else { panic!("one record: {records:?}") };
+        assert_eq!((of.component.as_str(), of.incidents), ("gpu.0000:3b:00", 3));
+        assert!((of.hours - 302.0).abs() < 1.0, "{}", of.hours);
+        let mut one = boots(1, &lost());
+        one.take_in(hours(2), &lost());
+        assert!(of.suspicion > 0.6 && of.suspicion > one.before(hours(2))[0].suspicion, "{}", of.suspicion);
+        assert!(records.before(hours(50)).is_empty(), "without a fault now there is nothing to say");
+    }
+
+    #[test]
+    fn a_host_has_a_record_of_its_own_and_more_is_asked_of_it() {
+        let mut records = boots(3, &machine_check());
+        records.take_in(hours(2), &machine_check());
+        let [of] = &records.before(hours(2))[..] else { panic!("one record: {records:?}") };
+        assert_eq!((of.component.as_str(), of.incidents), (HOST, 3));
+        let mut gpu = boots(3, &lost());
+        gpu.take_in(hours(2), &lost());
+        assert!(
+            of.suspicion < gpu.before(hours(2))[0].suspicion,
+            "a host of eight GPUs fails more often than one"
+        );
+    }
+
+    #[test]
+    fn another_board_begins_anew_and_the_same_one_does_not() {
+        let record = |uuid: &str| {
+            let mut records = Records::default();
+            records.take_in(hours(1), &learned("GPU-1"));
+            records.take_in(hours(10), &lost());
+            records.was_up(hours(100));
+            records.next_boot();
+            records.take_in(hours(1), &learned(uuid));
+            records.take_in(hours(20), &lost());
+            records.before(hours(20)).first().map(|of| of.incidents)
+        };
+        assert_eq!((record("GPU-1"), record("GPU-2")), (Some(1), None));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_keeps_the_newest() {
+        let mut records = Records::default();
+        (1..1_000).for_each(|n| records.take_in(hours(2 * n), &lost()));
+        let newest = records.before(hours(2 * 999));
+        assert_eq!(newest[0].incidents as usize, FAULTS - 1);
+    }
+}

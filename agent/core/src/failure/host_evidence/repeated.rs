@@ -1,0 +1,124 @@
+//! What it speaks for that the same failure came before: in this job, where the same data was read, on other hosts, in other jobs.
+
+use crate::failure::attribution::Observation;
+use crate::failure::attribution::class::Class;
+use crate::failure::repeats::SeenBefore;
+
+/// What it speaks with that the same came before in this job, in log-odds; more at the same step and over a restart of the
+/// host. On one host alone a broken device could do it, too: it stays below what a kernel's word weighs.
+const AGAIN: f64 = 0.6;
+const AGAIN_AT_THE_STEP: f64 = 0.8;
+const AGAIN_IN_ANOTHER_BOOT: f64 = 0.6;
+
+/// What it speaks with for the data that it came again where the same data was read, though at another step.
+const AGAIN_AT_THE_DATA: f64 = 3.0;
+
+/// What it speaks with that the same program failed so on another host: then it is no matter of this one.
+const ON_ANOTHER_HOST: f64 = 2.0;
+
+/// So many other jobs with the same failure are no chance, and what they speak with.
+const SEVERAL_JOBS: u32 = 2;
+const SEVERAL: f64 = 1.5;
+
+/// What comes again is the program's, its data's, or of what it stands on, the more so at the same step, over a restart of the host
+/// and on another one. What several jobs meet on one host is the host's, or of what all of them stand on.
+pub(super) fn observations(seen: &SeenBefore) -> impl Iterator<Item = Observation> {
+    [in_this_job(seen), by_data(seen), on_other_hosts(seen), in_other_jobs(seen)].into_iter().flatten()
+}
+
+fn in_this_job(seen: &SeenBefore) -> Option<Observation> {
+    let weight = AGAIN
+        + if seen.at_this_step > 0 { AGAIN_AT_THE_STEP } else { 0.0 }
+        + if seen.in_other_boots > 0 { AGAIN_IN_ANOTHER_BOOT } else { 0.0 };
+    // At the same step with other data it is hardly the data's.
+    let data = if seen.at_other_data > seen.at_this_data { 0.0 } else { weight };
+    let text = format!(
+        "this job failed so {} time(s) before: {} at this step, {} before the host was last restarted",
+        seen.in_this_job, seen.at_this_step, seen.in_other_boots
+    );
+    let also = [(Class::UserConfig, weight), (Class::Data, data), (Class::SoftwarePlatform, 0.8 * weight)];
+    (seen.in_this_job > 0).then(|| observation("repetition", text, (Class::UserCode, weight), &also))
+}
+
+fn by_data(seen: &SeenBefore) -> Option<Observation> {
+    let (same, other) = (seen.at_this_data, seen.at_other_data);
+    if same > other {
+        let text = format!("{same} of them at other steps, where the same data was read");
+        Some(observation("repetition_at_data", text, (Class::Data, AGAIN_AT_THE_DATA), &[]))
+    } else if other > same {
+        let text = format!("{other} of them at this step, where other data was read");
+        Some(observation("repetition_at_data", text, (Class::UserCode, AGAIN), &[(Class::UserConfig, AGAIN)]))
+    } else {
+        None
+    }
+}
+
+fn on_other_hosts(seen: &SeenBefore) -> Option<Observation> {
+    let hosts: Vec<&str> = seen.elsewhere.iter().map(|of| of.host.as_str()).collect();
+    let text = format!("this program failed so before on {}", hosts.join(", "));
+    let also = [
+        (Class::UserConfig, ON_ANOTHER_HOST),
+        (Class::Data, ON_ANOTHER_HOST),
+        (Class::SoftwarePlatform, 0.8 * ON_ANOTHER_HOST),
+    ];
+    (!hosts.is_empty())
+        .then(|| observation("repetition_on_hosts", text, (Class::UserCode, ON_ANOTHER_HOST), &also))
+}
+
+fn in_other_jobs(seen: &SeenBefore) -> Option<Observation> {
+    let text = format!("{} other jobs failed so on this host", seen.other_jobs);
+    let also = [(Class::HardwareHost, 0.7 * SEVERAL), (Class::Storage, 0.7 * SEVERAL)];
+    (seen.other_jobs >= SEVERAL_JOBS)
+        .then(|| observation("repetition_elsewhere", text, (Class::SoftwarePlatform, SEVERAL), &also))
+}
+
+fn observation(family: &str, text: String, of: (Class, f64), also: &[(Class, f64)]) -> Observation {
+    let (class, weight) = of;
+    Observation { family: family.to_owned(), text, class, weight, also: also.to_vec() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::repeats::OnHost;
+
+    /// What all of it together speaks with for a class.
+    fn speaks(seen: &SeenBefore, class: Class) -> f64 {
+        let heard = observations(seen);
+        let of = heard.flat_map(|of| std::iter::once((of.class, of.weight)).chain(of.also));
+        of.filter(|(of, _)| *of == class).map(|(_, weight)| weight).sum()
+    }
+
+    #[test]
+    fn what_comes_again_speaks_for_the_program_and_on_many_jobs_for_the_host() {
+        let once = SeenBefore { in_this_job: 1, ..SeenBefore::default() };
+        let here = SeenBefore { at_this_step: 1, in_other_boots: 1, ..once.clone() };
+        assert!(speaks(&here, Class::UserCode) > speaks(&once, Class::UserCode));
+        assert!(speaks(&once, Class::UserCode) > 0.0);
+        assert_eq!(observations(&SeenBefore { other_jobs: 1, ..SeenBefore::default() }).count(), 0);
+        let many = SeenBefore { other_jobs: 3, ..SeenBefore::default() };
+        assert!(speaks(&many, Class::SoftwarePlatform) > speaks(&many, Class::HardwareHost));
+    }
+
+    #[test]
+    fn the_same_data_speaks_for_the_data_and_other_data_for_the_program() {
+        let same = SeenBefore { in_this_job: 1, at_this_data: 1, ..SeenBefore::default() };
+        assert!(speaks(&same, Class::Data) > 2.0 * speaks(&same, Class::UserCode));
+        let other = SeenBefore { in_this_job: 1, at_this_step: 1, at_other_data: 1, ..SeenBefore::default() };
+        assert!(speaks(&other, Class::Data).abs() < f64::EPSILON);
+        assert!(speaks(&other, Class::UserCode) > 0.0);
+        // Where ranks tell nothing of their data, it may be either.
+        let untold = SeenBefore { in_this_job: 1, at_this_step: 1, ..SeenBefore::default() };
+        assert!((speaks(&untold, Class::Data) - speaks(&untold, Class::UserCode)).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn what_failed_on_another_host_is_not_this_hosts_and_that_others_hear_of_it_says_nothing() {
+        let on_b = OnHost { host: "b".to_owned(), at_this_place: false };
+        let seen = SeenBefore { elsewhere: vec![on_b], ..SeenBefore::default() };
+        assert!(speaks(&seen, Class::UserCode) > 0.0 && speaks(&seen, Class::Data) > 0.0);
+        assert!(speaks(&seen, Class::HardwareGpu).abs() < f64::EPSILON);
+        assert!(observations(&seen).any(|of| of.text.ends_with("on b")));
+        assert_eq!(observations(&SeenBefore { heard_by: 3, ..SeenBefore::default() }).count(), 0);
+    }
+}

@@ -1,0 +1,169 @@
+//! The same failure again: what the journal tells of earlier failures with the fingerprint of the present one, in this job and
+//! in others, in this boot of the host and in earlier ones. A job whose program was changed since gets a new chance: what failed
+//! before the change does not speak against it. Each run of a job has a name of its own; runs of one user's program are one job.
+//! What other hosts tell of their failures is held beside it.
+
+mod elsewhere;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::base::id::{BootId, JobId};
+use crate::base::time::{Mono, Wall};
+use crate::model::entry::{Body, Entry, Fact, JobSpec};
+use crate::model::verdict::{Cause, Verdict};
+use crate::progress::memory;
+
+pub use crate::model::repeats::{OnHost, Place, SeenBefore};
+pub use elsewhere::{Elsewhere, TOLD, Told};
+
+/// Fingerprints that are remembered, the newest.
+const FINGERPRINTS: usize = 512;
+/// Failures that are remembered of each, the newest.
+const FAILURES: usize = 32;
+/// Runs whose programs are remembered.
+const JOBS: usize = 512;
+
+#[derive(Clone, Debug)]
+struct Failure {
+    job: JobId,
+    boot: BootId,
+    place: Place,
+    fault_at: Mono,
+    at: Wall,
+    /// What the job ran then; none where its start is not known.
+    ran: Option<Program>,
+}
+
+/// What a run runs.
+#[derive(Clone, Debug)]
+struct Program {
+    /// Whose program it is, and which: the same for all its runs, whatever their arguments.
+    of: String,
+    /// Its command and files as one number, where they could be read.
+    content: Option<String>,
+    /// When this run of it began.
+    began: Wall,
+    /// Whether it runs on several hosts at once: then others fail with this one, and tell nothing of it.
+    spans: bool,
+}
+
+/// Remembers failures by their fingerprints. Bounded.
+#[derive(Clone, Debug, Default)]
+pub struct Repeats {
+    failures: BTreeMap<String, VecDeque<Failure>>,
+    /// Fingerprints by age, oldest first.
+    order: VecDeque<String>,
+    /// What each run runs.
+    programs: BTreeMap<JobId, Program>,
+}
+
+impl Repeats {
+    /// Takes in an entry of the journal; only verdicts on exceptions and starts of jobs tell something.
+    pub fn take_in(&mut self, entry: &Entry) {
+        if let (Body::Fact(Fact::JobStarted(spec)), Some(job)) = (&entry.body, &entry.job) {
+            self.started(job, spec, entry.at.wall);
+        }
+        let (Body::Verdict(verdict), Some(job)) = (&entry.body, &entry.job) else { return };
+        let Cause::Exception { fingerprint, .. } = &verdict.cause else { return };
+        let failures = self.failures.entry(fingerprint.clone()).or_default();
+        if failures.is_empty() {
+            self.order.push_back(fingerprint.clone());
+        }
+        // A verdict that changed by what a host said is told twice and is one failure.
+        failures.retain(|of| !(of.fault_at == verdict.fault_at && of.boot == entry.boot));
+        let (job, boot) = (job.clone(), entry.boot.clone());
+        let ran = self.programs.get(&job).cloned();
+        let (place, fault_at, at) = (Place::of(verdict), verdict.fault_at, entry.at.wall);
+        failures.push_back(Failure { job, boot, place, fault_at, at, ran });
+        if failures.len() > FAILURES {
+            failures.pop_front();
+        }
+        if self.order.len() > FINGERPRINTS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.failures.remove(&oldest);
+        }
+    }
+
+    /// What other hosts may hear of what failed here, the newest last.
+    pub fn told(&self) -> Vec<Told> {
+        let all =
+            self.failures.iter().flat_map(|(fingerprint, of)| of.iter().map(move |of| (fingerprint, of)));
+        let one = |(fingerprint, of): (&String, &Failure)| {
+            let ran = of.ran.as_ref().filter(|ran| !ran.spans)?;
+            Some(ran.told(fingerprint, of.place, of.at))
+        };
+        let mut told: Vec<Told> = all.filter_map(one).collect();
+        told.sort_by_key(|of| of.at);
+        told.split_off(told.len().saturating_sub(TOLD))
+    }
+
+    fn started(&mut self, job: &JobId, spec: &JobSpec, began: Wall) {
+        self.programs.remove(job);
+        if self.programs.len() >= JOBS {
+            self.programs.clear();
+        }
+        let program = Program {
+            of: memory::program_of(spec),
+            content: spec.program.clone(),
+            began,
+            spans: spec.world_size != spec.local_world_size,
+        };
+        self.programs.insert(job.clone(), program);
+    }
+
+    /// What was seen before the failure of that verdict, here and `elsewhere`; none if nothing was and nobody else hears of it, or if it
+    /// has no fingerprint.
+    pub fn before(
+        &self,
+        job: &JobId,
+        boot: &BootId,
+        verdict: &Verdict,
+        elsewhere: &Elsewhere,
+    ) -> Option<SeenBefore> {
+        let Cause::Exception { fingerprint, .. } = &verdict.cause else { return None };
+        let mut seen = SeenBefore::default();
+        let mut others: Vec<&str> = Vec::new();
+        let now = self.programs.get(job);
+        let failures = self.failures.get(fingerprint).into_iter().flatten();
+        for of in failures.filter(|of| !(of.fault_at == verdict.fault_at && of.boot == *boot)) {
+            let both = of.ran.as_ref().zip(now);
+            if of.job != *job && both.is_none_or(|(then, now)| then.of != now.of) {
+                let other = of.ran.as_ref().map_or(of.job.0.as_str(), |ran| &ran.of);
+                if !others.contains(&other) {
+                    others.push(other);
+                }
+            } else if !both
+                .is_some_and(|(then, now)| was_changed(then.content.as_ref(), now.content.as_ref()))
+            {
+                seen.count(of.place, Place::of(verdict));
+                seen.in_other_boots += u32::from(of.boot != *boot);
+                // By time: a scheduler may start the same job anew under the same name.
+                let earlier = now.is_some_and(|now| of.at < now.began);
+                seen.in_earlier_runs += u32::from(earlier && of.place.is(Place::of(verdict)));
+            }
+        }
+        seen.other_jobs = u32::try_from(others.len()).unwrap_or(u32::MAX);
+        if let Some(now) = now.filter(|now| !now.spans) {
+            let told = now.told(fingerprint, Place::of(verdict), Wall::default());
+            seen.elsewhere = elsewhere.before(&told, now.began);
+            seen.heard_by = elsewhere.heard_by;
+        }
+        (!seen.is_nothing() || seen.heard_by > 0).then_some(seen)
+    }
+}
+
+impl Program {
+    /// A failure of it, in numbers.
+    fn told(&self, fingerprint: &str, place: Place, at: Wall) -> Told {
+        let (program, content) = (self.of.clone(), self.content.clone());
+        Told { program, content, fingerprint: memory::number_of(fingerprint), place, at }
+    }
+}
+
+/// Whether it is another program than then; what could not be read is no change.
+fn was_changed(then: Option<&String>, now: Option<&String>) -> bool {
+    then.zip(now).is_some_and(|(then, now)| then != now)
+}

@@ -1,0 +1,95 @@
+//! What hosts tell each other of their failures: numbers alone, no word of a program or of what it said. A failure that the same
+//! program met on another host before is no matter of this one.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Place, was_changed};
+use crate::base::time::Wall;
+use crate::model::repeats::OnHost;
+
+/// Failures that a host tells of, the newest.
+pub const TOLD: usize = 64;
+
+/// A failure, as a host tells others of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// Whose program it was, and which: a number.
+    pub program: String,
+    /// Its command and files as one number, where they could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+    /// The failure's fingerprint as a number.
+    pub fingerprint: String,
+    /// Where in its work it failed.
+    #[serde(default)]
+    pub place: Place,
+    /// When it was judged, by that host's clock.
+    pub at: Wall,
+}
+
+/// What is known of other hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// Agents of other hosts that answer, and hear of what fails here.
+    pub heard_by: u32,
+    /// What they told, by host.
+    pub failures: BTreeMap<String, Vec<Told>>,
+}
+
+impl Elsewhere {
+    /// The hosts on which this program failed so before `began`, each once. What fails at the same time on several hosts is one
+    /// failure of one job, and no second witness.
+    pub(super) fn before(&self, now: &Told, began: Wall) -> Vec<OnHost> {
+        let same = |told: &&Told| {
+            let changed = was_changed(told.content.as_ref(), now.content.as_ref());
+            told.program == now.program && told.fingerprint == now.fingerprint && !changed && told.at < began
+        };
+        let on_host = |(host, told): (&String, &Vec<Told>)| {
+            let mut so = told.iter().filter(same).peekable();
+            so.peek()?;
+            Some(OnHost { host: host.clone(), at_this_place: so.any(|then| then.place.is(now.place)) })
+        };
+        self.failures.iter().filter_map(on_host).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(place: Place, at: i64) -> Told {
+        Told { program: "p".into(), content: Some("c".into()), fingerprint: "f".into(), place, at: Wall(at) }
+    }
+
+    fn at(step: u64) -> Place {
+        Place { step: Some(step), data: None, heartbeats: true }
+    }
+
+    fn known(of: Told) -> Elsewhere {
+        Elsewhere { heard_by: 1, failures: BTreeMap::from([("b".to_owned(), vec![of])]) }
+    }
+
+    #[test]
+    fn the_same_program_with_the_same_failure_before_this_run_counts_and_nothing_else_does() {
+        let now = told(at(7), 100);
+        let seen = |of: Told| known(of).before(&now, Wall(50));
+        let on_b = |at_this_place| vec![OnHost { host: "b".to_owned(), at_this_place }];
+        assert_eq!(seen(told(at(7), 10)), on_b(true));
+        assert_eq!(seen(told(at(8), 10)), on_b(false));
+        assert_eq!(
+            seen(Told { content: None, ..told(at(7), 10) }),
+            on_b(true),
+            "what cannot be read is no change"
+        );
+        for other in [
+            Told { program: "q".into(), ..told(at(7), 10) },
+            Told { content: Some("d".into()), ..told(at(7), 10) },
+            Told { fingerprint: "g".into(), ..told(at(7), 10) },
+            told(at(7), 60),
+        ] {
+            assert_eq!(seen(other.clone()), [], "{other:?}");
+        }
+    }
+}

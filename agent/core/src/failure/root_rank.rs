@@ -1,0 +1,533 @@
+//! The verdict on a failed attempt: which rank began it, of what kind its end was, who are the victims.
+//!
+//! First form: it orders the ends by the kernel's time of death and the notes' own times, and puts ends that
+//! speak of a lost peer behind ends that do not. Attribution by logs and device health builds on it.
+
+use std::collections::BTreeMap;
+
+use crate::base::id::{Attempt, Incident, Rank};
+use crate::base::time::Mono;
+use crate::failure::fingerprint::fingerprint;
+use crate::failure::traceback_tail;
+use crate::hang::{ACTIVITY, Hang, HangKind, listed};
+use crate::model::entry::{ExitStatus, LineTime, Note};
+use crate::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
+
+/// How a rank of the failed attempt ended.
+#[derive(Clone, Debug, Default)]
+pub struct RankEnd {
+    /// Its exit note, if it raised.
+    pub note: Option<Note>,
+    /// Its exit status, with the time at which the launcher knew.
+    pub exit: Option<(ExitStatus, Mono)>,
+    /// Whether it ended because it was told to.
+    pub after_stop: bool,
+    /// When the launcher first knew that it failed.
+    pub detected_at: Option<Mono>,
+    /// The last step that it completed in this attempt.
+    pub step: Option<u64>,
+    /// Where in its data it read when it failed, if it told.
+    pub data: Option<u64>,
+    /// Whether it sent heartbeats in this attempt.
+    pub heartbeats: bool,
+    /// The last lines of its standard error.
+    pub stderr_tail: Vec<String>,
+    /// The last lines of its standard output.
+    pub stdout_tail: Vec<String>,
+    /// When each line of `stderr_tail` was written; empty where that is not known.
+    pub stderr_times: Vec<LineTime>,
+    /// The same of `stdout_tail`.
+    pub stdout_times: Vec<LineTime>,
+}
+
+impl RankEnd {
+    /// Whether the rank failed of its own, as far as its own end tells.
+    pub(crate) fn failed(&self) -> bool {
+        self.note.is_some() || (!self.after_stop && self.exit.is_some_and(|(status, _)| !status.is_success()))
+    }
+
+    /// With a note made of the traceback it printed, if it ended of its own and left none.
+    pub fn with_last_words(mut self) -> RankEnd {
+        if let (None, false, Some((ExitStatus::Code(1), at))) = (&self.note, self.after_stop, self.exit) {
+            self.note = traceback_tail::exception(&self.stderr_tail, at);
+        }
+        self
+    }
+
+    /// When it failed: the note's time, else the time of death.
+    pub(crate) fn failed_at(&self) -> Option<Mono> {
+        match (&self.note, self.exit) {
+            (Some(note), _) => Some(note.at),
+            (None, Some((_, at))) => Some(at),
+            (None, None) => None,
+        }
+    }
+
+    /// Whether it chose to end, though it was told to end before that was seen: an interpreter takes a while to end after
+    /// `sys.exit(3)`, and its peers lose their connections meanwhile. The code is none that a SIGTERM leads to.
+    fn chose_its_exit(&self) -> bool {
+        const OF_A_STOP: [i32; 5] = [0, 1, 15, 130, 143];
+        let Some((ExitStatus::Code(code), _)) = self.exit else { return false };
+        self.after_stop && self.note.is_none() && !OF_A_STOP.contains(&code)
+    }
+
+    /// Whether its end is what the loss of a peer looks like.
+    pub(crate) fn speaks_of_a_lost_peer(&self) -> bool {
+        self.note.as_ref().is_some_and(|note| speaks_of_a_lost_peer(&note.message))
+    }
+}
+
+/// Whether a message is one that the loss of a peer leads to.
+pub(crate) fn speaks_of_a_lost_peer(message: &str) -> bool {
+    const LOST_PEER: [&str; 7] = [
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "Socket Timeout",
+        "remote process exited",
+        "ncclRemoteError",
+        "ncclSystemError",
+    ];
+    LOST_PEER.iter().any(|phrase| message.contains(phrase))
+}
+
+/// Judges a failed attempt. `out_of_memory_kills` counts the kernel's OOM kills of the job's control
+/// group since it began, or of the whole host where only that is counted.
+pub fn judge(
+    incident: Incident,
+    attempt: Attempt,
+    ends: &BTreeMap<Rank, RankEnd>,
+    out_of_memory_kills: u64,
+) -> Verdict {
+    let root = ends
+        .iter()
+        .filter(|(_, end)| end.failed())
+        .min_by_key(|(rank, end)| (end.speaks_of_a_lost_peer(), end.failed_at(), **rank));
+    // Where all that failed of their own lost a peer, the peer may be one that chose to end.
+    let chose = || ends.iter().filter(|(_, end)| end.chose_its_exit()).min_by_key(|(_, end)| end.failed_at());
+    let root = root.map(|root| if root.1.speaks_of_a_lost_peer() { chose().unwrap_or(root) } else { root });
+    let Some((&culprit, end)) = root else { return nobody_failed(incident, attempt) };
+
+    let victims: Vec<Rank> = ends.keys().copied().filter(|rank| *rank != culprit).collect();
+    // A shell whose command was killed exits with 137.
+    let by_sigkill = matches!(end.exit, Some((ExitStatus::Signal(9) | ExitStatus::Code(137), _)));
+    let killed = by_sigkill && end.note.is_none();
+    let cause = match (&end.note, end.exit) {
+        (Some(note), _) => {
+            Cause::Exception { exception: note.exception.clone(), fingerprint: fingerprint(note) }
+        }
+        (None, Some(_)) if killed && out_of_memory_kills > 0 => Cause::OutOfMemory,
+        (None, Some((ExitStatus::Signal(signal), _))) => Cause::Signal { signal },
+        (None, Some((ExitStatus::Code(code), _))) => Cause::ExitCode { code },
+        (None, None) => return nobody_failed(incident, attempt),
+    };
+    let at_step = match end.step {
+        Some(step) => format!(" after step {step}"),
+        None if end.heartbeats => " before its first step".to_owned(),
+        // Without heartbeats nobody knows how far it was.
+        None => String::new(),
+    };
+    let headline = format!("{culprit} {}{at_step}", what_happened(&cause, end));
+    let fault_at = end.failed_at().unwrap_or_default();
+    Verdict {
+        incident,
+        attempt,
+        headline,
+        domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
+        doubts: Doubts::default(),
+        confidence: confidence(&cause, end),
+        culprit_confidence: Some(confidence(&cause, end)),
+        cannot_run: false,
+        culprit: Some(culprit),
+        step: end.step,
+        data: end.data,
+        heartbeats: end.heartbeats,
+        fault_at,
+        detected_at: end.detected_at.unwrap_or(fault_at),
+        evidence: evidence(culprit, end, out_of_memory_kills, killed),
+        victims,
+        cause,
+    }
+}
+
+/// The verdict when ranks could not be started.
+pub fn start_failed(incident: Incident, attempt: Attempt, error: &str, at: Mono) -> Verdict {
+    Verdict {
+        incident,
+        attempt,
+        headline: format!("the ranks could not be started: {error}"),
+        cause: Cause::StartFailed,
+        domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
+        doubts: Doubts::default(),
+        confidence: 1.0,
+        culprit_confidence: None,
+        cannot_run: false,
+        culprit: None,
+        victims: Vec::new(),
+        step: None,
+        data: None,
+        heartbeats: false,
+        fault_at: at,
+        detected_at: at,
+        evidence: vec![error.to_owned()],
+    }
+}
+
+/// The verdict on ranks that lived and did not move; `found` is what was seen at them before they were stopped.
+pub fn hung(incident: Incident, attempt: Attempt, hang: &Hang, found: Vec<String>) -> Verdict {
+    let culprit = hang.culprits.first().copied();
+    let (domain, class) = match hang.kind {
+        HangKind::UserCode | HangKind::Mismatch | HangKind::FinishedEarly | HangKind::Livelock => {
+            (FaultDomain::User, Some("user_code"))
+        }
+        HangKind::DataInput => (FaultDomain::User, Some("data")),
+        HangKind::Network => (FaultDomain::Infrastructure, Some("fabric")),
+        HangKind::BlockedIo => (FaultDomain::Infrastructure, Some("storage")),
+        HangKind::SilentHost => (FaultDomain::Hardware, None),
+        HangKind::Stopped | HangKind::NeverRegistered | HangKind::AllStill => (FaultDomain::Unknown, None),
+    };
+    let evidence = each_once(hang.evidence.iter().cloned().chain(found));
+    let place = match culprit {
+        Some(_) => format!("{} in {}", listed(&hang.culprits), hang.phase),
+        None => hang.phase.clone(),
+    };
+    Verdict {
+        incident,
+        attempt,
+        headline: hang.headline(),
+        cause: Cause::Hang { hang: hang.kind, place },
+        domain,
+        class: class.map(str::to_owned),
+        deterministic: false,
+        doubts: Doubts { against: Vec::new(), would_change: would_change(hang) },
+        confidence: hang.confidence,
+        culprit_confidence: culprit.map(|_| hang.confidence),
+        cannot_run: false,
+        culprit,
+        victims: hang.victims.clone(),
+        step: hang.step,
+        data: None,
+        heartbeats: hang.phase != ACTIVITY,
+        fault_at: hang.since,
+        detected_at: hang.confirmed,
+        evidence,
+    }
+}
+
+/// Lines without those that another one has whole: a stack may be read in two ways and by two readers.
+fn each_once(lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::new();
+    for line in lines {
+        if kept.iter().any(|other| other.contains(line.trim())) {
+            continue;
+        }
+        kept.retain(|other| !line.contains(other.trim()));
+        kept.push(line);
+    }
+    kept
+}
+
+/// What would have to be seen for another judgement of a hang.
+fn would_change(hang: &Hang) -> Vec<String> {
+    let mut told = vec![if hang.culprits.is_empty() {
+        "A rank that alone stands elsewhere, by its stack or its counters: it would be where it began."
+            .to_owned()
+    } else {
+        format!("Another rank that has done less than {}, by stacks or counters.", listed(&hang.culprits))
+    }];
+    if hang.kind == HangKind::Network {
+        told.push(
+            "Links without errors at that time: then the ranks took different ways in the program."
+                .to_owned(),
+        );
+    }
+    told
+}
+
+fn what_happened(cause: &Cause, end: &RankEnd) -> String {
+    match cause {
+        Cause::Exception { exception, .. } => {
+            let message = end.note.as_ref().map_or("", |note| note.message.lines().next().unwrap_or(""));
+            let name = exception.strip_prefix("builtins.").unwrap_or(exception);
+            if message.is_empty() { format!("raised {name}") } else { format!("raised {name}: {message}") }
+        }
+        Cause::ExitCode { code } => format!("exited with code {code}"),
+        Cause::Signal { signal } => ended_by(*signal),
+        Cause::OutOfMemory => "was killed while the kernel's OOM killer was at work".to_owned(),
+        Cause::StartFailed => "could not be started".to_owned(),
+        Cause::Hang { hang, .. } => hang.of_a_rank().to_owned(),
+    }
+}
+
+/// What a signal did to a rank, as a person on call would say it.
+fn ended_by(signal: i32) -> String {
+    let name = ExitStatus::Signal(signal);
+    match signal {
+        4 => format!("crashed in native code ({name}: an instruction that this CPU does not have)"),
+        6 => format!("aborted in native code ({name})"),
+        7 => format!(
+            "crashed in native code ({name}: mapped memory without storage behind it; /dev/shm may be full)"
+        ),
+        8 => format!("crashed in native code ({name}: an arithmetic error such as a division by zero)"),
+        11 => format!("crashed in native code ({name}: an invalid memory access)"),
+        _ => format!("was ended by {name}"),
+    }
+}
+
+/// How sure the verdict is of its culprit: less so when all that is known speaks of somebody else's end.
+fn confidence(cause: &Cause, end: &RankEnd) -> f64 {
+    match cause {
+        _ if end.speaks_of_a_lost_peer() => 0.4,
+        _ if end.chose_its_exit() => 0.8,
+        Cause::OutOfMemory => 0.8,
+        Cause::Exception { .. }
+        | Cause::ExitCode { .. }
+        | Cause::Signal { .. }
+        | Cause::StartFailed
+        | Cause::Hang { .. } => 0.95,
+    }
+}
+
+fn evidence(culprit: Rank, end: &RankEnd, out_of_memory_kills: u64, killed: bool) -> Vec<String> {
+    let mut evidence = Vec::new();
+    if let Some(note) = &end.note {
+        let source = match &note.file {
+            Some(file) => format!("error file of {culprit}, {file}"),
+            None => format!("exit note of {culprit}"),
+        };
+        evidence.push(format!("{source}: {}: {}", note.exception, note.message));
+        if let Some(frame) = note.traceback.lines().rfind(|line| line.trim_start().starts_with("File \"")) {
+            evidence.push(format!("raised at {}", frame.trim()));
+        }
+    }
+    // A rank that raised was told to end afterwards: its status is the launcher's doing.
+    if let (false, Some((status, _))) = (end.after_stop && !end.chose_its_exit(), end.exit) {
+        evidence.push(format!("the process of {culprit} ended with {status}"));
+    }
+    if killed && out_of_memory_kills == 0 {
+        evidence.push("Mainstay sent no SIGKILL, and the kernel counted no OOM kill".to_owned());
+    }
+    if out_of_memory_kills > 0 {
+        evidence
+            .push(format!("the kernel's OOM killer ended {out_of_memory_kills} process(es) in this attempt"));
+    }
+    if let Some(position) = end.data {
+        evidence.push(format!("{culprit} read its data at position {position}"));
+    }
+    evidence.extend(last_line(end));
+    evidence
+}
+
+/// The last line that a rank without an exception wrote to its standard error, with its time.
+fn last_line(end: &RankEnd) -> Option<String> {
+    if end.note.is_some() {
+        return None;
+    }
+    let at = telling_line(&end.stderr_tail)?;
+    let line = end.stderr_tail.get(at)?.trim();
+    let when = match (end.stderr_times.get(at), end.failed_at()) {
+        (Some(time), Some(failed_at)) => format!(", {}", time.before_failure(failed_at)),
+        _ => String::new(),
+    };
+    Some(format!("last message on its standard error{when}: {line}"))
+}
+
+/// Which line says why a process ended: the newest that speaks of a failure, else the newest.
+fn telling_line(lines: &[String]) -> Option<usize> {
+    const OF_A_FAILURE: [&str; 8] =
+        ["Fatal", "fatal", "terminate called", "what():", "rror:", "Assertion", "Exception", "killed"];
+    let newest_first = || lines.iter().enumerate().rev().filter(|(_, line)| !line.trim().is_empty());
+    let of_a_failure =
+        newest_first().take(40).find(|(_, line)| OF_A_FAILURE.iter().any(|word| line.contains(word)));
+    of_a_failure.or_else(|| newest_first().next()).map(|(at, _)| at)
+}
+
+/// A job core that is asked to judge an attempt without a failure must still answer.
+fn nobody_failed(incident: Incident, attempt: Attempt) -> Verdict {
+    Verdict {
+        incident,
+        attempt,
+        headline: "the ranks ended and none of them says why".to_owned(),
+        cause: Cause::ExitCode { code: 1 },
+        domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
+        doubts: Doubts::default(),
+        confidence: 0.0,
+        culprit_confidence: None,
+        cannot_run: false,
+        culprit: None,
+        victims: Vec::new(),
+        step: None,
+        data: None,
+        heartbeats: false,
+        fault_at: Mono::default(),
+        detected_at: Mono::default(),
+        evidence: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn killed(at: u64) -> RankEnd {
+        RankEnd {
+            exit: Some((ExitStatus::Signal(9), Mono(at))),
+            detected_at: Some(Mono(at)),
+            step: Some(7),
+            ..RankEnd::default()
+        }
+    }
+
+    fn raised(message: &str, at: u64) -> RankEnd {
+        let note = Note {
+            exception: "builtins.RuntimeError".into(),
+            message: message.into(),
+            at: Mono(at),
+            ..Note::default()
+        };
+        RankEnd { note: Some(note), detected_at: Some(Mono(at + 1)), ..RankEnd::default() }
+    }
+
+    fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
+        let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
+        judge(Incident(1), Attempt(0), &ends, out_of_memory_kills)
+    }
+
+    #[test]
+    fn a_rank_that_lost_its_peer_is_a_victim_even_when_it_spoke_first() {
+        let verdict = verdict([raised("[../gloo/pair.cc:534] Connection closed by peer", 5), killed(9)], 0);
+        assert_eq!(verdict.culprit, Some(Rank(1)));
+        assert_eq!(verdict.victims, [Rank(0)]);
+        assert_eq!(verdict.headline, "rank 1 was ended by SIGKILL after step 7");
+    }
+
+    #[test]
+    fn a_shell_whose_command_the_oom_killer_ended_ran_out_of_memory() {
+        let shell = || RankEnd { exit: Some((ExitStatus::Code(137), Mono(9))), ..RankEnd::default() };
+        assert_eq!(verdict([killed(20), shell()], 1).cause, Cause::OutOfMemory);
+        assert_eq!(verdict([killed(20), shell()], 0).cause, Cause::ExitCode { code: 137 });
+    }
+
+    fn ended_while_stopped(code: i32) -> RankEnd {
+        RankEnd { exit: Some((ExitStatus::Code(code), Mono(9))), after_stop: true, ..RankEnd::default() }
+    }
+
+    #[test]
+    fn a_peer_that_chose_to_exit_is_the_root_though_the_rank_that_lost_it_was_seen_first() {
+        let lost = || raised("[../gloo/pair.cc:534] Connection closed by peer", 5);
+        let verdict_of = |other| verdict([lost(), other], 0);
+        let chose = verdict_of(ended_while_stopped(3));
+        assert_eq!((chose.culprit, &chose.victims[..]), (Some(Rank(1)), &[Rank(0)][..]));
+        assert_eq!(chose.headline, "rank 1 exited with code 3");
+        assert!(chose.evidence.iter().any(|line| line.contains("exit code 3")), "{:?}", chose.evidence);
+        // What a program does on SIGTERM is no choice of its own, and an own failure is one whatever else ended.
+        for code in [0, 1, 143] {
+            assert_eq!(verdict_of(ended_while_stopped(code)).culprit, Some(Rank(0)), "{code}");
+        }
+        assert_eq!(verdict([raised("bad", 5), ended_while_stopped(3)], 0).culprit, Some(Rank(0)));
+    }
+
+    #[test]
+    fn of_two_own_failures_the_first_is_the_root() {
+        let verdict = verdict([raised("bad", 12), raised("worse", 11)], 0);
+        assert_eq!(verdict.culprit, Some(Rank(1)));
+        assert_eq!(verdict.headline, "rank 1 raised RuntimeError: worse");
+    }
+
+    #[test]
+    fn a_lone_victim_is_named_with_little_confidence() {
+        let mut other = RankEnd { exit: Some((ExitStatus::Signal(15), Mono(20))), ..RankEnd::default() };
+        other.after_stop = true;
+        let verdict = verdict([raised("Connection reset by peer", 5), other], 0);
+        assert_eq!(verdict.culprit, Some(Rank(0)));
+        assert!(verdict.confidence < 0.5);
+    }
+
+    #[test]
+    fn what_the_rank_did_before_is_told_only_where_it_is_known() {
+        let headline = |end: RankEnd| verdict([end, RankEnd::default()], 0).headline;
+        let silent = RankEnd { step: None, ..killed(3) };
+        assert_eq!(headline(silent.clone()), "rank 0 was ended by SIGKILL");
+        let beating = RankEnd { heartbeats: true, ..silent };
+        assert_eq!(headline(beating), "rank 0 was ended by SIGKILL before its first step");
+    }
+
+    #[test]
+    fn an_exception_that_only_the_error_file_has_names_that_file() {
+        let mut end = raised("bad", 5);
+        end.note.as_mut().expect("a note").file = Some("/runs/7/rank_0/error.json".into());
+        let told = verdict([end, RankEnd::default()], 0).evidence;
+        let line = "error file of rank 0, /runs/7/rank_0/error.json: builtins.RuntimeError: bad";
+        assert!(told.iter().any(|told| told == line), "{told:?}");
+        let noted = verdict([raised("bad", 5), RankEnd::default()], 0).evidence;
+        assert!(noted.iter().any(|told| told.starts_with("exit note of rank 0: ")), "{noted:?}");
+    }
+
+    #[test]
+    fn the_stacks_of_a_hang_are_evidence_once() {
+        let hang = Hang {
+            kind: HangKind::UserCode,
+            culprits: vec![Rank(1)],
+            victims: vec![Rank(0)],
+            since: Mono(1),
+            confirmed: Mono(2),
+            phase: "step".into(),
+            limit: crate::base::time::Span(1),
+            step: Some(3),
+            confidence: 0.9,
+            evidence: vec!["no beat for 5 s".into(), "rank 1 in forward (train.py:12)".into()],
+        };
+        let found = ["rank 1 in forward (train.py:12)", "rank 0 in all_reduce (distributed_c10d.py:2501)"];
+        let told = hung(Incident(1), Attempt(0), &hang, found.map(str::to_owned).to_vec()).evidence;
+        assert_eq!(
+            told,
+            [
+                "no beat for 5 s",
+                "rank 1 in forward (train.py:12)",
+                "rank 0 in all_reduce (distributed_c10d.py:2501)"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_signal_that_the_launcher_sent_is_no_evidence() {
+        let mut raised = raised("bad", 5);
+        raised.exit = Some((ExitStatus::Signal(15), Mono(9)));
+        let own = verdict([raised.clone(), RankEnd::default()], 0);
+        assert!(own.evidence.iter().any(|line| line.contains("ended with SIGTERM")), "{:?}", own.evidence);
+        raised.after_stop = true;
+        let told = verdict([raised, RankEnd::default()], 0);
+        assert!(!told.evidence.iter().any(|line| line.contains("SIGTERM")), "{:?}", told.evidence);
+    }
+
+    #[test]
+    fn a_crash_says_where_it_happened_and_quotes_the_message_with_its_time() {
+        let lines = ["step 3", "terminate called after throwing an instance of 'X'", ""];
+        let crashed = |signal| RankEnd {
+            exit: Some((ExitStatus::Signal(signal), Mono(2_000_000_000))),
+            stderr_tail: lines.iter().map(|line| (*line).to_owned()).collect(),
+            stderr_times: vec![LineTime { at: Mono(500_000_000), steps_after: Some(2) }; 3],
+            ..RankEnd::default()
+        };
+        let headline = |signal| verdict([crashed(signal), RankEnd::default()], 0).headline;
+        assert!(headline(11).starts_with("rank 0 crashed in native code (SIGSEGV"), "{}", headline(11));
+        assert!(headline(6).starts_with("rank 0 aborted in native code (SIGABRT"), "{}", headline(6));
+        assert_eq!(headline(15), "rank 0 was ended by SIGTERM");
+        let quoted = verdict([crashed(6), RankEnd::default()], 0).evidence;
+        let line =
+            "last message on its standard error, 1.50 s and 2 steps before the failure: terminate called";
+        assert!(quoted.iter().any(|told| told.starts_with(line)), "{quoted:?}");
+    }
+
+    #[test]
+    fn sigkill_is_out_of_memory_only_when_the_kernel_counted_one() {
+        assert_eq!(verdict([killed(3), RankEnd::default()], 0).cause, Cause::Signal { signal: 9 });
+        assert_eq!(verdict([killed(3), RankEnd::default()], 1).cause, Cause::OutOfMemory);
+    }
+}

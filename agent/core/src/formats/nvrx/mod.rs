@@ -1,0 +1,191 @@
+//! The rank-monitor protocol of NVRx (nvidia-resiliency-ext), from the monitor's side: jobs that call its
+//! `RankMonitorClient` (Megatron-LM, NeMo) are watched without a change.
+//!
+//! A frame is four bytes of length, most significant first, and a pickle. A [`Session`] takes the bytes of one connection
+//! and says what the rank told and what is to be answered.
+//!
+//! ```text
+//!  AuthkeyMsg → ok    InitMsg → configuration    HeartbeatMsg, SectionMsg → (ok, for clients up to 0.4)
+//!  UpdateConfigMsg → ok                          anything else → error, and the connection is over
+//! ```
+
+pub mod message;
+pub use crate::formats::pickle;
+
+use message::{Change, Message, MessageError};
+
+/// The longest message that is read; those of a client have some hundred bytes, plus its time-outs.
+pub const MESSAGE_BYTES: usize = 64 << 10;
+
+/// Sections that Megatron-LM and NeMo open. A client of a later version than 0.4 tells of no others, and one up to
+/// 0.4 takes others for an error, as it does under NVRx unless they are configured.
+pub const SECTIONS: [&str; 4] = ["setup", "warmup", "step", "checkpointing"];
+
+/// The name of a rank's socket in the directory of its job.
+#[must_use]
+pub fn socket_name(local_rank: u32) -> String {
+    format!("nvrx-{local_rank}.sock")
+}
+
+/// What a rank told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// It is there.
+    Connected {
+        /// Its process, as it sees itself; 0 if it did not say.
+        pid: u32,
+    },
+    /// It lives.
+    Beat,
+    /// A section begins.
+    Enter(String),
+    /// A section ends.
+    Leave(String),
+    /// A step is complete.
+    Step(u64),
+}
+
+/// Why a connection is given up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// A message is too long.
+    #[error("a message of {0} bytes is refused: at most {MESSAGE_BYTES} are read")]
+    TooLong(usize),
+    /// A message is not a client's.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// A message comes before the client has said who it is.
+    #[error("the message is refused: the client has not said who it is")]
+    NotInitialised,
+}
+
+/// One connection.
+#[derive(Debug, Default)]
+pub struct Session {
+    buffer: Vec<u8>,
+    /// Whether the client has said who it is, and whether it waits for answers.
+    waits: Option<bool>,
+    open: Vec<String>,
+    steps: u64,
+    newest: Option<u64>,
+}
+
+impl Session {
+    /// Takes in what has arrived. What the rank told is appended to `told`, what is to be sent to `answers`.
+    ///
+    /// # Errors
+    /// [`SessionError`]: the connection is to be closed, after what is in `answers` has been sent.
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        told: &mut Vec<Told>,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        self.buffer.extend_from_slice(bytes);
+        let received = self.messages(told, answers);
+        if let Err(error) = &received {
+            answers.extend(message::error(&error.to_string()));
+        }
+        received
+    }
+
+    /// The connection is over: what was open is not any more.
+    pub fn end(&mut self, told: &mut Vec<Told>) {
+        self.close_all(told);
+    }
+
+    fn messages(&mut self, told: &mut Vec<Told>, answers: &mut Vec<u8>) -> Result<(), SessionError> {
+        while let Some((length, rest)) = self.buffer.split_first_chunk::<4>() {
+            let length = u32::from_be_bytes(*length) as usize;
+            if length > MESSAGE_BYTES {
+                return Err(SessionError::TooLong(length));
+            }
+            let Some(body) = rest.get(..length) else { break };
+            let message = Message::read(body)?;
+            self.buffer.drain(..4 + length);
+            self.message(message, told, answers)?;
+        }
+        Ok(())
+    }
+
+    fn message(
+        &mut self,
+        message: Message,
+        told: &mut Vec<Told>,
+        answers: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        match message {
+            Message::Authkey => answers.extend(message::ok()),
+            Message::Init { pid, waits } => {
+                self.close_all(told);
+                self.waits = Some(waits);
+                told.push(Told::Connected { pid: pid.unwrap_or(0) });
+                answers.extend(message::configuration(&SECTIONS));
+            }
+            Message::UpdateConfig => answers.extend(message::ok()),
+            Message::Heartbeat | Message::Section { .. } => {
+                let waits = self.waits.ok_or(SessionError::NotInitialised)?;
+                match message {
+                    Message::Section { change, iteration } => self.section(change, iteration, told),
+                    _ => told.push(Told::Beat),
+                }
+                if waits {
+                    answers.extend(message::ok());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn section(&mut self, change: Change, iteration: Option<u64>, told: &mut Vec<Told>) {
+        match change {
+            Change::Open(name) if self.open.len() < 64 && !self.open.contains(&name) => {
+                told.push(Told::Enter(shown(&name).to_owned()));
+                self.open.push(name);
+            }
+            // Open already, or one of more than anybody opens.
+            Change::Open(_) => told.push(Told::Beat),
+            Change::Close(name) => {
+                match self.open.iter().rposition(|open| *open == name) {
+                    Some(at) => self.close(at, told),
+                    None => told.push(Told::Beat),
+                }
+                if name == "step" {
+                    self.step(iteration, told);
+                }
+            }
+            Change::CloseAll => {
+                self.close_all(told);
+                told.push(Told::Beat);
+            }
+        }
+    }
+
+    /// Sections of this protocol may overlap; on the page they are a stack. Those that were opened later stay open.
+    fn close(&mut self, at: usize, told: &mut Vec<Told>) {
+        told.push(Told::Leave(shown(&self.open[at]).to_owned()));
+        self.open.remove(at);
+        told.extend(self.open[at..].iter().map(|name| Told::Enter(shown(name).to_owned())));
+    }
+
+    fn close_all(&mut self, told: &mut Vec<Told>) {
+        while let Some(name) = self.open.pop() {
+            told.push(Told::Leave(shown(&name).to_owned()));
+        }
+    }
+
+    /// Megatron-LM opens `step` for a step of evaluation too, in the same iteration.
+    fn step(&mut self, iteration: Option<u64>, told: &mut Vec<Told>) {
+        if iteration.is_some() && iteration == self.newest {
+            return;
+        }
+        self.steps += 1;
+        self.newest = iteration;
+        told.push(Told::Step(iteration.unwrap_or(self.steps)));
+    }
+}
+
+/// A section as this project names it.
+fn shown(name: &str) -> &str {
+    if name == "checkpointing" { "checkpoint" } else { name }
+}

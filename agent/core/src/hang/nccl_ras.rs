@@ -1,0 +1,290 @@
+//! What NCCL's RAS service tells of a job, and the judge of it: the component `nccl`, which is shown only once
+//! something was wrong.
+//!
+//! - Counts are of operations that were launched, and while a job runs some rank is always behind for a moment: ranks
+//!   that differ are a sign only when nothing has moved for a long time. Even then they may be waiting in order (for a
+//!   checkpoint of one of them): whether it is a hang is not said here.
+//! - Where several jobs run, each report is of whichever answered. What one job told is not taken back by another.
+
+mod json;
+mod report;
+mod text;
+
+use std::collections::BTreeMap;
+
+pub use json::Wire;
+pub use report::{
+    Behind, CommRank, Communicator, Group, Missing, Operation, Process, Processes, RankError, RasReport,
+    State,
+};
+pub use text::{TextError, parse as parse_text};
+
+use crate::base::time::{Mono, Span};
+use crate::base::units::Period;
+use crate::model::entry::Fact;
+use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
+use crate::model::observation::{Observation, Weight};
+use crate::model::report::Judged;
+use crate::settings;
+
+settings! {
+    /// When NCCL counts as degraded.
+    pub struct NcclLimits {
+        /// How long the ranks of a communicator must have stood at different places, without any of them moving.
+        still_for: Period = Period::seconds(600),
+        /// How long what a job told is held against it when only others answer.
+        forget_after: Period = Period::seconds(300),
+    }
+    sections {}
+}
+
+/// The component.
+const NAME: &str = "nccl";
+
+/// What came of asking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Not asked: no job runs here.
+    NoJob,
+    /// Nothing listens: no process uses NCCL, or one without this service.
+    Refused,
+    /// Something listens and gives no report: why.
+    Failed(String),
+    /// A report.
+    Told(RasReport),
+}
+
+/// Judges what the service tells.
+#[derive(Clone, Debug)]
+pub struct NcclJudge {
+    limits: NcclLimits,
+    /// Where the ranks of a communicator stood, since when, and when that was last told.
+    places: BTreeMap<String, Place>,
+    troubles: BTreeMap<String, Trouble>,
+    /// NCCL answered for the present jobs, and what was last said of an answer that failed.
+    answered: bool,
+    failed: Option<String>,
+    /// Something was wrong once.
+    shown: Option<(HealthState, Mono)>,
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    communicator: Communicator,
+    since: Mono,
+    told: Mono,
+}
+
+#[derive(Clone, Debug)]
+struct Trouble {
+    event: &'static str,
+    detail: String,
+    action: RecommendedAction,
+    /// The communicator, for what is one's alone.
+    of: Option<String>,
+    told: Mono,
+}
+
+impl NcclJudge {
+    /// A judge that was told nothing yet.
+    pub fn new(limits: NcclLimits) -> NcclJudge {
+        let (places, troubles) = (BTreeMap::new(), BTreeMap::new());
+        NcclJudge { limits, places, troubles, answered: false, failed: None, shown: None }
+    }
+
+    /// Judges what came of asking at `now`.
+    pub fn step(&mut self, now: Mono, asked: &Asked) -> Judged {
+        let mut facts = Vec::new();
+        let mut unread = None;
+        match asked {
+            Asked::NoJob => self.forget_job(),
+            Asked::Refused => {}
+            Asked::Failed(why) => {
+                // Before NCCL ever answered, it is something else that listens there.
+                unread = self.answered.then(|| why.clone());
+                if self.answered && self.failed.replace(why.clone()).is_none() {
+                    let detail = format!("the RAS service does not answer any more: {why}");
+                    facts.push(observed("ras_silent", Weight::Warning, detail));
+                }
+            }
+            Asked::Told(report) => self.told(now, report, &mut facts),
+        }
+        self.troubles.retain(|_, trouble| now.since(trouble.told) <= self.limits.forget_after.0);
+        self.places.retain(|_, place| now.since(place.told) <= Span::seconds(3600));
+        Judged { components: self.component(now, asked, unread).into_iter().collect(), facts }
+    }
+
+    fn forget_job(&mut self) {
+        self.places.clear();
+        self.troubles.clear();
+        (self.answered, self.failed) = (false, None);
+    }
+
+    fn told(&mut self, now: Mono, report: &RasReport, facts: &mut Vec<Fact>) {
+        self.failed = None;
+        if !std::mem::replace(&mut self.answered, true) {
+            let listed = u32::try_from(report.communicators.len()).unwrap_or(u32::MAX);
+            let count = listed.saturating_add(report.in_order);
+            let detail = format!("the RAS service of NCCL {} answers; {count} communicators", report.version);
+            facts.push(observed("ras_answers", Weight::Info, detail));
+        }
+        let mut found: BTreeMap<String, Trouble> = BTreeMap::new();
+        let trouble = |event, detail, of: Option<&str>, action| Trouble {
+            event,
+            detail,
+            action,
+            of: of.map(str::to_owned),
+            told: now,
+        };
+        if report.dead.count > 0 {
+            let detail = format!("the others have given up on {}", processes(&report.dead));
+            let action = RecommendedAction::RestartProcess;
+            found.insert(format!("dead {detail}"), trouble("process_dead", detail, None, action));
+        }
+        for communicator in &report.communicators {
+            let hash = communicator.hash.as_str();
+            for error in &communicator.errors {
+                let detail = format!("communicator {hash}: {}", error_words(error));
+                let action = RecommendedAction::RestartProcess;
+                found.insert(format!("error {detail}"), trouble("rank_error", detail, Some(hash), action));
+            }
+            let since = self.stands_since(now, communicator);
+            if communicator.mismatch() && now.since(since) >= self.limits.still_for.0 {
+                let detail = format!("communicator {hash}: {}", standing_words(communicator));
+                // One stands at one place only, however its words change.
+                let key = format!("stands {hash}");
+                found.insert(key, trouble("ranks_apart", detail, Some(hash), RecommendedAction::None));
+            }
+        }
+        // What this report is about, it also takes back.
+        let told: Vec<&str> =
+            report.communicators.iter().map(|communicator| communicator.hash.as_str()).collect();
+        let listed_all = report.in_order == 0 && !told.is_empty();
+        self.troubles.retain(|key, trouble| {
+            let its_own = trouble.of.as_deref().map_or(listed_all, |hash| told.contains(&hash));
+            found.contains_key(key) || !its_own
+        });
+        for (key, trouble) in found {
+            if self.troubles.get(&key).is_none_or(|before| before.detail != trouble.detail) {
+                facts.push(observed(trouble.event, Weight::Warning, trouble.detail.clone()));
+            }
+            self.troubles.insert(key, trouble);
+        }
+    }
+
+    /// Since when the ranks of a communicator have stood where they stand.
+    fn stands_since(&mut self, now: Mono, communicator: &Communicator) -> Mono {
+        let place = self.places.entry(communicator.hash.clone()).or_insert_with(|| Place {
+            communicator: communicator.clone(),
+            since: now,
+            told: now,
+        });
+        place.told = now;
+        if place.communicator != *communicator {
+            place.communicator = communicator.clone();
+            place.since = now;
+        }
+        place.since
+    }
+
+    fn component(&mut self, now: Mono, asked: &Asked, unread: Option<String>) -> Option<Component> {
+        let mut state = HealthState::Healthy;
+        let mut reason = match asked {
+            Asked::NoJob => "no job runs".to_owned(),
+            _ => "the RAS service tells of no trouble any more".to_owned(),
+        };
+        let mut action = RecommendedAction::None;
+        if let Some(why) = unread {
+            state = HealthState::Unknown;
+            reason = format!("the RAS service of NCCL does not answer any more: {why}");
+        }
+        if !self.troubles.is_empty() {
+            state = HealthState::Degraded;
+            let told: Vec<&str> =
+                self.troubles.values().map(|trouble| trouble.detail.as_str()).take(3).collect();
+            reason = told.join("; ");
+            if self.troubles.len() > told.len() {
+                reason = format!("{reason}; and {} more", self.troubles.len() - told.len());
+            }
+            action = self.troubles.values().map(|trouble| trouble.action).max().unwrap_or(action);
+        }
+        if state == HealthState::Healthy && self.shown.is_none() {
+            return None;
+        }
+        let since = self.shown.filter(|(before, _)| *before == state).map_or(now, |(_, since)| since);
+        self.shown = Some((state, since));
+        let source = "NCCL RAS".to_owned();
+        let evidence = self.troubles.values().take(16).map(|trouble| Evidence {
+            source: source.clone(),
+            reading: trouble.detail.clone(),
+            limit: (trouble.event == "ranks_apart").then(|| format!("unmoved for {}", self.limits.still_for)),
+            before: None,
+        });
+        let read_at = matches!(asked, Asked::Told(_) | Asked::NoJob).then_some(now);
+        let evidence = evidence.collect();
+        let name = NAME.to_owned();
+        Some(Component { name, state, reason, action, evidence, read_at, since, ..Component::default() })
+    }
+}
+
+fn observed(event: &str, weight: Weight, detail: String) -> Fact {
+    let (component, event) = (NAME.to_owned(), event.to_owned());
+    Fact::Observed(Observation { component, event, weight, detail, ..Observation::default() })
+}
+
+fn processes(of: &Processes) -> String {
+    let told: Vec<String> = of
+        .named
+        .iter()
+        .take(4)
+        .map(|process| format!("process {} on {}", process.pid, process.host))
+        .collect();
+    let more = (of.count as usize).saturating_sub(told.len());
+    match (told.is_empty(), more) {
+        (true, 1) => "1 process".to_owned(),
+        (true, count) => format!("{count} processes"),
+        (false, 0) => told.join(", "),
+        (false, more) => format!("{} and {more} more", told.join(", ")),
+    }
+}
+
+fn error_words(error: &Group<RankError>) -> String {
+    let when = if error.of.asynchronous { "" } else { " while it was set up" };
+    format!("{} reported \"{}\"{when}", ranks(error.ranks, &error.named), error.of.what)
+}
+
+fn ranks(count: u32, named: &[CommRank]) -> String {
+    let told: Vec<String> = named.iter().take(4).map(CommRank::to_string).collect();
+    let more = (count as usize).saturating_sub(told.len());
+    match (told.is_empty(), more) {
+        (true, 1) => "1 rank".to_owned(),
+        (true, count) => format!("{count} ranks"),
+        (false, 0) => told.join(", "),
+        (false, more) => format!("{} and {more} more", told.join(", ")),
+    }
+}
+
+/// How the ranks of a communicator stand apart.
+fn standing_words(communicator: &Communicator) -> String {
+    let mut words = Vec::new();
+    for operation in &communicator.operations {
+        let furthest = operation.groups.iter().map(|group| group.of).max().unwrap_or(0);
+        for group in operation.groups.iter().filter(|group| group.of < furthest) {
+            words.push(format!(
+                "{}: {} launched, others {furthest}: {}",
+                operation.name,
+                group.of,
+                ranks(group.ranks, &group.named)
+            ));
+        }
+    }
+    if communicator.states.len() > 1 {
+        let state = |group: &Group<State>| format!("{:?}: {}", group.of, ranks(group.ranks, &group.named));
+        words.extend(communicator.states.iter().skip(1).map(state));
+    }
+    if communicator.missing_count > 0 {
+        let named: Vec<CommRank> = communicator.missing.iter().map(|(rank, _)| rank.clone()).collect();
+        words.push(format!("nothing told of {}", ranks(communicator.missing_count, &named)));
+    }
+    words.join("; ")
+}

@@ -1,0 +1,87 @@
+//! A site's own words over the catalogue that is compiled in: entries replace those of the same id, or are added.
+
+use serde::Deserialize;
+
+use super::{Catalog, CatalogError, CodeMeaning, KernelMeaning, NvlinkFile, NvlinkRule, RegisterRule};
+use crate::base::time::Mono;
+use crate::formats::parse::log::LogReader;
+use crate::model::entry::Fact;
+
+/// A file of overrides: entries of any of the catalogue's files.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OverrideFile {
+    /// What XIDs mean.
+    #[serde(default)]
+    pub xid: Vec<CodeMeaning>,
+    /// What SXIDs mean.
+    #[serde(default)]
+    pub sxid: Vec<CodeMeaning>,
+    /// What classes of kernel lines mean, and from when they count.
+    #[serde(default)]
+    pub kernel: Vec<KernelMeaning>,
+    /// Rules of NVLink 5.
+    #[serde(default)]
+    pub rule: Vec<NvlinkRule>,
+    /// What the registers of links mean.
+    #[serde(default)]
+    pub register: Vec<RegisterRule>,
+}
+
+impl Catalog {
+    /// The catalogue with the entries of a file that is named `origin`.
+    ///
+    /// # Errors
+    /// The file contradicts itself, or an example is not read as what it is an example of.
+    pub fn overridden(mut self, origin: &str, file: OverrideFile) -> Result<Catalog, CatalogError> {
+        let of_here = |meaning: CodeMeaning| CodeMeaning { origin: Some(origin.to_owned()), ..meaning };
+        let xids = super::by_code("XID", file.xid.into_iter().map(of_here).collect())?;
+        let sxids = super::by_code("SXID", file.sxid.into_iter().map(of_here).collect())?;
+        for (kind, codes) in [("XID", &xids), ("SXID", &sxids)] {
+            for (code, meaning) in codes {
+                example_is_right(&format!("{kind} {code}"), &meaning.example, |fact| match fact {
+                    Fact::Xid(xid) => kind == "XID" && meaning.ids.contains(&xid.code),
+                    Fact::Sxid(sxid) => kind == "SXID" && meaning.ids.contains(&sxid.code),
+                    _ => false,
+                })?;
+            }
+        }
+        self.xids.extend(xids);
+        self.sxids.extend(sxids);
+        for meaning in file.kernel {
+            let class = meaning.class;
+            example_is_right(
+                class.name(),
+                &meaning.example,
+                |fact| matches!(fact, Fact::KernelReport(report) if report.class == class),
+            )?;
+            self.kernel.insert(class, KernelMeaning { origin: Some(origin.to_owned()), ..meaning });
+        }
+        let (rules, registers) = NvlinkFile { rule: file.rule, register: file.register }.checked()?;
+        for rule in rules {
+            let same = |of: &NvlinkRule| (of.xid, &of.v1, of.status) == (rule.xid, &rule.v1, rule.status);
+            self.nvlink.retain(|of| !same(of));
+            self.nvlink.push(rule);
+        }
+        for rule in registers {
+            // A bit means one thing.
+            for of in self.registers.iter_mut().filter(|of| of.register == rule.register) {
+                of.bits.retain(|bit| !rule.bits.contains(bit));
+            }
+            self.registers.push(rule);
+        }
+        Ok(self)
+    }
+}
+
+/// An example is an entry's test; an entry of a site may have none.
+fn example_is_right(entry: &str, example: &str, right: impl Fn(&Fact) -> bool) -> Result<(), CatalogError> {
+    if example.is_empty() {
+        return Ok(());
+    }
+    let read = LogReader::default().line(Mono(1), example, 1).map(|(_, fact)| fact);
+    if read.as_ref().is_some_and(right) {
+        return Ok(());
+    }
+    Err(CatalogError::Example { entry: entry.to_owned(), example: example.to_owned() })
+}

@@ -1,0 +1,70 @@
+//! What the registers of an NVLink mean that XID 74 prints: the line alone says only that an error was fatal.
+
+use serde::Deserialize;
+
+use super::CatalogError;
+use crate::model::health::{HealthState, RecommendedAction};
+use crate::model::kernel::LinkRegisters;
+
+/// What some bits of one register mean.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegisterRule {
+    /// The register, from 1 in the order of the line.
+    pub register: usize,
+    /// The bits, from 0.
+    pub bits: Vec<u32>,
+    /// In a few words.
+    pub name: String,
+    /// What the GPU is after it, on its own.
+    pub state: HealthState,
+    /// The mildest thing that mends it.
+    pub action: RecommendedAction,
+    /// From how many times on the same link it is for support; never if none.
+    #[serde(default)]
+    pub support_from: Option<u32>,
+}
+
+/// What the registers of a line mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegisterMeaning {
+    /// In a few words, heaviest first.
+    pub names: Vec<String>,
+    /// The heaviest.
+    pub state: HealthState,
+    /// The heaviest.
+    pub action: RecommendedAction,
+    /// From how many times on the same link it is for support.
+    pub support_from: Option<u32>,
+}
+
+impl RegisterMeaning {
+    /// What `rules` say of a line; none if it has no bit that they know.
+    pub fn of(rules: &[RegisterRule], line: &LinkRegisters) -> Option<RegisterMeaning> {
+        let set = |rule: &&RegisterRule| {
+            let value = rule.register.checked_sub(1).and_then(|place| line.registers.get(place)).copied();
+            value.is_some_and(|value| {
+                rule.bits.iter().any(|bit| value.checked_shr(*bit).unwrap_or(0) & 1 == 1)
+            })
+        };
+        let mut matching: Vec<&RegisterRule> = rules.iter().filter(set).collect();
+        matching.sort_by_key(|rule| std::cmp::Reverse((rule.state, rule.action)));
+        let heaviest = matching.first()?;
+        Some(RegisterMeaning {
+            state: heaviest.state,
+            action: heaviest.action,
+            support_from: matching.iter().filter_map(|rule| rule.support_from).min(),
+            names: matching.iter().map(|rule| rule.name.clone()).collect(),
+        })
+    }
+}
+
+pub(super) fn checked(rules: Vec<RegisterRule>) -> Result<Vec<RegisterRule>, CatalogError> {
+    for (place, rule) in rules.iter().enumerate() {
+        let right = (1..=7).contains(&rule.register) && rule.bits.iter().all(|bit| *bit < 32);
+        if !right || rule.bits.is_empty() {
+            return Err(CatalogError::Register { number: place + 1 });
+        }
+    }
+    Ok(rules)
+}

@@ -1,0 +1,462 @@
+//! The judge of GPUs and of the switches between them, one component each: `gpu.0000:3b:00`, `nvswitch.0000:c1:00`,
+//! and one for each NVLink that is ill: `nvlink.0000:3b:00/4`.
+//!
+//! - A fault of a program condemns no GPU: that a kernel was wrong says nothing of what it ran on.
+//! - What follows in the wake of a fault is folded into it; the driver's own word on what is needed goes with it.
+//! - A fault stays until its condition is gone: until the driver says so or was loaded anew (what a reset heals),
+//!   until the next boot, or, where new processes are all that is needed, for a while. Another board has no past.
+//! - Counters are judged by what they gain, limits by several readings, the driver's own words at once.
+//! - What cannot be read is unknown, and heavier evidence still counts.
+
+mod asking;
+mod checks;
+mod details;
+mod driver;
+mod fabric;
+mod faults;
+mod gpu;
+mod history;
+mod limits;
+mod links;
+mod log;
+mod notes;
+mod operator;
+mod opinion;
+mod peers;
+mod programs;
+mod reading;
+mod readings;
+mod recall;
+pub mod reset;
+mod siblings;
+mod told;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use asking::{DeviceReport, DriverTrouble, GpuEvent, ProbeAnswer, ProbeLine, ProbeRequest};
+pub use details::{EccCount, EccPlace, GpuDetails, LinkErrors, PeerAccess, SramErrors};
+pub use gpu::GpuView;
+pub use limits::{DeviceLimits, ExpectedGpus};
+pub use opinion::Opinion;
+pub use reading::{
+    Clocks, FabricInfo, GpuIdentity, GpuProcess, GpuReading, GpuTrouble, LinkReading, PcieLink, Read,
+    RemappedRows, SlowdownTimes, settle,
+};
+pub use recall::{board_of, learned_gpus, replaced_board};
+
+use driver::Driver;
+use faults::Faults;
+use gpu::{Around, Gpu, Known};
+use readings::{POWER_BRAKE, Rules};
+use siblings::Sibling;
+use told::Told;
+use watch::{Change, Patience};
+
+use crate::base::pci::PciAddress;
+use crate::base::time::Mono;
+use crate::hardware::catalog::Catalog;
+use crate::model::entry::Fact;
+use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
+use crate::model::observation::{Observation, Weight};
+use crate::model::operator::name;
+
+/// XID of a GPU that has fallen off the bus.
+const OFF_BUS: u32 = 79;
+/// XID by which the driver says what a GPU needs.
+const RECOVERY_ACTION: u32 = 154;
+
+/// Judges GPUs and switches from what the kernel log and the driver tell of them.
+#[derive(Clone, Debug)]
+pub struct DeviceJudge {
+    catalog: Catalog,
+    limits: DeviceLimits,
+    expected: ExpectedGpus,
+    gpus: BTreeMap<PciAddress, Gpu>,
+    switches: BTreeMap<PciAddress, Switch>,
+    driver: Driver,
+    /// The power supply's brake, while it slows several GPUs down, and since it once did.
+    power: Option<Shown>,
+    told: Told,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Switch {
+    name: String,
+    faults: Faults,
+    shown: Shown,
+}
+
+/// What was last said of a component, and since when.
+#[derive(Clone, Debug, Default)]
+struct Shown {
+    said: Option<(HealthState, Mono)>,
+}
+
+impl Shown {
+    fn since(&mut self, state: HealthState, now: Mono) -> Mono {
+        let since = self.said.filter(|(before, _)| *before == state).map_or(now, |(_, since)| since);
+        self.said = Some((state, since));
+        since
+    }
+
+    /// The same of what began before it was looked at: the log of a fault may be older than the agent.
+    fn since_it_began(&mut self, state: HealthState, now: Mono, began: Option<Mono>) -> Mono {
+        let got_worse = self.said.is_none_or(|(before, _)| before < state);
+        self.since(state, if got_worse { began.map_or(now, |began| began.min(now)) } else { now })
+    }
+}
+
+impl DeviceJudge {
+    /// A judge that knows of no device yet.
+    pub fn new(catalog: Catalog, limits: DeviceLimits) -> DeviceJudge {
+        DeviceJudge {
+            catalog,
+            limits,
+            expected: ExpectedGpus::default(),
+            gpus: BTreeMap::new(),
+            switches: BTreeMap::new(),
+            driver: Driver::default(),
+            power: None,
+            told: Told::default(),
+        }
+    }
+
+    /// The same, held to what the host should have.
+    pub fn expecting(self, expected: ExpectedGpus) -> DeviceJudge {
+        DeviceJudge { expected, ..self }
+    }
+
+    /// Takes in what came of asking the driver at `at`. Returns what is worth a place in the journal.
+    pub fn report(&mut self, at: Mono, report: DeviceReport) -> Vec<Fact> {
+        let silent_since = match self.driver.report.as_ref().map(|(_, report)| report) {
+            Some(DeviceReport::Silent { since, .. }) => Some(*since),
+            _ => None,
+        };
+        let mut facts = match (silent_since, &report) {
+            (None, DeviceReport::Silent { since, .. }) => vec![Fact::GpuDriverSilent { since: *since }],
+            (Some(since), DeviceReport::Answered(_)) => {
+                vec![Fact::GpuDriverAnswered { after: at.since(since) }]
+            }
+            _ => Vec::new(),
+        };
+        match &report {
+            DeviceReport::Answered(answer) => {
+                self.driver.answered(at);
+                if let ProbeAnswer::Gpus { gpus, .. } = answer {
+                    self.driver.most = self.driver.most.max(gpus.len());
+                    facts.extend(self.readings(at, gpus));
+                }
+            }
+            DeviceReport::NoGpus => facts.extend(self.note_missing(at, &[])),
+            DeviceReport::Silent { .. } | DeviceReport::Broken(_) => {}
+        }
+        self.driver.report = Some((at, report));
+        facts
+    }
+
+    fn readings(&mut self, at: Mono, readings: &[GpuReading]) -> Vec<Fact> {
+        let mut facts = self.note_missing(at, readings);
+        for reading in readings {
+            let Some(identity) = &reading.identity else { continue };
+            let gpu = self.gpus.entry(identity.address).or_default();
+            if gpu.is_replaced_by(identity) {
+                *gpu = Gpu { shown: gpu.shown.clone(), ..Gpu::default() };
+                let words = format!("another board sits here now: {}", identity.uuid);
+                facts.push(observed(identity.address, recall::REPLACED, Weight::Info, words, []));
+            }
+            let rules = Rules { limits: &self.limits, expected: &self.expected, gpus: readings.len() };
+            let changes = gpu.readings.take_in(at, reading, rules);
+            if changes.iter().any(|(_, change)| matches!(change, Change::Began(_))) {
+                gpu.fault_at = Some(at);
+            }
+            facts.extend(changes.into_iter().map(|(check, change)| noted(identity.address, check, change)));
+            gpu.good = if reading.trouble.is_none() { gpu.good.saturating_add(1) } else { 0 };
+            if gpu.good >= self.limits.worsen_after {
+                gpu.readings.learn_peers();
+            }
+            let (links, peers) = (gpu.readings.links.learned().clone(), gpu.readings.peers.clone());
+            let now = Known { index: reading.index, identity: identity.clone(), links, peers };
+            if gpu.good >= self.limits.worsen_after && gpu.known.as_ref() != Some(&now) {
+                facts.push(recall::learned(&now));
+                gpu.known = Some(now);
+            }
+        }
+        facts.extend(self.compare_siblings(at));
+        if readings.iter().any(|reading| reading.details.is_some()) {
+            facts.extend(self.judge_peers(at));
+        }
+        facts
+    }
+
+    /// Holds the GPUs of one model against each other.
+    fn compare_siblings(&mut self, at: Mono) -> Vec<Fact> {
+        let patience =
+            Patience { worsen_after: self.limits.sibling_readings, recover_after: self.limits.recover_after };
+        let here = self.gpus.values().filter(|gpu| !gpu.missing);
+        let read: Vec<Sibling<'_>> = here
+            .filter_map(|gpu| {
+                let reading = gpu.readings.last.as_ref()?;
+                Some(Sibling { reading, details: gpu.readings.details.as_ref() })
+            })
+            .collect();
+        let compared: Vec<(PciAddress, siblings::Compared)> = read
+            .iter()
+            .enumerate()
+            .filter_map(|(place, of)| {
+                let address = of.reading.identity.as_ref()?.address;
+                Some((address, siblings::compare(&read, place, &self.limits)))
+            })
+            .collect();
+        let mut facts = Vec::new();
+        for (address, looks) in compared {
+            for (check, look) in looks {
+                facts.extend(self.step(at, address, check, look, patience));
+            }
+        }
+        facts
+    }
+
+    /// Whether GPUs still reach each other over NVLink as they did.
+    fn judge_peers(&mut self, at: Mono) -> Vec<Fact> {
+        let reach = self.gpus.iter().map(|(address, gpu)| {
+            let readings = &gpu.readings;
+            let last = readings.last.as_ref();
+            let excused = gpu.missing
+                || last.is_none_or(|last| last.trouble.is_some() || last.mig.value() == Some(&true))
+                || readings.links.holds("nvlink_down")
+                || readings.holds("fabric");
+            (*address, peers::Reach { learned: readings.peers.clone(), now: readings.reach(), excused })
+        });
+        let looks = peers::judge(&reach.collect());
+        let patience = Patience { worsen_after: 1, recover_after: 1 };
+        let mut facts = Vec::new();
+        for (address, look) in looks {
+            facts.extend(self.step(at, address, peers::CHECK, look, patience));
+        }
+        facts
+    }
+
+    /// What a check of one GPU beside others came to.
+    fn step(
+        &mut self,
+        at: Mono,
+        address: PciAddress,
+        check: &'static str,
+        look: watch::Look,
+        patience: Patience,
+    ) -> Option<Fact> {
+        let gpu = self.gpus.get_mut(&address)?;
+        let (check, change) = gpu.readings.compared(check, look, patience)?;
+        if matches!(change, Change::Began(_)) {
+            gpu.fault_at = Some(at);
+        }
+        Some(noted(address, check, change))
+    }
+
+    /// Takes in what another one (DCGM) says of GPUs: all that it says now.
+    pub fn second_opinions(&mut self, opinions: BTreeMap<PciAddress, Vec<Opinion>>) {
+        for gpu in self.gpus.values_mut() {
+            gpu.opinions = None;
+        }
+        for (address, said) in opinions {
+            self.gpus.entry(address).or_default().opinions = Some(said);
+        }
+    }
+
+    /// Notes which GPUs the driver does not count any more.
+    fn note_missing(&mut self, at: Mono, readings: &[GpuReading]) -> Vec<Fact> {
+        let present: Vec<&GpuIdentity> = readings.iter().filter_map(|of| of.identity.as_ref()).collect();
+        // One that does not tell who it is may be any of them: gpu.driver speaks of it.
+        let nameless = readings.len() > present.len();
+        // Where it is known how many there should be, those that are there suffice.
+        let enough = self.expected.gpus > 0 && readings.len() >= self.expected.gpus as usize;
+        let mut facts = Vec::new();
+        for (address, gpu) in &mut self.gpus {
+            let of_reading = gpu.readings.last.as_ref().and_then(|last| last.identity.as_ref());
+            let before = of_reading.or(gpu.known.as_ref().map(|known| &known.identity));
+            let is_here = present.iter().any(|now| {
+                now.address == *address
+                    || before.is_some_and(|before| !before.uuid.is_empty() && before.uuid == now.uuid)
+            });
+            let missing = before.is_some() && !is_here && !nameless && !enough;
+            if missing != gpu.missing {
+                gpu.missing = missing;
+                let (event, weight, words) = if missing {
+                    gpu.fault_at = Some(at);
+                    (recall::MISSING, Weight::Error, "the driver counted it before and does not any more")
+                } else {
+                    (recall::BACK, Weight::Info, "the driver counts it again")
+                };
+                facts.push(observed(*address, event, weight, words.to_owned(), []));
+            }
+        }
+        facts
+    }
+
+    /// Takes in what the kernel log told at `at`; facts of other kinds are passed over. After a restart the facts of
+    /// this boot are taken in again, in their order. Whether it is news: an XID may have been told before, by an event.
+    pub fn take_in(&mut self, at: Mono, fact: &Fact) -> bool {
+        self.hear(at, at, fact)
+    }
+
+    /// The same of a fact of `at` that was heard of at `now`: a log that is no /dev/kmsg may have times of its own.
+    pub fn hear(&mut self, now: Mono, at: Mono, fact: &Fact) -> bool {
+        match fact {
+            Fact::Xid(xid) => return self.xid_line(now, at, xid),
+            Fact::Sxid(sxid) => self.sxid(at, sxid),
+            Fact::KernelReport(report) => self.kernel_report(at, report),
+            Fact::Observed(seen) if seen.event == reset::DONE => self.was_reset(&seen.component, at),
+            _ => {}
+        }
+        true
+    }
+
+    /// The components as they stand at `now`.
+    pub fn components(&mut self, now: Mono) -> Vec<Component> {
+        self.judge(now).0
+    }
+
+    /// The components as they stand at `now`, and the GPUs with their readings.
+    pub fn judge(&mut self, now: Mono) -> (Vec<Component>, Vec<GpuView>) {
+        let alone = self.only_one_with_faulting_programs(now);
+        let (mut components, mut views) = (Vec::new(), Vec::new());
+        let unreadable = self.driver.why_unreadable(now, &self.limits);
+        let driver_asked = self.driver.report.is_some();
+        let index_of = |gpu: &Gpu| gpu.readings.last.as_ref().map(|last| last.index);
+        let named: BTreeMap<u32, PciAddress> =
+            self.gpus.iter().filter_map(|(address, gpu)| Some((index_of(gpu)?, *address))).collect();
+        let name_of = |index: u32| match named.get(&index) {
+            Some(address) => format!("GPU {address}"),
+            None => format!("GPU {index} of its list"),
+        };
+        components.extend(self.driver.component(now, &self.limits, &self.expected, name_of));
+        let braked = self.gpus.values().filter(|gpu| gpu.readings.holds(POWER_BRAKE)).count();
+        let rack = braked > 1;
+        components.extend(self.power(now, rack, braked));
+        for (address, gpu) in &mut self.gpus {
+            gpu.faults.forget_passed(now, self.limits.passing.0);
+            // A GPU of which this boot knows nothing may be there no more.
+            let unseen = gpu.readings.last.is_none()
+                && gpu.known.is_none()
+                && gpu.opinions.is_none()
+                && gpu.programs.is_empty();
+            if !gpu.is_of_interest(driver_asked) || (gpu.faults.are_of_another_boot() && unseen) {
+                continue;
+            }
+            let around = Around {
+                alone: alone == Some(*address),
+                unreadable: unreadable.as_deref(),
+                rack,
+                driver_asked,
+            };
+            let component = gpu.component(*address, now, &self.limits, around);
+            views.push(gpu.view(&component, *address, &self.limits));
+            components.push(component);
+            let read_at = gpu.readings.read_at;
+            components.extend(gpu.readings.links.components(*address, now, read_at));
+        }
+        for (address, switch) in &mut self.switches {
+            switch.faults.forget_passed(now, self.limits.passing.0);
+            components.push(switch.component(*address, now));
+        }
+        (components, views)
+    }
+
+    /// What slows several GPUs down at once is the power of node or rack, and no GPU's fault.
+    fn power(&mut self, now: Mono, rack: bool, braked: usize) -> Option<Component> {
+        if !rack && self.power.is_none() {
+            return None;
+        }
+        let words = format!(
+            "the power supply's brake slowed {braked} of {} GPUs down: look at the power of node and rack",
+            self.gpus.len()
+        );
+        let (state, reason, action) = if rack {
+            (HealthState::Degraded, words, RecommendedAction::ContactSupport)
+        } else {
+            (HealthState::Healthy, "no brake any more".to_owned(), RecommendedAction::None)
+        };
+        Some(Component {
+            name: "gpu.power".to_owned(),
+            state,
+            reason,
+            action,
+            evidence: Vec::new(),
+            read_at: self.driver.read_at,
+            since: self.power.get_or_insert_default().since(state, now),
+            ..Component::default()
+        })
+    }
+
+    /// The one GPU of several on which programs fail again and again, if the others have no such failures.
+    fn only_one_with_faulting_programs(&mut self, now: Mono) -> Option<PciAddress> {
+        let since = self.limits.repeats_window.0;
+        let mut with = Vec::new();
+        for (address, gpu) in &mut self.gpus {
+            if gpu.programs.any_since(now, since) {
+                with.push(*address);
+            }
+        }
+        // On a host with one GPU there is nothing to compare it with: all its programs fail on it.
+        match with.as_slice() {
+            [one] if self.gpus.len() > 1 => Some(*one),
+            _ => None,
+        }
+    }
+}
+
+/// What a check of a GPU came to, for the journal.
+fn noted(gpu: PciAddress, check: String, change: Change) -> Fact {
+    let mut values = vec![("check".to_owned(), check)];
+    let (event, weight, words) = match change {
+        Change::Began(problem) => {
+            let weight =
+                if problem.state == HealthState::Unhealthy { Weight::Error } else { Weight::Warning };
+            // With these it is found again after a restart.
+            values.push(("state".to_owned(), name(problem.state)));
+            values.push(("action".to_owned(), name(problem.action)));
+            (recall::BEGAN, weight, problem.reason)
+        }
+        Change::Ended(problem) => (recall::ENDED, Weight::Info, format!("no longer: {}", problem.reason)),
+        Change::None => ("finding_unchanged", Weight::Info, String::new()),
+    };
+    observed(gpu, event, weight, words, values)
+}
+
+fn observed(
+    gpu: PciAddress,
+    event: &str,
+    weight: Weight,
+    detail: String,
+    values: impl IntoIterator<Item = (String, String)>,
+) -> Fact {
+    Fact::Observed(Observation {
+        component: format!("gpu.{gpu}"),
+        event: event.to_owned(),
+        weight,
+        detail,
+        values: values.into_iter().collect(),
+    })
+}
+
+/// A line of the log, as evidence.
+fn line(text: &str) -> Evidence {
+    let source = if text.starts_with("told by") { "NVML event" } else { "kernel log" };
+    Evidence { source: source.to_owned(), reading: text.to_owned(), ..Evidence::default() }
+}
+
+/// Numbers as people write them: `0-5, 8`.
+fn ranges(numbers: &BTreeSet<u32>) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == *number => *last = *number,
+            _ => parts.push((*number, *number)),
+        }
+    }
+    let part = |(first, last): (u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    parts.into_iter().map(part).collect::<Vec<_>>().join(",")
+}

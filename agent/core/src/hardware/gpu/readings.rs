@@ -1,0 +1,359 @@
+//! What is remembered of one GPU's readings, and what is held against it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::checks;
+use super::details::GpuDetails;
+use super::limits::{DeviceLimits, ExpectedGpus};
+use super::links::Links;
+use super::opinion::Own;
+use super::peers;
+use super::reading::{GpuProcess, GpuReading, GpuTrouble, Read, SlowdownTimes};
+use super::watch::{Change, Growth, Look, Patience, Problem, Watch};
+use crate::base::pci::PciAddress;
+use crate::base::time::{Mono, Span};
+use crate::model::health::Evidence;
+
+/// The driver's bits: held down by hardware; by heat; by the brake of the power supply. The others (idle, power cap,
+/// application's own clocks) are the normal course of things.
+pub(super) const HARDWARE: u64 = 0x8;
+pub(super) const HEAT: u64 = 0x40;
+pub(super) const BRAKE: u64 = 0x80;
+
+/// What a judgement rests on beside the readings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules<'a> {
+    pub(super) limits: &'a DeviceLimits,
+    pub(super) expected: &'a ExpectedGpus,
+    /// GPUs that the driver counts.
+    pub(super) gpus: usize,
+}
+
+impl Rules<'_> {
+    /// Where a rate has to be for a finding to be taken back that began at `limit`.
+    pub(super) fn taken_back(&self, limit: f64) -> f64 {
+        self.limits.taken_back(limit)
+    }
+
+    /// For what the driver says in so many words.
+    pub(super) fn at_once(&self) -> Patience {
+        Patience { worsen_after: 1, recover_after: self.limits.recover_after }
+    }
+
+    /// For what is beyond a limit.
+    pub(super) fn patient(&self) -> Patience {
+        Patience { worsen_after: self.limits.worsen_after, recover_after: self.limits.recover_after }
+    }
+}
+
+/// Minutes in which something was seen, of the last ten.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Minutes(BTreeSet<u64>);
+
+impl Minutes {
+    fn step(&mut self, at: Mono, seen: bool) {
+        let minute = at.0 / Span::seconds(60).0;
+        if seen {
+            self.0.insert(minute);
+        }
+        self.0.retain(|slow| slow + 10 > minute);
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// What is remembered of one GPU's readings.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Readings {
+    pub(super) last: Option<GpuReading>,
+    pub(super) details: Option<GpuDetails>,
+    /// What was read seldom the time before.
+    pub(super) details_before: Option<GpuDetails>,
+    /// Readings in a row at which the driver could not open it.
+    refused: u32,
+    /// Other GPUs that it reaches over NVLink when it is well.
+    pub(super) peers: BTreeSet<PciAddress>,
+    /// When it was last read without trouble.
+    pub(super) read_at: Option<Mono>,
+    pub(super) links: Links,
+    pub(super) slow: Minutes,
+    pub(super) brake: Minutes,
+    pub(super) corrected: Growth,
+    pub(super) replays: Growth,
+    times: Option<(Mono, SlowdownTimes)>,
+    watches: BTreeMap<&'static str, Watch>,
+    /// What was held before a restart, by check, and is to be held until that is looked at.
+    recalled: BTreeMap<String, Problem>,
+}
+
+/// The check of what the power supply does to all GPUs at once.
+pub(super) const POWER_BRAKE: &str = "power_brake";
+
+impl Readings {
+    /// Takes in a reading. Returns which checks changed.
+    pub(super) fn take_in(
+        &mut self,
+        at: Mono,
+        reading: &GpuReading,
+        rules: Rules<'_>,
+    ) -> Vec<(String, Change)> {
+        let mut changes = Vec::new();
+        let reading = &self.missing_what_was_told(reading);
+        let refused = matches!(reading.trouble, Some(GpuTrouble::Unopened(_)));
+        self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
+        if reading.trouble.is_some() {
+            // What else such a GPU says is not to be believed.
+            let look = checks::trouble(at, reading, rules, self.refused);
+            self.step(checks::TROUBLE, look, rules.at_once(), &mut changes);
+        } else {
+            self.step(checks::TROUBLE, Look::Well, rules.at_once(), &mut changes);
+            self.read_at = Some(at);
+            if let Some(details) = &reading.details {
+                self.details_before = self.details.replace(GpuDetails::clone(details));
+            }
+            self.slowed(at, reading);
+            for (name, look) in checks::at_once(self, at, reading, rules) {
+                self.step(name, look, rules.at_once(), &mut changes);
+            }
+            for (name, look) in checks::patient(self, at, reading, rules) {
+                self.step(name, look, rules.patient(), &mut changes);
+            }
+            changes.extend(self.links.take_in(at, reading, rules));
+        }
+        let mut kept = reading.clone();
+        // They are kept beside.
+        kept.details = None;
+        self.last = Some(kept);
+        changes
+    }
+
+    /// The reading, in which what the driver told before and does not any more counts as not read: a fault is not over,
+    /// nor a GPU well, because nothing is said of it now. A GPU that was split, or whose ECC was switched off, has less to
+    /// tell by design.
+    fn missing_what_was_told(&self, reading: &GpuReading) -> GpuReading {
+        fn told<T: Clone>(now: &Read<T>, before: &Read<T>) -> Read<T> {
+            match (now, before) {
+                (Read::NotOffered, Read::Value(_) | Read::Failed(_)) => {
+                    Read::Failed("the driver told it before and does not any more".to_owned())
+                }
+                _ => now.clone(),
+            }
+        }
+        let mut reading = reading.clone();
+        let details = reading.details.as_deref().or(self.details.as_ref());
+        let no_ecc = details.is_some_and(|details| details.ecc_on.value() == Some(&false));
+        let Some(before) = self.last.as_ref().filter(|_| reading.mig.value() != Some(&true)) else {
+            return reading;
+        };
+        if !no_ecc {
+            reading.ecc_volatile = told(&reading.ecc_volatile, &before.ecc_volatile);
+            reading.ecc_corrected = told(&reading.ecc_corrected, &before.ecc_corrected);
+            reading.remapped = told(&reading.remapped, &before.remapped);
+            reading.pages_pending = told(&reading.pages_pending, &before.pages_pending);
+            reading.unrepairable = told(&reading.unrepairable, &before.unrepairable);
+        }
+        reading.recovery_action = told(&reading.recovery_action, &before.recovery_action);
+        reading.temperature = told(&reading.temperature, &before.temperature);
+        reading.memory_temperature = told(&reading.memory_temperature, &before.memory_temperature);
+        reading.clock_reasons = told(&reading.clock_reasons, &before.clock_reasons);
+        reading.fabric = told(&reading.fabric, &before.fabric);
+        reading
+    }
+
+    /// Takes in what is said of the GPU beside others.
+    pub(super) fn compared(
+        &mut self,
+        name: &'static str,
+        look: Look,
+        patience: Patience,
+    ) -> Option<(String, Change)> {
+        let mut changes = Vec::new();
+        self.step(name, look, patience, &mut changes);
+        changes.pop()
+    }
+
+    /// Whom it reaches over NVLink, by the last reading of it.
+    pub(super) fn reach(&self) -> BTreeMap<PciAddress, u32> {
+        let peers = self.details.iter().flat_map(|details| &details.peers);
+        peers.map(|access| (access.peer, access.status)).collect()
+    }
+
+    /// Whom it reaches now it should reach: it is well.
+    pub(super) fn learn_peers(&mut self) {
+        let reached = peers::reached(&self.reach());
+        self.peers.extend(reached);
+    }
+
+    fn step(
+        &mut self,
+        name: &'static str,
+        look: Look,
+        patience: Patience,
+        changes: &mut Vec<(String, Change)>,
+    ) {
+        let watch = self.watches.entry(name).or_default();
+        if let Some(before) = self.recalled.remove(name) {
+            watch.hold(before, Mono::default());
+        }
+        match watch.step(look, patience) {
+            Change::None => {}
+            change => changes.push((name.to_owned(), change)),
+        }
+    }
+
+    /// What was held before a restart; none: it was over.
+    pub(super) fn recall(&mut self, check: &str, problem: Option<Problem>) {
+        match problem {
+            Some(problem) => drop(self.recalled.insert(check.to_owned(), problem)),
+            None => drop(self.recalled.remove(check)),
+        }
+    }
+
+    /// Whether heat or the power supply held clocks down, by the counters of time, which miss nothing between two
+    /// readings, and by what is the case at the moment.
+    fn slowed(&mut self, at: Mono, reading: &GpuReading) {
+        let reasons = reading.clock_reasons.value().copied().unwrap_or(0);
+        let brake = reasons & BRAKE != 0;
+        // The brake sets the bit of hardware too.
+        let heat = reasons & HEAT != 0 || (reasons & HARDWARE != 0 && !brake);
+        let (mut heat_grew, mut brake_grew) = (false, false);
+        if let Some(now) = reading.slowdown.value() {
+            if let Some((since, before)) = self.times {
+                // A hundredth of the time, in nanoseconds: less is the normal play of a governor.
+                let least = at.since(since).0 / 100;
+                let grew = |now: u64, before: u64| now.saturating_sub(before) > least;
+                heat_grew = grew(now.thermal, before.thermal);
+                brake_grew = grew(now.brake, before.brake);
+            }
+            self.times = Some((at, *now));
+        }
+        self.slow.step(at, heat || heat_grew);
+        self.brake.step(at, brake || brake_grew);
+    }
+
+    /// What is held against the GPU, links aside.
+    pub(super) fn problems(&self) -> impl Iterator<Item = (&'static str, &Problem)> {
+        self.watches.iter().filter_map(|(name, watch)| Some((*name, watch.held()?)))
+    }
+
+    pub(super) fn holds(&self, check: &str) -> bool {
+        self.watches.get(check).is_some_and(|watch| watch.held().is_some())
+    }
+
+    /// What a GPU must tell to be called healthy, and did not.
+    pub(super) fn unread(&self) -> Vec<String> {
+        fn failed<T>(read: &Read<T>) -> Option<&str> {
+            match read {
+                Read::Failed(why) => Some(why),
+                Read::Value(_) | Read::NotOffered => None,
+            }
+        }
+        let Some(last) = self.last.as_ref().filter(|last| last.trouble.is_none()) else { return Vec::new() };
+        let mut needed = vec![("the temperature", failed(&last.temperature))];
+        // A GPU that is split answers much with errors by design.
+        if last.mig.value() != Some(&true) {
+            needed.extend([
+                ("the count of uncorrected ECC errors", failed(&last.ecc_volatile)),
+                ("the remapping of rows", failed(&last.remapped)),
+                ("the state of its NVLinks", last.nvlinks.iter().find_map(|link| failed(&link.up))),
+            ]);
+        }
+        let mut unread: Vec<String> = needed
+            .into_iter()
+            .filter_map(|(what, why)| Some(format!("{what} cannot be read: {}", why?)))
+            .collect();
+        let tells = last.temperature.value().is_some()
+            || last.ecc_volatile.value().is_some()
+            || last.memory.value().is_some()
+            || last.clock_reasons.value().is_some();
+        if !tells && unread.is_empty() {
+            unread.push("the driver tells nothing of how it is".to_owned());
+        }
+        unread
+    }
+
+    /// What our own check of that name has to say.
+    pub(super) fn own(&self, check: &str) -> Own {
+        if self.holds(check) || self.links.holds(check) {
+            return Own::Held;
+        }
+        let Some(last) = self.last.as_ref().filter(|last| last.trouble.is_none()) else { return Own::Unread };
+        let details = self.details.as_ref();
+        let read = match check {
+            "gpu_trouble" => true,
+            "ecc_uncorrected" => last.ecc_volatile.value().is_some(),
+            "ecc_corrected" => last.ecc_corrected.value().is_some(),
+            "row_remap_failed" | "row_remap_pending" | "rows_remapped" => last.remapped.value().is_some(),
+            "page_retirement_pending" => last.pages_pending.value().is_some(),
+            "pages_retired" => details.is_some_and(|of| of.pages_retired.value().is_some()),
+            "sram_threshold" | "sram_uncorrected" => details.is_some_and(|of| of.sram.value().is_some()),
+            "inforom" => details.is_some_and(|of| of.inforom_valid.value().is_some()),
+            "recovery_action" => last.recovery_action.value().is_some(),
+            "slowed_down" | "power_brake" => last.slowdown.value().is_some(),
+            "pcie_replays" => last.pcie_replays.value().is_some(),
+            "nvlink_down" => !last.nvlinks.is_empty(),
+            "nvlink_errors" => details.is_some_and(|of| of.links.iter().any(|link| link.replays.is_some())),
+            "fabric" => last.fabric.value().is_some(),
+            _ => false,
+        };
+        if read { Own::Well } else { Own::Unread }
+    }
+
+    /// The readings that a person looks for first, with their limits.
+    pub(super) fn evidence(&self) -> Vec<Evidence> {
+        let Some(last) = &self.last else { return Vec::new() };
+        let details = self.details.as_ref();
+        let mut told = Vec::new();
+        let mut evidence = |source: &str, reading: String, limit: Option<String>| {
+            told.push(Evidence { source: format!("NVML {source}"), reading, limit, ..Evidence::default() });
+        };
+        if let Some(identity) = &last.identity {
+            evidence("identity", format!("{} {}", identity.name, identity.uuid), None);
+        }
+        if let Some(errors) = last.ecc_volatile.value() {
+            evidence("uncorrected ECC errors, volatile", errors.to_string(), Some("0".to_owned()));
+        }
+        if let Some(rows) = last.remapped.value() {
+            let counts =
+                format!("{} after corrected, {} after uncorrected errors", rows.corrected, rows.uncorrected);
+            evidence("remapped rows", counts, None);
+        }
+        if let Some(degrees) = last.temperature.value() {
+            let limit = details.and_then(|of| of.hottest.value()).map(|limit| format!("{limit} °C"));
+            evidence("temperature", format!("{degrees} °C"), limit);
+        }
+        if let Some(degrees) = last.memory_temperature.value() {
+            let limit = details.and_then(|of| of.memory_hottest.value()).map(|limit| format!("{limit} °C"));
+            evidence("memory temperature", format!("{degrees} °C"), limit);
+        }
+        if let Some(text) = self.links.summary() {
+            evidence("NVLinks", text, None);
+        }
+        if let Some(processes) = last.processes.value().filter(|processes| !processes.is_empty()) {
+            let told = |process: &GpuProcess| match process.memory {
+                Some(bytes) => format!("{} ({} MiB)", process.pid.0, bytes >> 20),
+                None => process.pid.0.to_string(),
+            };
+            evidence("processes", processes.iter().map(told).collect::<Vec<_>>().join(", "), None);
+        }
+        if let Some(gsp) = details.and_then(|of| of.gsp.value()) {
+            evidence("GSP firmware", if *gsp { "on" } else { "off" }.to_owned(), None);
+        }
+        if details.and_then(|of| of.persistence.value()) == Some(&false) {
+            let words = "off: the driver is unloaded while nobody uses a GPU (nvidia-smi -pm 1)";
+            evidence("persistence mode", words.to_owned(), None);
+        }
+        told
+    }
+
+    pub(super) fn summary(&self) -> Option<String> {
+        let last = self.last.as_ref()?;
+        let mut words: Vec<String> = last.identity.iter().map(|identity| identity.name.clone()).collect();
+        words.extend(last.temperature.value().map(|degrees| format!("{degrees} °C")));
+        words.extend(last.power.value().map(|milliwatts| format!("{} W", milliwatts / 1000)));
+        words.extend(last.utilization.value().map(|percent| format!("{percent} % busy")));
+        Some(words.join(", "))
+    }
+}

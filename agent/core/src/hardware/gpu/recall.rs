@@ -1,0 +1,161 @@
+//! What was learned of the GPUs, into the journal and back: which ones there are, and which of their links are up.
+
+use std::collections::BTreeSet;
+
+use super::checks::SAMPLED;
+use super::gpu::{Gpu, Known};
+use super::reading::GpuIdentity;
+use super::watch::Problem;
+use super::{DeviceJudge, observed, ranges};
+use crate::base::pci::PciAddress;
+use crate::base::time::Mono;
+use crate::model::entry::Fact;
+use crate::model::observation::{Observation, Weight};
+use crate::model::operator::named;
+
+/// A GPU was seen to be well in several readings, as it is told here; the newest for a component counts.
+const LEARNED: &str = "gpu_learned";
+/// A check found something, and it is over.
+pub(super) const BEGAN: &str = "finding_began";
+pub(super) const ENDED: &str = "finding_ended";
+/// Another board sits there.
+pub(super) const REPLACED: &str = "gpu_replaced";
+/// The driver does not count it any more, and counts it again.
+pub(super) const MISSING: &str = "gpu_missing";
+pub(super) const BACK: &str = "gpu_back";
+
+pub(super) fn learned(of: &Known) -> Fact {
+    let Known { index, identity, links, peers } = of;
+    let mut words = format!("{} {}", identity.name, identity.uuid);
+    if !links.is_empty() {
+        words.push_str(&format!(", {} NVLinks up", links.len()));
+    }
+    let value = |name: &str, value: String| (name.to_owned(), value);
+    let values = [
+        value("index", index.to_string()),
+        value("uuid", identity.uuid.clone()),
+        value("name", identity.name.clone()),
+        value("serial", identity.serial.clone().unwrap_or_default()),
+        value("nvlinks", ranges(links)),
+        value("peers", peers.iter().map(PciAddress::to_string).collect::<Vec<_>>().join(",")),
+    ];
+    observed(identity.address, LEARNED, Weight::Info, words, values)
+}
+
+/// The GPU's component and the board that was learned to sit there.
+pub fn board_of(seen: &Observation) -> Option<(String, String)> {
+    let of = known(seen).filter(|of| !of.identity.uuid.is_empty())?;
+    Some((seen.component.clone(), of.identity.uuid))
+}
+
+/// The GPU's component where another board was found.
+pub fn replaced_board(seen: &Observation) -> Option<String> {
+    (seen.event == REPLACED).then(|| seen.component.clone())
+}
+
+fn known(observation: &Observation) -> Option<Known> {
+    if observation.event != LEARNED {
+        return None;
+    }
+    let address = PciAddress::parse(observation.component.strip_prefix("gpu.")?)?;
+    let value = |name: &str| observation.values.get(name).cloned();
+    let serial = value("serial").filter(|serial| !serial.is_empty());
+    let identity = GpuIdentity { address, uuid: value("uuid")?, name: value("name")?, serial };
+    // Older journals do not tell of peers.
+    let peers = value("peers").unwrap_or_default();
+    let peers = peers.split(',').filter_map(PciAddress::parse).collect();
+    Some(Known { index: value("index")?.parse().ok()?, identity, links: numbers(&value("nvlinks")?)?, peers })
+}
+
+/// Reads what `ranges` writes.
+fn numbers(text: &str) -> Option<BTreeSet<u32>> {
+    let mut numbers = BTreeSet::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        // More links than any GPU will have.
+        if last >= 1024 {
+            return None;
+        }
+        numbers.extend(first..=last);
+    }
+    Some(numbers)
+}
+
+/// Which GPU sits where in the driver's list, by what was observed in this boot: a lost one does not tell any more.
+pub fn learned_gpus<'a>(observed: impl Iterator<Item = &'a Observation>) -> Vec<(u32, GpuIdentity)> {
+    let mut gpus = std::collections::BTreeMap::new();
+    for known in observed.filter_map(known) {
+        gpus.insert(known.index, known.identity);
+    }
+    gpus.into_iter().collect()
+}
+
+impl DeviceJudge {
+    /// Takes in what was observed before a restart, in any boot, in its order.
+    pub fn recall(&mut self, observation: &Observation) {
+        let Some(known) = known(observation) else { return };
+        let address = known.identity.address;
+        // A board that moved is not missed where it was.
+        self.gpus.retain(|at, gpu| {
+            let same =
+                |of: &Known| of.identity.uuid == known.identity.uuid && !known.identity.uuid.is_empty();
+            *at == address || !gpu.known.as_ref().is_some_and(same)
+        });
+        let gpu: &mut Gpu = self.gpus.entry(address).or_default();
+        gpu.readings.links.recall(known.links.clone());
+        gpu.readings.peers.clone_from(&known.peers);
+        gpu.known = Some(known);
+    }
+}
+
+impl DeviceJudge {
+    /// Takes in what was found at `at` in this boot before a restart, in its order. It stands until a reading says that
+    /// it is over: a restart of the agent mends nothing.
+    pub fn recall_finding(&mut self, at: Mono, seen: &Observation) {
+        let Some(address) = seen.component.strip_prefix("gpu.").and_then(PciAddress::parse) else { return };
+        let gpu: &mut Gpu = match seen.event.as_str() {
+            BEGAN | ENDED | MISSING | BACK | REPLACED => self.gpus.entry(address).or_default(),
+            _ => return,
+        };
+        match seen.event.as_str() {
+            REPLACED => *gpu = Gpu { known: gpu.known.take(), ..Gpu::default() },
+            MISSING => (gpu.missing, gpu.fault_at) = (true, Some(at)),
+            BACK => gpu.missing = false,
+            event => {
+                let value = |name: &str| seen.values.get(name).map_or("", String::as_str);
+                // Older journals do not tell what it meant: it is found anew.
+                let (Some(state), Some(action)) = (named(value("state")), named(value("action"))) else {
+                    if event == ENDED {
+                        gpu.readings.links.recall_finding(value("check"), None, at);
+                        gpu.readings.recall(value("check"), None);
+                    }
+                    return;
+                };
+                let problem = Problem::new(state, seen.detail.clone(), action).sure(SAMPLED);
+                let until = at.after(self.limits.nvlink_failed_for.0);
+                if !gpu.readings.links.recall_finding(value("check"), Some(problem.clone()), until) {
+                    gpu.readings.recall(value("check"), Some(problem));
+                    gpu.shown.said = Some((state, at));
+                }
+                gpu.fault_at = Some(at);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_read_as_they_are_written() {
+        for (text, count) in [("", 0), ("0-17", 18), ("0,2-3,17", 4)] {
+            let read = numbers(text).unwrap();
+            assert_eq!((read.len(), ranges(&read)), (count, text.to_owned()));
+        }
+        for wrong in ["x", "1-", "-", "0-99999999", "1-x"] {
+            assert_eq!(numbers(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! A reset of a GPU: who may have one done, when a GPU is idle, and whether it helped.
+//!
+//! - Nothing is reset unless the host's configuration says so; by itself only where it says that too.
+//! - A GPU is idle when nobody is seen on it by either witness, driver and kernel; a witness that cannot be heard is no
+//!   witness for idleness.
+//! - A reset helped when the driver answers for the same board again and asks for nothing more.
+
+use serde::{Deserialize, Serialize};
+
+use super::{DeviceJudge, DeviceReport, GpuReading, ProbeAnswer, faults, observed};
+use crate::base::id::{JobId, Pid};
+use crate::base::pci::PciAddress;
+use crate::base::time::Mono;
+use crate::model::entry::Fact;
+use crate::model::observation::{Observation, Weight};
+
+/// A reset begins; of the journal's observations.
+const BEGUN: &str = "gpu_reset_begun";
+/// A reset was made and helped: what it heals is over.
+pub const DONE: &str = "gpu_reset";
+/// A reset was tried and did not help.
+const FAILED: &str = "gpu_reset_failed";
+/// A reset was refused.
+const REFUSED: &str = "gpu_reset_refused";
+
+/// Who may have GPUs reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ResetMode {
+    /// Nobody.
+    #[default]
+    Off,
+    /// Operators.
+    Ordered,
+    /// Operators, and the agent where a GPU needs it.
+    Automatic,
+}
+
+/// Who wants a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetBy {
+    /// A user, on the kernel's word.
+    User(u32),
+    /// The agent: the GPU's component asks for it.
+    Agent,
+}
+
+impl std::fmt::Display for ResetBy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ResetBy::User(uid) => write!(f, "user {uid}"),
+            ResetBy::Agent => write!(f, "the agent"),
+        }
+    }
+}
+
+/// A reset that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResetOrder {
+    /// Which GPU.
+    pub address: PciAddress,
+    /// The board, by the driver's name for it.
+    pub uuid: String,
+    /// Who wants it.
+    pub by: ResetBy,
+    /// Why.
+    pub reason: String,
+}
+
+/// Why a GPU was not reset, or why a reset did not help.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResetError {
+    /// No GPU has that name.
+    #[error("no GPU {name:?} here; known: {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// The configuration does not allow it.
+    #[error(
+        "GPUs of this host are not to be reset: gpu.reset.mode of the agent's configuration is {0}, see \
+         docs/reference/configuration.md"
+    )]
+    NotAllowed(&'static str),
+    /// GPUs are not watched.
+    #[error("GPUs are not watched on this host (gpu.enabled): whether one is idle cannot be told")]
+    NotWatched,
+    /// One at a time.
+    #[error("GPU {0} is being reset at this moment")]
+    UnderWay(PciAddress),
+    /// A job may have ranks on it at any moment.
+    #[error("job {0} runs on this host: stop it first (mainstay job stop)")]
+    JobRuns(JobId),
+    /// Somebody works on it.
+    #[error("it is not idle: {0}")]
+    Busy(String),
+    /// It cannot be told whether somebody does.
+    #[error("whether it is idle cannot be told: {0}")]
+    Unreadable(String),
+    /// The program that resets it did not do so.
+    #[error("{0}")]
+    Program(String),
+    /// It was reset and is no better.
+    #[error("the reset did not help: {0}")]
+    NotHelped(String),
+}
+
+impl ResetError {
+    /// Whether it was tried, and not refused before.
+    pub fn was_tried(&self) -> bool {
+        matches!(self, ResetError::Program(_) | ResetError::NotHelped(_))
+    }
+}
+
+/// A process that has a GPU's device file open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The process.
+    pub pid: Pid,
+    /// Its name.
+    pub name: String,
+    /// The file.
+    pub file: String,
+}
+
+/// The GPU that is meant by a component (`gpu.0000:3b:00`), an address or a UUID, among those that were read last.
+///
+/// # Errors
+/// There is none of that name, or it never told who it is.
+pub fn meant<'a>(gpus: &'a [GpuReading], name: &str) -> Result<(PciAddress, &'a str), ResetError> {
+    let address = PciAddress::parse(name.strip_prefix("gpu.").unwrap_or(name));
+    let known = gpus.iter().filter_map(|gpu| gpu.identity.as_ref()).filter(|of| !of.uuid.is_empty());
+    let mut of_name = known.clone().filter(|of| Some(of.address) == address || of.uuid == name);
+    match of_name.next() {
+        Some(of) => Ok((of.address, &of.uuid)),
+        None => {
+            let known: Vec<String> = known.map(|of| format!("gpu.{}", of.address)).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Err(ResetError::Unknown { name: name.to_owned(), known })
+        }
+    }
+}
+
+/// Whether somebody may have a GPU reset, before anybody looks at it. `running` is a job of this host that is not over.
+///
+/// # Errors
+/// Why not.
+pub fn may(mode: ResetMode, by: ResetBy, running: Option<&JobId>) -> Result<(), ResetError> {
+    match (mode, by) {
+        (ResetMode::Off, _) => return Err(ResetError::NotAllowed("\"off\"")),
+        (ResetMode::Ordered, ResetBy::Agent) => return Err(ResetError::NotAllowed("\"ordered\"")),
+        (ResetMode::Ordered | ResetMode::Automatic, _) => {}
+    }
+    running.map_or(Ok(()), |job| Err(ResetError::JobRuns(job.clone())))
+}
+
+/// Whether a GPU is idle: by the driver, where it still tells of it, and by the open files of all processes.
+///
+/// # Errors
+/// Who is on it, or why that cannot be told.
+pub fn idle(reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>) -> Result<(), ResetError> {
+    // A GPU that waits for its reset tells nothing any more; the kernel then stands alone, and has to tell all.
+    let told =
+        reading.filter(|reading| reading.trouble.is_none()).and_then(|reading| reading.processes.value());
+    if let Some(first) = told.and_then(|processes| processes.first()) {
+        return Err(ResetError::Busy(format!("by the driver, process {} works on it", first.pid.0)));
+    }
+    let holders = holders.map_err(ResetError::Unreadable)?;
+    match holders.first() {
+        None => Ok(()),
+        Some(Holder { pid, name, file }) => {
+            let others = match holders.len() {
+                1 => String::new(),
+                count => format!(", and {} more", count - 1),
+            };
+            Err(ResetError::Busy(format!("process {} ({name}) has {file} open{others}", pid.0)))
+        }
+    }
+}
+
+/// Whether the board is well after its reset, by a reading that was made since.
+///
+/// # Errors
+/// What is still wrong with it.
+pub fn helped(order: &ResetOrder, report: &DeviceReport) -> Result<(), ResetError> {
+    let still = |why: String| Err(ResetError::NotHelped(why));
+    let DeviceReport::Answered(ProbeAnswer::Gpus { gpus, .. }) = report else {
+        return still("the driver does not answer".to_owned());
+    };
+    let it = gpus.iter().find(|gpu| gpu.identity.as_ref().is_some_and(|of| of.uuid == order.uuid));
+    let Some(gpu) = it else { return still("the driver does not count it any more".to_owned()) };
+    if let Some(trouble) = &gpu.trouble {
+        return still(trouble.words());
+    }
+    match gpu.recovery_action.value().and_then(|number| u32::try_from(*number).ok()) {
+        // Older drivers do not tell.
+        None | Some(0) => Ok(()),
+        Some(number) => still(format!("the driver says that it still needs {}", faults::recovery(number).2)),
+    }
+}
+
+impl ResetOrder {
+    /// What stands in the journal before it is tried.
+    pub fn begins(&self) -> Fact {
+        self.noted(BEGUN, Weight::Warning, format!("reset by {}: {}", self.by, self.reason))
+    }
+
+    /// What stands in the journal of how it went.
+    pub fn ended(&self, outcome: &Result<(), ResetError>) -> Fact {
+        match outcome {
+            Ok(()) => {
+                let words = format!("reset by {}: it answers, and the driver asks for nothing more", self.by);
+                self.noted(DONE, Weight::Info, words)
+            }
+            Err(error) if error.was_tried() => {
+                self.noted(FAILED, Weight::Error, format!("a reset by {} failed: {error}", self.by))
+            }
+            Err(error) => {
+                self.noted(REFUSED, Weight::Warning, format!("a reset by {} was refused: {error}", self.by))
+            }
+        }
+    }
+
+    fn noted(&self, event: &str, weight: Weight, words: String) -> Fact {
+        let value = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let values =
+            [value("by", &self.by.to_string()), value("reason", &self.reason), value("uuid", &self.uuid)];
+        observed(self.address, event, weight, words, values)
+    }
+}
+
+/// The GPU that the agent reset of its own accord, whatever came of it, if that is what was observed.
+pub fn own_try(seen: &Observation) -> Option<PciAddress> {
+    let of_ours = seen.values.get("by").is_some_and(|by| *by == ResetBy::Agent.to_string());
+    let tried = seen.event == DONE || seen.event == FAILED;
+    PciAddress::parse(seen.component.strip_prefix("gpu.")?).filter(|_| of_ours && tried)
+}
+
+impl DeviceJudge {
+    /// Takes in that a GPU was reset at `at`: what a reset heals is over.
+    pub(super) fn was_reset(&mut self, component: &str, at: Mono) {
+        let address = component.strip_prefix("gpu.").and_then(PciAddress::parse);
+        if let Some(gpu) = address.and_then(|address| self.gpus.get_mut(&address)) {
+            gpu.faults.forget_what_a_reset_heals(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::gpu::{GpuIdentity, GpuProcess, GpuTrouble, Read};
+
+    const ADDRESS: &str = "0000:01:00";
+
+    fn gpu() -> GpuReading {
+        let address = PciAddress::parse(ADDRESS).unwrap_or_else(|| panic!("{ADDRESS} is an address"));
+        let identity = GpuIdentity { address, uuid: "GPU-1".into(), name: String::new(), serial: None };
+        GpuReading {
+            identity: Some(identity),
+            processes: Read::Value(Vec::new()),
+            recovery_action: Read::Value(0),
+            ..GpuReading::default()
+        }
+    }
+
+    fn with(processes: &[i32]) -> GpuReading {
+        let processes = processes.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None });
+        GpuReading { processes: Read::Value(processes.collect()), ..gpu() }
+    }
+
+    fn order(by: ResetBy) -> ResetOrder {
+        let gpus = [gpu()];
+        let (address, uuid) = meant(&gpus, ADDRESS).unwrap_or_else(|error| panic!("{error}"));
+        ResetOrder { address, uuid: uuid.to_owned(), by, reason: "XID 48".into() }
+    }
+
+    fn answered(gpus: Vec<GpuReading>) -> DeviceReport {
+        DeviceReport::Answered(ProbeAnswer::Gpus { driver: None, gpus, bound: Vec::new() })
+    }
+
+    #[test]
+    fn a_gpu_is_found_by_each_of_its_names() {
+        let gpus = [gpu()];
+        for name in ["gpu.0000:01:00", "0000:01:00", "GPU-1"] {
+            assert_eq!(meant(&gpus, name).map(|(_, uuid)| uuid), Ok("GPU-1"), "{name}");
+        }
+        let told = meant(&gpus, "gpu.0000:02:00").map(|_| ()).unwrap_err().to_string();
+        assert_eq!(told, "no GPU \"gpu.0000:02:00\" here; known: gpu.0000:01:00");
+        assert!(meant(&[], "GPU-1").unwrap_err().to_string().ends_with("known: none"));
+    }
+
+    #[test]
+    fn nothing_is_reset_that_the_configuration_does_not_let_one_reset_or_while_a_job_runs() {
+        let (person, agent) = (ResetBy::User(0), ResetBy::Agent);
+        for (mode, by, allowed) in [
+            (ResetMode::Off, person, false),
+            (ResetMode::Off, agent, false),
+            (ResetMode::Ordered, person, true),
+            (ResetMode::Ordered, agent, false),
+            (ResetMode::Automatic, person, true),
+            (ResetMode::Automatic, agent, true),
+        ] {
+            assert_eq!(may(mode, by, None).is_ok(), allowed, "{mode:?} {by:?}");
+            assert!(may(mode, by, Some(&JobId("a".into()))).is_err());
+        }
+        assert_eq!(ResetMode::default(), ResetMode::Off);
+    }
+
+    #[test]
+    fn a_gpu_is_idle_only_when_both_witnesses_see_nobody() {
+        let holder = Holder { pid: Pid(7), name: "python".into(), file: "/dev/nvidia0".into() };
+        let said = |reading: Option<&GpuReading>, holders: Result<Vec<Holder>, String>| {
+            idle(reading, holders).err().map(|error| error.to_string())
+        };
+        assert_eq!(said(Some(&gpu()), Ok(vec![])), None);
+        assert_eq!(
+            said(Some(&with(&[7])), Ok(vec![])).as_deref(),
+            Some("it is not idle: by the driver, process 7 works on it")
+        );
+        let two = vec![holder.clone(), Holder { pid: Pid(8), ..holder.clone() }];
+        assert_eq!(
+            said(Some(&gpu()), Ok(two)).as_deref(),
+            Some("it is not idle: process 7 (python) has /dev/nvidia0 open, and 1 more")
+        );
+        // One that waits for its reset does not tell any more: the kernel stands alone, and has to tell all.
+        let lost = GpuReading { trouble: Some(GpuTrouble::ResetRequired), ..with(&[7]) };
+        assert_eq!(said(Some(&lost), Ok(vec![])), None);
+        assert!(said(Some(&lost), Ok(vec![holder])).is_some());
+        assert!(
+            said(None, Err("denied".into())).is_some_and(|words| words.contains("cannot be told: denied"))
+        );
+    }
+
+    #[test]
+    fn a_reset_helped_when_the_same_board_answers_and_the_driver_asks_for_nothing_more() {
+        let order = order(ResetBy::User(0));
+        assert_eq!(helped(&order, &answered(vec![gpu()])), Ok(()));
+        let old = GpuReading { recovery_action: Read::NotOffered, ..gpu() };
+        assert_eq!(helped(&order, &answered(vec![old])), Ok(()));
+        let other = GpuReading { identity: None, ..gpu() };
+        let still = GpuReading { recovery_action: Read::Value(2), ..gpu() };
+        let silent = GpuReading { trouble: Some(GpuTrouble::Lost), ..gpu() };
+        for (report, words) in [
+            (DeviceReport::NoGpus, "does not answer"),
+            (answered(vec![]), "does not count it"),
+            (answered(vec![other]), "does not count it"),
+            (answered(vec![still]), "still needs a reboot of the node"),
+            (answered(vec![silent]), "the driver lost it"),
+        ] {
+            let told = helped(&order, &report).unwrap_err();
+            assert!(told.was_tried() && told.to_string().contains(words), "{told}");
+        }
+    }
+
+    #[test]
+    fn the_agent_knows_its_own_tries_again() {
+        let own = |by, outcome: Result<(), ResetError>| match order(by).ended(&outcome) {
+            Fact::Observed(seen) => own_try(&seen),
+            other => panic!("{other:?}"),
+        };
+        assert!(own(ResetBy::Agent, Ok(())).is_some());
+        assert!(own(ResetBy::Agent, Err(ResetError::NotHelped("x".into()))).is_some());
+        assert!(own(ResetBy::Agent, Err(ResetError::Busy("x".into()))).is_none());
+        assert!(own(ResetBy::User(0), Ok(())).is_none());
+    }
+}

@@ -1,0 +1,158 @@
+//! GPUs of one model on one host, held against each other. Whoever is unlike all its siblings, and they are alike, is
+//! the odd one: no limit of the vendor says so, and each GPU alone looks well.
+//!
+//! - Clocks and heat are compared among GPUs that work only, and must be unlike for minutes: power caps and the place in
+//!   the air stream make small differences, different programs short ones.
+//! - Width and generation of PCIe, and the limit of power, are compared as what the GPU could do; two that differ from
+//!   the rest in the same way were built or set so.
+
+use super::details::GpuDetails;
+use super::limits::DeviceLimits;
+use super::reading::GpuReading;
+use super::watch::{Look, Problem};
+use crate::model::health::HealthState::Degraded;
+use crate::model::health::RecommendedAction::{ContactSupport, None as Nothing};
+
+/// With fewer than two others it cannot be said who is the odd one.
+const OTHERS: usize = 2;
+
+/// How sure it is that one is ill that is only unlike the others.
+const INFERRED: f64 = 0.6;
+
+/// A GPU among those it is compared with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sibling<'a> {
+    pub(super) reading: &'a GpuReading,
+    pub(super) details: Option<&'a GpuDetails>,
+}
+
+/// What is said of one check of one GPU.
+pub(super) type Compared = Vec<(&'static str, Look)>;
+
+/// Compares the GPU at `place` with its siblings.
+pub(super) fn compare(all: &[Sibling<'_>], place: usize, limits: &DeviceLimits) -> Compared {
+    let Some(own) = all.get(place) else { return Vec::new() };
+    let others: Vec<Sibling<'_>> = all
+        .iter()
+        .enumerate()
+        .filter(|(of, other)| *of != place && other.model() == own.model())
+        .map(|(_, other)| *other)
+        .collect();
+    vec![
+        ("slower_than_siblings", clock(own, &others, limits)),
+        ("hotter_than_siblings", heat(own, &others, limits)),
+        ("pcie_below_siblings", pcie(own, &others)),
+        ("power_below_siblings", power(own, &others)),
+    ]
+}
+
+impl Sibling<'_> {
+    /// Its model; none for one that is in trouble or split, of which nothing can be compared.
+    fn model(&self) -> Option<&str> {
+        let comparable = self.reading.trouble.is_none() && self.reading.mig.value() != Some(&true);
+        self.reading.identity.as_ref().filter(|_| comparable).map(|identity| identity.name.as_str())
+    }
+
+    fn works(&self, limits: &DeviceLimits) -> bool {
+        let busy = |percent: &u32| f64::from(*percent) >= limits.pcie_load.0;
+        self.reading.utilization.value().is_some_and(busy)
+    }
+}
+
+fn clock(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Look {
+    let of = |sibling: &Sibling<'_>| {
+        let clocks = sibling.reading.clocks.value().filter(|clocks| clocks.sm > 0)?;
+        sibling.works(limits).then_some(clocks.sm)
+    };
+    let (Some(sm), Some(usual)) = (of(own), median(others.iter().filter_map(of))) else {
+        return Look::Unread;
+    };
+    let least = f64::from(usual) * (1.0 - limits.sibling_clock.0 / 100.0);
+    let words = format!("it works at {sm} MHz, its siblings at {usual} MHz");
+    let near = f64::from(sm) < f64::from(usual) * (1.0 - limits.taken_back(limits.sibling_clock.0) / 100.0);
+    Look::of((f64::from(sm) < least).then(|| {
+        Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
+            "NVML SM clock",
+            format!("{sm} MHz"),
+            format!("{least:.0} MHz; siblings {usual} MHz"),
+        )
+    }))
+    .unless_near(near)
+}
+
+fn heat(own: &Sibling<'_>, others: &[Sibling<'_>], limits: &DeviceLimits) -> Look {
+    let of = |sibling: &Sibling<'_>| {
+        let degrees = *sibling.reading.temperature.value()?;
+        sibling.works(limits).then_some(degrees)
+    };
+    let (Some(degrees), Some(usual)) = (of(own), median(others.iter().filter_map(of))) else {
+        return Look::Unread;
+    };
+    let most = usual.saturating_add(limits.sibling_heat);
+    let words = format!("at {degrees} °C it is hotter than its siblings, which are at {usual} °C");
+    let near = f64::from(degrees) > f64::from(usual) + limits.taken_back(f64::from(limits.sibling_heat));
+    Look::of((degrees > most).then(|| {
+        Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
+            "NVML temperature among siblings",
+            format!("{degrees} °C"),
+            format!("{most} °C; siblings {usual} °C"),
+        )
+    }))
+    .unless_near(near)
+}
+
+/// The best that GPU and slot can do: whoever was trained narrower than all others at the boot says that this is its
+/// best.
+fn pcie(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
+    let of = |sibling: &Sibling<'_>| {
+        let best = *sibling.reading.pcie_max.value()?;
+        (best.generation > 0 && best.width > 0).then_some((best.generation, best.width))
+    };
+    let Some((generation, width)) = of(own) else { return Look::Unread };
+    let Some(usual) = all_alike(others.iter().map(of)) else { return Look::Unread };
+    let link = |(generation, width): (u32, u32)| format!("generation {generation} with {width} lanes");
+    let below = generation < usual.0 || width < usual.1;
+    let words = format!(
+        "its PCIe link can do {} and those of all its siblings {}",
+        link((generation, width)),
+        link(usual)
+    );
+    Look::of(below.then(|| {
+        Problem::new(Degraded, words, ContactSupport).sure(INFERRED).by(
+            "NVML PCIe link at best",
+            link((generation, width)),
+            link(usual),
+        )
+    }))
+}
+
+fn power(own: &Sibling<'_>, others: &[Sibling<'_>]) -> Look {
+    let of = |sibling: &Sibling<'_>| sibling.details?.power_limit.value().copied().filter(|limit| *limit > 0);
+    let Some(limit) = of(own) else { return Look::Unread };
+    let Some(usual) = all_alike(others.iter().map(of)) else { return Look::Unread };
+    let watts = |milliwatts: u32| format!("{} W", milliwatts / 1000);
+    let words = format!("it may draw {}, all its siblings {}", watts(limit), watts(usual));
+    // Within a twentieth they are of the same make and differ by what was measured of each.
+    let below = f64::from(limit) < f64::from(usual) * 0.95;
+    Look::of(below.then(|| {
+        Problem::new(Degraded, words, Nothing).sure(INFERRED).by(
+            "NVML power limit",
+            watts(limit),
+            watts(usual),
+        )
+    }))
+}
+
+/// The middle one of several; of fewer than enough there is none.
+fn median(values: impl Iterator<Item = u32>) -> Option<u32> {
+    let mut values: Vec<u32> = values.collect();
+    values.sort_unstable();
+    (values.len() >= OTHERS).then(|| values[values.len() / 2])
+}
+
+/// What all of them have, if all tell and have the same, and there are enough of them.
+fn all_alike<T: PartialEq + Copy>(mut values: impl ExactSizeIterator<Item = Option<T>>) -> Option<T> {
+    let enough = values.len() >= OTHERS;
+    let first = values.next()??;
+    (enough && values.all(|value| value == Some(first))).then_some(first)
+}

@@ -1,0 +1,222 @@
+//! One XID, told twice: by a line of the kernel log and by an event of NVML. It is one fact, whichever comes first; the
+//! line has more to say.
+//!
+//! An event counts at once. That it happened goes into the journal a moment later, so that its line can take its
+//! place there.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::asking::GpuEvent;
+use super::{DeviceJudge, RECOVERY_ACTION};
+use crate::base::pci::PciAddress;
+use crate::base::time::{Mono, Span};
+use crate::model::entry::Fact;
+use crate::model::kernel::{LogPlace, Xid};
+use crate::model::observation::{Observation, Weight};
+
+/// Sightings that are remembered.
+const REMEMBERED: usize = 256;
+/// NVML's code for an XID that it does not know: the line knows better.
+const UNKNOWN: u32 = 999;
+/// XIDs whose weight stands in their line alone: of NVLinks of the fifth generation.
+const BY_LINE: std::ops::RangeInclusive<u32> = 144..=150;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Told {
+    seen: VecDeque<Sighting>,
+    /// XIDs of which the driver did not tell whose they are.
+    of_nobody: Vec<(Mono, u32)>,
+    /// What else the driver told, for the journal; and when it last told of that kind.
+    others: Vec<(Mono, Fact)>,
+    other_at: BTreeMap<(Option<PciAddress>, u64), Mono>,
+}
+
+/// What else a driver tells, by the bits of NVML's event types. How the GPU is then, its next reading says.
+const OTHERS: [(u64, &str); 8] = [
+    (0x2, "a memory error could not be corrected"),
+    (0x200, "very many memory errors were corrected"),
+    (0x400, "a part of its memory was taken out of use"),
+    (0x800, "a part of its memory could not be taken out of use"),
+    (0x1000, "a program met memory that is known to be bad"),
+    (0x2000, "memory that is known to be bad was used, and the GPU cannot go on"),
+    (0x4000, "it is not available any more"),
+    (0x8000, "the driver changed what it says that it needs"),
+];
+
+#[derive(Clone, Debug)]
+struct Sighting {
+    at: Mono,
+    gpu: PciAddress,
+    code: u32,
+    by: By,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum By {
+    Line,
+    /// An event that waits for its line; whether it was judged already.
+    Waiting(Box<Xid>, bool),
+    /// An event that is in the journal.
+    Event,
+}
+
+impl Told {
+    fn note(&mut self, sighting: Sighting) {
+        if self.seen.len() == REMEMBERED {
+            self.seen.pop_front();
+        }
+        self.seen.push_back(sighting);
+    }
+
+    fn same(&self, of: (Mono, PciAddress, u32), within: Span, wanted: impl Fn(&By) -> bool) -> Option<usize> {
+        let (at, gpu, code) = of;
+        self.seen.iter().position(|of| {
+            let near = at.since(of.at) <= within && of.at.since(at) <= within;
+            near && of.gpu == gpu
+                && (of.code == code || of.code == UNKNOWN || code == UNKNOWN)
+                && wanted(&of.by)
+        })
+    }
+}
+
+impl DeviceJudge {
+    /// Takes in what the driver told unasked at `at`. What of it is for the journal, [`DeviceJudge::due`] tells.
+    pub fn event(&mut self, at: Mono, event: &GpuEvent) {
+        self.other_event(at, event);
+        // There is no XID 0.
+        let code = u32::try_from(event.data).ok().filter(|code| *code > 0);
+        let (Some(code), true) = (code, event.kind & GpuEvent::XID != 0) else { return };
+        let Some(gpu) = event.gpu.or_else(|| self.only_gpu()) else {
+            if self.told.of_nobody.len() < REMEMBERED {
+                self.told.of_nobody.push((at, code));
+            }
+            return;
+        };
+        if self.told.same((at, gpu, code), self.limits.event_window.0, |by| *by == By::Line).is_some() {
+            return;
+        }
+        let line = "told by an event of NVML".to_owned();
+        let xid = Xid {
+            gpu,
+            code,
+            mig_instance: event.instance,
+            by_event: true,
+            place: LogPlace { position: 0, line },
+            ..Xid::default()
+        };
+        let judged = code != UNKNOWN && !BY_LINE.contains(&code);
+        if judged {
+            self.xid(at, &xid);
+        }
+        self.told.note(Sighting { at, gpu, code, by: By::Waiting(Box::new(xid), judged) });
+    }
+
+    /// What is no XID is for the journal: once a minute of each kind, since some come in storms.
+    fn other_event(&mut self, at: Mono, event: &GpuEvent) {
+        for (kind, words) in OTHERS.into_iter().filter(|(kind, _)| event.kind & kind != 0) {
+            let told = &mut self.told;
+            let last = told.other_at.get(&(event.gpu, kind));
+            let just_now = last.is_some_and(|last| at.since(*last) < self.limits.echo_window.0);
+            if just_now || told.others.len() >= REMEMBERED {
+                continue;
+            }
+            told.other_at.insert((event.gpu, kind), at);
+            let component = event.gpu.map_or("gpu.driver".to_owned(), |gpu| format!("gpu.{gpu}"));
+            let told = Observation {
+                component,
+                event: "told_by_driver".to_owned(),
+                weight: Weight::Warning,
+                detail: format!("an event of NVML: {words}"),
+                values: [("kind".to_owned(), format!("{kind:#x}"))].into(),
+            };
+            self.told.others.push((at, Fact::Observed(told)));
+        }
+    }
+
+    /// The events that are for the journal at `now`: those whose line did not come, or cannot come because nobody reads
+    /// the log.
+    pub fn due(&mut self, now: Mono, log_is_read: bool) -> Vec<(Mono, Fact)> {
+        let of_nobody: Vec<(Mono, Fact)> =
+            self.told.of_nobody.drain(..).map(|(at, code)| (at, of_nobody(code))).collect();
+        let others = std::mem::take(&mut self.told.others);
+        let (mut due, wait) = (Vec::new(), self.limits.line_wait.0);
+        for of in &mut self.told.seen {
+            if log_is_read && now.since(of.at) < wait {
+                continue;
+            }
+            match std::mem::replace(&mut of.by, By::Event) {
+                By::Waiting(xid, judged) => due.push((of.at, *xid, judged)),
+                by => of.by = by,
+            }
+        }
+        for (at, xid, judged) in &due {
+            if !judged {
+                self.xid(*at, xid);
+            }
+        }
+        due.into_iter().map(|(at, xid, _)| (at, Fact::Xid(xid))).chain(of_nobody).chain(others).collect()
+    }
+
+    /// The GPU of a host that has one.
+    fn only_gpu(&self) -> Option<PciAddress> {
+        let mut all = self.gpus.keys();
+        all.next().filter(|_| all.next().is_none()).copied()
+    }
+
+    /// Takes in a line of `at` that was heard of at `now`. Whether it is news: not if its event is in the journal and it
+    /// adds nothing.
+    pub(super) fn xid_line(&mut self, now: Mono, at: Mono, xid: &Xid) -> bool {
+        let mut news = true;
+        if xid.by_event {
+            // One of the journal, after a restart.
+            self.told.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Event });
+        } else {
+            let event =
+                self.told.same((now, xid.gpu, xid.code), self.limits.event_window.0, |by| *by != By::Line);
+            match event.and_then(|place| self.told.seen.remove(place)).map(|of| of.by) {
+                Some(By::Waiting(_, judged)) => {
+                    if judged {
+                        self.untell(xid);
+                    }
+                }
+                Some(By::Event) => {
+                    self.untell(xid);
+                    news = adds(xid);
+                }
+                Some(By::Line) | None => {}
+            }
+            self.told.note(Sighting { at: now, gpu: xid.gpu, code: xid.code, by: By::Line });
+        }
+        self.xid(at, xid);
+        news
+    }
+
+    fn untell(&mut self, xid: &Xid) {
+        if let Some(gpu) = self.gpus.get_mut(&xid.gpu) {
+            gpu.faults.untell(xid.code);
+            gpu.programs.untell(xid.code);
+        }
+    }
+}
+
+/// The kernel log tells which GPU it was; an event that does not, blames none.
+fn of_nobody(code: u32) -> Fact {
+    Fact::Observed(Observation {
+        component: "gpu.driver".to_owned(),
+        event: "xid_of_unknown_gpu".to_owned(),
+        weight: Weight::Warning,
+        detail: format!("NVML told of XID {code} and not of which GPU"),
+        values: [("code".to_owned(), code.to_string())].into(),
+    })
+}
+
+/// Whether a line says more than its event.
+fn adds(xid: &Xid) -> bool {
+    xid.code == RECOVERY_ACTION
+        || xid.pid.is_some()
+        || xid.nvlink.is_some()
+        || xid.link_registers.is_some()
+        || xid.caused_by.is_some()
+        || xid.reset_needed.is_some()
+        || xid.drain_and_reset_needed.is_some()
+}

@@ -1,0 +1,286 @@
+//! Patience: what is beyond a limit must be so for some readings before it counts, and in order for some before it is
+//! taken back. What could not be read changes nothing.
+
+use std::collections::VecDeque;
+
+use crate::base::time::{Mono, Span};
+use crate::model::health::{Evidence, HealthState, RecommendedAction};
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Problem {
+    pub(super) state: HealthState,
+    pub(super) reason: String,
+    pub(super) action: RecommendedAction,
+    pub(super) evidence: Vec<Evidence>,
+    /// How sure, from 0 to 1: 1 where hardware or driver say it themselves.
+    pub(super) confidence: f64,
+}
+
+impl Problem {
+    pub(super) fn new(state: HealthState, reason: impl Into<String>, action: RecommendedAction) -> Problem {
+        Problem { state, reason: reason.into(), action, evidence: Vec::new(), confidence: 1.0 }
+    }
+
+    /// Inferred, and not said by hardware or driver.
+    pub(super) fn sure(self, confidence: f64) -> Problem {
+        Problem { confidence, ..self }
+    }
+
+    /// With the reading that it rests on.
+    pub(super) fn by(mut self, source: &str, reading: impl ToString, limit: impl ToString) -> Problem {
+        self.evidence.push(Evidence::new(source, reading).limit(limit));
+        self
+    }
+
+    /// With what the last of its evidence was at the reading before.
+    pub(super) fn was(mut self, before: Option<impl ToString>) -> Problem {
+        if let Some(last) = self.evidence.pop() {
+            self.evidence.push(last.before(before));
+        }
+        self
+    }
+
+    /// Keeps what was read before it began: at later readings of the same problem nothing has changed any more.
+    fn keeps_what_was_before(mut self, earlier: &Problem) -> Problem {
+        for of in self.evidence.iter_mut().filter(|of| of.before.is_none()) {
+            let same = earlier.evidence.iter().find(|old| old.source == of.source);
+            of.before = same.and_then(|old| old.before.clone()).filter(|before| *before != of.reading);
+        }
+        self
+    }
+
+    /// With what a counter gained.
+    pub(super) fn gained(self, source: &str, grown: &Grown, limit: impl ToString) -> Problem {
+        let mut problem = self.by(source, format!("{} within {}", grown.to, grown.within), limit);
+        if let Some(evidence) = problem.evidence.last_mut() {
+            evidence.before = Some(grown.from.to_string());
+        }
+        problem
+    }
+}
+
+/// What one reading says of one check.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Look {
+    /// In order.
+    Well,
+    /// Not in order.
+    Ill(Problem),
+    /// In order, and too near the limit for what is held to be taken back.
+    Near,
+    /// Not read, or not to be judged now.
+    Unread,
+    /// There is nothing to judge, and what was held has no object any more.
+    Absent,
+}
+
+impl Look {
+    /// In order, or with this wrong.
+    pub(super) fn of(problem: Option<Problem>) -> Look {
+        problem.map_or(Look::Well, Look::Ill)
+    }
+
+    /// What is in order only just: a value that swings around its limit is told once.
+    pub(super) fn unless_near(self, near: bool) -> Look {
+        if near && self == Look::Well { Look::Near } else { self }
+    }
+}
+
+/// How many readings a change takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub(super) worsen_after: u32,
+    pub(super) recover_after: u32,
+}
+
+/// What happened to a check at a reading.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Change {
+    None,
+    Began(Problem),
+    Ended(Problem),
+}
+
+/// One check over time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watch {
+    ill: u32,
+    well: u32,
+    held: Option<Problem>,
+    /// What was last wrong, held or not yet.
+    last: Option<Problem>,
+    /// It is not over before this, whatever readings say.
+    until: Mono,
+}
+
+impl Watch {
+    pub(super) fn held(&self) -> Option<&Problem> {
+        self.held.as_ref()
+    }
+
+    /// What was held before a restart: it stands until readings say that it is over.
+    pub(super) fn hold(&mut self, problem: Problem, until: Mono) {
+        self.last = Some(problem.clone());
+        self.held = Some(problem);
+        self.until = until;
+    }
+
+    /// The same with the time of the reading: what counts for a while is not over before.
+    pub(super) fn step_at(&mut self, at: Mono, look: Look, patience: Patience) -> Change {
+        let stands = look == Look::Well && self.held.is_some() && at < self.until;
+        self.step(if stands { Look::Unread } else { look }, patience)
+    }
+
+    pub(super) fn step(&mut self, look: Look, patience: Patience) -> Change {
+        match look {
+            Look::Unread => Change::None,
+            Look::Near => {
+                (self.ill, self.well) = (0, 0);
+                if self.held.is_none() {
+                    self.last = None;
+                }
+                Change::None
+            }
+            Look::Absent => {
+                let held = std::mem::take(self).held;
+                held.map_or(Change::None, Change::Ended)
+            }
+            Look::Well => {
+                self.ill = 0;
+                self.well = self.well.saturating_add(1);
+                let over = self.held.take_if(|_| self.well >= patience.recover_after);
+                if self.held.is_none() {
+                    self.last = None;
+                }
+                match over {
+                    Some(over) => Change::Ended(over),
+                    None => Change::None,
+                }
+            }
+            Look::Ill(problem) => {
+                self.well = 0;
+                self.ill = self.ill.saturating_add(1);
+                let problem = match &self.last {
+                    Some(earlier) => problem.keeps_what_was_before(earlier),
+                    None => problem,
+                };
+                self.last = Some(problem.clone());
+                if self.held.is_none() && self.ill < patience.worsen_after {
+                    return Change::None;
+                }
+                let began = self.held.is_none();
+                self.held = Some(problem.clone());
+                if began { Change::Began(problem) } else { Change::None }
+            }
+        }
+    }
+}
+
+/// How much a counter grew within a window. One that falls began anew.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Growth {
+    /// Time and count, oldest first.
+    points: VecDeque<(Mono, u64)>,
+}
+
+/// What a counter did within a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Grown {
+    pub(super) by: u64,
+    /// From this to this.
+    pub(super) from: u64,
+    pub(super) to: u64,
+    /// The most that it grew by from one reading to the next: a single jump is a matter of the past.
+    pub(super) jump: u64,
+    pub(super) within: Span,
+}
+
+impl Grown {
+    pub(super) fn per_minute(&self) -> f64 {
+        // Less than a minute says little of a minute.
+        self.by as f64 / (self.within.as_seconds() / 60.0).max(1.0)
+    }
+
+    /// Whether it goes on, and is not a single jump over what is usual.
+    pub(super) fn goes_on(&self) -> bool {
+        let beside = self.by.saturating_sub(self.jump);
+        beside > 0 && beside >= self.jump / 4
+    }
+}
+
+impl Growth {
+    pub(super) fn step(&mut self, at: Mono, count: u64, window: Span) -> Grown {
+        if self.points.back().is_some_and(|(_, before)| count < *before) {
+            self.points.clear();
+        }
+        self.points.push_back((at, count));
+        // The oldest point is the last one that is at least a window old.
+        while self.points.get(1).is_some_and(|(second, _)| at.since(*second) >= window) {
+            self.points.pop_front();
+        }
+        let Some((since, from)) = self.points.front().copied() else { return Grown::default() };
+        let pairs = self.points.iter().zip(self.points.iter().skip(1));
+        let jump = pairs.map(|(before, after)| after.1.saturating_sub(before.1)).max().unwrap_or(0);
+        Grown { by: count - from, from, to: count, jump, within: at.since(since) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Patience = Patience { worsen_after: 2, recover_after: 2 };
+
+    /// i is ill, w is well, n is well and near the limit, u is unread, a is absent; X is held.
+    fn check(readings: &str, held: &str) {
+        let mut watch = Watch::default();
+        let seen: String = readings
+            .chars()
+            .map(|reading| {
+                let ill = Problem::new(HealthState::Degraded, "it", RecommendedAction::None);
+                watch.step(
+                    match reading {
+                        'i' => Look::Ill(ill),
+                        'w' => Look::Well,
+                        'n' => Look::Well.unless_near(true),
+                        'a' => Look::Absent,
+                        _ => Look::Unread,
+                    },
+                    PATIENCE,
+                );
+                if watch.held().is_some() { 'X' } else { '-' }
+            })
+            .collect();
+        assert_eq!(seen, held, "after {readings}");
+    }
+
+    #[test]
+    fn both_ways_take_some_readings_and_what_is_unread_changes_nothing() {
+        check("iwiwiw", "------");
+        check("iiwiww", "-XXXX-");
+        check("iuiuuuwuw", "--XXXXXX-");
+        check("iia", "-X-");
+    }
+
+    #[test]
+    fn what_swings_around_its_limit_is_told_once() {
+        check("iinninnwnwnww", "-XXXXXXXXXXX-");
+        check("ininin", "------");
+    }
+
+    #[test]
+    fn growth_is_of_the_window_and_a_jump_is_one_reading() {
+        let minute = Span::seconds(60);
+        let mut growth = Growth::default();
+        assert_eq!(growth.step(Mono(0), 500, minute).by, 0);
+        let jump = growth.step(Mono(30_000_000_000), 900, minute);
+        assert_eq!((jump.by, jump.goes_on(), jump.per_minute()), (400, false, 400.0));
+        let more = growth.step(Mono(60_000_000_000), 901, minute);
+        assert_eq!((more.by, more.goes_on()), (401, false), "a jump over what is usual");
+        let again = growth.clone().step(Mono(75_000_000_000), 1101, minute);
+        assert_eq!((again.by, again.goes_on()), (601, true));
+        assert_eq!(growth.step(Mono(120_000_000_000), 901, minute).by, 0);
+        assert_eq!(growth.step(Mono(130_000_000_000), 3, minute).by, 0, "it began anew");
+    }
+}

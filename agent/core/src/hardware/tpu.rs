@@ -1,0 +1,352 @@
+//! The judge of TPUs: `tpu.runtime` says whether libtpu's metrics service can be asked, `tpu.0`, `tpu.1` and so on how
+//! each chip is.
+//!
+//! - Chips that nobody holds are idle: that no service answers is then as it should be.
+//! - Who holds a chip is unknown, not nobody, where processes cannot be looked into.
+//! - A core that is behind the others is named only after nothing has moved for a while: while a job runs, some core is
+//!   always a moment behind.
+//! - A chip that was on the bus in this boot and is not any more is missing, across restarts of the agent.
+
+mod driver;
+pub mod outlier;
+mod sample;
+mod words;
+
+use std::collections::BTreeMap;
+
+pub use driver::{DriverReport, Trouble, read as read_driver_line};
+pub use outlier::{Differs, Outlier, outliers};
+pub use sample::{Answer, Chip, CoreState, Holder, Holders, Runtime, Service, Stall, TpuSample, chip_kind};
+pub use words::{STALL, metric};
+
+use crate::base::pci::PciAddress;
+use crate::base::time::Mono;
+use crate::base::units::Period;
+use crate::model::entry::Fact;
+use crate::model::health::{Component, Evidence, HealthState, RecommendedAction};
+use crate::model::observation::{Observation, Weight};
+use crate::model::report::Judged;
+use crate::settings;
+
+settings! {
+    /// When a TPU counts as degraded.
+    pub struct TpuLimits {
+        /// How long no core must have moved before one that is not where the others are counts as what holds them up.
+        still_for: Period = Period::seconds(60),
+        /// How long what the driver's log says of this host is held against tpu.runtime.
+        driver_trouble: Period = Period::seconds(600),
+    }
+    sections {}
+}
+
+/// How sure it is that a core that stands apart is what the others wait for.
+const INFERRED: f64 = 0.8;
+
+/// Lines of the driver that are remembered: a log full of different ones is one incident.
+const DRIVER_REPORTS: usize = 16;
+
+/// The event by which a chip is remembered over restarts.
+const FOUND: &str = "chip_found";
+
+/// Judges the TPUs of a host.
+#[derive(Clone, Debug)]
+pub struct TpuJudge {
+    limits: TpuLimits,
+    /// Chips that were on the bus in this boot.
+    found: BTreeMap<PciAddress, Known>,
+    /// Since when the chips are held, or may be, and their service does not answer.
+    silent_since: Option<Mono>,
+    /// Whether the service of the present holder has answered.
+    answered: bool,
+    /// Whether it has been told that it does not any more.
+    silence_told: bool,
+    cores: Cores,
+    /// What the driver's log said, and when.
+    driver: BTreeMap<DriverReport, Mono>,
+    shown: BTreeMap<String, (HealthState, Mono)>,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    number: u32,
+    kind: String,
+    /// Its address with the PCI function; journals of older versions have it without.
+    bus_id: String,
+}
+
+/// Where the cores stood, and since when they have not moved.
+#[derive(Clone, Debug, Default)]
+struct Cores {
+    last: Vec<CoreState>,
+    still_since: Option<Mono>,
+    /// The outliers that were told.
+    told: Vec<Outlier>,
+}
+
+impl TpuJudge {
+    /// A judge that has seen nothing yet.
+    pub fn new(limits: TpuLimits) -> TpuJudge {
+        TpuJudge {
+            limits,
+            found: BTreeMap::new(),
+            silent_since: None,
+            answered: false,
+            silence_told: false,
+            cores: Cores::default(),
+            driver: BTreeMap::new(),
+            shown: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in what was seen earlier in this boot, before the agent was started again.
+    pub fn recall(&mut self, observation: &Observation) {
+        if observation.event != FOUND {
+            return;
+        }
+        let value = |name: &str| observation.values.get(name).map(String::as_str).unwrap_or_default();
+        let number = observation.component.strip_prefix("tpu.").and_then(|number| number.parse().ok());
+        if let (Some(number), Some(address)) = (number, PciAddress::parse(value("address"))) {
+            self.found.insert(
+                address,
+                Known { number, kind: value("kind").to_owned(), bus_id: value("address").to_owned() },
+            );
+        }
+    }
+
+    /// Judges one look at `now`. On a host without TPUs there is nothing to say.
+    pub fn step(&mut self, now: Mono, sample: &TpuSample) -> Judged {
+        let mut facts = Vec::new();
+        let none = Vec::new();
+        let chips = sample.chips.as_ref().unwrap_or(&none);
+        self.remember(chips, &mut facts);
+        if self.found.is_empty() && sample.services.is_empty() {
+            return Judged::default();
+        }
+        let stuck = self.follow_cores(now, sample, &mut facts);
+        facts.extend(sample.stalls.iter().map(words::stall_event));
+        self.follow_driver(now, &sample.driver, &mut facts);
+        let mut components = vec![self.runtime(now, sample, chips, &mut facts)];
+        self.hold_against(&mut components[0]);
+        components.extend(self.chips(now, sample, chips, &stuck));
+        for component in &mut components {
+            let before = self.shown.get(&component.name).filter(|(state, _)| *state == component.state);
+            component.since = before.map_or(now, |(_, since)| *since);
+            self.shown.insert(component.name.clone(), (component.state, component.since));
+        }
+        Judged { components, facts }
+    }
+
+    fn remember(&mut self, chips: &[Chip], facts: &mut Vec<Fact>) {
+        for chip in chips {
+            if self.found.contains_key(&chip.address) {
+                continue;
+            }
+            let known = Known { number: chip.number, kind: chip.kind.to_owned(), bus_id: chip.bus_id() };
+            self.found.insert(chip.address, known);
+            let values = [("address", chip.bus_id()), ("kind", chip.kind.to_owned())];
+            facts.push(Fact::Observed(Observation {
+                component: format!("tpu.{}", chip.number),
+                event: FOUND.to_owned(),
+                weight: Weight::Info,
+                detail: format!("a TPU {} is on the PCI bus at {}", chip.kind, chip.bus_id()),
+                values: values.map(|(name, value)| (name.to_owned(), value)).into(),
+            }));
+        }
+    }
+
+    /// The service as a whole.
+    fn runtime(&mut self, now: Mono, sample: &TpuSample, chips: &[Chip], facts: &mut Vec<Fact>) -> Component {
+        let mut runtime = component("tpu.runtime", Some(now));
+        runtime.evidence = sample.services.iter().map(words::service_evidence).collect();
+        let unanswered: Vec<&Service> =
+            sample.services.iter().filter(|service| !matches!(service.answer, Answer::Told(_))).collect();
+        if !sample.services.is_empty() && unanswered.is_empty() {
+            self.silent_since = None;
+            self.answered = true;
+            if std::mem::take(&mut self.silence_told) {
+                facts.push(words::runtime_event(
+                    "runtime_answers",
+                    Weight::Info,
+                    "libtpu answers again".into(),
+                ));
+            }
+            runtime.reason = words::answering(&sample.services);
+            return runtime;
+        }
+        // A service that was named to be asked is expected to be there only while somebody can hold a chip, too.
+        if !chips.is_empty() && chips.iter().all(|chip| chip.holders.is_free()) {
+            self.silent_since = None;
+            (self.answered, self.silence_told) = (false, false);
+            runtime.reason = words::idle(&sample.services);
+            return runtime;
+        }
+        let since = *self.silent_since.get_or_insert(now);
+        runtime.state = HealthState::Unknown;
+        runtime.read_at = None;
+        runtime.reason = words::unanswered(now, since, &unanswered, chips, &sample.chips);
+        if self.answered && !std::mem::replace(&mut self.silence_told, true) {
+            facts.push(words::runtime_event("runtime_silent", Weight::Warning, runtime.reason.clone()));
+        }
+        runtime
+    }
+
+    /// The driver writes the same line into the file of each weight, and over and over: it is told once in a while.
+    fn follow_driver(&mut self, now: Mono, reports: &[DriverReport], facts: &mut Vec<Fact>) {
+        let window = self.limits.driver_trouble.0;
+        self.driver.retain(|_, at| now.since(*at) < window);
+        for report in reports.iter().take(DRIVER_REPORTS) {
+            if !self.driver.contains_key(report) && self.driver.len() < DRIVER_REPORTS {
+                facts.push(words::driver_event(report));
+                self.driver.insert(report.clone(), now);
+            }
+        }
+    }
+
+    fn hold_against(&self, runtime: &mut Component) {
+        let Some((report, _)) = self.driver.iter().find(|(report, _)| report.trouble.is_of_this_host())
+        else {
+            return;
+        };
+        runtime.evidence.push(Evidence {
+            source: "the log of libtpu's driver".to_owned(),
+            reading: report.message.clone(),
+            ..Evidence::default()
+        });
+        if runtime.state < HealthState::Degraded {
+            runtime.state = HealthState::Degraded;
+            runtime.action = RecommendedAction::RestartProcess;
+            runtime.reason = format!("libtpu's driver: {}; {}", report.message, runtime.reason);
+        }
+    }
+
+    fn chips(&self, now: Mono, sample: &TpuSample, chips: &[Chip], stuck: &[Outlier]) -> Vec<Component> {
+        let told: Vec<&Runtime> =
+            sample.services.iter().filter_map(|service| service.answer.told()).collect();
+        let shares = words::by_chip(&told, chips.len());
+        let cores: Vec<&CoreState> =
+            told.iter().filter_map(|runtime| runtime.cores.as_ref()).flatten().collect();
+        let mut components = Vec::new();
+        for (place, chip) in chips.iter().enumerate() {
+            let mut of = component(&format!("tpu.{}", chip.number), Some(now));
+            let readings = shares.get(place).map(words::readings).unwrap_or_default();
+            of.reason = words::chip(chip, &readings);
+            of.evidence = words::chip_evidence(chip, &readings);
+            of.gauges = shares.get(place).map(words::gauges).unwrap_or_default();
+            let its = |core: &&CoreState| words::place_of(core, &cores, chips.len()) == Some(place);
+            let unclear = matches!(&chip.holders, Holders::Partly(holders, _) if holders.is_empty());
+            if unclear && told.is_empty() {
+                of.state = HealthState::Unknown;
+            }
+            if chip.nodes.is_empty() {
+                of.state = HealthState::Degraded;
+                of.action = RecommendedAction::ContactSupport;
+                of.reason = format!(
+                    "{} at {}: it has no device node, no driver is bound to it",
+                    chip.kind,
+                    chip.bus_id()
+                );
+            }
+            if let Some((core, error)) =
+                cores.iter().filter(|core| its(core)).find_map(|core| Some((core, core.error.as_ref()?)))
+            {
+                let broken = is_uncorrectable_memory(error);
+                of.state = of.state.max(if broken { HealthState::Unhealthy } else { HealthState::Unknown });
+                if broken {
+                    of.action = of.action.max(RecommendedAction::ReplaceNode);
+                    of.evidence.push(Evidence {
+                        source: "core states of libtpu".to_owned(),
+                        reading: format!("core {}: {error}", core.core),
+                        limit: Some("no uncorrectable memory error".to_owned()),
+                        before: None,
+                    });
+                }
+                of.reason = format!("libtpu reports for core {}: {error}; {}", core.core, of.reason);
+            }
+            let outlier =
+                stuck.iter().find(|outlier| cores.iter().any(|core| core.core == outlier.core && its(core)));
+            if let Some(outlier) = outlier {
+                of.state = of.state.max(HealthState::Degraded);
+                of.confidence = INFERRED;
+                of.action = of.action.max(RecommendedAction::RestartProcess);
+                let still = self.cores.still_since.map_or(now, |since| since);
+                of.reason = format!("{outlier}; no core has moved for {}", now.since(still));
+                of.evidence.push(Evidence {
+                    source: "core states of libtpu".to_owned(),
+                    reading: outlier.to_string(),
+                    limit: Some(format!("unmoved for {}", self.limits.still_for)),
+                    before: None,
+                });
+            }
+            components.push(of);
+        }
+        components.extend(self.missing(now, sample, chips));
+        components
+    }
+
+    /// Chips that were there and are not any more.
+    fn missing(&self, now: Mono, sample: &TpuSample, chips: &[Chip]) -> Vec<Component> {
+        let gone =
+            self.found.iter().filter(|(address, _)| !chips.iter().any(|chip| chip.address == **address));
+        gone.map(|(_, known)| {
+            let address = &known.bus_id;
+            let mut of = component(&format!("tpu.{}", known.number), Some(now));
+            match &sample.chips {
+                Err(why) => {
+                    of.state = HealthState::Unknown;
+                    of.read_at = None;
+                    of.reason = format!("{} at {address}: {why}", known.kind);
+                }
+                Ok(_) => {
+                    of.state = HealthState::Unhealthy;
+                    of.action = RecommendedAction::RebootNode;
+                    of.reason = format!(
+                        "{} at {address}: it was on the PCI bus in this boot and is not any more",
+                        known.kind
+                    );
+                }
+            }
+            of
+        })
+        .collect()
+    }
+
+    /// Follows where the cores stand. Returns those that hold up the others, once nothing has moved for long enough.
+    fn follow_cores(&mut self, now: Mono, sample: &TpuSample, facts: &mut Vec<Fact>) -> Vec<Outlier> {
+        let told = sample.services.iter().filter_map(|service| service.answer.told());
+        let cores: Vec<CoreState> =
+            told.filter_map(|runtime| runtime.cores.as_ref()).flatten().cloned().collect();
+        let still = cores.len() == self.cores.last.len()
+            && cores.iter().zip(&self.cores.last).all(|(core, before)| core.stands_as(before));
+        if !still {
+            self.cores = Cores { last: cores, still_since: Some(now), told: Vec::new() };
+            return Vec::new();
+        }
+        self.cores.last = cores;
+        let since = *self.cores.still_since.get_or_insert(now);
+        if self.cores.last.is_empty() || now.since(since) < self.limits.still_for.0 {
+            return Vec::new();
+        }
+        let named: Vec<(&str, &CoreState)> = self.cores.last.iter().map(|core| ("", core)).collect();
+        let stuck = outliers(&named);
+        if stuck != self.cores.told {
+            for outlier in &stuck {
+                facts.push(words::outlier_event(outlier, now.since(since)));
+            }
+            self.cores.told.clone_from(&stuck);
+        }
+        stuck
+    }
+}
+
+/// Whether a core's error is a fault of the chip's memory: `UNCORRECTABLE HBM ECC error on core 3`. Other errors of a core
+/// may be the program's own, so that the chip stays unknown.
+fn is_uncorrectable_memory(error: &str) -> bool {
+    let error = error.to_ascii_lowercase();
+    let uncorrectable = error.contains("uncorrectable") || error.contains("double bit");
+    uncorrectable && (error.contains("ecc") || error.contains("hbm"))
+}
+
+/// A component in good order, of which nothing was said yet.
+fn component(name: &str, read_at: Option<Mono>) -> Component {
+    Component { name: name.to_owned(), state: HealthState::Healthy, read_at, ..Component::default() }
+}

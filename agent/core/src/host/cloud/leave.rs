@@ -1,0 +1,75 @@
+//! When the jobs of a machine have to save and end for what its cloud announces, and by when.
+//!
+//! - A machine that is preempted is left at once: there are seconds, two minutes at most.
+//! - One that is stopped, rebooted or maintained at a time that is told is left `cloud.limits.leave` before: what is
+//!   trained until then counts.
+//! - A maintenance that has begun already, or whose beginning is not told, ends nothing: the machine runs, and a job that is started
+//!   on it again would end for it again and again.
+
+use std::collections::BTreeSet;
+
+use super::{NAME, Notice, NoticeKind, observed, words};
+use crate::base::time::{Span, Wall};
+use crate::model::entry::Fact;
+use crate::model::observation::Weight;
+
+/// The event by which jobs are told.
+pub const EVENT: &str = "cloud_leave";
+
+/// By when ranks must have ended, in nanoseconds of the wall clock.
+const BY: &str = "by_ns";
+
+/// What jobs are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leave {
+    /// What was announced, in one line.
+    pub reason: String,
+    /// When the machine goes; none where that is now, or not told.
+    pub by: Option<Wall>,
+}
+
+impl Leave {
+    /// What this fact tells jobs, if it tells them to leave.
+    pub fn of(fact: &Fact) -> Option<Leave> {
+        let Fact::Observed(observation) = fact else { return None };
+        let by = observation.values.get(BY).and_then(|by| by.parse().ok()).map(Wall);
+        (observation.event == EVENT).then(|| Leave { reason: observation.detail.clone(), by })
+    }
+}
+
+/// The notice that this fact tells of: announced, changed, over, or the reason to leave.
+pub fn notice_of(fact: &Fact) -> Option<&str> {
+    let Fact::Observed(observation) = fact else { return None };
+    let id = observation.values.get("id")?;
+    (observation.component == NAME).then_some(id.as_str())
+}
+
+/// The notices for which the machine has to be left now, each once.
+pub(super) fn due(notices: &[Notice], left_for: &mut BTreeSet<String>, now: Wall, before: Span) -> Vec<Fact> {
+    let mut due: Vec<&Notice> = notices.iter().filter(|notice| is_due(notice, now, before)).collect();
+    // The one that leaves the least time is heard first.
+    due.sort_by_key(|notice| notice.starts.filter(|starts| *starts > now));
+    due.retain(|notice| left_for.insert(notice.id.clone()));
+    due.into_iter().map(|notice| fact(notice, now)).collect()
+}
+
+fn is_due(notice: &Notice, now: Wall, before: Span) -> bool {
+    let begins_in = notice.starts.map(|starts| starts.0.saturating_sub(now.0)).filter(|_| !notice.ongoing);
+    let before = i64::try_from(before.0).unwrap_or(i64::MAX);
+    match notice.kind {
+        NoticeKind::AtRisk | NoticeKind::Migration => false,
+        NoticeKind::Preemption => true,
+        NoticeKind::Termination => begins_in.is_none_or(|begins_in| begins_in <= before),
+        NoticeKind::Maintenance => begins_in.is_some_and(|begins_in| (1..=before).contains(&begins_in)),
+    }
+}
+
+fn fact(notice: &Notice, now: Wall) -> Fact {
+    let mut fact = observed(EVENT, Weight::Warning, &notice.id, &words(notice, now));
+    if let Fact::Observed(observation) = &mut fact
+        && let Some(starts) = notice.starts.filter(|starts| *starts > now && !notice.ongoing)
+    {
+        observation.values.insert(BY.to_owned(), starts.0.to_string());
+    }
+    fact
+}

@@ -1,0 +1,82 @@
+//! What is found of one component in one sample, until it is put together.
+
+use super::Checked;
+use crate::model::health::{Evidence, HealthState, RecommendedAction};
+
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    problems: Vec<(HealthState, String)>,
+    action: RecommendedAction,
+    notes: Vec<String>,
+    summaries: Vec<String>,
+    evidence: Vec<Evidence>,
+    incomplete: bool,
+}
+
+impl Findings {
+    /// What a check came to. Healthy ones leave no trace.
+    pub(super) fn problem(&mut self, checked: impl Into<Checked>, reason: String, action: RecommendedAction) {
+        let Checked { state, recovering } = checked.into();
+        if state > HealthState::Healthy {
+            let told =
+                if recovering { format!("{reason}, better again but not for long enough") } else { reason };
+            self.problems.push((state, told));
+            self.action = self.action.max(action);
+        }
+    }
+
+    /// Something was read and cannot be believed yet.
+    pub(super) fn unknown(&mut self, reason: String) {
+        self.problems.push((HealthState::Unknown, reason));
+    }
+
+    /// Something needed could not be read.
+    pub(super) fn unreadable(&mut self, reason: String) {
+        self.incomplete = true;
+        self.unknown(reason);
+    }
+
+    /// Something that a person should know when all is well.
+    pub(super) fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    /// How it is when all is well.
+    pub(super) fn summary(&mut self, summary: String) {
+        self.summaries.push(summary);
+    }
+
+    pub(super) fn evidence(&mut self, source: &str, reading: String, limit: Option<String>) {
+        self.evidence.push(Evidence { source: source.to_owned(), reading, limit, ..Evidence::default() });
+    }
+
+    /// The heaviest of all problems.
+    pub(super) fn state(&self) -> HealthState {
+        self.problems.iter().map(|(state, _)| *state).max().unwrap_or(HealthState::Healthy)
+    }
+
+    pub(super) fn action(&self) -> RecommendedAction {
+        self.action
+    }
+
+    /// Whether everything needed was read.
+    pub(super) fn complete(&self) -> bool {
+        !self.incomplete
+    }
+
+    /// The problems, heaviest first; or how it is, with the notes.
+    pub(super) fn reason(&self) -> String {
+        let mut problems: Vec<&(HealthState, String)> = self.problems.iter().collect();
+        problems.sort_by_key(|(state, _)| std::cmp::Reverse(*state));
+        let told: Vec<&str> = if problems.is_empty() {
+            self.summaries.iter().chain(&self.notes).map(String::as_str).collect()
+        } else {
+            problems.into_iter().map(|(_, reason)| reason.as_str()).collect()
+        };
+        told.join("; ")
+    }
+
+    pub(super) fn into_evidence(self) -> Vec<Evidence> {
+        self.evidence
+    }
+}

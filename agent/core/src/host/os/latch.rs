@@ -1,0 +1,123 @@
+//! Patience: one reading beyond a limit is not yet a verdict, and one good reading does not take a verdict back.
+
+use crate::model::health::HealthState;
+
+/// How many readings a change takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub(super) worsen_after: u32,
+    pub(super) recover_after: u32,
+}
+
+/// How bad a reading is: by the limits, and by the stricter limits that count for getting better.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Level {
+    pub(super) raw: HealthState,
+    pub(super) eased: HealthState,
+}
+
+/// The state of one check.
+#[derive(Clone, Debug)]
+pub(super) struct Latch {
+    state: HealthState,
+    /// Readings in a row that were worse than the state, and the mildest of them.
+    worse: Option<(u32, HealthState)>,
+    /// Readings in a row that were better than the state, and the heaviest of them.
+    better: Option<(u32, HealthState)>,
+}
+
+impl Default for Latch {
+    fn default() -> Latch {
+        Latch { state: HealthState::Healthy, worse: None, better: None }
+    }
+}
+
+impl Latch {
+    /// Takes in a reading and returns the state after it.
+    pub(super) fn step(&mut self, level: Level, patience: Patience) -> HealthState {
+        if level.raw > self.state {
+            self.better = None;
+            let (count, mildest) =
+                self.worse.map_or((1, level.raw), |(n, state)| (n + 1, state.min(level.raw)));
+            self.worse = Some((count, mildest));
+            if count >= patience.worsen_after {
+                *self = Latch { state: mildest, worse: None, better: None };
+            }
+        } else if level.eased < self.state {
+            self.worse = None;
+            let (count, heaviest) =
+                self.better.map_or((1, level.eased), |(n, state)| (n + 1, state.max(level.eased)));
+            self.better = Some((count, heaviest));
+            if count >= patience.recover_after {
+                *self = Latch { state: heaviest, worse: None, better: None };
+            }
+        } else {
+            (self.worse, self.better) = (None, None);
+        }
+        self.state
+    }
+}
+
+/// Whether a needed reading is there, and has been for long enough to be believed again.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Presence {
+    to_go: u32,
+}
+
+impl Presence {
+    /// Takes note of a reading that is there or not. Returns how many more are needed; 0 when it can be believed.
+    pub(super) fn step(&mut self, there: bool, patience: Patience) -> u32 {
+        self.to_go = if there { self.to_go.saturating_sub(1) } else { patience.recover_after };
+        self.to_go
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use HealthState::{Degraded, Healthy, Unhealthy};
+
+    const PATIENCE: Patience = Patience { worsen_after: 3, recover_after: 2 };
+
+    /// H, D and U are readings that are what they are by both limits; d is within the margin below D.
+    fn check(readings: &str, states: &str) {
+        let mut latch = Latch::default();
+        let seen: String = readings
+            .chars()
+            .map(|reading| match reading {
+                'H' => Level { raw: Healthy, eased: Healthy },
+                'd' => Level { raw: Healthy, eased: Degraded },
+                'D' => Level { raw: Degraded, eased: Degraded },
+                _ => Level { raw: Unhealthy, eased: Unhealthy },
+            })
+            .map(|level| match latch.step(level, PATIENCE) {
+                Healthy => 'H',
+                Degraded => 'D',
+                _ => 'U',
+            })
+            .collect();
+        assert_eq!(seen, states, "after {readings}");
+    }
+
+    #[test]
+    fn changes_take_several_readings_in_a_row() {
+        check("HDDH", "HHHH");
+        check("DDD", "HHD");
+        check("DDHDD", "HHHHH");
+        check("DDDHDH", "HHDDDD");
+        check("DDDHH", "HHDDH");
+    }
+
+    #[test]
+    fn a_streak_counts_as_its_mildest_reading() {
+        check("UDU", "HHD");
+        check("UDUUUU", "HHDDDU");
+        check("UUUDHH", "HHUUDD");
+    }
+
+    #[test]
+    fn within_the_margin_nothing_gets_better() {
+        check("DDDdddddd", "HHDDDDDDD");
+        check("ddddddddd", "HHHHHHHHH");
+    }
+}

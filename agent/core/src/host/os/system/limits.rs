@@ -1,0 +1,123 @@
+//! When the operating system counts as degraded or unhealthy.
+
+use crate::base::units::{Percent, Period};
+use crate::settings;
+
+settings! {
+    /// How the operating system is judged.
+    pub struct SystemLimits {
+        /// Memory errors that were corrected on one module within an hour from which host.memory_errors is degraded.
+        corrected_errors: u64 = 1000,
+        /// Whether host.pcie_switches is degraded where switches send traffic between GPUs and network cards by way of the
+        /// CPU (ACS). Hosts of virtual machines need it so.
+        redirecting_switches: bool = true,
+        /// Looks in a row that must find a sensor of the management controller out of order before host.chassis is degraded.
+        sensor_looks: u32 = 2,
+    }
+    sections {
+        /// The component host.processes.
+        processes: ProcessLimits,
+        /// Open files and tasks: the components host.files and host.processes.
+        tables: TableLimits,
+        /// The component host.clock.
+        clock: ClockLimits,
+        /// The component host.boot.
+        boot: BootLimits,
+        /// The component host.mounts.
+        mounts: MountLimits,
+        /// The component host.services.
+        services: ServiceLimits,
+        /// The component host.cpu_speed.
+        speed: SpeedLimits,
+    }
+}
+
+settings! {
+    /// When processes are stuck or dead.
+    pub struct ProcessLimits {
+        /// How long a process must be in uninterruptible sleep, without having run at all, before it counts as stuck.
+        stuck_after: Period = Period::seconds(120),
+        /// Looks that must have found it so.
+        stuck_looks: u32 = 3,
+        /// Processes that ended and were not waited for from which host.processes is degraded, if they are more than
+        /// zombie_share too.
+        zombies: u64 = 100,
+        /// The same as a share of all processes.
+        zombie_share: Percent = Percent(20.0),
+    }
+    sections {}
+}
+
+settings! {
+    /// When a table of the kernel is too full.
+    pub struct TableLimits {
+        /// Share in use from which a component is degraded.
+        degraded: Percent = Percent(80.0),
+        /// Share in use from which it is unhealthy.
+        unhealthy: Percent = Percent(95.0),
+    }
+    sections {}
+}
+
+settings! {
+    /// When the clock is wrong.
+    pub struct ClockLimits {
+        /// How far the wall clock may jump at once.
+        jump: Period = Period::seconds(1),
+        /// How long a jump is held against it.
+        jump_window: Period = Period::seconds(600),
+        /// How long after boot it may jump, since it is being set.
+        boot_grace: Period = Period::seconds(600),
+        /// How long a clock that was once synchronised may not be before host.clock is degraded.
+        unsynchronised_after: Period = Period::seconds(900),
+        /// How wrong a synchronised clock may be at most, by the kernel's own estimate.
+        max_error: Period = Period::seconds(5),
+    }
+    sections {}
+}
+
+settings! {
+    /// When a host reboots too often.
+    pub struct BootLimits {
+        /// Boots within the window from which host.boot is degraded.
+        boots: u64 = 3,
+        /// The window.
+        window: Period = Period::seconds(3600),
+    }
+    sections {}
+}
+
+settings! {
+    /// When a network file system hangs.
+    pub struct MountLimits {
+        /// How long a network file system may take to answer.
+        deadline: Period = Period::seconds(20),
+        /// Answers in a row after which it is believed again.
+        recover_after: u32 = 2,
+    }
+    sections {}
+}
+
+settings! {
+    /// When CPUs are too slow.
+    pub struct SpeedLimits {
+        /// Minutes of the last ten in which a CPU package was throttled for heat from which host.cpu_speed is degraded.
+        hot_minutes: u64 = 6,
+        /// Share of its highest frequency that each CPU must be allowed to run at.
+        least_share: Percent = Percent(50.0),
+        /// The frequency governor that all CPUs must have, like "performance". Empty: any.
+        governor: String = String::new(),
+    }
+    sections {}
+}
+
+settings! {
+    /// When a service has failed.
+    pub struct ServiceLimits {
+        /// Looks in a row that must find a service failed.
+        failed_looks: u32 = 2,
+        /// Starts by systemd within an hour from which a service counts as failing.
+        restarts: u64 = 5,
+    }
+    sections {}
+}

@@ -1,0 +1,57 @@
+//! Whether a GPU is really free: nobody works on it and nobody holds its memory. A process that was killed can hold
+//! device memory for seconds after it is gone from the process table, and the next job then dies of it.
+
+use std::collections::BTreeSet;
+
+use crate::base::id::Pid;
+use crate::base::units::Bytes;
+use crate::hardware::gpu::GpuReading;
+use crate::model::health::Evidence;
+
+/// What was found of one GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Freedom {
+    /// Nobody holds it.
+    Free,
+    /// Someone does, or its memory is held though nobody is to be seen; in words.
+    Held(String),
+    /// It does not tell.
+    Unknown(String),
+}
+
+/// Judges whether a GPU is free of all but the processes in `ours`. The driver itself keeps some memory, so that use up
+/// to `allowed` bytes counts as none (NVIDIA's own tools take 15 MiB to 512 MiB).
+pub fn free(reading: &GpuReading, ours: &BTreeSet<Pid>, allowed: Bytes) -> (Freedom, Vec<Evidence>) {
+    let mut evidence = Vec::new();
+    let mut tell = |what: &str, reading: String, limit: Option<String>| {
+        evidence.push(Evidence { source: format!("NVML {what}"), reading, limit, before: None });
+    };
+    if let Some(trouble) = &reading.trouble {
+        return (Freedom::Unknown(format!("it cannot be asked: {trouble:?}")), evidence);
+    }
+    let foreign = reading.processes.value().map(|processes| {
+        let pids = processes.iter().map(|process| process.pid);
+        pids.filter(|pid| !ours.contains(pid)).map(|pid| pid.0.to_string()).collect::<Vec<_>>()
+    });
+    if let Some(foreign) = &foreign {
+        tell("processes", if foreign.is_empty() { "none".to_owned() } else { foreign.join(", ") }, None);
+    }
+    let used = reading.memory.value().map(|(used, _)| *used);
+    if let Some(used) = used {
+        let limit = Some(allowed.rounded().to_string());
+        tell("memory in use", Bytes(used).rounded().to_string(), limit);
+    }
+    let has_ours = reading.processes.value().is_some_and(|all| all.iter().any(|of| ours.contains(&of.pid)));
+    let freedom = match (foreign, used) {
+        (Some(foreign), _) if !foreign.is_empty() => {
+            Freedom::Held(format!("in use by process {}", foreign.join(", ")))
+        }
+        (_, Some(used)) if used > allowed.0 && !has_ours => {
+            let held = Bytes(used).rounded();
+            Freedom::Held(format!("{held} of its memory are held though no process is to be seen"))
+        }
+        (_, Some(_)) => Freedom::Free,
+        (_, None) => Freedom::Unknown("it does not tell how much of its memory is in use".to_owned()),
+    };
+    (freedom, evidence)
+}

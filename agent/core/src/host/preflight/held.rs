@@ -1,0 +1,316 @@
+//! Whether the GPUs that a job worked on are free again after its ranks are gone: the driver gives memory back some time
+//! after the process is, and what a rank started may hold a device that the next rank needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::base::id::{JobId, Pid};
+use crate::base::pci::PciAddress;
+use crate::base::units::Bytes;
+use crate::hardware::gpu::GpuReading;
+use crate::host::preflight::{Freedom, free};
+
+/// Whose the processes on GPUs are: of each that belongs to a job, the rank that it is or descends from; its launcher, where
+/// that rank is gone or nobody knows which it was.
+pub type Owners = BTreeMap<Pid, Pid>;
+
+/// What was seen of a GPU while a job worked on it.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// Whose processes of the job were on it.
+    owners: BTreeSet<Pid>,
+    /// These processes: ranks, and what they started.
+    ours: BTreeSet<Pid>,
+    /// Who else was there.
+    neighbours: BTreeSet<Pid>,
+    /// Whether it told how much of its memory is in use.
+    told: bool,
+}
+
+/// On which GPUs the processes of each job were last seen, and who else was there.
+#[derive(Clone, Debug, Default)]
+pub struct GpuUse {
+    jobs: BTreeMap<JobId, BTreeMap<PciAddress, Seen>>,
+    /// GPUs that a job is not to use any more.
+    excluded: BTreeMap<JobId, BTreeSet<PciAddress>>,
+}
+
+impl GpuUse {
+    /// Takes in a reading that was made while the job's ranks worked, with the owners of its processes. One in which none of
+    /// them is on any GPU leaves all as it was: they are on their way.
+    pub fn see(&mut self, job: &JobId, owners: &Owners, gpus: &[GpuReading]) {
+        let seen: BTreeMap<PciAddress, Seen> = gpus.iter().filter_map(|gpu| seen_on(gpu, owners)).collect();
+        if !seen.is_empty() {
+            self.jobs.insert(job.clone(), seen);
+        }
+    }
+
+    /// Whether the job was seen on a GPU that somebody has left: not all stay that were on it.
+    pub fn is_left(&self, job: &JobId, staying: &BTreeSet<Pid>) -> bool {
+        let mut gpus = self.jobs.get(job).into_iter().flat_map(BTreeMap::values);
+        gpus.any(|gpu| !gpu.owners.is_subset(staying))
+    }
+
+    /// The job is not to use the GPUs any more that this rank had to itself: what is wrong with them is no concern of its.
+    pub fn exclude(&mut self, job: &JobId, rank: Pid) {
+        let gpus = self.jobs.get(job).into_iter().flatten();
+        let alone =
+            gpus.filter(|(_, seen)| seen.owners == BTreeSet::from([rank])).map(|(address, _)| *address);
+        self.excluded.entry(job.clone()).or_default().extend(alone);
+    }
+
+    /// Whether that component is a GPU that the job is not to use any more.
+    pub fn is_excluded(&self, job: &JobId, component: &str) -> bool {
+        let mut excluded = self.excluded.get(job).into_iter().flatten();
+        excluded.any(|address| component == format!("gpu.{address}"))
+    }
+
+    /// GPUs on which other jobs were seen and this one was not, where all its `ranks` were seen on GPUs: what happens to those
+    /// is no concern of its. None where it is not known which are its own.
+    pub fn of_others(&self, job: &JobId, ranks: &BTreeSet<Pid>) -> BTreeSet<PciAddress> {
+        let Some(own) = self.jobs.get(job) else { return BTreeSet::new() };
+        let placed: BTreeSet<Pid> = own.values().flat_map(|seen| &seen.owners).copied().collect();
+        if ranks.is_empty() || !ranks.is_subset(&placed) {
+            return BTreeSet::new();
+        }
+        let others = self.jobs.iter().filter(|(of, _)| *of != job).flat_map(|(_, gpus)| gpus.keys());
+        others.filter(|address| !own.contains_key(address)).copied().collect()
+    }
+
+    /// The job is over.
+    pub fn forget(&mut self, job: &JobId) {
+        self.jobs.remove(job);
+        self.excluded.remove(job);
+    }
+
+    /// Which of the job's GPUs are not free, by a reading made after its ranks were gone, but for those `staying` in their
+    /// processes, with the owners of its processes; a sentence each. Who stays, with what it started, may be on a GPU that
+    /// another rank has left, and neighbours that were there before; what the job itself has left behind may not. A GPU that
+    /// told before what is in use and does not tell now is not known to be free; one that never told is in nobody's way.
+    pub fn held(
+        &self,
+        job: &JobId,
+        gpus: &[GpuReading],
+        owners: &Owners,
+        allowed: Bytes,
+        staying: &BTreeSet<Pid>,
+    ) -> Vec<String> {
+        let Some(used) = self.jobs.get(job) else { return Vec::new() };
+        let excluded = self.excluded.get(job);
+        let of_those_who_stay = owners.iter().filter(|(_, owner)| staying.contains(owner));
+        let of_those_who_stay: BTreeSet<Pid> = of_those_who_stay.map(|(pid, _)| *pid).collect();
+        let held = gpus.iter().filter_map(|gpu| {
+            let address = gpu.identity.as_ref()?.address;
+            let seen = used.get(&address).filter(|seen| !seen.owners.is_subset(staying))?;
+            if excluded.is_some_and(|excluded| excluded.contains(&address)) {
+                return None;
+            }
+            let may_stay = &seen.neighbours | &of_those_who_stay;
+            match free(gpu, &may_stay, allowed).0 {
+                Freedom::Held(why) => {
+                    Some(format!("gpu.{address}: {why}{}", left_by_us(gpu, seen, owners, &may_stay)))
+                }
+                Freedom::Unknown(why) if seen.told => {
+                    Some(format!("gpu.{address}: whether it is free is not known: {why}"))
+                }
+                Freedom::Free | Freedom::Unknown(_) => None,
+            }
+        });
+        held.collect()
+    }
+}
+
+fn seen_on(gpu: &GpuReading, owners: &Owners) -> Option<(PciAddress, Seen)> {
+    let there = || gpu.processes.value().into_iter().flatten().map(|process| process.pid);
+    let seen = Seen {
+        owners: there().filter_map(|pid| owners.get(&pid).copied()).collect(),
+        ours: there().filter(|pid| owners.contains_key(pid)).collect(),
+        neighbours: there().filter(|pid| !owners.contains_key(pid)).collect(),
+        told: gpu.memory.value().is_some(),
+    };
+    (!seen.ours.is_empty()).then_some((gpu.identity.as_ref()?.address, seen))
+}
+
+/// Which of those that hold the GPU the job itself has left behind, for a person.
+fn left_by_us(gpu: &GpuReading, seen: &Seen, owners: &Owners, may_stay: &BTreeSet<Pid>) -> String {
+    let there = gpu.processes.value().into_iter().flatten().map(|process| process.pid);
+    let ours = there.filter(|pid| seen.ours.contains(pid) || owners.contains_key(pid));
+    let ours: Vec<String> = ours.filter(|pid| !may_stay.contains(pid)).map(|pid| pid.0.to_string()).collect();
+    if ours.is_empty() { String::new() } else { format!(" (left by this job: {})", ours.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::gpu::{GpuIdentity, GpuProcess, Read};
+
+    const ALLOWED: Bytes = Bytes(512 << 20);
+
+    fn gpu(bus: u8, processes: &[i32], used: u64) -> GpuReading {
+        let text = format!("00000000:{bus:02X}:00.0");
+        let address = PciAddress::parse(&text).unwrap_or_else(|| panic!("{text} is an address"));
+        GpuReading {
+            index: u32::from(bus),
+            identity: Some(GpuIdentity { address, uuid: String::new(), name: String::new(), serial: None }),
+            processes: Read::Value(
+                processes.iter().map(|pid| GpuProcess { pid: Pid(*pid), memory: None }).collect(),
+            ),
+            memory: Read::Value((used, 80 << 30)),
+            ..GpuReading::default()
+        }
+    }
+
+    /// Ranks that are on GPUs themselves.
+    fn ranks(pids: &[i32]) -> Owners {
+        pids.iter().map(|pid| (Pid(*pid), Pid(*pid))).collect()
+    }
+
+    #[test]
+    fn a_gpu_is_free_when_the_jobs_processes_and_their_memory_are_gone() {
+        let job = JobId("a".into());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let held = |gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &BTreeSet::new());
+        let told = "gpu.0000:01:00: in use by process 7 (left by this job: 7)";
+        assert_eq!(held(&[gpu(1, &[7], 9 << 30)]), [told]);
+        assert!(held(&[gpu(1, &[], 9 << 30)])[0].contains("though no process is to be seen"));
+        assert_eq!(held(&[gpu(1, &[], 9 << 20), gpu(2, &[8], 9 << 30)]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn neighbours_and_jobs_without_gpus_are_left_alone() {
+        let (job, other) = (JobId("a".into()), JobId("b".into()));
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7, 99], 9 << 30)]);
+        used.see(&other, &ranks(&[5]), &[gpu(1, &[7, 99], 9 << 30)]);
+        let nobody = BTreeSet::new();
+        assert!(used.is_left(&job, &nobody) && !used.is_left(&other, &nobody));
+        let held = |job, gpu| used.held(job, &[gpu], &Owners::new(), ALLOWED, &nobody);
+        assert_eq!(held(&job, gpu(1, &[99], 5 << 30)), Vec::<String>::new());
+        assert_eq!(held(&other, gpu(1, &[7], 9 << 30)), Vec::<String>::new());
+        let stranger = held(&job, gpu(1, &[99, 100], 5 << 30));
+        assert_eq!(stranger, ["gpu.0000:01:00: in use by process 100"], "one that came meanwhile");
+        used.forget(&job);
+        assert!(!used.is_left(&job, &nobody));
+    }
+
+    #[test]
+    fn a_gpu_is_another_jobs_only_where_it_is_known_which_are_this_ones() {
+        let (job, other) = (JobId("a".into()), JobId("b".into()));
+        let (first, second, third) = (gpu(1, &[7], 0), gpu(2, &[8, 5], 0), gpu(3, &[5], 0));
+        let all = [first.clone(), second.clone(), third.clone()];
+        let of_others = |used: &GpuUse, ranks: &[i32]| {
+            let ranks = ranks.iter().map(|pid| Pid(*pid)).collect();
+            used.of_others(&job, &ranks).iter().map(PciAddress::to_string).collect::<Vec<_>>()
+        };
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7, 8]), &all);
+        assert_eq!(of_others(&used, &[7, 8]), Vec::<String>::new(), "nobody was seen on the third");
+        used.see(&other, &ranks(&[5]), &all);
+        assert_eq!(of_others(&used, &[7, 8]), ["0000:03:00"]);
+        assert_eq!(
+            of_others(&used, &[7, 8, 9]),
+            Vec::<String>::new(),
+            "where the third rank is is not known"
+        );
+        assert_eq!(of_others(&used, &[]), Vec::<String>::new());
+        used.forget(&job);
+        assert_eq!(of_others(&used, &[7, 8]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_a_rank_started_is_no_neighbour_and_has_to_go_with_it() {
+        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        // 7 is a rank; 71 and 72 descend from it, and 72 alone computes on the second GPU.
+        let owners = Owners::from([(Pid(7), Pid(7)), (Pid(71), Pid(7)), (Pid(72), Pid(7))]);
+        let mut used = GpuUse::default();
+        used.see(&job, &owners, &[gpu(1, &[7, 71], 9 << 30), gpu(2, &[72], 9 << 30)]);
+        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &Owners::new(), ALLOWED, staying);
+        let told = held(&[gpu(1, &[71], 1 << 20), gpu(2, &[72], 1 << 20)], &nobody);
+        assert!(
+            told.len() == 2 && told[0].ends_with("in use by process 71 (left by this job: 71)"),
+            "{told:?}"
+        );
+        assert_eq!(held(&[gpu(1, &[], 0), gpu(2, &[], 0)], &nobody), Vec::<String>::new());
+        // With a rank that stays, it may stay.
+        assert!(!used.is_left(&job, &[Pid(7)].into()));
+        assert_eq!(held(&[gpu(1, &[7, 71], 9 << 30)], &[Pid(7)].into()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn ranks_that_stay_keep_what_they_hold_and_the_gpu_of_a_lost_one_has_to_be_free() {
+        let job = JobId("a".into());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let held = |gpus: &[GpuReading], staying| used.held(&job, gpus, &ranks(&[7]), ALLOWED, &staying);
+        let memory_only = [gpu(1, &[7], 9 << 30), gpu(2, &[], 9 << 30)];
+        let told = held(&memory_only, [Pid(7)].into());
+        assert!(told.len() == 1 && told[0].starts_with("gpu.0000:02:00"), "{told:?}");
+        let orphan = held(&[gpu(1, &[7], 9 << 30), gpu(2, &[21], 1 << 20)], [Pid(7)].into());
+        assert_eq!(orphan, ["gpu.0000:02:00: in use by process 21"]);
+        assert_eq!(held(&[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)], [Pid(7)].into()), Vec::<String>::new());
+        assert_eq!(held(&memory_only, [Pid(7), Pid(8)].into()), Vec::<String>::new());
+        // Nobody need ask the driver for what nobody left.
+        assert!(!used.is_left(&job, &[Pid(7), Pid(8)].into()) && used.is_left(&job, &[Pid(7)].into()));
+    }
+
+    #[test]
+    fn a_lost_ranks_gpu_on_which_another_rank_stays_is_free_when_the_lost_one_is_gone_from_it() {
+        let job = JobId("a".into());
+        let mut used = GpuUse::default();
+        // All ranks have something on the first GPU, as with memory that they share.
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7, 8], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        let staying = BTreeSet::from([Pid(8)]);
+        // 81 was started by the one that stays, after the last look.
+        let owners = Owners::from([(Pid(8), Pid(8)), (Pid(81), Pid(8))]);
+        let held = |processes: &[i32]| {
+            used.held(
+                &job,
+                &[gpu(1, processes, 5 << 30), gpu(2, &[8, 81], 9 << 30)],
+                &owners,
+                ALLOWED,
+                &staying,
+            )
+        };
+        assert_eq!(held(&[7, 8]), ["gpu.0000:01:00: in use by process 7 (left by this job: 7)"]);
+        assert_eq!(held(&[8, 81]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_gpu_that_is_excluded_is_no_more_the_jobs_concern_and_one_that_others_share_is() {
+        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7, 8]), &[gpu(1, &[7], 9 << 30), gpu(2, &[7, 8], 9 << 30)]);
+        used.exclude(&job, Pid(7));
+        let told =
+            used.held(&job, &[gpu(1, &[], 9 << 30), gpu(2, &[], 9 << 30)], &Owners::new(), ALLOWED, &nobody);
+        assert!(told.len() == 1 && told[0].starts_with("gpu.0000:02:00"), "{told:?}");
+        assert!(used.is_excluded(&job, "gpu.0000:01:00") && !used.is_excluded(&job, "gpu.0000:02:00"));
+        used.forget(&job);
+        assert!(!used.is_excluded(&job, "gpu.0000:01:00"));
+    }
+
+    #[test]
+    fn a_gpu_that_no_longer_tells_is_not_free_and_one_that_never_told_is_in_nobodys_way() {
+        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        let mute = |processes: &[i32]| GpuReading { memory: Read::NotOffered, ..gpu(1, processes, 0) };
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30)]);
+        let told = used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &nobody);
+        assert!(told.len() == 1 && told[0].contains("whether it is free is not known"), "{told:?}");
+        used.see(&job, &ranks(&[7]), &[mute(&[7])]);
+        assert_eq!(used.held(&job, &[mute(&[])], &Owners::new(), ALLOWED, &nobody), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_gpu_that_the_job_has_left_for_another_is_no_more_its_concern() {
+        let (job, nobody) = (JobId("a".into()), BTreeSet::new());
+        let mut used = GpuUse::default();
+        used.see(&job, &ranks(&[7]), &[gpu(1, &[7], 9 << 30), gpu(2, &[], 0)]);
+        used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]);
+        let held =
+            |used: &GpuUse, gpus: &[GpuReading]| used.held(&job, gpus, &Owners::new(), ALLOWED, &nobody);
+        assert!(!held(&used, &[gpu(1, &[], 9 << 30)]).is_empty(), "the next is on its way");
+        used.see(&job, &ranks(&[8]), &[gpu(1, &[], 9 << 30), gpu(2, &[8], 9 << 30)]);
+        assert_eq!(held(&used, &[gpu(1, &[], 9 << 30), gpu(2, &[], 0)]), Vec::<String>::new());
+    }
+}

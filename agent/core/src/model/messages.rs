@@ -1,0 +1,100 @@
+//! What launcher and agent say to each other in the journal's own form: entries, proposals, rulings, surroundings.
+//!
+//! The other end may be of another version, or not ours at all: what is not understood is said to be so, by its part.
+
+use serde::de::DeserializeOwned;
+
+use crate::model::entry::Entry;
+use crate::model::health::Component;
+use crate::model::host_context::FailedBefore;
+use crate::model::repeats::SeenBefore;
+use crate::model::slowdown_hints::Surroundings;
+use crate::model::verdict::{Decision, Verdict};
+
+/// A part that is not in the journal's form, or of a version that is not understood.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} cannot be read: {source}")]
+pub struct FormError {
+    /// Which part.
+    pub what: &'static str,
+    /// What is wrong.
+    pub source: serde_json::Error,
+}
+
+fn read<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, FormError> {
+    serde_json::from_str(text).map_err(|source| FormError { what, source })
+}
+
+/// An entry of a launcher's journal.
+///
+/// # Errors
+/// It is not an entry of this version.
+pub fn entry(line: &str) -> Result<Entry, FormError> {
+    read("an entry", line)
+}
+
+/// What a launcher proposes: how it judges a failure, and what it would do.
+///
+/// # Errors
+/// One of both is not of this version.
+pub fn proposal(verdict: &str, decision: &str) -> Result<(Verdict, Decision), FormError> {
+    Ok((read("a verdict", verdict)?, read("a decision", decision)?))
+}
+
+/// A decision of the agent in place of the launcher's own.
+///
+/// # Errors
+/// It is not of this version.
+pub fn decision(text: &str) -> Result<Decision, FormError> {
+    read("a decision", text)
+}
+
+/// A component of the host that is not well.
+///
+/// # Errors
+/// It is not of this version.
+pub fn component(text: &str) -> Result<Component, FormError> {
+    read("a component", text)
+}
+
+/// What is known of a device's earlier faults.
+///
+/// # Errors
+/// It is not of this version.
+pub fn record(text: &str) -> Result<FailedBefore, FormError> {
+    read("a device's record", text)
+}
+
+/// Earlier failures with the fingerprint of a failure.
+///
+/// # Errors
+/// It is not of this version.
+pub fn seen_before(text: &str) -> Result<SeenBefore, FormError> {
+    read("earlier failures", text)
+}
+
+/// What surrounds a job's ranks.
+///
+/// # Errors
+/// It is not of this version.
+pub fn surroundings(text: &str) -> Result<Surroundings, FormError> {
+    read("what surrounds the ranks", text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_understood_is_said_by_its_part() {
+        let check = |error: FormError, part: &str| {
+            assert!(error.to_string().starts_with(&format!("{part} cannot be read: ")), "{error}");
+        };
+        check(entry("{}").unwrap_err(), "an entry");
+        check(proposal("{}", "{}").unwrap_err(), "a verdict");
+        check(decision("[1]").unwrap_err(), "a decision");
+        check(component("").unwrap_err(), "a component");
+        check(record("null").unwrap_err(), "a device's record");
+        check(surroundings("[1]").unwrap_err(), "what surrounds the ranks");
+    }
+}

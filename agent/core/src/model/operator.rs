@@ -1,0 +1,294 @@
+//! What operators have said of components: that they know of a fault, or that they want to hear nothing of one for a
+//! while. Kept as observations of the journal, so that a restart forgets none of it and an audit finds all of it.
+
+use std::collections::BTreeMap;
+
+use crate::base::id::BootId;
+use crate::base::time::{Stamp, Wall};
+use crate::model::health::{Component, HealthState, RecommendedAction};
+use crate::model::observation::{Observation, Weight};
+
+/// The event of an acknowledgement.
+pub const ACKNOWLEDGED: &str = "operator_acknowledged";
+/// The event of an acknowledgement that holds no more: the fault came anew, or got worse.
+pub const ACKNOWLEDGEMENT_OVER: &str = "acknowledgement_over";
+/// The event of a silence.
+pub const SILENCED: &str = "operator_silenced";
+/// The event of a silence that was taken back.
+pub const UNSILENCED: &str = "operator_unsilenced";
+/// The event of a silence that ran out.
+pub const SILENCE_OVER: &str = "silence_over";
+
+/// Longest text of a reason, in letters.
+const REASON: usize = 500;
+
+/// An operator knows of the fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acknowledgement {
+    /// Who: the user by its number, on the kernel's word.
+    pub uid: u32,
+    /// Why, in the operator's words.
+    pub reason: String,
+    /// When.
+    pub at: Stamp,
+    /// In which boot: it says nothing of what a later boot finds.
+    pub boot: BootId,
+    /// How the component was.
+    pub state: HealthState,
+    /// What was recommended.
+    pub action: RecommendedAction,
+}
+
+/// An operator wants to hear nothing of the component.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// Who: the user by its number, on the kernel's word.
+    pub uid: u32,
+    /// Why, in the operator's words.
+    pub reason: String,
+    /// Since when.
+    pub since: Stamp,
+    /// Until when.
+    pub until: Wall,
+}
+
+/// What an operator says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// The fault as it stands is known.
+    Acknowledge {
+        /// Why.
+        reason: String,
+    },
+    /// Nothing is to be heard of it until then.
+    Silence {
+        /// Why.
+        reason: String,
+        /// Until when.
+        until: Wall,
+    },
+    /// It is to be heard of again.
+    Unsilence,
+}
+
+/// All that operators have said and that still holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Attention {
+    acknowledged: BTreeMap<String, Acknowledgement>,
+    silenced: BTreeMap<String, Silence>,
+}
+
+impl Word {
+    /// The word as it goes into the journal.
+    pub fn observation(&self, uid: u32, component: &Component) -> Observation {
+        let (event, mut values, words) = match self {
+            Word::Acknowledge { reason } => {
+                let values = vec![
+                    ("reason", cut(reason)),
+                    ("state", name(component.state)),
+                    ("action", name(component.action)),
+                ];
+                (ACKNOWLEDGED, values, format!("acknowledged by user {uid}: {}", cut(reason)))
+            }
+            Word::Silence { reason, until } => {
+                let values = vec![("reason", cut(reason)), ("until", until.0.to_string())];
+                (SILENCED, values, format!("silenced by user {uid}: {}", cut(reason)))
+            }
+            Word::Unsilence => (UNSILENCED, vec![], format!("silence taken back by user {uid}")),
+        };
+        values.push(("uid", uid.to_string()));
+        observation(component, event, words, values)
+    }
+}
+
+impl Attention {
+    /// Takes in an observation of the journal; others than operators' words are passed over.
+    pub fn take_in(&mut self, at: Stamp, boot: &BootId, observation: &Observation) {
+        let component = &observation.component;
+        let value = |name: &str| observation.values.get(name).cloned().unwrap_or_default();
+        let uid = value("uid").parse().unwrap_or(u32::MAX);
+        match observation.event.as_str() {
+            ACKNOWLEDGED => {
+                let state = named(&value("state")).unwrap_or(HealthState::Unhealthy);
+                let action = named(&value("action")).unwrap_or_default();
+                let known =
+                    Acknowledgement { uid, reason: value("reason"), at, boot: boot.clone(), state, action };
+                self.acknowledged.insert(component.clone(), known);
+            }
+            ACKNOWLEDGEMENT_OVER => drop(self.acknowledged.remove(component)),
+            SILENCED => {
+                if let Ok(until) = value("until").parse() {
+                    let silence = Silence { uid, reason: value("reason"), since: at, until: Wall(until) };
+                    self.silenced.insert(component.clone(), silence);
+                }
+            }
+            UNSILENCED | SILENCE_OVER => drop(self.silenced.remove(component)),
+            _ => {}
+        }
+    }
+
+    /// Forgets acknowledgements of other boots than `boot`: what is found after a boot is found anew.
+    pub fn only_of(&mut self, boot: &BootId) {
+        self.acknowledged.retain(|_, known| known.boot == *boot);
+    }
+
+    /// A component was judged. Returns what is to go into the journal, if its acknowledgement is over thereby.
+    pub fn judged(&mut self, component: &Component) -> Option<Observation> {
+        let known = self.acknowledged.get(&component.name)?;
+        let anew = component.fault_at.is_some_and(|at| at > known.at.mono);
+        let worse = component.state > known.state || component.action > known.action;
+        let words = match component.state {
+            HealthState::Healthy => "the fault is gone".to_owned(),
+            _ if anew => format!("it happened anew: {}", component.reason),
+            _ if worse => format!("it got worse: {}", component.reason),
+            _ => return None,
+        };
+        let weight = if component.state == HealthState::Healthy { Weight::Info } else { Weight::Warning };
+        self.acknowledged.remove(&component.name);
+        let over = observation(component, ACKNOWLEDGEMENT_OVER, words, vec![]);
+        Some(Observation { weight, ..over })
+    }
+
+    /// The silences that have run out at `now`, as they go into the journal; they are over then.
+    pub fn run_out(&mut self, now: Wall) -> Vec<Observation> {
+        let over: Vec<String> = self
+            .silenced
+            .iter()
+            .filter(|(_, silence)| silence.until <= now)
+            .map(|(name, _)| name.clone())
+            .collect();
+        let told = over.into_iter().map(|name| {
+            self.silenced.remove(&name);
+            let component = Component { name, ..Component::default() };
+            observation(&component, SILENCE_OVER, "the silence has run out".to_owned(), vec![])
+        });
+        told.collect()
+    }
+
+    /// The acknowledgement of a component.
+    pub fn acknowledgement(&self, component: &str) -> Option<&Acknowledgement> {
+        self.acknowledged.get(component)
+    }
+
+    /// The silence over a component.
+    pub fn silence(&self, component: &str) -> Option<&Silence> {
+        self.silenced.get(component)
+    }
+
+    /// Whether the component counts for the node.
+    pub fn counts(&self, component: &str) -> bool {
+        !self.acknowledged.contains_key(component) && !self.silenced.contains_key(component)
+    }
+}
+
+fn observation(
+    component: &Component,
+    event: &str,
+    detail: String,
+    values: Vec<(&str, String)>,
+) -> Observation {
+    Observation {
+        component: component.name.clone(),
+        event: event.to_owned(),
+        weight: Weight::Info,
+        detail,
+        values: values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+    }
+}
+
+fn cut(reason: &str) -> String {
+    reason.chars().filter(|letter| !letter.is_control()).take(REASON).collect()
+}
+
+/// The name of a state or an action, as the journal writes it.
+/// The name of a state or an action in the journal.
+pub(crate) fn name(of: impl serde::Serialize) -> String {
+    serde_json::to_value(of).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// What has that name in the journal.
+pub(crate) fn named<T: serde::de::DeserializeOwned>(name: &str) -> Option<T> {
+    serde_json::from_value(serde_json::Value::String(name.to_owned())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::time::Mono;
+
+    const NAME: &str = "gpu.0000:3b:00";
+
+    fn stamp(seconds: u64) -> Stamp {
+        Stamp { mono: Mono(seconds * 1_000_000_000), wall: Wall(seconds as i64 * 1_000_000_000) }
+    }
+
+    fn boot() -> BootId {
+        BootId("this".into())
+    }
+
+    fn ill(state: HealthState, fault_at: u64) -> Component {
+        Component { name: NAME.into(), state, fault_at: Some(stamp(fault_at).mono), ..Component::default() }
+    }
+
+    fn said(attention: &mut Attention, at: u64, word: &Word, component: &Component) {
+        attention.take_in(stamp(at), &boot(), &word.observation(1000, component));
+    }
+
+    fn acknowledge() -> Word {
+        Word::Acknowledge { reason: "ticket 7".into() }
+    }
+
+    #[test]
+    fn a_known_fault_does_not_count_until_it_comes_anew() {
+        let mut attention = Attention::default();
+        let component = ill(HealthState::Unhealthy, 10);
+        said(&mut attention, 20, &acknowledge(), &component);
+        assert!(!attention.counts(NAME));
+        let known = attention.acknowledgement(NAME).unwrap();
+        assert_eq!(
+            (known.uid, known.reason.as_str(), known.state),
+            (1000, "ticket 7", HealthState::Unhealthy)
+        );
+        assert_eq!(attention.judged(&component), None);
+        let over = attention.judged(&ill(HealthState::Unhealthy, 30)).unwrap();
+        assert_eq!((over.event.as_str(), over.weight), (ACKNOWLEDGEMENT_OVER, Weight::Warning));
+        assert!(attention.counts(NAME));
+    }
+
+    #[test]
+    fn it_is_over_too_when_it_gets_worse_and_when_it_is_gone() {
+        for (state, weight) in
+            [(HealthState::Unhealthy, Weight::Warning), (HealthState::Healthy, Weight::Info)]
+        {
+            let mut attention = Attention::default();
+            said(&mut attention, 20, &acknowledge(), &ill(HealthState::Degraded, 10));
+            assert_eq!(attention.judged(&ill(HealthState::Degraded, 10)), None);
+            assert_eq!(attention.judged(&ill(state, 10)).unwrap().weight, weight);
+        }
+    }
+
+    #[test]
+    fn a_silence_runs_out_or_is_taken_back() {
+        let mut attention = Attention::default();
+        let component = ill(HealthState::Unhealthy, 10);
+        let silence = Word::Silence { reason: "bench".into(), until: stamp(100).wall };
+        said(&mut attention, 20, &silence, &component);
+        assert!(!attention.counts(NAME));
+        assert_eq!(attention.run_out(stamp(99).wall), []);
+        assert_eq!(attention.run_out(stamp(100).wall).len(), 1);
+        assert!(attention.counts(NAME));
+        said(&mut attention, 120, &silence, &component);
+        said(&mut attention, 121, &Word::Unsilence, &component);
+        assert!(attention.counts(NAME) && attention.silence(NAME).is_none());
+    }
+
+    #[test]
+    fn another_boot_finds_anew() {
+        let mut attention = Attention::default();
+        said(&mut attention, 20, &acknowledge(), &ill(HealthState::Unhealthy, 10));
+        attention.only_of(&boot());
+        assert!(!attention.counts(NAME));
+        attention.only_of(&BootId("next".into()));
+        assert!(attention.counts(NAME));
+    }
+}

@@ -1,0 +1,332 @@
+//! Goodput as a ledger: each nanosecond of a job belongs to one state, and the books balance.
+//!
+//! The job moves from state to state by [`Ledger::enter`]; what was booked as training is then divided, step by
+//! step, into progress, checkpoints and work that had to be done again. After Wongpanich et al.'s ML Productivity
+//! Goodput and ByteRobust's ETTR: productive time over wall time.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::time::{Mono, Span};
+use crate::model::entry::StepDone;
+
+/// What a job's time goes into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Spending {
+    /// Steps that count: productive time.
+    Training,
+    /// Inside the trainer's sections named `checkpoint`.
+    Checkpointing,
+    /// From the start of the processes to their first contact: interpreter, imports.
+    Starting,
+    /// From the first contact to the end of the first step: process groups, model, restore, lazy compilation.
+    Initialising,
+    /// Steps done a second time, and the unfinished part of a step that a fault cut off.
+    LostWork,
+    /// From a fault to its detection.
+    Undetected,
+    /// From the detection until no process of the attempt is left.
+    Stopping,
+    /// From there to the start of the next attempt.
+    Deciding,
+    /// From the last step to the end of the job.
+    Finishing,
+}
+
+impl std::fmt::Display for Spending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Spending::Training => "training",
+            Spending::Checkpointing => "checkpointing",
+            Spending::Starting => "starting",
+            Spending::Initialising => "initialising",
+            Spending::LostWork => "lost work",
+            Spending::Undetected => "fault undetected",
+            Spending::Stopping => "stopping",
+            Spending::Deciding => "deciding",
+            Spending::Finishing => "finishing",
+        })
+    }
+}
+
+/// The running account of one job.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    began: Mono,
+    state: Spending,
+    since: Mono,
+    booked: BTreeMap<Spending, Span>,
+    /// Of what is booked as training: work done again or cut off.
+    lost: Span,
+    /// Of what is booked as training: time in sections named `checkpoint`.
+    saved: Span,
+    /// The newest step completed by the lead rank in any attempt.
+    reached: Option<u64>,
+    /// The newest step completed before the current attempt.
+    reached_before: Option<u64>,
+    /// The highest number of a completed step, as the program or the hook counts; and the same before the current attempt.
+    highest: (Option<u64>, Option<u64>),
+    /// Whether any rank ever sent a heartbeat: without them nobody knows of training.
+    heard: bool,
+    last_step_end: Option<Mono>,
+    steps: u64,
+    steps_lost: u64,
+    saves: u64,
+}
+
+/// The books of a job at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Books {
+    /// From the start of the job to this moment.
+    pub wall: Span,
+    /// Where it went; the sum is `wall`.
+    pub parts: BTreeMap<Spending, Span>,
+    /// Training over wall time, 0 to 1; none where no rank sent heartbeats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goodput: Option<f64>,
+    /// Distinct steps completed.
+    pub steps: u64,
+    /// Steps that were done again: an earlier attempt had completed a step of that number.
+    pub steps_lost: u64,
+    /// Steps of which a part went into a checkpoint.
+    #[serde(default)]
+    pub saves: u64,
+}
+
+impl Ledger {
+    /// Opens the books of a job that begins now.
+    pub fn open(at: Mono) -> Ledger {
+        Ledger {
+            began: at,
+            state: Spending::Starting,
+            since: at,
+            booked: BTreeMap::new(),
+            lost: Span::default(),
+            saved: Span::default(),
+            reached: None,
+            reached_before: None,
+            highest: (None, None),
+            heard: false,
+            last_step_end: None,
+            steps: 0,
+            steps_lost: 0,
+            saves: 0,
+        }
+    }
+
+    /// From `at` on the time goes into `state`. A time before the last change counts as that change's.
+    pub fn enter(&mut self, at: Mono, state: Spending) {
+        let at = at.max(self.since);
+        self.heard |= matches!(state, Spending::Initialising | Spending::Training);
+        let cut_off = self.state == Spending::Training && state != Spending::Training;
+        self.book(self.state, at.since(self.since));
+        if cut_off && state == Spending::Undetected {
+            self.charge_unfinished_step(at);
+        }
+        self.state = state;
+        self.since = at;
+    }
+
+    /// What the time goes into at present.
+    pub fn state(&self) -> Spending {
+        self.state
+    }
+
+    /// The highest number that a completed step of an attempt before the current one had.
+    pub fn highest_before(&self) -> Option<u64> {
+        self.highest.1
+    }
+
+    /// The newest step that the lead rank completed in any attempt; where steps are counted anew in each process, how many
+    /// there were in all.
+    pub fn reached(&self) -> Option<u64> {
+        self.reached
+    }
+
+    /// A new attempt begins: steps up to the newest one reached so far will be done again.
+    pub fn begin_attempt(&mut self) {
+        self.reached_before = self.reached;
+        self.highest.1 = self.highest.0;
+        self.last_step_end = None;
+    }
+
+    /// A step of the lead rank is complete.
+    pub fn step(&mut self, done: &StepDone) {
+        // What a first step took cannot be told from the setup before it, and is booked as such.
+        let length = if done.first { Span::default() } else { done.end.since(done.start) };
+        // Counted steps begin at 0 in each process. Whether the program resumed from a checkpoint, nobody knows: for the policy
+        // each is progress, so that no job is stopped that moves on; goodput counts no number twice.
+        let number = match self.reached_before {
+            Some(reached) if done.counted => done.step.saturating_add(reached).saturating_add(1),
+            _ => done.step,
+        };
+        if self.highest.1.is_some_and(|highest| done.step <= highest) {
+            self.steps_lost += 1;
+            self.lost = self.lost.plus(length);
+        } else {
+            self.steps += 1;
+            self.saved = self.saved.plus(Span(done.checkpoint_ns.min(length.0)));
+            self.saves += u64::from(done.checkpoint_ns.min(length.0) > 0);
+        }
+        self.reached = self.reached.max(Some(number));
+        self.highest.0 = self.highest.0.max(Some(done.step));
+        self.last_step_end = Some(done.end);
+    }
+
+    /// The books at `at`.
+    pub fn books(&self, at: Mono) -> Books {
+        let at = at.max(self.since);
+        let mut parts = self.booked.clone();
+        let open = parts.entry(self.state).or_default();
+        *open = open.plus(at.since(self.since));
+        // Steps are seen later than states change; no more can be moved out of training than was booked there.
+        for (state, charged) in [(Spending::LostWork, self.lost), (Spending::Checkpointing, self.saved)] {
+            let training = parts.entry(Spending::Training).or_default();
+            let moved = charged.min(*training);
+            *training = training.minus(moved);
+            parts.insert(state, moved);
+        }
+        let training = parts.get(&Spending::Training).copied().unwrap_or_default();
+        parts.retain(|_, span| span.0 > 0);
+        let wall = at.since(self.began);
+        let share = if wall.0 == 0 { 0.0 } else { training.0 as f64 / wall.0 as f64 };
+        let goodput = self.heard.then_some(share);
+        Books { wall, parts, goodput, steps: self.steps, steps_lost: self.steps_lost, saves: self.saves }
+    }
+
+    /// The part of a step that a fault cut off is lost work.
+    fn charge_unfinished_step(&mut self, fault_at: Mono) {
+        if let Some(end) = self.last_step_end {
+            self.lost = self.lost.plus(fault_at.since(end));
+        }
+    }
+
+    fn book(&mut self, state: Spending, span: Span) {
+        let booked = self.booked.entry(state).or_default();
+        *booked = booked.plus(span);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn step(number: u64, start: u64, end: u64) -> StepDone {
+        StepDone { step: number, start: Mono(start), end: Mono(end), ..StepDone::default() }
+    }
+
+    #[test]
+    fn a_fault_costs_its_detection_the_restart_and_the_steps_done_again() {
+        let mut ledger = Ledger::open(Mono(0));
+        ledger.begin_attempt();
+        ledger.enter(Mono(100), Spending::Initialising);
+        ledger.enter(Mono(200), Spending::Training);
+        ledger.step(&step(1, 200, 300));
+        ledger.step(&StepDone { checkpoint_ns: 40, ..step(2, 300, 400) });
+        ledger.step(&step(3, 400, 500));
+        ledger.enter(Mono(550), Spending::Undetected);
+        ledger.enter(Mono(560), Spending::Stopping);
+        ledger.enter(Mono(600), Spending::Deciding);
+        ledger.enter(Mono(610), Spending::Starting);
+        ledger.begin_attempt();
+        ledger.enter(Mono(700), Spending::Training);
+        ledger.step(&step(3, 700, 800));
+        ledger.step(&step(4, 800, 900));
+        ledger.enter(Mono(900), Spending::Finishing);
+        let books = ledger.books(Mono(1000));
+        let part = |spending| books.parts.get(&spending).map(|span| span.0);
+        assert_eq!(part(Spending::Training), Some(200 + 60 + 100));
+        assert_eq!(part(Spending::Checkpointing), Some(40));
+        assert_eq!(part(Spending::LostWork), Some(50 + 100));
+        assert_eq!(part(Spending::Undetected), Some(10));
+        assert_eq!((books.steps, books.steps_lost, books.goodput), (4, 1, Some(0.36)));
+    }
+
+    #[test]
+    fn steps_that_are_counted_anew_are_done_again_and_are_progress_all_the_same() {
+        let mut ledger = Ledger::open(Mono(0));
+        for attempt in 0..3 {
+            ledger.begin_attempt();
+            for number in 0..5 {
+                ledger.enter(Mono(attempt * 100), Spending::Training);
+                let start = attempt * 100 + number * 10;
+                ledger.step(&StepDone { counted: true, ..step(number, start, start + 10) });
+            }
+            ledger.enter(Mono(attempt * 100 + 50), Spending::Deciding);
+        }
+        let books = ledger.books(Mono(300));
+        assert_eq!((books.steps, books.steps_lost), (5, 10));
+        assert_eq!(books.parts.get(&Spending::LostWork), Some(&Span(100)));
+        assert_eq!(books.parts.get(&Spending::Training), Some(&Span(50)));
+        // The policy must not take a job for stuck that may have resumed.
+        assert_eq!(ledger.reached(), Some(14));
+        ledger.begin_attempt();
+        assert_eq!(ledger.reached(), Some(14), "an attempt without a step is no progress");
+    }
+
+    #[test]
+    fn a_program_that_begins_from_the_start_is_productive_only_once_it_is_past_where_it_was() {
+        let mut ledger = Ledger::open(Mono(0));
+        for (attempt, steps) in [(0, 10), (1, 12)] {
+            ledger.begin_attempt();
+            for number in 0..steps {
+                ledger.step(&step(number, attempt * 1000 + number * 10, attempt * 1000 + number * 10 + 10));
+            }
+        }
+        let books = ledger.books(Mono(2000));
+        assert_eq!((books.steps, books.steps_lost), (12, 10));
+    }
+
+    #[test]
+    fn a_job_without_heartbeats_has_no_goodput() {
+        let mut ledger = Ledger::open(Mono(0));
+        ledger.begin_attempt();
+        ledger.enter(Mono(90), Spending::Undetected);
+        let silent = ledger.books(Mono(100));
+        assert_eq!(silent.goodput, None);
+        assert!(!serde_json::to_string(&silent).expect("books are JSON").contains("goodput"));
+        ledger.enter(Mono(100), Spending::Initialising);
+        assert_eq!(ledger.books(Mono(200)).goodput, Some(0.0));
+    }
+
+    fn spending() -> impl Strategy<Value = Spending> {
+        prop::sample::select(vec![
+            Spending::Training,
+            Spending::Starting,
+            Spending::Initialising,
+            Spending::Undetected,
+            Spending::Stopping,
+            Spending::Deciding,
+            Spending::Finishing,
+        ])
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order, with whatever times: the parts add up to the wall time.
+        #[test]
+        fn the_books_balance(
+            changes in prop::collection::vec((0u64..10_000, spending()), 0..40),
+            steps in prop::collection::vec((0u64..50, 0u64..10_000, 0u64..5_000, 0u64..9_000), 0..40),
+            end in 0u64..20_000,
+        ) {
+            let mut ledger = Ledger::open(Mono(0));
+            let mut steps = steps.into_iter();
+            for (at, state) in changes {
+                ledger.enter(Mono(at), state);
+                if state == Spending::Starting {
+                    ledger.begin_attempt();
+                }
+                if let Some((number, start, length, checkpoint_ns)) = steps.next() {
+                    ledger.step(&StepDone { checkpoint_ns, ..step(number, start, start + length) });
+                }
+            }
+            let books = ledger.books(Mono(end));
+            let sum: u64 = books.parts.values().map(|span| span.0).sum();
+            prop_assert_eq!(sum, books.wall.0);
+            prop_assert!(books.goodput.is_none_or(|goodput| goodput <= 1.0));
+        }
+    }
+}

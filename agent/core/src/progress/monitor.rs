@@ -1,0 +1,437 @@
+//! What is found in a job while it runs: its steps, put together from what each rank tells, go to the judges of
+//! stragglers and of numbers.
+//!
+//! A step is judged when all ranks have completed it, or when others are so far ahead that its missing ranks are
+//! not waited for any longer.
+
+mod exchange;
+mod pace;
+mod proven;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use pace::Pace;
+
+use exchange::Exchange;
+use pace::{LAST, Paces};
+use proven::Unproven;
+
+use crate::base::id::{Attempt, Rank};
+use crate::host::contention::Surroundings;
+use crate::model::entry::{JobSpec, StepDone};
+use crate::model::finding::Finding;
+use crate::progress::memory::Learned;
+use crate::progress::numerics::{self, Numbers, Sick};
+use crate::progress::parallelism::Layout;
+use crate::progress::straggler::{self, Limits, Names, Peers, Role, Row, Standing, learn};
+
+/// A step that most ranks have passed by so many is judged without those that are missing.
+const PASSED_BY: u64 = 8;
+
+/// Steps that wait for ranks; of more, the farthest ahead are not waited for.
+const WAITING: usize = 32;
+
+/// What a rank told of a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    done: bool,
+    took: f32,
+    /// Seconds without waiting for others and pauses; NaN if no section tells of either.
+    without_waiting: f32,
+    wait: f32,
+    /// Seconds in sections in which nothing is exchanged.
+    alone: f32,
+    numbers: Numbers,
+}
+
+/// The watch over one job.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    spec_ranks: u32,
+    layout: Layout,
+    surroundings: Surroundings,
+    told: u64,
+    attempt: Attempt,
+    now: Option<Present>,
+    /// What was learned of the job by earlier runs and attempts: its noise, and the stage of each rank.
+    noise: Option<f32>,
+    stages: Vec<u32>,
+}
+
+/// The present attempt.
+#[derive(Clone, Debug)]
+struct Present {
+    ranks: Vec<Rank>,
+    names: Names,
+    stragglers: straggler::Judge,
+    /// The stage of each rank, where it was learned.
+    stages: Vec<u32>,
+    /// What each rank said it is.
+    roles: Vec<Option<(String, Option<u32>)>>,
+    standing: Standing,
+    unproven: Unproven,
+    /// The first self times, while peers may still be learned from them.
+    learning: Option<(Vec<u64>, Vec<Vec<f32>>)>,
+    paces: Paces,
+    exchange: Exchange,
+    numbers: numerics::Judge,
+    sick: BTreeMap<(crate::model::finding::FindingKind, u32), Finding>,
+    steps: BTreeMap<u64, Vec<Told>>,
+    judged: Option<u64>,
+    /// By rank: its newest step.
+    newest: Vec<Option<u64>>,
+}
+
+impl Watch {
+    /// Begins to watch a job.
+    pub fn new(spec: &JobSpec) -> Watch {
+        Watch {
+            spec_ranks: spec.world_size,
+            layout: Layout::of_command(&spec.command),
+            surroundings: Surroundings::default(),
+            told: 0,
+            attempt: Attempt(0),
+            now: None,
+            noise: None,
+            stages: Vec::new(),
+        }
+    }
+
+    /// Takes in what earlier runs of the job learned.
+    pub fn recall(&mut self, learned: &Learned) {
+        self.noise = learned.noise;
+        self.stages.clone_from(&learned.stages);
+    }
+
+    /// Adds what was learned, for the next run.
+    pub fn remember(&self, learned: &mut Learned) {
+        let present = self.now.as_ref();
+        learned.noise = present.and_then(|present| present.stragglers.noise()).or(self.noise);
+        learned.stages.clone_from(present.map_or(&self.stages, |present| &present.stages));
+    }
+
+    /// An attempt begins with these ranks. What was found before is not carried over.
+    pub fn begin_attempt(&mut self, attempt: Attempt, ranks: Vec<Rank>) {
+        if let Some(present) = &self.now {
+            self.noise = present.stragglers.noise().or(self.noise);
+            self.stages.clone_from(&present.stages);
+        }
+        self.attempt = attempt;
+        let role = |rank: &Rank| {
+            let stage = self.layout.stage(rank.0, self.spec_ranks);
+            Role { group: stage.unwrap_or(0), stage, host: None }
+        };
+        let given = ranks.iter().any(|rank| self.layout.stage(rank.0, self.spec_ranks).is_some());
+        let recalled = !given && self.stages.len() == ranks.len() && !ranks.is_empty();
+        let peers = match recalled {
+            true => of_stages(&self.stages),
+            false => Peers::new(ranks.iter().map(role).collect()),
+        };
+        let mut stragglers = straggler::Judge::new(peers, Limits::default());
+        if let Some(noise) = self.noise {
+            stragglers.recall_noise(noise);
+        }
+        let mut now = Present {
+            names: Names { ranks: ranks.clone(), devices: Vec::new(), hosts: Vec::new() },
+            stragglers,
+            roles: vec![None; ranks.len()],
+            stages: if recalled { self.stages.clone() } else { Vec::new() },
+            standing: Standing::default(),
+            unproven: Unproven::default(),
+            learning: (!given && !recalled).then(Default::default),
+            paces: Paces::of(ranks.len()),
+            exchange: Exchange::default(),
+            numbers: numerics::Judge::default(),
+            sick: BTreeMap::new(),
+            steps: BTreeMap::new(),
+            judged: None,
+            newest: vec![None; ranks.len()],
+            ranks,
+        };
+        now.name_devices(&self.surroundings);
+        self.now = Some(now);
+    }
+
+    /// What is known of the host and its devices that may explain slowness; it replaces what was known before. Findings that
+    /// stand and are explained by it are returned, to be told again.
+    pub fn set_surroundings(&mut self, surroundings: Surroundings) -> Vec<Finding> {
+        self.surroundings = surroundings;
+        let Some(present) = &mut self.now else { return Vec::new() };
+        present.name_devices(&self.surroundings);
+        present.standing.explain(&present.names, &self.surroundings.hints)
+    }
+
+    /// A rank said what it is. Once all have, each is compared with those of its role and stage; what it said counts more
+    /// than what was learned or stands on the command line.
+    pub fn set_role(&mut self, rank: Rank, role: String, stage: Option<u32>) {
+        let noise = self.noise;
+        let Some(present) = &mut self.now else { return };
+        let Ok(index) = present.ranks.binary_search(&rank) else { return };
+        let told = Some((role, stage));
+        if present.roles[index] == told {
+            return;
+        }
+        present.roles[index] = told;
+        present.take_roles(noise);
+    }
+
+    /// How the rank's last steps went.
+    pub fn pace(&self, rank: Rank) -> Pace {
+        let Some(present) = &self.now else { return Pace::default() };
+        let Ok(index) = present.ranks.binary_search(&rank) else { return Pace::default() };
+        present.paces.pace(index, present.stragglers.last_scores(index as u32, LAST))
+    }
+
+    /// The last step of this attempt of which it is known that no replica had differed until then: what was saved up to it can be
+    /// gone back to. None where neither digests nor checkpoints can be compared.
+    pub fn vouched(&self) -> Option<u64> {
+        self.now.as_ref()?.numbers.vouched()
+    }
+
+    /// Takes in what all ranks saved of a step, by rank the checksums of its shard's chunks; what it brings to light is returned.
+    pub fn saved(&mut self, step: u64, shards: &[(Rank, Vec<u64>)]) -> Vec<Finding> {
+        let Some(present) = &mut self.now else { return Vec::new() };
+        if shards.iter().map(|(rank, _)| *rank).ne(present.ranks.iter().copied()) {
+            return Vec::new();
+        }
+        let shards: Vec<Vec<u64>> = shards.iter().map(|(_, chunks)| chunks.clone()).collect();
+        let (mut sick, mut found) = (Vec::new(), Vec::new());
+        present.numbers.saved(step, &shards, &mut sick);
+        present.tell(step, sick, self.attempt, &mut self.told, &mut found);
+        found
+    }
+
+    /// Takes in steps that a rank completed; what they bring to light is returned.
+    pub fn steps(&mut self, rank: Rank, done: &[StepDone]) -> Vec<Finding> {
+        let mut found = Vec::new();
+        for step in done {
+            let Some(present) = &mut self.now else { break };
+            let Ok(index) = present.ranks.binary_search(&rank) else { break };
+            present.take(index, step);
+            while let Some((step, row)) = present.next_row() {
+                present.judge(step, &row, self.attempt, &mut self.told, &self.surroundings, &mut found);
+            }
+        }
+        found
+    }
+}
+
+impl Present {
+    fn take(&mut self, index: usize, done: &StepDone) {
+        self.newest[index] = Some(done.step);
+        if self.judged.is_some_and(|judged| done.step <= judged) {
+            return;
+        }
+        let ranks = self.ranks.len();
+        let row = self.steps.entry(done.step).or_insert_with(|| vec![Told::default(); ranks]);
+        row[index] = Told::of(done);
+        if self.steps.len() > WAITING {
+            self.steps.pop_last();
+        }
+    }
+
+    /// The oldest step, if nobody is waited for any longer.
+    fn next_row(&mut self) -> Option<(u64, Vec<Told>)> {
+        let oldest = self.steps.first_entry()?;
+        let step = *oldest.key();
+        let whole = oldest.get().iter().all(|told| told.done);
+        // Most ranks: a single one that counts from elsewhere must not hurry the others.
+        let ahead = |newest: &&Option<u64>| newest.is_some_and(|newest| newest >= step + PASSED_BY);
+        let passed_by = self.newest.iter().filter(ahead).count() * 2 > self.newest.len();
+        if !whole && !passed_by {
+            return None;
+        }
+        self.judged = Some(step);
+        self.steps.pop_first()
+    }
+
+    /// Compares ranks by what they said they are, once all have.
+    fn take_roles(&mut self, noise: Option<f32>) {
+        let Some(roles) = self.roles.iter().cloned().collect::<Option<Vec<_>>>() else { return };
+        let kinds: BTreeSet<&(String, Option<u32>)> = roles.iter().collect();
+        let group =
+            |role: &(String, Option<u32>)| kinds.iter().position(|kind| *kind == role).unwrap_or(0) as u32;
+        let of = |role: &(String, Option<u32>)| Role { group: group(role), stage: role.1, host: None };
+        self.stragglers =
+            straggler::Judge::new(Peers::new(roles.iter().map(of).collect()), Limits::default());
+        if let Some(noise) = noise {
+            self.stragglers.recall_noise(noise);
+        }
+        self.unproven = Unproven::default();
+        self.learning = None;
+        self.stages.clear();
+    }
+
+    fn name_devices(&mut self, surroundings: &Surroundings) {
+        let device = |rank: &Rank| surroundings.devices.get(rank).cloned();
+        self.names.devices = self.ranks.iter().map(device).collect();
+    }
+
+    fn judge(
+        &mut self,
+        step: u64,
+        row: &[Told],
+        attempt: Attempt,
+        told: &mut u64,
+        surroundings: &Surroundings,
+        found: &mut Vec<Finding>,
+    ) {
+        if let Some(self_times) = self_times(row) {
+            self.pace_of(step, row, &self_times, attempt, told, surroundings, found);
+        }
+        let numbers: Vec<Numbers> = row.iter().map(|told| told.numbers).collect();
+        let mut sick = Vec::new();
+        self.numbers.step(step, &numbers, &mut sick);
+        self.tell(step, sick, attempt, told, found);
+    }
+
+    /// Makes findings of what is sick, and of what no longer is.
+    fn tell(
+        &mut self,
+        step: u64,
+        sick: Vec<Sick>,
+        attempt: Attempt,
+        told: &mut u64,
+        found: &mut Vec<Finding>,
+    ) {
+        for sick in sick {
+            let before = self.sick.remove(&(sick.what, sick.place));
+            let finding = match before.filter(|_| sick.over) {
+                Some(before) => {
+                    let headline = format!("over since step {}: {}", sick.since, before.headline);
+                    Finding { over: true, step: sick.since, headline, ..before }
+                }
+                None => {
+                    *told += 1;
+                    let finding = self.say(*told, attempt, step, &sick);
+                    self.sick.insert((sick.what, sick.place), finding.clone());
+                    finding
+                }
+            };
+            found.push(finding);
+        }
+    }
+
+    /// Who makes the job slow.
+    #[expect(clippy::too_many_arguments, reason = "a part of the judgement of one step")]
+    fn pace_of(
+        &mut self,
+        step: u64,
+        row: &[Told],
+        self_times: &[f32],
+        attempt: Attempt,
+        told: &mut u64,
+        surroundings: &Surroundings,
+        found: &mut Vec<Finding>,
+    ) {
+        let waits: Vec<f32> = row.iter().map(|told| if told.done { told.wait } else { f32::NAN }).collect();
+        let mut lengths: Vec<f32> = row.iter().filter(|told| told.done).map(|told| told.took).collect();
+        lengths.sort_unstable_by(f32::total_cmp);
+        let took = lengths.get(lengths.len() / 2).copied().unwrap_or(f32::NAN);
+        self.paces.push(self_times.iter().zip(row).map(|(own, told)| (*own, told.wait, told.took)));
+        self.learn_peers(step, self_times);
+        let named = if waits.iter().any(|wait| *wait > 0.0) { waits.as_slice() } else { &[] };
+        let mut changes = Vec::new();
+        self.stragglers.step(Row { step, self_times, waits: named, took }, &mut changes);
+        for change in &self.unproven.proven(changes, &self.names.devices) {
+            let place = (self.stragglers.peers(), &self.names, surroundings.hints.as_slice());
+            let finding = self.standing.tell(change, *told + 1, attempt, place);
+            found.extend(finding.inspect(|finding| *told = (*told).max(finding.finding)));
+        }
+        let link = self.exchange.step(step, &waits, self_times, took, (*told + 1, attempt, &self.names));
+        found.extend(link.inspect(|finding| *told = (*told).max(finding.finding)));
+    }
+
+    /// Looks whether the first steps tell that ranks have different work by design. From then on they are compared within
+    /// their stage; the steps so far are judged anew.
+    fn learn_peers(&mut self, step: u64, self_times: &[f32]) {
+        let Some((steps, rows)) = &mut self.learning else { return };
+        steps.push(step);
+        rows.push(self_times.to_vec());
+        let stages = if self.stragglers.is_quiet() { learn::stages(rows) } else { None };
+        if let Some(stages) = stages {
+            self.stragglers = straggler::Judge::new(of_stages(&stages), Limits::default());
+            self.stages = stages;
+            // The newest is judged by the caller.
+            let before = rows.len() - 1;
+            for (step, self_times) in steps.iter().zip(rows.iter()).take(before) {
+                let row = Row { step: *step, self_times, waits: &[], took: f32::NAN };
+                self.stragglers.step(row, &mut Vec::new());
+            }
+            self.learning = None;
+        } else if rows.len() >= learn::LONGEST || !self.stragglers.is_quiet() {
+            self.learning = None;
+        }
+    }
+
+    fn say(&self, number: u64, attempt: Attempt, step: u64, sick: &Sick) -> Finding {
+        let ranks: Vec<Rank> =
+            sick.ranks.iter().filter_map(|index| self.ranks.get(*index as usize)).copied().collect();
+        let named = match ranks.as_slice() {
+            [rank] => rank.to_string(),
+            ranks => {
+                let numbers: Vec<String> = ranks.iter().map(|rank| rank.0.to_string()).collect();
+                format!("ranks {}", numbers.join(", "))
+            }
+        };
+        Finding {
+            finding: number,
+            attempt,
+            what: sick.what,
+            over: false,
+            headline: sick.headline.replace("{ranks}", &named),
+            domain: sick.domain,
+            confidence: sick.confidence,
+            ranks,
+            device: None,
+            host: None,
+            stage: None,
+            since_step: sick.since,
+            step,
+            cost_percent: None,
+            evidence: sick.evidence.clone(),
+            last_agreed_step: sick.last_agreed,
+            doubtful_steps: sick.doubtful.clone(),
+        }
+    }
+}
+
+impl Told {
+    fn of(done: &StepDone) -> Told {
+        let seconds = |ns: u64| (ns as f64 / 1e9) as f32;
+        let took = done.end.since(done.start).0;
+        let spent = done.spent;
+        // A first step began with imports and setup: its length says nothing of training.
+        let usable = !done.first;
+        let without = took.saturating_sub(spent.wait_ns).saturating_sub(spent.pause_ns);
+        Told {
+            done: true,
+            took: if usable { seconds(took) } else { f32::NAN },
+            without_waiting: if usable && spent.wait_ns > 0 { seconds(without) } else { f32::NAN },
+            wait: if usable { seconds(spent.wait_ns) } else { f32::NAN },
+            alone: if usable && spent.alone_ns > 0 { seconds(spent.alone_ns) } else { f32::NAN },
+            numbers: Numbers {
+                loss: done.loss,
+                grad_norm: done.grad_norm,
+                digest: done.digest,
+                checkpointed: done.checkpoint_ns > 0,
+            },
+        }
+    }
+}
+
+fn of_stages(stages: &[u32]) -> Peers {
+    let role = |stage: &u32| Role { group: *stage, stage: Some(*stage), host: None };
+    Peers::new(stages.iter().map(role).collect())
+}
+
+/// Self times by what sections are named; none if none tells of it. All ranks are measured alike.
+fn self_times(row: &[Told]) -> Option<Vec<f32>> {
+    let known = |seconds: fn(&Told) -> f32| -> Vec<f32> {
+        row.iter().map(|told| if told.done { seconds(told) } else { f32::NAN }).collect()
+    };
+    let any = |times: &Vec<f32>| times.iter().any(|time| time.is_finite());
+    Some(known(|told| told.without_waiting))
+        .filter(any)
+        .or_else(|| Some(known(|told| told.alone)).filter(any))
+}

@@ -1,0 +1,59 @@
+//! How each rank's last steps went, for people who look at a running job: its own time, how that compares with its peers', and the
+//! share of a step in which it waits.
+
+use crate::base::time::Span;
+use crate::progress::straggler::median;
+
+/// So many of the last steps count: what is shown follows what happens, and a lone long step does not show.
+pub(crate) const LAST: usize = 16;
+
+/// How a rank's last steps went. What its sections do not tell is not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// The time of its own work in a step, in the middle.
+    pub self_time: Option<Span>,
+    /// That relative to the median of its peers: 1.1 is 10 % slower.
+    pub against_peers: Option<f64>,
+    /// The share of a step in which it waits for other ranks, from 0 to 1.
+    pub wait_share: Option<f64>,
+}
+
+/// The last steps of all ranks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Paces {
+    /// By rank: own time in seconds, and share of waiting; NaN where it is not known.
+    last: Vec<[(f32, f32); LAST]>,
+    next: usize,
+}
+
+impl Paces {
+    pub(super) fn of(ranks: usize) -> Paces {
+        Paces { last: vec![[(f32::NAN, f32::NAN); LAST]; ranks], next: 0 }
+    }
+
+    /// Takes in a step: of each rank its own time, its waiting and the step's length, in seconds.
+    pub(super) fn push(&mut self, step: impl Iterator<Item = (f32, f32, f32)>) {
+        let at = self.next % LAST;
+        for (last, (own, wait, took)) in self.last.iter_mut().zip(step) {
+            // A job that names no waiting does not say that nobody waits.
+            let share = if wait > 0.0 && took > 0.0 { (wait / took).min(1.0) } else { f32::NAN };
+            last[at] = (own, share);
+        }
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// The pace of a rank whose last scores, ln(own time / peers'), are these.
+    pub(super) fn pace(&self, rank: usize, mut scores: Vec<f32>) -> Pace {
+        let Some(last) = self.last.get(rank) else { return Pace::default() };
+        let middle = |values: &mut dyn Iterator<Item = f32>| {
+            let mut known: Vec<f32> = values.filter(|value| !value.is_nan()).collect();
+            Some(median(&mut known)).filter(|middle| !middle.is_nan())
+        };
+        let own = middle(&mut last.iter().map(|(own, _)| *own));
+        Pace {
+            self_time: own.map(|seconds| Span((f64::from(seconds) * 1e9) as u64)),
+            against_peers: Some(f64::from(median(&mut scores).exp())).filter(|ratio| ratio.is_finite()),
+            wait_share: middle(&mut last.iter().map(|(_, share)| *share)).map(f64::from),
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! A finding in words: who is slow, since when, what it costs, what that rests on.
+
+use std::collections::BTreeMap;
+
+use super::found::{Change, Found, Slow};
+use super::peers::Peers;
+use crate::base::id::{Attempt, Rank};
+use crate::model::finding::{Finding, FindingKind, Hint};
+use crate::model::verdict::FaultDomain;
+
+/// Hints that are quoted for one finding.
+const QUOTED: usize = 6;
+
+/// What ranks and hosts are called.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    /// The rank of each index.
+    pub ranks: Vec<Rank>,
+    /// The device of each index, where it is known.
+    pub devices: Vec<Option<String>>,
+    /// The hosts by number.
+    pub hosts: Vec<String>,
+}
+
+impl Names {
+    fn rank(&self, index: u32) -> Rank {
+        self.ranks.get(index as usize).copied().unwrap_or(Rank(index))
+    }
+
+    fn host(&self, host: u32) -> String {
+        self.hosts.get(host as usize).cloned().unwrap_or_else(|| format!("host {host}"))
+    }
+}
+
+/// Findings that stand, by what is slow: each is told under its number, and again when it is over.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    by_place: BTreeMap<Slow, Told>,
+}
+
+/// A finding as it was told.
+#[derive(Clone, Debug)]
+struct Told {
+    /// Without what may explain it.
+    bare: Finding,
+    /// What was quoted with it. A reason that is gone later was one all the same.
+    hints: Vec<Hint>,
+}
+
+impl Told {
+    fn finding(&self) -> Finding {
+        let mut finding = self.bare.clone();
+        for hint in &self.hints {
+            finding.confidence = (finding.confidence + 0.05).min(0.99);
+            finding.evidence.push(format!("it may explain it: {}", hint.fact));
+        }
+        finding
+    }
+
+    /// Quotes what explains it and was not quoted yet; whether there was any.
+    fn quote(&mut self, hints: &[Hint]) -> bool {
+        let known = |hints: &[Hint], new: &Hint| {
+            hints.iter().any(|old| (&old.device, &old.about) == (&new.device, &new.about))
+        };
+        let before = self.hints.len();
+        for hint in explaining(&self.bare, hints) {
+            if self.hints.len() < QUOTED && !known(&self.hints, hint) {
+                self.hints.push(hint.clone());
+            }
+        }
+        self.hints.len() > before
+    }
+}
+
+impl Standing {
+    /// The finding that a change of the judge comes to. `number` is taken for one that is new.
+    pub fn tell(
+        &mut self,
+        change: &Change,
+        number: u64,
+        attempt: Attempt,
+        (peers, names, hints): (&Peers, &Names, &[Hint]),
+    ) -> Option<Finding> {
+        match change {
+            Change::Found(found) => {
+                let mut told = Told { bare: say(number, attempt, found, peers, names), hints: Vec::new() };
+                told.quote(hints);
+                let finding = told.finding();
+                self.by_place.insert(found.slow, told);
+                Some(finding)
+            }
+            Change::Over { slow, since, .. } => {
+                let before = self.by_place.remove(slow)?.finding();
+                let headline = format!("over since step {since}: {}", before.headline);
+                Some(Finding { over: true, step: *since, headline, ..before })
+            }
+        }
+    }
+
+    /// The findings that are to be told again, because it is now known which device they are about, or what may
+    /// explain them.
+    pub fn explain(&mut self, names: &Names, hints: &[Hint]) -> Vec<Finding> {
+        let mut again = Vec::new();
+        for (slow, told) in &mut self.by_place {
+            let mut news = false;
+            if let Slow::Rank(rank) = slow
+                && told.bare.device.is_none()
+            {
+                told.bare.device = names.devices.get(*rank as usize).cloned().flatten();
+                news = told.bare.device.is_some();
+                if news {
+                    told.bare.domain = FaultDomain::Hardware;
+                }
+            }
+            if told.quote(hints) || news {
+                again.push(told.finding());
+            }
+        }
+        again
+    }
+}
+
+/// The finding with number `number`.
+fn say(number: u64, attempt: Attempt, found: &Found, peers: &Peers, names: &Names) -> Finding {
+    let (ranks, host, device, stage) = place(found, peers, names);
+    Finding {
+        finding: number,
+        attempt,
+        what: kind(found.slow),
+        over: false,
+        headline: headline(found, names),
+        domain: domain(found.slow, peers, names),
+        confidence: (f64::from(found.confidence) * 100.0).round() / 100.0,
+        ranks,
+        device,
+        host,
+        stage,
+        since_step: found.since,
+        step: found.told,
+        cost_percent: found.cost.map(|cost| (f64::from(cost) * 1000.0).round() / 10.0),
+        evidence: evidence(found),
+        last_agreed_step: None,
+        doubtful_steps: Vec::new(),
+    }
+}
+
+/// Whose fault slowness is. A rank that has no device of its own shares CPUs with whatever else runs on the host: that it is
+/// slow alone does not speak of hardware. In a trace of which no devices are known, ranks are taken to be devices.
+fn domain(slow: Slow, peers: &Peers, names: &Names) -> FaultDomain {
+    let on_a_device =
+        |rank: u32| names.devices.is_empty() || names.devices.get(rank as usize).is_some_and(Option::is_some);
+    let hardware = match slow {
+        Slow::Rank(rank) => on_a_device(rank),
+        Slow::Host(host) => peers.on_host(host).iter().any(|rank| on_a_device(*rank)),
+        Slow::Stage(_) | Slow::Rotating => return FaultDomain::User,
+    };
+    if hardware { FaultDomain::Hardware } else { FaultDomain::Unknown }
+}
+
+fn kind(slow: Slow) -> FindingKind {
+    match slow {
+        Slow::Rank(_) => FindingKind::SlowRank,
+        Slow::Host(_) => FindingKind::SlowHost,
+        Slow::Stage(_) => FindingKind::StageImbalance,
+        Slow::Rotating => FindingKind::DataImbalance,
+    }
+}
+
+type Place = (Vec<Rank>, Option<String>, Option<String>, Option<u32>);
+
+fn place(found: &Found, peers: &Peers, names: &Names) -> Place {
+    let host_of = |rank| peers.role(rank).host.map(|host| names.host(host));
+    match found.slow {
+        Slow::Rank(rank) => {
+            let device = names.devices.get(rank as usize).cloned().flatten();
+            (vec![names.rank(rank)], host_of(rank), device, peers.role(rank).stage)
+        }
+        Slow::Host(host) => {
+            let ranks = peers.on_host(host).iter().map(|rank| names.rank(*rank)).collect();
+            (ranks, Some(names.host(host)), None, None)
+        }
+        Slow::Stage(stage) => (Vec::new(), None, None, Some(stage)),
+        Slow::Rotating => (Vec::new(), None, None, None),
+    }
+}
+
+fn headline(found: &Found, names: &Names) -> String {
+    let percent = (f64::from(found.ratio) - 1.0) * 100.0;
+    let since = if found.onset_seen { format!(" since step {}", found.since) } else { String::new() };
+    let cost = match found.cost {
+        Some(cost) if cost >= 0.001 => {
+            format!("; without it a step would be {:.1} % shorter", f64::from(cost) * 100.0)
+        }
+        _ => String::new(),
+    };
+    match found.slow {
+        Slow::Rank(rank) => {
+            format!("{} is {percent:.0} % slower than its peers{since}{cost}", names.rank(rank))
+        }
+        Slow::Host(host) => {
+            format!("all ranks of {} are slow, typically by {percent:.0} %{since}{cost}", names.host(host))
+        }
+        Slow::Stage(stage) => {
+            format!("pipeline stage {stage} takes {percent:.0} % longer than the other stages{cost}")
+        }
+        Slow::Rotating => format!(
+            "in each step another rank is the slowest, typically by {percent:.0} %: the work is spread unevenly{cost}"
+        ),
+    }
+}
+
+fn evidence(found: &Found) -> Vec<String> {
+    let noise = f64::from(found.noise) * 100.0;
+    let mut evidence = vec![match found.slow {
+        Slow::Rank(_) | Slow::Host(_) => format!(
+            "self time (a step without waiting for others) over {} steps is {:.3} of the median of {} peer(s): {:.0} times \
+             its uncertainty; noise from step to step {noise:.1} %",
+            found.steps, found.ratio, found.peers, found.z,
+        ),
+        Slow::Stage(_) => format!(
+            "its median self time is {:.2} of the other stages' over {} steps, and its own ranks agree within {noise:.1} %: \
+             more work, not a slow device",
+            found.ratio, found.steps,
+        ),
+        Slow::Rotating => format!(
+            "over {} steps the slowest rank takes {:.2} of its peers' median in a typical step, and no rank is it in half of \
+             them: no slow device",
+            found.steps, found.ratio,
+        ),
+    }];
+    if found.usual != 0.0 {
+        evidence.push(format!(
+            "it became slow: before, its self time was {:.2} of its peers'",
+            found.usual.exp()
+        ));
+    }
+    if let Some(share) = found.waited_least {
+        evidence
+            .push(format!("it waited least of all ranks in {:.0} % of the steps", f64::from(share) * 100.0));
+    }
+    if !found.stages.is_empty() {
+        let times: Vec<String> =
+            found.stages.iter().map(|(stage, time)| format!("stage {stage} {time:.3} s")).collect();
+        evidence.push(format!("typical self times: {}", times.join(", ")));
+    }
+    evidence
+}
+
+/// The hints that concern the place of the finding; what is no fault of a place has none.
+fn explaining<'a>(finding: &'a Finding, hints: &'a [Hint]) -> impl Iterator<Item = &'a Hint> {
+    let is_of_place = matches!(finding.what, FindingKind::SlowRank | FindingKind::SlowHost);
+    hints.iter().filter(move |hint| {
+        let here = hint.host.is_none() || hint.host == finding.host;
+        // What concerns one device explains no other, and not a whole host.
+        is_of_place && here && (hint.device.is_none() || hint.device == finding.device)
+    })
+}

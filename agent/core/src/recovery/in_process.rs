@@ -1,0 +1,439 @@
+//! Rounds of ranks that stay in their processes: who stands where, and what is said to whom.
+//!
+//! A round is an attempt, and its number is the round's epoch. Each word carries the epoch that it is about; what speaks
+//! of another one comes from a rank that is late, and is passed over.
+//!
+//! ```text
+//!          hello                    leave                     ready
+//!  Coming ───────► Inside ────────────────────────► Leaving ────────► Ready ── go ──► Coming (of the next round)
+//!                    │  ▲ ready (it left by itself) ────────────────────▲
+//!                    ▼  └─ leave ─┐
+//!                  Done ──────────┴── finished, once all are done
+//! ```
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::id::{Attempt, Rank};
+use crate::base::time::Mono;
+use crate::model::entry::Note;
+
+/// A longer line of a rank ends its connection.
+pub const LONGEST_LINE: usize = 1 << 20;
+
+/// What a rank says; a line of JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub enum Word {
+    /// Its function begins.
+    Hello {
+        /// The round that it takes part in.
+        epoch: u32,
+    },
+    /// Its function raised.
+    Raised {
+        /// In which round.
+        epoch: u32,
+        /// When, on the host's monotonic clock in nanoseconds.
+        at: u64,
+        /// Type of the exception with its module.
+        exception: String,
+        /// Its message.
+        message: String,
+        /// Its traceback.
+        traceback: String,
+    },
+    /// It has left the round, cleaned up, and waits for the next.
+    Ready {
+        /// The round that it left.
+        epoch: u32,
+    },
+    /// Its function has returned; it waits for the others to be done.
+    Done {
+        /// In which round.
+        epoch: u32,
+    },
+}
+
+impl Word {
+    /// Reads a line.
+    ///
+    /// # Errors
+    /// It is none of these words.
+    pub fn read(line: &[u8]) -> Result<Word, serde_json::Error> {
+        serde_json::from_slice(line)
+    }
+
+    /// The round that it is about.
+    pub fn epoch(&self) -> Attempt {
+        match self {
+            Word::Hello { epoch }
+            | Word::Raised { epoch, .. }
+            | Word::Ready { epoch }
+            | Word::Done { epoch } => Attempt(*epoch),
+        }
+    }
+}
+
+/// What is said to a rank; a line of JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum Call {
+    /// Leave the round, clean up, and say when ready.
+    Leave {
+        /// Which round.
+        epoch: u32,
+    },
+    /// Begin the next round.
+    Go {
+        /// The round that begins.
+        epoch: u32,
+        /// Variables of the environment to set.
+        environment: BTreeMap<String, String>,
+    },
+    /// All are done: return from the function.
+    Finished {
+        /// Which round.
+        epoch: u32,
+    },
+    /// Bring about a fault, for a drill; said on a socket of its own, in jobs that opted in.
+    Inject {
+        /// Which.
+        fault: String,
+        /// How much of it, for those that have a measure.
+        percent: u32,
+    },
+}
+
+impl Call {
+    /// The line to send.
+    pub fn line(&self) -> String {
+        // Strings, numbers and a map with string keys: nothing in it that JSON could not hold.
+        let text = serde_json::to_string(self).unwrap_or_default();
+        text + "\n"
+    }
+}
+
+/// Where a rank stands in the round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// It has not said hello: on its way, or a program without restartable function.
+    #[default]
+    Coming,
+    /// In its function.
+    Inside,
+    /// It was told to leave.
+    Leaving,
+    /// Out of the round, waiting for the next.
+    Ready,
+    /// Its function has returned.
+    Done,
+    /// Its process is gone.
+    Gone,
+}
+
+/// What comes of a word.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Heard {
+    /// Nothing to be done.
+    Noted,
+    /// It is about a round that is over, or fits no place where the rank could stand.
+    PassedOver,
+    /// The rank came while the others leave: it is to be told the same.
+    Late,
+    /// The rank raised.
+    Raised(Note),
+    /// All ranks are done: these are to be told.
+    AllDone(Vec<Rank>),
+}
+
+/// One round.
+#[derive(Clone, Debug, Default)]
+pub struct Round {
+    epoch: Attempt,
+    standing: BTreeMap<Rank, Standing>,
+    gathering: bool,
+}
+
+impl Round {
+    /// A round of these ranks begins.
+    pub fn begin(epoch: Attempt, ranks: impl IntoIterator<Item = Rank>) -> Round {
+        let standing = ranks.into_iter().map(|rank| (rank, Standing::Coming)).collect();
+        Round { epoch, standing, gathering: false }
+    }
+
+    /// Its number.
+    pub fn epoch(&self) -> Attempt {
+        self.epoch
+    }
+
+    /// Where a rank stands.
+    pub fn standing(&self, rank: Rank) -> Option<Standing> {
+        self.standing.get(&rank).copied()
+    }
+
+    /// Whether any rank can leave without its process being ended.
+    pub fn can_gather(&self) -> bool {
+        let inside =
+            |standing: &Standing| matches!(standing, Standing::Inside | Standing::Done | Standing::Ready);
+        self.standing.values().any(inside)
+    }
+
+    /// Begins to gather the ranks; who is to be told to leave.
+    pub fn gather(&mut self) -> Vec<Rank> {
+        self.gathering = true;
+        let mut told = Vec::new();
+        for (rank, standing) in &mut self.standing {
+            if matches!(standing, Standing::Inside | Standing::Done) {
+                *standing = Standing::Leaving;
+                told.push(*rank);
+            }
+        }
+        told
+    }
+
+    /// Its ranks do not go on in their processes: nothing is gathered any more.
+    pub fn dissolve(&mut self) {
+        self.standing.clear();
+        self.gathering = false;
+    }
+
+    /// Whether its ranks are being gathered.
+    pub fn is_gathering(&self) -> bool {
+        self.gathering
+    }
+
+    /// Whether every rank is out of the round: it waits, or it is gone.
+    pub fn is_gathered(&self) -> bool {
+        self.gathering && self.missing().is_empty()
+    }
+
+    /// Ranks that have still to leave.
+    pub fn missing(&self) -> Vec<Rank> {
+        self.with(|standing| !matches!(standing, Standing::Ready | Standing::Gone))
+    }
+
+    /// Ranks that wait for the next round.
+    pub fn waiting(&self) -> Vec<Rank> {
+        self.with(|standing| standing == Standing::Ready)
+    }
+
+    /// A rank's process is gone. Ranks that only waited for it to be done are named.
+    pub fn gone(&mut self, rank: Rank) -> Vec<Rank> {
+        if let Some(standing) = self.standing.get_mut(&rank) {
+            *standing = Standing::Gone;
+        }
+        self.all_done()
+    }
+
+    /// Takes in what a rank said.
+    pub fn hear(&mut self, rank: Rank, word: Word) -> Heard {
+        let (epoch, gathering) = (self.epoch, self.gathering);
+        let Some(standing) = self.standing.get_mut(&rank) else { return Heard::PassedOver };
+        if word.epoch() != epoch || matches!(standing, Standing::Gone | Standing::Ready) {
+            return Heard::PassedOver;
+        }
+        match word {
+            // One that comes while the others leave is to turn round at once.
+            Word::Hello { .. } if gathering => {
+                *standing = Standing::Leaving;
+                return Heard::Late;
+            }
+            Word::Hello { .. } => *standing = Standing::Inside,
+            Word::Ready { .. } => *standing = Standing::Ready,
+            Word::Done { .. } if gathering => {}
+            Word::Done { .. } => {
+                *standing = Standing::Done;
+                let done = self.all_done();
+                return if done.is_empty() { Heard::Noted } else { Heard::AllDone(done) };
+            }
+            Word::Raised { at, exception, message, traceback, .. } => {
+                *standing = Standing::Leaving;
+                return Heard::Raised(Note {
+                    exception,
+                    message,
+                    traceback,
+                    at: Mono(at),
+                    ..Note::default()
+                });
+            }
+        }
+        Heard::Noted
+    }
+
+    /// Those to be told that all are done: every other one is too, or its process has ended. One that has not come yet may
+    /// still fail, and wants the others back then.
+    fn all_done(&self) -> Vec<Rank> {
+        let over = |standing: &Standing| matches!(standing, Standing::Done | Standing::Gone);
+        if self.gathering || !self.standing.values().all(over) {
+            return Vec::new();
+        }
+        self.with(|standing| standing == Standing::Done)
+    }
+
+    fn with(&self, keep: impl Fn(Standing) -> bool) -> Vec<Rank> {
+        self.standing.iter().filter(|(_, standing)| keep(**standing)).map(|(rank, _)| *rank).collect()
+    }
+}
+
+/// Errors after which the process is no good any more, whatever is done in it: a CUDA context does not recover.
+const SPOILT: [&str; 5] =
+    ["CUDA error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "device-side assert", "ncclUnhandledCudaError"];
+
+/// Whether a rank that raised this can go on in its process.
+pub fn is_fit(note: &Note) -> bool {
+    !SPOILT.iter().any(|words| note.message.contains(words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const EPOCH: u32 = 4;
+
+    fn round(ranks: u32) -> Round {
+        let mut round = Round::begin(Attempt(EPOCH), (0..ranks).map(Rank));
+        for rank in 0..ranks {
+            assert_eq!(round.hear(Rank(rank), Word::Hello { epoch: EPOCH }), Heard::Noted);
+        }
+        round
+    }
+
+    fn raised(epoch: u32, message: &str) -> Word {
+        let (exception, message) = ("RuntimeError".to_owned(), message.to_owned());
+        Word::Raised { epoch, at: 7, exception, message, traceback: String::new() }
+    }
+
+    #[test]
+    fn all_that_are_inside_are_told_to_leave_and_are_waited_for() {
+        let mut round = round(3);
+        assert!(
+            matches!(round.hear(Rank(1), raised(EPOCH, "lost")), Heard::Raised(note) if note.at == Mono(7))
+        );
+        assert_eq!(round.gather(), [Rank(0), Rank(2)], "the one that raised is on its way out");
+        for rank in [1, 0] {
+            round.hear(Rank(rank), Word::Ready { epoch: EPOCH });
+            assert!(!round.is_gathered());
+        }
+        round.gone(Rank(2));
+        assert!(round.is_gathered());
+        assert_eq!(round.waiting(), [Rank(0), Rank(1)]);
+    }
+
+    #[test]
+    fn words_of_another_round_change_nothing() {
+        let mut round = round(2);
+        for epoch in [EPOCH - 1, EPOCH + 1] {
+            for word in
+                [Word::Hello { epoch }, raised(epoch, ""), Word::Ready { epoch }, Word::Done { epoch }]
+            {
+                assert_eq!(round.hear(Rank(0), word), Heard::PassedOver);
+            }
+        }
+        assert_eq!(round.standing(Rank(0)), Some(Standing::Inside));
+        assert_eq!(round.hear(Rank(9), Word::Ready { epoch: EPOCH }), Heard::PassedOver);
+    }
+
+    #[test]
+    fn a_rank_that_comes_while_the_others_leave_is_told_the_same() {
+        let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
+        assert!(!round.can_gather());
+        round.hear(Rank(0), Word::Hello { epoch: EPOCH });
+        assert!(round.can_gather());
+        round.gather();
+        assert_eq!(round.hear(Rank(1), Word::Hello { epoch: EPOCH }), Heard::Late);
+        assert_eq!(round.missing(), [Rank(0), Rank(1)]);
+        round.hear(Rank(1), Word::Ready { epoch: EPOCH });
+        assert_eq!(round.waiting(), [Rank(1)]);
+    }
+
+    #[test]
+    fn one_that_is_done_waits_for_those_that_have_not_come_yet() {
+        let mut round = Round::begin(Attempt(EPOCH), [Rank(0), Rank(1)]);
+        round.hear(Rank(1), Word::Hello { epoch: EPOCH });
+        assert_eq!(round.hear(Rank(1), Word::Done { epoch: EPOCH }), Heard::Noted);
+        assert_eq!(
+            round.gone(Rank(0)),
+            [Rank(1)],
+            "one without such a function is done when its process ends"
+        );
+    }
+
+    #[test]
+    fn nobody_returns_before_all_are_done_and_one_that_is_done_is_called_back() {
+        let mut round = round(3);
+        assert_eq!(round.hear(Rank(0), Word::Done { epoch: EPOCH }), Heard::Noted);
+        let mut other = round.clone();
+        assert_eq!(other.gather(), [Rank(0), Rank(1), Rank(2)]);
+        assert_eq!(round.hear(Rank(1), Word::Done { epoch: EPOCH }), Heard::Noted);
+        assert_eq!(round.gone(Rank(2)), [Rank(0), Rank(1)], "it exited: nobody else is to come");
+    }
+
+    #[test]
+    fn a_done_rank_is_told_last_of_all_by_the_last() {
+        let mut round = round(2);
+        round.hear(Rank(1), Word::Done { epoch: EPOCH });
+        let heard = round.hear(Rank(0), Word::Done { epoch: EPOCH });
+        assert_eq!(heard, Heard::AllDone(vec![Rank(0), Rank(1)]));
+    }
+
+    #[test]
+    fn a_spoilt_process_does_not_go_on_and_any_other_does() {
+        let note = |message: &str| Note { message: message.to_owned(), ..Note::default() };
+        assert!(!is_fit(&note("CUDA error: an illegal memory access was encountered")));
+        assert!(!is_fit(&note("CUDA error: device-side assert triggered")));
+        assert!(is_fit(&note("loss is NaN")));
+        assert!(is_fit(&note("CUDA out of memory. Tried to allocate 20.00 MiB")));
+    }
+
+    #[test]
+    fn lines_are_read_and_written_as_documented() {
+        let line = br#"{"say":"raised","epoch":3,"at":5,"exception":"E","message":"m","traceback":"t"}"#;
+        assert_eq!(Word::read(line).expect("a word").epoch(), Attempt(3));
+        Word::read(br#"{"say":"nonsense","epoch":3}"#).expect_err("no word");
+        Word::read(br#"{"say":"hello","epoch":-1}"#).expect_err("no epoch");
+        assert_eq!(Call::Leave { epoch: 3 }.line(), "{\"do\":\"leave\",\"epoch\":3}\n");
+    }
+
+    fn any_word() -> impl Strategy<Value = Word> {
+        let epoch = prop_oneof![4 => Just(EPOCH), 1 => any::<u32>()];
+        (0..4, epoch).prop_map(|(which, epoch)| match which {
+            0 => Word::Hello { epoch },
+            1 => raised(epoch, "m"),
+            2 => Word::Ready { epoch },
+            _ => Word::Done { epoch },
+        })
+    }
+
+    proptest! {
+        /// Whatever is said in whatever order: a rank that waits or is gone stays so, and a rank is told that all are
+        /// done only if none is still at work.
+        #[test]
+        fn a_rank_leaves_a_round_once(words in proptest::collection::vec((0u32..3, any_word(), 0..12), 0..60)) {
+            let mut round = Round::begin(Attempt(EPOCH), (0..3).map(Rank));
+            for (rank, word, event) in words {
+                let out = round.with(|standing| matches!(standing, Standing::Ready | Standing::Gone));
+                match event {
+                    0 => drop(round.gone(Rank(rank))),
+                    1 => drop(round.gather()),
+                    _ => {
+                        if let Heard::AllDone(told) = round.hear(Rank(rank), word) {
+                            prop_assert!(!told.is_empty());
+                            prop_assert!(round.with(|s| matches!(s, Standing::Inside | Standing::Leaving)).is_empty());
+                        }
+                    }
+                }
+                for rank in out {
+                    prop_assert!(matches!(round.standing(rank), Some(Standing::Ready | Standing::Gone)));
+                }
+            }
+        }
+
+        #[test]
+        fn no_line_of_a_rank_panics(line in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Word::read(&line);
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! One job on one host, from its first start to its end: the state machine that the launcher drives.
+//!
+//! ```text
+//!             AttemptStarted            fault or stop or all done
+//!  Starting ─────────────────► Running ───────────────────────────► Stopping
+//!     ▲  │                                                             │ AttemptEnded
+//!     │  └── StartFailed ─────────────────────────────┐                ▼
+//!     └─ HeldBack ◄── RestartInJob ── Ruling ◄──── Judging ◄───────────┤
+//!        (if the ones before brought    │  └─ Wait ─────┘              │ asked to stop, or all ranks done
+//!         nothing, until it is time)    │ Stop, HandBack               │
+//!                                       └──────────► Ended ◄───────────┘
+//! ```
+//!
+//! What a person ordered to be restarted is asked of the host in the same way and judged by nobody (`Ordered`).
+//!
+//! Ranks that wait in their processes (`core::rounds`) go on in the next attempt, or are dismissed (`Stopping` once more)
+//! before all ranks are started or the job ends.
+//!
+//! Total: an input that does not fit the state is recorded and changes nothing else.
+
+mod deciding;
+mod found;
+mod heard;
+mod late;
+mod lost_peer;
+mod ordered;
+mod progress;
+mod restart;
+mod saving;
+mod times;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::base::id::{Attempt, Rank};
+use crate::base::time::{Mono, Span};
+use crate::checkpoint::advice;
+use crate::failure::root_rank::{RankEnd, start_failed};
+use crate::hang::{Hang, PlaceGroup};
+use crate::model::entry::{Body, Fact, JobSpec, StepDone};
+use crate::model::finding::Finding;
+use crate::progress::goodput::{Ledger, Spending};
+use crate::progress::memory::Learned;
+use crate::progress::monitor::{Pace, Watch};
+use crate::recovery::policy::{self, Advisor, Experience, PastFailure, Rung, Settings};
+
+use deciding::{Afterwards, Pending};
+pub use deciding::{POLICY, told as policy_trouble};
+use late::Decided;
+use lost_peer::LostPeer;
+use ordered::Ordered;
+pub use ordered::{ORDERS, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS};
+use restart::Overdue;
+use saving::Saving;
+pub use times::{IncidentTimes, Summary};
+pub use words::{Input, Order, Output, Ruling, StopWhy};
+
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    Starting,
+    Running,
+    Stopping(StopWhy),
+    /// A failure is judged; the agent is asked, or the host is waited for.
+    Judging {
+        exit: i32,
+    },
+    /// A restart is ordered; the agent is asked, or the host is waited for.
+    Ordered(Ordered),
+    /// A restart is decided and held back.
+    HeldBack {
+        until: Mono,
+    },
+    Ended,
+}
+
+/// What is known of a rank in the current attempt.
+#[derive(Clone, Debug, Default)]
+struct RankState {
+    connected: bool,
+    /// When the kernel began to take it apart, where that was seen.
+    ending_at: Option<Mono>,
+    end: RankEnd,
+    first: Option<StepDone>,
+    newest: Option<StepDone>,
+}
+
+/// The job.
+#[derive(Clone, Debug)]
+pub struct Job {
+    spec: JobSpec,
+    settings: Settings,
+    /// The user's own policy, if there is one.
+    advisor: Option<Arc<dyn Advisor>>,
+    phase: Phase,
+    attempt: Attempt,
+    ranks: BTreeMap<Rank, RankState>,
+    /// Ranks that sent heartbeats in this or an earlier attempt: after a restart all of them are waited for.
+    beating: BTreeSet<Rank>,
+    /// The rank of this attempt whose steps are booked: the first that completed one.
+    lead: Option<Rank>,
+    stop_requested: Option<i32>,
+    /// A hang of this attempt, with what was found at the ranks.
+    hang: Option<(Box<Hang>, Vec<String>)>,
+    out_of_memory_kills: u64,
+    attempt_began: Mono,
+    stepping: bool,
+    last_progress: Mono,
+    incidents: Vec<IncidentTimes>,
+    past: Vec<PastFailure>,
+    /// Looks at what the ranks tell of their steps.
+    watch: Watch,
+    /// What it found in this attempt and is not over.
+    standing: Vec<Finding>,
+    pending: Option<Pending>,
+    /// The failure that was decided on last, where what is heard of it later may change what it is taken for.
+    decided: Option<Decided>,
+    /// Ranks lost a peer, and it is not seen yet which: when that began, and until when the peer's own end is waited for.
+    lost_peer: Option<LostPeer>,
+    /// Ranks that have left the last attempt and wait in their processes.
+    waiting: Vec<Rank>,
+    /// How the next attempt begins.
+    rung: Rung,
+    /// What is done once those that waited are gone.
+    afterwards: Option<Afterwards>,
+    /// The longest that a start of all or some ranks took until all had completed a step.
+    longest_start: Option<Span>,
+    /// When the restart under way is given up, if it has not brought a step by then.
+    restart_until: Option<(Mono, Overdue)>,
+    /// The restart that was.
+    overdue: Option<Overdue>,
+    /// What the launcher last saw held that the next ranks need.
+    held: Vec<String>,
+    /// When a step was last completed, in any attempt.
+    last_step: Option<Mono>,
+    /// The newest step that all ranks have saved and sealed in any attempt; and the same when this attempt began.
+    saved: (Option<u64>, Option<u64>),
+    /// What earlier runs learned of rungs.
+    earlier: Vec<Experience>,
+    ledger: Ledger,
+    saving: Saving,
+    end: Option<(i32, String, Mono)>,
+}
+
+impl Job {
+    /// Begins a job: records it and orders the first start.
+    pub fn begin(at: Mono, spec: JobSpec, policy: impl Into<Settings>, out: &mut Vec<Output>) -> Job {
+        out.push(Output::Record(Body::Fact(Fact::JobStarted(spec.clone()))));
+        let earlier = spec.earlier.clone();
+        out.push(Output::Order(Order::StartRanks(Attempt(0))));
+        Job {
+            watch: Watch::new(&spec),
+            standing: Vec::new(),
+            spec,
+            settings: policy.into(),
+            advisor: None,
+            phase: Phase::Starting,
+            attempt: Attempt(0),
+            ranks: BTreeMap::new(),
+            beating: BTreeSet::new(),
+            lead: None,
+            stop_requested: None,
+            hang: None,
+            out_of_memory_kills: 0,
+            attempt_began: at,
+            stepping: false,
+            last_progress: at,
+            incidents: Vec::new(),
+            past: Vec::new(),
+            pending: None,
+            decided: None,
+            lost_peer: None,
+            waiting: Vec::new(),
+            rung: Rung::All,
+            afterwards: None,
+            longest_start: None,
+            restart_until: None,
+            overdue: None,
+            held: Vec::new(),
+            last_step: None,
+            saved: (None, None),
+            earlier,
+            ledger: Ledger::open(at),
+            saving: Saving::default(),
+            end: None,
+        }
+    }
+
+    /// Has this policy decide before the built-in one does.
+    pub fn advised_by(&mut self, advisor: Arc<dyn Advisor>) {
+        self.advisor = Some(advisor);
+    }
+
+    /// Takes in the next input; what is to be recorded and done is appended to `out`, in order.
+    pub fn step(&mut self, at: Mono, input: Input, out: &mut Vec<Output>) {
+        match input {
+            Input::Fact(fact) => {
+                out.push(Output::Record(Body::Fact(fact.clone())));
+                self.fact(at, fact, out);
+            }
+            Input::Steps { attempt, rank, done } if attempt == self.attempt => {
+                self.steps(at, rank, &done, out)
+            }
+            Input::Role { attempt, rank, role, stage } if attempt == self.attempt => {
+                self.watch.set_role(rank, role, stage);
+            }
+            Input::Saved { attempt, step, shards } => {
+                // Also what was sealed when its attempt was over already.
+                self.saved.0 = self.saved.0.max(Some(step));
+                if attempt == self.attempt {
+                    let found = self.watch.saved(step, &shards);
+                    self.tell_found(found, out);
+                }
+            }
+            Input::Steps { .. } | Input::Role { .. } => {}
+            Input::Surroundings(known) => {
+                let again = self.watch.set_surroundings(known);
+                self.tell_found(again, out);
+            }
+            Input::Ruling(ruling) => self.ruling(at, ruling, out),
+            Input::HeardLate { incident, testimony } => self.hear_late(incident, testimony, out),
+            Input::Held(held) => self.held = held,
+            Input::LookAgain => self.look_again(at, out),
+        }
+    }
+
+    /// How the job went, or goes: complete once it has ended.
+    pub fn summary(&self, at: Mono) -> Summary {
+        let (exit, reason, at) = match &self.end {
+            Some((exit, reason, ended)) => (*exit, reason.clone(), *ended),
+            None => (0, "still running".to_owned(), at),
+        };
+        Summary {
+            exit,
+            reason,
+            attempts: self.attempt.0.saturating_add(1),
+            saving: advice::of(&self.ledger.books(at), self.failures()),
+            books: self.ledger.books(at),
+            incidents: self.incidents.clone(),
+        }
+    }
+
+    fn fact(&mut self, at: Mono, fact: Fact, out: &mut Vec<Output>) {
+        match fact {
+            Fact::AttemptStarted { attempt, ranks, .. } => {
+                if self.phase != Phase::Starting || attempt != self.attempt {
+                    return;
+                }
+                self.ranks = ranks.iter().map(|started| (started.rank, RankState::default())).collect();
+                self.watch.begin_attempt(attempt, self.ranks.keys().copied().collect());
+                self.standing.clear();
+                self.stepping = false;
+                self.saved.1 = self.saved.0;
+                self.attempt_began = at;
+                self.lead = None;
+                (self.hang, self.overdue, self.lost_peer) = (None, None, None);
+                self.waiting.clear();
+                self.ledger.begin_attempt();
+                self.with_incident(|incident| incident.started_at = Some(at));
+                self.phase = Phase::Running;
+                self.time_restart(at, out);
+                if self.stop_requested.is_some() {
+                    self.stop(StopWhy::Requested, out);
+                }
+            }
+            Fact::StartFailed { attempt, error } => {
+                if self.phase == Phase::Starting && attempt == self.attempt {
+                    let verdict = start_failed(self.next_incident(), attempt, &error, at);
+                    self.propose(at, verdict, 1, out);
+                }
+            }
+            Fact::RankConnected { attempt, rank, .. } if attempt == self.attempt => self.connected(at, rank),
+            Fact::RankRaised { attempt, rank, note, data, .. } if attempt == self.attempt => {
+                let fault_at = note.at;
+                if let Some(state) = self.ranks.get_mut(&rank) {
+                    state.end.detected_at.get_or_insert(at);
+                    // A rank may raise again while it cleans up: what came first is what it failed of.
+                    if state.end.note.is_none() {
+                        (state.end.note, state.end.data) = (Some(note), data);
+                    }
+                }
+                self.raised(at, rank, fault_at, out);
+            }
+            Fact::RankEnding { attempt, rank, status, .. } if attempt == self.attempt => {
+                if let Some(state) = self.ranks.get_mut(&rank) {
+                    state.end.detected_at.get_or_insert(at);
+                    state.ending_at.get_or_insert(at);
+                }
+                if !status.is_success() {
+                    self.raised(at, rank, at, out);
+                }
+            }
+            Fact::RankExited {
+                attempt,
+                rank,
+                status,
+                step,
+                data,
+                after_stop,
+                stderr_tail,
+                stdout_tail,
+                stderr_times,
+                stdout_times,
+                ..
+            } if attempt == self.attempt => {
+                if let Some(state) = self.ranks.get_mut(&rank) {
+                    state.end.detected_at.get_or_insert(at);
+                    state.end.exit = Some((status, state.ending_at.unwrap_or(at)));
+                    state.end.after_stop = after_stop;
+                    state.end.step = step;
+                    state.end.data = state.end.data.or(data);
+                    (state.end.stderr_tail, state.end.stdout_tail) = (stderr_tail, stdout_tail);
+                    (state.end.stderr_times, state.end.stdout_times) = (stderr_times, stdout_times);
+                    // Without the client, what it printed is the only note that it lost a peer.
+                    state.end = std::mem::take(&mut state.end).with_last_words();
+                }
+                if !status.is_success() {
+                    self.raised(at, rank, at, out);
+                } else if self.phase == Phase::Running
+                    && self.ranks.values().all(|rank| rank.end.exit.is_some())
+                {
+                    self.ledger.enter(at, Spending::Finishing);
+                    self.stop(StopWhy::Done, out);
+                } else {
+                    self.lost_peer_is_known(at, out);
+                }
+            }
+            Fact::RanksHung { attempt, hang, acts } if attempt == self.attempt => {
+                if self.phase == Phase::Running && self.hang.is_none() {
+                    // Whoever only wants to be told wants to know what the ranks were at all the same.
+                    out.push(Output::Order(Order::TakeEvidence(attempt)));
+                    self.hang = acts.then(|| (hang, Vec::new()));
+                }
+            }
+            Fact::HangPassed { attempt, .. } if attempt == self.attempt && self.phase == Phase::Running => {
+                self.hang = None;
+            }
+            Fact::EvidenceTaken { attempt, file, groups, waits, summary, .. } if attempt == self.attempt => {
+                if let Some((hang, found)) = &mut self.hang {
+                    for waits in &waits {
+                        hang.weigh(waits);
+                    }
+                    hang.refine(&groups);
+                    *found = waits.into_iter().map(|waits| waits.told).collect();
+                    found.extend(groups.iter().map(PlaceGroup::to_string));
+                    found.extend(summary);
+                    found.extend(file.map(|file| format!("what all ranks were at: {file}")));
+                    let since = hang.since;
+                    self.failure(at, since, out);
+                }
+            }
+            Fact::AttemptEnded { attempt, waiting, .. } if attempt == self.attempt => {
+                // A journal that is replayed does not have the time at which the wait was over.
+                self.lost_peer_is_known(at, out);
+                self.attempt_ended(at, waiting, out);
+            }
+            Fact::StopRequested { exit, .. } => self.stop_requested(at, exit, out),
+            Fact::Observed(seen) => self.observed(at, &seen, out),
+            Fact::OutOfMemoryKills { count } => {
+                self.out_of_memory_kills = self.out_of_memory_kills.saturating_add(count);
+            }
+            // Facts of attempts that are over, and those that only readers want.
+            Fact::RankConnected { .. }
+            | Fact::RankRaised { .. }
+            | Fact::RankEnding { .. }
+            | Fact::RankExited { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::RanksHung { .. }
+            | Fact::HangPassed { .. }
+            | Fact::EvidenceTaken { .. }
+            | Fact::RankRefused { .. }
+            | Fact::PagesUnavailable { .. }
+            | Fact::RanksStepping { .. }
+            | Fact::Progress { .. }
+            | Fact::AgentFound { .. }
+            | Fact::AgentLost { .. }
+            | Fact::AgentStarted { .. }
+            | Fact::AgentStopped
+            | Fact::JobStarted(_)
+            | Fact::LauncherLost { .. }
+            | Fact::Xid(_)
+            | Fact::Sxid(_)
+            | Fact::KernelReport(_)
+            | Fact::KernelLinesLeftOut { .. }
+            | Fact::KernelLogGap { .. }
+            | Fact::HostTestified { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
+            | Fact::JobEnded { .. } => {}
+        }
+    }
+
+    /// A rank failed: the fault is booked and the others are stopped, once per attempt.
+    fn failure(&mut self, at: Mono, fault_at: Mono, out: &mut Vec<Output>) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        let fault_at = self.lost_peer.take().map_or(fault_at, |lost| fault_at.min(lost.since));
+        self.ledger.enter(fault_at, Spending::Undetected);
+        self.ledger.enter(at, Spending::Stopping);
+        self.stop(StopWhy::Fault, out);
+    }
+
+    fn stop(&mut self, why: StopWhy, out: &mut Vec<Output>) {
+        self.phase = Phase::Stopping(why);
+        out.push(Output::Order(Order::StopRanks { attempt: self.attempt, why }));
+    }
+
+    fn stop_requested(&mut self, at: Mono, exit: i32, out: &mut Vec<Output>) {
+        self.stop_requested.get_or_insert(exit);
+        match self.phase {
+            Phase::Running => {
+                self.ledger.enter(at, Spending::Finishing);
+                self.stop(StopWhy::Requested, out);
+            }
+            Phase::Judging { .. } | Phase::Ordered(_) | Phase::HeldBack { .. } => {
+                self.finish_without(at, exit, "asked to stop".to_owned(), out);
+            }
+            Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}
+        }
+    }
+
+    fn finish(&mut self, at: Mono, exit: i32, reason: String, out: &mut Vec<Output>) {
+        self.phase = Phase::Ended;
+        self.end = Some((exit, reason.clone(), at));
+        out.push(Output::Record(Body::Fact(Fact::JobEnded { exit, reason })));
+        out.push(Output::Order(Order::Finish { exit }));
+    }
+
+    fn with_incident(&mut self, change: impl FnOnce(&mut IncidentTimes)) {
+        if let Some(incident) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none())
+        {
+            change(incident);
+        }
+    }
+
+    /// Takes in what earlier runs of the job learned.
+    pub fn recall(&mut self, learned: &Learned) {
+        self.watch.recall(learned);
+        self.earlier.clone_from(&learned.rungs);
+    }
+
+    /// Adds what this run learned, for the next one.
+    pub fn remember(&self, learned: &mut Learned) {
+        self.watch.remember(learned);
+        let failed_again = self.incidents.len() > self.past.len();
+        learned.rungs = policy::experiences(&self.earlier, &self.past, failed_again);
+    }
+
+    /// How a rank's last steps went beside its peers'.
+    pub fn pace(&self, rank: Rank) -> Pace {
+        self.watch.pace(rank)
+    }
+
+    /// The last step of this attempt of which it is known that no replica had differed until then.
+    pub fn vouched(&self) -> Option<u64> {
+        self.watch.vouched()
+    }
+
+    /// What the job runs.
+    pub fn spec(&self) -> &JobSpec {
+        &self.spec
+    }
+}

@@ -1,0 +1,431 @@
+//! From the end of an attempt to what is done about it: the verdict, the proposal and the agent's word on it.
+
+use std::collections::BTreeMap;
+
+use crate::base::id::{Incident, Rank};
+use crate::base::time::{Mono, Span};
+use crate::failure::attribution::catalog::Catalog;
+use crate::failure::diagnose;
+use crate::failure::root_rank::{RankEnd, hung, judge};
+use crate::failure::unrunnable;
+use crate::model::entry::{Body, ExitStatus, Fact};
+use crate::model::host_context::Testimony;
+use crate::model::observation::{Observation, Weight};
+use crate::model::verdict::{Action, Cause, DecidedBy, Decision, Verdict};
+use crate::progress::goodput::Spending;
+use crate::recovery::policy::{Case, Choice, Host, JobState, PastFailure, Rung, Trouble, decide_with};
+
+use super::late::Decided;
+use super::{IncidentTimes, Job, Order, Ordered, Output, Phase, Ruling, StopWhy};
+
+/// A host that is not ready is asked for again after a quarter of the time that was waited, within these.
+const SOONEST: Span = Span::millis(20);
+const LATEST: Span = Span::seconds(2);
+
+/// When a host that has been waited for so long is asked again: a GPU's memory is free within a second as a rule, and who
+/// waits long need not ask often.
+pub(super) fn ask_again_after(waited: Span) -> Span {
+    Span((waited.0 / 4).clamp(SOONEST.0, LATEST.0))
+}
+
+/// What is done once the ranks that waited in their processes are gone.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Afterwards {
+    Decide { exit: i32 },
+    Finish { exit: i32, reason: String },
+}
+
+/// A failure that is judged and not decided on yet.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) verdict: Verdict,
+    /// When the host was first found not to be ready.
+    waits_since: Option<Mono>,
+    /// The verdict before anybody's words were heard, how the ranks ended and how long the attempt had lived: for judging
+    /// it anew.
+    pub(super) heard: Option<(Verdict, BTreeMap<Rank, RankEnd>, Span)>,
+    /// What the host said last.
+    pub(super) testimony: Testimony,
+    /// For what it is waited, as it was told.
+    waits: Option<String>,
+    /// When it is to be asked again; none while an answer is awaited.
+    look_at: Option<Mono>,
+    /// What was last wrong with the user's own policy. One that failed is not asked again about the same failure.
+    trouble: Option<Trouble>,
+}
+
+impl Job {
+    pub(super) fn attempt_ended(&mut self, at: Mono, waiting: Vec<Rank>, out: &mut Vec<Output>) {
+        let Phase::Stopping(why) = self.phase else { return };
+        let keeps = matches!(why, StopWhy::Fault | StopWhy::Dismissed);
+        self.waiting = if keeps { waiting } else { Vec::new() };
+        if let Some(exit) = self.stop_requested {
+            return self.finish_without(at, exit, "asked to stop".to_owned(), out);
+        }
+        match why {
+            StopWhy::Dismissed => match self.afterwards.take() {
+                Some(Afterwards::Finish { exit, reason }) => self.finish(at, exit, reason, out),
+                Some(Afterwards::Decide { exit }) => {
+                    self.phase = Phase::Judging { exit };
+                    if let Some(mut pending) = self.pending.take() {
+                        self.consult(at, exit, &mut pending, out);
+                        self.pending = Some(pending);
+                    }
+                }
+                None => {}
+            },
+            StopWhy::Ordered => self.ask_for_the_ordered(at, Ordered::default(), out),
+            StopWhy::Done | StopWhy::Requested => self.finish(at, 0, "all ranks are done".to_owned(), out),
+            StopWhy::Fault => {
+                let ends: BTreeMap<Rank, RankEnd> = self
+                    .ranks
+                    .iter()
+                    .map(|(rank, state)| {
+                        // A journal that is replayed has no steps, but tells where each rank ended.
+                        let step = state.newest.map(|newest| newest.step).or(state.end.step);
+                        (
+                            *rank,
+                            RankEnd { step, heartbeats: state.connected, ..state.end.clone() }
+                                .with_last_words(),
+                        )
+                    })
+                    .collect();
+                let without_words = self
+                    .hang
+                    .take()
+                    .map(|(hang, found)| hung(self.next_incident(), self.attempt, &hang, found))
+                    .or_else(|| self.overdue.take().map(|restart| self.took_too_long(at, restart)));
+                if let Some(verdict) = without_words {
+                    self.ledger.enter(at, Spending::Deciding);
+                    return self.propose(at, verdict, 1, out);
+                }
+                let mut verdict = judge(self.next_incident(), self.attempt, &ends, self.out_of_memory_kills);
+                // The catalogue is compiled in and tested; without it the verdict says less, and nothing wrong.
+                let first = verdict.clone();
+                let lived = verdict.fault_at.since(self.attempt_began);
+                if let Ok(catalog) = Catalog::shared() {
+                    let seen_before = self.seen_before(&verdict);
+                    let told = Testimony { seen_before, ..Testimony::default() };
+                    diagnose::complete(&mut verdict, &catalog, &ends, &told, lived);
+                }
+                unrunnable::complete(&mut verdict, &ends);
+                let exit = exit_of(&verdict, &ends);
+                self.ledger.enter(at, Spending::Deciding);
+                self.propose(at, verdict, exit, out);
+                if let Some(pending) = &mut self.pending {
+                    pending.heard = Some((first, ends, lived));
+                }
+            }
+        }
+    }
+
+    /// Records the verdict, makes the proposal and asks the agent for its word.
+    pub(super) fn propose(&mut self, at: Mono, verdict: Verdict, exit: i32, out: &mut Vec<Output>) {
+        out.push(Output::Record(Body::Verdict(verdict.clone())));
+        self.incidents.push(IncidentTimes {
+            incident: verdict.incident,
+            headline: verdict.headline.clone(),
+            decision: String::new(),
+            fault_at: verdict.fault_at,
+            detected_at: verdict.detected_at,
+            stopped_at: Some(at),
+            decided_at: None,
+            started_at: None,
+            connected_at: None,
+            first_step_at: None,
+            reached_before: self.ledger.reached(),
+            first_step: None,
+        });
+        self.phase = Phase::Judging { exit };
+        let mut pending = Pending {
+            verdict,
+            waits_since: None,
+            heard: None,
+            testimony: Testimony::default(),
+            waits: None,
+            look_at: None,
+            trouble: None,
+        };
+        self.consult(at, exit, &mut pending, out);
+        self.pending = Some(pending);
+    }
+
+    fn consult(&self, at: Mono, exit: i32, pending: &mut Pending, out: &mut Vec<Output>) {
+        let proposal = self.decide(at, exit, pending, &Testimony::default(), out);
+        out.push(Output::Order(Order::Consult { verdict: Box::new(pending.verdict.clone()), proposal }));
+    }
+
+    /// What the policy makes of it.
+    fn decide(
+        &self,
+        at: Mono,
+        exit: i32,
+        pending: &mut Pending,
+        testimony: &Testimony,
+        out: &mut Vec<Output>,
+    ) -> Decision {
+        let verdict = &pending.verdict;
+        let count = |ranks: usize| u32::try_from(ranks).unwrap_or(u32::MAX);
+        let failed = matches!(pending.trouble, Some(Trouble::Failed(_)));
+        let (choice, trouble) = decide_with(
+            self.advisor.as_deref().filter(|_| !failed),
+            &self.settings,
+            Case {
+                verdict,
+                past: &self.past,
+                earlier: &self.earlier,
+                job: JobState {
+                    exit,
+                    lived: verdict.fault_at.since(self.attempt_began),
+                    reached: self.ledger.reached(),
+                    committed: self.committed(),
+                    ranks: count(self.ranks.len()),
+                    waiting: count(self.waiting.len()),
+                },
+                host: Host {
+                    sick: &testimony.sick,
+                    held: &testimony.held,
+                    waited: pending.waits_since.map_or(Span::default(), |since| at.since(since)),
+                    last_step: self.last_step,
+                },
+                seen: testimony.seen_before.as_ref(),
+                spares: 0,
+                now: at,
+            },
+        );
+        let incident = verdict.incident;
+        if let Some(trouble) = trouble.filter(|trouble| pending.trouble.as_ref() != Some(trouble)) {
+            out.push(Output::Record(Body::Fact(told(&trouble))));
+            pending.trouble = Some(trouble);
+        }
+        let Choice { action, after, why } = choice;
+        Decision { incident, action, after, why, by: DecidedBy::Launcher }
+    }
+
+    pub(super) fn ruling(&mut self, at: Mono, ruling: Option<Ruling>, out: &mut Vec<Output>) {
+        if let Phase::Ordered(ordered) = &self.phase {
+            let ordered = ordered.clone();
+            return self.rule_on_the_ordered(at, ordered, ruling, out);
+        }
+        let Phase::Judging { exit } = self.phase else { return };
+        let fits = |ruling: &Ruling| {
+            self.pending.as_ref().is_some_and(|pending| pending.verdict.incident == ruling.incident)
+        };
+        if ruling.as_ref().is_some_and(|ruling| !fits(ruling)) {
+            return;
+        }
+        let Some(mut pending) = self.pending.take() else { return };
+        let by = if ruling.is_some() { DecidedBy::Agent } else { DecidedBy::Launcher };
+        let (instead, mut testimony) =
+            ruling.map_or_else(Default::default, |ruling| (ruling.instead, ruling.testimony));
+        testimony.held.extend(self.held.iter().cloned());
+        // A replay has them from the journal, as they were.
+        if testimony.findings.is_empty() {
+            testimony.findings = self.standing_at(&pending.verdict);
+        }
+        if by == DecidedBy::Agent {
+            // An agent that came late does not know what this job went through.
+            testimony.seen_before = testimony.seen_before.or_else(|| self.seen_before(&pending.verdict));
+        }
+        Self::hear(&mut pending, &testimony, out);
+        let mut decision = Decision { by, ..self.decide(at, exit, &mut pending, &testimony, out) };
+        if let Some((action, why)) = instead {
+            decision = Decision { action, why, after: Span::default(), ..decision };
+        }
+        match decision.action {
+            Action::Wait => self.wait_for_the_host(at, pending, decision, out),
+            action if self.needs_new_processes(action) => {
+                // What they hold has to be free as well: it is decided when they are gone.
+                self.pending = Some(pending);
+                self.dismiss(Afterwards::Decide { exit }, out);
+            }
+            action if let Some(rank) = self.is_to_be_replaced(action, &pending.verdict) => {
+                // The same of the GPU of one.
+                self.pending = Some(pending);
+                self.afterwards = Some(Afterwards::Decide { exit });
+                self.phase = Phase::Stopping(StopWhy::Dismissed);
+                out.push(Output::Order(Order::EndRank { attempt: self.attempt, rank }));
+            }
+            _ => {
+                let Pending { verdict, heard, testimony, .. } = pending;
+                let decided = |heard| Decided { verdict: verdict.clone(), heard, testimony };
+                self.decided = heard.map(decided);
+                self.carry_out(at, exit, verdict, decision, out);
+            }
+        }
+    }
+
+    /// Asks again after a while; what is waited for is told once, and again when it is something else.
+    fn wait_for_the_host(
+        &mut self,
+        at: Mono,
+        mut pending: Pending,
+        decision: Decision,
+        out: &mut Vec<Output>,
+    ) {
+        if pending.waits.as_ref() != Some(&decision.why) {
+            pending.waits = Some(decision.why.clone());
+            out.push(Output::Record(Body::Decision(decision)));
+        }
+        let waited = at.since(*pending.waits_since.get_or_insert(at));
+        let look_at = at.after(ask_again_after(waited));
+        pending.look_at = Some(look_at);
+        out.push(Output::Order(Order::LookAgain { at: look_at }));
+        self.pending = Some(pending);
+    }
+
+    fn carry_out(
+        &mut self,
+        at: Mono,
+        exit: i32,
+        verdict: Verdict,
+        decision: Decision,
+        out: &mut Vec<Output>,
+    ) {
+        out.push(Output::Record(Body::Decision(decision.clone())));
+        self.with_incident(|incident| {
+            incident.decided_at = Some(at);
+            incident.decision = decision.why.clone();
+        });
+        if let Some(wanted) = decision.action.exit() {
+            let exit = if wanted == 0 { exit.max(1) } else { wanted };
+            return self.finish_without(at, exit, format!("{}; {}", verdict.headline, decision.why), out);
+        }
+        self.rung = decision.action.rung().unwrap_or(Rung::All);
+        self.past.push(PastFailure {
+            decided_at: at,
+            lived: verdict.fault_at.since(self.attempt_began),
+            cause: verdict.cause,
+            step: verdict.step,
+            data: verdict.data,
+            rung: self.rung,
+            reached: self.ledger.reached(),
+            committed: self.committed(),
+            heartbeats: verdict.heartbeats,
+            back_after: None,
+        });
+        if decision.after == Span::default() {
+            return self.restart(at, out);
+        }
+        let until = at.after(decision.after);
+        self.phase = Phase::HeldBack { until };
+        out.push(Output::Order(Order::LookAgain { at: until }));
+    }
+
+    /// The time has come to ask for the host again, or for a restart that was held back.
+    pub(super) fn look_again(&mut self, at: Mono, out: &mut Vec<Output>) {
+        match self.phase {
+            Phase::Ordered(ref ordered) => {
+                let ordered = ordered.clone();
+                self.look_again_for_the_ordered(at, ordered, out);
+            }
+            Phase::HeldBack { until } if at >= until => self.restart(at, out),
+            Phase::HeldBack { until } => out.push(Output::Order(Order::LookAgain { at: until })),
+            Phase::Judging { exit } => {
+                let Some(mut pending) = self.pending.take() else { return };
+                if pending.look_at.take().is_some() {
+                    self.consult(at, exit, &mut pending, out);
+                }
+                self.pending = Some(pending);
+            }
+            Phase::Running => {
+                if !self.waits_for_lost_peer(at, out) {
+                    self.look_after_restart(at, out);
+                }
+            }
+            Phase::Starting | Phase::Stopping(_) | Phase::Ended => {}
+        }
+    }
+
+    /// Whether the job is to go on, and not in the processes of the ranks that wait.
+    fn needs_new_processes(&self, action: Action) -> bool {
+        let goes_on = action.rung().is_some_and(Rung::goes_on);
+        goes_on && !self.waiting.is_empty() && !keeps_processes(action.rung())
+    }
+
+    /// Where none is lost, the rank that failed is not to go on in its process.
+    fn is_to_be_replaced(&self, action: Action, verdict: &Verdict) -> Option<Rank> {
+        let all_wait = self.waiting.len() == self.ranks.len();
+        verdict.culprit.filter(|_| all_wait && action.rung() == Some(Rung::Ranks))
+    }
+
+    pub(super) fn restart(&mut self, at: Mono, out: &mut Vec<Output>) {
+        let keeps = keeps_processes(Some(self.rung)) && !self.waiting.is_empty();
+        self.next_attempt(at);
+        let attempt = self.attempt;
+        out.push(Output::Order(if keeps { Order::StartRound(attempt) } else { Order::StartRanks(attempt) }));
+    }
+
+    fn next_attempt(&mut self, at: Mono) {
+        self.attempt = self.attempt.next();
+        self.out_of_memory_kills = 0;
+        self.phase = Phase::Starting;
+        self.ledger.enter(at, Spending::Starting);
+    }
+
+    /// Ends the processes of ranks that wait in them, and does the rest when they are gone.
+    fn dismiss(&mut self, afterwards: Afterwards, out: &mut Vec<Output>) {
+        self.afterwards = Some(afterwards);
+        self.waiting.clear();
+        self.stop(StopWhy::Dismissed, out);
+    }
+
+    /// Ends the job, once no rank waits in its process any more.
+    pub(super) fn finish_without(&mut self, at: Mono, exit: i32, reason: String, out: &mut Vec<Output>) {
+        self.pending = None;
+        if self.waiting.is_empty() {
+            self.finish(at, exit, reason, out);
+        } else {
+            self.dismiss(Afterwards::Finish { exit, reason }, out);
+        }
+    }
+
+    pub(super) fn next_incident(&self) -> Incident {
+        Incident(self.incidents.len() as u64 + 1)
+    }
+}
+
+fn keeps_processes(rung: Option<Rung>) -> bool {
+    matches!(rung, Some(Rung::InProcess | Rung::Ranks))
+}
+
+/// The component of a job's own policy file, as the journal has it.
+pub const POLICY: &str = "policy";
+
+/// What was wrong with the user's own policy, for the journal.
+pub fn told(trouble: &Trouble) -> Fact {
+    let (event, weight, detail) = match trouble {
+        Trouble::Failed(words) => {
+            ("policy_failed", Weight::Error, format!("{words}; the built-in policy decides"))
+        }
+        Trouble::Overruled(words) => {
+            ("policy_overruled", Weight::Warning, format!("{words}; the built-in policy decides"))
+        }
+    };
+    Fact::Observed(Observation {
+        component: POLICY.to_owned(),
+        event: event.to_owned(),
+        weight,
+        detail,
+        ..Observation::default()
+    })
+}
+
+/// The status of a job whose ranks could not be started (`EX_SOFTWARE` of `sysexits.h`).
+const NOT_STARTED_EXIT: i32 = 70;
+
+/// The status with which the launcher exits after this failure: the culprit's own, a signal as 128 + its number.
+/// A rank that raised may have been stopped before it could exit; Python would have exited with 1.
+fn exit_of(verdict: &Verdict, ends: &BTreeMap<Rank, RankEnd>) -> i32 {
+    if verdict.cause == Cause::StartFailed {
+        return NOT_STARTED_EXIT;
+    }
+    let end = verdict.culprit.and_then(|rank| ends.get(&rank));
+    match end {
+        Some(RankEnd { note: Some(_), .. }) | None => 1,
+        Some(end) => end.exit.map_or(1, |(status, _)| match status {
+            ExitStatus::Code(0) => 1,
+            status => status.as_shell_code(),
+        }),
+    }
+}

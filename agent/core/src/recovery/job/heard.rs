@@ -1,0 +1,59 @@
+//! What the host, the job's own findings and its earlier failures say of a failure, before it is decided on.
+
+use crate::failure::attribution::catalog::Catalog;
+use crate::failure::diagnose;
+use crate::failure::repeats::{Place, SeenBefore};
+use crate::failure::unrunnable;
+use crate::model::entry::{Body, Fact};
+use crate::model::finding::Finding;
+use crate::model::host_context::Testimony;
+use crate::model::verdict::{Cause, Verdict};
+use crate::recovery::policy::PastFailure;
+
+use super::deciding::Pending;
+use super::{Job, Output};
+
+impl Job {
+    /// Judges anew with what the host has to say. A verdict that changes is recorded again; it is what is decided on.
+    pub(super) fn hear(pending: &mut Pending, testimony: &Testimony, out: &mut Vec<Output>) {
+        if *testimony == pending.testimony {
+            return;
+        }
+        pending.testimony = testimony.clone();
+        let incident = pending.verdict.incident;
+        if let (Some((first, ends, lived)), Ok(catalog)) = (&pending.heard, Catalog::shared()) {
+            let mut verdict = first.clone();
+            diagnose::complete(&mut verdict, &catalog, ends, testimony, *lived);
+            unrunnable::complete(&mut verdict, ends);
+            if verdict != pending.verdict {
+                out.push(Output::Record(Body::Verdict(verdict.clone())));
+                pending.verdict = verdict;
+            }
+        }
+        // A hang is not judged by words; what the GPUs did in it, and what was found before it, stands beside the stacks and
+        // blames nobody.
+        let told = &mut pending.verdict.evidence;
+        let found = testimony.findings.iter().map(Finding::stood);
+        let beside: Vec<String> =
+            testimony.gpus.iter().cloned().chain(found).filter(|said| !told.contains(said)).collect();
+        if pending.heard.is_none() && !beside.is_empty() {
+            told.extend(beside);
+            out.push(Output::Record(Body::Verdict(pending.verdict.clone())));
+        }
+        out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony: testimony.clone() })));
+    }
+
+    /// What this run knows of earlier failures of the same kind.
+    pub(super) fn seen_before(&self, verdict: &Verdict) -> Option<SeenBefore> {
+        let Cause::Exception { fingerprint: now, .. } = &verdict.cause else { return None };
+        let same = |past: &&PastFailure| matches!(&past.cause, Cause::Exception { fingerprint, .. } if fingerprint == now);
+        let mut seen = SeenBefore::default();
+        let places = self.past.iter().filter(same).map(|past| Place {
+            step: past.step,
+            data: past.data,
+            heartbeats: past.heartbeats,
+        });
+        places.for_each(|then| seen.count(then, Place::of(verdict)));
+        (!seen.is_nothing()).then_some(seen)
+    }
+}

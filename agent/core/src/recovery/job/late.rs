@@ -1,0 +1,53 @@
+//! What the host says of a failure after it was decided on: a driver may need seconds for its line in the kernel log. The
+//! verdict is made anew; what was decided stays decided.
+
+use std::collections::BTreeMap;
+
+use crate::base::id::{Incident, Rank};
+use crate::base::time::Span;
+use crate::failure::attribution::catalog::Catalog;
+use crate::failure::diagnose;
+use crate::failure::root_rank::RankEnd;
+use crate::failure::unrunnable;
+use crate::model::entry::{Body, Fact};
+use crate::model::host_context::Testimony;
+use crate::model::verdict::Verdict;
+
+use super::{Job, Output};
+
+/// A failure that was decided on, with what its verdict was made of.
+#[derive(Clone, Debug)]
+pub(super) struct Decided {
+    /// What it is taken for.
+    pub(super) verdict: Verdict,
+    /// The verdict before anybody's words were heard, how the ranks ended and how long the attempt had lived.
+    pub(super) heard: (Verdict, BTreeMap<Rank, RankEnd>, Span),
+    /// What the host has said of it.
+    pub(super) testimony: Testimony,
+}
+
+impl Job {
+    pub(super) fn hear_late(&mut self, incident: Incident, told: Testimony, out: &mut Vec<Output>) {
+        let last = Incident(self.incidents.len() as u64);
+        let Some(decided) = self.decided.as_mut().filter(|of| of.verdict.incident == incident) else {
+            return;
+        };
+        // What is held, what was seen before and what was found in the job are of the time of the decision.
+        let Testimony { held, gpus, seen_before, findings, .. } = decided.testimony.clone();
+        let testimony = Testimony { held, gpus, seen_before, findings, ..told };
+        let Ok(catalog) = Catalog::shared() else { return };
+        if incident != last || testimony == decided.testimony {
+            return;
+        }
+        let (first, ends, lived) = &decided.heard;
+        let mut verdict = first.clone();
+        diagnose::complete(&mut verdict, &catalog, ends, &testimony, *lived);
+        unrunnable::complete(&mut verdict, ends);
+        if verdict != decided.verdict {
+            out.push(Output::Record(Body::Verdict(verdict.clone())));
+            decided.verdict = verdict;
+        }
+        decided.testimony = testimony.clone();
+        out.push(Output::Record(Body::Fact(Fact::HostTestified { incident, testimony })));
+    }
+}

@@ -1,0 +1,110 @@
+//! How far the ranks are.
+
+use crate::base::id::Rank;
+use crate::base::time::{Mono, Span};
+use crate::checkpoint::advice;
+use crate::model::entry::{Body, Fact, StepDone};
+use crate::model::verdict::Outcome;
+use crate::progress::goodput::Spending;
+
+use super::{Job, Output};
+
+/// Progress goes into the journal this often.
+const PROGRESS_EVERY: Span = Span::seconds(10);
+
+impl Job {
+    pub(super) fn connected(&mut self, at: Mono, rank: Rank) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.connected = true;
+            self.beating.insert(rank);
+        }
+        if self.ledger.state() == Spending::Starting {
+            self.ledger.enter(at, Spending::Initialising);
+        }
+        if self.ranks.values().all(|state| state.connected) {
+            self.with_incident(|incident| {
+                incident.connected_at.get_or_insert(at);
+            });
+        }
+    }
+
+    pub(super) fn steps(&mut self, at: Mono, rank: Rank, done: &[StepDone], out: &mut Vec<Output>) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        let Some(newest) = done.last() else { return };
+        state.first.get_or_insert(done[0]);
+        state.newest = Some(*newest);
+        self.last_step = self.last_step.max(Some(newest.end));
+        // One rank's steps are the job's, and the same rank's for the whole attempt: else some would count twice.
+        if *self.lead.get_or_insert(rank) == rank {
+            if matches!(self.ledger.state(), Spending::Starting | Spending::Initialising) {
+                let began = if done[0].first { done[0].end } else { done[0].start };
+                self.ledger.enter(began, Spending::Training);
+            }
+            for step in done {
+                self.ledger.step(step);
+                if step.checkpoint_ns > 0 {
+                    self.saving.saved(step.end);
+                }
+            }
+        }
+        self.announce_progress(at, out);
+        let found = self.watch.steps(rank, done);
+        self.tell_found(found, out);
+    }
+
+    /// Tells, once per attempt, that all ranks are stepping; and from then on, now and then, how far they are.
+    pub(super) fn announce_progress(&mut self, at: Mono, out: &mut Vec<Output>) {
+        let beating = self.ranks.iter().filter(|(rank, _)| self.beating.contains(rank));
+        let stepped: Option<Vec<(StepDone, StepDone)>> =
+            beating.map(|(_, state)| Some((state.first?, state.newest?))).collect();
+        let Some(stepped) = stepped.filter(|stepped| !stepped.is_empty()) else { return };
+        let attempt = self.attempt;
+        if !self.stepping {
+            self.stepping = true;
+            self.last_progress = at;
+            self.saving.begin(at);
+            // Looks at the pages are rarer than quick steps: the first step counts, not the newest by now.
+            let step = stepped.iter().map(|(first, _)| first.step).max().unwrap_or(0);
+            let last = stepped.iter().map(|(first, _)| first.end).max().unwrap_or(at);
+            self.longest_start = self.longest_start.max(Some(last.since(self.attempt_began)));
+            out.push(Output::Record(Body::Fact(Fact::RanksStepping { attempt, step })));
+            let counted = stepped.iter().any(|(first, _)| first.counted);
+            self.tell_outcome(last, step, counted, out);
+        } else if at.since(self.last_progress) >= PROGRESS_EVERY {
+            self.last_progress = at;
+            let step = stepped.iter().map(|(_, newest)| newest.step).min().unwrap_or(0);
+            let loss = stepped.iter().find_map(|(_, newest)| newest.loss);
+            out.push(Output::Record(Body::Fact(Fact::Progress { attempt, step, loss })));
+            let advised = advice::of(&self.ledger.books(at), self.failures());
+            out.extend(self.saving.advise(advised).map(|fact| Output::Record(Body::Fact(fact))));
+        }
+    }
+
+    /// What came of the last restart, told at the first step that all ranks completed after it.
+    pub(super) fn tell_outcome(&mut self, at: Mono, step: u64, counted: bool, out: &mut Vec<Output>) {
+        let attempt = self.attempt;
+        let Some(incident) = self.incidents.last_mut().filter(|incident| incident.first_step_at.is_none())
+        else {
+            return;
+        };
+        incident.first_step_at = Some(at);
+        incident.first_step = Some(step);
+        let reached_before = incident.reached_before.unwrap_or(0);
+        let highest = self.ledger.highest_before();
+        let took = at.since(incident.fault_at);
+        if let Some(past) = self.past.last_mut() {
+            past.back_after.get_or_insert(took);
+        }
+        out.push(Output::Record(Body::Outcome(Outcome {
+            incident: incident.incident,
+            attempt,
+            step,
+            reached_before,
+            steps_lost: highest.map_or(0, |highest| (highest + 1).saturating_sub(step)),
+            counted,
+            to_ranks_started: incident.started_at.unwrap_or(at).since(incident.fault_at),
+            to_ranks_connected: incident.connected_at.map(|connected| connected.since(incident.fault_at)),
+            to_first_step: at.since(incident.fault_at),
+        })));
+    }
+}

@@ -1,0 +1,99 @@
+//! A restart by a mild rung has its time: one that has not brought a step by then is given up for the next rung.
+
+use std::collections::BTreeMap;
+
+use crate::base::time::{Mono, Span};
+use crate::failure::root_rank::hung;
+use crate::hang::{Hang, HangKind};
+use crate::model::entry::{Body, Fact};
+use crate::model::observation::{Observation, Weight};
+use crate::model::verdict::Verdict;
+use crate::recovery::policy::{self, Rung};
+
+use super::{Job, ORDERS, Order, Output, Phase, RANK_EXCLUDED, RESTART_ORDERED};
+
+/// The event by which the journal, and so a replay, knows that a restart was given up.
+const EVENT: &str = "restart_too_long";
+
+/// A restart that was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Overdue {
+    rung: Rung,
+    within: Span,
+}
+
+impl Job {
+    /// Has itself asked again when the restart that began is to have brought a step.
+    pub(super) fn time_restart(&mut self, at: Mono, out: &mut Vec<Output>) {
+        let recovers = self.incidents.last().is_some_and(|incident| incident.first_step_at.is_none());
+        let within = policy::patience(self.rung, self.longest_start).filter(|_| recovers);
+        self.restart_until = within.map(|within| (at.after(within), Overdue { rung: self.rung, within }));
+        if let Some((until, _)) = self.restart_until {
+            out.push(Output::Order(Order::LookAgain { at: until }));
+        }
+    }
+
+    pub(super) fn look_after_restart(&mut self, at: Mono, out: &mut Vec<Output>) {
+        match self.restart_until {
+            Some((until, _)) if at < until => out.push(Output::Order(Order::LookAgain { at: until })),
+            // A hang has its own evidence, and is judged by it.
+            Some((_, overdue)) if !self.stepping && self.hang.is_none() => {
+                out.push(Output::Record(Body::Fact(overdue.observed())));
+                self.give_up(at, overdue, out);
+            }
+            Some(_) | None => {}
+        }
+    }
+
+    /// What people ordered, and what a journal tells of a restart that was given up.
+    pub(super) fn observed(&mut self, at: Mono, seen: &Observation, out: &mut Vec<Output>) {
+        if seen.component == ORDERS && matches!(seen.event.as_str(), RESTART_ORDERED | RANK_EXCLUDED) {
+            return self.restart_ordered(at, out);
+        }
+        if seen.event == EVENT
+            && self.phase == Phase::Running
+            && let Some(within) = seen.values.get("within_ns").and_then(|nanos| nanos.parse().ok())
+        {
+            self.give_up(at, Overdue { rung: self.rung, within: Span(within) }, out);
+        }
+    }
+
+    fn give_up(&mut self, at: Mono, overdue: Overdue, out: &mut Vec<Output>) {
+        self.restart_until = None;
+        self.overdue = Some(overdue);
+        self.failure(at, at, out);
+    }
+
+    pub(super) fn took_too_long(&self, at: Mono, restart: Overdue) -> Verdict {
+        let hang = Hang {
+            kind: HangKind::AllStill,
+            culprits: Vec::new(),
+            victims: Vec::new(),
+            since: self.attempt_began,
+            confirmed: at,
+            phase: "first_step".to_owned(),
+            limit: restart.within,
+            step: None,
+            confidence: 0.5,
+            evidence: vec![restart.told()],
+        };
+        let verdict = hung(self.next_incident(), self.attempt, &hang, Vec::new());
+        Verdict { headline: restart.told(), ..verdict }
+    }
+}
+
+impl Overdue {
+    fn told(self) -> String {
+        format!("{} has brought no step of all ranks within {}", self.rung.words(), self.within)
+    }
+
+    fn observed(self) -> Fact {
+        Fact::Observed(Observation {
+            component: "job".to_owned(),
+            event: EVENT.to_owned(),
+            weight: Weight::Warning,
+            detail: self.told(),
+            values: BTreeMap::from([("within_ns".to_owned(), self.within.0.to_string())]),
+        })
+    }
+}

@@ -1,0 +1,376 @@
+//! From verdict to decision: a pure function of the verdict, the history, and the state of the job, its host and the
+//! spares. `docs/reference/policy.md` says it in words; whatever takes its place one day gets the same and returns the same.
+//!
+//! In this order, the first that applies:
+//!
+//! 1. Ranks that cannot be started, a program that fails by itself, the same error at the same step, here or on another host: a person
+//!    has to act; where it may be this host, another one is tried first.
+//! 2. The budgets: of all restarts, of restarts for this kind of cause, of restarts in a row without progress.
+//! 3. A host that is not ready is waited for; one that is not fit, or not ready in time, is left.
+//! 4. The rung that is expected to bring the job back soonest, after a wait if the ones before brought nothing.
+
+mod advisor;
+mod backoff;
+mod experience;
+mod guard;
+mod history;
+mod ladder;
+mod learned;
+mod readiness;
+
+pub use crate::model::policy::{Budget, CauseKind, Experience, HAND_BACK_EXIT, Rung, Rungs, Settings};
+pub use advisor::{Advice, Advisor, Trouble, decide_with};
+pub use backoff::{jitter, seed};
+pub use experience::experiences;
+pub use guard::{LONGEST_DELAY, PATIENCE_AT_MOST, REPEATS_AT_MOST, forbidden};
+pub use history::{PastFailure, Reached, without_progress};
+pub use ladder::{hands, patience};
+pub use readiness::{Host, Readiness, passes_with_the_ranks, readiness};
+
+use crate::base::id::Attempt;
+use crate::base::time::{Mono, Span};
+use crate::failure::repeats::SeenBefore;
+use crate::hang::HangKind;
+use crate::model::verdict::{Action, Cause, FaultDomain, Verdict};
+
+/// What the policy goes by: data only, and all of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// The verdict to decide on.
+    pub verdict: &'a Verdict,
+    /// All earlier failures of the job, oldest first; each was followed by a restart.
+    pub past: &'a [PastFailure],
+    /// What earlier runs of the job learned of rungs.
+    pub earlier: &'a [Experience],
+    /// The job.
+    pub job: JobState,
+    /// The host.
+    pub host: Host<'a>,
+    /// Earlier failures of the same kind, here and on other hosts; none where nobody knows of any.
+    pub seen: Option<&'a SeenBefore>,
+    /// Hosts that could take this one's place.
+    pub spares: u32,
+    /// The time of the decision.
+    pub now: Mono,
+}
+
+/// The job as it stands at its failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobState {
+    /// The exit status of the culprit as a shell reports it.
+    pub exit: i32,
+    /// How long the attempt had lived when it failed.
+    pub lived: Span,
+    /// The newest step that the job has reached in any attempt.
+    pub reached: Option<u64>,
+    /// The newest step of which it is known that a restart goes back to it, or to a later one; none where that is not known.
+    pub committed: Option<u64>,
+    /// Its ranks on this host.
+    pub ranks: u32,
+    /// So many of them have left the attempt and wait in their processes.
+    pub waiting: u32,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The rung, or waiting.
+    pub action: Action,
+    /// How long it is held back.
+    pub after: Span,
+    /// Why, in plain words.
+    pub why: String,
+}
+
+/// Decides; and says why in plain words.
+pub fn decide(settings: &Settings, case: Case<'_>) -> Choice {
+    unless_dry(settings, case, usual(settings, case))
+}
+
+/// What the built-in policy does, dry run or not.
+fn usual(settings: &Settings, case: Case<'_>) -> Choice {
+    stop(settings, case).or_else(|| end_of_budget(settings, case)).unwrap_or_else(|| restart(settings, case))
+}
+
+/// In a dry run the job ends instead, and it is said what would be done.
+fn unless_dry(settings: &Settings, case: Case<'_>, choice: Choice) -> Choice {
+    if !settings.dry_run || matches!(choice.action, Action::Stop { .. }) {
+        return choice;
+    }
+    let would = choice.action.rung().map_or("waiting", Rung::words);
+    at_once(Action::Stop { exit: case.job.exit }, format!("dry run; it would be {would}: {}", choice.why))
+}
+
+/// What only a person can mend.
+fn stop(settings: &Settings, case: Case<'_>) -> Option<Choice> {
+    let stop = |why: String| Some(at_once(Action::Stop { exit: case.job.exit }, why));
+    if case.verdict.cause == Cause::StartFailed {
+        return stop(
+            "another start would fail in the same way; fix the error and start the job again".to_owned(),
+        );
+    }
+    if case.verdict.cannot_run && case.verdict.attempt == Attempt(0) {
+        let class = case.verdict.class.as_deref().unwrap_or("user");
+        return stop(format!(
+            "the program cannot run ({class}): a restart would only fail again; fix it and start anew"
+        ));
+    }
+    if is_plainly_the_programs_own(case.verdict) {
+        let class = case.verdict.class.as_deref().unwrap_or("user");
+        return stop(format!(
+            "the program fails by itself before its first step ({class}): mend it and start anew"
+        ));
+    }
+    let mut again = repeats_at_same_place(case).peekable();
+    let here = again.peek().is_some();
+    let hosts = confirmed_on(case);
+    if !here && hosts.is_empty() {
+        return None;
+    }
+    let at_the_step = again.any(|past| past.step == case.verdict.step);
+    let at = match case.verdict.step {
+        _ if let (false, Some(position)) = (at_the_step, case.verdict.data) => {
+            format!(" at position {position} of the data")
+        }
+        Some(step) => format!(" after step {step}"),
+        None if case.verdict.heartbeats => " before the first step".to_owned(),
+        None => String::new(),
+    };
+    let what = if matches!(case.verdict.cause, Cause::Hang { .. }) { "hang" } else { "exception" };
+    if !hosts.is_empty() {
+        return stop(format!("the same {what} came{at} on {hosts} before: a restart would only fail again"));
+    }
+    if another_host_tells(case) {
+        let why = format!(
+            "the same {what} came again{at}: another host tells whether it is this one or the program"
+        );
+        return Some(at_once(Action::HandBack { exit: settings.hand_back_exit }, why));
+    }
+    stop(format!("the same {what} came again{at}: a restart would only fail again"))
+}
+
+/// How sure a verdict must be of the user's fault to stop a job that came to it twice without a try on another host.
+const SURE_WITHOUT_RETRY: f64 = 0.75;
+
+/// The other hosts on which the same program raised the same at the same place before this run began, where that is taken for the
+/// program's fault or that of what it stands on.
+fn confirmed_on(case: Case<'_>) -> String {
+    let raised = matches!(case.verdict.cause, Cause::Exception { .. });
+    let moves_with_it = matches!(case.verdict.domain, FaultDomain::User | FaultDomain::Platform);
+    let seen = case.seen.filter(|_| raised && moves_with_it);
+    let hosts: Vec<&str> = seen.into_iter().flat_map(SeenBefore::elsewhere_at_this_place).collect();
+    hosts.join(", ")
+}
+
+/// Whether one try on another host is worth more than to end here: this host may be at fault, agents of others hear of it, so that
+/// the next one stops if it fails there, and this program has come to it in no earlier run and on no other host.
+fn another_host_tells(case: Case<'_>) -> bool {
+    let verdict = case.verdict;
+    let in_doubt = match verdict.domain {
+        FaultDomain::Hardware | FaultDomain::Unknown => true,
+        FaultDomain::User => verdict.confidence < SURE_WITHOUT_RETRY,
+        FaultDomain::Infrastructure | FaultDomain::Platform => false,
+    };
+    let raised = matches!(verdict.cause, Cause::Exception { .. });
+    let new = |seen: &SeenBefore| seen.in_earlier_runs == 0 && seen.elsewhere.is_empty();
+    in_doubt && raised && case.seen.is_some_and(|seen| seen.heard_by > 0 && new(seen))
+}
+
+/// Restarts in a row that may bring nothing, whatever their causes. After NVRx's restart agent, as [`confirmed`].
+const PATIENCE: u32 = 3;
+
+/// Whether one restart without a new step has confirmed the failure: it came again, and it is likely the user's to mend,
+/// or one that would come again. Another failure in the same place has its own restart, within [`PATIENCE`].
+fn confirmed(case: Case<'_>, idle: u32) -> Option<&'static str> {
+    let verdict = case.verdict;
+    let why = match verdict.domain {
+        FaultDomain::User if verdict.confidence >= LIKELY => "it is likely the program's own fault",
+        FaultDomain::User | FaultDomain::Unknown if verdict.deterministic => "it would come again",
+        _ => return None,
+    };
+    let mut in_a_row = case.past.iter().rev().take(idle as usize);
+    in_a_row.any(|past| came_again(past, verdict)).then_some(why)
+}
+
+/// Whether a failure is that of `past`. A signal tells nothing of who sent it: it is the same at the same step only.
+fn came_again(past: &PastFailure, verdict: &Verdict) -> bool {
+    let same_place = !matches!(verdict.cause, Cause::Signal { .. }) || past.step == verdict.step;
+    past.cause == verdict.cause && same_place
+}
+
+/// What is not restarted any more, though it may pass.
+fn end_of_budget(settings: &Settings, case: Case<'_>) -> Option<Choice> {
+    let (action, words) = ending(settings, case);
+    let end = |why: String| Some(at_once(action, format!("{why}{words}")));
+    let idle = idle(case);
+    // Whoever sent a signal, the program did not fail: only the budgets end that.
+    let from_outside = case.verdict.cause.is_signal_from_outside();
+    if let Some(why) = confirmed(case, idle).filter(|_| !from_outside) {
+        let brought = brought_nothing(case);
+        return end(format!("the same came again and a restart {brought}: {why}"));
+    }
+    if idle >= PATIENCE && !from_outside {
+        let brought = brought_nothing(case);
+        return end(format!("{idle} restart(s) in a row {brought}, whatever their causes"));
+    }
+    let used = in_window(settings.budget, case, |_| true);
+    let within =
+        |budget: Budget| budget.window.map_or_else(String::new, |window| format!(" within {window}"));
+    if used >= settings.budget.max_restarts {
+        let (max, within) = (settings.budget.max_restarts, within(settings.budget));
+        return end(format!("the budget of {max} restart(s){within} is used up"));
+    }
+    let kind = CauseKind::of(&case.verdict.cause);
+    let budget = *settings.by_cause.get(&kind)?;
+    if in_window(budget, case, |past| CauseKind::of(&past.cause) == kind) >= budget.max_restarts {
+        let (max, within, word) = (budget.max_restarts, within(budget), kind.word());
+        return end(format!("the budget of {max} restart(s) for {word}{within} is used up"));
+    }
+    None
+}
+
+/// What restarts did that brought the job no further.
+fn brought_nothing(case: Case<'_>) -> &'static str {
+    if case.job.committed.is_some() { "brought no newer checkpoint" } else { "brought no new step" }
+}
+
+/// How a job ends that may still run elsewhere: what the host or its surroundings did, the scheduler can mend.
+fn ending(settings: &Settings, case: Case<'_>) -> (Action, &'static str) {
+    let elsewhere = matches!(case.verdict.domain, FaultDomain::Hardware | FaultDomain::Infrastructure);
+    if elsewhere && case.verdict.confidence >= SURE_ENOUGH_TO_LEAVE {
+        (Action::HandBack { exit: settings.hand_back_exit }, "; another host may do")
+    } else {
+        (Action::Stop { exit: case.job.exit }, "")
+    }
+}
+
+/// A restart, as far as the host is ready for one.
+fn restart(settings: &Settings, case: Case<'_>) -> Choice {
+    let kind = CauseKind::of(&case.verdict.cause);
+    let Some(rung) = learned::cheapest(kind, &ladder::open(settings, case), case.past, case.earlier) else {
+        let next = case.verdict.attempt.next();
+        return leave(settings, case.spares, next, "nothing can be restarted on this host");
+    };
+    if let Some(instead) = hindrance(settings, case.host, case.spares, case.verdict.attempt.next()) {
+        return instead;
+    }
+    let idle = idle(case);
+    let used = in_window(settings.budget, case, |_| true);
+    let attempt: Attempt = case.verdict.attempt.next();
+    Choice {
+        action: Action::of(rung, attempt, case.job.exit),
+        // What was waited for the host counts.
+        after: backoff::wait(idle, settings.seed).minus(case.host.waited),
+        why: format!("restart {} of {} in the job", used + 1, settings.budget.max_restarts),
+    }
+}
+
+/// What is done instead of a restart that would begin `next`, whoever wants it: the host is waited for, or left. None where it
+/// is ready, and where nobody is to look.
+pub fn hindrance(settings: &Settings, host: Host<'_>, spares: u32, next: Attempt) -> Option<Choice> {
+    let limit = settings.ready_within?;
+    let leave = |why: String| Some(leave(settings, spares, next, &why));
+    match readiness(host) {
+        Readiness::Ready => None,
+        Readiness::Unfit(why) => leave(format!("this host is not fit for training: {why}")),
+        Readiness::NotYet(why) if host.waited >= limit => {
+            leave(format!("this host was not ready within {limit}: {why}"))
+        }
+        Readiness::NotYet(why) => Some(at_once(
+            Action::Wait,
+            format!("this host is not ready for a restart: {why}; waiting up to {limit}"),
+        )),
+    }
+}
+
+/// Goes on without this host: with a spare, with less, or in the scheduler's hands.
+fn leave(settings: &Settings, spares: u32, attempt: Attempt, why: &str) -> Choice {
+    let rung = match settings.rungs {
+        rungs if rungs.has(Rung::Replace) && spares > 0 => Rung::Replace,
+        rungs if rungs.has(Rung::Shrink) => Rung::Shrink,
+        _ => Rung::HandBack,
+    };
+    at_once(Action::of(rung, attempt, settings.hand_back_exit), why.to_owned())
+}
+
+/// How many restarts in a row brought no new step.
+fn idle(case: Case<'_>) -> u32 {
+    let (heartbeats, lived) = (case.verdict.heartbeats, case.job.lived);
+    let JobState { reached: step, committed, .. } = case.job;
+    without_progress(case.past, Reached { step, committed, heartbeats, lived })
+}
+
+fn at_once(action: Action, why: String) -> Choice {
+    Choice { action, after: Span::default(), why }
+}
+
+/// How sure a verdict must be of the user's fault to allow one restart only.
+const LIKELY: f64 = 0.6;
+
+/// How sure a verdict must be of the host's fault to ask the scheduler for another one.
+const SURE_ENOUGH_TO_LEAVE: f64 = 0.9;
+
+/// How sure a verdict must be of the user's fault to stop a job at its first failure.
+const PLAIN: f64 = 0.9;
+
+/// Whether the program failed by its own fault, in a way that comes again, before it made a single step: what a
+/// restart of it would do too.
+fn is_plainly_the_programs_own(verdict: &Verdict) -> bool {
+    verdict.domain == FaultDomain::User
+        && verdict.deterministic
+        && verdict.confidence >= PLAIN
+        && verdict.heartbeats
+        && verdict.step.is_none()
+        && verdict.attempt == Attempt(0)
+}
+
+/// When the culprit raised the same exception, or hung in the same way, at the same step or at the same data in earlier attempts.
+fn repeats_at_same_place(case: Case<'_>) -> impl Iterator<Item = &PastFailure> {
+    let comes_again = move |past: &Cause| match (&case.verdict.cause, past) {
+        (Cause::Exception { fingerprint, .. }, Cause::Exception { fingerprint: before, .. }) => {
+            fingerprint == before
+        }
+        (Cause::Hang { hang, place }, Cause::Hang { hang: before, place: there }) => {
+            is_the_programs_own(*hang) && hang == before && place == there
+        }
+        _ => false,
+    };
+    case.past.iter().filter(move |past| stood_at_the_same_place(past, case) && comes_again(&past.cause))
+}
+
+/// Whether a hang of this kind is of the program's making: others pass with what caused them.
+fn is_the_programs_own(hang: HangKind) -> bool {
+    matches!(
+        hang,
+        HangKind::UserCode
+            | HangKind::DataInput
+            | HangKind::Mismatch
+            | HangKind::FinishedEarly
+            | HangKind::Livelock
+    )
+}
+
+/// Whether the culprit was as far as in an earlier attempt, or read the same data. Without heartbeats nobody knows how far it was; then
+/// the attempts must at least have lived about as long: an error that passes does not come back so punctually.
+fn stood_at_the_same_place(past: &PastFailure, case: Case<'_>) -> bool {
+    if case.verdict.data.is_some() && past.data == case.verdict.data {
+        return true;
+    }
+    if case.verdict.heartbeats || case.verdict.step.is_some() {
+        return past.step == case.verdict.step;
+    }
+    // In seconds, as a policy file has them: both come to the same.
+    let (shorter, longer) = (past.lived.min(case.job.lived), past.lived.max(case.job.lived));
+    past.step.is_none() && longer.as_seconds() <= shorter.as_seconds() * 2.0 + 5.0
+}
+
+fn in_window(budget: Budget, case: Case<'_>, of: impl Fn(&PastFailure) -> bool) -> u32 {
+    let recent = |past: &&PastFailure| match budget.window {
+        Some(window) => case.now.since(past.decided_at) < window,
+        None => true,
+    };
+    u32::try_from(case.past.iter().filter(recent).filter(|past| of(past)).count()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

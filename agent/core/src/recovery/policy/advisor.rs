@@ -1,0 +1,163 @@
+//! A policy of the user's own, in front of the built-in one. What it says is done as far as nothing forbids it
+//! ([`forbidden`]); where it fails, or leaves it open, the built-in policy decides.
+
+use crate::base::time::Span;
+use crate::model::verdict::Action;
+use crate::recovery::policy::{Case, Choice, Rung, Settings, forbidden, unless_dry, usual};
+
+/// A policy of the user's own.
+pub trait Advisor: std::fmt::Debug + Send + Sync {
+    /// Its name, for people: a file's.
+    fn name(&self) -> &str;
+
+    /// What it would do about a failure; none to leave it to the built-in policy.
+    ///
+    /// # Errors
+    /// It does not come to a decision; in words, with file and line.
+    fn advise(&self, settings: &Settings, case: Case<'_>) -> Result<Option<Advice>, String>;
+}
+
+/// What a policy would do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// The rung; none to wait for the host.
+    pub rung: Option<Rung>,
+    /// How long it is held back.
+    pub after: Span,
+    /// Why, in plain words.
+    pub why: String,
+}
+
+/// Why the built-in policy decided in place of the user's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It failed; in words.
+    Failed(String),
+    /// What it wanted is forbidden; in words.
+    Overruled(String),
+}
+
+impl Trouble {
+    /// Its words.
+    pub fn words(&self) -> &str {
+        match self {
+            Trouble::Failed(words) | Trouble::Overruled(words) => words,
+        }
+    }
+}
+
+/// Decides, with the user's own policy first if there is one.
+pub fn decide_with(
+    advisor: Option<&dyn Advisor>,
+    settings: &Settings,
+    case: Case<'_>,
+) -> (Choice, Option<Trouble>) {
+    let (choice, trouble) = match advisor.map(|advisor| (advisor, advisor.advise(settings, case))) {
+        None | Some((_, Ok(None))) => (usual(settings, case), None),
+        Some((advisor, Ok(Some(advice)))) => match forbidden(settings, case, &advice) {
+            None => (made_of(advisor, settings, case, advice), None),
+            Some(why) => {
+                let wanted = advice.rung.map_or("waiting", Rung::words);
+                let words = format!("{}: {wanted} is not allowed: {why}", advisor.name());
+                (usual(settings, case), Some(Trouble::Overruled(words)))
+            }
+        },
+        Some((_, Err(words))) => (usual(settings, case), Some(Trouble::Failed(words))),
+    };
+    (unless_dry(settings, case, choice), trouble)
+}
+
+fn made_of(advisor: &dyn Advisor, settings: &Settings, case: Case<'_>, advice: Advice) -> Choice {
+    let exit = if advice.rung == Some(Rung::HandBack) { settings.hand_back_exit } else { case.job.exit };
+    let action = advice.rung.map_or(Action::Wait, |rung| Action::of(rung, case.verdict.attempt.next(), exit));
+    Choice { action, after: advice.after, why: format!("{} ({})", advice.why, advisor.name()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::id::{Attempt, Incident};
+    use crate::base::time::Mono;
+    use crate::failure::root_rank::start_failed;
+    use crate::model::verdict::{Cause, Verdict};
+    use crate::recovery::policy::{Budget, Host, JobState, PastFailure};
+
+    #[derive(Debug)]
+    struct Says(Result<Option<Advice>, String>);
+
+    impl Advisor for Says {
+        fn name(&self) -> &'static str {
+            "mine.star"
+        }
+
+        fn advise(&self, _: &Settings, _: Case<'_>) -> Result<Option<Advice>, String> {
+            self.0.clone()
+        }
+    }
+
+    fn kill() -> Verdict {
+        Verdict { cause: Cause::Signal { signal: 9 }, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
+    }
+
+    fn of(
+        said: Result<Option<Advice>, String>,
+        settings: &Settings,
+        past: &[PastFailure],
+    ) -> (Choice, Option<Trouble>) {
+        let verdict = kill();
+        let case = Case {
+            verdict: &verdict,
+            past,
+            earlier: &[],
+            job: JobState {
+                exit: 137,
+                lived: Span::seconds(60),
+                reached: None,
+                committed: None,
+                ranks: 1,
+                waiting: 0,
+            },
+            host: Host::default(),
+            seen: None,
+            spares: 0,
+            now: Mono(100_000_000_000),
+        };
+        decide_with(Some(&Says(said)), settings, case)
+    }
+
+    fn advice(rung: Rung) -> Result<Option<Advice>, String> {
+        Ok(Some(Advice { rung: Some(rung), after: Span::seconds(2), why: "so".into() }))
+    }
+
+    #[test]
+    fn what_it_says_is_done_and_the_rest_is_the_built_in_policys() {
+        let settings = Settings::from(Budget { max_restarts: 3, window: None });
+        let (choice, trouble) = of(advice(Rung::HandBack), &settings, &[]);
+        assert_eq!((choice.action, choice.after), (Action::HandBack { exit: 75 }, Span::seconds(2)));
+        assert_eq!((choice.why.as_str(), trouble), ("so (mine.star)", None));
+        let (choice, trouble) = of(Ok(None), &settings, &[]);
+        assert_eq!((choice.action.rung(), trouble), (Some(Rung::All), None));
+        let (choice, trouble) = of(Err("mine.star:3: no".into()), &settings, &[]);
+        assert_eq!(choice.action.rung(), Some(Rung::All));
+        assert_eq!(trouble, Some(Trouble::Failed("mine.star:3: no".into())));
+    }
+
+    #[test]
+    fn what_is_forbidden_is_not_done_and_it_is_said_why() {
+        let none = Settings::from(Budget { max_restarts: 0, window: None });
+        let (choice, trouble) = of(advice(Rung::All), &none, &[]);
+        assert_eq!(choice.action, Action::Stop { exit: 137 });
+        let trouble = trouble.expect("it was overruled");
+        assert_eq!(
+            trouble.words(),
+            "mine.star: restarting all ranks is not allowed: the budget of 0 restart(s) is used up"
+        );
+    }
+
+    #[test]
+    fn a_dry_run_says_what_it_would_be() {
+        let dry = Settings { dry_run: true, ..Settings::from(Budget { max_restarts: 3, window: None }) };
+        let (choice, _) = of(advice(Rung::All), &dry, &[]);
+        assert_eq!(choice.why, "dry run; it would be restarting all ranks: so (mine.star)");
+    }
+}

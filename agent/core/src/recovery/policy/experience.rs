@@ -1,0 +1,99 @@
+//! What runs of a job learned of rungs: how often each helped against causes of a kind, and how long it took. It is kept for the
+//! job's next run, which then need not begin with guesses, and weighs little beside what that run sees itself.
+
+use crate::model::policy::{CauseKind, Experience, LONGEST, MOST};
+use crate::recovery::policy::history::PastFailure;
+use crate::recovery::policy::{Rung, learned};
+
+/// What is known after a run that began with `earlier` and had these failures. Those of which it could not be seen what came of
+/// them tell nothing: where there were no heartbeats, and the last if the job did not fail again.
+pub fn experiences(earlier: &[Experience], past: &[PastFailure], failed_again: bool) -> Vec<Experience> {
+    let is_open = |place: usize| place + 1 == past.len() && !failed_again;
+    let told = |(place, past): &(usize, &PastFailure)| {
+        past.heartbeats && (past.back_after.is_some() || !is_open(*place))
+    };
+    let past: Vec<PastFailure> = past.iter().enumerate().filter(told).map(|(_, past)| past.clone()).collect();
+    let mut known = Vec::new();
+    for cause in CauseKind::ALL {
+        for rung in Rung::ALL {
+            let of = |past: &&PastFailure| past.rung == rung && CauseKind::of(&past.cause) == cause;
+            let before = of_rung(earlier, cause, rung);
+            let (mut tried, mut helped) = before.map_or((0.0, 0.0), |before| (before.tried, before.helped));
+            tried += past.iter().filter(of).count() as f64;
+            helped += past.iter().filter(of).filter(|past| past.back_after.is_some()).count() as f64;
+            if tried == 0.0 {
+                continue;
+            }
+            let light = (MOST / tried).min(1.0);
+            let seconds =
+                if helped > 0.0 { learned::cost(cause, rung, &past, earlier).min(LONGEST) } else { 0.0 };
+            known.push(Experience { cause, rung, tried: tried * light, helped: helped * light, seconds });
+        }
+    }
+    known
+}
+
+/// What is known of a rung from earlier runs.
+pub(super) fn of_rung(earlier: &[Experience], cause: CauseKind, rung: Rung) -> Option<&Experience> {
+    earlier.iter().find(|known| known.cause == cause && known.rung == rung)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::time::{Mono, Span};
+    use crate::model::verdict::Cause;
+
+    fn tried(rung: Rung, back_after: Option<Span>) -> PastFailure {
+        PastFailure {
+            decided_at: Mono(0),
+            cause: Cause::Signal { signal: 9 },
+            step: None,
+            data: None,
+            lived: Span::seconds(60),
+            rung,
+            reached: Some(1),
+            committed: None,
+            heartbeats: true,
+            back_after,
+        }
+    }
+
+    #[test]
+    fn what_a_run_saw_is_known_to_the_next_and_that_of_many_runs_counts_as_that_of_a_few() {
+        let run = [tried(Rung::Ranks, None), tried(Rung::Ranks, Some(Span::seconds(2)))];
+        let known = experiences(&[], &run, true);
+        assert_eq!(known.len(), 1);
+        let one = &known[0];
+        assert_eq!((one.cause, one.rung, one.tried, one.helped), (CauseKind::Signal, Rung::Ranks, 2.0, 1.0));
+        assert!(one.seconds > 1.0 && one.seconds < 2.0, "{one:?}");
+        let many = (0..50).fold(known, |known, _| experiences(&known, &run, true));
+        assert!((many[0].tried - MOST).abs() < 1e-9 && many[0].is_sound(), "{many:?}");
+        assert!((many[0].helped - MOST / 2.0).abs() < 0.5, "{many:?}");
+        assert!((many[0].seconds - 2.0).abs() < 0.01, "{many:?}");
+    }
+
+    #[test]
+    fn a_restart_of_which_nothing_was_seen_teaches_nothing() {
+        let stopped_meanwhile = [tried(Rung::All, None)];
+        assert_eq!(experiences(&[], &stopped_meanwhile, false), []);
+        assert_eq!(experiences(&[], &stopped_meanwhile, true).len(), 1, "it failed again");
+        let mute = [PastFailure { heartbeats: false, ..tried(Rung::All, None) }];
+        assert_eq!(experiences(&[], &mute, true), []);
+    }
+
+    #[test]
+    fn what_cannot_be_is_not_believed() {
+        let good =
+            Experience { cause: CauseKind::Hang, rung: Rung::All, tried: 4.0, helped: 3.0, seconds: 9.0 };
+        assert!(good.is_sound());
+        for spoilt in [
+            Experience { helped: 5.0, ..good.clone() },
+            Experience { tried: 1e9, ..good.clone() },
+            Experience { seconds: -1.0, ..good.clone() },
+            Experience { seconds: f64::NAN, ..good.clone() },
+        ] {
+            assert!(!spoilt.is_sound(), "{spoilt:?}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Which rungs of the ladder can be taken now, and how long one may take.
+//!
+//! Four things close a rung: nobody has hands for it; the ranks do not stand where it needs them; it cannot help against
+//! the cause; it has just failed.
+
+use crate::base::time::Span;
+use crate::recovery::policy::{Case, CauseKind, JobState, Rung, Rungs, Settings};
+
+/// The rungs that can be taken and keep the job on its host, the mildest first.
+pub(super) fn open(settings: &Settings, case: Case<'_>) -> Vec<Rung> {
+    let mildest = mildest(CauseKind::of(&case.verdict.cause));
+    let beyond = case.past.last().filter(|past| past.heartbeats && past.back_after.is_none());
+    let just_failed = |rung: Rung| beyond.is_some_and(|past| rung <= past.rung && past.rung < Rung::All);
+    let stays = hands(settings, case).iter().filter(|rung| rung.stays());
+    stays.filter(|rung| *rung >= mildest && !just_failed(*rung)).collect()
+}
+
+/// What there are hands for: always, and with the ranks that wait.
+pub fn hands(settings: &Settings, case: Case<'_>) -> Rungs {
+    let named = case.verdict.culprit.is_some();
+    let opened = Rung::ALL.into_iter().filter(|rung| is_opened_by_waiting(*rung, case.job, named));
+    opened.fold(settings.rungs, Rungs::with)
+}
+
+/// The mildest rung that can help against the cause at all.
+pub(super) fn mildest(kind: CauseKind) -> Rung {
+    match kind {
+        // The process is there and its rank ended by itself what it was at.
+        CauseKind::Exception => Rung::InProcess,
+        CauseKind::ExitCode | CauseKind::Signal | CauseKind::OutOfMemory | CauseKind::Hang => Rung::Ranks,
+        CauseKind::Start => Rung::All,
+    }
+}
+
+/// Whether ranks that wait in their processes make this rung possible.
+fn is_opened_by_waiting(rung: Rung, job: JobState, culprit_is_named: bool) -> bool {
+    let all_wait = job.waiting == job.ranks;
+    match rung {
+        _ if job.waiting == 0 => false,
+        Rung::InProcess => all_wait,
+        // Where none is lost, the one that failed gets a new process; of a single rank that is all of them.
+        Rung::Ranks => !all_wait || (job.ranks > 1 && culprit_is_named),
+        _ => false,
+    }
+}
+
+/// The least that a restart may take before the next rung is tried.
+const AT_LEAST: Span = Span::seconds(300);
+
+/// How long a restart by this rung may take until all ranks have completed a step: three times what the longest start
+/// took in this job. None where that is not known, and where there is no rung on the host that does more.
+pub fn patience(rung: Rung, longest_start: Option<Span>) -> Option<Span> {
+    let known = longest_start.filter(|_| rung < Rung::All)?;
+    Some(known.plus(known).plus(known).max(AT_LEAST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::id::{Attempt, Incident, Rank};
+    use crate::base::time::Mono;
+    use crate::failure::root_rank::start_failed;
+    use crate::model::verdict::{Cause, Verdict};
+    use crate::recovery::policy::{Budget, Host, PastFailure};
+
+    fn verdict(cause: Cause, culprit: Option<Rank>) -> Verdict {
+        Verdict { cause, culprit, ..start_failed(Incident(1), Attempt(0), "", Mono(0)) }
+    }
+
+    fn of(verdict: &Verdict, waiting: u32, ranks: u32, past: &[PastFailure]) -> Vec<Rung> {
+        let settings = Settings::from(Budget { max_restarts: 3, window: None });
+        let job =
+            JobState { exit: 1, lived: Span::seconds(60), reached: None, committed: None, ranks, waiting };
+        open(
+            &settings,
+            Case {
+                verdict,
+                past,
+                earlier: &[],
+                job,
+                host: Host::default(),
+                seen: None,
+                spares: 0,
+                now: Mono(0),
+            },
+        )
+    }
+
+    fn failed(rung: Rung) -> PastFailure {
+        PastFailure {
+            decided_at: Mono(0),
+            cause: Cause::Signal { signal: 9 },
+            step: None,
+            data: None,
+            lived: Span::seconds(60),
+            rung,
+            reached: None,
+            committed: None,
+            heartbeats: true,
+            back_after: None,
+        }
+    }
+
+    #[test]
+    fn the_rungs_are_those_that_the_waiting_ranks_allow() {
+        let raised = Cause::Exception { exception: "E".into(), fingerprint: "f".into() };
+        let raised = verdict(raised, Some(Rank(1)));
+        assert_eq!(of(&raised, 4, 4, &[]), [Rung::InProcess, Rung::Ranks, Rung::All]);
+        assert_eq!(of(&raised, 3, 4, &[]), [Rung::Ranks, Rung::All]);
+        assert_eq!(of(&raised, 1, 1, &[]), [Rung::InProcess, Rung::All]);
+        assert_eq!(of(&raised, 0, 4, &[]), [Rung::All]);
+        let nobody = Verdict { culprit: None, ..raised };
+        assert_eq!(of(&nobody, 4, 4, &[]), [Rung::InProcess, Rung::All], "nobody to be replaced");
+    }
+
+    #[test]
+    fn what_cannot_help_against_the_cause_is_not_there() {
+        let killed = verdict(Cause::Signal { signal: 9 }, Some(Rank(1)));
+        assert_eq!(of(&killed, 4, 4, &[]), [Rung::Ranks, Rung::All]);
+        let not_started = verdict(Cause::StartFailed, None);
+        assert_eq!(of(&not_started, 4, 4, &[]), [Rung::All]);
+    }
+
+    #[test]
+    fn what_failed_in_this_recovery_is_not_tried_again_in_it() {
+        let raised = Cause::Exception { exception: "E".into(), fingerprint: "f".into() };
+        let raised = verdict(raised, Some(Rank(1)));
+        assert_eq!(of(&raised, 4, 4, &[failed(Rung::InProcess)]), [Rung::Ranks, Rung::All]);
+        assert_eq!(of(&raised, 4, 4, &[failed(Rung::Ranks)]), [Rung::All]);
+        // After the heaviest it begins anew; budgets end it.
+        assert_eq!(of(&raised, 4, 4, &[failed(Rung::All)]), [Rung::InProcess, Rung::Ranks, Rung::All]);
+        let helped = PastFailure { back_after: Some(Span::seconds(1)), ..failed(Rung::Ranks) };
+        assert_eq!(of(&raised, 4, 4, &[helped]), [Rung::InProcess, Rung::Ranks, Rung::All]);
+    }
+
+    #[test]
+    fn mild_rungs_have_their_time_and_the_heaviest_is_waited_for() {
+        assert_eq!(patience(Rung::InProcess, Some(Span::seconds(10))), Some(AT_LEAST));
+        assert_eq!(patience(Rung::Ranks, Some(Span::seconds(400))), Some(Span::seconds(1200)));
+        assert_eq!(patience(Rung::All, Some(Span::seconds(10))), None);
+        assert_eq!(patience(Rung::InProcess, None), None, "a job that tells of no steps");
+    }
+}

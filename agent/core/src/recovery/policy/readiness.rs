@@ -1,0 +1,107 @@
+//! Whether the host is ready for a restart: nothing begins again on a host that is not fit for training, or on GPUs that
+//! are not free yet.
+//!
+//! - What is unknown is in nobody's way: a restart is not held up by what cannot be read.
+//! - What the job has trained with is in nobody's way either: it was sick when the last step was done.
+//! - What can pass by itself is waited for, with a deadline. What only a reset, a reboot or a replacement helps against is
+//!   not waited for.
+
+use crate::base::time::{Mono, Span};
+use crate::host::preflight::Group;
+use crate::model::health::{Component, HealthState, RecommendedAction};
+
+/// The host, as far as a restart depends on it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Host<'a> {
+    /// Components that are not fit for training, as the agent judges them; none without an agent.
+    pub sick: &'a [Component],
+    /// What is held that the ranks need, a sentence each: a GPU's memory, a port, a process that does not die.
+    pub held: &'a [String],
+    /// How long this restart has waited for the host so far.
+    pub waited: Span,
+    /// When the job last completed a step, in any attempt.
+    pub last_step: Option<Mono>,
+}
+
+/// What came of the look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// Nothing is in the way.
+    Ready,
+    /// Something is that may pass; in words.
+    NotYet(String),
+    /// The host is not fit, and waiting does not help; in words.
+    Unfit(String),
+}
+
+/// A component has to be sick for so long while steps are completed until it counts as something to train with.
+const TRAINED_WITH: Span = Span::seconds(30);
+
+/// What is in the way of a restart on this host.
+pub fn readiness(host: Host<'_>) -> Readiness {
+    let sick: Vec<&Component> = host.sick.iter().filter(|component| is_in_the_way(component, host)).collect();
+    let told = |component: &&Component| format!("{}: {}", component.name, component.reason);
+    if let Some(unfit) = sick.iter().find(|component| component.action >= RecommendedAction::ResetDevice) {
+        return Readiness::Unfit(told(unfit));
+    }
+    let mut reasons: Vec<String> = host.held.to_vec();
+    reasons.extend(sick.iter().map(told));
+    if reasons.is_empty() { Readiness::Ready } else { Readiness::NotYet(reasons.join("; ")) }
+}
+
+fn is_in_the_way(component: &Component, host: Host<'_>) -> bool {
+    let trained_with = host.last_step.is_some_and(|step| component.since.after(TRAINED_WITH) < step);
+    component.state == HealthState::Unhealthy && !trained_with && !passes_with_the_ranks(&component.name)
+}
+
+/// Whether the ranks themselves bring about what is wrong with the component: it is over with them.
+pub fn passes_with_the_ranks(component: &str) -> bool {
+    // A network card that trains nothing is nobody's concern here: fabric ports are a group of their own.
+    matches!(component, "host.memory" | "host.cpu" | "host.processes" | "host.files" | "host.tasks")
+        || Group::of(component) == Group::Network
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sick(name: &str, action: RecommendedAction, since: u64) -> Component {
+        Component {
+            name: name.into(),
+            state: HealthState::Unhealthy,
+            reason: "lost".into(),
+            action,
+            since: Mono(since * 1_000_000_000),
+            ..Component::default()
+        }
+    }
+
+    fn of(sick: &[Component], held: &[String]) -> Readiness {
+        let last_step = Some(Mono(100 * 1_000_000_000));
+        readiness(Host { sick, held, waited: Span::default(), last_step })
+    }
+
+    #[test]
+    fn a_lost_gpu_is_not_waited_for_and_a_mount_is() {
+        let lost = sick("gpu.0000:3b:00", RecommendedAction::RebootNode, 99);
+        assert_eq!(of(&[lost], &[]), Readiness::Unfit("gpu.0000:3b:00: lost".into()));
+        let mount = sick("host.mounts", RecommendedAction::None, 101);
+        assert_eq!(of(&[mount], &[]), Readiness::NotYet("host.mounts: lost".into()));
+        assert_eq!(of(&[], &["memory is held".into()]), Readiness::NotYet("memory is held".into()));
+    }
+
+    #[test]
+    fn what_the_job_trained_with_what_ends_with_it_and_what_is_only_degraded_are_not_in_the_way() {
+        let old = sick("gpu.0000:3b:00", RecommendedAction::RebootNode, 10);
+        let own = sick("host.memory", RecommendedAction::RestartProcess, 101);
+        let slow = Component {
+            state: HealthState::Degraded,
+            ..sick("fabric.mlx5_0/1", RecommendedAction::ReplaceNode, 101)
+        };
+        let unknown = Component {
+            state: HealthState::Unknown,
+            ..sick("gpu.driver", RecommendedAction::RebootNode, 101)
+        };
+        assert_eq!(of(&[old, own, slow, unknown], &[]), Readiness::Ready);
+    }
+}

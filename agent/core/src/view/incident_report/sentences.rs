@@ -1,0 +1,246 @@
+//! The sentences of a report: whose fault, what was done and what to do.
+
+use crate::base::time::Span;
+use crate::failure::attribution::class::Class;
+use crate::failure::attribution::explain::look;
+use crate::failure::root_rank;
+use crate::model::entry::ExitStatus;
+use crate::model::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
+
+/// Whose fault it was and how sure that is; where that is unknown, what was seen instead.
+pub fn fault(verdict: &Verdict) -> String {
+    let whose = match verdict.domain {
+        FaultDomain::User => "The training program's",
+        FaultDomain::Hardware => "The hardware's",
+        FaultDomain::Infrastructure => "The infrastructure's",
+        FaultDomain::Platform => "The platform's",
+        FaultDomain::Unknown => return format!("Unknown. {}", not_seen(verdict)),
+    };
+    let sure = percent(verdict.confidence);
+    match verdict.class.as_deref().and_then(|name| Class::named(name).map(|class| (class, name))) {
+        Some((class, name)) => format!("{whose}: {} ({name}). {sure} sure.", class.words()),
+        None => format!("{whose}. {sure} sure."),
+    }
+}
+
+/// Where it began and how sure that is.
+pub(super) fn origin(verdict: &Verdict) -> Option<String> {
+    let culprit = verdict.culprit?;
+    // Journals of earlier versions have one confidence for both.
+    let sure = verdict
+        .culprit_confidence
+        .or((verdict.domain == FaultDomain::Unknown).then_some(verdict.confidence))?;
+    Some(format!("It began with {culprit}: {} sure.", percent(sure)))
+}
+
+/// One line for the terminal and the list of events: what happened, whose fault and how sure.
+pub fn brief(verdict: &Verdict) -> String {
+    if verdict.domain != FaultDomain::Unknown {
+        return format!("{} ({}, {} sure)", verdict.headline, verdict.domain, percent(verdict.confidence));
+    }
+    let who_sent = match verdict.cause {
+        Cause::Signal { signal: 9 } => {
+            "; cause not seen: neither Mainstay nor the kernel's OOM killer sent the signal"
+        }
+        Cause::Signal { signal } if comes_from_outside(signal) => {
+            "; cause not seen: Mainstay did not send the signal"
+        }
+        // Nothing of theirs ran that could be at fault; the error itself is in the line.
+        Cause::Hang { .. } | Cause::StartFailed => "",
+        _ => "; whose fault is not known",
+    };
+    format!("{}{who_sent}", verdict.headline)
+}
+
+/// Why nobody is blamed.
+fn not_seen(verdict: &Verdict) -> String {
+    let rank = verdict.culprit.map_or_else(|| "a rank".to_owned(), |rank| rank.to_string());
+    match &verdict.cause {
+        Cause::Signal { signal: 9 } => format!(
+            "Cause not seen: {rank} was ended by SIGKILL, which Mainstay did not send and the kernel's OOM killer did not \
+             either; a scheduler, another process or a person sent it."
+        ),
+        Cause::Signal { signal } if comes_from_outside(*signal) => format!(
+            "Cause not seen: {rank} was told to end by {}, which Mainstay did not send; a scheduler, another process or a \
+             person sent it.",
+            ExitStatus::Signal(*signal)
+        ),
+        Cause::Signal { signal: 6 } => format!(
+            "Cause not seen: native code in {rank} called abort(), as a library does that finds itself in a state it cannot \
+             continue from. The end of its output may say why."
+        ),
+        Cause::Signal { signal } => format!(
+            "Cause not seen: {rank} crashed in native code ({}). The program, a library or the hardware can be the reason; a \
+             core dump, or PYTHONFAULTHANDLER=1 at the next run, shows where.",
+            ExitStatus::Signal(*signal)
+        ),
+        Cause::ExitCode { code: 1 } => {
+            format!("Cause not seen: {rank} exited with code 1 and left no exception.")
+        }
+        Cause::ExitCode { code: code @ 129..=192 } => format!(
+            "Cause not seen: {rank} exited with code {code}, which is what a shell returns when {} ended its command.",
+            ExitStatus::Signal(code - 128)
+        ),
+        Cause::ExitCode { code } => format!(
+            "Cause not seen: the program of {rank} chose to exit with code {code}, and no known message says why."
+        ),
+        Cause::Exception { .. } if lost_a_peer(verdict) => format!(
+            "Cause not seen: {rank} lost its connection to another rank, and no rank of this host failed for another reason. \
+             Another host of the job, or the network, can be the reason."
+        ),
+        Cause::Exception { .. } => format!(
+            "No known failure has the message of {rank}; it is quoted below with its place in the program."
+        ),
+        Cause::OutOfMemory => {
+            format!(
+                "{rank} was killed while the kernel's OOM killer was active; who used the memory was not seen."
+            )
+        }
+        Cause::StartFailed => "The operating system's error is quoted below.".to_owned(),
+        Cause::Hang { .. } => "Nothing that was seen says why the ranks do not move.".to_owned(),
+    }
+}
+
+/// Whether the exception is what the end of another rank leads to.
+fn lost_a_peer(verdict: &Verdict) -> bool {
+    root_rank::speaks_of_a_lost_peer(&verdict.headline)
+}
+
+/// Whether a signal is one that others send, and not one that the program's own code causes.
+fn comes_from_outside(signal: i32) -> bool {
+    // SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV and SIGSYS come from what the process did itself.
+    !matches!(signal, 4 | 5 | 6 | 7 | 8 | 11 | 31)
+}
+
+/// What was done about it and why.
+pub fn done(decision: Option<&Decision>) -> String {
+    let Some(Decision { action, after, why, .. }) = decision else {
+        return "Nothing was decided yet.".to_owned();
+    };
+    let done = match action {
+        Action::RestartInProcess { .. } => "The ranks began again in their processes".to_owned(),
+        Action::RespawnRanks { .. } => {
+            "The lost ranks were started again; the others waited for them".to_owned()
+        }
+        Action::RespawnHost { .. } => "The ranks of this host were started again".to_owned(),
+        Action::RestartInJob { .. } => "All ranks were started again".to_owned(),
+        Action::ReplaceHost { .. } => "A spare host took the place of this one".to_owned(),
+        Action::Shrink { .. } => "The job continued with fewer ranks".to_owned(),
+        Action::HandBack { exit } => {
+            format!("The job was handed back to the scheduler with exit status {exit}")
+        }
+        Action::Stop { exit } => format!("The job was stopped with exit status {exit}"),
+        Action::Wait => "Nothing yet".to_owned(),
+    };
+    let later = if after.0 > 0 { format!(" after a wait of {after}") } else { String::new() };
+    format!("{done}{later}: {why}.")
+}
+
+/// What became of the job after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SinceThen {
+    /// No rank has completed a step yet.
+    Starting,
+    /// All ranks have completed a step.
+    Training,
+    /// The job has ended.
+    Ended {
+        /// Its exit status.
+        exit: i32,
+    },
+}
+
+/// What the person who reads it does next. It follows from what was decided: a job that runs again needs nothing, and one that
+/// was stopped is not called one that may pass.
+pub fn advice(verdict: &Verdict, decision: Option<&Decision>, since_then: SinceThen) -> Vec<String> {
+    let class = verdict.class.as_deref().and_then(Class::named).filter(|class| *class != Class::Unknown);
+    let look = class.map(|class| look(class).to_owned());
+    match decision.map(|decision| decision.action) {
+        Some(Action::Stop { .. }) => {
+            let mut todo = vec![before_the_next_start(verdict).to_owned()];
+            todo.extend(look);
+            todo
+        }
+        Some(Action::HandBack { .. }) => {
+            let here = match verdict.domain {
+                FaultDomain::Hardware => {
+                    "The scheduler can start the job on another host. Have this one checked."
+                }
+                _ => "The scheduler can start the job again, on another host if there is one.",
+            };
+            std::iter::once(here.to_owned()).chain(look).collect()
+        }
+        Some(Action::Wait) | None => vec!["Wait for the decision: mainstay status shows it.".to_owned()],
+        Some(_) => {
+            let now = match since_then {
+                SinceThen::Training => "Nothing now: the job is training again.".to_owned(),
+                SinceThen::Starting => {
+                    "Nothing now: the ranks are starting; mainstay status shows their first step.".to_owned()
+                }
+                SinceThen::Ended { exit: 0 } => "Nothing: the job ended well after it.".to_owned(),
+                SinceThen::Ended { exit } => {
+                    format!("The job ended with exit status {exit} since then: read its last failure first.")
+                }
+            };
+            vec![now, if_it_comes_back(verdict, look)]
+        }
+    }
+}
+
+/// What has to be done before a stopped job is started again.
+fn before_the_next_start(verdict: &Verdict) -> &'static str {
+    match (verdict.domain, &verdict.cause) {
+        (FaultDomain::User, _) => "Fix the program, its configuration or its data, then start the job again.",
+        (FaultDomain::Hardware, _) => {
+            "Take this host out of the job and have it checked, then start the job again."
+        }
+        (FaultDomain::Infrastructure, _) => {
+            "See that the network, the storage and the host work, then start the job again."
+        }
+        (FaultDomain::Platform, _) => {
+            "Check the versions and settings of the software under the program, then start the job again."
+        }
+        (FaultDomain::Unknown, Cause::Signal { signal }) if comes_from_outside(*signal) => {
+            "Find out who sent the signal (the scheduler's log, the host's other users), then start the job again."
+        }
+        (FaultDomain::Unknown, Cause::ExitCode { .. }) => {
+            "Find in the program and in the output of the rank that began it why it exits with this code, then start the job again."
+        }
+        (FaultDomain::Unknown, _) => {
+            "Read the last lines of the rank that began it and the kernel's log of that time, then start the job again."
+        }
+    }
+}
+
+fn if_it_comes_back(verdict: &Verdict, look: Option<String>) -> String {
+    let then = look.unwrap_or_else(|| {
+        let look = match (verdict.domain, &verdict.cause) {
+            (FaultDomain::Unknown, Cause::Signal { signal }) if comes_from_outside(*signal) => {
+                "Find out who sends the signal: the scheduler's log, the host's other users."
+            }
+            (FaultDomain::Hardware, _) => "Take this host out of the job and have it checked.",
+            (FaultDomain::Infrastructure, _) => "Check the network, the storage and the host.",
+            (FaultDomain::Platform, _) => "Check the software under the program.",
+            (FaultDomain::Unknown, Cause::ExitCode { .. }) => {
+                "Find in the program and in the output of the rank that began it why it exits with this code."
+            }
+            _ => "Read the last lines of the rank that began it and the kernel's log of that time.",
+        };
+        look.to_owned()
+    });
+    format!("If it comes back: {then}")
+}
+
+/// A length of time for people: "38.2 s", "12 min", "3 h 5 min".
+pub(super) fn length(span: Span) -> String {
+    let seconds = span.0 / 1_000_000_000;
+    match seconds {
+        0..=59 => span.to_string(),
+        60..=3599 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}

@@ -1,0 +1,277 @@
+use super::*;
+use crate::base::id::{Attempt, BootId, Rank};
+use crate::base::time::Stamp;
+use crate::model::entry::JobSpec;
+use crate::model::verdict::{Action, Cause, DecidedBy, Doubts, FaultDomain};
+
+/// Entries of one boot, each a second after the one before; the first is the start of the job.
+fn entries(bodies: Vec<Body>) -> Vec<Entry> {
+    let start = Body::Fact(Fact::JobStarted(JobSpec::default()));
+    let all = std::iter::once(start).chain(bodies).enumerate();
+    all.map(|(place, body)| {
+        let seconds = place as u64;
+        let wall = Wall(1_795_492_212_000_000_000 + seconds as i64 * 1_000_000_000);
+        Entry {
+            seq: seconds + 1,
+            at: Stamp { mono: Mono(seconds * 1_000_000_000), wall },
+            boot: BootId::default(),
+            job: None,
+            origin_seq: None,
+            body,
+        }
+    })
+    .collect()
+}
+
+fn told(domain: FaultDomain, class: Option<&str>) -> IncidentReport {
+    let verdict = Verdict {
+        incident: Incident(2),
+        attempt: Attempt(1),
+        headline: "rank 3 raised ValueError: bad".into(),
+        cause: Cause::ExitCode { code: 1 },
+        domain,
+        class: class.map(str::to_owned),
+        deterministic: true,
+        doubts: Doubts {
+            against: vec!["an ECC error on rank 5".into()],
+            would_change: vec!["Machine's fault (12 %): an XID".into()],
+        },
+        confidence: 0.8,
+        culprit_confidence: Some(0.99),
+        cannot_run: false,
+        culprit: Some(Rank(3)),
+        victims: vec![Rank(0)],
+        step: Some(4),
+        data: None,
+        heartbeats: true,
+        fault_at: Mono(0),
+        detected_at: Mono(2_000_000),
+        evidence: vec!["exit note of rank 3".into()],
+    };
+    let decision = Decision {
+        incident: Incident(2),
+        action: Action::Stop { exit: 1 },
+        after: Span::default(),
+        why: "it came again".into(),
+        by: DecidedBy::Launcher,
+    };
+    IncidentReport {
+        verdict,
+        decision: Some(decision),
+        outcome: None,
+        happened: Wall(1_795_492_212_000_000_000),
+        into_the_job: Some(Span::seconds(754)),
+        job_ended: None,
+    }
+}
+
+#[test]
+fn what_to_do_after_a_restart_follows_from_what_became_of_the_job() {
+    let restart = Decision {
+        incident: Incident(2),
+        action: Action::RestartInJob { attempt: Attempt(2) },
+        after: Span::default(),
+        why: "restart 1 of 3 in the job".into(),
+        by: DecidedBy::Launcher,
+    };
+    let now = |job_ended| {
+        let report = told(FaultDomain::Unknown, None);
+        text(&IncidentReport { decision: Some(restart.clone()), job_ended, ..report })
+    };
+    assert!(now(None).contains("the ranks are starting"), "{}", now(None));
+    assert!(now(Some(0)).contains("the job ended well after it"), "{}", now(Some(0)));
+    assert!(now(Some(3)).contains("ended with exit status 3 since then"), "{}", now(Some(3)));
+
+    let verdict = Body::Verdict(told(FaultDomain::Unknown, None).verdict);
+    let ended = Body::Fact(Fact::JobEnded { exit: 3, reason: "budget".into() });
+    let journal = entries(vec![verdict.clone(), ended]);
+    assert_eq!(of(journal.iter(), None).and_then(|report| report.job_ended), Some(3));
+    assert_eq!(of(entries(vec![verdict]).iter(), None).and_then(|report| report.job_ended), None);
+}
+
+fn text(report: &IncidentReport) -> String {
+    render(report, Options::default())
+}
+
+/// A verdict on a signal of which nobody is known to be the sender.
+fn killed(signal: i32) -> Verdict {
+    Verdict {
+        cause: Cause::Signal { signal },
+        culprit: Some(Rank(1)),
+        headline: format!("rank 1 was ended by {}", crate::model::entry::ExitStatus::Signal(signal)),
+        deterministic: false,
+        confidence: 0.0,
+        ..told(FaultDomain::Unknown, None).verdict
+    }
+}
+
+#[test]
+fn a_report_says_what_since_when_whose_fault_what_was_done_and_what_to_do_in_this_order() {
+    let report = told(FaultDomain::User, Some("user_code"));
+    let text = render(&report, Options { logs: Some("/runs/x/attempt_1"), ..Options::default() });
+    let mut from = 0;
+    for part in [
+        "rank 3 raised ValueError: bad\n",
+        "Since when:\n  2026-11-24 03:50:12 UTC, 12 min 34 s into the job, after restart 1; detected 2 ms later.",
+        "Whose fault:\n  The training program's: a bug in the training program (user_code). 80 % sure.",
+        "It began with rank 3: 99 % sure.",
+        "Stopped because of it: rank 0.",
+        "What was done:\n  The job was stopped with exit status 1: it came again.",
+        "What to do:\n  Fix the program",
+        "Read the quoted traceback",
+        "/runs/x/attempt_1",
+        "Evidence:\n  exit note of rank 3",
+    ] {
+        let at = text[from..].find(part);
+        assert!(at.is_some(), "{part:?} is missing or too early in\n{text}");
+        from += at.unwrap_or_default();
+    }
+}
+
+#[test]
+fn five_lines_of_evidence_are_shown_and_the_rest_with_all() {
+    let mut report = told(FaultDomain::User, Some("user_code"));
+    report.verdict.evidence = (1..=7).map(|line| format!("line {line}")).collect();
+    let short = text(&report);
+    assert!(short.contains("line 5\n") && !short.contains("line 6"), "{short}");
+    assert!(short.contains("(4 more with --all)") && !short.contains("an ECC error"), "{short}");
+    let all = render(&report, Options { all: true, ..Options::default() });
+    for part in [
+        "line 7",
+        "What speaks against it:\n  an ECC error on rank 5",
+        "What would change this:\n  Machine's fault (12 %): an XID",
+    ] {
+        assert!(all.contains(part), "{part} in\n{all}");
+    }
+    assert!(!all.contains("--all"), "{all}");
+}
+
+#[test]
+fn a_signal_from_outside_is_said_plainly_to_have_no_known_cause() {
+    let report = |signal| IncidentReport { verdict: killed(signal), ..told(FaultDomain::Unknown, None) };
+    assert!(
+        text(&report(9)).contains(
+            "Unknown. Cause not seen: rank 1 was ended by SIGKILL, which Mainstay did not send and the kernel's OOM killer \
+             did not either; a scheduler, another process or a person sent it."
+        ),
+        "{}",
+        text(&report(9))
+    );
+    assert!(text(&report(15)).contains("was told to end by SIGTERM, which Mainstay did not send"));
+    // What native code does to itself nobody sent.
+    for signal in [6, 7, 8, 11] {
+        let text = text(&report(signal));
+        assert!(text.contains("native code") && !text.contains("sent it"), "{text}");
+    }
+    assert_eq!(
+        brief(&killed(9)),
+        "rank 1 was ended by SIGKILL; cause not seen: neither Mainstay nor the kernel's OOM killer sent the signal"
+    );
+}
+
+#[test]
+fn a_lost_peer_is_said_to_have_its_cause_elsewhere_and_an_unknown_message_is_quoted() {
+    let raised = |message: &str| {
+        let report = told(FaultDomain::Unknown, None);
+        let cause = Cause::Exception { exception: "RuntimeError".into(), fingerprint: String::new() };
+        let headline = format!("rank 3 raised RuntimeError: {message}");
+        text(&IncidentReport { verdict: Verdict { cause, headline, ..report.verdict.clone() }, ..report })
+    };
+    let lost = raised("[pair.cc:544] Connection closed by peer [10.0.0.2]:4711");
+    assert!(
+        lost.contains("rank 3 lost its connection to another rank") && !lost.contains("No known"),
+        "{lost}"
+    );
+    let unknown = raised("flux capacitor");
+    assert!(
+        unknown.contains("No known failure has the message") && !unknown.contains("lost its"),
+        "{unknown}"
+    );
+}
+
+#[test]
+fn a_failure_that_was_detected_at_once_has_no_delay() {
+    let mut report = told(FaultDomain::Unknown, None);
+    assert!(text(&report).contains("detected 2 ms later"), "{}", text(&report));
+    report.verdict.detected_at = report.verdict.fault_at;
+    assert!(!text(&report).contains("detected"), "{}", text(&report));
+}
+
+#[test]
+fn how_sure_it_is_of_the_rank_and_of_the_fault_are_said_apart() {
+    let known = text(&told(FaultDomain::User, Some("data")));
+    assert!(known.contains("80 % sure.") && known.contains("It began with rank 3: 99 % sure."), "{known}");
+    let unknown = text(&told(FaultDomain::Unknown, None));
+    assert!(unknown.contains("rank 3: 99 % sure.") && !unknown.contains("80 %"), "{unknown}");
+    let mut earlier = told(FaultDomain::Unknown, None);
+    earlier.verdict.culprit_confidence = None;
+    assert!(text(&earlier).contains("It began with rank 3: 80 % sure."), "{}", text(&earlier));
+}
+
+#[test]
+fn what_to_do_follows_from_what_was_decided() {
+    let mut report = told(FaultDomain::User, Some("user_code"));
+    report.verdict.deterministic = false;
+    if let Some(decision) = &mut report.decision {
+        decision.why = "the same exception came again at step 4: a restart would only fail again".to_owned();
+    }
+    let stopped = text(&report);
+    assert!(stopped.contains("Fix the program") && !stopped.contains("may pass"), "{stopped}");
+    if let Some(decision) = &mut report.decision {
+        decision.action = Action::RestartInJob { attempt: Attempt(2) };
+        decision.why = "restart 2 of 3 in the job".to_owned();
+    }
+    let restarted = text(&report);
+    assert!(restarted.contains("All ranks were started again: restart 2 of 3 in the job."), "{restarted}");
+    assert!(restarted.contains("Nothing now") && !restarted.contains("Fix the program"), "{restarted}");
+}
+
+#[test]
+fn a_ticket_has_a_title_and_lists_and_the_terminal_has_neither() {
+    let told = told(FaultDomain::User, Some("user_code"));
+    let shown = |markdown| render(&told, Options { logs: Some("/runs/x"), markdown, all: false });
+    let (ticket, terminal) = (shown(true), shown(false));
+    assert!(ticket.starts_with("## rank 3 raised ValueError: bad\n"), "{ticket}");
+    assert!(ticket.contains("\n- exit note of rank 3\n"), "{ticket}");
+    assert!(ticket.contains("\n- The output of all ranks is in /runs/x\n"), "{ticket}");
+    assert!(!terminal.contains("## ") && !terminal.contains("\n- "), "{terminal}");
+}
+
+#[test]
+fn what_others_wrote_neither_formats_a_ticket_nor_drives_a_terminal() {
+    let mut told = told(FaultDomain::User, Some("user_code"));
+    told.verdict.headline = "rank 3 raised E: <b>\x1b[31m\n# [x](y)".into();
+    told.verdict.evidence = vec!["a\n| b |".into()];
+    let ticket = render(&told, Options { markdown: true, ..Options::default() });
+    assert!(ticket.starts_with(r"## rank 3 raised E: \<b\> \[31m \# \[x\](y)"), "{ticket}");
+    assert!(ticket.contains("\n- a \\| b \\|\n"), "{ticket}");
+    let terminal = text(&told);
+    assert!(terminal.starts_with("rank 3 raised E: <b> [31m # [x](y)\n"), "{terminal}");
+}
+
+#[test]
+fn of_several_decisions_on_one_failure_the_last_is_what_was_done() {
+    let IncidentReport { verdict, decision, .. } = told(FaultDomain::User, None);
+    let decision = decision.expect("one");
+    let waited = Decision { action: Action::Wait, why: "memory is held".into(), ..decision.clone() };
+    let entries =
+        entries(vec![Body::Verdict(verdict), Body::Decision(waited), Body::Decision(decision.clone())]);
+    assert_eq!(of(entries.iter(), None).expect("a report").decision, Some(decision));
+}
+
+#[test]
+fn the_report_is_that_of_the_failure_that_is_wanted_or_the_last_with_its_time() {
+    let IncidentReport { verdict, decision, .. } = told(FaultDomain::User, None);
+    let first = Verdict { incident: Incident(1), headline: "the first".into(), ..verdict.clone() };
+    let last = Verdict { fault_at: Mono(1_500_000_000), ..verdict };
+    let bodies = vec![Body::Verdict(first), Body::Verdict(last), Body::Decision(decision.expect("one"))];
+    let entries = entries(bodies);
+    let last = of(entries.iter(), None).expect("a report");
+    assert_eq!((last.verdict.incident, last.decision.is_some()), (Incident(2), true));
+    // Half a second before the entry of its verdict, which is 2 s after the start.
+    assert_eq!(last.happened, Wall(1_795_492_213_500_000_000));
+    assert_eq!(last.into_the_job, Some(Span(1_500_000_000)));
+    let first = of(entries.iter(), Some(Incident(1))).expect("a report");
+    assert_eq!((first.verdict.headline.as_str(), first.decision.is_some()), ("the first", false));
+    assert_eq!(of(entries.iter(), Some(Incident(9))), None);
+}

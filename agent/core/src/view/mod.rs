@@ -1,0 +1,6 @@
+//! The read side: what is shown of a host and its jobs, the incident report, replays.
+
+pub mod incident_report;
+pub mod node;
+pub mod placement;
+pub mod replay;

@@ -1,0 +1,417 @@
+//! The read side: what is shown of a node and its jobs. Computed from entries alone, so that an agent that was
+//! killed and started again shows the same as before, and from live samples of the heartbeat pages.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::base::id::{Attempt, JobId, Pid, Rank};
+use crate::base::time::{Mono, Span, Stamp};
+use crate::checkpoint::advice::Advised;
+use crate::hang::Hang;
+use crate::hardware::gpu::GpuView;
+use crate::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec};
+use crate::model::finding::Finding;
+use crate::model::health::{Component, HealthState};
+use crate::model::operator::Attention;
+use crate::model::verdict::{Decision, Verdict};
+use crate::progress::monitor::Pace;
+use crate::recovery::job::POLICY;
+use crate::recovery::policy::{CauseKind, Rung};
+
+/// Where a job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobPhase {
+    /// Ranks are started but have not all completed a step.
+    Starting,
+    /// All ranks have completed a step in this attempt.
+    Running,
+    /// Ranks are being stopped after a fault.
+    Recovering,
+    /// The launcher was asked to stop.
+    Stopping,
+    /// The job ended with this exit status.
+    Ended(i32),
+    /// The launcher vanished.
+    Lost,
+}
+
+/// Where a rank stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankPhase {
+    /// Its process was started.
+    Started,
+    /// Its heartbeat client connected.
+    Connected,
+    /// It raised; its process may not be gone yet.
+    Raised,
+    /// It ended.
+    Exited(ExitStatus),
+}
+
+/// A rank of the current attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankView {
+    /// Which rank.
+    pub rank: Rank,
+    /// Its place on the host.
+    pub local_rank: u32,
+    /// Its process.
+    pub pid: Pid,
+    /// Its heartbeat page, if it has one.
+    pub page: Option<String>,
+    /// Where it stands.
+    pub phase: RankPhase,
+    /// Why its client sends no heartbeats, if it refused.
+    pub refusal: Option<String>,
+    /// What its page last told.
+    pub beat: Option<BeatView>,
+    /// The last step that it had completed when it exited.
+    pub last_step: Option<u64>,
+}
+
+/// A sample of a heartbeat page.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BeatView {
+    /// The last step that it completed.
+    pub step: Option<u64>,
+    /// Its open sections, outermost first.
+    pub sections: Vec<String>,
+    /// When it last beat.
+    pub at: Mono,
+    /// The last loss it gave.
+    pub loss: Option<f64>,
+    /// What its steps took lately, in the middle.
+    pub median_step: Option<Span>,
+    /// How its last steps went beside its peers'.
+    pub pace: Pace,
+    /// The pipeline stage that it said it has.
+    pub stage: Option<u32>,
+}
+
+/// A job on this host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobView {
+    /// Its name.
+    pub id: JobId,
+    /// What it runs.
+    pub spec: JobSpec,
+    /// Where it stands.
+    pub phase: JobPhase,
+    /// The current attempt.
+    pub attempt: Attempt,
+    /// When the launcher began.
+    pub started: Stamp,
+    /// The newest step that all ranks are known to have completed.
+    pub step: Option<u64>,
+    /// The ranks of the current attempt on this host.
+    pub ranks: BTreeMap<Rank, RankView>,
+    /// Ranks that live and do not move.
+    pub hang: Option<Box<Hang>>,
+    /// Restarts so far.
+    pub restarts: u32,
+    /// Of these, those in which all ranks went on in their processes.
+    pub restarts_in_process: u32,
+    /// Of these, those in which only some ranks were started again.
+    pub restarts_of_some: u32,
+    /// What is wrong with it at present although no rank has failed, by number.
+    pub findings: BTreeMap<u64, Finding>,
+    /// How many failures there were, by kind of cause and by whose fault it was (its [name](FaultDomain::name)).
+    pub failures: BTreeMap<(CauseKind, &'static str), u32>,
+    /// The last verdict.
+    pub last_verdict: Option<Verdict>,
+    /// The last decision.
+    pub last_decision: Option<Decision>,
+    /// Why it ended, if it did.
+    pub end_reason: Option<String>,
+    /// How often the built-in policy had to decide in place of the user's own.
+    pub policy_troubles: u32,
+    /// Why it last had to.
+    pub policy_trouble: Option<String>,
+    /// How often it had better save; none before it has saved a few times.
+    pub saving: Option<Advised>,
+}
+
+/// The node: its components and its jobs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeView {
+    /// Components by name.
+    pub components: BTreeMap<String, Component>,
+    /// Jobs by name.
+    pub jobs: BTreeMap<JobId, JobView>,
+    /// What operators have said of components.
+    pub attention: Attention,
+    /// GPUs with their last readings, in the order of their addresses. Not of the journal.
+    pub gpus: Arc<[GpuView]>,
+}
+
+impl NodeView {
+    /// The heaviest state of all components that count; `Unknown` when none was read yet.
+    pub fn state(&self) -> HealthState {
+        if self.components.is_empty() {
+            return HealthState::Unknown;
+        }
+        self.counting().map(|component| component.state).max().unwrap_or(HealthState::Healthy)
+    }
+
+    /// The components that count for the node: those that no operator has acknowledged or silenced.
+    pub fn counting(&self) -> impl Iterator<Item = &Component> {
+        self.components.values().filter(|component| self.attention.counts(&component.name))
+    }
+
+    /// Takes in the next entry of the journal.
+    pub fn apply(&mut self, entry: &Entry) {
+        match (&entry.job, &entry.body) {
+            (_, Body::Health(change)) => {
+                self.components.insert(change.component.name.clone(), change.component.clone());
+            }
+            (None, Body::Fact(Fact::Observed(observation))) => {
+                self.attention.take_in(entry.at, &entry.boot, observation);
+            }
+            (Some(id), Body::Fact(Fact::JobStarted(spec))) => {
+                self.jobs.insert(id.clone(), JobView::new(id.clone(), spec.clone(), entry.at));
+            }
+            (Some(id), body) => {
+                if let Some(job) = self.jobs.get_mut(id) {
+                    job.apply(body);
+                }
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Sets what a rank's page told at a sample. Pages of attempts that are over are ignored.
+    pub fn sample(&mut self, job: &JobId, attempt: Attempt, rank: Rank, beat: BeatView) {
+        let Some(job) = self.jobs.get_mut(job).filter(|job| job.attempt == attempt) else { return };
+        if let Some(rank) = job.ranks.get_mut(&rank) {
+            rank.beat = Some(beat);
+        }
+        let steps: Option<Vec<u64>> =
+            job.ranks.values().map(|rank| rank.beat.as_ref().and_then(|beat| beat.step)).collect();
+        if let Some(step) = steps.and_then(|steps| steps.into_iter().min()) {
+            job.step = Some(step);
+        }
+    }
+}
+
+impl JobView {
+    fn new(id: JobId, spec: JobSpec, started: Stamp) -> JobView {
+        JobView {
+            id,
+            spec,
+            phase: JobPhase::Starting,
+            attempt: Attempt(0),
+            started,
+            step: None,
+            ranks: BTreeMap::new(),
+            hang: None,
+            restarts: 0,
+            restarts_in_process: 0,
+            restarts_of_some: 0,
+            findings: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            last_verdict: None,
+            last_decision: None,
+            end_reason: None,
+            policy_troubles: 0,
+            policy_trouble: None,
+            saving: None,
+        }
+    }
+
+    fn apply(&mut self, body: &Body) {
+        match body {
+            Body::Fact(fact) => self.apply_fact(fact),
+            Body::Verdict(verdict) => self.last_verdict = Some(verdict.clone()),
+            Body::Decision(decision) => {
+                self.count_failure(decision);
+                if decision.action.attempt().is_some() {
+                    self.restarts = self.restarts.saturating_add(1);
+                }
+                match decision.action.rung() {
+                    Some(Rung::InProcess) => {
+                        self.restarts_in_process = self.restarts_in_process.saturating_add(1)
+                    }
+                    Some(Rung::Ranks) => self.restarts_of_some = self.restarts_of_some.saturating_add(1),
+                    _ => {}
+                }
+                self.last_decision = Some(decision.clone());
+            }
+            Body::Outcome(outcome) => self.step = Some(outcome.step),
+            Body::Finding(finding) => {
+                if finding.over {
+                    self.findings.remove(&finding.finding);
+                } else {
+                    self.findings.insert(finding.finding, finding.clone());
+                }
+            }
+            Body::Health(_) => {}
+        }
+    }
+
+    /// The steps at which all ranks have exited are the job's last; samples of pages, which the journal does not have, may end before.
+    fn take_last_steps(&mut self) {
+        let ranks = self.ranks.values();
+        let steps: Option<Vec<u64>> =
+            ranks.map(|rank| rank.last_step.filter(|_| rank.has_exited())).collect();
+        if let Some(step) = steps.and_then(|steps| steps.into_iter().min()) {
+            self.step = Some(step);
+        }
+    }
+
+    /// Counts a failure when it is first decided upon: until then its verdict may change.
+    fn count_failure(&mut self, decision: &Decision) {
+        let is_news = self.last_decision.as_ref().is_none_or(|last| last.incident != decision.incident);
+        let of =
+            self.last_verdict.as_ref().filter(|verdict| is_news && verdict.incident == decision.incident);
+        if let Some(verdict) = of {
+            let kind = (CauseKind::of(&verdict.cause), verdict.domain.name());
+            *self.failures.entry(kind).or_default() += 1;
+        }
+    }
+
+    fn apply_fact(&mut self, fact: &Fact) {
+        match fact {
+            Fact::AttemptStarted { attempt, ranks, .. } => {
+                self.attempt = *attempt;
+                self.phase = JobPhase::Starting;
+                // Each attempt is judged anew.
+                self.findings.clear();
+                self.hang = None;
+                self.ranks = ranks.iter().map(|started| (started.rank, RankView::new(started))).collect();
+            }
+            Fact::RankConnected { rank, .. } => self.set_phase(*rank, RankPhase::Connected),
+            Fact::RankRefused { rank, reason, .. } => {
+                if let Some(rank) = self.ranks.get_mut(rank) {
+                    rank.refusal = Some(reason.clone());
+                }
+            }
+            Fact::RanksStepping { step, .. } => {
+                self.phase = JobPhase::Running;
+                self.step = Some(*step);
+            }
+            Fact::Progress { step, .. } => self.step = Some(*step),
+            Fact::RankRaised { rank, .. } => {
+                self.phase = JobPhase::Recovering;
+                self.set_phase(*rank, RankPhase::Raised);
+            }
+            Fact::RankEnding { .. } => {
+                if self.phase != JobPhase::Stopping {
+                    self.phase = JobPhase::Recovering;
+                }
+            }
+            Fact::RankExited { rank, status, step, .. } => {
+                if !status.is_success() && self.phase != JobPhase::Stopping {
+                    self.phase = JobPhase::Recovering;
+                }
+                self.set_phase(*rank, RankPhase::Exited(*status));
+                if let Some(rank) = self.ranks.get_mut(rank) {
+                    rank.last_step = *step;
+                }
+                self.take_last_steps();
+            }
+            Fact::RanksHung { hang, acts, .. } => {
+                if *acts {
+                    self.phase = JobPhase::Recovering;
+                }
+                self.hang = Some(hang.clone());
+            }
+            Fact::HangPassed { .. } => {
+                self.hang = None;
+                if self.phase == JobPhase::Recovering {
+                    self.phase = JobPhase::Running;
+                }
+            }
+            Fact::StartFailed { .. } => self.phase = JobPhase::Recovering,
+            Fact::Observed(seen) => {
+                if seen.component == POLICY {
+                    self.policy_troubles += 1;
+                    self.policy_trouble = Some(seen.detail.clone());
+                }
+                self.saving = Advised::read(seen).or(self.saving);
+            }
+            Fact::StopRequested { .. } => self.phase = JobPhase::Stopping,
+            Fact::LauncherLost { .. } => self.phase = JobPhase::Lost,
+            Fact::JobEnded { exit, reason } => {
+                self.phase = JobPhase::Ended(*exit);
+                self.end_reason = Some(reason.clone());
+            }
+            Fact::JobStarted(_)
+            | Fact::AgentStarted { .. }
+            | Fact::AgentStopped
+            | Fact::OutOfMemoryKills { .. }
+            | Fact::Xid(_)
+            | Fact::Sxid(_)
+            | Fact::KernelReport(_)
+            | Fact::KernelLinesLeftOut { .. }
+            | Fact::KernelLogGap { .. }
+            | Fact::HostTestified { .. }
+            | Fact::GpuDriverSilent { .. }
+            | Fact::GpuDriverAnswered { .. }
+            | Fact::EvidenceTaken { .. }
+            | Fact::PagesUnavailable { .. }
+            | Fact::AttemptEnded { .. }
+            | Fact::AgentFound { .. }
+            | Fact::AgentLost { .. } => {}
+        }
+    }
+
+    fn set_phase(&mut self, rank: Rank, phase: RankPhase) {
+        if let Some(rank) = self.ranks.get_mut(&rank) {
+            rank.phase = phase;
+        }
+    }
+}
+
+impl RankView {
+    fn new(started: &crate::model::entry::StartedRank) -> RankView {
+        RankView {
+            rank: started.rank,
+            local_rank: started.local_rank,
+            pid: started.pid,
+            page: started.page.clone(),
+            phase: RankPhase::Started,
+            refusal: None,
+            beat: None,
+            last_step: None,
+        }
+    }
+
+    fn has_exited(&self) -> bool {
+        matches!(self.phase, RankPhase::Exited(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::entry::StartedRank;
+
+    fn exited(rank: u32, step: Option<u64>) -> Fact {
+        Fact::RankExited {
+            attempt: Attempt(0),
+            rank: Rank(rank),
+            pid: Pid(100),
+            status: ExitStatus::Code(0),
+            step,
+            data: None,
+            after_stop: false,
+            stderr_tail: Vec::new(),
+            stdout_tail: Vec::new(),
+            stderr_times: Vec::new(),
+            stdout_times: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_last_step_of_a_job_comes_from_the_exits_of_its_ranks() {
+        let mut job = JobView::new(JobId("j".to_owned()), JobSpec::default(), Stamp::default());
+        let ranks =
+            [0, 1].map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(100), page: None });
+        job.apply_fact(&Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() });
+        job.apply_fact(&Fact::RanksStepping { attempt: Attempt(0), step: 3 });
+        job.apply_fact(&exited(0, Some(42)));
+        assert_eq!(job.step, Some(3), "the other rank still runs");
+        job.apply_fact(&exited(1, Some(41)));
+        assert_eq!(job.step, Some(41));
+    }
+}

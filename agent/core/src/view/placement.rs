@@ -1,0 +1,127 @@
+//! How this host stands as a place for replicas, from what is shown of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::checkpoint::standing::Standing;
+use crate::model::health::{Component, HealthState, RecommendedAction};
+use crate::progress::parallelism::Layout;
+use crate::view::node::{JobPhase, JobView, NodeView};
+
+impl Standing {
+    /// As the agent of the host sees it; `run_of` knows the run id of a job.
+    pub fn of(view: &NodeView, run_of: impl Fn(&JobView) -> Option<String>) -> Standing {
+        let mut stages: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+        for job in view.jobs.values() {
+            let own = stages_of(job);
+            if let Some(run) = run_of(job).filter(|_| !own.is_empty()) {
+                stages.entry(run).or_default().extend(own);
+            }
+        }
+        Standing { excluded: excluded(view.counting()), stages }
+    }
+}
+
+/// Why a host with these components is no place for replicas: one of them is not fit for training, and only a reboot or another host
+/// helps, or the cloud takes the machine away. Either ends what its memory holds. None: it is a place.
+fn excluded<'a>(components: impl Iterator<Item = &'a Component>) -> Option<String> {
+    use RecommendedAction::{RebootNode, ReplaceNode};
+    let ends = |component: &&Component| {
+        component.state == HealthState::Unhealthy && matches!(component.action, RebootNode | ReplaceNode)
+    };
+    let worst = components.filter(ends).max_by_key(|component| component.action)?;
+    Some(format!("{}: {}", worst.name, worst.reason))
+}
+
+/// The stages of a job's ranks on this host, as the ranks told them, or else as the job's command line has them.
+fn stages_of(job: &JobView) -> BTreeSet<u32> {
+    if matches!(job.phase, JobPhase::Ended(_) | JobPhase::Lost) {
+        return BTreeSet::new();
+    }
+    let layout = Layout::of_command(&job.spec.command);
+    let of = |rank: &crate::view::node::RankView| {
+        let told = rank.beat.as_ref().and_then(|beat| beat.stage);
+        told.or_else(|| layout.stage(rank.rank.0, job.spec.world_size))
+    };
+    job.ranks.values().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::id::{Attempt, BootId, JobId, Pid, Rank};
+    use crate::base::time::Stamp;
+    use crate::model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
+    use crate::view::node::BeatView;
+
+    fn component(name: &str, state: HealthState, action: RecommendedAction) -> Component {
+        Component { name: name.to_owned(), state, reason: "so".to_owned(), action, ..Component::default() }
+    }
+
+    #[test]
+    fn a_host_is_excluded_for_what_ends_its_memory_and_for_nothing_else() {
+        use HealthState::{Degraded, Unhealthy, Unknown};
+        use RecommendedAction::{ContactSupport, RebootNode, ReplaceNode, ResetDevice};
+        let passes = [
+            component("host.memory", Unhealthy, RecommendedAction::RestartProcess),
+            component("gpu.1", Unhealthy, ResetDevice),
+            component("fabric.mlx5_0", Unhealthy, ContactSupport),
+            component("host.cloud", Degraded, ReplaceNode),
+            component("gpu.driver", Unknown, RebootNode),
+        ];
+        assert_eq!(excluded(passes.iter()), None);
+        let lost =
+            [component("gpu.2", Unhealthy, RebootNode), component("host.cloud", Unhealthy, ReplaceNode)];
+        assert_eq!(excluded(passes.iter().chain(&lost[..1])).as_deref(), Some("gpu.2: so"));
+        assert_eq!(excluded(lost.iter()).as_deref(), Some("host.cloud: so"), "the heavier of two");
+    }
+
+    /// A job of eight ranks in four stages, of which this host has ranks 2 and 3.
+    fn view() -> NodeView {
+        let command = ["train.py", "--pp", "4"].map(str::to_owned).to_vec();
+        let spec = JobSpec { command, world_size: 8, local_world_size: 2, ..JobSpec::default() };
+        let ranks = [2, 3].map(|rank| StartedRank {
+            rank: Rank(rank),
+            local_rank: rank - 2,
+            pid: Pid(7),
+            page: None,
+        });
+        let begun = Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.to_vec() };
+        let mut view = NodeView::default();
+        for fact in [Fact::JobStarted(spec), begun] {
+            view.apply(&entry(fact));
+        }
+        view
+    }
+
+    fn entry(fact: Fact) -> Entry {
+        let (at, boot) = (Stamp::default(), BootId::default());
+        Entry {
+            seq: 1,
+            at,
+            boot,
+            job: Some(JobId("job".to_owned())),
+            origin_seq: None,
+            body: Body::Fact(fact),
+        }
+    }
+
+    #[test]
+    fn stages_are_those_that_ranks_tell_and_else_those_of_the_command() {
+        let mut view = view();
+        let run = |_: &JobView| Some("run".to_owned());
+        assert_eq!(Standing::of(&view, run), stages("run", &[1]));
+        let told = BeatView { stage: Some(3), ..BeatView::default() };
+        view.sample(&JobId("job".to_owned()), Attempt(0), Rank(3), told);
+        assert_eq!(Standing::of(&view, run), stages("run", &[1, 3]));
+        assert_eq!(Standing::of(&view, |_| None), Standing::default(), "nobody else knows of that run");
+        view.apply(&entry(Fact::JobEnded { exit: 0, reason: String::new() }));
+        assert_eq!(Standing::of(&view, run), Standing::default());
+    }
+
+    fn stages(run: &str, stages: &[u32]) -> Standing {
+        Standing {
+            stages: BTreeMap::from([(run.to_owned(), stages.iter().copied().collect())]),
+            ..Standing::default()
+        }
+    }
+}

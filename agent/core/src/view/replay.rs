@@ -1,0 +1,195 @@
+//! A job's journal judged anew: the facts of last night, today's judgement. Shows what an upgrade changes, and that
+//! nothing else does.
+
+use std::sync::Arc;
+
+use crate::base::id::{Incident, JobId};
+use crate::base::time::Mono;
+use crate::model::entry::{Body, Entry, Fact};
+use crate::model::host_context::Testimony;
+use crate::model::verdict::{Action, Decision, Verdict};
+use crate::recovery::job::{Input, Job, Order, Output, POLICY, Ruling};
+use crate::recovery::policy::{Advisor, Budget};
+
+/// A verdict and what was decided on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judgement {
+    /// What the failure meant.
+    pub verdict: Verdict,
+    /// What was to be done.
+    pub decision: Decision,
+}
+
+/// One failure, as it was judged and as it is judged now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replayed {
+    /// The job.
+    pub job: JobId,
+    /// Which of its failures.
+    pub incident: Incident,
+    /// As the journal has it.
+    pub then: Judgement,
+    /// As today's core judges the same facts.
+    pub now: Judgement,
+    /// Why the built-in policy had to decide now in place of the one that was given.
+    pub trouble: Option<String>,
+}
+
+impl Replayed {
+    /// What differs, a line each: `domain: unknown, now hardware`. Words may be put otherwise without being another
+    /// judgement.
+    pub fn differences(&self) -> Vec<String> {
+        let (then, now) = (&self.then.verdict, &self.now.verdict);
+        let rank = |verdict: &Verdict| verdict.culprit.map_or("none".to_owned(), |rank| rank.0.to_string());
+        let class = |verdict: &Verdict| verdict.class.clone().unwrap_or_else(|| "none".to_owned());
+        let sure = |verdict: &Verdict| format!("{:.0} %", verdict.confidence * 100.0);
+        let action = |judgement: &Judgement| match judgement.decision.action {
+            Action::RestartInJob { .. } => "restart".to_owned(),
+            Action::Stop { exit } => format!("stop with {exit}"),
+            action => action.word().replace('_', " "),
+        };
+        let compared = [
+            ("domain", then.domain.to_string(), now.domain.to_string()),
+            ("class", class(then), class(now)),
+            ("culprit", rank(then), rank(now)),
+            ("confidence", sure(then), sure(now)),
+            ("decision", action(&self.then), action(&self.now)),
+        ];
+        let differing = compared.into_iter().filter(|(_, then, now)| then != now);
+        differing.map(|(what, then, now)| format!("{what}: {then}, now {now}")).collect()
+    }
+}
+
+/// Judges all failures in a journal anew, in their order. Entries of several jobs may be mixed; what has no beginning
+/// in the journal is left out.
+pub fn replay(entries: &[Entry]) -> Vec<Replayed> {
+    replay_with(entries, None)
+}
+
+/// As [`replay`], with a policy of the user's own.
+pub fn replay_with(entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>) -> Vec<Replayed> {
+    let mut jobs: Vec<&JobId> = Vec::new();
+    for entry in entries {
+        if let (Some(job), Body::Fact(Fact::JobStarted(_))) = (&entry.job, &entry.body)
+            && !jobs.contains(&job)
+        {
+            jobs.push(job);
+        }
+    }
+    jobs.into_iter().flat_map(|job| replay_job(job, entries, advisor)).collect()
+}
+
+fn replay_job(id: &JobId, entries: &[Entry], advisor: Option<&Arc<dyn Advisor>>) -> Vec<Replayed> {
+    let of_job: Vec<&Entry> = entries.iter().filter(|entry| entry.job.as_ref() == Some(id)).collect();
+    let mut replayed = Vec::new();
+    let mut job: Option<Job> = None;
+    for (place, entry) in of_job.iter().enumerate() {
+        let Body::Fact(fact) = &entry.body else { continue };
+        let mut out = Vec::new();
+        match (fact, &mut job) {
+            (Fact::JobStarted(spec), _) => {
+                let usual = || Budget { max_restarts: spec.max_restarts, window: None }.into();
+                let policy = spec.policy.clone().unwrap_or_else(usual);
+                let mut begun = Job::begin(entry.at.mono, spec.clone(), policy, &mut out);
+                if let Some(advisor) = advisor {
+                    begun.advised_by(advisor.clone());
+                }
+                job = Some(begun);
+            }
+            (Fact::HostTestified { .. }, _) | (_, None) => {}
+            (fact, Some(job)) => {
+                job.step(entry.at.mono, Input::Fact(fact.clone()), &mut out);
+                let consulted = consulted(&out);
+                if consulted == Some(Incident::ORDERED) {
+                    // What a person ordered is no judgement: it goes on as it did then.
+                    let testimony = Testimony::default();
+                    rule(
+                        job,
+                        entry.at.mono,
+                        Ruling { incident: Incident::ORDERED, instead: None, testimony },
+                    );
+                } else if let Some(incident) = consulted {
+                    // It is decided anew once ranks that waited in their processes are gone.
+                    replayed.retain(|before: &Replayed| before.incident != incident);
+                    replayed.extend(judge(id, job, incident, &out, &of_job[place..]));
+                }
+            }
+        }
+    }
+    replayed
+}
+
+/// Has the job decide by itself what the journal has a decision on, and then go on as it went on then.
+fn judge(id: &JobId, job: &mut Job, incident: Incident, out: &[Output], rest: &[&Entry]) -> Option<Replayed> {
+    let recorded = |entry: &&&Entry| entry.body.incident() == Some(incident);
+    let bodies = || rest.iter().filter(recorded).map(|entry| (&entry.body, entry.at.mono));
+    // The last: before it, it may have been decided to wait.
+    let mut decisions = bodies().filter_map(|(body, at)| match body {
+        Body::Decision(decision) => Some((decision.clone(), at)),
+        _ => None,
+    });
+    let (decision, at) = decisions.next_back()?;
+    let mut verdicts = bodies().filter_map(|(body, _)| match body {
+        Body::Verdict(verdict) => Some(verdict.clone()),
+        _ => None,
+    });
+    let then = Judgement { verdict: verdicts.next_back()?, decision: decision.clone() };
+    let decided = rest
+        .iter()
+        .rposition(|entry| matches!(&entry.body, Body::Decision(of) if of.incident == incident))?;
+    // The last word before the decision is what it rests on: while a host was waited for, it said other things. What it
+    // said later changed the verdict alone.
+    let testimony = rest.get(..decided)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
+    let later = rest.get(decided..)?.iter().filter_map(|entry| testimony_of(entry, incident)).next_back();
+    let rule = |job: &mut Job, instead| {
+        let testimony = testimony.cloned().unwrap_or_default();
+        rule(job, at, Ruling { incident, instead, testimony })
+    };
+    let mut job_now = job.clone();
+    let mut judged = rule(&mut job_now, None);
+    if let Some(testimony) = later.cloned() {
+        job_now.step(at, Input::HeardLate { incident, testimony }, &mut judged);
+    }
+    let _ = rule(job, Some((decision.action, decision.why)));
+    let now = Judgement {
+        verdict: out.iter().chain(&judged).filter_map(verdict_of).next_back()?,
+        decision: judged.iter().find_map(|output| match output {
+            Output::Record(Body::Decision(decision)) => Some(decision.clone()),
+            _ => None,
+        })?,
+    };
+    let trouble = out.iter().chain(&judged).find_map(|output| match output {
+        Output::Record(Body::Fact(Fact::Observed(seen))) if seen.component == POLICY => {
+            Some(seen.detail.clone())
+        }
+        _ => None,
+    });
+    Some(Replayed { job: id.clone(), incident, then, now, trouble })
+}
+
+fn rule(job: &mut Job, at: Mono, ruling: Ruling) -> Vec<Output> {
+    let mut out = Vec::new();
+    job.step(at, Input::Ruling(Some(ruling)), &mut out);
+    out
+}
+
+fn testimony_of(entry: &Entry, incident: Incident) -> Option<&Testimony> {
+    match &entry.body {
+        Body::Fact(Fact::HostTestified { incident: of, testimony }) if *of == incident => Some(testimony),
+        _ => None,
+    }
+}
+
+fn verdict_of(output: &Output) -> Option<Verdict> {
+    match output {
+        Output::Record(Body::Verdict(verdict)) => Some(verdict.clone()),
+        _ => None,
+    }
+}
+
+fn consulted(out: &[Output]) -> Option<Incident> {
+    out.iter().find_map(|output| match output {
+        Output::Order(Order::Consult { verdict, .. }) => Some(verdict.incident),
+        _ => None,
+    })
+}

@@ -1,0 +1,42 @@
+//! Every entry of the catalogue is held to its own example.
+
+#![allow(clippy::disallowed_methods, clippy::expect_used, reason = "the test reads files; the core does not")]
+
+use crate::labelled;
+
+use labelled::catalog;
+use mainstay_core::failure::attribution::catalog::{Catalog, Role};
+
+#[test]
+fn every_example_is_matched_best_by_its_own_signature() {
+    let catalog = catalog();
+    let mut wrong = Vec::new();
+    for signature in catalog.signatures() {
+        let found = catalog.matches(&signature.example);
+        if !found.iter().any(|of| of.id == signature.id) {
+            wrong.push(format!("{}: does not match its example", signature.id));
+        } else if found[0].id != signature.id {
+            wrong.push(format!("{}: {} matches its example better", signature.id, found[0].id));
+        }
+        for line in &signature.silent {
+            if catalog.matches(line).iter().any(|of| of.id == signature.id) {
+                wrong.push(format!("{}: matches {line:?}", signature.id));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_entry_says_what_it_means_and_where_it_comes_from() {
+    for signature in catalog().signatures() {
+        assert!(!signature.meaning.is_empty() && !signature.source.is_empty(), "{}", signature.id);
+        assert!(!signature.family.is_empty() && signature.weight > 0.0, "{}", signature.id);
+        assert!(signature.role != Role::Benign || signature.weight <= 0.1, "{}", signature.id);
+    }
+}
+
+#[test]
+fn every_pattern_can_be_compiled() {
+    Catalog::read(Catalog::files()).expect("a sound catalogue with all of its patterns");
+}

@@ -1,0 +1,91 @@
+//! Lines as the field's programs print them, with what they tell. They were written from knowledge of those
+//! programs to widen the catalogue, and hold it in place: a change that loses many of them is no improvement.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    reason = "in a test, a panic is the report; the test reads files"
+)]
+
+use crate::labelled;
+
+use labelled::catalog;
+use mainstay_core::failure::attribution::catalog::Catalog;
+use mainstay_core::failure::attribution::class::{Class, Restart};
+use mainstay_core::failure::attribution::scan::{Kind, Scan};
+use mainstay_core::failure::attribution::{Attribution, Evidence, attribute};
+
+/// Right domains, in percent.
+const FLOOR: usize = 92;
+
+fn judged(catalog: &Catalog, text: &str) -> Attribution {
+    let findings = vec![Scan::of_text(catalog, "log", None, Kind::Log, text.as_bytes())];
+    attribute(catalog, &Evidence { findings, ..Evidence::default() })
+}
+
+#[test]
+fn words_alone_stop_no_job_and_are_heard_once() {
+    let catalog = catalog();
+    let texts = include_str!("../../../catalog/signatures/lines.tsv").lines();
+    let all: Vec<Attribution> =
+        texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text)).collect();
+    let of_words = |of: &&Attribution| {
+        of.evidence.iter().all(|vote| vote.hint || vote.is_of_words())
+            && of.evidence.iter().any(|vote| vote.is_of_words())
+    };
+    let by_words: Vec<&Attribution> = all.iter().filter(of_words).collect();
+    assert!(!by_words.is_empty(), "no line is judged by its words alone");
+    for judged in by_words {
+        assert_ne!(judged.restart, Restart::DoNotRestart, "{:?}", judged.evidence);
+        let heard = judged.evidence.iter().filter(|vote| vote.is_of_words()).count();
+        assert_eq!(heard, 1, "{:?}", judged.evidence);
+    }
+    let known = judged(catalog, "ModuleNotFoundError: No module named 'frobnicate'");
+    assert_eq!(known.restart, Restart::DoNotRestart, "what a signature says may stop a job");
+}
+
+#[test]
+fn who_is_not_sure_does_not_stop_the_job() {
+    let catalog = catalog();
+    let texts = include_str!("../../../catalog/signatures/lines.tsv").lines();
+    let all = texts.filter_map(|line| line.split_once('\t')).map(|(_, text)| judged(catalog, text));
+    let unsure: Vec<Attribution> = all.filter(|of| of.confidence < 0.6).collect();
+    assert!(!unsure.is_empty(), "every line is sure");
+    for judged in unsure {
+        // Only an exit code that is an agreement may say so.
+        let agreed = judged.evidence.iter().any(|vote| vote.family == "exit");
+        assert!(agreed || judged.restart != Restart::DoNotRestart, "{:?}", judged.evidence);
+    }
+}
+
+#[test]
+fn lines_of_the_field_are_known() {
+    let catalog = catalog();
+    let (mut all, mut wrong) = (0, Vec::new());
+    let lines = match std::env::var_os("LINES_FILE") {
+        Some(file) => std::fs::read_to_string(file).expect("a readable file"),
+        None => include_str!("../../../catalog/signatures/lines.tsv").to_owned(),
+    };
+    for line in lines.lines().filter(|line| !line.is_empty()) {
+        let (class, text) = line.split_once('\t').expect("a class, a tab and a text");
+        let class = Class::named(class).expect("a class");
+        let text = text.replace("\\n", "\n").replace("\\t", "\t");
+        let judged = judged(catalog, &text);
+        all += 1;
+        // A full disk is the storage's class and the user's fault.
+        if judged.class.domain() != class.domain() {
+            wrong.push(format!(
+                "{} {:.2} instead of {}: {text}",
+                judged.class.name(),
+                judged.confidence,
+                class.name()
+            ));
+        }
+    }
+    assert!(
+        (all - wrong.len()) * 100 >= all * FLOOR,
+        "{} of {all} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}

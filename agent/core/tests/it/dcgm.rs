@@ -1,0 +1,230 @@
+//! DCGM as a second opinion: what it makes of a GPU, and what it must not.
+#![allow(clippy::expect_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use std::collections::BTreeSet;
+
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::Mono;
+use mainstay_core::hardware::dcgm::{
+    DcgmCatalog, DcgmFile, DcgmHealth, DcgmJudge, DcgmReport, ExporterJudge, ExporterReport, Incident,
+    Violation,
+};
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::observation::Weight;
+use mainstay_core::model::report::Judged;
+
+use HealthState::{Degraded, Healthy, Unhealthy, Unknown};
+
+fn catalog() -> DcgmCatalog {
+    let file: DcgmFile =
+        toml::from_str(include_str!("../../../catalog/hardware/dcgm.toml")).expect("a catalogue");
+    DcgmCatalog::new(file).expect("no code twice")
+}
+
+fn incident(gpu: Option<u32>, health: u32, code: u32) -> Incident {
+    Incident { gpu, system: 16, health, code, message: format!("incident {code}") }
+}
+
+fn health(incidents: Vec<Incident>) -> DcgmReport {
+    DcgmReport::Health(DcgmHealth { gpus: vec![0, 1], incidents, ..DcgmHealth::default() })
+}
+
+fn judged(incidents: Vec<Incident>) -> Judged {
+    DcgmJudge::new(catalog(), false).step(Mono(1), &health(incidents))
+}
+
+fn state_of(judged: &Judged, name: &str) -> (HealthState, RecommendedAction) {
+    let component = judged.components.iter().find(|component| component.name == name);
+    let component = component.cloned().unwrap_or_default();
+    (component.state, component.action)
+}
+
+#[test]
+fn a_failure_is_of_its_gpu_and_of_no_other() {
+    let all = judged(vec![incident(Some(1), 20, 4)]);
+    assert_eq!(state_of(&all, "dcgm.gpu0"), (Healthy, RecommendedAction::None));
+    assert_eq!(state_of(&all, "dcgm.gpu1"), (Unhealthy, RecommendedAction::ResetDevice));
+    assert_eq!(state_of(&all, "dcgm"), (Healthy, RecommendedAction::None));
+}
+
+#[test]
+fn what_dcgm_only_warns_of_is_not_made_worse() {
+    assert_eq!(state_of(&judged(vec![incident(Some(0), 10, 4)]), "dcgm.gpu0").0, Degraded);
+}
+
+#[test]
+fn an_xid_makes_no_gpu_ill_however_long_dcgm_remembers_it() {
+    for code in [81, 101, 131] {
+        let all = judged(vec![incident(Some(0), 20, code)]);
+        assert_eq!(state_of(&all, "dcgm.gpu0"), (Healthy, RecommendedAction::None), "{code}");
+        let evidence = &all.components[1].evidence;
+        assert!(evidence[0].source.contains(&code.to_string()), "{evidence:?}");
+        assert!(matches!(&all.facts[0], Fact::Observed(seen) if seen.weight == Weight::Info));
+    }
+}
+
+#[test]
+fn power_at_its_cap_is_no_fault_and_an_unknown_code_is_no_more_than_degraded() {
+    assert_eq!(state_of(&judged(vec![incident(Some(0), 10, 12)]), "dcgm.gpu0").0, Healthy);
+    let unknown = judged(vec![incident(Some(0), 20, 9999)]);
+    assert_eq!(state_of(&unknown, "dcgm.gpu0"), (Degraded, RecommendedAction::ContactSupport));
+}
+
+#[test]
+fn the_first_check_is_not_taken_for_health() {
+    let mut judge = DcgmJudge::new(catalog(), false);
+    let first = DcgmReport::Health(DcgmHealth { gpus: vec![0], first: true, ..DcgmHealth::default() });
+    let names: Vec<String> =
+        judge.step(Mono(1), &first).components.into_iter().map(|component| component.name).collect();
+    assert_eq!(names, ["dcgm"], "of its GPUs nothing is said yet");
+    assert_eq!(judge.step(Mono(2), &health(Vec::new())).components.len(), 3);
+}
+
+#[test]
+fn an_incident_is_told_once_and_again_when_it_comes_back() {
+    let mut judge = DcgmJudge::new(catalog(), false);
+    let mut told = |incidents| judge.step(Mono(1), &health(incidents)).facts.len();
+    assert_eq!(told(vec![incident(Some(0), 20, 4), incident(Some(0), 20, 4), incident(Some(1), 10, 4)]), 2);
+    assert_eq!(told(vec![incident(Some(0), 20, 4), incident(Some(1), 10, 4)]), 0);
+    assert_eq!(told(Vec::new()), 0);
+    assert_eq!(told(vec![incident(Some(0), 20, 4)]), 1);
+}
+
+#[test]
+fn a_host_without_dcgm_hears_nothing_of_it_unless_it_is_expected() {
+    let absent = DcgmReport::Absent("no library".into());
+    assert_eq!(DcgmJudge::new(catalog(), false).step(Mono(1), &absent), Judged::default());
+    let expected = DcgmJudge::new(catalog(), true).step(Mono(1), &absent);
+    assert_eq!(state_of(&expected, "dcgm").0, Unknown);
+    // One that answered and does not any more is missed.
+    let mut judge = DcgmJudge::new(catalog(), false);
+    judge.step(Mono(1), &health(Vec::new()));
+    assert_eq!(state_of(&judge.step(Mono(2), &DcgmReport::Silent), "dcgm").0, Unknown);
+}
+
+#[test]
+fn every_entry_of_the_catalogue_says_what_it_is() {
+    let file: DcgmFile =
+        toml::from_str(include_str!("../../../catalog/hardware/dcgm.toml")).expect("a catalogue");
+    let names: BTreeSet<&str> = file.dcgm.iter().map(|entry| entry.name.as_str()).collect();
+    assert_eq!(names.len(), file.dcgm.len(), "no two have the same name");
+    assert!(file.dcgm.iter().all(|entry| !entry.meaning.is_empty() && !entry.source.is_empty()));
+}
+
+fn placed(incidents: Vec<Incident>) -> DcgmHealth {
+    let addresses = [(0, "0000:01:00"), (1, "0000:02:00")];
+    let addresses = addresses.map(|(gpu, place)| (gpu, PciAddress::parse(place).expect("an address")));
+    DcgmHealth { gpus: vec![0, 1], incidents, addresses: addresses.into(), ..DcgmHealth::default() }
+}
+
+#[test]
+fn gpus_whose_place_is_known_have_an_opinion_and_no_component_of_dcgms_own() {
+    let mut judge = DcgmJudge::new(catalog(), false);
+    let all = judge.step(Mono(1), &DcgmReport::Health(placed(vec![incident(Some(1), 20, 4)])));
+    let names: Vec<&str> = all.components.iter().map(|component| component.name.as_str()).collect();
+    assert_eq!(names, ["dcgm"]);
+    assert!(matches!(&all.facts[0], Fact::Observed(seen) if seen.component == "gpu.0000:02:00"));
+    let of = |judge: &DcgmJudge, place: &str| {
+        judge.opinions().get(&PciAddress::parse(place).expect("an address")).cloned()
+    };
+    assert_eq!(of(&judge, "0000:01:00"), Some(Vec::new()));
+    let said = of(&judge, "0000:02:00").expect("an opinion").remove(0);
+    assert_eq!((said.state, said.action), (Unhealthy, RecommendedAction::ResetDevice));
+    assert!(said.checks.contains("ecc_uncorrected"), "{said:?}");
+    // An engine that does not answer has no opinion.
+    judge.step(Mono(2), &DcgmReport::Silent);
+    assert!(judge.opinions().is_empty());
+    // Nor has its first check.
+    judge.step(Mono(3), &DcgmReport::Health(DcgmHealth { first: true, ..placed(Vec::new()) }));
+    assert!(judge.opinions().is_empty());
+}
+
+#[test]
+fn a_policy_that_was_violated_is_an_event_and_no_fault() {
+    let mut judge = DcgmJudge::new(catalog(), false);
+    let violations = vec![Violation { condition: 0x40, gpu: Some(0), value: 31 }];
+    let all = judge.step(Mono(1), &DcgmReport::Health(DcgmHealth { violations, ..placed(Vec::new()) }));
+    let [Fact::Observed(seen)] = all.facts.as_slice() else { panic!("{:?}", all.facts) };
+    assert_eq!((seen.event.as_str(), seen.component.as_str()), ("dcgm_policy_violated", "gpu.0000:01:00"));
+    assert_eq!(seen.detail, "a policy of DCGM was violated: XID 31");
+    assert!(judge.opinions().values().all(Vec::is_empty));
+    assert!(all.components.iter().all(|component| component.state == Healthy));
+}
+
+mod exporter {
+    use super::*;
+
+    fn page(xid: u32, pending: u32) -> ExporterReport {
+        ExporterReport::Page(format!(
+            "# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).\n# TYPE DCGM_FI_DEV_GPU_TEMP gauge\n\
+             DCGM_FI_DEV_GPU_TEMP{{gpu=\"0\",UUID=\"GPU-0\",modelName=\"NVIDIA H100 \\\"80GB\\\"\"}} 41\n\
+             DCGM_FI_DEV_XID_ERRORS{{gpu=\"0\",UUID=\"GPU-0\"}} {xid}\n\
+             DCGM_FI_DEV_ROW_REMAP_PENDING{{gpu=\"0\",UUID=\"GPU-0\"}} {pending}\n"
+        ))
+    }
+
+    fn only(judged: &Judged) -> &Component {
+        assert_eq!(judged.components.len(), 1);
+        &judged.components[0]
+    }
+
+    #[test]
+    fn an_xid_that_the_gauge_shows_for_ever_is_told_once_and_condemns_nothing() {
+        let mut judge = ExporterJudge::default();
+        let first = judge.step(Mono(1), &page(79, 0));
+        assert_eq!(only(&first).state, Healthy);
+        assert!(first.facts.is_empty(), "it may be from long ago");
+        assert!(only(&first).evidence[0].reading.contains("last XID 79"));
+        assert!(judge.step(Mono(2), &page(79, 0)).facts.is_empty());
+        let changed = judge.step(Mono(3), &page(48, 1));
+        assert_eq!(changed.facts.len(), 2);
+        assert_eq!(only(&changed).state, Healthy);
+    }
+
+    #[test]
+    fn a_page_that_is_none_is_unknown() {
+        let mut judge = ExporterJudge::default();
+        let mut state = |report| only(&judge.step(Mono(1), &report)).state;
+        assert_eq!(state(ExporterReport::Failed("refused".into())), Unknown);
+        assert_eq!(state(ExporterReport::Page("<html>".into())), Unknown);
+        assert_eq!(state(ExporterReport::Page("go_threads 12\n".into())), Unknown, "an engine that is gone");
+        assert_eq!(state(page(0, 0)), Healthy);
+    }
+}
+
+mod pages {
+    use mainstay_core::formats::parse::prometheus::{PageError, parse};
+    use proptest::prelude::*;
+
+    #[test]
+    fn samples_are_read_with_labels_escapes_and_times() {
+        let samples =
+            parse("a 1\nb{} +Inf 1712345678901\n c{x=\"1\\\"\\\\\\n\", y=\"é\",} -2.5e3 \n\n# d 4\n")
+                .expect("a page");
+        let told: Vec<(&str, f64)> =
+            samples.iter().map(|sample| (sample.name.as_str(), sample.value)).collect();
+        assert_eq!(told, [("a", 1.0), ("b", f64::INFINITY), ("c", -2500.0)]);
+        assert_eq!(samples[2].labels["x"], "1\"\\\n");
+        assert_eq!(samples[2].labels["y"], "é");
+    }
+
+    #[test]
+    fn what_is_no_sample_is_refused_with_its_line() {
+        for line in
+            ["a", "1a 1", "a{x=1} 1", "a{x=\"1} 1", "a{x=\"1\"y=\"2\"} 1", "a b", "a 1 b", "a 1 2 3", "{} 1"]
+        {
+            assert!(
+                matches!(parse(&format!("ok 1\n{line}\n")), Err(PageError::Line { line: 2, .. })),
+                "{line}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_makes_it_panic(page in "[a-z{}=\",\\\\0-9 .\n]{0,200}") {
+            let _ = parse(&page);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Dumps of PyTorch's flight recorder, made by torch 2.8 over gloo with four ranks: read, and whom all wait for found in them.
+
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mainstay_core::base::id::Rank;
+use mainstay_core::formats::pickle::PickleError;
+use mainstay_core::hang::flight::{FlightError, FlightRecord, HeldUp, counted, held_up, looks_like_one};
+use mainstay_core::hang::{HangKind, Waits, waits};
+
+const ABSENT: [&[u8]; 4] = [
+    include_bytes!("flight_records/absent_0.pickle"),
+    include_bytes!("flight_records/absent_1.pickle"),
+    include_bytes!("flight_records/absent_2.pickle"),
+    include_bytes!("flight_records/absent_3.pickle"),
+];
+const MISMATCH: [&[u8]; 4] = [
+    include_bytes!("flight_records/mismatch_0.pickle"),
+    include_bytes!("flight_records/mismatch_1.pickle"),
+    include_bytes!("flight_records/mismatch_2.pickle"),
+    include_bytes!("flight_records/mismatch_3.pickle"),
+];
+
+fn read(dump: &[u8]) -> FlightRecord {
+    FlightRecord::read(dump).unwrap_or_else(|error| panic!("a dump of torch is refused: {error}"))
+}
+
+fn told(dumps: &[&[u8]], of: &[u32], all: u32) -> Option<Waits> {
+    let records: BTreeMap<Rank, FlightRecord> =
+        of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
+    let all: Vec<Rank> = (0..all).map(Rank).collect();
+    waits("the flight recorders", &counted(&all, &records))
+}
+
+#[test]
+fn a_dump_tells_how_far_the_rank_is_in_each_group() {
+    let record = read(ABSENT[0]);
+    let world = &record.groups["0"];
+    assert_eq!((world.entered, world.completed, world.is_world), (2, 1, true));
+    assert_eq!(world.operation, "all_reduce of [8] Float");
+    let pair = &record.groups["1"];
+    assert_eq!((pair.entered, pair.completed, pair.is_world), (2, 2, false));
+}
+
+#[test]
+fn the_rank_that_never_entered_is_found_through_both_groups() {
+    let waits = told(&ABSENT, &[0, 1, 2, 3], 4).expect("an answer");
+    assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::UserCode), &[Rank(2)][..]));
+    assert_eq!(waits.told, "by the flight recorders 3 of 3 waiting ranks wait for rank 2");
+}
+
+#[test]
+fn a_rank_that_gives_no_dump_is_named_and_its_kind_is_not_guessed() {
+    let waits = told(&ABSENT, &[0, 1], 3).expect("an answer");
+    assert_eq!((waits.kind, waits.culprits.as_slice()), (None, &[Rank(2)][..]));
+}
+
+#[test]
+fn all_entered_and_none_left() {
+    let waits = told(&ABSENT, &[0, 1], 2).expect("an answer");
+    assert_eq!((waits.kind, waits.culprits.len()), (Some(HangKind::Network), 0));
+    assert_eq!(
+        waits.told,
+        "by the flight recorders all ranks of process group 0 have entered an operation and none has left it"
+    );
+}
+
+#[test]
+fn another_operation_under_the_same_number_is_a_mismatch() {
+    let waits = told(&MISMATCH, &[0, 1, 2, 3], 4).expect("an answer");
+    assert_eq!((waits.kind, waits.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
+}
+
+#[test]
+fn ranks_that_wait_for_nothing_tell_nothing() {
+    // Alone, it waits for nobody.
+    assert_eq!(told(&[ABSENT[2]], &[0], 1), None);
+    assert_eq!(told(&ABSENT, &[], 4), None);
+}
+
+#[test]
+fn a_pickle_that_would_run_something_is_refused() {
+    let harmful = b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.";
+    let error = FlightRecord::read(harmful).expect_err("refused");
+    assert!(matches!(error, FlightError::Pickle(PickleError::Opcode { opcode: b'c', at: 2 })), "{error}");
+    assert_eq!(FlightRecord::read(b"\x80\x02}."), Err(FlightError::NoEntries));
+}
+
+#[test]
+fn a_dump_that_was_cut_or_changed_never_panics() {
+    for dump in ABSENT {
+        for length in 0..dump.len() {
+            assert!(FlightRecord::read(&dump[..length]).is_err(), "{length}");
+        }
+        for at in 0..dump.len() {
+            let mut changed = dump.to_vec();
+            changed[at] ^= 0x15;
+            // Understood or refused.
+            let _ = FlightRecord::read(&changed);
+        }
+    }
+}
+
+/// What `_dump_fr_trace` gave of a program in which rank 2 sleeps before its second `all_reduce`.
+const LATE: [&[u8]; 4] = [
+    include_bytes!("flight_records/late_0.pickle"),
+    include_bytes!("flight_records/late_1.pickle"),
+    include_bytes!("flight_records/late_2.pickle"),
+    include_bytes!("flight_records/late_3.pickle"),
+];
+/// What `_dump_fr_trace_json` gave in the same run.
+const LATE_JSON: [&[u8]; 4] = [
+    include_bytes!("flight_records/late_0.json"),
+    include_bytes!("flight_records/late_1.json"),
+    include_bytes!("flight_records/late_2.json"),
+    include_bytes!("flight_records/late_3.json"),
+];
+
+/// What the records of these ranks show of a job in which no other rank is known.
+fn shown(dumps: &[&[u8]], of: &[u32]) -> Option<HeldUp> {
+    let records = of.iter().map(|rank| (Rank(*rank), read(dumps[*rank as usize]))).collect();
+    held_up(&BTreeSet::new(), &records)
+}
+
+#[test]
+fn the_json_form_holds_the_same_as_the_pickle() {
+    for (json, pickle) in LATE_JSON.iter().zip(LATE) {
+        assert!(looks_like_one(json) && looks_like_one(pickle));
+        assert_eq!(read(json), read(pickle));
+    }
+}
+
+#[test]
+fn the_records_name_rank_group_and_operation_that_the_others_wait_for() {
+    for dumps in [LATE, LATE_JSON] {
+        let shown = shown(&dumps, &[0, 1, 2, 3]).expect("ranks wait");
+        assert_eq!((shown.culprits.as_slice(), shown.kind), (&[Rank(2)][..], Some(HangKind::UserCode)));
+        assert_eq!(shown.waiting, [Rank(0), Rank(1), Rank(3)]);
+        assert_eq!((shown.process_group.as_str(), shown.collective), ("0", 2));
+        assert_eq!(shown.operation, "all_reduce of [8] Float");
+        assert_eq!(
+            shown.told,
+            "rank 2 has not come to all_reduce of [8] Float (collective 2 of process group 0), in which ranks 0, 1, 3 wait"
+        );
+    }
+}
+
+#[test]
+fn the_operation_is_one_in_which_ranks_wait_for_the_culprit_itself() {
+    // Rank 3 waits too, for another rank that waits.
+    let shown = shown(&ABSENT, &[0, 1, 2, 3]).expect("ranks wait");
+    assert_eq!((shown.culprits.as_slice(), shown.process_group.as_str()), (&[Rank(2)][..], "0"));
+    assert_eq!(shown.waiting, [Rank(0), Rank(1)]);
+}
+
+#[test]
+fn a_rank_of_the_job_without_a_record_is_named_as_such() {
+    let records: BTreeMap<Rank, FlightRecord> =
+        [0, 1, 3].iter().map(|rank| (Rank(*rank), read(LATE_JSON[*rank as usize]))).collect();
+    let known = BTreeSet::from([Rank(2)]);
+    let shown = held_up(&known, &records).expect("ranks wait");
+    assert_eq!((shown.kind, shown.culprits.as_slice()), (None, &[Rank(2)][..]));
+    assert_eq!(shown.without_record, [Rank(2)]);
+    assert!(shown.told.ends_with("and rank 2 has no flight record"), "{}", shown.told);
+    // Nobody says that there is a rank 2: all that are known have entered.
+    let shown = held_up(&BTreeSet::new(), &records).expect("ranks wait");
+    assert_eq!((shown.kind, shown.culprits.len()), (Some(HangKind::Network), 0));
+    assert!(shown.told.ends_with("and none has left it"), "{}", shown.told);
+}
+
+#[test]
+fn ranks_in_different_operations_are_told_with_both() {
+    let shown = shown(&MISMATCH, &[0, 1, 2, 3]).expect("ranks wait");
+    assert_eq!((shown.kind, shown.culprits.as_slice()), (Some(HangKind::Mismatch), &[Rank(1)][..]));
+    assert!(
+        shown.told.starts_with("in collective 2 of process group 0 rank 1 entered broadcast"),
+        "{}",
+        shown.told
+    );
+    assert!(shown.told.ends_with("and ranks 0, 2, 3 entered all_reduce of [8] Float"), "{}", shown.told);
+}
+
+/// A record as NCCL's recorder writes it, with asynchronous operations: numbers `from..=to`, complete up to `done`.
+fn launched(done: u64, to: u64) -> FlightRecord {
+    let entries: Vec<String> = (1..=to)
+        .map(|number| {
+            let state = if number <= done { "completed" } else { "scheduled" };
+            format!(
+                r#"{{"process_group": ["7", "tp"], "collective_seq_id": {number}, "is_p2p": false, "retired": false,
+                "profiling_name": "nccl:all_gather_{number}", "state": "{state}", "input_sizes": [[{number}]],
+                "input_dtypes": ["BFloat16"], "frames": [{{"line": 1}}], "time_created_ns": {number}}}"#
+            )
+        })
+        .collect();
+    let text = format!(
+        r#" {{"version": "2.10", "entries": [{}], "pg_config": {{"7": {{"ranks": [4, 5, 6]}}}}}}"#,
+        entries.join(",")
+    );
+    assert!(looks_like_one(text.as_bytes()));
+    read(text.as_bytes())
+}
+
+#[test]
+fn the_operation_is_the_one_that_the_culprit_did_not_enter_and_not_the_newest() {
+    let records = [(4, 2, 9), (5, 2, 2), (6, 2, 8)];
+    let records = records.map(|(rank, done, to)| (Rank(rank), launched(done, to)));
+    let shown = held_up(&BTreeSet::new(), &records.into()).expect("ranks wait");
+    assert_eq!((shown.culprits.as_slice(), shown.collective), (&[Rank(5)][..], 3));
+    assert_eq!(shown.operation, "all_gather_3 of [3] BFloat16");
+    let nobody = [(4, 3, 3), (5, 3, 3)].map(|(rank, done, to)| (Rank(rank), launched(done, to)));
+    assert_eq!(held_up(&BTreeSet::new(), &nobody.into()), None, "no rank waits");
+}
+
+#[test]
+fn json_that_is_no_record_is_refused_and_a_log_is_not_taken_for_one() {
+    assert!(matches!(FlightRecord::read(b"{\"entries\": [1, 2"), Err(FlightError::Json(_))));
+    assert_eq!(FlightRecord::read(b"{\"entries\": 3}"), Err(FlightError::NoEntries));
+    let deep = [b"{\"entries\":".to_vec(), vec![b'['; 100_000]].concat();
+    assert!(matches!(FlightRecord::read(&deep), Err(FlightError::Json(_))), "nested too deeply");
+    for log in ["step 1 loss 2.0\n", "{\"entries\": 3, \"step\": 1}\n", "{\"pg_config\": {}}\n", ""] {
+        assert!(!looks_like_one(log.as_bytes()), "{log}");
+    }
+}
+
+#[test]
+fn a_json_dump_that_was_cut_or_changed_never_panics() {
+    for dump in LATE_JSON {
+        for length in 0..dump.len().saturating_sub(1) {
+            assert!(FlightRecord::read(&dump[..length]).is_err(), "{length}");
+        }
+        for at in 0..dump.len() {
+            let mut changed = dump.to_vec();
+            changed[at] ^= 0x15;
+            let _ = FlightRecord::read(&changed);
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! The job's state machine, driven as the launcher drives it.
+#![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
+
+use crate::support;
+
+use mainstay_core::base::id::{Attempt, BootId, Incident, JobId, Pid, Rank};
+use mainstay_core::base::time::{Mono, Span, Stamp};
+use mainstay_core::checkpoint::advice::Advised;
+use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact, JobSpec, Note, StartedRank, StepDone};
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::verdict::{Action, Cause, DecidedBy};
+use mainstay_core::recovery::job::{Input, Order, Ruling, StopWhy};
+use mainstay_core::recovery::policy::HAND_BACK_EXIT;
+use mainstay_core::view::node::NodeView;
+use proptest::prelude::*;
+use support::job::Run;
+
+#[test]
+fn a_killed_rank_is_named_and_all_ranks_are_started_again() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.ended(0);
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    run.start(1);
+    run.steps(1, 6..=8);
+    let verdicts: Vec<_> = run
+        .bodies()
+        .into_iter()
+        .filter_map(|body| match body {
+            Body::Verdict(verdict) => Some(verdict),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(verdicts.len(), 1);
+    assert_eq!((verdicts[0].culprit, &verdicts[0].cause), (Some(Rank(1)), &Cause::Signal { signal: 9 }));
+    let outcome = run.bodies().into_iter().find_map(|body| match body {
+        Body::Outcome(outcome) => Some(outcome.clone()),
+        _ => None,
+    });
+    let outcome = outcome.expect("an outcome");
+    assert_eq!((outcome.step, outcome.reached_before, outcome.steps_lost), (6, 7, 2));
+}
+
+const LOST: &str = "[../gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:4711";
+
+fn verdict_of(run: &Run) -> mainstay_core::model::verdict::Verdict {
+    let verdict = run.bodies().into_iter().find_map(|body| match body {
+        Body::Verdict(verdict) => Some(verdict.clone()),
+        _ => None,
+    });
+    verdict.expect("a verdict")
+}
+
+#[test]
+fn a_rank_that_lost_a_peer_stops_nobody_before_the_peer_has_ended_by_itself() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise(0, 0, LOST);
+    assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
+    run.exit(0, 1, ExitStatus::Code(3), false);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.ended(0);
+    let verdict = verdict_of(&run);
+    assert_eq!((verdict.culprit, verdict.cause), (Some(Rank(1)), Cause::ExitCode { code: 3 }));
+}
+
+#[test]
+fn a_lost_peer_that_does_not_end_here_is_waited_for_only_so_long() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.raise(0, 0, LOST);
+    let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
+    run.tell(Input::LookAgain);
+    assert_eq!(run.last_order(), &Order::LookAgain { at });
+    run.now = at.0;
+    run.tell(Input::LookAgain);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+}
+
+#[test]
+fn where_all_ranks_lost_a_peer_or_one_ended_well_nothing_is_waited_for() {
+    for ends_well in [false, true] {
+        let mut run = Run::begin(3);
+        run.start(0);
+        run.raise(0, 0, LOST);
+        if ends_well {
+            run.exit(0, 1, ExitStatus::Code(0), false)
+        } else {
+            run.raise(0, 1, LOST)
+        }
+        assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    }
+}
+
+#[test]
+fn a_step_counts_once_though_the_ranks_connect_one_after_the_other() {
+    let mut run = Run::begin(3);
+    let ranks = [0, 1].map(|n| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None });
+    run.fact(Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks: ranks.into() });
+    for rank in [Rank(1), Rank(0)] {
+        run.fact(Fact::RankConnected { attempt: Attempt(0), rank, client: "test".into() });
+        for step in 0..7 {
+            let (start, end) = (Mono(run.now), Mono(run.now + 10));
+            let done = StepDone { step, start, end, first: step == 0, ..StepDone::default() };
+            run.tell(Input::Steps { attempt: Attempt(0), rank, done: vec![done] });
+        }
+    }
+    assert_eq!(run.job.summary(Mono(run.now)).books.steps, 7);
+}
+
+#[test]
+fn the_launcher_exits_as_the_culprit_did_when_the_budget_is_used_up() {
+    let mut run = Run::begin(1);
+    run.start(0);
+    run.kill_and_decide(0);
+    run.start(1);
+    run.kill_and_decide(1);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 137 });
+    assert_eq!(run.job.summary(Mono(run.now)).attempts, 2);
+}
+
+#[test]
+fn the_same_exception_at_the_same_step_is_not_restarted_twice() {
+    let mut run = Run::begin(3);
+    for attempt in 0..2 {
+        run.start(attempt);
+        run.steps(attempt, 1..=3);
+        run.raise(attempt, 0, "bad value 17");
+        run.exit(attempt, 0, ExitStatus::Signal(15), true);
+        run.exit(attempt, 1, ExitStatus::Signal(15), true);
+        run.ended(attempt);
+        run.tell(Input::Ruling(None));
+    }
+    assert_eq!(run.last_order(), &Order::Finish { exit: 1 });
+}
+
+#[test]
+fn ranks_that_are_all_done_end_the_job_with_success() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=2);
+    run.exit(0, 0, ExitStatus::Code(0), false);
+    run.exit(0, 1, ExitStatus::Code(0), false);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Done });
+    run.ended(0);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 0 });
+}
+
+#[test]
+fn a_request_to_stop_is_not_a_failure() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.exit(0, 1, ExitStatus::Signal(15), true);
+    run.ended(0);
+    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
+    assert!(!run.bodies().iter().any(|body| matches!(body, Body::Verdict(_))));
+}
+
+#[test]
+fn the_agent_may_rule_otherwise_and_only_on_the_open_incident() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.ended(0);
+    let stop = (Action::Stop { exit: 9 }, "the disk is read-only".to_owned());
+    run.tell(Input::Ruling(Some(Ruling {
+        incident: Incident(7),
+        instead: Some(stop.clone()),
+        testimony: Testimony::default(),
+    })));
+    assert!(matches!(run.last_order(), Order::Consult { .. }));
+    run.tell(Input::Ruling(Some(Ruling {
+        incident: Incident(1),
+        instead: Some(stop),
+        testimony: Testimony::default(),
+    })));
+    assert_eq!(run.last_order(), &Order::Finish { exit: 9 });
+    assert!(run.bodies().iter().any(|body| matches!(body, Body::Decision(d) if d.by == DecidedBy::Agent)));
+}
+
+/// A sick component of the kind that nothing but another host helps against.
+fn lost_gpu() -> Component {
+    Component {
+        name: "gpu.0000:3b:00".into(),
+        state: HealthState::Unhealthy,
+        reason: "it fell off the bus".into(),
+        action: RecommendedAction::RebootNode,
+        since: Mono(1),
+        ..Component::default()
+    }
+}
+
+#[test]
+fn a_restart_waits_until_what_the_ranks_need_is_free_and_says_so_once() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.kill(0);
+    let held = Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() };
+    run.testify(1, held.clone());
+    for _ in 0..5 {
+        assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
+        run.wait(Span::seconds(1));
+        assert!(matches!(run.last_order(), Order::Consult { .. }));
+        run.testify(1, held.clone());
+    }
+    assert_eq!(run.decisions(), [Action::Wait]);
+    run.wait(Span::seconds(1));
+    run.testify(1, Testimony::default());
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert_eq!(run.decisions(), [Action::Wait, Action::RestartInJob { attempt: Attempt(1) }]);
+}
+
+#[test]
+fn what_the_launcher_sees_held_counts_without_an_agent_and_not_for_ever() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.ended(0);
+    run.tell(Input::Held(vec!["port 29500: somebody listens on it".into()]));
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.decisions(), [Action::Wait]);
+    run.wait(Span::seconds(61));
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
+}
+
+#[test]
+fn a_host_that_lost_a_gpu_is_handed_back_at_once_and_a_healthy_one_restarts_at_once() {
+    for (sick, last) in
+        [(vec![lost_gpu()], Order::Finish { exit: HAND_BACK_EXIT }), (vec![], Order::StartRanks(Attempt(1)))]
+    {
+        let mut run = Run::begin(3);
+        run.start(0);
+        run.kill(0);
+        run.testify(1, Testimony { sick, ..Testimony::default() });
+        assert_eq!(run.last_order(), &last);
+    }
+}
+
+#[test]
+fn a_second_restart_without_a_new_step_is_held_back_and_a_stop_meanwhile_is_heard() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=5);
+    run.kill_and_decide(0);
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    run.start(1);
+    run.steps(1, 1..=5);
+    run.kill_and_decide(1);
+    let Order::LookAgain { at } = *run.last_order() else { panic!("{:?}", run.last_order()) };
+    run.tell(Input::LookAgain);
+    assert_eq!(run.last_order(), &Order::LookAgain { at }, "too early");
+    let mut asked = Run { job: run.job.clone(), out: Vec::new(), now: run.now, step: run.step };
+    asked.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    assert_eq!(asked.last_order(), &Order::Finish { exit: 143 });
+    run.wait(Span::seconds(2));
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+}
+
+#[test]
+fn a_start_that_fails_is_not_tried_again() {
+    let mut run = Run::begin(3);
+    run.fact(Fact::StartFailed { attempt: Attempt(0), error: "no such file: pythn3".into() });
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.last_order(), &Order::Finish { exit: 70 });
+}
+
+#[test]
+fn the_others_are_stopped_as_soon_as_a_failed_rank_begins_to_end_and_it_is_the_one_that_is_named() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=7);
+    run.ending(0, 1, ExitStatus::Signal(9));
+    let began_to_end = Mono(run.now);
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Fault });
+    let orders = run.orders().len();
+    // The survivor is gone long before the kernel is done with the large one.
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.exit(0, 1, ExitStatus::Signal(9), false);
+    assert_eq!(run.orders().len(), orders, "stopped once");
+    run.ended(0);
+    run.tell(Input::Ruling(None));
+    let verdict = run.bodies().into_iter().find_map(|body| match body {
+        Body::Verdict(verdict) => Some(verdict.clone()),
+        _ => None,
+    });
+    let verdict = verdict.expect("a verdict");
+    assert_eq!((verdict.culprit, &verdict.victims[..]), (Some(Rank(1)), &[Rank(0)][..]));
+    assert_eq!((verdict.fault_at, verdict.detected_at), (began_to_end, began_to_end));
+}
+
+#[test]
+fn an_end_of_another_attempt_or_one_without_failure_stops_nobody() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    let before = run.orders().len();
+    run.ending(0, 1, ExitStatus::Code(0));
+    run.ending(7, 1, ExitStatus::Signal(9));
+    assert_eq!(run.orders().len(), before);
+}
+
+/// Anything the launcher might say, in any order.
+fn any_input() -> impl Strategy<Value = Input> {
+    let attempt = (0u32..3).prop_map(Attempt);
+    let status = prop::sample::select(vec![
+        ExitStatus::Code(0),
+        ExitStatus::Code(1),
+        ExitStatus::Signal(9),
+        ExitStatus::Signal(15),
+    ]);
+    (attempt, 0u32..3, status, any::<bool>(), 0u8..12).prop_map(|(attempt, n, status, flag, kind)| {
+        let rank = Rank(n);
+        let started = |n: u32| StartedRank { rank: Rank(n), local_rank: n, pid: Pid(1), page: None };
+        let note = Note { exception: "E".into(), ..Note::default() };
+        match kind {
+            0 => Input::Fact(Fact::AttemptStarted {
+                attempt,
+                master_port: 1,
+                ranks: vec![started(0), started(1)],
+            }),
+            1 => Input::Fact(Fact::RankConnected { attempt, rank, client: String::new() }),
+            2 => Input::Fact(Fact::RankRaised { attempt, rank, pid: Pid(1), note, data: None }),
+            3 => Input::Fact(Fact::RankExited {
+                attempt,
+                rank,
+                pid: Pid(1),
+                status,
+                step: None,
+                data: None,
+                after_stop: flag,
+                stderr_tail: vec![],
+                stdout_tail: vec![],
+                stderr_times: Vec::new(),
+                stdout_times: Vec::new(),
+            }),
+            4 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![] }),
+            5 => Input::Fact(Fact::AttemptEnded { attempt, orphans_killed: 0, waiting: vec![rank] }),
+            6 => Input::Fact(Fact::StartFailed { attempt, error: "e".into() }),
+            7 => Input::Ruling(None),
+            8 => Input::LookAgain,
+            10 => Input::Fact(Fact::RankEnding { attempt, rank, pid: Pid(1), status }),
+            9 => Input::Held(if flag { vec!["a port".into()] } else { Vec::new() }),
+            _ => Input::Steps {
+                attempt,
+                rank,
+                done: vec![StepDone {
+                    step: u64::from(n),
+                    start: Mono(5),
+                    end: Mono(9),
+                    ..StepDone::default()
+                }],
+            },
+        }
+    })
+}
+
+proptest! {
+    /// Whatever comes in: never more starts than the budget allows, nothing after the end, and balanced books.
+    #[test]
+    fn budgets_hold_and_the_end_is_the_end(inputs in prop::collection::vec(any_input(), 0..120)) {
+        let mut run = Run::begin(2);
+        for input in inputs {
+            run.tell(input);
+        }
+        let orders = run.orders();
+        let starts: Vec<Attempt> = orders
+            .iter()
+            .filter_map(|order| match order {
+                Order::StartRanks(attempt) | Order::StartRound(attempt) => Some(*attempt),
+                _ => None,
+            })
+            .collect();
+        prop_assert!(starts.len() <= 3);
+        // Never two at once: each start is of the next attempt, and after the end of the one before.
+        for (number, attempt) in starts.iter().enumerate() {
+            prop_assert_eq!(*attempt, Attempt(number as u32));
+        }
+        if let Some(end) = orders.iter().position(|order| matches!(order, Order::Finish { .. })) {
+            prop_assert_eq!(end, orders.len() - 1);
+        }
+        let books = run.job.summary(Mono(run.now)).books;
+        prop_assert_eq!(books.parts.values().map(|span| span.0).sum::<u64>(), books.wall.0);
+    }
+}
+
+/// A job of which a step takes ten seconds, and each of `saving` a second of them for a save.
+fn saving_job(saving: impl Fn(u64) -> bool) -> Run {
+    const SECOND: u64 = 1_000_000_000;
+    let mut run = Run::begin(3);
+    run.start(0);
+    for step in 1..=9 {
+        run.now += 10 * SECOND;
+        for rank in [Rank(0), Rank(1)] {
+            let checkpoint_ns = u64::from(saving(step)) * SECOND;
+            let (start, end) = (Mono(run.now - 10 * SECOND), Mono(run.now));
+            let done = StepDone { step, start, end, checkpoint_ns, ..StepDone::default() };
+            run.job.step(
+                Mono(run.now),
+                Input::Steps { attempt: Attempt(0), rank, done: vec![done] },
+                &mut run.out,
+            );
+        }
+    }
+    run
+}
+
+fn advised(run: &Run) -> Vec<Advised> {
+    let seen = run.bodies().into_iter().filter_map(|body| match body {
+        Body::Fact(Fact::Observed(seen)) => Advised::read(seen),
+        _ => None,
+    });
+    seen.collect()
+}
+
+#[test]
+fn a_job_that_saves_hears_how_often_it_had_better_and_one_that_does_not_hears_nothing() {
+    let run = saving_job(|_| true);
+    let told = advised(&run);
+    // Told when it is known, and not again with each step that changes it a little.
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!((told[0].stall - 1.0).abs() < 1e-9 && told[0].every > 100.0 && told[0].was < 20.0, "{told:?}");
+    let mut view = NodeView::default();
+    let id = JobId("job".into());
+    let bodies = [Body::Fact(Fact::JobStarted(JobSpec::default()))];
+    for body in bodies.iter().chain(run.bodies()) {
+        let (boot, at) = (BootId::default(), Stamp::default());
+        let body = body.clone();
+        view.apply(&Entry { seq: 1, at, boot, job: Some(id.clone()), origin_seq: None, body });
+    }
+    assert_eq!(view.jobs[&id].saving, Some(told[0]));
+    assert!(advised(&saving_job(|_| false)).is_empty());
+}
+
+#[test]
+fn a_save_is_due_while_the_ranks_step_and_not_once_the_job_is_to_stop() {
+    let mut run = saving_job(|step| step == 1);
+    let mut at = |seconds: u64| run.job.save_is_due(Mono(run.now + seconds * 1_000_000_000));
+    // The first step ended eighty seconds ago.
+    assert!(at(0) && !at(59) && at(60));
+    run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    assert!(!run.job.save_is_due(Mono(run.now + 1_000_000_000_000)));
+    let mut fresh = Run::begin(3);
+    fresh.start(0);
+    assert!(!fresh.job.save_is_due(Mono(1_000_000_000_000)), "nothing is trained yet");
+}

@@ -1,0 +1,133 @@
+//! The job's state machine where ranks hang: what is asked before they are stopped, and what is told.
+#![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
+
+use crate::support;
+
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::hang::{Hang, HangKind, PlaceGroup, Waits};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::recovery::job::{Input, Order, Output};
+use support::job::Run;
+
+impl Run {
+    /// Rank 1 hangs after step 5, its evidence is taken, all are stopped, the agent is absent.
+    fn hang_and_decide(&mut self, attempt: u32, kind: HangKind) {
+        self.hang_with(attempt, kind, 0.9, Vec::new());
+        self.tell(Input::Ruling(None));
+    }
+
+    fn hang_with(&mut self, attempt: u32, kind: HangKind, confidence: f64, waits: Vec<Waits>) {
+        let hang = Hang {
+            kind,
+            culprits: vec![Rank(1)],
+            victims: vec![Rank(0)],
+            since: Mono(self.now),
+            confirmed: Mono(self.now + 5),
+            phase: "forward".into(),
+            limit: Span(1),
+            step: Some(5),
+            confidence,
+            evidence: Vec::new(),
+        };
+        let attempt_of = Attempt(attempt);
+        self.fact(Fact::RanksHung { attempt: attempt_of, hang: Box::new(hang), acts: true });
+        assert_eq!(self.orders().last(), Some(&&Order::TakeEvidence(attempt_of)));
+        self.fact(Fact::EvidenceTaken {
+            attempt: attempt_of,
+            file: Some("hang.json".into()),
+            groups: vec![PlaceGroup { ranks: vec![Rank(1)], place: "read".into() }],
+            waits,
+            summary: Vec::new(),
+            took: Span(1),
+        });
+        for rank in [0, 1] {
+            self.exit(attempt, rank, ExitStatus::Signal(15), true);
+        }
+        self.ended(attempt);
+    }
+}
+
+#[test]
+fn who_never_entered_is_named_by_the_recorders_where_the_verdict_is_not_sure() {
+    let waits =
+        Waits { kind: Some(HangKind::UserCode), culprits: vec![Rank(0)], told: "all wait for rank 0".into() };
+    for (confidence, culprit) in [(0.3, Rank(0)), (0.97, Rank(1))] {
+        let mut run = Run::begin(9);
+        run.start(0);
+        run.steps(0, 1..=5);
+        run.hang_with(0, HangKind::AllStill, confidence, vec![waits.clone()]);
+        let verdict = run.last_verdict();
+        assert_eq!(verdict.culprit, Some(culprit));
+        assert_eq!(verdict.victims, [Rank(1 - culprit.0)]);
+        assert!(verdict.evidence.contains(&"all wait for rank 0".to_owned()), "{:?}", verdict.evidence);
+    }
+}
+
+#[test]
+fn what_the_gpus_did_in_a_hang_stands_in_its_verdict_once() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=5);
+    run.hang_with(0, HangKind::Stopped, 0.97, Vec::new());
+    let gpus = vec!["GPU 0000:3b:00: 0 % busy, 2.00 s before".to_owned()];
+    run.testify(1, Testimony { gpus: gpus.clone(), ..Testimony::default() });
+    let told = run.last_verdict().evidence.iter().filter(|line| gpus.contains(line)).count();
+    assert_eq!(told, 1);
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+}
+
+#[test]
+fn a_hang_is_restarted_and_the_same_of_the_programs_own_is_not_restarted_twice() {
+    for (kind, restarts) in [(HangKind::UserCode, false), (HangKind::Stopped, true)] {
+        let mut run = Run::begin(9);
+        run.start(0);
+        run.steps(0, 1..=5);
+        run.hang_and_decide(0, kind);
+        assert_eq!(run.orders().last(), Some(&&Order::StartRanks(Attempt(1))));
+        run.start(1);
+        run.steps(1, 1..=5);
+        run.hang_and_decide(1, kind);
+        // The first restart brought no new step, so the second is held back.
+        run.wait(Span::seconds(2));
+        assert_eq!(run.orders().last() == Some(&&Order::StartRanks(Attempt(2))), restarts, "{kind:?}");
+        let verdict = run.out.iter().find_map(|output| match output {
+            Output::Record(Body::Verdict(verdict)) => Some(verdict),
+            _ => None,
+        });
+        let verdict = verdict.expect("a verdict");
+        assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(5)));
+        assert!(verdict.evidence.contains(&"rank 1 in read".to_owned()), "{:?}", verdict.evidence);
+    }
+}
+
+#[test]
+fn a_hang_that_passes_while_its_evidence_is_taken_stops_nobody() {
+    let mut run = Run::begin(9);
+    run.start(0);
+    run.steps(0, 1..=5);
+    let hang = Hang {
+        kind: HangKind::AllStill,
+        culprits: Vec::new(),
+        victims: Vec::new(),
+        since: Mono(1),
+        confirmed: Mono(2),
+        phase: "step".into(),
+        limit: Span(1),
+        step: None,
+        confidence: 0.3,
+        evidence: Vec::new(),
+    };
+    run.fact(Fact::RanksHung { attempt: Attempt(0), hang: Box::new(hang), acts: true });
+    run.fact(Fact::HangPassed { attempt: Attempt(0), after: Span(1) });
+    run.fact(Fact::EvidenceTaken {
+        attempt: Attempt(0),
+        file: None,
+        groups: Vec::new(),
+        waits: Vec::new(),
+        summary: Vec::new(),
+        took: Span(1),
+    });
+    assert!(!run.orders().iter().any(|order| matches!(order, Order::StopRanks { .. })));
+}

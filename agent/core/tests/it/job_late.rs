@@ -1,0 +1,151 @@
+//! What a host says of a failure: while it is waited for, and after it was decided on. And that a replay judges the same.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use crate::support;
+
+use mainstay_core::base::id::Incident;
+use mainstay_core::base::time::Span;
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::finding::FindingKind;
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::verdict::FaultDomain;
+use mainstay_core::recovery::job::Input;
+use mainstay_core::recovery::policy::{Budget, Settings};
+use mainstay_core::view::replay::{Replayed, replay};
+use support::job::Run;
+
+const LOST: &str = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
+
+fn lost() -> Testimony {
+    Testimony { kernel_lines: vec![LOST.to_owned()], ..Testimony::default() }
+}
+
+/// A rank was killed, nobody knew why, and the job was restarted.
+fn restarted() -> Run {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.kill(0);
+    run.testify(1, Testimony::default());
+    assert_eq!(run.last_verdict().domain, FaultDomain::Unknown);
+    run.start(1);
+    run
+}
+
+fn hear_late(run: &mut Run, incident: u64, testimony: Testimony) {
+    run.tell(Input::HeardLate { incident: Incident(incident), testimony });
+}
+
+#[test]
+fn a_line_of_the_kernel_that_comes_after_the_decision_changes_the_verdict_and_nothing_else() {
+    let mut run = restarted();
+    let (decisions, orders) = (run.decisions(), run.orders().len());
+    hear_late(&mut run, 1, lost());
+    let verdict = run.last_verdict();
+    assert_eq!((verdict.incident, verdict.domain), (Incident(1), FaultDomain::Hardware));
+    assert!(
+        verdict.evidence.iter().any(|line| line.contains("fallen off the bus")),
+        "{:?}",
+        verdict.evidence
+    );
+    assert_eq!((run.decisions(), run.orders().len()), (decisions, orders));
+    let testified = |body: &&&Body| matches!(body, Body::Fact(Fact::HostTestified { .. }));
+    assert_eq!(run.bodies().iter().filter(testified).count(), 1);
+}
+
+#[test]
+fn what_was_found_in_the_job_is_evidence_of_its_failure_and_replays_so() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=20);
+    run.step_with_loss(0, 21, f64::NAN);
+    let raised = "builtins.ValueError: the gradients are useless";
+    run.raise(0, 1, raised);
+    run.kill(0);
+    run.tell(Input::Ruling(None));
+    let testimony = run.bodies().into_iter().rev().find_map(|body| match body {
+        Body::Fact(Fact::HostTestified { testimony, .. }) => Some(testimony.clone()),
+        _ => None,
+    });
+    let [finding] = &testimony.unwrap().findings[..] else { panic!("one finding: {:?}", run.bodies()) };
+    assert_eq!((finding.what, finding.since_step), (FindingKind::NotANumber, 21));
+    let said = |line: &String| line.starts_with("since step 21 of this attempt: ");
+    let verdict = run.last_verdict();
+    assert!(verdict.evidence.iter().any(said), "{:?}", verdict.evidence);
+    assert_eq!(verdict.domain, FaultDomain::User);
+    let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
+    assert_eq!(replayed.differences(), Vec::<String>::new());
+    assert_eq!(replayed.now.verdict.evidence, replayed.then.verdict.evidence);
+}
+
+#[test]
+fn a_replay_goes_by_the_settings_that_the_job_had() {
+    let usual = Settings::from(Budget { max_restarts: 3, window: None });
+    let mut run = Run::begin_with(Settings { dry_run: true, ..usual });
+    run.start(0);
+    run.kill_and_decide(0);
+    let mut entries = run.entries();
+    let differences =
+        |entries: &[Entry]| replay(entries).iter().map(Replayed::differences).collect::<Vec<_>>();
+    assert_eq!(differences(&entries), [Vec::<String>::new()]);
+    // An earlier version's journal does not have them.
+    for entry in &mut entries {
+        if let Body::Fact(Fact::JobStarted(spec)) = &mut entry.body {
+            spec.policy = None;
+        }
+    }
+    assert!(differences(&entries)[0][0].starts_with("decision: "), "{:?}", differences(&entries));
+}
+
+#[test]
+fn what_was_found_in_an_earlier_attempt_says_nothing_of_this_one() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.steps(0, 1..=20);
+    run.step_with_loss(0, 21, f64::NAN);
+    run.kill_and_decide(0);
+    run.start(1);
+    let before = run.bodies().len();
+    run.kill_and_decide(1);
+    let testified = |body: &&Body| matches!(body, Body::Fact(Fact::HostTestified { .. }));
+    assert_eq!(run.bodies()[before..].iter().filter(|body| testified(body)).count(), 0);
+}
+
+#[test]
+fn what_was_heard_before_and_what_is_of_another_failure_is_not_recorded() {
+    let mut run = restarted();
+    hear_late(&mut run, 1, lost());
+    let recorded = run.bodies().len();
+    hear_late(&mut run, 1, lost());
+    hear_late(&mut run, 2, lost());
+    run.kill(1);
+    let with_the_next = run.bodies().len();
+    // The next failure is judged already: the one before is not the last any more.
+    hear_late(&mut run, 1, Testimony { notices: vec!["a notice".into()], ..lost() });
+    assert_eq!(run.bodies().len(), with_the_next);
+    assert!(with_the_next > recorded);
+}
+
+#[test]
+fn a_replay_hears_the_same_at_the_same_time() {
+    let mut run = restarted();
+    hear_late(&mut run, 1, lost());
+    let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
+    assert_eq!(replayed.differences(), Vec::<String>::new());
+    assert_eq!(replayed.now.verdict.domain, FaultDomain::Hardware);
+}
+
+#[test]
+fn a_replay_of_a_host_that_was_waited_for_decides_as_it_was_decided_in_the_end() {
+    let mut run = Run::begin(3);
+    run.start(0);
+    run.kill(0);
+    run.testify(
+        1,
+        Testimony { held: vec!["gpu.0000:3b:00: in use by process 7".into()], ..Testimony::default() },
+    );
+    run.wait(Span::millis(20));
+    run.testify(1, Testimony::default());
+    assert_eq!(run.decisions().len(), 2, "waits, then restarts");
+    let [replayed] = &replay(&run.entries())[..] else { panic!("one failure") };
+    assert_eq!(replayed.differences(), Vec::<String>::new());
+}

@@ -1,0 +1,151 @@
+//! Restarts that people order: no failures, and begun on a host that is ready only.
+#![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
+
+use crate::support;
+
+use mainstay_core::base::id::{Attempt, Incident};
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact, JobSpec};
+use mainstay_core::model::health::{Component, HealthState, RecommendedAction};
+use mainstay_core::model::host_context::Testimony;
+use mainstay_core::model::observation::Observation;
+use mainstay_core::model::verdict::Action;
+use mainstay_core::recovery::job::{
+    Input, ORDERS, Order, RANK_EXCLUDED, RESTART_ORDERED, RESTART_WAITS, StopWhy,
+};
+use mainstay_core::recovery::policy::HAND_BACK_EXIT;
+use mainstay_core::view::replay::replay;
+use support::job::Run;
+
+fn order(event: &str) -> Fact {
+    let (component, event) = (ORDERS.to_owned(), event.to_owned());
+    Fact::Observed(Observation { component, event, ..Observation::default() })
+}
+
+/// A job whose ranks are gone because somebody ordered a restart.
+fn ordered() -> Run {
+    let mut run = Run::begin(1);
+    run.start(0);
+    run.steps(0, 1..=5);
+    run.fact(order(RESTART_ORDERED));
+    assert_eq!(run.last_order(), &Order::StopRanks { attempt: Attempt(0), why: StopWhy::Ordered });
+    run.exit(0, 0, ExitStatus::Signal(15), true);
+    run.exit(0, 1, ExitStatus::Signal(15), true);
+    run.ended(0);
+    let asked =
+        matches!(run.last_order(), Order::Consult { verdict, .. } if verdict.incident == Incident::ORDERED);
+    assert!(asked, "{:?}", run.last_order());
+    run
+}
+
+fn held(what: &str) -> Testimony {
+    Testimony { held: vec![what.to_owned()], ..Testimony::default() }
+}
+
+/// For what it was told that it waits.
+fn waits(run: &Run) -> Vec<String> {
+    let told = |body: &&Body| match body {
+        Body::Fact(Fact::Observed(seen)) if seen.event == RESTART_WAITS => Some(seen.detail.clone()),
+        _ => None,
+    };
+    run.bodies().iter().filter_map(told).collect()
+}
+
+#[test]
+fn an_ordered_restart_is_no_failure_and_costs_no_budget() {
+    let mut run = ordered();
+    run.testify(0, Testimony::default());
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert!(!run.bodies().iter().any(|body| matches!(body, Body::Verdict(_) | Body::Decision(_))));
+    run.start(1);
+    run.kill_and_decide(1);
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(2)));
+}
+
+#[test]
+fn an_excluded_rank_has_all_ranks_started_anew_and_what_else_is_ordered_has_not() {
+    for (event, stopped) in [(RANK_EXCLUDED, true), ("stop_ordered", false), ("fault_injected", false)] {
+        let mut run = Run::begin(1);
+        run.start(0);
+        run.fact(order(event));
+        let stops = |order: &&Order| matches!(order, Order::StopRanks { why: StopWhy::Ordered, .. });
+        assert_eq!(run.orders().iter().any(stops), stopped, "{event}");
+    }
+}
+
+#[test]
+fn an_ordered_restart_waits_until_the_gpus_are_free_and_says_so_once() {
+    let mut run = ordered();
+    for _ in 0..3 {
+        run.testify(0, held("gpu.0000:3b:00: in use by process 7"));
+        assert!(matches!(run.last_order(), Order::LookAgain { .. }), "{:?}", run.last_order());
+        run.wait(Span::seconds(1));
+        assert!(matches!(run.last_order(), Order::Consult { .. }));
+    }
+    let told = "the ordered restart waits: this host is not ready for a restart: \
+                gpu.0000:3b:00: in use by process 7; waiting up to 60.00 s";
+    assert_eq!(waits(&run), [told]);
+    run.testify(0, held("port 29500 cannot be taken"));
+    assert_eq!(waits(&run).len(), 2, "it is something else");
+    run.wait(Span::seconds(1));
+    run.testify(0, Testimony::default());
+    assert_eq!(run.last_order(), &Order::StartRanks(Attempt(1)));
+    assert_eq!(run.decisions(), []);
+}
+
+#[test]
+fn a_host_that_does_not_become_ready_is_left_as_after_a_failure() {
+    let mut run = ordered();
+    // Without an agent it is the launcher that sees what is held.
+    run.tell(Input::Held(vec!["process 7 does not die".into()]));
+    run.tell(Input::Ruling(None));
+    assert_eq!(waits(&run).len(), 1);
+    run.wait(Span::seconds(61));
+    run.tell(Input::Ruling(None));
+    assert_eq!(run.last_order(), &Order::Finish { exit: HAND_BACK_EXIT });
+    assert_eq!(run.decisions(), [Action::HandBack { exit: HAND_BACK_EXIT }]);
+    let reason = run.job.summary(Mono(run.now)).reason;
+    assert!(reason.contains("a restart was ordered; this host was not ready within 60.00 s"), "{reason}");
+}
+
+#[test]
+fn a_host_that_is_not_fit_is_left_at_once_and_one_that_is_only_degraded_is_not() {
+    let lost = Component {
+        name: "gpu.0000:3b:00".into(),
+        state: HealthState::Unhealthy,
+        action: RecommendedAction::RebootNode,
+        since: Mono(1),
+        ..Component::default()
+    };
+    let slow = Component { state: HealthState::Degraded, ..lost.clone() };
+    for (sick, last) in
+        [(lost, Order::Finish { exit: HAND_BACK_EXIT }), (slow, Order::StartRanks(Attempt(1)))]
+    {
+        let mut run = ordered();
+        run.testify(0, Testimony { sick: vec![sick], ..Testimony::default() });
+        assert_eq!(run.last_order(), &last);
+    }
+}
+
+#[test]
+fn a_stop_is_heard_while_an_ordered_restart_waits_and_words_on_failures_are_not() {
+    let mut run = ordered();
+    run.testify(1, Testimony::default());
+    assert!(matches!(run.last_order(), Order::Consult { .. }), "a ruling on a failure, late");
+    run.testify(0, held("gpu.0000:3b:00: in use by process 7"));
+    run.fact(Fact::StopRequested { by: "SIGTERM".into(), exit: 143 });
+    assert_eq!(run.last_order(), &Order::Finish { exit: 143 });
+}
+
+#[test]
+fn a_replay_goes_on_behind_an_ordered_restart() {
+    let mut run = ordered();
+    run.testify(0, Testimony::default());
+    run.start(1);
+    run.kill_and_decide(1);
+    let entries = run.entries();
+    assert!(matches!(&entries[0].body, Body::Fact(Fact::JobStarted(JobSpec { .. }))));
+    let replayed = replay(&entries);
+    assert_eq!(replayed.len(), 1, "the failure of the second attempt");
+    assert_eq!(replayed[0].now.verdict.attempt, Attempt(1));
+}

@@ -1,0 +1,93 @@
+//! What counts as progress between failures, and what a job's runs learn of restarts for the next one.
+#![allow(clippy::expect_used, clippy::panic, reason = "a panic in a test is its report")]
+
+use crate::support;
+
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::time::Span;
+use mainstay_core::progress::memory::Learned;
+use mainstay_core::recovery::job::{Input, Order};
+use mainstay_core::recovery::policy::{CauseKind, Rung};
+use support::job::Run;
+
+/// All ranks have saved a step, and it is sealed.
+fn saved(run: &mut Run, attempt: u32, step: u64) {
+    let shards = vec![(Rank(0), vec![1]), (Rank(1), vec![2])];
+    run.tell(Input::Saved { attempt: Attempt(attempt), step, shards });
+}
+
+/// One attempt over these steps, which then loses a rank. Whether the job goes on.
+fn fails_after(
+    run: &mut Run,
+    attempt: u32,
+    steps: std::ops::RangeInclusive<u64>,
+    saves: Option<u64>,
+) -> bool {
+    run.start(attempt);
+    run.steps(attempt, steps);
+    if let Some(step) = saves {
+        saved(run, attempt, step);
+    }
+    run.crash_and_decide(attempt);
+    if let Order::LookAgain { .. } = run.last_order() {
+        run.wait(Span::seconds(600));
+    }
+    matches!(run.last_order(), Order::StartRanks(_))
+}
+
+#[test]
+fn an_attempt_that_saves_nothing_new_brings_nothing_though_it_came_a_step_further() {
+    let mut run = Run::begin(100);
+    assert!(fails_after(&mut run, 0, 1..=17, Some(10)));
+    let went_on: Vec<bool> =
+        (1..4).map(|attempt| fails_after(&mut run, attempt, 11..=17 + u64::from(attempt), None)).collect();
+    assert_eq!(went_on, [true, true, false]);
+    let reason = run.job.summary(mainstay_core::base::time::Mono(run.now)).reason;
+    assert!(reason.contains("3 restart(s) in a row brought no newer checkpoint"), "{reason}");
+}
+
+#[test]
+fn each_newer_checkpoint_is_progress_also_one_that_is_sealed_when_its_attempt_is_over() {
+    let mut run = Run::begin(100);
+    for attempt in 0..8_u32 {
+        let saved_before = u64::from(attempt) * 10;
+        assert!(fails_after(&mut run, attempt, saved_before + 1..=saved_before + 15, None), "{attempt}");
+        saved(&mut run, attempt, saved_before + 10);
+    }
+}
+
+#[test]
+fn a_job_that_saves_nothing_here_or_resumes_from_elsewhere_is_counted_by_its_steps() {
+    let mut run = Run::begin(100);
+    for attempt in 0..8_u32 {
+        assert!(fails_after(&mut run, attempt, 1..=10 + u64::from(attempt), None), "{attempt}");
+    }
+    // It saved here once, by order perhaps, and goes on from files of its own.
+    let mut run = Run::begin(100);
+    assert!(fails_after(&mut run, 0, 1..=40, Some(10)));
+    for attempt in 1..8_u32 {
+        let begin = u64::from(attempt) * 30;
+        assert!(fails_after(&mut run, attempt, begin..=begin + 40, None), "{attempt}");
+    }
+}
+
+#[test]
+fn what_helped_in_one_run_is_known_to_the_next() {
+    let mut first = Run::begin(100);
+    for attempt in 0..3_u32 {
+        let begin = u64::from(attempt) * 10;
+        assert!(fails_after(&mut first, attempt, begin + 1..=begin + 10, None));
+    }
+    first.start(3);
+    let mut learned = Learned::default();
+    first.job.remember(&mut learned);
+    let told: Vec<_> =
+        learned.rungs.iter().map(|known| (known.cause, known.rung, known.tried, known.helped)).collect();
+    // What comes of the third restart is open.
+    assert_eq!(told, [(CauseKind::Signal, Rung::All, 2.0, 2.0)]);
+    let mut second = Run::begin(100);
+    second.job.recall(&Learned::parse(&learned.clone().written()).expect("what was written"));
+    let mut again = Learned::default();
+    second.job.remember(&mut again);
+    assert_eq!(again.rungs, learned.rungs, "a run without failures forgets nothing");
+}

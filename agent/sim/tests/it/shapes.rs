@@ -1,0 +1,167 @@
+//! The judge of stragglers on shapes that real traces have: stages of different work, sequences of different lengths, checkpoints and
+//! evaluation, several slow ranks, slowness that comes and goes or grows. Each with its opposite, of which nothing may be told.
+
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
+
+use mainstay_core::progress::straggler::{Change, Judge, Limits, Peers, Role, Row, Slow};
+use mainstay_sim::random::Random;
+
+const RANKS: usize = 16;
+const STEPS: u64 = 240;
+
+/// What was told, and at which steps; and when it was over.
+#[derive(Debug, Default)]
+struct Told {
+    found: Vec<(Slow, u64)>,
+    over: Vec<(Slow, u64)>,
+}
+
+impl Told {
+    fn ranks(&self) -> Vec<u32> {
+        let mut ranks: Vec<u32> = self
+            .found
+            .iter()
+            .filter_map(|(slow, _)| if let Slow::Rank(rank) = slow { Some(*rank) } else { None })
+            .collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+}
+
+/// Runs a job whose rank `rank` takes exp(excess(rank, step)) in each step, with 1 % of noise and a hiccup now and then.
+fn run(roles: &[Role], seed: u64, mut excess: impl FnMut(usize, u64, &mut Random) -> f32) -> Told {
+    let mut random = Random::new(seed);
+    let mut judge = Judge::new(Peers::new(roles.to_vec()), Limits::default());
+    let (mut told, mut changes) = (Told::default(), Vec::new());
+    for step in 1..=STEPS {
+        let times: Vec<f32> = (0..roles.len())
+            .map(|rank| {
+                let hiccup = if random.happens(0.002) { 0.2 + random.unit() } else { 0.0 };
+                (excess(rank, step, &mut random) + random.normals().0 * 0.01 + hiccup).exp()
+            })
+            .collect();
+        changes.clear();
+        judge.step(Row { step, self_times: &times, waits: &[], took: f32::NAN }, &mut changes);
+        for change in &changes {
+            match change {
+                Change::Found(found) => told.found.push((found.slow, step)),
+                Change::Over { slow, .. } => told.over.push((*slow, step)),
+            }
+        }
+    }
+    told
+}
+
+fn alike() -> Vec<Role> {
+    vec![Role::default(); RANKS]
+}
+
+/// Four stages of four ranks, on two hosts.
+fn staged() -> Vec<Role> {
+    let role = |rank: u32| Role { group: rank / 4, stage: Some(rank / 4), host: Some(rank / 8) };
+    (0..RANKS as u32).map(role).collect()
+}
+
+#[test]
+fn a_slow_rank_is_found_within_a_stage_that_has_other_work() {
+    // The last stage does 8 % more, the first 5 %: it is how the model is cut, and no more than is usual.
+    let work = |rank: usize| [0.05, 0.0, 0.0, 0.08][rank / 4];
+    for seed in 0..6 {
+        let healthy = run(&staged(), seed, |rank, _, _| work(rank));
+        assert_eq!(healthy.found, [], "seed {seed}");
+        for slow in [5, 13] {
+            let told = run(&staged(), seed, |rank, step, _| {
+                work(rank) + if rank == slow && step >= 60 { 0.08 } else { 0.0 }
+            });
+            assert_eq!(told.ranks(), [slow as u32], "seed {seed}: {told:?}");
+        }
+    }
+}
+
+#[test]
+fn a_slow_rank_is_found_among_sequences_of_different_lengths() {
+    for seed in 0..4 {
+        let lengths = |random: &mut Random| random.normals().0 * 0.12;
+        let healthy = run(&alike(), seed, |_, _, random| lengths(random));
+        assert!(healthy.ranks().is_empty(), "seed {seed}: {healthy:?}");
+        let told = run(&alike(), seed, |rank, step, random| {
+            lengths(random) + if rank == 3 && step >= 60 { 0.5 } else { 0.0 }
+        });
+        assert_eq!(told.ranks(), [3], "seed {seed}: {told:?}");
+    }
+}
+
+#[test]
+fn checkpoints_and_evaluation_neither_make_nor_hide_a_slow_rank() {
+    // Every 20 steps all take three times as long, the first rank of them four times; every 50 steps some evaluate.
+    let phases = |rank: usize, step: u64| match (step % 20, step % 50) {
+        (0, _) => 1.1 + if rank == 0 { 0.3 } else { 0.0 },
+        (_, 25) if rank < 4 => 0.7,
+        _ => 0.0,
+    };
+    for seed in 0..6 {
+        let healthy = run(&alike(), seed, |rank, step, _| phases(rank, step));
+        assert_eq!(healthy.found, [], "seed {seed}");
+        let told = run(&alike(), seed, |rank, step, _| {
+            phases(rank, step) + if rank == 9 && step >= 62 { 0.06 } else { 0.0 }
+        });
+        assert_eq!(told.ranks(), [9], "seed {seed}: {told:?}");
+        assert!(told.found[0].1 <= 62 + 12, "seed {seed}: {told:?}");
+    }
+}
+
+#[test]
+fn several_slow_ranks_are_all_named() {
+    for seed in 0..6 {
+        let slow = [2, 7, 11];
+        let told = run(&alike(), seed, |rank, step, _| {
+            if slow.contains(&rank) && step >= 50 + 10 * rank as u64 { 0.10 } else { 0.0 }
+        });
+        assert_eq!(told.ranks(), [2, 7, 11], "seed {seed}: {told:?}");
+    }
+}
+
+#[test]
+fn slowness_that_comes_and_goes_is_told_each_time_and_over_in_between() {
+    for seed in 0..6 {
+        let slow = |step: u64| (60..100).contains(&step) || (160..200).contains(&step);
+        let told = run(&alike(), seed, |rank, step, _| if rank == 4 && slow(step) { 0.10 } else { 0.0 });
+        assert_eq!(told.ranks(), [4], "seed {seed}: {told:?}");
+        assert_eq!((told.found.len(), told.over.len()), (2, 2), "seed {seed}: {told:?}");
+        // Two slow steps here and there, of whichever rank, are nobody's fault.
+        let brief =
+            run(
+                &alike(),
+                seed,
+                |rank, step, _| {
+                    if step % 15 < 2 && rank as u64 == (step / 15 * 7) % 16 { 0.3 } else { 0.0 }
+                },
+            );
+        assert_eq!(brief.found, [], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_rank_that_becomes_slower_by_and_by_is_told_and_a_job_that_does_is_not() {
+    for seed in 0..6 {
+        let ramp = |step: u64| (step.saturating_sub(60) as f32 / 60.0).min(1.0) * 0.12;
+        let told = run(&alike(), seed, |rank, step, _| if rank == 12 { ramp(step) } else { 0.0 });
+        assert_eq!(told.ranks(), [12], "seed {seed}: {told:?}");
+        assert!(told.found[0].1 <= 120, "before it is at its worst; seed {seed}: {told:?}");
+        let all = run(&alike(), seed, |_, step, _| ramp(step));
+        assert_eq!(all.found, [], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_slow_host_of_many_is_told_as_a_host_or_its_ranks_and_nobody_else() {
+    let role = |rank: u32| Role { group: 0, stage: None, host: Some(rank / 8) };
+    let hosts: Vec<Role> = (0..64).map(role).collect();
+    for seed in 0..4 {
+        let told = run(&hosts, seed, |rank, step, _| if rank / 8 == 5 && step >= 60 { 0.10 } else { 0.0 });
+        assert!(told.found.iter().any(|(slow, _)| *slow == Slow::Host(5)), "seed {seed}: {told:?}");
+        assert!(told.ranks().iter().all(|rank| rank / 8 == 5), "seed {seed}: {told:?}");
+        assert_eq!(run(&hosts, seed, |_, _, _| 0.0).found, [], "seed {seed}");
+    }
+}

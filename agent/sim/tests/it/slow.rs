@@ -1,0 +1,118 @@
+//! The judge of stragglers on simulated jobs. The figures of whole runs are measured by `cargo xtask bench judge`.
+
+#![allow(clippy::panic, reason = "a panic is how a test reports")]
+
+use mainstay_core::progress::straggler::Slow;
+use mainstay_sim::course::{self, SlowRank, Weather};
+use mainstay_sim::mesh::Mesh;
+use mainstay_sim::random::Random;
+use mainstay_sim::slow::{Noise, Trouble, run};
+
+const BEGINS: u64 = 30;
+
+#[test]
+fn a_rank_that_is_5_percent_slow_is_found_within_10_steps() {
+    let mut random = Random::new(1);
+    for ranks in [64, 1024] {
+        let mesh = Mesh::of(ranks);
+        for trial in 0..40 {
+            let slow = random.below(ranks);
+            let score = run(mesh, Noise::USUAL, Trouble::Rank(slow, 0.05), BEGINS, 60, trial);
+            let steps = score.steps.unwrap_or_else(|| panic!("{ranks} ranks, trial {trial}: not found"));
+            assert!(steps <= 10, "{ranks} ranks, trial {trial}: found after {steps} steps");
+            assert_eq!(score.false_reports, [], "{ranks} ranks, trial {trial}");
+        }
+    }
+}
+
+#[test]
+fn small_jobs_are_judged_too() {
+    let mut random = Random::new(2);
+    for ranks in [4, 8, 16] {
+        let mesh = Mesh { tensor: ranks, pipeline: 1, data: 1 };
+        let noise = Noise { lost: 0.0, silent_hosts: 0.0, ..Noise::USUAL };
+        for trial in 0..60 {
+            let slow = random.below(ranks);
+            let score = run(mesh, noise, Trouble::Rank(slow, 0.05), BEGINS, 60, trial);
+            assert!(
+                score.steps.is_some_and(|steps| steps <= 26),
+                "{ranks} ranks, trial {trial}: {:?}",
+                score.steps
+            );
+            assert_eq!(score.false_reports, [], "{ranks} ranks, trial {trial}");
+        }
+    }
+}
+
+#[test]
+fn a_slow_host_is_told_as_a_host() {
+    for trial in 0..10 {
+        let score = run(Mesh::of(1024), Noise::USUAL, Trouble::Host(trial, 0.08), BEGINS, 60, trial as u64);
+        assert!(score.steps.is_some_and(|steps| steps <= 10), "{score:?}");
+        assert_eq!(score.false_reports, []);
+    }
+}
+
+#[test]
+fn a_stage_with_more_work_is_no_slow_rank() {
+    let mesh = Mesh { tensor: 8, pipeline: 4, data: 8 };
+    for trial in 0..4 {
+        let score = run(mesh, Noise::USUAL, Trouble::Stage(trial, 0.25), 1, 60, trial as u64);
+        assert!(score.steps.is_some(), "trial {trial}");
+        assert_eq!(score.false_reports, []);
+    }
+}
+
+#[test]
+fn sequences_of_different_lengths_are_no_slow_rank() {
+    for trial in 0..10 {
+        let score = run(Mesh::of(256), Noise::USUAL, Trouble::Sequences(0.11), 1, 120, trial);
+        assert!(score.steps.is_some(), "trial {trial}");
+        assert_eq!(score.false_reports, []);
+    }
+}
+
+#[test]
+fn healthy_jobs_are_left_alone() {
+    // 200,000 rank-steps each, with noise of different kinds.
+    for (seed, noise) in [
+        Noise::USUAL,
+        Noise { step: 0.03, ..Noise::USUAL },
+        Noise { rank: 0.01, ..Noise::USUAL },
+        Noise { outliers: 0.01, ..Noise::USUAL },
+        Noise { lost: 0.3, silent_hosts: 0.2, ..Noise::USUAL },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let score = run(Mesh::of(1024), noise, Trouble::None, 1, 200, seed as u64);
+        let told: Vec<Slow> = score.false_reports.iter().map(|found| found.slow).collect();
+        assert_eq!(told, [], "{noise:?}: {:?}", score.false_reports);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_judgements() {
+    let once = || run(Mesh::of(512), Noise::USUAL, Trouble::Rank(77, 0.05), BEGINS, 60, 9);
+    assert_eq!(once(), once());
+}
+
+/// What it costs is how much shorter a step would be without it: also in a pair, where half of the ranks are slow, and though most of
+/// the steps that are remembered are from before.
+#[test]
+fn what_a_slow_rank_costs_is_by_how_much_it_makes_steps_longer() {
+    for ranks in [2, 3, 8, 64] {
+        for (by, begins) in [(0.5, 1), (0.5, 80), (0.1, 80)] {
+            let slow = SlowRank { rank: 1, begins, by };
+            let told = course::run(ranks, Weather::Carried(0.0), Some(slow), begins + 60, ranks as u64);
+            let found = told.right.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: not found"));
+            let cost =
+                found.cost.unwrap_or_else(|| panic!("{ranks} ranks, {slow:?}: the steps' length is known"));
+            // The next slowest is itself late by the noise of 1 %, the more so the more there are.
+            let next = 1.0 + 0.01 * (2.0 * (ranks as f32).ln()).sqrt();
+            let (most, least) = (1.0 - 1.0 / (1.0 + by), 1.0 - next / (1.0 + by));
+            // In one of the eight steps another rank may have been late by a hiccup.
+            assert!((least * 0.85 - 0.02..=most + 0.02).contains(&cost), "{ranks} ranks, {slow:?}: {cost}");
+        }
+    }
+}

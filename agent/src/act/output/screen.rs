@@ -1,0 +1,251 @@
+//! What the thread does: it follows files, takes orders, and fills the streams as fast as they are read.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use super::sink::Sink;
+use super::{Duplicate, Shown, Stream, Unshown};
+
+/// How often the files are looked at. The terminal is for people; nothing waits for it.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long a stream that takes nothing is waited for before orders are looked at.
+const WAIT_FOR_READER: Duration = Duration::from_millis(20);
+
+/// A line longer than this is shown in parts.
+const LONGEST_LINE: usize = 64 * 1024;
+
+/// So much of a file is read at once.
+const CHUNK: usize = 64 * 1024;
+
+pub(super) enum Order {
+    Follow(Shown),
+    /// A line of the launcher's own: as it is shown on standard error, and as it is kept.
+    Say {
+        shown: String,
+        kept: String,
+    },
+    /// A line for scripts, on standard output.
+    Print(String),
+    /// Show what is left of all files and forget them; answered on the sender.
+    Flush(Sender<()>),
+    /// Forget what was not taken; how much it is.
+    GiveUp(Sender<Unshown>),
+}
+
+pub(super) struct Screen {
+    /// Standard output and standard error, or one for both.
+    sinks: Vec<Sink>,
+    files: Vec<(Shown, Follower)>,
+    /// Which file is looked at first: each in its turn.
+    first: usize,
+    log: Option<PathBuf>,
+    flushes: Vec<Sender<()>>,
+    taken: Arc<AtomicU64>,
+    looked: Instant,
+    /// Whether a file has more than was read of it.
+    behind: bool,
+}
+
+impl Screen {
+    pub(super) fn new(log: Option<PathBuf>, taken: Arc<AtomicU64>) -> Screen {
+        Screen {
+            sinks: Sink::streams(),
+            files: Vec::new(),
+            first: 0,
+            log,
+            flushes: Vec::new(),
+            taken,
+            looked: Instant::now(),
+            behind: false,
+        }
+    }
+
+    /// Works until the orders end.
+    pub(super) fn run(mut self, orders: &Receiver<Order>) {
+        loop {
+            let stuck = self.sinks.iter().find(|sink| !sink.is_empty());
+            let wait = match stuck {
+                Some(sink) => {
+                    // Orders wait for at most so long.
+                    sink.is_writable(WAIT_FOR_READER);
+                    Duration::ZERO
+                }
+                None if self.behind || !self.flushes.is_empty() => Duration::ZERO,
+                None => LOOK_EVERY.saturating_sub(self.looked.elapsed()),
+            };
+            let mut next = orders.recv_timeout(wait);
+            while let Ok(order) = next {
+                self.obey(order);
+                next = orders.recv_timeout(Duration::ZERO);
+            }
+            self.turn();
+            if matches!(next, Err(RecvTimeoutError::Disconnected)) {
+                return;
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Follow(shown) => match self.files.iter_mut().find(|(known, _)| *known == shown) {
+                Some((_, follower)) => follower.is_last_look = false,
+                None => self.files.push((shown, Follower::default())),
+            },
+            Order::Say { shown, kept } => {
+                if let Some(log) = &self.log {
+                    append(log, kept.as_bytes());
+                }
+                self.sink(Stream::Stderr).push_own(&shown);
+            }
+            Order::Print(line) => self.sink(Stream::Stdout).push(format!("{line}\n").as_bytes()),
+            Order::Flush(done) => {
+                self.files.iter_mut().for_each(|(_, follower)| follower.is_last_look = true);
+                self.flushes.push(done);
+            }
+            Order::GiveUp(answer) => {
+                let mut left = Unshown::default();
+                for (shown, follower) in self.files.drain(..).filter(|(shown, _)| shown.on_terminal) {
+                    *left.of(shown.stream) += follower.left_of(&shown.path);
+                }
+                let both = self.sinks.len() == 1;
+                for (sink, stream) in self.sinks.iter_mut().zip([Stream::Stdout, Stream::Stderr]) {
+                    *left.of(if both { Stream::Stdout } else { stream }) += sink.give_up();
+                }
+                self.flushes.clear();
+                let _ = answer.send(left);
+            }
+        }
+    }
+
+    fn sink(&mut self, stream: Stream) -> &mut Sink {
+        let last = self.sinks.len() - 1;
+        &mut self.sinks[if stream == Stream::Stderr { last } else { 0 }]
+    }
+
+    fn turn(&mut self) {
+        if self.behind || !self.flushes.is_empty() || self.looked.elapsed() >= LOOK_EVERY {
+            self.look();
+        }
+        let taken: u64 = self.sinks.iter_mut().map(Sink::advance).sum();
+        self.taken.fetch_add(taken, Ordering::Relaxed);
+        let is_done = self.sinks.iter().all(Sink::is_empty)
+            && self.files.iter().all(|(_, follower)| !follower.is_last_look);
+        if is_done {
+            for done in self.flushes.drain(..) {
+                let _ = done.send(());
+            }
+        }
+    }
+
+    /// Reads on in each file that has room where it is shown.
+    fn look(&mut self) {
+        self.looked = Instant::now();
+        self.behind = false;
+        let count = self.files.len();
+        let mut over = Vec::new();
+        for place in 0..count {
+            let at = (self.first + place) % count;
+            let (shown, follower) = &mut self.files[at];
+            let sink = if shown.stream == Stream::Stderr { self.sinks.len() - 1 } else { 0 };
+            let sink = &mut self.sinks[sink];
+            if shown.on_terminal && !sink.has_room() {
+                continue;
+            }
+            let has_more = follower.advance(shown, sink);
+            self.behind |= has_more;
+            if !has_more && follower.is_last_look {
+                follower.finish(shown, sink);
+                over.push(at);
+            }
+        }
+        self.first = self.first.wrapping_add(1) % count.max(1);
+        over.sort_unstable_by(|a, b| b.cmp(a));
+        for at in over {
+            self.files.swap_remove(at);
+        }
+    }
+}
+
+impl Unshown {
+    fn of(&mut self, stream: Stream) -> &mut u64 {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        }
+    }
+}
+
+/// How far a file was shown, and the start of a line whose end has not come yet.
+#[derive(Default)]
+struct Follower {
+    offset: u64,
+    line: Vec<u8>,
+    /// Whether the file is forgotten when it was shown to its end.
+    is_last_look: bool,
+}
+
+impl Follower {
+    /// Reads the next chunk; whether there may be more.
+    fn advance(&mut self, shown: &Shown, sink: &mut Sink) -> bool {
+        let Ok(mut file) = File::open(&shown.path) else { return false };
+        if file.seek(SeekFrom::Start(self.offset)).is_err() {
+            return false;
+        }
+        let mut chunk = vec![0; CHUNK];
+        let Ok(read) = file.read(&mut chunk) else { return false };
+        self.offset += read as u64;
+        for part in chunk[..read].split_inclusive(|byte| *byte == b'\n') {
+            for part in part.chunks(LONGEST_LINE) {
+                self.line.extend(part);
+                if part.ends_with(b"\n") || self.line.len() >= LONGEST_LINE {
+                    self.finish(shown, sink);
+                }
+            }
+        }
+        read == CHUNK
+    }
+
+    fn finish(&mut self, shown: &Shown, sink: &mut Sink) {
+        if self.line.is_empty() {
+            return;
+        }
+        if !self.line.ends_with(b"\n") {
+            self.line.push(b'\n');
+        }
+        let line = std::mem::take(&mut self.line);
+        let mut text = shown.prefix.clone().into_bytes();
+        text.extend(&line);
+        if shown.on_terminal {
+            sink.push(&text);
+        }
+        if let Some(Duplicate { path, filters }) = &shown.duplicate
+            && filters.iter().any(|filter| contains(&line, filter.as_bytes()))
+        {
+            append(path, text.strip_suffix(b"\n").unwrap_or(&text));
+        }
+    }
+
+    /// Bytes of the file that were not passed on.
+    fn left_of(&self, path: &Path) -> u64 {
+        let length = std::fs::metadata(path).map_or(self.offset, |file| file.len());
+        length.saturating_sub(self.offset) + self.line.len() as u64
+    }
+}
+
+fn contains(line: &[u8], text: &[u8]) -> bool {
+    !text.is_empty() && line.windows(text.len()).any(|window| window == text)
+}
+
+/// Adds a line to a file. One that cannot be written is lost here; all it says is elsewhere, too.
+fn append(path: &Path, line: &[u8]) {
+    let mut text = line.to_vec();
+    text.push(b'\n');
+    let opened = File::options().create(true).append(true).open(path);
+    let _ = opened.and_then(|mut file| file.write_all(&text));
+}

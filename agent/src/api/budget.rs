@@ -1,0 +1,141 @@
+//! How much each user's launchers may say: so much at once, and so much per second. Who says more is read more slowly, which the
+//! connection passes on to the launcher; the node's loop has time for everyone else.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Bytes per second. A job of 64 ranks says some 30 KB/s.
+const PER_SECOND: u64 = 1 << 20;
+
+/// Bytes at once: what a launcher says after a restart of the agent, of which it kept entries meanwhile.
+const AT_ONCE: u64 = 8 << 20;
+
+/// What each message costs at least: work is done for the smallest too.
+const LEAST: u64 = 1024;
+
+/// Launchers of one user that may be attached at once.
+const ATTACHED: usize = 256;
+
+/// Users whose budgets are remembered after their last launcher has gone.
+const USERS: usize = 4096;
+
+/// The budgets of all users.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Budgets(Arc<Mutex<BTreeMap<u32, Budget>>>);
+
+#[derive(Debug)]
+struct Budget {
+    attached: usize,
+    left: u64,
+    at: Instant,
+}
+
+impl Budget {
+    /// Takes so much; how long it must be waited until it is there.
+    fn spend(&mut self, bytes: u64, now: Instant) -> Duration {
+        let since = now.saturating_duration_since(self.at);
+        let come =
+            u64::try_from(since.as_micros()).unwrap_or(u64::MAX).saturating_mul(PER_SECOND) / 1_000_000;
+        if come > 0 {
+            self.left = self.left.saturating_add(come).min(AT_ONCE);
+            self.at = self.at.max(now);
+        }
+        if self.left >= bytes {
+            self.left -= bytes;
+            return Duration::ZERO;
+        }
+        let lacks = bytes - self.left;
+        self.left = 0;
+        let wait = Duration::from_micros(lacks.saturating_mul(1_000_000) / PER_SECOND);
+        // Whoever comes next waits behind this one.
+        self.at = self.at.max(now) + wait;
+        self.at.saturating_duration_since(now)
+    }
+}
+
+impl Budgets {
+    /// A share for one launcher of this user; none if the user has the most.
+    pub(super) fn attach(&self, uid: u32) -> Option<Share> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Budget { attached: 0, left: AT_ONCE, at: Instant::now() };
+        let of = all.entry(uid).or_insert_with(new);
+        (of.attached < ATTACHED).then(|| {
+            of.attached += 1;
+            Share { budgets: self.clone(), uid }
+        })
+    }
+}
+
+/// One launcher's share in its user's budget.
+#[derive(Debug)]
+pub(super) struct Share {
+    budgets: Budgets,
+    uid: u32,
+}
+
+impl Share {
+    /// Waits until a message of so many bytes may be taken in.
+    pub(super) async fn spend(&self, bytes: usize) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX).max(LEAST);
+        let wait = {
+            let mut all = self.budgets.0.lock().unwrap_or_else(PoisonError::into_inner);
+            all.get_mut(&self.uid).map_or(Duration::ZERO, |of| of.spend(bytes, Instant::now()))
+        };
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut all = self.budgets.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(of) = all.get_mut(&self.uid) else { return };
+        of.attached -= 1;
+        // A user who attaches anew each time must not find a full budget each time.
+        let is_full = of.spend(0, Instant::now()).is_zero() && of.left >= AT_ONCE;
+        // Of very many users the budgets themselves would take room.
+        if of.attached == 0 && (is_full || all.len() > USERS) {
+            all.remove(&self.uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AT_ONCE, ATTACHED, Budgets, PER_SECOND};
+    use std::time::Duration;
+    use tokio::time::Instant;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_said_at_once_is_bounded_and_what_is_said_by_another_user_is_not_held_up() {
+        let budgets = Budgets::default();
+        let (loud, also_loud, quiet) =
+            (budgets.attach(7).unwrap(), budgets.attach(7).unwrap(), budgets.attach(8).unwrap());
+        let began = Instant::now();
+        loud.spend(AT_ONCE as usize).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        // The launchers of one user share one budget.
+        also_loud.spend(PER_SECOND as usize * 3).await;
+        assert!(began.elapsed() >= Duration::from_secs(3));
+        let began = Instant::now();
+        quiet.spend(1000).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn attaching_anew_makes_no_new_budget_and_launchers_of_a_user_are_bounded() {
+        let budgets = Budgets::default();
+        budgets.attach(7).unwrap().spend(AT_ONCE as usize).await;
+        let began = Instant::now();
+        budgets.attach(7).unwrap().spend(PER_SECOND as usize).await;
+        assert!(began.elapsed() >= Duration::from_millis(900));
+        let held: Vec<_> = (0..ATTACHED).map(|_| budgets.attach(9).unwrap()).collect();
+        assert!(budgets.attach(9).is_none());
+        drop(held);
+        assert!(budgets.attach(9).is_some());
+    }
+}

@@ -1,0 +1,152 @@
+//! Places for callers: how many connections each source may have at once. Whoever takes all of theirs keeps nobody else out.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+/// Connections of one source: one user on a Unix socket, one address elsewhere.
+pub(super) const EACH: usize = 128;
+
+/// Connections of all sources of one listener.
+pub(super) const ALL: usize = 1024;
+
+/// The connections that are open, by source.
+#[derive(Debug)]
+pub(super) struct Places<S> {
+    taken: Arc<Mutex<BTreeMap<S, usize>>>,
+    each: usize,
+    all: usize,
+    /// Whether a refusal was logged since there was last room: one line for each flood.
+    is_told: bool,
+}
+
+impl<S: Ord + Copy + Display> Places<S> {
+    pub(super) fn new(each: usize, all: usize) -> Places<S> {
+        Places { taken: Arc::default(), each, all, is_told: false }
+    }
+
+    /// A place for one more connection of this source, until it is dropped. `is_free` sources have places of their own beyond those of
+    /// all: an operator gets in when others have taken everything.
+    pub(super) fn take(&mut self, source: S, is_free: bool) -> Option<Place<S>> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = taken.values().sum();
+        let of_source = taken.entry(source).or_insert(0);
+        if *of_source >= self.each || (all >= self.all && !is_free) {
+            if *of_source == 0 {
+                taken.remove(&source);
+            }
+            if !self.is_told {
+                let (each, most) = (self.each, self.all);
+                tracing::warn!(%source, each, most, "a caller of the API was turned away: it or all callers have the most connections");
+                self.is_told = true;
+            }
+            return None;
+        }
+        *of_source += 1;
+        self.is_told = false;
+        Some(Place { taken: Arc::clone(&self.taken), source })
+    }
+}
+
+/// One connection's place.
+#[derive(Debug)]
+pub(super) struct Place<S: Ord> {
+    taken: Arc<Mutex<BTreeMap<S, usize>>>,
+    source: S,
+}
+
+impl<S: Ord> Drop for Place<S> {
+    fn drop(&mut self) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_source) = taken.get_mut(&self.source) {
+            *of_source -= 1;
+            if *of_source == 0 {
+                taken.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// A connection that holds its place.
+#[derive(Debug)]
+pub struct Placed<IO, S: Ord> {
+    inner: IO,
+    _place: Place<S>,
+}
+
+impl<IO, S: Ord> Placed<IO, S> {
+    pub(super) fn new(inner: IO, place: Place<S>) -> Placed<IO, S> {
+        Placed { inner, _place: place }
+    }
+}
+
+impl<IO: Connected, S: Ord> Connected for Placed<IO, S> {
+    type ConnectInfo = IO::ConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.inner.connect_info()
+    }
+}
+
+impl<IO: AsyncRead + Unpin, S: Ord + Unpin> AsyncRead for Placed<IO, S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buffer)
+    }
+}
+
+impl<IO: AsyncWrite + Unpin, S: Ord + Unpin> AsyncWrite for Placed<IO, S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Places;
+
+    #[test]
+    fn a_source_that_takes_all_of_its_places_keeps_no_other_out() {
+        let mut places = Places::new(2, 3);
+        let held = [places.take(7, false), places.take(7, false)];
+        assert!(held.iter().all(Option::is_some));
+        assert!(places.take(7, false).is_none());
+        let other = places.take(8, false);
+        assert!(other.is_some());
+        assert!(places.take(9, false).is_none(), "all places are taken");
+        let free = places.take(9, true);
+        assert!(free.is_some(), "but for those who have places of their own");
+        drop((held, other, free));
+        assert!(places.take(7, false).is_some());
+        assert_eq!(places.taken.lock().unwrap().len(), 0, "a source without connections is forgotten");
+    }
+}

@@ -1,0 +1,148 @@
+//! Who may do what on the agent's Unix socket. The kernel says who calls; each call that is refused or changes something is told to the
+//! node, which writes it into the journal.
+
+use mainstay_core::base::id::Pid;
+use mainstay_tier::peer::{User, groups_of};
+use tokio::sync::mpsc;
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Status};
+
+use crate::node::{Called, Input};
+
+/// Users and groups of a role.
+#[derive(Clone, Debug, Default)]
+pub struct Allowed {
+    /// Users.
+    pub uids: Vec<u32>,
+    /// Groups, of which the caller's process is in one.
+    pub gids: Vec<u32>,
+}
+
+impl Allowed {
+    fn has(&self, user: User, groups: &[u32]) -> bool {
+        self.uids.contains(&user.uid)
+            || self.gids.contains(&user.gid)
+            || groups.iter().any(|group| self.gids.contains(group))
+    }
+}
+
+/// The roles of an agent.
+#[derive(Clone, Debug)]
+pub struct Roles {
+    /// Who may attach launchers and look after runs of their own, besides the agent's user and its group.
+    launchers: Allowed,
+    /// Who may do that for the runs of all users, and speak for components.
+    operators: Allowed,
+    /// The node, which writes down what was refused and what was changed.
+    inputs: mpsc::Sender<Input>,
+}
+
+/// A process that calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// Its user and group.
+    pub user: User,
+    /// Its process; 0 in another PID namespace.
+    pub pid: Pid,
+}
+
+impl Roles {
+    /// These.
+    pub fn new(launchers: Allowed, operators: Allowed, inputs: mpsc::Sender<Input>) -> Roles {
+        Roles { launchers, operators, inputs }
+    }
+
+    /// Who calls, if that one may use this agent for runs of their own.
+    ///
+    /// # Errors
+    /// The call came over another socket, or from a user who may not.
+    pub(super) fn user<T>(&self, request: &Request<T>, call: &'static str) -> Result<Caller, Status> {
+        let caller = who(request)?;
+        if self.is_user(caller.user) {
+            return Ok(caller);
+        }
+        let User { uid, gid } = caller.user;
+        Err(self.refuse(
+            caller,
+            call,
+            format!(
+                "user {uid} (group {gid}) may not use this agent: put the user into the agent's group, or into \
+                 allow_uids or allow_gids of the agent's configuration"
+            ),
+        ))
+    }
+
+    /// Who calls, if that one is an operator.
+    ///
+    /// # Errors
+    /// The call came over another socket, or from a user who is none.
+    pub(super) fn operator<T>(&self, request: &Request<T>, call: &'static str) -> Result<Caller, Status> {
+        let caller = who(request)?;
+        if self.is_operator(caller.user) {
+            return Ok(caller);
+        }
+        Err(self.refuse(
+            caller,
+            call,
+            format!(
+                "user {} is no operator: ask root, or have the user put into operator_uids or a group of the user into \
+                 operator_gids of the agent's configuration",
+                caller.user.uid
+            ),
+        ))
+    }
+
+    fn is_user(&self, user: User) -> bool {
+        let groups = groups_of(user);
+        let own = nix::unistd::getegid().as_raw();
+        self.is_operator(user)
+            || user.gid == own
+            || groups.contains(&own)
+            || self.launchers.has(user, &groups)
+    }
+
+    /// Whether a user may see and change what is others': root, the agent's own user and the operators of the configuration.
+    pub(super) fn is_operator(&self, user: User) -> bool {
+        user.uid == 0
+            || user.uid == nix::unistd::geteuid().as_raw()
+            || self.operators.has(user, &groups_of(user))
+    }
+
+    /// Refuses a call, and has it written down.
+    pub(super) fn refuse(&self, caller: Caller, call: &'static str, why: String) -> Status {
+        self.tell(caller, call, &why, true);
+        Status::permission_denied(why)
+    }
+
+    /// Has a call written down that changes something.
+    pub(super) fn changes(&self, caller: Caller, call: &'static str, what: &str) {
+        self.tell(caller, call, what, false);
+    }
+
+    fn tell(&self, caller: Caller, call: &'static str, what: &str, refused: bool) {
+        let Caller { user, pid } = caller;
+        let what = what.chars().take(LONGEST).collect();
+        // A node that has no time for it has more to write down than it can: the call itself is not held up.
+        if self.inputs.try_send(Input::Called(Called { uid: user.uid, pid, call, what, refused })).is_err() {
+            tracing::warn!(
+                uid = user.uid,
+                pid = pid.0,
+                call,
+                refused,
+                "a call is not in the journal: the node is busy"
+            );
+        }
+    }
+}
+
+/// Letters of what is written down of a call.
+const LONGEST: usize = 300;
+
+fn who<T>(request: &Request<T>) -> Result<Caller, Status> {
+    let connection = request.extensions().get::<UdsConnectInfo>();
+    let credentials = connection
+        .and_then(|connection| connection.peer_cred)
+        .ok_or_else(|| Status::permission_denied("this is asked for on the agent's Unix socket only"))?;
+    let user = User { uid: credentials.uid(), gid: credentials.gid() };
+    Ok(Caller { user, pid: Pid(credentials.pid().unwrap_or(0)) })
+}

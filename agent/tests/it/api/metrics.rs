@@ -1,0 +1,335 @@
+//! The page for Prometheus: held against a strict reading of the text format, and against its documentation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mainstay_agent::api::metrics::{Kind, METRICS};
+use mainstay_core::base::id::{Attempt, Incident, JobId, Rank};
+use mainstay_core::base::pci::PciAddress;
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::checkpoint::advice::Advised;
+use mainstay_core::hang::{Hang, HangKind};
+use mainstay_core::hardware::gpu::{GpuIdentity, GpuReading, GpuView, Read};
+use mainstay_core::hardware::tpu::metric;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::finding::{Finding, FindingKind};
+use mainstay_core::model::health::{Component, Gauge, HealthState, RecommendedAction};
+use mainstay_core::model::verdict::{Action, DecidedBy, Decision, FaultDomain};
+use mainstay_core::view::node::BeatView;
+
+use super::checkpoints;
+use super::events::verdict;
+use super::http::get;
+use super::server::{SECOND, Server, component};
+
+#[derive(Debug, PartialEq)]
+struct Sample {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: f64,
+}
+
+#[derive(Debug, Default)]
+struct Page {
+    types: BTreeMap<String, String>,
+    helps: BTreeMap<String, String>,
+    samples: Vec<Sample>,
+}
+
+impl Page {
+    fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let wanted: BTreeMap<String, String> =
+            labels.iter().map(|(label, value)| ((*label).to_owned(), (*value).to_owned())).collect();
+        self.samples.iter().find(|of| of.name == name && of.labels == wanted).map(|of| of.value)
+    }
+}
+
+/// Reads the text exposition format and panics at whatever it does not allow.
+fn parse(text: &str) -> Page {
+    assert!(text.ends_with('\n'), "the last line must end");
+    let mut page = Page::default();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(["counter", "gauge", "histogram", "summary", "untyped"].contains(&kind), "{line}");
+            assert!(page.types.insert(name.to_owned(), kind.to_owned()).is_none(), "two types: {line}");
+            assert!(!page.samples.iter().any(|of| of.name == name), "samples before their type: {line}");
+        } else if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').unwrap();
+            assert!(page.helps.insert(name.to_owned(), help.to_owned()).is_none(), "two helps: {line}");
+        } else {
+            assert!(!line.starts_with('#'), "{line}");
+            let sample = parse_sample(line);
+            let same = |of: &Sample| of.name == sample.name && of.labels == sample.labels;
+            assert!(!page.samples.iter().any(same), "the same series twice: {line}");
+            page.samples.push(sample);
+        }
+    }
+    page
+}
+
+fn parse_sample(line: &str) -> Sample {
+    let end = line.find(['{', ' ']).unwrap();
+    let (name, mut rest) = line.split_at(end);
+    let letters = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    assert!(!name.is_empty() && name.chars().all(letters) && !name.starts_with(|c: char| c.is_ascii_digit()));
+    let mut labels = BTreeMap::new();
+    if let Some(mut inner) = rest.strip_prefix('{') {
+        while !inner.starts_with('}') {
+            let (label, after) = inner.split_once("=\"").unwrap();
+            let (value, after) = label_value(after);
+            assert!(labels.insert(label.to_owned(), value).is_none(), "label twice: {line}");
+            inner = after.strip_prefix(',').unwrap_or(after);
+        }
+        rest = &inner[1..];
+    }
+    let value = rest.strip_prefix(' ').unwrap().parse().unwrap_or_else(|_| panic!("no number: {line}"));
+    Sample { name: name.to_owned(), labels, value }
+}
+
+fn label_value(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return (value, &text[at + 1..]),
+            '\\' => match chars.next().unwrap().1 {
+                'n' => value.push('\n'),
+                escaped @ ('\\' | '"') => value.push(escaped),
+                other => panic!("escape of {other:?}"),
+            },
+            other => value.push(other),
+        }
+    }
+    panic!("a label without an end: {text}");
+}
+
+fn gpu() -> GpuView {
+    let address = PciAddress { domain: 0, bus: 0x3b, device: 0 };
+    let identity = GpuIdentity { address, uuid: "GPU-1".into(), name: "NVIDIA H100".into(), serial: None };
+    let reading = GpuReading {
+        identity: Some(identity),
+        ecc_volatile: Read::Value(2),
+        ecc_corrected: Read::Value(3),
+        temperature: Read::Value(61),
+        power: Read::Value(650_500),
+        pcie_replays: Read::Value(4),
+        utilization: Read::Value(99),
+        memory: Read::Value((5, 10)),
+        processes: Read::Value(Vec::new()),
+        ..GpuReading::default()
+    };
+    GpuView {
+        address,
+        state: HealthState::Healthy,
+        reason: String::new(),
+        action: RecommendedAction::None,
+        reading: Some(reading),
+        links: Some((17, 18)),
+        power_limit: None,
+        read_at: None,
+        notes: Vec::new(),
+    }
+}
+
+/// Something that is wrong with the job and costs a quarter of each step.
+fn slow_rank() -> Finding {
+    Finding {
+        finding: 1,
+        attempt: Attempt(0),
+        what: FindingKind::SlowRank,
+        over: false,
+        headline: "rank 1 is 30 % slower than its peers".into(),
+        domain: FaultDomain::Hardware,
+        confidence: 0.9,
+        ranks: vec![Rank(1)],
+        device: None,
+        host: None,
+        stage: None,
+        since_step: 8,
+        step: 12,
+        cost_percent: Some(25.0),
+        evidence: Vec::new(),
+        last_agreed_step: None,
+        doubtful_steps: Vec::new(),
+    }
+}
+
+const ADVISED: Advised = Advised {
+    every: 170.0,
+    was: 7200.0,
+    stall: 1.0,
+    between_failures: 14_400.0,
+    restore: 30.0,
+    cost: 0.0125,
+    cost_was: 0.25,
+};
+
+/// A server with one of everything.
+async fn scraped(dir: &std::path::Path) -> (Server, Page) {
+    let mut server = Server::with_checkpoints(dir, checkpoints::knowing_one_step(dir)).await;
+    server.health("host.cpu", HealthState::Healthy);
+    server.health("host.disk", HealthState::Degraded);
+    let readings = [metric::DUTY_CYCLE, metric::HBM_USED, metric::HBM_TOTAL, metric::HBM_BANDWIDTH];
+    let gauges = readings.iter().map(|metric| Gauge { metric, value: 12.5 }).collect();
+    server.board.set_component(Component { gauges, ..component("tpu.0", HealthState::Healthy) });
+    server.board.set_gpus(vec![gpu()]);
+    server.job("de\"mo\n");
+    server.record(95, Some("de\"mo\n"), verdict(1, "rank 3 raised ValueError: first"));
+    let stop = Decision {
+        incident: Incident(1),
+        action: Action::Stop { exit: 1 },
+        after: Span(0),
+        why: "it would fail again".into(),
+        by: DecidedBy::Launcher,
+    };
+    server.record(95, Some("de\"mo\n"), Body::Decision(stop));
+    server.record(96, Some("de\"mo\n"), Body::Finding(slow_rank()));
+    server.record(96, Some("de\"mo\n"), Body::Fact(ADVISED.fact()));
+    let job = JobId("de\"mo\n".into());
+    for (second, step) in [(97, 8), (99, 12)] {
+        for rank in [Rank(0), Rank(1)] {
+            let pace = mainstay_core::progress::monitor::Pace {
+                self_time: Some(mainstay_core::base::time::Span::millis(80)),
+                against_peers: Some(1.25),
+                wait_share: Some(0.2),
+            };
+            let beat = BeatView { step: Some(step), at: Mono(second * SECOND), pace, ..BeatView::default() };
+            server.board.sample(&job, Attempt(0), rank, beat);
+        }
+        server.at(second);
+        server.board.publish();
+        // The pace is taken by a task of the server: it has seen this when a rate, or its first half, is there.
+        settle(&server, step).await;
+    }
+    server.at(100);
+    let (status, text) = get(&server, "/metrics").await;
+    assert_eq!(status, 200);
+    (server, parse(&text))
+}
+
+async fn settle(server: &Server, step: u64) {
+    loop {
+        let page = parse(&get(server, "/metrics").await.1);
+        let stepped = page.samples.iter().any(|of| of.name == "mainstay_job_step" && of.value == step as f64);
+        let paced = page.samples.iter().any(|of| of.name == "mainstay_job_steps_per_second");
+        if stepped && (step == 8 || paced) {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_scrape_tells_of_node_job_ranks_and_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, page) = scraped(dir.path()).await;
+    let job = ("job", "de\"mo\n");
+    assert_eq!(page.value("mainstay_node_state", &[("state", "DEGRADED")]), Some(1.0));
+    assert_eq!(page.value("mainstay_node_state", &[("state", "HEALTHY")]), Some(0.0));
+    let disk = [("component", "host.disk"), ("state", "DEGRADED")];
+    assert_eq!(page.value("mainstay_component_state", &disk), Some(1.0));
+    let age = page.value("mainstay_component_read_age_seconds", &[("component", "host.disk")]);
+    assert_eq!(age, Some(10.0));
+    assert_eq!(page.value("mainstay_job_phase", &[job, ("phase", "RUNNING")]), Some(1.0));
+    assert_eq!(page.value("mainstay_job_step", &[job]), Some(12.0));
+    assert_eq!(page.value("mainstay_job_restarts_total", &[job]), Some(0.0));
+    assert_eq!(page.value("mainstay_rank_heartbeat_age_seconds", &[job, ("rank", "1")]), Some(1.0));
+    assert_eq!(page.value("mainstay_rank_self_time_seconds", &[job, ("rank", "1")]), Some(0.08));
+    assert_eq!(page.value("mainstay_rank_self_time_ratio", &[job, ("rank", "1")]), Some(1.25));
+    assert_eq!(page.value("mainstay_rank_wait_ratio", &[job, ("rank", "1")]), Some(0.2));
+    let finding = [job, ("what", "slow_rank"), ("number", "1")];
+    assert_eq!(page.value("mainstay_job_finding", &finding), Some(1.0));
+    assert_eq!(page.value("mainstay_job_finding_cost_ratio", &finding), Some(0.25));
+    let failures = [("cause", "exit_code"), ("domain", "user"), job];
+    assert_eq!(page.value("mainstay_job_failures_total", &failures), Some(1.0));
+    assert_eq!(page.value("mainstay_job_hang", &[job]), Some(0.0));
+    let interval = page.value("mainstay_job_save_interval_seconds", &[job, ("tier", "memory")]);
+    assert_eq!(interval, Some(170.0));
+    let cost = |of| page.value("mainstay_job_save_cost_ratio", &[job, ("interval", of)]);
+    assert_eq!((cost("advised"), cost("present")), (Some(0.0125), Some(0.25)));
+    let tier = [("run", checkpoints::RUN), ("tier", "disk")];
+    assert_eq!(page.value("mainstay_checkpoint_step", &tier), Some(checkpoints::STEP as f64));
+    let age = (100 - checkpoints::SEALED_AT) as f64;
+    assert_eq!(page.value("mainstay_checkpoint_age_seconds", &tier), Some(age));
+    assert_eq!(page.value("mainstay_journal_newest_cursor", &[]), Some(9.0));
+    assert_eq!(page.value("mainstay_journal_writable", &[]), Some(1.0));
+    let gpu = [("gpu", "0000:3b:00"), ("uuid", "GPU-1")];
+    assert_eq!(page.value("mainstay_gpu_power_watts", &gpu), Some(650.5));
+    assert_eq!(page.value("mainstay_gpu_nvlinks_up", &gpu), Some(17.0));
+    let errors = [gpu[0], ("kind", "uncorrected"), gpu[1]];
+    assert_eq!(page.value("mainstay_gpu_ecc_errors", &errors), Some(2.0));
+    assert!(page.value("process_resident_memory_bytes", &[]).unwrap() > 1e6);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_hang_is_to_be_seen_until_it_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut server, _) = scraped(dir.path()).await;
+    let hang = Hang {
+        kind: HangKind::Stopped,
+        culprits: vec![Rank(1)],
+        victims: vec![Rank(0)],
+        since: Mono(1),
+        confirmed: Mono(2),
+        phase: "step".into(),
+        limit: Span::seconds(1),
+        step: Some(12),
+        confidence: 0.95,
+        evidence: Vec::new(),
+    };
+    let hung = Fact::RanksHung { attempt: Attempt(0), hang: Box::new(hang), acts: false };
+    let mut after = async |fact| {
+        server.fact(100, "de\"mo\n", fact);
+        parse(&get(&server, "/metrics").await.1).value("mainstay_job_hang", &[("job", "de\"mo\n")])
+    };
+    assert_eq!(after(hung).await, Some(1.0));
+    let passed = Fact::HangPassed { attempt: Attempt(0), after: Span::seconds(1) };
+    assert_eq!(after(passed).await, Some(0.0));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_that_is_over_leaves_no_heartbeat_to_alert_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut server, _) = scraped(dir.path()).await;
+    server.fact(100, "de\"mo\n", Fact::JobEnded { exit: 0, reason: "done".into() });
+    let page = parse(&get(&server, "/metrics").await.1);
+    let to_alert_on = ["mainstay_rank_", "mainstay_job_save_"];
+    assert!(!page.samples.iter().any(|of| to_alert_on.iter().any(|name| of.name.starts_with(name))));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_scraped_is_what_is_declared() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, page) = scraped(dir.path()).await;
+    let scraped: BTreeSet<&str> = page.samples.iter().map(|of| of.name.as_str()).collect();
+    let declared: BTreeSet<&str> = METRICS.iter().map(|of| of.name).collect();
+    assert_eq!(scraped, declared);
+    for metric in METRICS {
+        let kind = if metric.kind == Kind::Counter { "counter" } else { "gauge" };
+        assert_eq!(page.types[metric.name], kind, "{}", metric.name);
+        assert_eq!(page.helps[metric.name], metric.help);
+        for sample in page.samples.iter().filter(|of| of.name == metric.name) {
+            let labels: Vec<&str> = sample.labels.keys().map(String::as_str).collect();
+            assert_eq!(labels, metric.labels, "{}", metric.name);
+        }
+    }
+    server.stop().await;
+}
+
+#[test]
+fn the_documentation_lists_exactly_these_metrics() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| `")).collect();
+    let expected: Vec<String> = METRICS
+        .iter()
+        .map(|metric| {
+            let kind = if metric.kind == Kind::Counter { "counter" } else { "gauge" };
+            let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+            format!("| `{}` | {kind} | {} | {} |", metric.name, labels.join(", "), metric.help)
+        })
+        .collect();
+    assert_eq!(rows, expected, "docs/reference/metrics.md is to have these rows:\n{}", expected.join("\n"));
+}

@@ -1,0 +1,13 @@
+//! The API as callers meet it: a real server on real sockets, real clients, a real board behind it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+mod checkpoints;
+mod events;
+mod grpc_health;
+mod health;
+mod http;
+mod metrics;
+mod preflight;
+mod reflection;
+pub(crate) mod server;
+mod socket;

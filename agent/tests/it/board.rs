@@ -1,0 +1,248 @@
+//! The board: the view comes back from the journal, readers follow it, and a failing disk stops nothing.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use std::path::Path;
+
+use mainstay_agent::board::{Board, FINISHED_JOBS, UNWRITTEN_ENTRIES};
+use mainstay_agent::store::journal::{Journal, Limits};
+use mainstay_core::base::id::{Attempt, BootId, JobId, Pid, Rank};
+use mainstay_core::base::time::{Mono, Stamp};
+use mainstay_core::model::entry::{Body, Entry, Fact, JobSpec, StartedRank};
+use mainstay_core::model::health::{Component, HealthChange, HealthState, RecommendedAction};
+use mainstay_core::view::node::{BeatView, JobPhase};
+
+fn open(dir: &Path) -> Board {
+    let journal = Journal::open(dir, Limits::default(), BootId("boot".into())).unwrap();
+    Board::open(journal).unwrap()
+}
+
+fn job(name: &str) -> JobId {
+    JobId(name.to_owned())
+}
+
+fn record(board: &mut Board, job: &JobId, fact: Fact) -> Entry {
+    board.record(Stamp::default(), Some(job), None, Body::Fact(fact))
+}
+
+fn start(board: &mut Board, job: &JobId) {
+    record(board, job, Fact::JobStarted(JobSpec { world_size: 2, ..JobSpec::default() }));
+    let ranks = (0..2)
+        .map(|rank| StartedRank { rank: Rank(rank), local_rank: rank, pid: Pid(1), page: None })
+        .collect();
+    record(board, job, Fact::AttemptStarted { attempt: Attempt(0), master_port: 1, ranks });
+}
+
+fn end(board: &mut Board, job: &JobId) {
+    record(board, job, Fact::JobEnded { exit: 0, reason: "done".into() });
+}
+
+fn component(state: HealthState, read_at: u64) -> Component {
+    Component {
+        name: "host.cpu".into(),
+        state,
+        reason: String::new(),
+        action: RecommendedAction::None,
+        evidence: Vec::new(),
+        read_at: Some(Mono(read_at)),
+        since: Mono(1),
+        ..Component::default()
+    }
+}
+
+#[test]
+fn jobs_come_back_after_a_restart_and_components_are_unknown_until_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut board = open(dir.path());
+    start(&mut board, &job("a"));
+    record(&mut board, &job("a"), Fact::RanksStepping { attempt: Attempt(0), step: 7 });
+    let change = HealthChange { from: None, component: component(HealthState::Healthy, 1) };
+    board.record(Stamp::default(), None, None, Body::Health(change));
+    assert_eq!(board.view().state(), HealthState::Healthy);
+    let jobs = board.view().jobs.clone();
+    drop(board);
+
+    let board = open(dir.path());
+    assert_eq!(board.view().jobs, jobs);
+    assert_eq!(board.view().state(), HealthState::Unknown);
+    assert_eq!((board.replayed().entries, board.reader().newest(), board.reader().oldest()), (4, 4, 1));
+}
+
+#[test]
+fn a_component_that_is_found_as_it_was_stands_since_then_in_the_same_boot_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let in_boot = |boot: &str| {
+        let journal = Journal::open(dir.path(), Limits::default(), BootId(boot.into())).unwrap();
+        Board::open(journal).unwrap()
+    };
+    let found = |since, state| Component { since: Mono(since), ..component(state, since) };
+    let since = |board: &Board| board.view().components["host.cpu"].since;
+    let mut board = in_boot("first");
+    board.show_host(Stamp::default(), vec![found(1, HealthState::Degraded)]);
+    drop(board);
+    for restart in 2..4 {
+        let mut board = in_boot("first");
+        board.show_host(Stamp::default(), vec![found(restart, HealthState::Degraded)]);
+        assert_eq!(since(&board), Mono(1), "restart {restart}");
+    }
+    let mut board = in_boot("second");
+    board.show_host(Stamp::default(), vec![found(5, HealthState::Degraded)]);
+    assert_eq!(since(&board), Mono(5));
+    board.show_host(Stamp::default(), vec![found(6, HealthState::Healthy)]);
+    drop(board);
+    let mut board = in_boot("second");
+    board.show_host(Stamp::default(), vec![found(7, HealthState::Degraded)]);
+    assert_eq!(since(&board), Mono(7), "another one");
+}
+
+#[test]
+fn samples_and_components_show_when_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut board = open(dir.path());
+    start(&mut board, &job("a"));
+    let reader = board.reader();
+    for rank in 0..2 {
+        let beat = BeatView { step: Some(3 + u64::from(rank)), ..BeatView::default() };
+        board.sample(&job("a"), Attempt(0), Rank(rank), beat);
+    }
+    board.set_component(component(HealthState::Degraded, 5));
+    assert_eq!(reader.view().jobs[&job("a")].step, None);
+    board.publish();
+    assert_eq!(reader.view().jobs[&job("a")].step, Some(3));
+    assert_eq!(reader.view().state(), HealthState::Degraded);
+    assert_eq!(reader.newest(), 2, "neither is an entry");
+}
+
+#[test]
+fn jobs_that_are_over_leave_the_view_oldest_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut board = open(dir.path());
+    start(&mut board, &job("long"));
+    let count = FINISHED_JOBS + 5;
+    for number in 0..count {
+        let id = job(&format!("{number}"));
+        start(&mut board, &id);
+        end(&mut board, &id);
+    }
+    let check = |board: &Board| {
+        let view = board.view();
+        assert_eq!(view.jobs.len(), FINISHED_JOBS + 1);
+        assert_eq!(view.jobs[&job("long")].phase, JobPhase::Starting);
+        assert!(!view.jobs.contains_key(&job("4")));
+        assert!(view.jobs.contains_key(&job("5")));
+    };
+    check(&board);
+    drop(board);
+    check(&open(dir.path()));
+}
+
+#[test]
+fn a_lost_job_that_comes_back_is_not_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut board = open(dir.path());
+    start(&mut board, &job("a"));
+    record(&mut board, &job("a"), Fact::LauncherLost { pid: Pid(1) });
+    start(&mut board, &job("a"));
+    for number in 0..FINISHED_JOBS + 1 {
+        let id = job(&format!("{number}"));
+        start(&mut board, &id);
+        end(&mut board, &id);
+    }
+    assert!(board.view().jobs.contains_key(&job("a")));
+}
+
+#[tokio::test]
+async fn readers_wait_for_entries_and_hear_when_the_board_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut board = open(dir.path());
+    let mut reader = board.reader();
+    let follower = tokio::spawn(async move {
+        let mut seen = Vec::new();
+        let mut cursor = 0;
+        while reader.newer_than(cursor).await {
+            let read = reader.entries_after(cursor, 2).unwrap();
+            cursor = read.cursor;
+            seen.extend(read.entries.iter().map(|entry| entry.seq));
+        }
+        seen
+    });
+    for number in 0..20 {
+        end(&mut board, &job(&format!("{number}")));
+        tokio::task::yield_now().await;
+    }
+    let mut idle = board.reader();
+    let mut reader = board.reader();
+    while reader.newest() < 20 {
+        assert!(reader.changed().await);
+    }
+    // The follower is at the end before the board goes.
+    let last = tokio::spawn(async move { idle.changed().await });
+    drop(board);
+    assert!(!last.await.unwrap());
+    let seen = follower.await.unwrap();
+    assert_eq!(seen, (1..=seen.len() as u64).collect::<Vec<_>>());
+}
+
+/// Takes the journal's directory away, so that no new segment can be made, and gives it back.
+struct Away<'a>(&'a Path);
+
+impl Away<'_> {
+    fn take(dir: &Path) -> Away<'_> {
+        std::fs::rename(dir, dir.with_extension("away")).unwrap();
+        Away(dir)
+    }
+
+    fn give_back(self) {
+        std::fs::rename(self.0.with_extension("away"), self.0).unwrap();
+    }
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_stops_nothing_and_catches_up() {
+    let outer = tempfile::tempdir().unwrap();
+    let dir = outer.path().join("journal");
+    let mut board = open(&dir);
+    let reader = board.reader();
+
+    let away = Away::take(&dir);
+    start(&mut board, &job("a"));
+    end(&mut board, &job("a"));
+    assert_eq!(reader.view().jobs[&job("a")].phase, JobPhase::Ended(0), "the view goes on");
+    let error = reader.journal_error().unwrap();
+    assert!(error.contains("journal/00000000000000000001.jsonl"), "{error}");
+    let read = reader.entries_after(1, 1).unwrap();
+    assert_eq!((read.entries[0].seq, read.entries.len(), read.cursor), (2, 1, 2), "and so do its readers");
+    assert_eq!(reader.newest(), 3);
+
+    away.give_back();
+    board.sync();
+    assert_eq!(board.journal_error(), None);
+    board.publish();
+    assert_eq!(reader.journal_error(), None);
+    end(&mut board, &job("a"));
+    let read = reader.entries_after(0, 100).unwrap();
+    assert_eq!(read.entries.iter().map(|entry| entry.seq).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    drop(board);
+    assert_eq!(open(&dir).replayed().entries, 4);
+}
+
+#[test]
+fn what_waits_for_the_disk_is_bounded() {
+    let outer = tempfile::tempdir().unwrap();
+    let dir = outer.path().join("journal");
+    let mut board = open(&dir);
+    let away = Away::take(&dir);
+    let count = UNWRITTEN_ENTRIES as u64 + 10;
+    for number in 1..=count {
+        assert_eq!(end_quietly(&mut board).seq, number);
+    }
+    away.give_back();
+    board.sync();
+    board.publish();
+    let read = board.reader().entries_after(0, usize::MAX).unwrap();
+    assert_eq!(read.entries.len(), UNWRITTEN_ENTRIES);
+    assert_eq!(read.entries.last().map(|entry| entry.seq), Some(count), "the newest are kept");
+}
+
+fn end_quietly(board: &mut Board) -> Entry {
+    board.record(Stamp::default(), None, None, Body::Fact(Fact::AgentStopped))
+}

@@ -1,0 +1,305 @@
+//! The program as people run it: the real binary, asking a real server.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use crate::api::server;
+
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use mainstay_core::base::id::{Attempt, Incident, Rank};
+use mainstay_core::base::time::Mono;
+use mainstay_core::model::entry::{Body, Fact};
+use mainstay_core::model::health::HealthState;
+use mainstay_core::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
+use serde_json::Value;
+use server::Server;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+/// A command in an environment in which only `dir` may hold servers, as far as a test can see to that.
+fn mainstay(dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+    command
+        .env_clear()
+        .env("XDG_RUNTIME_DIR", dir)
+        .env("MAINSTAY_RUNTIME_DIR", dir.join("runs"))
+        .env("TZ", "UTC")
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+async fn run(command: &mut Command) -> Output {
+    command.output().await.unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn verdict() -> Body {
+    Body::Verdict(Verdict {
+        incident: Incident(1),
+        attempt: Attempt(0),
+        headline: "rank 1 was killed by SIGKILL".into(),
+        cause: Cause::Signal { signal: 9 },
+        domain: FaultDomain::Unknown,
+        class: None,
+        deterministic: false,
+        doubts: Doubts::default(),
+        confidence: 0.6,
+        culprit_confidence: None,
+        cannot_run: false,
+        culprit: Some(Rank(1)),
+        victims: vec![Rank(0)],
+        step: Some(4),
+        data: None,
+        heartbeats: true,
+        fault_at: Mono(20),
+        detected_at: Mono(21),
+        evidence: vec!["the kernel said so".into()],
+    })
+}
+
+fn progress(step: u64) -> Fact {
+    Fact::Progress { attempt: Attempt(0), step, loss: None }
+}
+
+#[tokio::test]
+async fn nothing_found_says_where_it_looked_and_what_to_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing.sock");
+    for command in ["status", "events"] {
+        let output = run(mainstay(dir.path()).arg(command).env("MAINSTAY_SOCKET", &missing)).await;
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let text = stderr(&output);
+        assert!(text.contains(&missing.display().to_string()), "{text}");
+        assert!(text.contains("mainstay run"), "{text}");
+    }
+    let output = run(mainstay(dir.path()).args(["status", "--json", "--socket"]).arg(&missing)).await;
+    assert_eq!(output.status.code(), Some(3));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["state"], "UNKNOWN");
+    assert_eq!(json["servers"][0]["answers"], false);
+}
+
+#[tokio::test]
+async fn status_tells_the_gravest_state_by_its_exit_status() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    let socket = server.socket.clone();
+    let status = async || run(mainstay(dir.path()).args(["status", "--socket"]).arg(&socket)).await;
+    assert_eq!(status().await.status.code(), Some(3));
+    server.health("host.cpu", HealthState::Healthy);
+    assert_eq!(status().await.status.code(), Some(0));
+    server.health("host.memory", HealthState::Degraded);
+    assert_eq!(status().await.status.code(), Some(1));
+    server.health("host.disk", HealthState::Unhealthy);
+    server.job("demo");
+    server.record(20, Some("demo"), verdict());
+    let output = status().await;
+    assert_eq!(output.status.code(), Some(2));
+    let text = stdout(&output);
+    for part in ["node-17  UNHEALTHY", "host.disk", "job demo  RUNNING", "rank 1 was killed", "4001"] {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+    assert!(!text.contains('\x1b'), "colours are for terminals: {text}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn status_of_one_job_is_the_jobs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.health("host.disk", HealthState::Unhealthy);
+    server.job("good");
+    server.job("bad");
+    server.fact(20, "bad", Fact::JobEnded { exit: 1, reason: "no restarts left".into() });
+    let socket = server.socket.clone();
+    let status = async |job: &str| {
+        let args = ["status", "--json", "--job", job, "--socket"];
+        let output = run(mainstay(dir.path()).args(args).arg(&socket)).await;
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), json["servers"][0]["jobs"][0]["phase"].clone())
+    };
+    assert_eq!(status("good").await, (Some(0), Value::from("RUNNING")));
+    assert_eq!(status("bad").await, (Some(2), Value::from("ENDED")));
+    assert_eq!(status("none").await, (Some(3), Value::Null));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_failure_is_explained_by_the_server_that_knows_the_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.record(20, Some("exp-9"), verdict());
+    let ask = |words: &[&str]| {
+        let mut command = mainstay(dir.path());
+        command.arg("explain").args(words).arg("--socket").arg(&server.socket);
+        command
+    };
+    let told = run(&mut ask(&["exp-9"])).await;
+    assert!(stdout(&told).contains("rank 1 was killed by SIGKILL"), "{} {}", stdout(&told), stderr(&told));
+    let json = run(&mut ask(&["exp-9", "--json"])).await;
+    let json: Value = serde_json::from_str(&stdout(&json)).unwrap();
+    assert_eq!((&json["run"], &json["verdict"]["incident"]), (&"exp-9".into(), &1.into()));
+    // Nobody knows of the second failure, nor of the other job.
+    assert!(!run(&mut ask(&["exp-9", "--incident", "2"])).await.status.success());
+    assert!(!run(&mut ask(&["exp-1"])).await.status.success());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn servers_are_found_and_dead_sockets_are_marked() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = dir.path().join("runs");
+    for run in ["alive", "dead", "silent"] {
+        std::fs::create_dir_all(runs.join(run)).unwrap();
+    }
+    let mut server = Server::start(&runs.join("alive")).await;
+    server.job("alive");
+    drop(std::os::unix::net::UnixListener::bind(runs.join("dead/api.sock")).unwrap());
+    // It accepts, and never answers.
+    let _silent = std::os::unix::net::UnixListener::bind(runs.join("silent/api.sock")).unwrap();
+    let output = run(mainstay(dir.path()).args(["status"])).await;
+    let text = stdout(&output);
+    assert!(text.contains("job alive  RUNNING"), "{text}");
+    let dead = runs.join("dead/api.sock").display().to_string();
+    assert!(text.lines().any(|line| line.starts_with("dead socket") && line.contains(&dead)), "{text}");
+    let silent = runs.join("silent/api.sock").display().to_string();
+    assert!(text.lines().any(|line| line.starts_with("no answer") && line.contains(&silent)), "{text}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn events_are_told_filtered_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.job("demo");
+    server.record(20, Some("demo"), verdict());
+    for step in 0..5 {
+        server.fact(30, "other", progress(step));
+    }
+    let socket = server.socket.clone();
+    let events = async |args: &[&str]| {
+        let output = run(mainstay(dir.path()).arg("events").arg("--socket").arg(&socket).args(args)).await;
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        stdout(&output).lines().map(str::to_owned).collect::<Vec<String>>()
+    };
+    assert_eq!(events(&[]).await.len(), 9);
+    let verdicts = events(&["--kind", "verdict"]).await;
+    assert_eq!(
+        verdicts,
+        [
+            "     4  2026-01-01 00:00:20.000  verdict   demo: rank 1 was killed by SIGKILL; cause not seen: neither Mainstay nor the kernel's OOM killer sent the signal"
+        ]
+    );
+    let cursors = async |args: &[&str]| -> Vec<u64> {
+        let cursor = |line: String| -> u64 {
+            let json: Value = serde_json::from_str(&line).unwrap();
+            json["cursor"].as_u64().unwrap()
+        };
+        events(args).await.into_iter().map(cursor).collect()
+    };
+    assert_eq!(cursors(&["--json", "--since", "7"]).await, [8, 9]);
+    assert_eq!(cursors(&["--json", "-n", "3"]).await, [7, 8, 9]);
+    assert_eq!(cursors(&["--json", "--job", "demo", "-n", "2"]).await, [3, 4]);
+    assert_eq!(cursors(&["--json", "--severity", "error"]).await, [4]);
+    server.stop().await;
+
+    // The same without any server.
+    let journal = dir.path().join("journal");
+    let output =
+        run(mainstay(dir.path()).args(["events", "--json", "--since", "8", "--journal"]).arg(&journal)).await;
+    let line: Value = serde_json::from_str(stdout(&output).trim()).unwrap();
+    assert_eq!((&line["cursor"], &line["type"]), (&Value::from(9), &Value::from("progress")));
+    let output = run(mainstay(dir.path()).args(["events", "--journal", "/nowhere"])).await;
+    assert_eq!(output.status.code(), Some(3));
+    assert!(stderr(&output).contains("/nowhere is not a directory"), "{output:?}");
+}
+
+struct Follower {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Follower {
+    fn start(dir: &Path, socket: &Path) -> Follower {
+        let mut child = mainstay(dir)
+            .args(["events", "--json", "--follow", "--socket"])
+            .arg(socket)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Follower { child, lines }
+    }
+
+    async fn next_cursor(&mut self) -> u64 {
+        let line: Value = serde_json::from_str(&self.lines.next_line().await.unwrap().unwrap()).unwrap();
+        line["cursor"].as_u64().unwrap_or_else(|| panic!("no event: {line}"))
+    }
+
+    async fn next_note(&mut self) -> String {
+        let mut lines = BufReader::new(self.child.stderr.as_mut().unwrap()).lines();
+        lines.next_line().await.unwrap().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_follower_goes_on_over_a_restart_of_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path()).await;
+    server.job("demo");
+    let mut follower = Follower::start(dir.path(), &server.socket);
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        seen.push(follower.next_cursor().await);
+    }
+    server.fact(20, "demo", progress(2));
+    seen.push(follower.next_cursor().await);
+    server.stop().await;
+    let note = follower.next_note().await;
+    assert!(note.contains("trying again, going on after event 4"), "{note}");
+    let mut server = Server::start(dir.path()).await;
+    server.fact(30, "demo", progress(3));
+    server.fact(30, "demo", progress(4));
+    for _ in 0..2 {
+        seen.push(follower.next_cursor().await);
+    }
+    assert_eq!(seen, [1, 2, 3, 4, 5, 6]);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn usage_errors_are_64_and_help_has_examples() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in [&["no-such-command"][..], &["status", "--no-such-option"], &["events", "--since", "x"], &[]]
+    {
+        let output = run(mainstay(dir.path()).args(args)).await;
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {output:?}");
+    }
+    for command in ["status", "events", "version", "completions"] {
+        let output = run(mainstay(dir.path()).args([command, "--help"])).await;
+        assert_eq!(output.status.code(), Some(0));
+        let text = stdout(&output);
+        assert!(text.contains("Examples:") && text.contains("--json"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn version_and_completions_are_printed() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = run(mainstay(dir.path()).args(["version", "--json"])).await;
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(mainstay(dir.path()).args(["completions", shell])).await;
+        assert!(stdout(&output).contains("events"), "{shell}");
+    }
+}

@@ -1,0 +1,306 @@
+//! The configuration: what weighs more, what is refused and in which words.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use mainstay_agent::config::{Config, Environment, LogLevel, environment_name, keys, reference_rows};
+use mainstay_core::base::units::{Bytes, Period};
+use mainstay_core::host::os::HostLimits;
+use proptest::prelude::*;
+
+const DOCUMENT: &str = include_str!("../../../docs/reference/configuration.md");
+
+fn environment(variables: &[(&str, &str)], uid: u32) -> Environment {
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let mut environment = Environment::new(variables, uid);
+    environment.default_file = "/nowhere/agent.toml".into();
+    environment
+}
+
+/// Loads a file with this text.
+fn load(text: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Config, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("agent.toml");
+    std::fs::write(&path, text).unwrap();
+    let flags: Vec<(String, String)> =
+        flags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Config::load(Some(&path), &environment(variables, 1000), &flags)
+        .map_err(|error| error.to_string().replace(dir.path().to_str().unwrap(), ""))
+}
+
+#[test]
+fn nothing_said_gives_the_defaults() {
+    let config = Config::load(None, &environment(&[], 0), &[]).unwrap();
+    let paths = Config {
+        state_dir: "/var/lib/mainstay".into(),
+        socket: "/run/mainstay/agent.sock".into(),
+        ..Config::default()
+    };
+    assert_eq!(config, paths);
+}
+
+#[test]
+fn flags_weigh_more_than_the_environment_and_that_more_than_the_file() {
+    let file = "log = \"error\"\n[journal]\nmax_size = \"1GiB\"\nsegment_size = \"8MiB\"\n[host.limits.cpu]\nload_per_cpu = 4\n";
+    let variables = [
+        ("MAINSTAY_AGENT_LOG", "warn"),
+        ("MAINSTAY_AGENT_JOURNAL_MAX_SIZE", "2GiB"),
+        ("MAINSTAY_AGENT_ALLOW_UIDS", "1, 2"),
+        ("MAINSTAY_AGENT_HOST_WATCH_PATHS", "/a,/b"),
+        ("MAINSTAY_AGENT_HTTP", "[::1]:80"),
+        ("MAINSTAY_PAGE", "none of the agent's business"),
+    ];
+    let config = load(file, &variables, &[("log", "trace"), ("host.interval", "10s")]).unwrap();
+    assert_eq!(config.log, LogLevel::Trace);
+    assert_eq!(config.journal.max_size, Bytes(2 << 30));
+    assert_eq!(config.journal.segment_size, Bytes(8 << 20));
+    assert_eq!(config.host.limits.cpu.load_per_cpu, 4.0);
+    assert_eq!(config.host.limits.memory, HostLimits::default().memory);
+    assert_eq!(config.allow_uids, [1, 2]);
+    assert_eq!(config.host.watch_paths, [PathBuf::from("/a"), PathBuf::from("/b")]);
+    assert_eq!(config.http, Some("[::1]:80".parse().unwrap()));
+    assert_eq!(config.listen, None);
+    assert_eq!(config.host.interval, Period::seconds(10));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_place_and_what_would_be_right() {
+    let check = |text: &str, told: &str| assert_eq!(load(text, &[], &[]).unwrap_err(), told, "{text}");
+    check(
+        "\n[journal]\nmax_sise = \"1GiB\"\n",
+        "/agent.toml:3: journal.max_sise: there is no such key; did you mean journal.max_size?",
+    );
+    check(
+        "[jornal]\nmax_size = \"1GiB\"\n",
+        "/agent.toml:1: jornal: there is no such key; did you mean journal?",
+    );
+    check(
+        "segment_size = \"1MiB\"\n",
+        "/agent.toml:1: segment_size: there is no such key; did you mean journal.segment_size?",
+    );
+    check(
+        "unheard_of = 1\n",
+        "/agent.toml:1: unheard_of: there is no such key; `mainstay config --default` prints them all",
+    );
+    check("journal = 5\n", "/agent.toml:1: journal: this is a section: write [journal] with its keys below");
+    check(
+        "[host]\ninterval = \"5\"\n",
+        "/agent.toml:2: host.interval: \"5\" is no length of time: write a whole number above 0 with ms, s, m, h or d, like \"5s\" (the default is \"5s\")",
+    );
+    check(
+        "http = \"localhost\"\n",
+        "/agent.toml:1: http: \"localhost\" is no address: write an IP address and a port, like \"127.0.0.1:7130\" or \"[::1]:7130\" (the default is \"\")",
+    );
+    check(
+        "allow_uids = [\"root\"]\n",
+        "/agent.toml:1: allow_uids: invalid type: string \"root\", expected u32 (the default is [])",
+    );
+    check(
+        "log = \"loud\"\n",
+        "/agent.toml:1: log: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace` (the default is \"info\")",
+    );
+    check(
+        "[host.limits.disk]\ndegraded_inodes = 120\n",
+        "/agent.toml:2: host.limits.disk.degraded_inodes: 120 is no percentage: write a number from 0 to 100 (the default is 5.0)",
+    );
+    check("state_dir = \"here\"\n", "/agent.toml:1: state_dir: it must be an absolute path");
+    check(
+        "[kernel_log]\npath = \"kmsg\"\n",
+        "/agent.toml:2: kernel_log.path: it must be an absolute path or journald",
+    );
+    assert!(load("[kernel_log]\npath = \"journald\"\n", &[], &[]).is_ok());
+    check(
+        "[host.limits.cpu]\nload_per_cpu = nan\n",
+        "/agent.toml:2: host.limits.cpu.load_per_cpu: it must be above 0",
+    );
+    check(
+        "[host.system.limits.speed]\nhot_minutes = 11\n",
+        "/agent.toml:2: host.system.limits.speed.hot_minutes: it must be from 1 to 10",
+    );
+    check(
+        "[kernel_log.limits]\nburst = 0\n",
+        "/agent.toml:2: kernel_log.limits.burst: it must be at least 1",
+    );
+    check(
+        "[host.system.limits.tables]\nunhealthy = 50\n",
+        "/agent.toml:2: host.system.limits.tables.unhealthy: it must be from host.system.limits.tables.degraded to 100",
+    );
+    assert!(load("a = \n", &[], &[]).unwrap_err().starts_with("/agent.toml:1: this is not TOML: "));
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let error = load(
+        "lag = \"info\"\n[journal]\nsegment_size = \"1GiB\"\n",
+        &[("MAINSTAY_AGENT_JOURNAL_MAXSIZE", "1GiB"), ("MAINSTAY_AGENT_LOG", "loud")],
+        &[("host.intervall", "5s")],
+    )
+    .unwrap_err();
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(lines.len(), 5, "{error}");
+    assert!(
+        lines[0].starts_with("/agent.toml:1: lag: ") && lines[0].ends_with("did you mean log?"),
+        "{error}"
+    );
+    assert_eq!(
+        lines[1],
+        "environment variable MAINSTAY_AGENT_JOURNAL_MAXSIZE: there is no such setting; did you mean MAINSTAY_AGENT_JOURNAL_MAX_SIZE?"
+    );
+    assert!(lines[2].starts_with("environment variable MAINSTAY_AGENT_LOG: log: unknown variant"), "{error}");
+    assert_eq!(lines[3], "command line: host.intervall: there is no such key; did you mean host.interval?");
+    assert_eq!(lines[4], "/agent.toml:3: journal.segment_size: it must be at most half of journal.max_size");
+}
+
+#[test]
+fn agents_need_a_token_or_all_that_tls_takes() {
+    let told = |lines: &str| {
+        let text = format!("[checkpoint]\nlisten = \"10.0.0.7:7140\"\n{lines}");
+        load(&text, &[], &[]).map(drop).map_err(|error| error.to_string())
+    };
+    let all = "tls_certificate = \"/c\"\ntls_key = \"/k\"\ntls_authorities = \"/a\"\n";
+    assert_eq!(told(all), Ok(()));
+    assert_eq!(told("token_file = \"/t\"\n"), Ok(()));
+    assert!(told("").unwrap_err().contains("checkpoint.token_file"));
+    let part = told("token_file = \"/t\"\ntls_certificate = \"/c\"\n").unwrap_err();
+    assert!(
+        part.contains("checkpoint.tls_key: for TLS between agents")
+            && part.contains("checkpoint.tls_authorities:"),
+        "{part}"
+    );
+    assert!(
+        told(&all.replace("/k", "k"))
+            .unwrap_err()
+            .contains("checkpoint.tls_key: it must be an absolute path")
+    );
+}
+
+#[test]
+fn pieces_need_as_many_other_hosts_as_there_are_of_them() {
+    let told = |lines: &str| {
+        let hosts: Vec<String> = (1..=6).map(|host| format!("\"10.0.0.{host}:7140\"")).collect();
+        let listed = format!("token_file = \"/t\"\npeers = [{}]\n", hosts.join(", "));
+        let text = format!("[checkpoint]\nlisten = \"10.0.0.1:7140\"\n{listed}{lines}");
+        load(&text, &[], &[]).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(told("parity = \"4+1\"\nredundancy = 2\n"), Ok(()));
+    let few = told("parity = \"4+2\"\n").unwrap_err();
+    assert!(
+        few.contains("checkpoint.parity: 4+2 needs 6 hosts beside this one, and checkpoint.peers has 5"),
+        "{few}"
+    );
+    let more = told("parity = \"4+1\"\nredundancy = 3\n").unwrap_err();
+    assert!(more.contains("checkpoint.redundancy: with checkpoint.parity 4+1 at most 2 hosts"), "{more}");
+    assert!(told("parity = \"4\"\n").unwrap_err().contains("checkpoint.parity: it must be like \"4+1\""));
+}
+
+#[test]
+fn directories_of_others_are_tables_or_lines_and_what_makes_no_sense_is_refused() {
+    let lines =
+        "[checkpoint]\ndurable = \"file:///d\"\nwatch = [\"llama=megatron:/ckpt\"]\ncache = [\"xla=/c\"]\n";
+    let tables = "[checkpoint]\ndurable = \"file:///d\"\n[[checkpoint.watch]]\nrun = \"llama\"\nkind = \"megatron\"\n\
+                  directory = \"/ckpt\"\n[[checkpoint.cache]]\nname = \"xla\"\ndirectory = \"/c\"\nquota = \"8GiB\"\n";
+    let read = load(lines, &[], &[]).unwrap().checkpoint;
+    assert_eq!(read, load(tables, &[], &[]).unwrap().checkpoint);
+    let by_variable = [("MAINSTAY_AGENT_CHECKPOINT_WATCH", "llama=megatron:/ckpt")];
+    assert_eq!(load(&lines.replace("megatron", "auto"), &by_variable, &[]).unwrap().checkpoint, read);
+    for (line, told) in [
+        ("watch = [\"/ckpt\"]", "RUN=DIRECTORY"),
+        ("watch = [\"r=megatrom:/ckpt\"]", "known are"),
+        ("watch = [{run = \"r\", directory = \"/c\", patern = \"x\"}]", "patern"),
+        ("watch = [{run = \"r\", directory = \"/c\", pattern = \"x\"}]", "{step}"),
+        ("cache = [\"xla=cache\"]", "absolute"),
+        ("replicator = [\"/local\"]", "else nothing is kept"),
+    ] {
+        let error = load(&format!("[checkpoint]\n{line}\n"), &[], &[]).unwrap_err();
+        assert!(error.contains(told), "{line}: {error}");
+    }
+}
+
+#[test]
+fn the_file_may_be_named_by_the_environment_and_must_exist_if_it_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("other.toml");
+    std::fs::write(&path, "log = \"debug\"").unwrap();
+    let mut named = environment(&[("MAINSTAY_AGENT_CONFIG", path.to_str().unwrap())], 0);
+    assert_eq!(Config::load(None, &named, &[]).unwrap().log, LogLevel::Debug);
+    named.default_file = path.clone();
+    named.variables.clear();
+    assert_eq!(Config::load(None, &named, &[]).unwrap().log, LogLevel::Debug);
+    let error = Config::load(Some(Path::new("/nowhere/a.toml")), &named, &[]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/nowhere/a.toml: it cannot be read: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn paths_follow_the_user() {
+    let check = |variables: &[(&str, &str)], state: &str, socket: &str| {
+        let environment = environment(variables, 1000);
+        assert_eq!(environment.state_dir(), Path::new(state));
+        assert_eq!(environment.socket(), Path::new(socket));
+    };
+    check(&[], "/tmp/mainstay-1000/state", "/tmp/mainstay-1000/agent.sock");
+    check(&[("HOME", "/home/a")], "/home/a/.local/state/mainstay", "/tmp/mainstay-1000/agent.sock");
+    check(
+        &[("HOME", "/home/a"), ("XDG_STATE_HOME", "/s"), ("XDG_RUNTIME_DIR", "/run/user/1000")],
+        "/s/mainstay",
+        "/run/user/1000/mainstay/agent.sock",
+    );
+    check(
+        &[("XDG_STATE_HOME", "relative"), ("HOME", "/h")],
+        "/h/.local/state/mainstay",
+        "/tmp/mainstay-1000/agent.sock",
+    );
+}
+
+#[test]
+fn the_commented_default_is_the_default_with_and_without_its_comments() {
+    let text = Config::commented_default();
+    let parsed: Config = toml::from_str(&text).unwrap();
+    assert_eq!(parsed, Config::default());
+
+    // A value stands behind a bare #, a sentence behind # and a blank.
+    let is_value = |line: &&str| line.starts_with('#') && !line.starts_with("# ");
+    let values = text.lines().filter(is_value).count();
+    assert_eq!(values, keys().len());
+    let uncommented: String = text
+        .lines()
+        .map(|line| if is_value(&line) { format!("{}\n", &line[1..]) } else { format!("{line}\n") })
+        .collect();
+    assert_eq!(toml::from_str::<Config>(&uncommented).unwrap(), Config::default());
+    // And every key is one that load() knows.
+    let loaded = load(&uncommented, &[], &[]).unwrap();
+    assert_eq!(loaded.host, Config::default().host);
+}
+
+#[test]
+fn every_key_has_a_variable_of_its_own() {
+    let keys = keys();
+    let variables: BTreeSet<String> = keys.iter().map(|key| environment_name(&key.name)).collect();
+    assert_eq!(variables.len(), keys.len());
+    assert!(!variables.contains("MAINSTAY_AGENT_CONFIG"), "that names the file");
+    assert!(keys.iter().all(|key| !key.doc.is_empty()));
+}
+
+#[test]
+fn the_reference_has_every_key() {
+    let missing: Vec<String> =
+        reference_rows().into_iter().filter(|row| !DOCUMENT.lines().any(|line| line == row)).collect();
+    assert!(missing.is_empty(), "docs/reference/configuration.md lacks these rows:\n{}", missing.join("\n"));
+    let rows =
+        DOCUMENT.lines().filter(|line| line.contains("MAINSTAY_AGENT_") && line.starts_with("| `")).count();
+    assert_eq!(rows, keys().len(), "the reference has rows for keys that are gone");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_makes_loading_panic(text in "[a-z_.\\[\\]=\" \n0-9#'{},]{0,80}", value in any::<String>(), key in any::<prop::sample::Index>()) {
+        let _ = load(&text, &[], &[]);
+        let key = &keys()[key.index(keys().len())].name;
+        let _ = load("", &[(&environment_name(key), &value)], &[(key, &value)]);
+    }
+}

@@ -1,0 +1,144 @@
+//! Active probes of a GPU by way of the real probe in a process of its own, and a library of ours in place of CUDA's.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mainstay_agent::source::active::{ActivePlan, probe};
+use mainstay_core::base::units::Bytes;
+use mainstay_core::host::preflight::deep::{DeepLimits, Probe};
+use mainstay_core::host::preflight::{Check, CheckVerdict};
+use mainstay_core::model::health::RecommendedAction::{self, ContactSupport, None as Nothing, ResetDevice};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const GPU: &str = "0000:3b:00.0";
+
+/// A host with one GPU.
+struct Host {
+    directory: TempDir,
+    deadline: Duration,
+}
+
+impl Host {
+    fn new(habits: Value) -> Host {
+        let host = Host { directory: tempfile::tempdir().unwrap(), deadline: Duration::from_secs(60) };
+        let built = std::env::current_exe().unwrap().with_file_name(fake_cuda::LIBRARY);
+        std::fs::copy(built, host.library()).unwrap();
+        let mut script = json!({ "gpus": [GPU] });
+        for (key, value) in habits.as_object().unwrap() {
+            script[key] = value.clone();
+        }
+        std::fs::write(host.directory.path().join(fake_cuda::SCRIPT), script.to_string()).unwrap();
+        host
+    }
+
+    fn library(&self) -> PathBuf {
+        self.directory.path().join(fake_cuda::LIBRARY)
+    }
+
+    /// What a host's own memory copies is fast enough here.
+    fn check(&self) -> Check {
+        self.held_to(Bytes(1 << 20))
+    }
+
+    fn held_to(&self, gpu_memory: Bytes) -> Check {
+        self.probed(gpu_memory, self.library())
+    }
+
+    fn probed(&self, gpu_memory: Bytes, library: PathBuf) -> Check {
+        let plan = ActivePlan {
+            program: env!("CARGO_BIN_EXE_mainstay").into(),
+            deadline: self.deadline,
+            limits: DeepLimits { gpu_memory, ..DeepLimits::default() },
+            cuda: Some(library),
+        };
+        probe(&plan, &Probe::Gpu(GPU.to_owned()))
+    }
+}
+
+#[track_caller]
+fn is(check: &Check, verdict: CheckVerdict, action: RecommendedAction, words: &str) {
+    assert_eq!((check.verdict, check.action), (verdict, action), "{}", check.reason);
+    assert!(check.reason.contains(words), "{}", check.reason);
+}
+
+#[test]
+fn a_gpu_that_keeps_and_computes_what_it_must_passes_with_what_was_measured() {
+    let check = Host::new(json!({})).check();
+    is(&check, CheckVerdict::Pass, Nothing, "copied ");
+    assert!(check.reason.contains("matrix product"), "{}", check.reason);
+    assert_eq!(check.evidence.len(), 2, "{:?}", check.evidence);
+}
+
+#[test]
+fn wrong_results_fail_and_ask_for_a_reset() {
+    let check = Host::new(json!({"wrong": "product"})).check();
+    is(&check, CheckVerdict::Fail, ResetDevice, "1 wrong values of a product of matrices");
+    // Each of ten copies flips the same bit: the last one shows.
+    let check = Host::new(json!({"wrong": "memory"})).check();
+    is(&check, CheckVerdict::Fail, ResetDevice, "words of the GPU's memory were read otherwise");
+    let check = Host::new(json!({"codes": {"cuCtxSynchronize": 214}})).check();
+    is(&check, CheckVerdict::Fail, ResetDevice, "memory that cannot be corrected");
+}
+
+#[test]
+fn slow_memory_only_warns() {
+    let host = Host::new(json!({"copy_ms": 50}));
+    is(&host.held_to(Bytes(50 << 30)), CheckVerdict::Warn, Nothing, "slow: copied ");
+    is(&host.check(), CheckVerdict::Pass, Nothing, "copied ");
+}
+
+#[test]
+fn a_call_that_hangs_is_left_behind_at_the_deadline() {
+    for function in ["cuInit", "cuMemAlloc_v2", "cuCtxSynchronize"] {
+        let mut host = Host::new(json!({"hang": [function]}));
+        host.deadline = Duration::from_millis(500);
+        let check = host.check();
+        assert_eq!(check.verdict, CheckVerdict::Unknown, "{function}: {}", check.reason);
+    }
+}
+
+#[test]
+fn memory_that_is_full_is_no_fault_of_the_gpu() {
+    for habits in [json!({"free": 0}), json!({"codes": {"cuMemAlloc_v2": 2}})] {
+        let check = Host::new(habits).check();
+        is(&check, CheckVerdict::Unknown, Nothing, "no memory of the GPU is free");
+    }
+}
+
+#[test]
+fn a_gpu_that_refuses_is_for_support() {
+    // An illegal address, a launch that failed, the driver's unknown error.
+    for code in [700, 719, 999] {
+        let check = Host::new(json!({"codes": {"cuLaunchKernel": code}})).check();
+        is(&check, CheckVerdict::Fail, ContactSupport, &format!("cuLaunchKernel returned {code}"));
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_take_our_kernels_says_nothing_of_the_gpu() {
+    for code in [200, 209, 218, 222] {
+        let check = Host::new(json!({"codes": {"cuModuleLoadData": code}})).check();
+        is(&check, CheckVerdict::Unknown, Nothing, "does not take our kernels");
+    }
+}
+
+#[test]
+fn without_cuda_there_is_nothing_to_try() {
+    let host = Host::new(json!({}));
+    let check = host.probed(Bytes(1 << 20), host.directory.path().join("libnone.so"));
+    is(&check, CheckVerdict::Skipped, Nothing, "no CUDA driver here");
+    let check = Host::new(json!({"codes": {"cuInit": 100}})).check();
+    is(&check, CheckVerdict::Skipped, Nothing, "CUDA sees no GPU");
+    let check = Host::new(json!({"gpus": ["0000:5e:00.0"]})).check();
+    is(&check, CheckVerdict::Skipped, Nothing, "CUDA does not see the GPU 0000:3b:00.0");
+}
+
+#[test]
+fn a_library_that_lacks_a_function_says_nothing_of_the_gpu() {
+    let host = Host::new(json!({}));
+    let library = std::fs::read(host.library()).unwrap();
+    std::fs::write(host.library(), fake_devices::without(&library, &["cuMemcpyDtoD_v2"])).unwrap();
+    is(&host.check(), CheckVerdict::Unknown, Nothing, "lacks cuMemcpyDtoD_v2");
+}

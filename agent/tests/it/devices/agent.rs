@@ -1,0 +1,127 @@
+//! The agent as a whole, beside GPUs that do as they are told.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::{Value, json};
+
+use super::host::Host;
+use crate::support::Agent;
+
+/// An agent over the host's library in NVML's place, with an empty kernel log of its own and these settings of the GPUs.
+fn start(host: &Host, settings: &[(&str, &str)]) -> Agent {
+    fs::write(kernel_log(host), "").unwrap();
+    let (library, log) = (host.directory.path().join(fake_devices::LIBRARY), kernel_log(host));
+    let mut all: Vec<(&str, &Path)> = vec![("GPU_LIBRARY", &library), ("KERNEL_LOG_PATH", &log)];
+    all.extend(settings.iter().map(|(key, value)| (*key, Path::new(*value))));
+    Agent::start(host.directory.path(), &all)
+}
+
+fn kernel_log(host: &Host) -> PathBuf {
+    host.directory.path().join("kmsg")
+}
+
+#[test]
+fn an_agent_whose_driver_hangs_answers_and_says_so() {
+    let mut host = Host::with_gpus(2);
+    host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
+    let agent = start(&host, &[("GPU_DEADLINE", "1s"), ("GPU_INTERVAL", "1s")]);
+    agent.wait_for("gpu_driver_silent");
+    assert!(agent.status().contains("driver hung since"), "{}", agent.status());
+    host.set("/hang", json!([]));
+    agent.wait_for("gpu.driver went from UNKNOWN to HEALTHY");
+    assert!(agent.status().contains("gpu.0000:02:00"), "{}", agent.status());
+}
+
+#[test]
+fn a_probe_that_hangs_in_the_driver_goes_with_an_agent_that_is_killed() {
+    let mut host = Host::with_gpus(1);
+    host.set("/hang", json!(["nvmlDeviceGetTemperature"]));
+    let agent = start(&host, &[("GPU_DEADLINE", "60s")]);
+    let probe = loop {
+        let is_probe = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("nvml"))
+        };
+        if let Some(child) = agent.children().into_iter().find(is_probe) {
+            break pidfd_open(Pid::from_raw(child).unwrap(), PidfdFlags::empty()).unwrap();
+        }
+        std::thread::yield_now();
+    };
+    drop(agent);
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let ended = poll(&mut [PollFd::new(&probe, PollFlags::IN)], Some(&limit)).unwrap();
+    assert_eq!(ended, 1, "it hangs in the driver and sees nothing of its pipes");
+}
+
+#[test]
+fn an_agent_shows_its_gpus_and_tells_an_xid_once() {
+    let mut host = Host::with_gpus(2);
+    host.set("/gpus/0/processes", json!([[4711, 1_000_000]]));
+    let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
+    // Learned: three readings were well.
+    agent.wait_for("18 NVLinks up");
+    let told: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
+    assert_eq!(told["exit_status"], 0, "{told}");
+    let first = &told["devices"][0];
+    assert_eq!((&first["pci_address"], &first["uuid"]), (&json!("0000:01:00"), &json!("GPU-0")));
+    assert_eq!((&first["links_up"], &first["power_limit"]), (&json!(18), &json!(700.0)));
+    assert_eq!(first["processes"], json!([{"pid": 4711, "memory": 1_000_000}]));
+
+    // Both tell of one XID, and only the driver of another.
+    let line = "4,1,1000,-;NVRM: Xid (PCI:0000:02:00): 119, pid=7, name=python, Timeout after 6s\n";
+    fs::write(kernel_log(&host), line).unwrap();
+    let event = |gpu, code| json!({"gpu": gpu, "kind": 8, "data": code});
+    host.set("/events", json!([event(1, 119), event(0, 79)]));
+    agent.wait_for("XID 79 of GPU 0000:01:00: told by an event of NVML");
+    let events = agent.ask(&["events", "--json"]);
+    let xids = events.lines().filter(|line| line.contains("XID 119 of GPU")).count();
+    assert_eq!(xids, 1, "{events}");
+    let gpus = agent.ask(&["gpus"]);
+    assert!(gpus.contains("0000:01:00  UNHEALTHY") && gpus.contains("XID 79"), "{gpus}");
+}
+
+#[test]
+fn a_lost_gpu_is_known_long_before_the_next_full_reading_and_the_other_stays_well() {
+    let mut host = Host::with_gpus(2);
+    // Only the probe's own look can find it before this test gives up.
+    let agent = start(&host, &[("GPU_INTERVAL", "1h")]);
+    while !agent.ask(&["gpus"]).contains("0000:02:00  HEALTHY") {
+        std::thread::yield_now();
+    }
+    host.set("/gpus/1/codes", json!({"*": 15}));
+    agent.wait_for("the driver lost it");
+    let gpus = agent.ask(&["gpus"]);
+    assert!(gpus.contains("0000:02:00  UNHEALTHY"), "{gpus}");
+    assert!(!gpus.contains("0000:01:00  UNHEALTHY"), "{gpus}");
+}
+
+#[test]
+fn an_xid_of_a_lost_gpu_names_it_though_its_handle_is_a_new_one() {
+    let mut host = Host::with_gpus(2);
+    host.set("/fresh_handles", json!(true));
+    let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
+    agent.wait_for("18 NVLinks up");
+    host.script["gpus"][1]["codes"] = json!({"*": 15});
+    host.set("/events", json!([{"gpu": 1, "kind": 8, "data": 79}]));
+    agent.wait_for("XID 79 of GPU 0000:02:00: told by an event of NVML");
+}
+
+#[test]
+fn a_slowdown_and_a_narrow_link_at_rest_are_notes_and_count_for_nothing() {
+    let mut host = Host::with_gpus(2);
+    host.set("/gpus/0/values", json!({"clock_reasons": 0x40, "pcie_width": 8, "utilization": 0}));
+    let agent = start(&host, &[("GPU_INTERVAL", "1s")]);
+    agent.wait_for("18 NVLinks up");
+    let told: Value = serde_json::from_str(&agent.ask(&["gpus", "--json"])).unwrap();
+    let (first, second) = (&told["devices"][0], &told["devices"][1]);
+    assert_eq!(first["state"], "HEALTHY", "{told}");
+    let notes = first["notes"].to_string();
+    assert!(notes.contains("held down by heat; this counts from"), "{notes}");
+    assert!(notes.contains("8 of 16 lanes; this counts when"), "{notes}");
+    assert_eq!(second["notes"], json!([]), "{told}");
+    assert!(agent.ask(&["gpus"]).contains("note: its clocks"), "on the screen too");
+    let explained = agent.ask(&["explain", "gpu.0000:01:00"]);
+    assert!(explained.contains("8 of 16 lanes"), "{explained}");
+}

@@ -1,0 +1,238 @@
+//! Resets of GPUs over the whole agent: NVIDIA's library and program are ours, and so are the processes of the host.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use crate::support;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use support::Agent;
+use tempfile::TempDir;
+
+const GPU: &str = "gpu.0000:01:00";
+
+/// A host with one GPU whose driver says that it needs a reset.
+struct Host {
+    directory: TempDir,
+}
+
+impl Host {
+    fn new() -> Host {
+        let directory = tempfile::Builder::new().prefix("reset-").tempdir_in(testing::memory()).unwrap();
+        let host = Host { directory };
+        let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
+        fs::copy(built, host.at(fake_devices::LIBRARY)).unwrap();
+        fs::write(host.at("kmsg"), "").unwrap();
+        let gpu = host.at("proc/driver/nvidia/gpus/0000:01:00.0");
+        fs::create_dir_all(&gpu).unwrap();
+        fs::write(gpu.join("information"), "Device Minor: \t 0\nGPU Excluded:\t No\n").unwrap();
+        host.devices(fake_devices::SCRIPT, &[], 1);
+        host.devices("after.json", &[], 0);
+        host
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// What the driver tells: processes on the GPU, and what it says the GPU needs.
+    fn devices(&self, name: &str, processes: &[(i32, u64)], recovery_action: u64) {
+        let gpu = json!({"uuid": "GPU-1", "pci": "00000000:01:00.0", "processes": processes,
+                         "values": {"recovery_action": recovery_action}});
+        fs::write(self.at("new"), json!({"driver": "570.1", "gpus": [gpu]}).to_string()).unwrap();
+        fs::rename(self.at("new"), self.at(name)).unwrap();
+    }
+
+    /// A process that has a file open, as procfs shows it.
+    fn process(&self, pid: i32, name: &str, file: &str) {
+        let fd = self.at("proc").join(pid.to_string()).join("fd");
+        fs::create_dir_all(&fd).unwrap();
+        fs::write(fd.with_file_name("comm"), format!("{name}\n")).unwrap();
+        symlink(file, fd.join("3")).unwrap();
+    }
+
+    /// The program that resets; it notes how it was called, and then does this.
+    fn nvidia_smi(&self, then: &str) {
+        let (path, at) = (self.at("nvidia-smi"), self.directory.path().display().to_string());
+        let text = format!("#!/bin/sh\ncd {at}\necho \"$@\" >> calls\n{then}\n");
+        // By a child: a program that any of our own processes has open for writing cannot be executed.
+        let write = "printf '%s' \"$1\" > \"$2\" && chmod +x \"$2\"";
+        let written = Command::new("/bin/sh").args(["-c", write, "sh", &text]).arg(path).status();
+        assert!(written.unwrap().success());
+    }
+
+    fn agent(&self, mode: &str) -> Agent {
+        self.agent_with(mode, "60s")
+    }
+
+    fn agent_with(&self, mode: &str, deadline: &str) -> Agent {
+        let (library, log, proc) = (self.at(fake_devices::LIBRARY), self.at("kmsg"), self.at("proc"));
+        let program = self.at("nvidia-smi");
+        let settings: [(&str, &Path); 7] = [
+            ("GPU_LIBRARY", &library),
+            ("GPU_INTERVAL", "1s".as_ref()),
+            ("KERNEL_LOG_PATH", &log),
+            ("HOST_PROC_ROOT", &proc),
+            ("GPU_RESET_MODE", mode.as_ref()),
+            ("GPU_RESET_PROGRAM", &program),
+            ("GPU_RESET_DEADLINE", deadline.as_ref()),
+        ];
+        let agent = Agent::start(self.directory.path(), &settings);
+        agent.wait_for("the driver says that it needs a reset");
+        agent
+    }
+
+    fn reset(&self) -> Output {
+        self.mainstay(&["gpus", "reset", GPU, "--reason", "ticket 7"])
+    }
+
+    fn mainstay(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        command.args(arguments).arg("--socket").arg(self.at("agent.sock")).output().unwrap()
+    }
+
+    /// How the program was called, a line each time.
+    fn calls(&self) -> String {
+        fs::read_to_string(self.at("calls")).unwrap_or_default()
+    }
+
+    fn is_refused(&self, words: &str) {
+        let output = self.reset();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{told}");
+        assert!(told.contains(words), "{told}");
+    }
+
+    fn component(&self) -> Value {
+        let status: Value = serde_json::from_slice(&self.mainstay(&["status", "--json"]).stdout).unwrap();
+        let components = status["servers"][0]["node"]["components"].as_array().unwrap().clone();
+        components.into_iter().find(|component| component["name"] == GPU).unwrap_or_default()
+    }
+}
+
+#[test]
+fn an_idle_gpu_is_reset_and_its_fault_is_over_also_after_the_agents_next_start() {
+    let host = Host::new();
+    host.nvidia_smi("cp after.json next && mv next devices.json");
+    // Others' files, and the daemon that may stay.
+    host.process(7, "nvidia-persiste", "/dev/nvidia0");
+    host.process(8, "python", "/dev/nvidia1");
+    let agent = host.agent("ordered");
+    fs::write(host.at("kmsg"), "NVRM: Xid (PCI:0000:01:00): 48, pid=1, name=python, DBE\n").unwrap();
+    agent.wait_for("XID 48");
+    let output = host.reset();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(host.calls(), "--gpu-reset -i GPU-1\n");
+    agent.wait_for("reset by user 0: ticket 7");
+    agent.wait_for("it answers, and the driver asks for nothing more");
+    agent.wait_for("gpu.0000:01:00 went from UNHEALTHY to HEALTHY");
+    drop(agent);
+    let library = host.at(fake_devices::LIBRARY);
+    let settings: [(&str, &Path); 3] =
+        [("GPU_LIBRARY", &library), ("KERNEL_LOG_PATH", "".as_ref()), ("GPU_INTERVAL", "1s".as_ref())];
+    let again = Agent::start(host.directory.path(), &settings);
+    again.wait_for("18 NVLinks up");
+    assert_eq!(host.component()["state"], "HEALTHY", "{}", host.component());
+}
+
+#[test]
+fn a_gpu_that_somebody_works_on_is_not_reset() {
+    let host = Host::new();
+    host.nvidia_smi("cp after.json next && mv next devices.json");
+    host.process(4711, "python", "/dev/nvidia0");
+    let agent = host.agent("ordered");
+    host.is_refused("it is not idle: process 4711 (python) has /dev/nvidia0 open");
+    agent.wait_for("a reset by user 0 was refused: it is not idle: process 4711");
+    fs::remove_dir_all(host.at("proc/4711")).unwrap();
+    host.devices(fake_devices::SCRIPT, &[(12, 1 << 30)], 1);
+    host.is_refused("it is not idle: by the driver, process 12 works on it");
+    assert_eq!(host.calls(), "");
+    assert_eq!(host.component()["state"], "UNHEALTHY");
+}
+
+#[test]
+fn nothing_is_reset_where_nobody_allowed_it_and_nothing_that_is_not_there() {
+    let host = Host::new();
+    host.nvidia_smi("");
+    let _agent = host.agent("off");
+    host.is_refused("gpu.reset.mode of the agent's configuration is \"off\"");
+    let unknown = host.mainstay(&["gpus", "reset", "gpu.0000:09:00", "--reason", "ticket 7"]);
+    let told = String::from_utf8(unknown.stderr).unwrap();
+    assert!(told.contains("no GPU \"gpu.0000:09:00\" here; known: gpu.0000:01:00"), "{told}");
+    let nameless = host.mainstay(&["gpus", "reset", GPU, "--reason", " "]);
+    assert!(String::from_utf8(nameless.stderr).unwrap().contains("say why"));
+    assert_eq!(host.calls(), "");
+}
+
+#[test]
+fn a_reset_that_does_not_help_is_said_not_to() {
+    let host = Host::new();
+    host.nvidia_smi("echo GPU was successfully reset.");
+    let agent = host.agent("ordered");
+    host.is_refused("the reset did not help: the driver says that it still needs a reset");
+    agent.wait_for("a reset by user 0 failed: the reset did not help");
+    assert_eq!(host.component()["state"], "UNHEALTHY");
+}
+
+#[test]
+fn a_program_that_fails_hangs_or_is_missing_is_told_of() {
+    let host = Host::new();
+    let _agent = host.agent_with("ordered", "300ms");
+    host.is_refused("nvidia-smi cannot be started: No such file");
+    host.nvidia_smi("echo 'GPU 0 is in use by another client.' >&2\nexit 19");
+    host.is_refused("failed (exit status: 19): GPU 0 is in use by another client.");
+    host.nvidia_smi("sleep 1000");
+    host.is_refused("took longer than 0.3 s and was killed");
+}
+
+#[test]
+fn the_agent_resets_what_needs_it_by_itself_only_where_it_may_and_only_once() {
+    let host = Host::new();
+    // It does not help: once is enough.
+    host.nvidia_smi("");
+    let agent = host.agent("automatic");
+    agent.wait_for("a reset by the agent failed: the reset did not help");
+    drop(agent);
+    let agent = host.agent("automatic");
+    agent.wait_for("18 NVLinks up");
+    assert_eq!(host.calls(), "--gpu-reset -i GPU-1\n");
+}
+
+#[test]
+fn the_agent_leaves_a_gpu_alone_that_is_in_use() {
+    let host = Host::new();
+    host.nvidia_smi("cp after.json next && mv next devices.json");
+    host.process(4711, "python", "/dev/nvidia0");
+    let agent = host.agent("automatic");
+    agent.wait_for("a reset by the agent was refused: it is not idle: process 4711");
+    assert_eq!(host.calls(), "");
+}
+
+#[test]
+fn nothing_is_reset_under_a_running_job() {
+    let host = Host::new();
+    host.nvidia_smi("");
+    let agent = host.agent("ordered");
+    let mut job = Command::new(env!("CARGO_BIN_EXE_mainstay"))
+        .args(["run", "--rdzv-id", "trains", "--no-python", "--socket"])
+        .arg(host.at("agent.sock"))
+        .arg("--log-dir")
+        .arg(host.at("logs"))
+        .arg("--runtime-dir")
+        .arg(host.at("runtime"))
+        .args(["/bin/sh", "-c", "while :; do sleep 0.05; done"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    agent.wait_for("MASTER_PORT");
+    host.is_refused("job trains runs on this host: stop it first");
+    assert_eq!(host.calls(), "");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(job.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    job.wait().unwrap();
+}

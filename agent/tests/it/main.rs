@@ -1,0 +1,34 @@
+//! The agent's parts on real processes, files and sockets, and the built program as people run it.
+//!
+//! One executable for all of them: each module is a subject.
+
+mod acceptance;
+mod api;
+mod attribute;
+mod board;
+mod check;
+mod cli;
+mod cloud;
+mod config;
+mod cuda;
+mod dcgm;
+mod devices;
+mod fabric;
+mod gpu_drill;
+mod gpu_reset;
+mod hooks;
+mod host_source;
+mod host_system;
+mod journal;
+mod journal_crash;
+mod journal_document;
+mod journal_roundtrip;
+mod journald;
+mod journald_real;
+mod kernel_log;
+mod nccl_ras;
+mod nvrx;
+mod operators;
+mod readiness;
+mod support;
+mod tpu;

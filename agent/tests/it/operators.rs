@@ -1,0 +1,123 @@
+//! Operators' words over the whole agent: what is known or silenced does not count, over restarts, until it comes anew.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use crate::support;
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use support::Agent;
+
+const GPU: &str = "gpu.0000:01:00";
+
+struct Host {
+    directory: tempfile::TempDir,
+    log: PathBuf,
+}
+
+impl Host {
+    fn new() -> Host {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("kmsg");
+        fs::write(&log, "").unwrap();
+        Host { directory, log }
+    }
+
+    fn agent(&self) -> Agent {
+        Agent::start(
+            self.directory.path(),
+            &[("KERNEL_LOG_PATH", &self.log), ("GPU_ENABLED", Path::new("false"))],
+        )
+    }
+
+    fn log(&self, line: &str) {
+        let mut log = OpenOptions::new().append(true).open(&self.log).unwrap();
+        writeln!(log, "{line}").unwrap();
+    }
+
+    fn mainstay(&self, arguments: &[&str]) -> Output {
+        let socket = self.directory.path().join("agent.sock");
+        Command::new(env!("CARGO_BIN_EXE_mainstay"))
+            .args(arguments)
+            .arg("--socket")
+            .arg(socket)
+            .output()
+            .unwrap()
+    }
+
+    /// The component as `mainstay status` tells it.
+    fn component(&self, name: &str) -> serde_json::Value {
+        let status = self.mainstay(&["status", "--json"]);
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        let components = status["servers"][0]["node"]["components"].as_array().unwrap().clone();
+        components.into_iter().find(|component| component["name"] == name).unwrap_or_default()
+    }
+}
+
+#[test]
+fn a_fault_that_is_known_is_told_again_when_it_comes_anew() {
+    let host = Host::new();
+    let agent = host.agent();
+    host.log("NVRM: Xid (PCI:0000:01:00): 48, pid=1, name=python, DBE");
+    agent.wait_for("gpu.0000:01:00 is UNHEALTHY");
+
+    let acked = host.mainstay(&["ack", GPU, "--reason", "ticket 7"]);
+    assert!(acked.status.success(), "{acked:?}");
+    agent.wait_for("acknowledged by user");
+    agent.wait_for("gpu.0000:01:00 went from UNHEALTHY to HEALTHY");
+    drop(agent);
+
+    let agent = host.agent();
+    host.log("NVRM: Xid (PCI:0000:01:00): 13, pid=1, name=python, Graphics Exception");
+    agent.wait_for("XID 13");
+    assert_eq!(host.component(GPU)["state"], "HEALTHY");
+    host.log("NVRM: Xid (PCI:0000:01:00): 48, pid=1, name=python, DBE");
+    agent.wait_for("from HEALTHY to UNHEALTHY");
+}
+
+#[test]
+fn a_silenced_component_is_shown_and_does_not_count() {
+    let host = Host::new();
+    let agent = host.agent();
+    host.log("EXT4-fs (sdb1): Remounting filesystem read-only");
+    agent.wait_for("host.storage is UNHEALTHY");
+    let silenced = host.mainstay(&["silence", "host.storage", "--reason", "on the bench", "--for", "2h"]);
+    assert!(silenced.status.success(), "{silenced:?}");
+    let check = || {
+        let component = host.component("host.storage");
+        assert_eq!(
+            (&component["state"], &component["silence"]["reason"]),
+            (&"UNHEALTHY".into(), &"on the bench".into())
+        );
+        assert_ne!(host.mainstay(&["status"]).status.code(), Some(2));
+        let screen = host.mainstay(&["status"]).stdout;
+        let screen = String::from_utf8(screen).unwrap();
+        assert!(screen.contains("silenced by user") && screen.contains("on the bench"), "{screen}");
+    };
+    check();
+    drop(agent);
+
+    let agent = host.agent();
+    agent.wait_for("host.storage is UNHEALTHY");
+    check();
+    assert!(host.mainstay(&["unsilence", "host.storage"]).status.success());
+    agent.wait_for("silence taken back");
+    assert_eq!(host.mainstay(&["status"]).status.code(), Some(2));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let host = Host::new();
+    let _agent = host.agent();
+    let refused = |arguments: &[&str], words: &str| {
+        let output = host.mainstay(arguments);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && told.contains(words), "{arguments:?}: {told}");
+    };
+    refused(&["ack", "gpu.9", "--reason", "x"], "no component \"gpu.9\" here");
+    refused(&["ack", "host.kernel_log", "--reason", " "], "say why");
+    refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "90d"], "at most 30 days");
+    refused(&["silence", "host.kernel_log", "--reason", "x", "--for", "soon"], "soon");
+}

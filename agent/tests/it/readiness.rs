@@ -1,0 +1,335 @@
+//! Restarts on hosts that are not ready for one: the real agent over a library in NVML's place, the real launcher.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+use crate::support;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+use support::Agent;
+use tempfile::TempDir;
+
+/// A host with one GPU, its agent, and room for a job.
+struct Host {
+    directory: TempDir,
+    agent: Agent,
+}
+
+impl Host {
+    fn new() -> Host {
+        let directory = tempfile::Builder::new().prefix("ready-").tempdir_in(testing::memory()).unwrap();
+        let at = directory.path();
+        let built = std::env::current_exe().unwrap().with_file_name(fake_devices::LIBRARY);
+        let library = at.join(fake_devices::LIBRARY);
+        fs::copy(built, &library).unwrap();
+        write(at, &[], 0);
+        let sample = PathBuf::from("1s");
+        let nothing = Path::new("");
+        let agent = Agent::start(
+            at,
+            &[("GPU_LIBRARY", &library), ("GPU_INTERVAL", &sample), ("KERNEL_LOG_PATH", nothing)],
+        );
+        Host { directory, agent }
+    }
+
+    fn at(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Which processes hold the GPU, with what memory, from now on.
+    fn gpu(&self, processes: &[i32], used: u64) {
+        write(self.at(), processes, used);
+    }
+
+    /// A rank that trains until it is killed, and ends well in its second attempt.
+    fn job(&self, options: &[&str]) -> Child {
+        self.job_that_begins_with(":", options)
+    }
+
+    /// The same, which does something first: in its first attempt only, in the host's directory.
+    fn job_that_begins_with(&self, first: &str, options: &[&str]) -> Child {
+        let script = self.at().join("rank.sh");
+        let at = self.at().display();
+        let text = format!(
+            "#!/bin/sh\n[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0\ncd {at}\n{first}\nwhile :; do sleep 0.05; done\n"
+        );
+        fs::write(&script, text).unwrap();
+        Command::new(env!("CARGO_BIN_EXE_mainstay"))
+            .args(["run", "--rdzv-id", "held", "--no-python", "--socket"])
+            .arg(self.at().join("agent.sock"))
+            .arg("--log-dir")
+            .arg(self.at().join("logs"))
+            .arg("--runtime-dir")
+            .arg(self.at().join("runtime"))
+            .args(options)
+            .args(["/bin/sh".as_ref(), script.as_os_str()])
+            .env("CUDA_VISIBLE_DEVICES", "0,1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// The process of the job's rank in its first attempt, once the agent has seen it on the GPU.
+    fn rank_on_the_gpu(&self) -> i32 {
+        let pid = self.rank();
+        self.gpu(&[pid], 9 << 30);
+        self.wait_until_shown(pid);
+        pid
+    }
+
+    /// The process of the job's rank in its first attempt.
+    fn rank(&self) -> i32 {
+        self.agent.wait_for("MASTER_PORT");
+        let journal = fs::read_dir(self.at().join("logs/held/journal")).unwrap();
+        let lines: String = journal.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+        let started = lines.lines().find(|line| line.contains("\"attempt_started\"")).unwrap();
+        let started: Value = serde_json::from_str(started).unwrap();
+        let pid = started.pointer("/body/ranks/0/pid").and_then(Value::as_i64).unwrap();
+        i32::try_from(pid).unwrap()
+    }
+
+    /// What the rank wrote into a file of this name, once it has.
+    fn written(&self, name: &str) -> String {
+        for _ in 0..600 {
+            // Asking takes its time: nobody spins.
+            self.agent.ask(&["status"]);
+            if let Some(text) =
+                fs::read_to_string(self.at().join(name)).ok().filter(|text| text.ends_with('\n'))
+            {
+                return text.trim().to_owned();
+            }
+        }
+        panic!("the rank never writes {name}");
+    }
+
+    /// Has a person order something of the job.
+    fn order(&self, arguments: &[&str]) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        let socket = self.at().join("runtime/held/api.sock");
+        let ordered = command.arg("job").args(arguments).args(["--reason", "so", "--socket"]).arg(socket);
+        let ordered = ordered.output().unwrap();
+        assert!(ordered.status.success(), "{ordered:?}");
+    }
+
+    /// The agent's next look has seen the process.
+    fn wait_until_shown(&self, pid: i32) {
+        for _ in 0..600 {
+            // By its place: the number may stand in any time or size too.
+            let told: Value = serde_json::from_str(&self.agent.ask(&["gpus", "--json"])).unwrap_or_default();
+            if is_told_of(&told, pid) {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        panic!("the agent never shows process {pid} on the GPU");
+    }
+}
+
+/// Whether a process of this number is told of anywhere in it.
+fn is_told_of(told: &Value, pid: i32) -> bool {
+    match told {
+        Value::Array(all) => all.iter().any(|one| is_told_of(one, pid)),
+        Value::Object(fields) => {
+            fields.get("pid").and_then(Value::as_i64) == Some(pid.into())
+                || fields.values().any(|field| is_told_of(field, pid))
+        }
+        _ => false,
+    }
+}
+
+fn write(directory: &Path, processes: &[i32], used: u64) {
+    let processes: Vec<Value> = processes.iter().map(|pid| json!([pid, used])).collect();
+    let gpu = json!({"uuid": "GPU-1", "pci": "00000000:01:00.0", "processes": processes,
+                     "values": {"memory_used": used}});
+    let beside = directory.join("devices.new");
+    fs::write(&beside, json!({"driver": "550.54.15", "gpus": [gpu]}).to_string()).unwrap();
+    fs::rename(beside, directory.join(fake_devices::SCRIPT)).unwrap();
+}
+
+fn kill(pid: i32) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
+}
+
+/// Kills the rank and reads what the launcher says until a line has these words.
+fn kill_and_read_until(
+    job: &mut Child,
+    pid: i32,
+    words: &str,
+) -> (Vec<String>, impl Iterator<Item = String> + use<>) {
+    kill(pid);
+    read_until(job, words)
+}
+
+/// Reads what the launcher says until a line has these words.
+fn read_until(job: &mut Child, words: &str) -> (Vec<String>, impl Iterator<Item = String> + use<>) {
+    let mut said = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut lines = Vec::new();
+    loop {
+        let line = said.next().unwrap_or_else(|| panic!("never said {words:?}: {lines:#?}"));
+        let found = line.contains(words);
+        lines.push(line);
+        if found {
+            return (lines, said);
+        }
+    }
+}
+
+#[test]
+fn a_restart_waits_until_the_gpus_memory_is_back() {
+    let host = Host::new();
+    let mut job = host.job(&[]);
+    let pid = host.rank_on_the_gpu();
+    // The process is gone at once, its memory is not.
+    host.gpu(&[], 9 << 30);
+    let (_, rest) =
+        kill_and_read_until(&mut job, pid, "waiting: this host is not ready for a restart: gpu.0000:01:00");
+    host.gpu(&[], 0);
+    let rest: Vec<String> = rest.collect();
+    assert!(job.wait().unwrap().success(), "{rest:#?}");
+    assert!(rest.iter().any(|line| line.contains("restart 1 of 3")), "{rest:#?}");
+}
+
+#[test]
+fn a_gpu_that_somebody_keeps_is_handed_back_with_its_own_exit_status() {
+    let host = Host::new();
+    let mut job = host.job(&["--ready-within", "200ms"]);
+    let pid = host.rank_on_the_gpu();
+    host.gpu(&[4711], 9 << 30);
+    let (_, rest) = kill_and_read_until(&mut job, pid, "in use by process 4711");
+    let rest: Vec<String> = rest.collect();
+    assert_eq!(job.wait().unwrap().code(), Some(75), "{rest:#?}");
+    let handed =
+        "handing the job back to the scheduler with exit status 75: this host was not ready within 200 ms";
+    assert!(rest.iter().any(|line| line.contains(handed)), "{rest:#?}");
+}
+
+#[test]
+fn a_gpu_that_is_free_holds_up_nothing() {
+    let host = Host::new();
+    let mut job = host.job(&[]);
+    let pid = host.rank_on_the_gpu();
+    host.gpu(&[], 0);
+    let (lines, rest) = kill_and_read_until(&mut job, pid, "restart 1 of 3");
+    // On a busy machine the driver may be waited for; the GPU is not.
+    assert!(!lines.iter().any(|line| line.contains("gpu.0000:01:00")), "{lines:#?}");
+    let rest: Vec<String> = rest.collect();
+    assert!(job.wait().unwrap().success(), "{rest:#?}");
+}
+
+#[test]
+fn a_restart_that_is_ordered_waits_until_the_gpus_memory_is_back_too() {
+    let host = Host::new();
+    let mut job = host.job(&[]);
+    host.rank_on_the_gpu();
+    host.gpu(&[], 9 << 30);
+    host.order(&["restart"]);
+    let waits = "the ordered restart waits: this host is not ready for a restart: gpu.0000:01:00";
+    let (_, rest) = read_until(&mut job, waits);
+    host.gpu(&[], 0);
+    let rest: Vec<String> = rest.collect();
+    assert!(job.wait().unwrap().success(), "{rest:#?}");
+}
+
+#[test]
+fn a_restart_that_is_ordered_is_not_waited_for_for_ever_and_on_a_free_gpu_not_at_all() {
+    for (used, options, exit) in [(9 << 30, &["--ready-within", "200ms"][..], 75), (0, &[], 0)] {
+        let host = Host::new();
+        let mut job = host.job(options);
+        host.rank_on_the_gpu();
+        host.gpu(&[], used);
+        host.order(&["restart"]);
+        let said: Vec<String> =
+            BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
+        assert_eq!(job.wait().unwrap().code(), Some(exit), "{said:#?}");
+        let says = |words: &str| said.iter().any(|line| line.contains(words));
+        assert_eq!(says("a restart: gpu.0000:01:00"), used > 0, "{said:#?}");
+        assert_eq!(
+            says("handing the job back to the scheduler with exit status 75"),
+            exit == 75,
+            "{said:#?}"
+        );
+    }
+}
+
+#[test]
+fn a_gpu_that_a_person_excludes_is_in_nobodys_way() {
+    let host = Host::new();
+    let mut job = host.job(&[]);
+    let pid = host.rank_on_the_gpu();
+    // It is excluded because it is ill, and may never give anything back.
+    host.gpu(&[pid, 4711], 9 << 30);
+    host.order(&["exclude-rank", "0"]);
+    let said: Vec<String> = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
+    assert!(job.wait().unwrap().success(), "{said:#?}");
+    assert!(!said.iter().any(|line| line.contains("gpu.0000:01:00")), "{said:#?}");
+}
+
+/// A helper in a session of its own that heeds no signal but the last one.
+const WITH_HELPER: &str =
+    "setsid sh -c 'trap \"\" TERM HUP INT; echo $$ > helper; while :; do sleep 0.05; done' &";
+
+#[test]
+fn what_a_rank_started_is_known_as_the_jobs_killed_and_waited_for() {
+    let host = Host::new();
+    let mut job = host.job_that_begins_with(WITH_HELPER, &[]);
+    let (rank, helper) = (host.rank(), host.written("helper").parse().unwrap());
+    // The rank itself is on no GPU.
+    host.gpu(&[helper], 9 << 30);
+    host.wait_until_shown(helper);
+    let held = format!("in use by process {helper} (left by this job: {helper})");
+    let (_, rest) = kill_and_read_until(&mut job, rank, &held);
+    assert!(!is_alive(helper), "it is gone before the host is looked at");
+    host.gpu(&[], 0);
+    let rest: Vec<String> = rest.collect();
+    assert!(job.wait().unwrap().success(), "{rest:#?}");
+}
+
+#[test]
+fn what_has_left_its_launcher_is_known_by_its_mark_and_killed() {
+    let host = Host::new();
+    let mut job = host.job_that_begins_with("echo $MAINSTAY_LAUNCH > launch", &[]);
+    let (rank, launch) = (host.rank_on_the_gpu(), host.written("launch"));
+    // As if a rank had it started by somebody else: it is no descendant of the launcher.
+    let marks = [("MAINSTAY_JOB_ID", "held"), ("MAINSTAY_LAUNCH", launch.as_str())];
+    let mut escaped = Command::new("sleep").arg("36000").envs(marks).spawn().unwrap();
+    let pid = i32::try_from(escaped.id()).unwrap();
+    host.gpu(&[rank, pid], 9 << 30);
+    host.wait_until_shown(pid);
+    host.gpu(&[pid], 1 << 20);
+    let killed = format!("process {pid} was left behind by the ranks and is killed");
+    let (_, rest) = kill_and_read_until(&mut job, rank, &killed);
+    assert!(!escaped.wait().unwrap().success());
+    host.gpu(&[], 0);
+    let rest: Vec<String> = rest.collect();
+    assert!(job.wait().unwrap().success(), "{rest:#?}");
+}
+
+#[test]
+fn a_strangers_process_is_waited_for_and_left_alone() {
+    let host = Host::new();
+    let mut job = host.job(&[]);
+    let rank = host.rank_on_the_gpu();
+    let mut stranger = Command::new("sleep").arg("36000").spawn().unwrap();
+    let pid = i32::try_from(stranger.id()).unwrap();
+    host.gpu(&[pid], 9 << 30);
+    let (lines, rest) = kill_and_read_until(&mut job, rank, &format!("in use by process {pid}"));
+    assert!(!lines.iter().any(|line| line.contains("left by this job")), "{lines:#?}");
+    host.gpu(&[], 0);
+    let rest: Vec<String> = rest.collect();
+    assert!(job.wait().unwrap().success(), "{rest:#?}");
+    assert!(!rest.iter().any(|line| line.contains("left behind")), "{rest:#?}");
+    assert_eq!(stranger.try_wait().unwrap(), None, "it lives");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+}
+
+/// Whether the process is there and no zombie.
+fn is_alive(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}

@@ -1,0 +1,120 @@
+//! The whole agent, for tests.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test reports")]
+
+pub mod libtpu;
+pub mod metadata;
+pub mod ras;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+/// The agent as it is shipped, over a log of our own.
+pub struct Agent {
+    child: Child,
+    directory: PathBuf,
+    /// Held open: an agent whose log has no reader any more would be told so.
+    _log: BufReader<ChildStderr>,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Agent {
+    /// Starts it with settings by their variables, and waits until it is ready.
+    #[allow(dead_code, reason = "not every test starts it so")]
+    pub fn start(directory: &Path, settings: &[(&str, &Path)]) -> Agent {
+        Agent::start_in(directory, settings, &[])
+    }
+
+    /// The same, with other variables of its environment.
+    #[allow(dead_code, reason = "not every test starts it so")]
+    pub fn start_in(directory: &Path, settings: &[(&str, &Path)], variables: &[(&str, &Path)]) -> Agent {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_mainstay"))
+            .arg("agent")
+            .args(["--socket".as_ref(), directory.join("agent.sock").as_os_str()])
+            .args(["--state-dir".as_ref(), directory.join("state").as_os_str()])
+            .envs(settings.iter().map(|(name, value)| (format!("MAINSTAY_AGENT_{name}"), value)))
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("the agent is ready") {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).unwrap(), 0, "the agent ended");
+        }
+        Agent { child, directory: directory.to_owned(), _log: log }
+    }
+
+    /// The first event, from the beginning of the journal on, whose message holds the words.
+    pub fn wait_for(&self, words: &str) -> String {
+        let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"))
+            .args(["events", "--follow", "--json", "--socket"])
+            .arg(self.directory.join("agent.sock"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(events.stdout.take().unwrap()).lines();
+        let found = lines.map(Result::unwrap).find(|line| line.contains(words));
+        events.kill().unwrap();
+        events.wait().unwrap();
+        found.unwrap_or_else(|| panic!("no event told of {words:?}; all: {}", self.events()))
+    }
+
+    /// The processes that its threads have started and that live.
+    #[allow(dead_code, reason = "not every test looks")]
+    pub fn children(&self) -> Vec<i32> {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
+        let told = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        told.flat_map(|pids| pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())
+            .collect()
+    }
+
+    /// What a command answers that asks the agent.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn ask(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        let told =
+            command.args(arguments).arg("--socket").arg(self.directory.join("agent.sock")).output().unwrap();
+        String::from_utf8(told.stdout).unwrap()
+    }
+
+    /// All events so far.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn events(&self) -> String {
+        let mut events = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        let told = events
+            .args(["events", "--json", "--socket"])
+            .arg(self.directory.join("agent.sock"))
+            .output()
+            .unwrap();
+        String::from_utf8(told.stdout).unwrap()
+    }
+
+    /// What Prometheus is shown.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn metrics(&self) -> String {
+        let mut stream = std::os::unix::net::UnixStream::connect(self.directory.join("agent.sock")).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page
+    }
+
+    /// What `mainstay status` shows.
+    #[allow(dead_code, reason = "not every test asks")]
+    pub fn status(&self) -> String {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_mainstay"));
+        let told =
+            status.args(["status", "--socket"]).arg(self.directory.join("agent.sock")).output().unwrap();
+        String::from_utf8(told.stdout).unwrap()
+    }
+}

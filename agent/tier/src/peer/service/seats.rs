@@ -1,0 +1,120 @@
+//! Seats for connections of peers. Whoever has not shown yet that it may talk has few of them for each address, so that one host that
+//! knows nothing keeps no other out.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Connections that are answered at once.
+const ALL: usize = 256;
+
+/// Connections of one address that have not shown yet that they may talk.
+const GREETING_EACH: usize = 16;
+
+/// Of all addresses together.
+const GREETING: usize = 128;
+
+/// The seats of a service.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seats(Arc<Mutex<Taken>>);
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    greeting: BTreeMap<Option<IpAddr>, usize>,
+}
+
+impl Seats {
+    /// A seat for one more connection from this address, until it is dropped.
+    pub(super) fn take(&self, host: Option<IpAddr>) -> Option<Seat> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let greeting: usize = taken.greeting.values().sum();
+        let each = taken.greeting.get(&host).copied().unwrap_or(0);
+        if taken.all >= ALL || greeting >= GREETING || each >= GREETING_EACH {
+            return None;
+        }
+        taken.all += 1;
+        taken.greeting.insert(host, each + 1);
+        Some(Seat { seats: self.clone(), host, is_greeting: true })
+    }
+}
+
+/// One connection's seat. It is given back also when the thread that has it panics.
+#[derive(Debug)]
+pub(super) struct Seat {
+    seats: Seats,
+    host: Option<IpAddr>,
+    is_greeting: bool,
+}
+
+impl Seat {
+    /// The other side has shown that it may talk.
+    pub(super) fn is_known(&mut self) {
+        if std::mem::take(&mut self.is_greeting) {
+            let mut taken = self.seats.0.lock().unwrap_or_else(PoisonError::into_inner);
+            taken.greeted(self.host);
+        }
+    }
+}
+
+impl Taken {
+    fn greeted(&mut self, host: Option<IpAddr>) {
+        if let Some(each) = self.greeting.get_mut(&host) {
+            *each -= 1;
+            if *each == 0 {
+                self.greeting.remove(&host);
+            }
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut taken = self.seats.0.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.all -= 1;
+        if self.is_greeting {
+            taken.greeted(self.host);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::{ALL, GREETING_EACH, Seat, Seats};
+
+    fn host(last: u8) -> Option<IpAddr> {
+        Some(Ipv4Addr::new(10, 0, 0, last).into())
+    }
+
+    #[test]
+    fn a_host_that_never_shows_that_it_may_talk_keeps_no_other_out() {
+        let seats = Seats::default();
+        let silent: Vec<Seat> = (0..GREETING_EACH).map(|_| seats.take(host(1)).unwrap()).collect();
+        assert!(seats.take(host(1)).is_none());
+        let mut other = seats.take(host(2)).unwrap();
+        other.is_known();
+        drop(silent);
+        assert!(seats.take(host(1)).is_some());
+    }
+
+    #[test]
+    fn seats_come_back_also_after_a_panic() {
+        let seats = Seats::default();
+        for _ in 0..ALL + 1 {
+            let seat = seats.take(host(1)).unwrap();
+            let thread = std::thread::spawn(move || {
+                let _seat = seat;
+                std::panic::panic_any("as a parser might");
+            });
+            assert!(thread.join().is_err());
+        }
+        let mut known: Vec<Seat> = Vec::new();
+        while let Some(mut seat) = seats.take(host(1)) {
+            seat.is_known();
+            known.push(seat);
+        }
+        assert_eq!(known.len(), ALL);
+    }
+}

@@ -1,0 +1,148 @@
+//! Shards go to peers out of the launcher's memory, as soon as they are sealed there.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "in a test, a panic is the report"
+)]
+
+use crate::common;
+use crate::peers::support;
+
+use std::fs;
+
+use common::rank::{Rank, until as until_seen};
+use mainstay_checkpoint::control::{Answer, State};
+use mainstay_core::checkpoint::inventory::Medium;
+use mainstay_tier::disk::{self, Keep, StdVolume};
+use mainstay_tier::peer::{User, Watched};
+use mainstay_tier::pool::{self, Keeper};
+use support::{Host, RUN, hosts, until};
+use tempfile::TempDir;
+
+/// A launcher's keeper on a host, whose disk takes nothing.
+struct Launcher {
+    keeper: Keeper,
+    checkpoints: std::path::PathBuf,
+    _pools: TempDir,
+    _home: TempDir,
+}
+
+impl Launcher {
+    fn on(host: &Host) -> Launcher {
+        let shm = testing::memory();
+        let pools = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() }.unwrap();
+        let home = TempDir::new().unwrap();
+        let checkpoints = home.path().join("steps");
+        fs::write(&checkpoints, b"in the way").unwrap();
+        let keeper = Keeper::start(pool::Settings {
+            root: pools.path().to_owned(),
+            directory: checkpoints.clone(),
+            job: "job".into(),
+            run: format!("{RUN}@7"),
+            world_size: 1,
+            keep: Keep { steps: 2, bytes: None },
+            slots: 3,
+            memory: None,
+            rate: None,
+        });
+        let keeper = keeper.unwrap();
+        host.service().watch(Watched {
+            run: RUN.to_owned(),
+            directory: checkpoints.clone(),
+            user: User::own(),
+            pool: Some(keeper.directory().to_owned()),
+        });
+        Launcher { keeper, checkpoints, _pools: pools, _home: home }
+    }
+
+    fn rank(&self, size: usize) -> Rank {
+        let mut rank = Rank::of(self.keeper.directory(), 0, 1);
+        rank.size = size;
+        assert_eq!(rank.reserve(size as u64 + (1 << 20)), Answer::Granted);
+        rank
+    }
+}
+
+#[test]
+fn what_is_sealed_in_memory_goes_to_a_peer_without_any_disk_and_comes_back() {
+    // Nothing but a look at the memory can find it in time.
+    let hosts = hosts(2, |_, settings| settings.interval = std::time::Duration::from_secs(3600));
+    hosts.iter().for_each(|host| host.service().refresh());
+    let launcher = Launcher::on(&hosts[0]);
+    let rank = launcher.rank(5 << 20);
+    rank.save(7);
+    until("step 7 on both hosts", || hosts[0].least_copies(7) == 2);
+    assert!(disk::steps(&StdVolume, &launcher.checkpoints).is_empty(), "it is on no disk");
+    let copies = hosts[0].service().copies();
+    let own = copies.iter().find(|copy| copy.own).expect("the owner's");
+    assert_eq!((own.medium, own.holder.as_str()), (Medium::Memory, hosts[0].name.as_str()));
+
+    // Host and memory are gone; another host asks.
+    let bytes = rank.bytes(7);
+    drop(launcher);
+    assert_eq!(hosts[1].restore().unwrap().0, Some(7));
+    let back = support::shard(hosts[1].directory.path(), 7, 0).join("state.safetensors");
+    assert!(fs::read(back).unwrap() == bytes, "bit for bit");
+}
+
+#[test]
+fn memory_that_a_launcher_gives_up_is_not_kept_by_who_sent_from_it() {
+    let hosts = hosts(2, |_, _| ());
+    until("each other", || hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive)));
+    let launcher = Launcher::on(&hosts[0]);
+    let pool = launcher.keeper.directory().join("rank-00000/slot-").display().to_string();
+    let is_mapped = || fs::read_to_string("/proc/self/maps").unwrap().contains(&pool);
+    let rank = launcher.rank(5 << 20);
+    rank.save(1);
+    until("step 1 on both hosts", || hosts[0].least_copies(1) == 2);
+    drop(rank);
+    assert!(is_mapped(), "the next step in that slot goes the same way");
+    drop(launcher);
+    until("no trace of it", || {
+        hosts[0].service().refresh();
+        !is_mapped()
+    });
+}
+
+#[test]
+fn a_step_on_its_way_is_left_in_memory_while_newer_ones_are_saved() {
+    // So slow that the saves come while it is sent.
+    let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (1 << 20, 1));
+    until("each other", || hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive)));
+    let launcher = Launcher::on(&hosts[0]);
+    let rank = launcher.rank(5 << 20);
+    rank.save(1);
+    let incoming = hosts[1].store.path().join("incoming");
+    until("its beginning", || fs::read_dir(&incoming).unwrap().next().is_some());
+    for step in 2..=5 {
+        rank.save(step);
+        let free = |page: &mainstay_checkpoint::control::Control<'_>| {
+            page.all().any(|slot| slot.state == State::Free)
+        };
+        until_seen(|| rank.with(free), |free| *free);
+    }
+    let sent = || hosts[0].service().counts().shards_sent;
+    let (lies_there, sent_already) = (rank.sealed().contains(&1), sent() > 0);
+    assert!(lies_there || sent_already, "{:?}", rank.sealed());
+    until("step 1 on the other host", || sent() > 0);
+    assert_eq!(hosts[0].service().counts().damaged, 0);
+}
+
+#[test]
+fn a_step_that_a_save_pushes_out_while_it_is_sent_is_no_damage_and_the_newest_follows() {
+    let hosts = hosts(2, |_, settings| (settings.rate, settings.streams) = (16 << 20, 1));
+    until("each other", || hosts.iter().all(|host| host.service().peers().values().all(|peer| peer.alive)));
+    let launcher = Launcher::on(&hosts[0]);
+    let rank = launcher.rank(11 << 20);
+    rank.save(1);
+    let incoming = hosts[1].store.path().join("incoming");
+    until("its beginning", || fs::read_dir(&incoming).unwrap().next().is_some());
+    // A rank that waits for a slot gets that of the step which is being sent.
+    for step in 2..=9 {
+        rank.save(step);
+    }
+    until("step 9 on both hosts", || hosts[0].least_copies(9) == 2);
+    assert_eq!(hosts[0].service().counts().damaged, 0);
+}

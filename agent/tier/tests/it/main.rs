@@ -1,0 +1,12 @@
+//! The checkpoint tier on real files, in real memory, between hosts on loopback addresses.
+//!
+//! One executable for all of them: each module is a subject.
+
+mod alike;
+mod common;
+mod crash;
+mod disk;
+mod faults;
+mod from_memory;
+mod peers;
+mod pool;

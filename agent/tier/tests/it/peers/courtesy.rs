@@ -1,0 +1,77 @@
+//! Replicas that have cost training its share wait, and go when nobody trains.
+
+use std::time::Duration;
+
+use mainstay_core::base::time::{Mono, Span};
+use mainstay_core::checkpoint::price::StepTime;
+use mainstay_tier::peer::monotonic;
+
+use super::support::{CHUNK, Host, hosts, until};
+
+/// What a step takes where nothing goes on beside it.
+const USUAL: Span = Span::millis(1);
+
+/// Two hosts, the first of which sends a shard in a second, more or less.
+fn pair(slowdown: f64) -> Vec<Host> {
+    let hosts = hosts(2, |_, settings| {
+        (settings.rate, settings.streams, settings.slowdown) = (4 * CHUNK, 1, slowdown);
+    });
+    hosts[0].wait_for_peers(1);
+    hosts
+}
+
+/// Steps one after the other from then to now.
+fn steps(host: &Host, from: Mono, count: u64) {
+    let took = monotonic().since(from).0 / count;
+    let at = |number: u64| Mono(from.0 + number * took);
+    let steps: Vec<StepTime> = (0..count)
+        .map(|number| StepTime { start: at(number), end: at(number + 1), saving: Span::default() })
+        .collect();
+    host.service().stepped("job", &steps);
+}
+
+/// Its job trains in peace, then for a while beside a replica, and takes far longer for a step.
+fn learn(host: &Host) {
+    steps(host, Mono(monotonic().0 - 100 * USUAL.0), 100);
+    let began = monotonic();
+    host.save(0, 10, &[0], 1);
+    host.wait_for_copies(10, 2);
+    steps(host, began, 200);
+}
+
+#[test]
+fn replicas_that_have_cost_training_its_share_wait_and_go_when_it_stands_still() {
+    let hosts = pair(0.001);
+    let host = &hosts[0];
+    learn(host);
+    let toll = host.service().toll();
+    assert!(toll.per_second.is_some_and(|price| price > 0.5), "{toll:?}");
+    // What was saved up is spent on this one.
+    host.save(0, 20, &[0], 1);
+    host.wait_for_copies(20, 2);
+    host.save(0, 30, &[0], 1);
+    until("a replica to wait", || {
+        steps(host, Mono(monotonic().0 - USUAL.0), 1);
+        host.service().nudge();
+        !host.service().toll().held.is_zero()
+    });
+    assert_eq!(host.least_copies(30), 1);
+    assert!(host.service().toll().paid > Duration::from_millis(100));
+    // No step is told of any more.
+    host.wait_for_copies(30, 2);
+}
+
+#[test]
+fn without_a_bound_replicas_cost_what_they_cost() {
+    let hosts = pair(0.0);
+    let host = &hosts[0];
+    learn(host);
+    for step in [20, 30, 40] {
+        host.save(0, step, &[0], 1);
+        until("the replica, while training goes on", || {
+            steps(host, Mono(monotonic().0 - USUAL.0), 1);
+            host.least_copies(step) == 2
+        });
+    }
+    assert!(host.service().toll().held.is_zero());
+}

@@ -1,0 +1,203 @@
+//! GKE's multi-tier checkpointing: the trainer's part is played as its contract says, with real files on several hosts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mainstay_tier::files::{Files, Plan};
+use mainstay_tier::peer::Service;
+use tempfile::TempDir;
+
+use super::support::{Host, bytes, hosts, until};
+
+const JOB: &str = "llama-7b";
+
+/// A node of the job: its volume, its agent and its trainer.
+struct Node {
+    host: Host,
+    service: Option<Arc<Service>>,
+    files: Option<Files>,
+    notes: TempDir,
+    volume: TempDir,
+    rank: usize,
+}
+
+fn nodes(count: usize) -> Vec<Node> {
+    let nodes = hosts(count, |_, _| {}).into_iter().enumerate().map(|(rank, mut host)| {
+        let service = host.service.take().map(Arc::new);
+        let (notes, volume) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let mut node = Node { host, service, files: None, notes, volume, rank };
+        node.serve();
+        node
+    });
+    nodes.collect()
+}
+
+impl Node {
+    fn serve(&mut self) {
+        let plan = Plan {
+            home: self.notes.path().to_owned(),
+            spool: self.host.store.path().join("files"),
+            hosts: Vec::new(),
+            interval: self.host.settings.interval,
+        };
+        let files = Files::new(Arc::clone(self.service.as_ref().unwrap()), plan);
+        files.replicate(self.volume.path()).unwrap();
+        self.files = Some(files);
+    }
+
+    fn local(&self, name: &str) -> PathBuf {
+        self.volume.path().join(name)
+    }
+
+    /// Begins as the trainer does: waits until nothing is asked, and asks.
+    fn begin(&self, nodes: usize, workers: u32) {
+        until("what was asked before to be taken", || !self.local("replicator.yaml").exists());
+        let asked = format!(
+            "job-name: {JOB}\nframework: orbax\nnode-rank: {}\nnodes: {nodes}\nworkers-per-node: {workers}\n\
+             peers-per-node: 1\nbackup-interval-minutes: 30\n",
+            self.rank
+        );
+        fs::write(self.local("replicator.yaml.tmp"), asked).unwrap();
+        fs::rename(self.local("replicator.yaml.tmp"), self.local("replicator.yaml")).unwrap();
+    }
+
+    /// Waits for what it is to load, as each worker does, and gives it its step's name; none if there is nothing.
+    fn restored(&self, workers: u32) -> Option<u64> {
+        until("replicator.prerestore", || self.local("replicator.prerestore").exists());
+        let restore = |worker: u32| {
+            let suffix = format!("-n{}-w{worker}.restore", self.rank);
+            let names = fs::read_dir(self.volume.path()).unwrap();
+            names
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .find(|name| name.starts_with(JOB) && name.ends_with(&suffix))
+        };
+        let mut step = None;
+        for worker in 0..workers {
+            until("a .restore", || restore(worker).is_some());
+            let name = restore(worker).unwrap();
+            let of: u64 =
+                name.strip_prefix(&format!("{JOB}-s")).unwrap().split('-').next().unwrap().parse().unwrap();
+            let path = self.local(&name);
+            if fs::symlink_metadata(&path).unwrap().is_file() {
+                assert_eq!((of, fs::metadata(&path).unwrap().len()), (0, 0));
+                assert_eq!(fs::read_to_string(self.local("replicator.prerestore")).unwrap(), "{}\n");
+                fs::remove_file(path).unwrap();
+            } else {
+                fs::rename(path, self.local(&of.to_string())).unwrap();
+                step = Some(of);
+            }
+        }
+        if let Some(step) = step {
+            let told = fs::read_to_string(self.local("replicator.prerestore")).unwrap();
+            assert_eq!(told, format!("restore-step: {step}\n"));
+        }
+        assert!(!self.local("replicator.failed").exists() && !self.local("replicator.errors").exists());
+        step
+    }
+
+    /// Saves as Orbax does: into a passing name, and renamed when all is there.
+    fn save(&self, step: u64) {
+        let aside = self.local(&format!("{step}.orbax-checkpoint-tmp-7"));
+        fs::create_dir_all(aside.join("items/d")).unwrap();
+        fs::write(aside.join("items/d/0"), bytes(step, self.rank as u32)).unwrap();
+        fs::write(aside.join("_CHECKPOINT_METADATA"), format!("{{\"step\": {step}}}")).unwrap();
+        fs::rename(&aside, self.local(&step.to_string())).unwrap();
+    }
+
+    fn has(&self, step: u64) {
+        let home = self.local(&step.to_string());
+        assert_eq!(
+            fs::read(home.join("items/d/0")).unwrap(),
+            bytes(step, self.rank as u32),
+            "through the link"
+        );
+        assert!(home.join("_CHECKPOINT_METADATA").exists());
+    }
+
+    fn wait_for(&self, step: u64, copies: usize) {
+        until(&format!("step {step} on {copies} hosts"), || {
+            let copies_now = self.service.as_ref().unwrap().copies();
+            let all = mainstay_core::checkpoint::inventory::steps(&copies_now, Some(JOB));
+            all.iter().any(|of| of.key.step == step && of.is_whole() && of.least_copies() >= copies)
+        });
+    }
+
+    /// The node is lost with all that it had; another one takes its place.
+    fn replace(&mut self) {
+        self.files = None;
+        self.service = None;
+        (self.volume, self.notes) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        self.host.store = TempDir::new().unwrap();
+        self.host.settings.store = self.host.store.path().to_owned();
+        self.host.start();
+        self.service = self.host.service.take().map(Arc::new);
+        self.serve();
+    }
+}
+
+fn data_directories(volume: &Path) -> usize {
+    let names = fs::read_dir(volume).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".data")).count()
+}
+
+#[test]
+fn a_trainer_finds_nothing_at_first_and_its_newest_step_when_a_node_was_replaced() {
+    let mut all = nodes(3);
+    all.iter().for_each(|node| node.begin(3, 1));
+    for node in &all {
+        assert_eq!(node.restored(1), None);
+        fs::write(node.local("jax-init-info.txt"), "0\n10.0.0.1:8476\n").unwrap();
+    }
+    all.iter().for_each(|node| node.save(5));
+    all[0].wait_for(5, 2);
+    assert!(!all[0].local("5").exists(), "it was taken, as the contract says");
+    // Not all nodes come to save the next one: it is no step.
+    all[0].save(10);
+    all[2].replace();
+    // All trainers begin anew, on a new node and on those that stayed.
+    all.iter().for_each(|node| node.begin(3, 1));
+    for node in &all {
+        assert_eq!(node.restored(1), Some(5));
+        node.has(5);
+    }
+    assert!(all[0].local("jax-init-info.txt").exists(), "it stays over restarts");
+    assert!(!all[0].local("10").exists(), "what was of the life before is gone");
+    // It goes on from there, and what is old goes when newer steps are safe.
+    for step in [10, 15, 20] {
+        all.iter().for_each(|node| node.save(step));
+        all[1].wait_for(step, 2);
+    }
+    until("old steps to go", || all.iter().all(|node| data_directories(node.volume.path()) <= 3));
+}
+
+#[test]
+fn an_agent_that_is_restarted_goes_on_serving_and_each_worker_is_told() {
+    let mut all = nodes(2);
+    all.iter().for_each(|node| node.begin(2, 2));
+    all.iter().for_each(|node| assert_eq!(node.restored(2), None));
+    all[1].files = None;
+    all[1].service = None;
+    all[1].host.start();
+    all[1].service = all[1].host.service.take().map(Arc::new);
+    all[1].serve();
+    all.iter().for_each(|node| node.save(7));
+    all[0].wait_for(7, 2);
+    all.iter().for_each(|node| node.begin(2, 2));
+    for node in &all {
+        assert_eq!(node.restored(2), Some(7));
+        node.has(7);
+    }
+}
+
+#[test]
+fn what_makes_no_sense_fails_at_once_with_its_reason() {
+    let all = nodes(1);
+    // Renamed into its place, as trainers do: one that is still being written is not looked at.
+    fs::write(all[0].local("replicator.yaml.tmp"), "job-name: x\nnode-rank: 2\nnodes: 2\n").unwrap();
+    fs::rename(all[0].local("replicator.yaml.tmp"), all[0].local("replicator.yaml")).unwrap();
+    until("replicator.failed", || all[0].local("replicator.failed").exists());
+    let told = fs::read_to_string(all[0].local("replicator.failed")).unwrap();
+    assert!(told.contains("node-rank 2 is none of 2 nodes"), "{told}");
+    until("what was asked to be taken", || !all[0].local("replicator.yaml").exists());
+}

@@ -1,0 +1,42 @@
+//! What a coordination store holds: the log of the built-in store, which another version or a failing disk wrote, and the values of
+//! other launchers. A log of any bytes gives a store that can be written again as it is; a value that is read survives a round trip.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mainstay_coord::group::values::{self, Ended, Leader, Member, Record, Round};
+use mainstay_coord::server::log::{MAGIC, encode, parse};
+use mainstay_coord::server::store::{Limits, Store};
+use mainstay_fuzz::survives_json;
+
+fuzz_target!(|bytes: &[u8]| {
+    let parsed = parse(bytes);
+    assert!(parsed.whole <= bytes.len());
+    replayed(parsed.records);
+    // Checksums are hard to guess: the same bytes as one frame's record.
+    if let Ok(record) = prost::Message::decode(bytes) {
+        let framed = [MAGIC.as_slice(), &encode(&record)].concat();
+        let parsed = parse(&framed);
+        assert_eq!((parsed.whole, &parsed.records[..]), (framed.len(), &[record][..]));
+        replayed(parsed.records);
+    }
+    if let Ok(member) = values::read::<Member>(bytes) {
+        assert!(member.needs <= values::VERSION);
+        survives_json::<Member>(bytes);
+    }
+    let _ = values::read::<Leader>(bytes);
+    let _ = values::read::<Record>(bytes);
+    let _ = values::read::<Round>(bytes);
+    let _ = values::read::<Ended>(bytes);
+});
+
+fn replayed(records: Vec<mainstay_coord::etcd::log::Record>) {
+    let mut records = records.into_iter();
+    let Some(Ok(mut store)) = records.next().map(|first| Store::restore(first, Limits::default(), 0)) else { return };
+    for record in records {
+        if store.replay(record, 0).is_err() {
+            break;
+        }
+    }
+    let again = Store::restore(store.snapshot(), Limits::default(), 0).expect("a store's own snapshot can be read");
+    assert_eq!(again.snapshot(), store.snapshot());
+}

@@ -1,0 +1,5 @@
+//! The checkpoint formats.
+//!
+//! One executable for all of them: each module is a subject.
+
+mod hostile;

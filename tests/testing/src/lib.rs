@@ -1,0 +1,42 @@
+//! What the tests of all crates share.
+//!
+//! - [`skip`], [`skip_part`]: a test that cannot run on this machine says so. `cargo xtask test` counts it as skipped,
+//!   not as passed, and its summary lists the reasons.
+//! - [`memory`]: where tests put what belongs on a tmpfs. The suite names a folder of its own, to see what is left.
+//! - [`executable`]: an executable file that can be executed at once.
+//!
+//! Absent: conditions (each test decides what it needs), and anything of Mainstay's own.
+#![allow(clippy::expect_used, reason = "a panic is how a test reports")]
+
+mod skip;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub use skip::{SKIPPED, SKIPPED_IN_PART, skip, skip_part};
+
+/// Names the folder of [`memory`].
+pub const MEMORY: &str = "MAINSTAY_TEST_SHM";
+
+/// A folder on a tmpfs: what `MAINSTAY_TEST_SHM` names, else `/dev/shm`. Paths of sockets in it stay short.
+pub fn memory() -> PathBuf {
+    std::env::var_os(MEMORY).map_or_else(|| "/dev/shm".into(), PathBuf::from)
+}
+
+/// Makes an executable file with this content.
+///
+/// Another process writes it. The kernel refuses to execute a file that is open for writing (ETXTBSY), and a child
+/// that another thread forks in that moment would hold a descriptor of ours open until it executes its program.
+pub fn executable(path: &Path, content: impl AsRef<[u8]>) {
+    let mut writer = Command::new("sh")
+        .args(["-c", r#"cat > "$0" && chmod 755 "$0""#])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("sh can be started");
+    let mut content_of = writer.stdin.take().expect("a pipe was asked for");
+    content_of.write_all(content.as_ref()).expect("the writer reads all of it");
+    drop(content_of);
+    assert!(writer.wait().expect("our own child").success(), "{} cannot be written", path.display());
+}

@@ -1,0 +1,313 @@
+//! Agent and launcher can each be killed, held or started again; neither the ranks nor the job's history suffer.
+
+use std::cell::Cell;
+
+use mainstay_core::model::entry::{Body, Entry, Fact};
+use mainstay_core::model::verdict::{DecidedBy, FaultDomain};
+use mainstay_tests::{Agent, Job, Stage, as_nobody, has_client, mainstay, processes, skipped, story};
+use nix::sys::signal::Signal;
+
+#[test]
+fn an_agent_keeps_the_whole_history_of_a_job_and_agrees_to_a_restart() {
+    let stage = Stage::new();
+    let agent = stage.agent();
+    let job =
+        stage.sh(r#"[ "$ATTEMPT" = 1 ] && exit 0; mark "ready.$RANK"; work"#).ranks(2).with(&agent).start();
+    job.mark("ready.1");
+    job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
+    job.kill_rank(0, 1);
+    let id = job.id().to_owned();
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(story::decisions(&end.story)[0].by, DecidedBy::Agent, "{end}");
+    agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { exit: 0, .. }));
+    assert_eq!(
+        of_job(&agent.story(), &id),
+        bodies(&end.story, &id),
+        "the agent holds the launcher's own story"
+    );
+    assert_eq!(agent.stop(), Some(0));
+}
+
+#[test]
+fn an_agent_that_is_killed_and_started_again_twice_disturbs_no_rank_and_loses_no_history() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut agent = stage.agent();
+    let job = stage.python(BEATING).ranks(2).with(&agent).start();
+    let id = job.id().to_owned();
+    let ranks = job.attempt(0).pids;
+    for round in 1..=2 {
+        wait_for_agents(&job, round);
+        // Two samples of the ranks with a step in between: they beat, and this agent hears of it.
+        let before = wait_for_step_beyond(&agent, &stage, &id, 0);
+        let now = wait_for_step_beyond(&agent, &stage, &id, before);
+        agent.kill();
+        job.wait_for("the loss", nth(round, |fact| matches!(fact, Fact::AgentLost { .. })));
+        agent = stage.agent();
+        wait_for_agents(&job, round + 1);
+        wait_for_step_beyond(&agent, &stage, &id, now);
+    }
+    for (rank, pid) in &ranks {
+        assert!(processes::is_alive(*pid), "rank {rank} is the same process still");
+    }
+    assert_eq!(job.story().iter().filter(|entry| is_start(entry)).count(), 1);
+    // A fault after all that is decided with the newest agent.
+    job.kill_rank(0, 0);
+    job.attempt(1);
+    stage.mark("end");
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(story::decisions(&end.story)[0].by, DecidedBy::Agent, "{end}");
+
+    agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { .. }));
+    let held = agent.story();
+    let origins: Vec<u64> =
+        held.iter().filter(|entry| is_of(entry, &id)).filter_map(|entry| entry.origin_seq).collect();
+    let own: Vec<u64> = end.story.iter().filter(|entry| is_of(entry, &id)).map(|entry| entry.seq).collect();
+    assert_eq!(origins, own, "every entry of the launcher, once, in order\n{end}");
+    assert_eq!(of_job(&held, &id), bodies(&end.story, &id));
+    let cursors: Vec<u64> = held.iter().map(|entry| entry.seq).collect();
+    assert_eq!(
+        cursors,
+        (1..=cursors.len() as u64).collect::<Vec<u64>>(),
+        "the agent's own numbers have no gap"
+    );
+    let told = agent.events(&stage, &id);
+    assert_eq!(told.len(), own.len(), "`mainstay events` tells each of them: {told:#?}");
+}
+
+#[test]
+fn an_agent_that_hangs_during_a_fault_does_not_hold_up_the_launcher() {
+    let stage = Stage::new();
+    let agent = stage.agent();
+    let job =
+        stage.sh(r#"[ "$ATTEMPT" = 1 ] && exit 0; mark "ready.$RANK"; work"#).ranks(2).with(&agent).start();
+    job.mark("ready.1");
+    wait_for_agents(&job, 1);
+    agent.signal(Signal::SIGSTOP);
+    job.kill_rank(0, 1);
+    let id = job.id().to_owned();
+    let end = job.end();
+    end.assert_status(0);
+    assert_eq!(story::decisions(&end.story)[0].by, DecidedBy::Launcher, "{end}");
+    // It wakes up and learns what it was told meanwhile.
+    agent.signal(Signal::SIGCONT);
+    agent.wait_for(&format!("the end of {id}"), |entry| {
+        let over = matches!(&entry.body, Body::Fact(Fact::JobEnded { .. } | Fact::LauncherLost { .. }));
+        (is_of(entry, &id) && over).then_some(())
+    });
+}
+
+#[test]
+fn an_agent_records_that_a_launcher_was_killed() {
+    let stage = Stage::new();
+    let agent = stage.agent();
+    let job = stage.sh(r#"mark "ready.$RANK"; work"#).ranks(2).with(&agent).start();
+    job.mark("ready.0");
+    wait_until_told(&agent, &job);
+    let launcher = job.launcher();
+    let id = job.kill_launcher();
+    agent.wait_for_fact(
+        &id,
+        "the loss",
+        |fact| matches!(fact, Fact::LauncherLost { pid } if pid.0 == launcher),
+    );
+    let lost = agent.events(&stage, &id).pop().expect("an event");
+    assert_eq!(lost["type"], "launcher_lost", "{lost}");
+}
+
+#[test]
+fn an_agent_that_was_down_when_the_launcher_died_says_so_when_it_is_back() {
+    let stage = Stage::new();
+    let agent = stage.agent();
+    let job = stage.sh(r#"mark "ready.$RANK"; work"#).with(&agent).start();
+    job.mark("ready.0");
+    wait_until_told(&agent, &job);
+    agent.kill();
+    let id = job.kill_launcher();
+    let agent = stage.agent();
+    agent.wait_for_fact(&id, "the loss", |fact| matches!(fact, Fact::LauncherLost { .. }));
+}
+
+#[test]
+fn a_job_that_ended_in_order_is_not_lost() {
+    let stage = Stage::new();
+    let agent = stage.agent();
+    let job = stage.sh("exit 0").ranks(2).with(&agent).start();
+    let id = job.id().to_owned();
+    job.end().assert_status(0);
+    agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { exit: 0, .. }));
+    agent.kill();
+    let agent = stage.agent();
+    assert!(!story::facts(&agent.story()).any(|fact| matches!(fact, Fact::LauncherLost { .. })));
+}
+
+#[test]
+fn an_agent_that_belongs_to_somebody_else_is_not_trusted() {
+    let nobody = match as_nobody() {
+        Ok(nobody) => nobody,
+        Err(why) => return skipped(why),
+    };
+    let stage = Stage::new();
+    stage.open_to_all();
+    let program = stage.program("mainstay", &mainstay());
+    let mut line: Vec<String> = nobody.iter().map(|part| (*part).to_owned()).collect();
+    line.push(program);
+    let agent = Agent::start_under(&line, &stage);
+    let job = stage.sh(r#"until [ -e "$MARKS/seen" ]; do sleep 0.02; done"#).with(&agent).start();
+    job.wait_until_said("is served by user 65534");
+    stage.mark("seen");
+    let end = job.end();
+    end.assert_status(0);
+    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::AgentFound { .. })), "{end}");
+    assert!(!story::facts(&agent.story()).any(|fact| matches!(fact, Fact::JobStarted(_))));
+}
+
+/// Steps until it is told that it is enough.
+const BEATING: &str = r#"
+import mainstay
+step = 0
+while not os.path.exists(f"{MARKS}/end"):
+    step += 1
+    mainstay.step(step)
+    time.sleep(0.005)
+"#;
+
+/// Asks the agent until it tells of a step of the job beyond `step`; returns it.
+fn wait_for_step_beyond(agent: &Agent, stage: &Stage, job: &str, step: u64) -> u64 {
+    let newest = Cell::new(0);
+    processes::wait_until("the agent tells of a newer step", || {
+        let (_, status) = agent.status(stage);
+        let jobs = status["servers"][0]["jobs"].as_array();
+        let of_job = jobs.into_iter().flatten().find(|of| of["id"] == job);
+        newest.set(of_job.and_then(|of| of["step"].as_u64()).unwrap_or(0));
+        newest.get() > step
+    });
+    newest.get()
+}
+
+fn wait_for_agents(job: &Job, count: usize) {
+    job.wait_for("an agent", nth(count, |fact| matches!(fact, Fact::AgentFound { .. })));
+}
+
+/// Waits until the agent's own journal has the job. That a launcher found its agent is said before what it has
+/// to tell has been read.
+fn wait_until_told(agent: &Agent, job: &Job) {
+    agent.wait_for_fact(job.id(), "the job", |fact| matches!(fact, Fact::JobStarted(_)));
+}
+
+/// Finds the entry with the fact when it comes for the `count`th time.
+fn nth(count: usize, is: impl Fn(&Fact) -> bool) -> impl FnMut(&Entry) -> Option<()> {
+    let mut seen = std::collections::BTreeSet::new();
+    move |entry| {
+        if matches!(&entry.body, Body::Fact(fact) if is(fact)) {
+            seen.insert(entry.seq);
+        }
+        (seen.len() >= count).then_some(())
+    }
+}
+
+fn is_start(entry: &Entry) -> bool {
+    matches!(entry.body, Body::Fact(Fact::AttemptStarted { .. }))
+}
+
+fn is_of(entry: &Entry, job: &str) -> bool {
+    entry.job.as_ref().is_some_and(|id| id.0 == job)
+}
+
+fn bodies(story: &[Entry], job: &str) -> Vec<Body> {
+    story.iter().filter(|entry| is_of(entry, job)).map(|entry| entry.body.clone()).collect()
+}
+
+/// What the agent took over of a job; what it says of it by itself has no origin.
+fn of_job(story: &[Entry], job: &str) -> Vec<Body> {
+    let taken = story.iter().filter(|entry| is_of(entry, job) && entry.origin_seq.is_some());
+    taken.map(|entry| entry.body.clone()).collect()
+}
+
+#[test]
+fn what_the_kernel_said_of_a_gpu_decides_whose_fault_it_was() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let log = stage.work().join("kmsg");
+    std::fs::write(&log, "").expect("a kernel log of our own");
+    let variable = format!("MAINSTAY_AGENT_KERNEL_LOG_PATH={}", log.display());
+    let agent = Agent::start_under(&["env".into(), variable, mainstay().display().to_string()], &stage);
+    let script = r#"
+import mainstay
+mainstay.step(ATTEMPT)
+if ATTEMPT == 0:
+    mark("ready")
+    wait_for("lost")
+    raise RuntimeError("CUDA error: unspecified launch failure")
+"#;
+    let job = stage.python(script).ranks(1).with(&agent).start();
+    job.mark("ready");
+    job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
+    a_gpu_falls_off_the_bus(&log);
+    agent.wait_for("the XID", |entry| matches!(entry.body, Body::Fact(Fact::Xid(_))).then_some(()));
+    stage.mark("lost");
+    let end = job.end();
+    // Nothing is restarted on a host that lost a GPU: the scheduler is asked for another one.
+    end.assert_status(75);
+    end.assert_said("this host is not fit for training: gpu.0000:3b:00");
+    let verdicts = story::verdicts(&end.story);
+    let last = verdicts.last().expect("a verdict");
+    assert_eq!(last.domain, FaultDomain::Hardware, "{end}");
+    assert!(last.evidence.iter().any(|line| line.contains("fallen off the bus")), "{end}");
+    // What the words of the rank alone came to stands before it.
+    assert_eq!((verdicts.len(), verdicts[0].domain), (2, FaultDomain::Unknown), "{end}");
+}
+
+/// As the kernel tells it, now.
+#[expect(clippy::expect_used, reason = "a panic is how a test reports")]
+fn a_gpu_falls_off_the_bus(log: &std::path::Path) {
+    let uptime = std::fs::read_to_string("/proc/uptime").expect("the time since boot");
+    let seconds: f64 = uptime.split(' ').next().and_then(|first| first.parse().ok()).expect("a number");
+    let microseconds = (seconds * 1e6) as u64;
+    let xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.";
+    std::fs::write(log, format!("4,1,{microseconds},-;{xid}\n")).expect("the kernel writes");
+}
+
+#[test]
+fn what_the_kernel_says_seconds_after_the_restart_still_changes_whose_fault_it_was() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let log = stage.work().join("kmsg");
+    std::fs::write(&log, "").expect("a kernel log of our own");
+    let variable = format!("MAINSTAY_AGENT_KERNEL_LOG_PATH={}", log.display());
+    let agent = Agent::start_under(&["env".into(), variable, mainstay().display().to_string()], &stage);
+    let script = r#"
+import mainstay
+mainstay.step(ATTEMPT)
+if ATTEMPT == 0:
+    mark("ready")
+    wait_for("fail")
+    raise RuntimeError("CUDA error: unspecified launch failure")
+mark("again")
+wait_for("heard")
+"#;
+    let job = stage.python(script).ranks(1).with(&agent).start();
+    job.mark("ready");
+    job.wait_for_fact("the agent", |fact| matches!(fact, Fact::AgentFound { .. }));
+    stage.mark("fail");
+    job.mark("again");
+    a_gpu_falls_off_the_bus(&log);
+    agent.wait_for("the verdict anew", |entry| {
+        matches!(&entry.body, Body::Verdict(of) if of.domain == FaultDomain::Hardware).then_some(())
+    });
+    stage.mark("heard");
+    let end = job.end();
+    end.assert_status(0);
+    let told: Vec<_> =
+        story::verdicts(&end.story).iter().map(|verdict| (verdict.incident.0, verdict.domain)).collect();
+    assert_eq!(told, [(1, FaultDomain::Unknown), (1, FaultDomain::Hardware)], "{end}");
+    assert_eq!(story::decisions(&end.story).len(), 1, "{end}");
+}

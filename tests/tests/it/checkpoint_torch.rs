@@ -1,0 +1,129 @@
+//! Training with PyTorch goes on from checkpoints to the very same parameters: out of memory after a restart, and on another host, from a
+//! peer's memory, when the first one is lost with its memory and its disk.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "in a test, a panic is the report"
+)]
+
+use crate::hosts;
+
+use std::fs;
+
+use hosts::{Hosts, ckpt, json};
+use mainstay_tests::{Stage, has_torch, processes};
+
+/// Saves after steps 4, 9, 14, ... and tells at the end what came of the parameters and of the optimiser, bit for bit. With `TROUBLE=kill`
+/// rank 1 dies in step 23 of the first attempt; with `TROUBLE=wait` all ranks stop there for ever.
+const TRAINER: &str = r#"
+import hashlib, os, signal, time
+import torch, torch.distributed as dist
+import mainstay
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.set_num_threads(1)
+torch.manual_seed(17)
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)))
+optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+begin, saved = 0, mainstay.checkpoint.load()
+if saved is not None:
+    model.load_state_dict(saved["model"])
+    optimiser.load_state_dict(saved["optimiser"])
+    begin = saved["step"] + 1
+mark(f"begins.{ATTEMPT}.{RANK}", str(begin))
+trouble = os.environ.get("TROUBLE") if ATTEMPT == 0 else None
+for step in range(begin, 40):
+    if step == 23 and trouble == "kill" and RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while step == 23 and trouble == "wait":
+        time.sleep(0.1)
+    inputs = torch.randn(32, 64, generator=torch.Generator().manual_seed(1000 * step + RANK))
+    optimiser.zero_grad()
+    model(inputs).square().mean().backward()
+    optimiser.step()
+    mainstay.step(step)
+    if step % 5 == 4:
+        state = {"step": step, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
+        assert mainstay.checkpoint.save(step, state)
+digest = hashlib.sha256()
+for tensor in [*model.state_dict().values(), *(t for of in optimiser.state.values() for t in of.values())]:
+    digest.update(tensor.detach().contiguous().numpy().tobytes())
+mark(f"params.{RANK}", digest.hexdigest())
+dist.destroy_process_group()
+"#;
+
+/// What nobody disturbs comes to.
+fn undisturbed() -> String {
+    let stage = Stage::new();
+    let job = stage.python(TRAINER).ranks(2).start();
+    let params = job.mark("params.0");
+    job.end().assert_status(0);
+    params
+}
+
+#[test]
+fn ranks_that_are_started_again_go_on_from_memory_to_the_same_parameters() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    // Nothing comes to the disk in time: it is memory that they go on from.
+    let job = stage
+        .python(TRAINER)
+        .ranks(2)
+        .variable("TROUBLE", "kill")
+        .variable("MAINSTAY_CHECKPOINT_BANDWIDTH", "1")
+        .start();
+    // Each of them begins with PyTorch's imports.
+    assert_eq!(job.mark("begins.0.0"), "0");
+    job.attempt(1);
+    assert_eq!(job.mark("begins.1.0"), "20");
+    let params = job.mark("params.1");
+    job.end().assert_status(0);
+    assert_eq!(params, undisturbed());
+}
+
+#[test]
+fn a_host_that_is_lost_with_its_memory_and_disk_costs_no_sealed_step() {
+    if !has_torch() {
+        return;
+    }
+    let hosts = Hosts::new(5, 2, &[]);
+    let mut agents = vec![hosts.agent(0), hosts.agent(1)];
+    let run = "run-torch";
+    let options = |host: usize| {
+        format!(
+            "--nproc-per-node 2 --rdzv-id {run} --checkpoint-bandwidth 1 --log-dir {} --runtime-dir {} --checkpoint-dir {}",
+            hosts.stages[host].logs().display(),
+            hosts.stages[host].tmpfs().display(),
+            hosts.directory(host).display()
+        )
+    };
+    let job = hosts.stages[0]
+        .python(TRAINER)
+        .with(&agents[0])
+        .own_places()
+        .options(&options(0))
+        .variable("TROUBLE", "wait")
+        .start();
+    assert_eq!(job.mark("begins.0.0"), "0");
+    processes::wait_until("step 19 on the other host too", || {
+        let listed = json(&ckpt(&agents[1], &["ls", "--run", run, "--json"]));
+        let steps = listed["steps"].as_array().cloned().unwrap_or_default();
+        steps.iter().any(|step| step["step"] == 19 && step["least_copies"] == 2)
+    });
+    // The host goes: its launcher and ranks, its agent, what was in memory and what its guardian saved of that.
+    job.kill_launcher();
+    agents.remove(0).kill();
+    let _ = fs::remove_dir_all(hosts.directory(0));
+    let _ = fs::remove_dir_all(hosts.stages[0].tmpfs());
+
+    let job = hosts.stages[1].python(TRAINER).with(&agents[0]).own_places().options(&options(1)).start();
+    assert_eq!(job.mark("begins.0.0"), "20");
+    let params = job.mark("params.0");
+    job.end().assert_status(0).assert_said("checkpoint: step 19");
+    assert_eq!(params, undisturbed());
+}

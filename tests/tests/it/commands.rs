@@ -1,0 +1,78 @@
+//! Commands that people type without looking anything up: the only job that runs is the one that is meant, and what the environment
+//! holds for other commands is in nobody's way.
+
+use std::process::{Command, Output};
+
+use mainstay_core::model::entry::Fact;
+use mainstay_tests::{Stage, has_client, mainstay};
+
+/// A command that finds the launchers of this stage and no others.
+fn asked(stage: &Stage, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(mainstay());
+    command.env_clear().env("HOME", stage.home()).env("XDG_RUNTIME_DIR", stage.home());
+    command.env("MAINSTAY_RUNTIME_DIR", stage.tmpfs()).envs(variables.iter().copied());
+    command.args(arguments).output().expect("mainstay can be started")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.clone(), output.stderr.clone()].concat()).into_owned()
+}
+
+#[test]
+fn the_only_job_that_runs_need_not_be_named() {
+    let stage = Stage::new();
+    let script = r#"mark "up.$MAINSTAY_JOB_ID"; work"#;
+    let first = stage.sh(script).start();
+    first.mark(&format!("up.{}", first.id()));
+    let stacks = asked(&stage, &["stacks"], &[]);
+    assert!(stacks.status.success(), "{}", said(&stacks));
+
+    let second = stage.sh(script).start();
+    second.mark(&format!("up.{}", second.id()));
+    for command in [&["stacks"][..], &["job", "stop", "--reason", "a test"]] {
+        let refused = asked(&stage, command, &[]);
+        assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+        for job in [&first, &second] {
+            assert!(said(&refused).contains(job.id()), "{}", said(&refused));
+        }
+    }
+    let stopped = asked(&stage, &["job", "stop", "--reason", "a test", "--job", second.id()], &[]);
+    assert!(stopped.status.success(), "{}", said(&stopped));
+    second.end();
+    let stopped = asked(&stage, &["job", "stop", "--reason", "a test"], &[]);
+    assert!(stopped.status.success(), "{}", said(&stopped));
+    first.end();
+}
+
+#[test]
+fn a_journal_is_read_whatever_socket_the_environment_names() {
+    let stage = Stage::new();
+    let end = stage.sh("exit 0").start().end();
+    let journal = end.run_dir.join("journal").display().to_string();
+    let read = asked(&stage, &["events", "--journal", &journal], &[("MAINSTAY_SOCKET", "/nowhere")]);
+    assert!(read.status.success() && said(&read).contains("ended"), "{}", said(&read));
+    let refused = asked(&stage, &["events", "--journal", &journal, "--socket", "/nowhere"], &[]);
+    assert_eq!(refused.status.code(), Some(64), "{}", said(&refused));
+    assert!(said(&refused).contains("--journal and --socket"), "{}", said(&refused));
+}
+
+#[test]
+fn an_ended_job_shows_its_last_step_also_after_the_agents_restart() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let agent = stage.agent();
+    let script = "import mainstay\nfor step in range(1, 43):\n    mainstay.step(step)\n";
+    let job = stage.python(script).ranks(2).with(&agent).start();
+    let id = job.id().to_owned();
+    job.end().assert_status(0);
+    agent.wait_for_fact(&id, "the end", |fact| matches!(fact, Fact::JobEnded { .. }));
+    agent.kill();
+    let agent = stage.agent();
+    let (_, status) = agent.status(&stage);
+    let jobs =
+        status["servers"].as_array().into_iter().flatten().flat_map(|server| server["jobs"].as_array());
+    let shown = jobs.flatten().find(|job| job["id"] == id.as_str()).expect("the job");
+    assert_eq!(shown["step"], 42, "{shown}");
+}

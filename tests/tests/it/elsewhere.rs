@@ -1,0 +1,90 @@
+//! Agents that know each other tell how jobs failed: in doubt a job is handed back for one try on another host, and what comes
+//! there as well is not tried again.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "in a test, a panic is the report"
+)]
+
+use crate::hosts;
+
+use hosts::{Hosts, ckpt, json};
+use mainstay_core::model::verdict::Action;
+use mainstay_core::recovery::policy::HAND_BACK_EXIT;
+use mainstay_tests::{Agent, End, Stage, has_client, processes, python, story};
+
+/// What a broken GPU and a bug of the program print alike.
+const SCRIPT: &str = r#"
+import mainstay, os
+mainstay.step(7)
+raise RuntimeError(f"CUDA error: unspecified launch failure (process {os.getpid()})")
+"#;
+
+/// Waits until `agent` knows that the other host's answers, and that it told of so many failures.
+fn wait_for_peer(agent: &Agent, failures: u64) {
+    processes::wait_until("the other host", || {
+        let listed = json(&ckpt(agent, &["ls", "--json"]));
+        let peer = &listed["peers"][0];
+        peer["alive"] == true && peer["failures"] == failures
+    });
+}
+
+/// Two hosts whose agents know each other, and a program that both have, as on a shared file system.
+fn two_hosts(test: u8) -> (Hosts, Vec<Agent>, String) {
+    let hosts = Hosts::new(test, 2, &[]);
+    let agents: Vec<Agent> = (0..2).map(|host| hosts.agent(host)).collect();
+    agents.iter().for_each(|agent| wait_for_peer(agent, 0));
+    let script = hosts.stages[0].script("train.py", SCRIPT);
+    (hosts, agents, script)
+}
+
+fn run(stage: &Stage, agent: &Agent, script: &str) -> End {
+    let python = python().display().to_string();
+    stage.command(&[&python, script]).with(agent).ranks(1).options("--max-restarts 10").start().end()
+}
+
+#[test]
+fn in_doubt_another_host_is_tried_once_and_what_fails_there_too_is_the_programs() {
+    if !has_client() {
+        return;
+    }
+    let (hosts, agents, script) = two_hosts(13);
+    let first = run(&hosts.stages[0], &agents[0], &script);
+    first
+        .assert_status(HAND_BACK_EXIT)
+        .assert_said("another host tells whether it is this one or the program");
+    assert_eq!(story::restarts(&first.story), 1, "{first}");
+    assert_eq!(story::verdicts(&first.story)[0].domain.name(), "unknown", "{first}");
+
+    wait_for_peer(&agents[1], 2);
+    let confirmed = run(&hosts.stages[1], &agents[1], &script);
+    confirmed.assert_status(1).assert_said(&format!("came after step 7 on {} before", hosts.names[0]));
+    assert_eq!(story::restarts(&confirmed.story), 0, "{confirmed}");
+    let verdicts = story::verdicts(&confirmed.story);
+    let last = verdicts.last().expect("a verdict");
+    let told = format!("this program failed so before on {}", hosts.names[0]);
+    assert!(last.evidence.iter().any(|line| line.contains(&told)), "{:?}", last.evidence);
+    assert_eq!(last.domain.name(), "user", "{confirmed}");
+
+    // Back on the first host the same program is not sent round again.
+    let again = run(&hosts.stages[0], &agents[0], &script);
+    again.assert_status(1);
+    assert!(matches!(story::decisions(&again.story).last().unwrap().action, Action::Stop { .. }), "{again}");
+}
+
+#[test]
+fn a_changed_program_is_tried_as_if_it_had_never_failed() {
+    if !has_client() {
+        return;
+    }
+    let (hosts, agents, script) = two_hosts(14);
+    run(&hosts.stages[0], &agents[0], &script).assert_status(HAND_BACK_EXIT);
+    wait_for_peer(&agents[1], 2);
+    let mended = format!("{SCRIPT}# mended\n");
+    hosts.stages[0].script("train.py", &mended);
+    let second = run(&hosts.stages[1], &agents[1], &script);
+    second.assert_status(HAND_BACK_EXIT);
+    assert_eq!(story::restarts(&second.story), 1, "{second}");
+}

@@ -1,0 +1,243 @@
+//! An uncaught exception is the rank's own word on its end: it is heard at once, and not tried again for ever.
+
+use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::model::entry::{Body, ExitStatus, Fact};
+use mainstay_core::model::verdict::{Action, Cause};
+use mainstay_tests::{Stage, has_client, mainstay, story};
+
+#[test]
+fn a_rank_that_raised_is_not_waited_for_while_its_process_takes_its_time_to_die() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    // Hours to clean up after the exception, and deaf to SIGTERM.
+    let job = stage
+        .python(
+            r#"
+import atexit, mainstay
+if ATTEMPT == 0:
+    mainstay.step(3)
+    if RANK == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        atexit.register(time.sleep, 36000)
+        raise ValueError("bad batch 17")
+    time.sleep(36000)
+"#,
+        )
+        .ranks(2)
+        .options("--fault-timeout 0.2s")
+        .start();
+    let end = job.end();
+    end.assert_status(0);
+    let raised = end.story.iter().position(|entry| matches!(entry.body, Body::Fact(Fact::RankRaised { .. })));
+    let exited = end.story.iter().position(|entry| {
+        matches!(entry.body, Body::Fact(Fact::RankExited { rank: Rank(1), attempt: Attempt(0), .. }))
+    });
+    assert!(raised.expect("an exit note") < exited.expect("an end"), "{end}");
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!((verdict.culprit, verdict.step), (Some(Rank(1)), Some(3)), "{end}");
+    assert_eq!(verdict.headline, "rank 1 raised ValueError: bad batch 17 after step 3");
+    assert!(verdict.evidence.iter().any(|line| line.contains("ranks.py")), "{:?}", verdict.evidence);
+    assert_eq!(story::exits(&end.story, 1)[0], ExitStatus::Signal(9), "its end was forced\n{end}");
+}
+
+#[test]
+fn the_same_exception_at_the_same_step_again_stops_the_job_and_says_why() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(3)
+if RANK == 1:
+    raise ValueError(f"bad batch {os.getpid()}")
+time.sleep(36000)
+"#;
+    let end = stage.python(script).ranks(2).options("--max-restarts 50").start().end();
+    end.assert_status(1);
+    end.assert_said("the same exception came again after step 3");
+    assert_eq!(end.summary().attempts, 2, "{end}");
+    assert_eq!(story::decisions(&end.story)[1].action, Action::Stop { exit: 1 });
+    assert!(end.summary().reason.contains("ValueError"), "{end}");
+    // torch's own form is written too, for what else reads it.
+    let file = end.run_dir.join("attempt_1/1/error.json");
+    let text = std::fs::read_to_string(file).expect("an error file");
+    assert!(text.contains("ValueError: bad batch") && text.contains("py_callstack"), "{text}");
+}
+
+#[test]
+fn what_is_plainly_the_programs_own_fault_is_not_restarted_and_what_may_pass_is() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script =
+        |statement: &str| format!("import mainstay\nmainstay.beat()\nif ATTEMPT == 0:\n    {statement}\n");
+    let end = stage.python(&script("undefined_name")).ranks(1).start().end();
+    end.assert_status(1);
+    assert_eq!(story::restarts(&end.story), 0, "{end}");
+    end.assert_said("the program fails by itself before its first step");
+    let end = stage.python(&script("raise ConnectionResetError('by peer')")).ranks(1).start().end();
+    end.assert_status(0);
+    assert_eq!(story::restarts(&end.story), 1, "{end}");
+}
+
+#[test]
+fn the_same_exception_at_another_step_is_tried_again() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(ATTEMPT)
+if RANK == 1 and ATTEMPT < 3:
+    raise ValueError("bad batch")
+"#;
+    let end = stage.python(script).ranks(2).options("--max-restarts 3").start().end();
+    end.assert_status(0);
+    assert_eq!(end.summary().attempts, 4, "{end}");
+}
+
+#[test]
+fn the_same_exception_at_the_same_data_stops_the_job_at_whatever_step_and_is_called_the_datas() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    // Each attempt is some steps further when it comes to the bad batch.
+    let script = r#"
+import mainstay
+mainstay.step(3 + 4 * ATTEMPT)
+mainstay.data_at(640)
+if RANK == 1:
+    raise RuntimeError(f"the reader gave {os.getpid()}")
+time.sleep(36000)
+"#;
+    let end = stage.python(script).ranks(2).options("--max-restarts 50").start().end();
+    end.assert_status(1);
+    end.assert_said("the same exception came again at position 640 of the data");
+    assert_eq!(end.summary().attempts, 2, "{end}");
+    let verdicts = story::verdicts(&end.story);
+    let last = verdicts.last().expect("a verdict");
+    // What it says speaks for nothing of the kind: where it comes again does.
+    assert_ne!(verdicts[0].class.as_deref(), Some("data"), "{end}");
+    assert_eq!((last.data, last.class.as_deref()), (Some(640), Some("data")), "{end}");
+    let said = |what: &str| last.evidence.iter().any(|line| line.contains(what));
+    assert!(said("position 640") && said("where the same data was read"), "{:?}", last.evidence);
+}
+
+#[test]
+fn another_exception_at_the_same_step_is_tried_again() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(1)
+if ATTEMPT < 2:
+    raise [ValueError, KeyError][ATTEMPT]("x")
+"#;
+    let end = stage.python(script).start().end();
+    end.assert_status(0);
+    assert_eq!(end.summary().attempts, 3, "{end}");
+}
+
+#[test]
+fn an_error_file_counts_without_the_client() {
+    let stage = Stage::new();
+    let script = r#"
+        if [ "$RANK" = 1 ]; then
+            printf '{"message": {"message": "RuntimeError: shard 9 is gone", "extraInfo": {"py_callstack": "x", "timestamp": "1"}}}' \
+                > "$TORCHELASTIC_ERROR_FILE"
+            exit 1
+        fi
+        work"#;
+    let end = stage.sh(script).ranks(2).options("--max-restarts 50").start().end();
+    end.assert_status(1);
+    let verdicts = story::verdicts(&end.story);
+    assert_eq!(verdicts.len(), 2, "the same again stops the job\n{end}");
+    assert_eq!(verdicts[0].culprit, Some(Rank(1)));
+    let Cause::Exception { exception, .. } = &verdicts[0].cause else { panic!("no exception\n{end}") };
+    assert_eq!(exception, "RuntimeError");
+    end.assert_said("shard 9 is gone");
+    let file = end.run_dir.join("attempt_0/1/error.json").display().to_string();
+    end.assert_said(&format!("rank 1 printed no traceback; it is in {file}"));
+    let named =
+        |fact: &Fact| matches!(fact, Fact::RankRaised { note, .. } if note.file.as_ref() == Some(&file));
+    assert!(story::facts(&end.story).any(named), "{end}");
+}
+
+#[test]
+fn an_exception_that_is_dealt_with_is_no_fault() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(0)
+try:
+    raise ValueError("dealt with")
+except ValueError:
+    sys.excepthook(*sys.exc_info())
+mainstay.step(1)
+"#;
+    let end = stage.python(script).ranks(2).start().end();
+    end.assert_status(0);
+    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RankRaised { .. })), "{end}");
+}
+
+#[test]
+fn of_a_rank_without_heartbeats_it_is_not_said_how_far_it_was() {
+    let stage = Stage::new();
+    // Plainly the program's own fault, but after who knows how many steps: it gets its restart.
+    let script = r#"
+if ATTEMPT == 0:
+    no_such_name
+"#;
+    let end = stage.python(script).start().end();
+    end.assert_status(0);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert!(verdict.headline.contains("no_such_name") && !verdict.headline.contains("step"), "{end}");
+}
+
+#[test]
+fn a_run_can_be_bundled_without_its_secrets_and_judged_anew_elsewhere() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(0)
+raise ValueError("no run for token=abcdef0123456789")
+"#;
+    let job = stage.python(script).ranks(1).options("--max-restarts 1").start();
+    let run_dir = job.run_dir();
+    let end = job.end();
+    let bundle = stage.work().join("incident.jsonl");
+    let ask = |arguments: &[&std::ffi::OsStr]| {
+        let told =
+            std::process::Command::new(mainstay()).args(arguments).output().expect("mainstay can be started");
+        (told.status.code(), String::from_utf8_lossy(&told.stdout).into_owned())
+    };
+    let made = ask(&["bundle".as_ref(), run_dir.as_ref(), "-o".as_ref(), bundle.as_ref()]);
+    assert_eq!(made.0, Some(0), "{end}");
+    let text = std::fs::read_to_string(&bundle).expect("a bundle");
+    assert!(text.contains("no run for token=<masked>") && !text.contains("abcdef0123456789"), "{text}");
+    let (status, told) = ask(&["replay".as_ref(), bundle.as_ref()]);
+    assert_eq!(status, Some(0), "{told}{end}");
+    assert_eq!(told.matches("judged as then").count(), story::verdicts(&end.story).len(), "{told}{end}");
+    // What was judged otherwise is seen: as if this version knew better.
+    let changed = text.replace(r#""domain":"user""#, r#""domain":"hardware""#);
+    assert_ne!(changed, text, "{text}");
+    std::fs::write(&bundle, changed).expect("a file");
+    let (status, told) = ask(&["replay".as_ref(), bundle.as_ref()]);
+    assert_eq!(status, Some(1), "{told}");
+    assert!(told.contains("domain: the hardware's fault, now the training program's fault"), "{told}");
+}

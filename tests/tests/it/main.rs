@@ -1,0 +1,44 @@
+//! End-to-end scenarios: the built program with real ranks.
+//!
+//! One executable for all of them: each module is a subject.
+
+mod acceptance;
+mod agent;
+mod asking;
+mod checkpoint_torch;
+mod command_line;
+mod commands;
+mod corruption;
+mod drill;
+mod drills;
+mod elsewhere;
+mod exception;
+mod exit_status;
+mod gpus;
+mod graceful;
+mod hang;
+mod heartbeats;
+mod hosts;
+mod in_process;
+mod kill;
+mod nvrx;
+mod oom;
+mod orbax;
+mod orders;
+mod orphans;
+mod output;
+mod peers;
+mod places;
+mod policy;
+mod ports;
+mod slow;
+mod soak;
+mod stop;
+mod torch;
+mod torchrun;
+mod trainers;
+mod undying;
+mod verdicts;
+mod warm;
+mod world;
+mod zero_code;

@@ -1,0 +1,94 @@
+//! Jobs that are slow and do not fail: the rank that makes the others wait is named, one that takes its turn is not.
+
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::Body;
+use mainstay_core::model::finding::{Finding, FindingKind};
+use mainstay_tests::{Stage, has_client, story};
+
+/// Each step, a rank works for as long as `work` says and waits for the others until all have had their time. The ranks
+/// meet by the clock: whoever works longer waits less, as in a collective.
+const TRAIN: &str = r#"
+import mainstay
+PERIOD = 0.16
+if RANK == 0:
+    mark("began", repr(time.monotonic() + 0.3))
+wait_for("began")
+began = float(open(MARKS + "/began").read())
+step = 0
+while not os.path.exists(MARKS + "/end") and step < STEPS:
+    step += 1
+    ends = began + step * PERIOD
+    with mainstay.section("forward"):
+        time.sleep(work(step))
+    with mainstay.section("allreduce"):
+        time.sleep(max(0.0, ends - time.monotonic()))
+    mainstay.step(step)
+"#;
+
+fn findings(story: &[mainstay_core::model::entry::Entry]) -> Vec<Finding> {
+    let told = story.iter().filter_map(|entry| match &entry.body {
+        Body::Finding(finding) => Some(finding.clone()),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn a_rank_with_more_work_than_its_peers_is_named() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = format!("STEPS = 2000\ndef work(step):\n    return 0.09 if RANK != 5 else 0.12\n{TRAIN}");
+    let job = stage.python(&script).ranks(8).start();
+    let found = job.wait_for("the slow rank", |entry| match &entry.body {
+        Body::Finding(finding) if finding.what == FindingKind::SlowRank => Some(finding.clone()),
+        _ => None,
+    });
+    stage.mark("end");
+    assert_eq!(found.ranks, [Rank(5)], "{found:?}");
+    assert!(found.cost_percent.is_some_and(|cost| cost > 0.0), "{found:?}");
+    let end = job.end();
+    end.assert_status(0);
+    end.assert_said("rank 5 is ");
+}
+
+#[test]
+fn ranks_that_take_turns_are_told_as_uneven_data() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script =
+        format!("STEPS = 2000\ndef work(step):\n    return 0.08 if RANK != step * 3 % 8 else 0.13\n{TRAIN}");
+    let job = stage.python(&script).ranks(8).start();
+    let found = job.wait_for("uneven data", |entry| match &entry.body {
+        Body::Finding(finding) => Some(finding.clone()),
+        _ => None,
+    });
+    stage.mark("end");
+    assert_eq!(
+        (found.what, found.ranks.as_slice()),
+        (FindingKind::DataImbalance, [].as_slice()),
+        "{found:?}"
+    );
+    job.end().assert_status(0);
+}
+
+#[test]
+fn no_rank_of_a_healthy_job_is_named() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = format!(
+        "import random\nSTEPS = 60\ndef work(step):\n    return 0.08 * random.lognormvariate(0, 0.02)\n{TRAIN}"
+    );
+    let end = stage.python(&script).ranks(8).start().end();
+    end.assert_status(0);
+    // On a busy machine some rank is late in each step, and that may be told; but it is none's own fault.
+    let named: Vec<Finding> =
+        findings(&end.story).into_iter().filter(|finding| !finding.ranks.is_empty()).collect();
+    assert!(named.is_empty(), "{named:?}");
+    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+}

@@ -1,0 +1,550 @@
+//! Ranks that are forked from a template behave as if they had been started plainly, and where that cannot be promised
+//! they are started plainly.
+
+use mainstay_core::base::id::Rank;
+use mainstay_core::model::entry::{Body, Entry, ExitStatus, Fact};
+use mainstay_core::model::observation::Observation;
+use mainstay_tests::{Job, Stage, has_client, has_torch, processes, story};
+use nix::sys::signal::Signal;
+
+/// Waits for what the launcher tells of its template.
+fn told(job: &Job, event: &str) -> String {
+    job.wait_for(&format!("the template's {event}"), |entry| is_told(entry, event))
+}
+
+/// What an entry tells of the template, if it tells this.
+fn is_told(entry: &Entry, event: &str) -> Option<String> {
+    match &entry.body {
+        Body::Fact(Fact::Observed(Observation { component, event: told, detail, .. }))
+            if component == "template" && told == event =>
+        {
+            Some(detail.clone())
+        }
+        _ => None,
+    }
+}
+
+/// Runs a script twice: its first attempt is killed once there is a template, the second is forked from it.
+/// `seen` of both attempts' first ranks come back.
+fn plain_and_forked(stage: &Stage, script: &str, options: &str) -> (String, String) {
+    let script = format!("{script}\nif ATTEMPT == 0:\n    wait_for('never')\n");
+    let job = stage.python(&script).ranks(2).options(options).arguments(&["--lr", "1", "-x"]).start();
+    let plain = job.mark("seen.0.0");
+    job.mark("seen.0.1");
+    told(&job, "warm");
+    job.kill_rank(0, 1);
+    let forked = job.mark("seen.1.0");
+    let end = job.end();
+    end.assert_status(0);
+    (plain, forked)
+}
+
+#[test]
+fn a_forked_rank_sees_what_a_plainly_started_one_sees() {
+    let stage = Stage::new();
+    let script = r#"
+import os, random, resource, signal, stat, sys, threading
+def seen():
+    main = sys.modules["__main__"]
+    yield "argv", sys.argv[1:], os.path.basename(sys.argv[0]), sys.orig_argv[1:] if hasattr(sys, "orig_argv") else 0
+    yield "main", __name__, __file__, main is sys.modules[seen.__module__], main.__spec__, type(main.__loader__).__name__
+    yield "path", sys.path[0], os.getcwd()
+    yield "parent", os.getppid() == LAUNCHER, os.getpgid(0) == os.getpid(), os.getsid(0)
+    yield "signals", [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)]
+    yield "mask", sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    yield "threads", threading.current_thread() is threading.main_thread(), threading.active_count()
+    yield "files", sorted(os.readlink(f"/proc/self/fd/{n}").replace(f"attempt_{ATTEMPT}", "") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}"))
+    yield "limits", resource.getrlimit(resource.RLIMIT_NOFILE), sorted(os.sched_getaffinity(0)), os.nice(0)
+    known = ("MASTER_PORT", "MAINSTAY_ATTEMPT", "MAINSTAY_PREVIOUS_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "MAINSTAY_PAGE", "MAINSTAY_STACKS",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    yield "environment", sorted((k, v) for k, v in os.environ.items() if k not in known)
+    yield "cgroup", open("/proc/self/cgroup").read()
+    yield "buffering", sys.stdout.line_buffering, sys.stdout.write_through, sys.stdout.encoding
+LAUNCHER = int(os.environ["LAUNCHER"]) if "LAUNCHER" in os.environ else os.getppid()
+mark(f"seen.{ATTEMPT}.{RANK}", "\n".join(map(repr, seen())))
+"#;
+    let (plain, forked) = plain_and_forked(&stage, script, "--warm-imports json,decimal");
+    assert_eq!(plain, forked);
+    assert!(plain.contains("'parent', True, True"), "{plain}");
+}
+
+#[test]
+fn forked_ranks_draw_numbers_of_their_own() {
+    let stage = Stage::new();
+    let script = "import random, uuid\nmark(f'seen.{ATTEMPT}.{RANK}', f'{random.random()} {uuid.uuid4()}')\n";
+    let script = format!("{script}\nif ATTEMPT == 0:\n    wait_for('never')\n");
+    let job = stage.python(&script).ranks(2).options("--warm-imports random").start();
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    let (one, other) = (job.mark("seen.1.0"), job.mark("seen.1.1"));
+    job.end().assert_status(0);
+    assert_ne!(one, other);
+}
+
+/// The global generators of NumPy and PyTorch are not seeded anew by a fork.
+#[test]
+fn forked_ranks_draw_numbers_of_their_own_from_libraries_too() {
+    if !has_torch() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import sys
+held = "torch" in sys.modules
+import numpy, torch
+mark(f"seen.{ATTEMPT}.{RANK}", f"{numpy.random.random()} {torch.rand(1).item()} {held}")
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(2).options("--warm-imports numpy.random,torch").start();
+    let drawn = |attempt: u32, rank: u32| -> Vec<String> {
+        let seen = job.mark(&format!("seen.{attempt}.{rank}"));
+        seen.split_whitespace().map(str::to_owned).collect()
+    };
+    let plain = [drawn(0, 0), drawn(0, 1)];
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    let (one, other) = (drawn(1, 0), drawn(1, 1));
+    job.end().assert_status(0);
+    assert_eq!((one[2].as_str(), other[2].as_str()), ("True", "True"), "both were forked");
+    for library in 0..2 {
+        assert_ne!(plain[0][library], plain[1][library], "as ranks that are started plainly do");
+        assert_ne!(one[library], other[library]);
+    }
+}
+
+/// Of a script and of a module: down to the last letter.
+#[test]
+fn a_forked_rank_prints_the_traceback_of_a_plainly_started_one() {
+    let stage = Stage::new();
+    let text = r#"
+import os, time
+def inner(value):
+    try:
+        return {}[value]
+    except KeyError as error:
+        raise ValueError(f"no {value}") from error
+def wait():
+    while not os.path.exists(os.environ["MARKS"] + "/warm"):
+        time.sleep(0.01)
+wait()
+inner("thing")
+"#;
+    let work = stage.work();
+    std::fs::write(work.join("raising.py"), text).expect("a file");
+    for program in [&["raising.py"][..], &["-m", "raising"]] {
+        let job = stage.command(program).ranks(1).options("--warm-imports json --max-restarts 1").start();
+        told(&job, "warm");
+        stage.mark("warm");
+        let end = job.end();
+        std::fs::remove_file(stage.marks().join("warm")).expect("a mark");
+        end.assert_status(1);
+        let (plain, forked) = (end.output(0, 0, "stderr"), end.output(1, 0, "stderr"));
+        assert!(plain.contains("ValueError: no thing") && plain.contains("direct cause"), "{plain}");
+        assert_eq!(plain, forked, "{program:?}");
+    }
+}
+
+#[test]
+fn the_next_ranks_are_there_before_the_failed_ones_are_judged() {
+    let stage = Stage::new();
+    let script = "mark(f'seen.{ATTEMPT}.{RANK}', str(__import__('os').getpid()))\nif ATTEMPT == 0:\n    wait_for('never')\n";
+    let job = stage.python(script).ranks(2).options("--warm-imports json").start();
+    told(&job, "warm");
+    let waiting = || -> Vec<i32> {
+        let children = processes::children(job.launcher()).into_iter();
+        children.filter(|pid| is_of_the_template(*pid)).collect()
+    };
+    // The template, and one for each rank that is already the launcher's own child.
+    processes::wait_until("standbys", || waiting().len() == 3);
+    let prepared = waiting();
+    job.kill_rank(0, 0);
+    for rank in 0..2 {
+        let pid: i32 = job.mark(&format!("seen.1.{rank}")).parse().expect("a pid");
+        assert!(prepared.contains(&pid), "rank {rank} is {pid}, and {prepared:?} waited");
+    }
+    job.end().assert_status(0);
+}
+
+fn is_of_the_template(pid: i32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("template.py")
+}
+
+#[test]
+fn classes_of_the_program_are_pickled_and_processes_started_as_ever() {
+    let stage = Stage::new();
+    let script = r#"
+import multiprocessing, pickle
+class Batch:
+    def __init__(self, n): self.n = n
+def double(batch): return batch.n * 2
+if __name__ == "__main__":
+    same = pickle.loads(pickle.dumps(Batch(3))).n
+    results = []
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            results.append(pool.map(double, [Batch(21)]))
+    mark(f"seen.{ATTEMPT}.{RANK}", f"{same} {results}")
+"#;
+    let job_script = format!("{script}    if ATTEMPT == 0:\n        wait_for('never')\n");
+    let job = stage.python(&job_script).ranks(1).options("--warm-imports multiprocessing.pool").start();
+    job.mark("seen.0.0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1.0"), "3 [[42], [42], [42]]");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn every_end_of_a_program_has_the_status_it_would_have() {
+    let ends: [(&str, ExitStatus, &str); 6] = [
+        ("sys.exit(7)", ExitStatus::Code(7), ""),
+        ("sys.exit('out of luck')", ExitStatus::Code(1), "out of luck"),
+        ("raise KeyError('lost')", ExitStatus::Code(1), "KeyError: 'lost'"),
+        ("raise KeyboardInterrupt", ExitStatus::Signal(2), "KeyboardInterrupt"),
+        ("os._exit(9)", ExitStatus::Code(9), ""),
+        ("compile('x = = 1', 'given.py', 'exec')", ExitStatus::Code(1), "SyntaxError"),
+    ];
+    let stage = Stage::new();
+    for (statement, status, words) in ends {
+        let script = format!(
+            "import os, sys\nif ATTEMPT == 0:\n    mark('waits')\n    wait_for('never')\ndef work():\n    {statement}\nwork()\n"
+        );
+        let job = stage.python(&script).ranks(1).options("--warm-imports json --max-restarts 1").start();
+        told(&job, "warm");
+        job.kill_rank(0, 0);
+        let end = job.end();
+        let exits: Vec<ExitStatus> = story::facts(&end.story)
+            .filter_map(|fact| match fact {
+                Fact::RankExited { attempt, status, .. } if attempt.0 == 1 => Some(*status),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(exits, [status], "{statement}\n{end}");
+        let printed = end.output(1, 0, "stderr");
+        assert!(printed.contains(words), "{statement}: {printed}");
+        // The traceback begins where the program does.
+        assert!(!printed.contains("template"), "{statement}: {printed}");
+    }
+}
+
+#[test]
+fn an_exception_of_a_forked_rank_leaves_its_note() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import mainstay
+mainstay.step(ATTEMPT)
+if ATTEMPT == 0:
+    wait_for("never")
+raise ValueError("of the program")
+"#;
+    let job = stage.python(script).ranks(1).options("--warm-imports json --max-restarts 1").start();
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    let end = job.end();
+    let notes: Vec<_> = story::facts(&end.story)
+        .filter_map(|fact| match fact {
+            Fact::RankRaised { rank: Rank(0), note, .. } => Some(note.clone()),
+            _ => None,
+        })
+        .collect();
+    let [note] = &notes[..] else { panic!("one note\n{end}") };
+    assert_eq!((note.exception.as_str(), note.message.as_str()), ("ValueError", "of the program"));
+    assert!(!note.traceback.contains("template"), "{}", note.traceback);
+}
+
+#[test]
+fn modules_are_run_as_modules() {
+    let stage = Stage::new();
+    let package = stage.work().join("trainer");
+    std::fs::create_dir(&package).expect("a package");
+    std::fs::write(package.join("__init__.py"), "").expect("a file");
+    let text = r#"
+import os, sys, time
+from . import __name__ as package
+attempt = os.environ["MAINSTAY_ATTEMPT"]
+marks = os.environ["MARKS"]
+main = sys.modules["__main__"]
+seen = [__name__, __package__, package, __spec__.name, sys.argv, sys.path[0], main.__dict__ is globals()]
+with open(f"{marks}/seen.{attempt}.new", "w") as file:
+    file.write(repr(seen))
+os.rename(f"{marks}/seen.{attempt}.new", f"{marks}/seen.{attempt}")
+if attempt == "0":
+    time.sleep(1000)
+"#;
+    std::fs::write(package.join("main.py"), text).expect("a file");
+    let job = stage.command(&["-m", "trainer.main", "--x"]).ranks(1).options("--warm-imports json").start();
+    let plain = job.mark("seen.0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), plain);
+    job.end().assert_status(0);
+}
+
+#[test]
+fn a_module_that_starts_a_thread_is_left_to_the_ranks() {
+    let stage = Stage::new();
+    std::fs::write(
+        stage.work().join("threaded.py"),
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n",
+    )
+    .expect("a file");
+    let script = r#"
+import sys, threading
+held = "threaded" in sys.modules, "decimal" in sys.modules
+import threaded
+mark(f"seen.{ATTEMPT}", f"{held} {threading.active_count()}")
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage
+        .python(script)
+        .ranks(1)
+        .variable("PYTHONPATH", stage.work())
+        .options("--warm-imports threaded,decimal")
+        .start();
+    let left_out = told(&job, "module_left_out");
+    assert!(left_out.contains("threaded") && left_out.contains("1 thread"), "{left_out}");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "(False, True) 2");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn a_console_entry_point_is_forked_as_the_program_that_it_is() {
+    let stage = Stage::new();
+    let text = format!(
+        r#"#!{}
+import os, sys, time
+attempt, marks = os.environ["MAINSTAY_ATTEMPT"], os.environ["MARKS"]
+seen = [__name__, __file__, sys.argv, sys.path[0], type(__spec__).__name__, "decimal" in sys.modules]
+with open(f"{{marks}}/seen.{{attempt}}.new", "w") as file:
+    file.write(repr(seen[:-1]) + " " + str(seen[-1]))
+os.rename(f"{{marks}}/seen.{{attempt}}.new", f"{{marks}}/seen.{{attempt}}")
+if attempt == "0":
+    time.sleep(1000)
+"#,
+        python_path().display()
+    );
+    let program = stage.script("train-it", &text);
+    let job =
+        stage.command(&[&program, "--x"]).options("--no-python --warm-imports decimal").ranks(1).start();
+    let plain = job.mark("seen.0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    let (plain, forked) = (plain.replace("False", "True"), job.mark("seen.1"));
+    assert_eq!(plain, forked);
+    assert!(forked.ends_with(" True"), "it was forked: {forked}");
+    job.end().assert_status(0);
+}
+
+/// A shebang takes no name that is looked for.
+fn python_path() -> std::path::PathBuf {
+    let python = mainstay_tests::python();
+    if python.is_absolute() {
+        return python;
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|place| place.join(&python)).find(|file| file.exists());
+    // A name that is nowhere shows by itself when it is started.
+    found.unwrap_or(python)
+}
+
+#[test]
+fn a_program_that_cannot_be_forked_is_started_plainly_and_it_is_said_why() {
+    let stage = Stage::new();
+    let python = mainstay_tests::python().display().to_string();
+    let wait =
+        "import os, time\nwhile not os.path.exists(os.environ['MARKS'] + '/enough'): time.sleep(0.01)\n";
+    let job = stage.command(&[&python, "-c", wait]).options("--no-python").start();
+    let why = told(&job, "plain");
+    assert!(why.contains("ranks are started plainly") && why.contains("-c"), "{why}");
+    stage.mark("enough");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn with_no_warm_there_is_no_template() {
+    let stage = Stage::new();
+    let script = "mark(f'seen.{ATTEMPT}', str('decimal' in __import__('sys').modules))\nif ATTEMPT == 0:\n    wait_for('never')\n";
+    let job = stage.python(script).ranks(1).options("--no-warm --warm-imports decimal").start();
+    job.mark("seen.0");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "False");
+    let end = job.end();
+    assert!(!end.run_dir.join("template").exists(), "{end}");
+}
+
+#[test]
+fn a_template_that_is_killed_costs_no_more_than_a_plain_start() {
+    let stage = Stage::new();
+    let script =
+        "mark(f'seen.{ATTEMPT}', str(__import__('os').getpid()))\nif ATTEMPT == 0:\n    wait_for('never')\n";
+    let job = stage.python(script).ranks(2).options("--warm-imports json").start();
+    told(&job, "warm");
+    let is_template = |pid: &i32| is_of_the_template(*pid);
+    // Its standbys are younger than it.
+    let template = processes::of_job(job.id()).into_iter().filter(is_template).min().expect("a template");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(template), Signal::SIGKILL).expect("it lives");
+    job.kill_rank(0, 0);
+    job.mark("seen.1");
+    let end = job.end();
+    end.assert_status(0);
+}
+
+#[test]
+fn the_template_goes_with_its_launcher() {
+    let stage = Stage::new();
+    let job =
+        stage.python("mark('waits')\nwait_for('never')\n").ranks(2).options("--warm-imports json").start();
+    job.mark("waits");
+    told(&job, "warm");
+    // Fails with what is left, if anything is: standbys carry the job's mark like all its processes.
+    job.kill_launcher();
+}
+
+#[test]
+fn what_ranks_hold_is_learned_from_them() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import sys
+held = "fractions" in sys.modules
+import fractions
+import mainstay
+for step in range(20):
+    mainstay.step(step)
+mark(f"seen.{ATTEMPT}", str(held))
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(1).start();
+    assert_eq!(job.mark("seen.0"), "False");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "True");
+    job.end().assert_status(0);
+}
+
+#[test]
+fn what_is_learned_replaces_what_was_only_named() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let script = r#"
+import sys
+held = "fractions" in sys.modules
+import fractions
+import mainstay
+wait_for("learn")
+for step in range(20):
+    mainstay.step(step)
+mark(f"seen.{ATTEMPT}", str(held))
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(1).options("--warm-imports json").start();
+    told(&job, "warm");
+    stage.mark("learn");
+    job.mark("seen.0");
+    let warm = |story: &[Entry]| story.iter().filter(|entry| is_told(entry, "warm").is_some()).count();
+    processes::wait_until("the second template to be warm", || warm(&job.story()) == 2);
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "True");
+    job.end().assert_status(0);
+}
+
+/// An environment laid over another one by a .pth file, or a folder of `pip install --target`, holds libraries; the
+/// program's own modules may look at their rank and be edited between attempts.
+#[test]
+fn libraries_are_known_by_their_records_wherever_they_lie() {
+    if !has_client() {
+        return;
+    }
+    let stage = Stage::new();
+    let (installed, own) = (stage.work().join("installed"), stage.work().join("own"));
+    std::fs::create_dir_all(installed.join("library-1.0.dist-info")).expect("a folder");
+    std::fs::create_dir_all(&own).expect("a folder");
+    std::fs::write(installed.join("library.py"), "").expect("a file");
+    std::fs::write(own.join("helpers.py"), "").expect("a file");
+    let script = r#"
+import sys
+held = "library" in sys.modules, "helpers" in sys.modules
+import library, helpers
+import mainstay
+for step in range(20):
+    mainstay.step(step)
+mark(f"seen.{ATTEMPT}", str(held))
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let path = std::env::join_paths([&installed, &own]).expect("a path");
+    let job = stage.python(script).ranks(1).variable("PYTHONPATH", &path).start();
+    assert_eq!(job.mark("seen.0"), "(False, False)");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "(True, False)");
+    job.end().assert_status(0);
+}
+
+/// No client, no named modules: the text of the program is enough, from the start on.
+#[test]
+fn what_the_text_imports_is_warm_before_any_rank_has_told_what_it_holds() {
+    let stage = Stage::new();
+    let script = r#"
+import sys
+held = [name in sys.modules for name in ("fractions", "wave", "chunk_of_nothing", "colorsys")]
+import fractions
+try:
+    import chunk_of_nothing
+except ImportError:
+    import colorsys
+if len(sys.argv) > 1000:
+    import wave
+import os
+mark(f"seen.{ATTEMPT}.{RANK}", f"{held} {os.sched_getscheduler(0)}")
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(2).start();
+    assert_eq!(job.mark("seen.0.0"), "[False, False, False, False] 0");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    // Only what is imported in any case; and a rank runs as any process, though its template made way.
+    assert_eq!(job.mark("seen.1.0"), "[True, False, False, False] 0");
+    job.end().assert_status(0);
+}
+
+/// Its own modules are left to the program, and a package that is no good for a fork is left out.
+#[test]
+fn imports_with_side_effects_are_left_to_the_ranks() {
+    let stage = Stage::new();
+    let installed = stage.work().join("installed");
+    std::fs::create_dir_all(installed.join("spinner-1.0.dist-info")).expect("a folder");
+    let spinner =
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n";
+    std::fs::write(installed.join("spinner.py"), spinner).expect("a file");
+    let script = r#"
+import sys
+held = "spinner" in sys.modules, "fractions" in sys.modules
+import spinner, fractions
+mark(f"seen.{ATTEMPT}", str(held))
+if ATTEMPT == 0:
+    wait_for("never")
+"#;
+    let job = stage.python(script).ranks(1).variable("PYTHONPATH", &installed).start();
+    let left_out = told(&job, "module_left_out");
+    assert!(left_out.contains("spinner"), "{left_out}");
+    told(&job, "warm");
+    job.kill_rank(0, 0);
+    assert_eq!(job.mark("seen.1"), "(False, True)");
+    job.end().assert_status(0);
+}

@@ -1,0 +1,93 @@
+//! Jobs whose ranks send no heartbeats: judged by what their processes do, late and with less certainty.
+
+#![allow(clippy::panic, clippy::expect_used, reason = "in a test, a panic is the report")]
+
+use mainstay_core::base::id::Rank;
+use mainstay_core::hang::HangKind;
+use mainstay_core::model::entry::Fact;
+use mainstay_core::model::verdict::Cause;
+use mainstay_tests::{End, Stage, story};
+
+/// Three seconds of work with output, as training logs its steps.
+const WORK: &str = "i=0; while [ $i -lt 60 ]; do sleep 0.05; echo step $i; i=$((i+1)); done";
+
+/// So much that a launcher on a busy machine, which looks late and leaves out what it could not see, has seen enough of it.
+const LONG_WORK: &str = "i=0; while [ $i -lt 240 ]; do sleep 0.05; echo step $i; i=$((i+1)); done";
+
+fn assert_not_judged(end: &End) {
+    end.assert_status(0);
+    assert!(!story::facts(&end.story).any(|fact| matches!(fact, Fact::RanksHung { .. })), "{end}");
+}
+
+#[test]
+fn ranks_that_worked_and_do_nothing_any_more_are_started_again() {
+    let stage = Stage::new();
+    let script = format!("{WORK}; [ $ATTEMPT -gt 0 ] && exit 0; exec sleep 36000");
+    let end = stage.sh(&script).ranks(3).options("--hang-limit idle=4s").start().end();
+    end.assert_status(0);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::AllStill, .. }), "{end}");
+    assert!(!verdict.heartbeats && verdict.step.is_none() && verdict.confidence < 0.7, "{end}");
+    assert!(verdict.headline.starts_with("all ranks hang: "), "{end}");
+    assert!(verdict.evidence.iter().any(|line| line.contains("sends no heartbeats")), "{end}");
+}
+
+#[test]
+fn a_stopped_rank_is_named_while_others_work() {
+    let stage = Stage::new();
+    let script = r#"
+[ $ATTEMPT -gt 0 ] && exit 0
+[ $RANK = 1 ] && kill -STOP $$
+work
+"#;
+    let end = stage.sh(script).ranks(3).options("--hang-limit idle=3s").start().end();
+    end.assert_status(0);
+    let [verdict] = story::verdicts(&end.story)[..] else { panic!("one verdict\n{end}") };
+    assert_eq!(verdict.culprit, Some(Rank(1)), "{end}");
+    assert!(matches!(verdict.cause, Cause::Hang { hang: HangKind::Stopped, .. }), "{end}");
+}
+
+#[test]
+fn ranks_that_sleep_by_design_are_left_alone() {
+    let stage = Stage::new();
+    let end = stage.sh("sleep 8").ranks(2).options("--hang-limit idle=2s").start().end();
+    assert_not_judged(&end);
+}
+
+#[test]
+fn a_rank_that_sleeps_while_another_works_is_left_alone() {
+    let stage = Stage::new();
+    let script = format!(
+        "{WORK}; [ $RANK = 0 ] && {{ sleep 6; mark over; exit 0; }}; until [ -e $MARKS/over ]; do sleep 0.05; done"
+    );
+    let end = stage.sh(&script).ranks(2).options("--hang-limit idle=2s").start().end();
+    assert_not_judged(&end);
+}
+
+#[test]
+fn a_hang_that_is_only_reported_passes_when_the_ranks_go_on() {
+    let stage = Stage::new();
+    let script = format!("mkfifo $MARKS/pipe; {LONG_WORK}; read line < $MARKS/pipe; {WORK}");
+    let job = stage.sh(&script).options("--hang report --hang-limit idle=3s").start();
+    job.wait_for_fact("the hang", |fact| matches!(fact, Fact::RanksHung { acts: false, .. }));
+    job.wait_for_fact("evidence", |fact| matches!(fact, Fact::EvidenceTaken { file: Some(_), .. }));
+    std::fs::write(stage.marks().join("pipe"), "on\n").expect("a word for the rank");
+    job.wait_for_fact("its end", |fact| matches!(fact, Fact::HangPassed { .. }));
+    let end = job.end();
+    end.assert_status(0);
+    assert!(story::verdicts(&end.story).is_empty(), "{end}");
+    assert!(end.run_dir.join("attempt_0/hang.json").exists(), "{end}");
+}
+
+/// What the first run learned, the second one knows before its first step.
+#[test]
+fn what_was_learned_is_kept_for_the_next_run_unless_it_is_to_be_forgotten() {
+    let stage = Stage::new();
+    let kept = || std::fs::read_dir(stage.logs().join(".learned")).map_or(0, Iterator::count);
+    stage.sh("exit 0").options("--forget").start().end().assert_status(0);
+    assert_eq!(kept(), 0);
+    for _ in 0..2 {
+        stage.sh("exit 0").start().end().assert_status(0);
+        assert_eq!(kept(), 2, "what holds for runs of its size, and for runs of any");
+    }
+}
