@@ -38,6 +38,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let changelog = read("CHANGELOG.md")?;
     let manifest = read("Cargo.toml")?;
     let today = command::output(Command::new("date").args(["-u", "+%F"]))?;
+    is_short(&changelog)?;
     let closed = close(&changelog, &version, today.trim())?;
     let set = set_version(&manifest, &version)?;
 
@@ -90,12 +91,18 @@ fn close(changelog: &str, version: &Version, date: &str) -> Result<String> {
         section.lines().any(|line| line.starts_with("- ")),
         "CHANGELOG.md: the section [Unreleased] has no entry"
     );
+    Ok(format!("{before}{OPEN}\n\n{name} - {date}{after}"))
+}
+
+/// Whether people will read it to its end.
+fn is_short(changelog: &str) -> Result<()> {
+    let section = changelog.split("## [").nth(1).unwrap_or_default();
     let lines = section.trim().lines().count();
     ensure!(
         lines <= MOST_LINES,
         "CHANGELOG.md: the section [Unreleased] has {lines} lines; at most {MOST_LINES} are read"
     );
-    Ok(format!("{before}{OPEN}\n\n{name} - {date}{after}"))
+    Ok(())
 }
 
 /// The workspace's manifest with another version.
@@ -144,8 +151,9 @@ mod tests {
         };
         assert!(told(&closed, "0.3.0").contains("no entry"));
         assert!(told(changelog, "0.1.0").contains("already"));
-        let long = format!("## [Unreleased]\n{}", "- a thing\n".repeat(61));
-        assert!(told(&long, "0.3.0").contains("61 lines"));
+        is_short(changelog).expect("short");
+        let long = format!("## [Unreleased]\n{}\n## [0.1.0]\n", "- a thing\n".repeat(60));
+        assert!(is_short(&long).expect_err("refused").to_string().contains("61 lines"));
         assert!(told("# Changelog\n", "0.3.0").contains("[Unreleased]"));
     }
 
