@@ -125,7 +125,7 @@ mod tests {
         assert!(budget.spend(PER_SECOND, later) > Duration::ZERO);
         let much_later = later + Duration::from_secs(3600);
         assert_eq!(budget.spend(AT_ONCE, much_later), Duration::ZERO, "what was saved up is bounded too");
-        assert!(budget.spend(1, much_later) > Duration::ZERO);
+        assert!(budget.spend(PER_SECOND, much_later) > Duration::ZERO);
     }
 
     #[test]

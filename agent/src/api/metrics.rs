@@ -163,10 +163,10 @@ pub const METRICS: &[Metric] = &[
     ),
     gauge_of(
         CHECKPOINT_AGE,
-        &["run", "uid", "tier"],
+        &["run", "tier", "uid"],
         "Seconds since the newest step was sealed that is whole in a tier: memory, disk, peer, durable.",
     ),
-    gauge_of(CHECKPOINT_STEP, &["run", "uid", "tier"], "That step."),
+    gauge_of(CHECKPOINT_STEP, &["run", "tier", "uid"], "That step."),
     Metric {
         name: CHECKPOINT_SENT,
         kind: Kind::Counter,
