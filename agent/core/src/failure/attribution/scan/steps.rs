@@ -50,6 +50,12 @@ pub fn relate(findings: &mut [Findings]) {
     }
 }
 
+/// When the launcher saw a line, by its number from 1.
+fn seen(times: &[LineTime], line: u64) -> Option<LineTime> {
+    let at = usize::try_from(line).ok()?.checked_sub(1)?;
+    times.get(at).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::super::catalog::Catalog;
@@ -91,10 +97,4 @@ mod tests {
         assert_eq!(findings.progress.last().and_then(|last| last.step), Some(159_999));
         assert!(findings.progress.is_sorted_by(|one, next| one.line < next.line));
     }
-}
-
-/// When the launcher saw a line, by its number from 1.
-fn seen(times: &[LineTime], line: u64) -> Option<LineTime> {
-    let at = usize::try_from(line).ok()?.checked_sub(1)?;
-    times.get(at).copied()
 }
