@@ -8,10 +8,11 @@ use std::time::Duration;
 use mainstay_proto::v1::{Job, Rank, RankPhase};
 use serde_json::{Value, json};
 
+use super::answer::is_over;
 use super::find::{Ask, find};
 use super::json::seconds;
 use super::output::{self, Paint, clean, shortened, spoken};
-use super::status::{ask_all, is_over, nothing_answers, told_once};
+use super::status::{ask_all, nothing_answers, told_once};
 use super::{exit, json};
 
 /// How often the table is shown again.

@@ -11,10 +11,11 @@ use mainstay_core::hang::PlaceGroup;
 use mainstay_proto::v1::{Job, RankPhase};
 use serde_json::Value;
 
+use super::answer::is_over;
 use super::exit;
 use super::find::{Ask, find};
 use super::output::{self, Paint, clean};
-use super::status::{ask_all, is_over, told_once};
+use super::status::{ask_all, told_once};
 use crate::source::evidence::{self, Frames, Subject};
 
 /// How long it may take.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::answer::{Answer, is_over};
-use super::client::{AskError, Client, Snapshot};
+use super::client::{AskError, Client};
 use super::find::{Ask, Found, Place, find};
 use super::output::{self, Paint};
 use super::{exit, json, screen};

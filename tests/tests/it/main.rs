@@ -1,6 +1,7 @@
 //! End-to-end scenarios: the built program with real ranks.
 //!
 //! One executable for all of them: each module is a subject.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic in a test is its report")]
 
 mod acceptance;
 mod agent;

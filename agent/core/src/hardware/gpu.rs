@@ -14,7 +14,6 @@ mod details;
 mod driver;
 mod fabric;
 mod faults;
-mod gpu;
 mod history;
 mod limits;
 mod links;
@@ -31,6 +30,7 @@ mod recall;
 pub mod reset;
 mod rules;
 mod siblings;
+mod state;
 mod told;
 mod watch;
 
@@ -38,7 +38,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use asking::{DeviceReport, DriverTrouble, GpuEvent, ProbeAnswer, ProbeLine, ProbeRequest};
 pub use details::{EccCount, EccPlace, GpuDetails, LinkErrors, PeerAccess, SramErrors};
-pub use gpu::GpuView;
 pub use limits::{DeviceLimits, ExpectedGpus};
 pub use opinion::Opinion;
 pub use reading::{
@@ -46,12 +45,13 @@ pub use reading::{
     RemappedRows, SlowdownTimes, settle,
 };
 pub use recall::{board_of, learned_gpus, replaced_board};
+pub use state::GpuView;
 
 use driver::Driver;
 use faults::Faults;
-use gpu::{Around, Gpu, Known};
 use rules::{POWER_BRAKE, Rules};
 use siblings::Sibling;
+use state::{Around, Gpu, Known};
 use told::Told;
 use watch::{Change, Patience};
 

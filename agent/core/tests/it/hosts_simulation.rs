@@ -38,7 +38,7 @@ impl Chance {
     }
 
     fn one_in(&mut self, of: u64) -> bool {
-        self.next() % of == 0
+        self.next().is_multiple_of(of)
     }
 }
 

@@ -1,6 +1,13 @@
 //! The core as its callers use it: facts in, verdicts and decisions out.
 //!
 //! One executable for all of them: each module is a subject.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "tests read files, and a panic in a test is its report"
+)]
 
 mod attribution_cases;
 mod attribution_catalog;

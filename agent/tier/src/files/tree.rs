@@ -35,8 +35,7 @@ impl Mark {
     }
 
     /// The same, as a directory says it.
-    // The kernel's types differ between processors.
-    #[allow(clippy::unnecessary_cast)]
+    #[allow(clippy::unnecessary_cast, reason = "the kernel's types differ between processors")]
     pub(crate) fn of_stat(found: &Stat) -> Mark {
         let written = (found.st_mtime as i64, found.st_mtime_nsec as i64);
         Mark { ino: found.st_ino, size: found.st_size.unsigned_abs(), written }

@@ -27,8 +27,11 @@ impl User {
 /// Users whose groups are kept; beyond that the accounts are asked again.
 const KNOWN: usize = 4096;
 
+/// Groups by user and main group.
+type Groups = BTreeMap<(u32, u32), Arc<[u32]>>;
+
 /// The supplementary groups of users, as the kernel named them when they last called.
-static GROUPS: RwLock<BTreeMap<(u32, u32), Arc<[u32]>>> = RwLock::new(BTreeMap::new());
+static GROUPS: RwLock<Groups> = RwLock::new(BTreeMap::new());
 
 /// Notes which supplementary groups a user's process has, by the kernel's word: files that a user reaches by such a group alone are
 /// reached for that user too.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::gpu::{Gpu, Known};
 use super::reading::GpuIdentity;
 use super::rules::SAMPLED;
+use super::state::{Gpu, Known};
 use super::watch::Problem;
 use super::{DeviceJudge, observed, ranges};
 use crate::base::pci::PciAddress;
