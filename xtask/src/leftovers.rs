@@ -80,7 +80,8 @@ impl Places {
         let mut left: Vec<String> = self.processes().into_iter().map(told("the process")).collect();
         left.extend(self.mounts().into_iter().map(told("the mount")));
         for folder in [&self.disk, &self.memory] {
-            left.extend(entries(folder).into_iter().map(|path| path.display().to_string()).map(told("")));
+            let kept = entries(folder).into_iter().filter(|path| !is_of_python(path));
+            left.extend(kept.map(|path| path.display().to_string()).map(told("")));
         }
         let groups = control_groups();
         let groups = groups.difference(&self.groups).filter(|group| is_of_tests(group) && is_empty(group));
@@ -124,6 +125,12 @@ impl Places {
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// What Python makes for itself (`tempfile`, `multiprocessing`): a rank that is killed cannot delete it.
+fn is_of_python(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    name.starts_with("tmp") || name.starts_with("pymp-")
 }
 
 /// The groups of all hierarchies that can be seen, two levels deep: deeper ones go with those above them.
