@@ -174,6 +174,7 @@ fn answer_as_json(answer: &Answer) -> Value {
 mod tests {
     use mainstay_proto::v1::{Component, Node, Server};
 
+    use super::super::client::Snapshot;
     use super::*;
 
     fn answer(mode: ServerMode, state: HealthState, jobs: Vec<Job>) -> Answer {

@@ -39,7 +39,7 @@ impl Host {
         let smi = self.path("nvidia-smi");
         testing::executable(
             &smi,
-            &format!("#!/bin/sh\n[ \"$*\" = '-q -x' ] || exit 9\ncat <<'END'\n{xml}\nEND\n"),
+            format!("#!/bin/sh\n[ \"$*\" = '-q -x' ] || exit 9\ncat <<'END'\n{xml}\nEND\n"),
         );
         let mut search = self.0.path().as_os_str().to_owned();
         search.push(":");

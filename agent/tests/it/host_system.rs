@@ -62,7 +62,7 @@ impl Tree {
     /// A program that answers as systemctl does.
     fn systemctl(&self, script: &str) -> PathBuf {
         let path = self.path("systemctl");
-        testing::executable(&path, &format!("#!/bin/sh\n{script}\n"));
+        testing::executable(&path, format!("#!/bin/sh\n{script}\n"));
         path
     }
 

@@ -162,7 +162,7 @@ mod tests {
         let of = |text| filters(text).expect("a list").0;
         assert_eq!(of("apple,orange"), ["apple", "orange"]);
         assert_eq!(of("a,,b,c"), ["a,b", "c"]);
-        assert!(of("").is_empty() && of(",").len() == 0);
+        assert!(of("").is_empty() && of(",").is_empty());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The checkpoint tier on real files, in real memory, between hosts on loopback addresses.
 //!
 //! One executable for all of them: each module is a subject.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a panic in a test is its report")]
 
 mod alike;
 mod common;

@@ -16,7 +16,7 @@ use nix::libc;
 use rustix::fs::{CWD, RenameFlags};
 use tempfile::TempDir;
 
-use crate::support::{RUN, bytes, hosts, identity, seal, until};
+use super::support::{RUN, bytes, hosts, identity, seal, until};
 
 const A: User = User { uid: 61_001, gid: 61_001 };
 const B: User = User { uid: 61_002, gid: 61_002 };
