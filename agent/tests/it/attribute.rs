@@ -67,7 +67,8 @@ fn labelled_cases_are_scored_and_lines_of_joined_texts_found_again() {
         (&"a".into(), &"hardware_gpu".into(), &true.into())
     );
     assert_eq!(answer["root_lines"], serde_json::json!([2, 3]));
-    assert!(answer["confidence"].as_f64().is_some_and(|sure| sure > 0.9));
+    // Evidence on one line alone says no more.
+    assert!(answer["confidence"].as_f64().is_some_and(|sure| sure > 0.8));
     assert_eq!(told["summary"]["all"]["domain"], 1);
 }
 

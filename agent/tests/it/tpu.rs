@@ -439,6 +439,7 @@ fn a_core_with_an_uncorrectable_memory_error_makes_its_chip_unhealthy_and_other_
     };
     assert!(line("tpu.1").contains("UNHEALTHY"), "{status}");
     assert!(line("tpu.0").contains("UNKNOWN"), "{status}");
+    assert_eq!(line("recommended").trim(), "recommended: REPLACE_NODE", "{status}");
 }
 
 #[test]

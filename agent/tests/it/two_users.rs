@@ -37,7 +37,7 @@ struct Host {
 
 fn host() -> Option<Host> {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: only root can start two users");
+        testing::skip("only root can start two users");
         return None;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ impl Host {
     /// This program as another user, which has begun to do what its role is.
     fn client(&self, uid: u32, role: &str) -> Client {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "as_another_user", "--nocapture"])
+            .args(["--ignored", "--exact", "two_users::as_another_user", "--nocapture"])
             .env(ROLE, role)
             .env(SOCKET, self.socket())
             .uid(uid)
