@@ -5,9 +5,11 @@ The tests run against the installed wheel, never against the source tree beside 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -89,7 +91,8 @@ def run_job(tmp_path):
     def run(code: str, ranks: int = 2, check: bool = True, **variables) -> Job:
         script = tmp_path / f"job-{time.monotonic_ns()}.py"
         script.write_text(textwrap.dedent(code))
-        runtime_dir = tmp_path / "runtime"
+        # Sockets lie in it, whose paths have to be short: a folder of pytest's own may be too deep.
+        runtime_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rt-")))
         done = subprocess.run(
             [program, "run", "--no-agent", f"--nproc-per-node={ranks}", "--max-restarts=0",
              f"--log-dir={tmp_path / 'logs'}", f"--runtime-dir={runtime_dir}", "--no-python",
@@ -100,4 +103,5 @@ def run_job(tmp_path):
         assert not check or done.returncode == 0, done.stderr + done.stdout
         return Job(done, runtime_dir)
 
-    return run
+    with contextlib.ExitStack() as stack:
+        yield run

@@ -67,7 +67,7 @@ fn a_program_that_cannot_be_started_is_named_and_not_tried_again() {
     let stage = Stage::new();
     let broken = stage.script("broken", "#!/no/such/interpreter\n");
     let end = stage.command(&[&broken]).ranks(2).start().end();
-    end.assert_status(1);
+    end.assert_status(70);
     end.assert_said(&broken);
     assert_eq!(end.summary().attempts, 1, "{end}");
 }
