@@ -9,6 +9,7 @@ use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
 
 use mainstay_core::base::id::Pid;
 use nix::sys::signal::Signal;
@@ -17,6 +18,10 @@ use crate::os::processes;
 
 /// The hidden subcommand that is the guardian.
 pub const SUBCOMMAND: &str = "guardian";
+
+/// How often the removal of a control group is tried, and what lies between: five seconds in all.
+const REMOVALS: u32 = 250;
+const BETWEEN_REMOVALS: Duration = Duration::from_millis(20);
 
 /// The launcher's end.
 #[derive(Debug)]
@@ -109,6 +114,17 @@ fn take_along(groups: &[Pid], mark: &str, cgroup: Option<&Path>) {
         left.into_iter().for_each(processes::kill_process);
     }
     if let Some(cgroup) = cgroup {
-        let _ = fs::remove_dir(cgroup);
+        remove(cgroup);
+    }
+}
+
+/// Removes the control group. The kernel refuses while a process in it is still being taken apart, which is after its
+/// environment is gone: so it is tried again for a while.
+fn remove(cgroup: &Path) {
+    for _ in 0..REMOVALS {
+        match fs::remove_dir(cgroup) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(BETWEEN_REMOVALS),
+            _ => return,
+        }
     }
 }
