@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use mainstay_core::base::id::{Attempt, JobId, Pid, Rank};
+use mainstay_core::base::id::{Attempt, Incident, JobId, Pid, Rank};
 use mainstay_core::base::time::{Mono, Span, Stamp};
 use mainstay_core::checkpoint::price::StepTime;
 use mainstay_core::host::contention::Surroundings;
@@ -86,6 +86,8 @@ pub struct Launcher {
     pub(super) tasks: VecDeque<Task>,
     pub(super) board: Board,
     pub(super) terminal: Terminal,
+    /// The verdict that the terminal showed last: its incident and its line.
+    shown: Option<(Incident, String)>,
     pub(super) guardian: Option<Guardian>,
     /// Keeps the checkpoints that ranks copy into memory.
     pub(super) keeper: Option<Keeper>,
@@ -223,6 +225,7 @@ impl Launcher {
             tasks: VecDeque::new(),
             board,
             terminal,
+            shown: None,
             guardian,
             keeper,
             cgroup,
@@ -359,13 +362,23 @@ impl Launcher {
 
     /// Writes down an entry, and shows it to people who want to see it.
     pub(super) fn record(&mut self, stamp: Stamp, origin: Option<u64>, body: Body) -> Entry {
-        if let Some(line) = notice::line(&body) {
+        if let Some(line) = notice::line(&body)
+            && !self.was_shown(&body, &line)
+        {
             self.terminal.say(line);
         }
         if let Body::Finding(finding) = &body {
             self.mark_checkpoints(finding);
         }
         self.board.record(stamp, Some(&self.id), origin, body)
+    }
+
+    /// Whether the terminal has this line of this incident already: a verdict that is made again with more evidence often
+    /// reads the same.
+    fn was_shown(&mut self, body: &Body, line: &str) -> bool {
+        let Body::Verdict(verdict) = body else { return false };
+        let shown = (verdict.incident, line.to_owned());
+        self.shown.replace(shown.clone()) == Some(shown)
     }
 
     /// Says beside the checkpoints which of them are doubtful.
