@@ -20,6 +20,7 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use mainstay_core::base::id::{BootId, JobId};
 use mainstay_core::base::time::Stamp;
@@ -32,6 +33,10 @@ use segment::{Segment, list_segments, segment_path};
 
 /// The smallest useful segment: below this, a segment would hold a handful of lines only.
 const SMALLEST_SEGMENT: u64 = 4096;
+
+/// A journal that another process holds is waited for: one second in all.
+const LOCK_TRIES: u32 = 20;
+const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(50);
 
 /// How large the journal may become, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -353,7 +358,7 @@ fn take_lock(dir: &Path) -> Result<File, JournalError> {
         .mode(0o640)
         .open(&path)
         .map_err(opening)?;
-    match lock.try_lock() {
+    match locked_soon(&lock) {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let holder = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
@@ -367,4 +372,16 @@ fn take_lock(dir: &Path) -> Result<File, JournalError> {
         tracing::debug!(path = %path.display(), %error, "the lock's holder could not be noted");
     }
     Ok(lock)
+}
+
+/// Takes the lock; a holder is waited for a moment. A process that is being started holds what its parent had open until it
+/// executes its program: the lock of an agent that has just ended, or of a journal that was just closed.
+fn locked_soon(lock: &File) -> Result<(), TryLockError> {
+    for _ in 0..LOCK_TRIES {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(BETWEEN_LOCK_TRIES),
+            other => return other,
+        }
+    }
+    lock.try_lock()
 }
