@@ -127,10 +127,11 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// What Python makes for itself (`tempfile`, `multiprocessing`): a rank that is killed cannot delete it.
+/// What Python, pytest and PyTorch make for themselves (`tempfile`, `multiprocessing`, the folders of tests, the compiler's
+/// cache): a rank that is killed cannot delete it, and the others keep theirs.
 fn is_of_python(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    name.starts_with("tmp") || name.starts_with("pymp-")
+    ["tmp", "pymp-", "pytest-of-", "torchinductor_"].iter().any(|of| name.starts_with(of))
 }
 
 /// The groups of all hierarchies that can be seen, two levels deep: deeper ones go with those above them.
