@@ -11,7 +11,7 @@ use crate::failure::attribution::level;
 use crate::failure::fingerprint::fingerprint;
 use crate::failure::traceback_tail;
 use crate::hang::{ACTIVITY, Hang, HangKind, listed};
-use crate::model::entry::{ExitStatus, LineTime, Note};
+use crate::model::entry::{ExitStatus, LOST_WITH_HOST, LineTime, Note};
 use crate::model::verdict::{Cause, Doubts, FaultDomain, Verdict};
 
 /// How a rank of the failed attempt ended.
@@ -41,7 +41,20 @@ pub struct RankEnd {
     pub stdout_times: Vec<LineTime>,
 }
 
+/// The class of a verdict on ranks that ended because their host was lost: whose fault that is, is not known.
+pub const HOST_LOST: &str = "host_lost";
+
 impl RankEnd {
+    /// What is known of the loss of its host, where the rank ended with it (`recovery::hosts`).
+    fn lost_with_host(&self) -> Option<&str> {
+        match (self.exit, self.stderr_tail.as_slice()) {
+            (Some((ExitStatus::Signal(9), _)), [line]) => line
+                .strip_prefix(LOST_WITH_HOST)
+                .filter(|lost| lost.starts_with("host ") && lost.contains(" is lost: ")),
+            _ => None,
+        }
+    }
+
     /// Whether the rank failed of its own, as far as its own end tells.
     pub(crate) fn failed(&self) -> bool {
         self.note.is_some() || (!self.after_stop && self.exit.is_some_and(|(status, _)| !status.is_success()))
@@ -128,14 +141,17 @@ pub fn judge(
         // Without heartbeats nobody knows how far it was.
         None => String::new(),
     };
-    let headline = format!("{culprit} {}{at_step}", what_happened(&cause, end));
+    let lost =
+        end.lost_with_host().map(|lost| lost.replacen(" is lost: ", &format!(" was lost{at_step}: "), 1));
+    let class = lost.as_ref().map(|_| HOST_LOST.to_owned());
+    let headline = lost.unwrap_or_else(|| format!("{culprit} {}{at_step}", what_happened(&cause, end)));
     let fault_at = end.failed_at().unwrap_or_default();
     Verdict {
         incident,
         attempt,
         headline,
         domain: FaultDomain::Unknown,
-        class: None,
+        class,
         deterministic: false,
         doubts: Doubts::default(),
         confidence: confidence(&cause, end),
@@ -407,6 +423,23 @@ mod tests {
     fn verdict(ends: [RankEnd; 2], out_of_memory_kills: u64) -> Verdict {
         let ends = ends.into_iter().enumerate().map(|(n, end)| (Rank(n as u32), end)).collect();
         judge(Incident(1), Attempt(0), &ends, out_of_memory_kills)
+    }
+
+    #[test]
+    fn a_rank_that_ends_with_its_host_is_not_said_to_be_killed() {
+        let lost = "[mainstay] host b (node rank 1, ranks 2 to 3) is lost: its launcher has had no connection for 2 s";
+        let end = RankEnd {
+            exit: Some((ExitStatus::Signal(9), Mono(5))),
+            step: Some(6),
+            stderr_tail: vec![lost.to_owned()],
+            ..RankEnd::default()
+        };
+        let verdict = verdict([end, RankEnd::default()], 0);
+        assert_eq!(
+            verdict.headline,
+            "host b (node rank 1, ranks 2 to 3) was lost after step 6: its launcher has had no connection for 2 s"
+        );
+        assert_eq!((verdict.domain, verdict.class.as_deref()), (FaultDomain::Unknown, Some(HOST_LOST)));
     }
 
     #[test]

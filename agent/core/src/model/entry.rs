@@ -22,6 +22,9 @@ use crate::model::observation::Observation;
 use crate::model::policy::{Experience, Settings};
 use crate::model::verdict::{Decision, Outcome, Verdict};
 
+/// Ahead of the line that stands in place of the output of a rank whose host was lost, in its `RankExited`.
+pub const LOST_WITH_HOST: &str = "[mainstay] ";
+
 /// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {

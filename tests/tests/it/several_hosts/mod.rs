@@ -110,6 +110,8 @@ fn a_lost_launcher_is_named_and_its_host_may_come_back() {
         end.assert_status(0);
     }
     assert_eq!(ends[0].summary().attempts, 2, "{}", ends[0]);
+    ends[0].assert_said("(node rank 1, ranks 2 to 3) was lost");
+    assert!(!ends[0].stderr.contains("SIGKILL"), "no rank is said to have been killed: {}", ends[0]);
     assert_eq!(cluster.read(1, "done.2"), "14");
 }
 

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::base::id::{Attempt, Pid, Rank};
 use crate::base::time::{Mono, Span};
 use crate::hang::{PlaceGroup, Waits, fold};
-use crate::model::entry::{ExitStatus, Fact, StartedRank};
+use crate::model::entry::{ExitStatus, Fact, LOST_WITH_HOST, StartedRank};
 use crate::model::observation::{Observation, Weight};
 use crate::recovery::job::{Input, Order, StopWhy};
 
@@ -467,7 +467,7 @@ impl Merge {
             step: None,
             data: None,
             after_stop,
-            stderr_tail: vec![format!("[mainstay] {detail}")],
+            stderr_tail: vec![format!("{LOST_WITH_HOST}{detail}")],
             stdout_tail: Vec::new(),
             stderr_times: Vec::new(),
             stdout_times: Vec::new(),

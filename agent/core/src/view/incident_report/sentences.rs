@@ -3,7 +3,7 @@
 use crate::base::time::Span;
 use crate::failure::attribution::class::Class;
 use crate::failure::attribution::explain::look;
-use crate::failure::root_rank;
+use crate::failure::root_rank::{self, HOST_LOST};
 use crate::model::entry::ExitStatus;
 use crate::model::verdict::{Action, Cause, Decision, FaultDomain, Verdict};
 
@@ -39,6 +39,7 @@ pub fn brief(verdict: &Verdict) -> String {
         return format!("{} ({}, {} sure)", verdict.headline, verdict.domain, percent(verdict.confidence));
     }
     let who_sent = match verdict.cause {
+        _ if verdict.class.as_deref() == Some(HOST_LOST) => "; why is unknown",
         Cause::Signal { signal: 9 } => {
             "; cause not seen: neither Mainstay nor the kernel's OOM killer sent the signal"
         }
@@ -56,6 +57,11 @@ pub fn brief(verdict: &Verdict) -> String {
 fn not_seen(verdict: &Verdict) -> String {
     let rank = verdict.culprit.map_or_else(|| "a rank".to_owned(), |rank| rank.to_string());
     match &verdict.cause {
+        _ if verdict.class.as_deref() == Some(HOST_LOST) => {
+            "Cause not seen: the host or its launcher was lost. Its power, its network, its kernel log, or who ended the \
+             launcher can show why."
+                .to_owned()
+        }
         Cause::Signal { signal: 9 } => format!(
             "Cause not seen: {rank} was ended by SIGKILL, which Mainstay did not send and the kernel's OOM killer did not \
              either; a scheduler, another process or a person sent it."
