@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import report
@@ -95,7 +96,15 @@ def print_row(row):
 
 def main():
     chosen = arguments()
-    os.makedirs(chosen.out, exist_ok=True)
+    try:
+        os.makedirs(chosen.out, exist_ok=True)
+        writable = os.access(chosen.out, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        elsewhere = tempfile.mkdtemp(prefix="mainstay-gpu-")
+        print(f"{os.path.abspath(chosen.out)} cannot be written to (--out); the report is written to {elsewhere}", flush=True)
+        chosen.out = elsewhere
     began, rows = time.monotonic(), []
     about = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "device": chosen.device, "parts": chosen.parts}
     try:
