@@ -152,7 +152,7 @@ fn a_user_is_no_operator_and_what_is_refused_is_written_down() {
 }
 
 #[test]
-#[ignore = "not seen to pass yet: it did not end within 60 s on a host whose processors were all taken"]
+#[ignore = "not seen to pass yet: it does not end within 60 s, on an idle host either"]
 fn hostile_launchers_starve_neither_the_loop_nor_another_user() {
     let Some(host) = host() else { return };
     let hostile: Vec<Client> = (0..16).map(|number| host.client(A, &format!("flood {number}"))).collect();
