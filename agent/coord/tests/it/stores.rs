@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use mainstay_coord::{Client, Endpoint, Server, ServerOptions, ServerTls, Settings};
@@ -168,8 +169,17 @@ pub fn has_etcd() -> bool {
     there
 }
 
+/// A free port below those that the kernel gives to outgoing connections, so that none of those takes it before the
+/// store listens. The port above it is not given to another test of this process.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let place = (std::process::id() * 64 + NEXT.fetch_add(2, Ordering::Relaxed)) % 20_000;
+        let port = 10_000 + u16::try_from(place).unwrap();
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// This test binary as a child process that plays a role of [`child`].
