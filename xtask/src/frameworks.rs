@@ -65,6 +65,8 @@ pub fn ensure(story: &Story, heavy: &Venv) -> Result<Venv> {
         )?;
     }
     let venv = Venv::over(base, places::target().join("frameworks-venv"))?;
+    // Only the heavy environment has the tools to build it.
+    wheel::build(story, heavy)?;
     wheel::install(story, &venv)?;
     Ok(venv)
 }
