@@ -134,7 +134,7 @@ fn the_same_fault_on_many_ranks_is_no_ranks() {
 
 /// What the words of a whole log speak for is heard beside its signatures.
 fn hears_the_words_of(judged: &Attribution) -> bool {
-    judged.evidence.iter().chain(&judged.against).any(|vote| vote.meaning.starts_with("the words of the log"))
+    judged.evidence.iter().chain(&judged.against).any(|vote| vote.meaning.starts_with("the log is worded"))
 }
 
 /// A kernel that died: a bug or a lost GPU, and nothing tells which.

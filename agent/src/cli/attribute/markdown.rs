@@ -24,6 +24,14 @@ pub(super) fn report(report: &Report) -> String {
     if !report.victims.is_empty() {
         let _ = writeln!(out, "\nVictims: {} ranks.", report.victims.len());
     }
+    if let Some(line) = &report.unexplained {
+        let _ = writeln!(
+            out,
+            "\n### What no signature knows\n\n- {} {}",
+            escaped(&place(line)),
+            escaped(&line.text)
+        );
+    }
     grounds(&mut out, "Evidence", &report.evidence);
     grounds(&mut out, "What speaks against it", &report.against);
     grounds(&mut out, "What only followed", &report.consequences);

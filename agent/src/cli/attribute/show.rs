@@ -26,6 +26,10 @@ pub(super) fn report(report: &Report, paint: Paint) -> String {
     if !report.victims.is_empty() {
         let _ = writeln!(out, "victims: ranks {}", listed(&report.victims));
     }
+    if let Some(line) = &report.unexplained {
+        let text = shortened(&clean(&line.text), QUOTE);
+        let _ = writeln!(out, "\nWhat no signature knows\n  {} {text}", paint.dim(&place(line)));
+    }
     grounds(&mut out, "Evidence", &report.evidence, paint);
     grounds(&mut out, "What speaks against it", &report.against, paint);
     grounds(&mut out, "What only followed", &report.consequences, paint);

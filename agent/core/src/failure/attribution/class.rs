@@ -103,6 +103,23 @@ impl Class {
             Class::Unknown => "the cause cannot be told from what was seen",
         }
     }
+
+    /// Failures of this class, in the plural; none of a cause that is not known.
+    pub fn failures(self) -> Option<&'static str> {
+        Some(match self {
+            Class::UserCode => "bugs of training programs",
+            Class::UserConfig => "configuration errors",
+            Class::Data => "errors in training data",
+            Class::HardwareGpu => "GPU faults",
+            Class::HardwareHost => "host faults",
+            Class::Fabric => "network faults",
+            Class::Storage => "storage faults",
+            Class::HostResource => "exhausted resources",
+            Class::Preemption => "preemptions",
+            Class::SoftwarePlatform => "faults of libraries and drivers",
+            Class::Unknown => return None,
+        })
+    }
 }
 
 impl FaultDomain {

@@ -45,6 +45,9 @@ pub struct Report {
     pub evidence: Vec<Ground>,
     /// What speaks for something else.
     pub against: Vec<Ground>,
+    /// The line that complains and that nothing explains, where the cause is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unexplained: Option<Quote>,
     /// What only followed from it.
     pub consequences: Vec<Ground>,
     /// Other classes that are not out of the question, with their probabilities.
@@ -106,8 +109,11 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
         for_it.insert(place, ground);
     }
     let held_up = evidence.dumps.held_up.as_ref();
+    let unexplained = unexplained(evidence, judged);
+    let mut consequences = judged.consequences.clone();
+    consequences.retain(|vote| !is_unexplained(vote));
     Report {
-        headline: headline(judged, held_up),
+        headline: headline(judged, &consequences, unexplained.as_ref(), held_up),
         class: judged.class,
         fault_domain: judged.domain,
         confidence: judged.confidence,
@@ -118,7 +124,8 @@ pub fn report(evidence: &Evidence, judged: &Attribution) -> Report {
         root: judged.root.lines.iter().map(|(source, spot)| quote(evidence, *source, spot)).collect(),
         evidence: for_it,
         against,
-        consequences: grounds(&judged.consequences),
+        unexplained,
+        consequences: grounds(&consequences),
         collectives: held_up.cloned(),
         next: next(judged, held_up),
         would_change: would_change(judged, &alternatives),
@@ -142,7 +149,28 @@ fn quote(evidence: &Evidence, source: usize, spot: &super::scan::Spot) -> Quote 
     Quote { source, line: spot.line, rank: spot.rank, text: spot.text.clone() }
 }
 
-fn headline(judged: &Attribution, held_up: Option<&HeldUp>) -> String {
+/// Whether the vote is the words of a line that are those of no class.
+fn is_unexplained(vote: &Vote) -> bool {
+    vote.is_of_words() && vote.class == Class::Unknown
+}
+
+/// The last line that complains and that no signature knows; none where something is known of the cause.
+fn unexplained(evidence: &Evidence, judged: &Attribution) -> Option<Quote> {
+    let mut lines = evidence
+        .findings
+        .iter()
+        .enumerate()
+        .filter_map(|(source, of)| of.unexplained.as_ref().map(|spot| (source, spot)));
+    let (source, spot) = lines.next_back()?;
+    (judged.class == Class::Unknown).then(|| quote(evidence, source, spot))
+}
+
+fn headline(
+    judged: &Attribution,
+    consequences: &[Vote],
+    unexplained: Option<&Quote>,
+    held_up: Option<&HeldUp>,
+) -> String {
     let sure = format!("{:.0} % sure", judged.confidence * 100.0);
     let meaning = judged.evidence.first().map(|vote| vote.meaning.as_str());
     // Of an abstention whatever was found is a hint; what words resemble is none to be told.
@@ -161,9 +189,10 @@ fn headline(judged: &Attribution, held_up: Option<&HeldUp>) -> String {
             let (meaning, ask) = (hint.unwrap_or_default(), "the other ranks' logs are needed");
             format!("Cause unknown: what was found can mean several things ({meaning}); {ask}")
         }
-        (Class::Unknown, _) if judged.consequences.is_empty() => {
-            "Cause unknown: nothing in these logs tells of a failure".to_owned()
-        }
+        (Class::Unknown, _) if consequences.is_empty() => match unexplained {
+            Some(line) => format!("Cause unknown: no signature knows the message \"{}\"", line.text),
+            None => "Cause unknown: these logs report no failure".to_owned(),
+        },
         (Class::Unknown, _) => {
             "Cause unknown: these logs show only what followed; the other ranks' logs are needed".to_owned()
         }
@@ -293,8 +322,12 @@ mod tests {
         assert!(hint.headline.contains("can mean several things"), "{}", hint.headline);
         assert!(hint.headline.contains("the other ranks' logs are needed"), "{}", hint.headline);
         assert_eq!(hint.culprit, None);
+        let new = told("step 3 loss 2.1\nERROR zorblat: manifold 7 quenched, aborting frobnication\n");
+        assert!(new.headline.contains("no signature knows the message \"ERROR zorblat"), "{}", new.headline);
+        assert_eq!(new.unexplained.map(|line| line.line), Some(2));
+        assert!(new.consequences.is_empty() && new.evidence.is_empty(), "words of no class are no evidence");
         let nothing = told("step 3 loss 2.1\n");
-        assert!(nothing.headline.contains("nothing in these logs"), "{}", nothing.headline);
+        assert!(nothing.headline.contains("report no failure"), "{}", nothing.headline);
     }
 
     #[test]

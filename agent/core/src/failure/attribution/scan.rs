@@ -1,12 +1,14 @@
 //! One pass over a log for all signatures at once. Takes text in pieces of any size, so that memory stays small
 //! however long the log is; survives garbage bytes and lines without end.
 
+mod below_frames;
 mod findings;
 mod small;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use below_frames::LastFrame;
 pub use findings::{Exception, Findings, HEALTHY_STEPS, Kind, Opinion, Progress, Sighting, Spot};
 use steps::place_in_progress;
 pub use steps::relate;
@@ -15,7 +17,7 @@ use super::catalog::{Catalog, PROGRESS, Role, STRUCTURE, XID};
 use super::level;
 use super::lines::{self, LINE_WINDOW};
 use super::progress;
-use super::traceback::{self, Frame};
+use super::traceback::{self, Frame, Raised};
 use crate::model::entry::LineTime;
 
 /// Sightings of one signature in one source that are kept: so many of the first, and so many of the last.
@@ -69,6 +71,9 @@ pub struct Scan<'c> {
     last_exceptions: VecDeque<Exception>,
     /// The rank that a row of the launcher's table named last, and in which line.
     table: Option<(u64, u32)>,
+    /// The first line of the newest traceback, and its last frame so far.
+    traceback: Option<u64>,
+    last_frame: Option<LastFrame>,
     /// The first line of a traceback that a logger wrote below a message of its own.
     logged: Option<u64>,
     /// The lines of such tracebacks: their words are not heard.
@@ -97,6 +102,8 @@ impl<'c> Scan<'c> {
             passed_over: VecDeque::new(),
             last_exceptions: VecDeque::new(),
             table: None,
+            traceback: None,
+            last_frame: None,
             logged: None,
             logged_lines: BTreeSet::new(),
             quotes_a_warning: false,
@@ -200,6 +207,7 @@ impl<'c> Scan<'c> {
         let catalog = self.catalog;
         let (mut counted, mut start, mut end) = (0, 0, 0);
         self.no_progress_until = 0;
+        self.look_below_frame(block, self.findings.lines + 1);
         for (word, at) in catalog.hits(block) {
             if PROGRESS.contains(&word) && (at < self.no_progress_until || self.findings.kind != Kind::Log) {
                 if self.findings.progress.len() >= PROGRESS_LINES {
@@ -211,7 +219,7 @@ impl<'c> Scan<'c> {
                 continue;
             }
             if at >= end {
-                self.look(block.get(start..end).unwrap_or_default());
+                self.look_at(block, start, end);
                 let from = end.max(at.saturating_sub(LINE_WINDOW));
                 start = memchr::memrchr(b'\n', &block[from..at]).map_or(from, |newline| from + newline + 1);
                 let until = block.len().min(at + LINE_WINDOW);
@@ -222,6 +230,7 @@ impl<'c> Scan<'c> {
                 self.quotes_a_warning = block[start] == b' ' && follows(&block[..start], quoted);
                 if is_traceback(&block[start..end]) {
                     let number = self.findings.lines + 1;
+                    self.traceback = Some(number);
                     match above_traceback(&block[..start]) {
                         Some(line) if level::is_logged(&line) => self.logged = Some(number),
                         Some(line) if is_chain(&line) => {}
@@ -236,9 +245,17 @@ impl<'c> Scan<'c> {
             }
             self.words.push(word);
         }
-        self.look(block.get(start..end).unwrap_or_default());
+        self.look_at(block, start, end);
         self.findings.lines += newlines(&block[counted..]);
         self.last_progress_in(block);
+    }
+
+    /// Looks at a line of the block, and below it if it is a frame.
+    fn look_at(&mut self, block: &[u8], start: usize, end: usize) {
+        self.look(block.get(start..end).unwrap_or_default());
+        if self.last_frame.is_some() {
+            self.look_below_frame(block.get(end + 1..).unwrap_or_default(), self.findings.lines + 2);
+        }
     }
 
     /// Notes the last lines of a block that were passed over and report a completed step.
@@ -437,9 +454,16 @@ impl<'c> Scan<'c> {
                 self.frames.clear();
             }
             self.frames.insert(rank, (number, frame));
+            self.frame_seen(rank, number);
             return;
         }
-        let Some(raised) = traceback::raised(text) else { return };
+        if let Some(raised) = traceback::raised(text) {
+            self.note_exception(line, number, &raised, known);
+        }
+    }
+
+    fn note_exception(&mut self, line: &str, number: u64, raised: &Raised<'_>, known: bool) {
+        let rank = lines::prefix(line).rank.or(self.findings.rank);
         let frame = self
             .frames
             .get(&rank)
@@ -455,7 +479,6 @@ impl<'c> Scan<'c> {
             embedded: raised.embedded,
             known,
         };
-
         if self.findings.exceptions.len() < EXCEPTIONS {
             self.findings.exceptions.push(exception);
             return;

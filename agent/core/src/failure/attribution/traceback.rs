@@ -77,6 +77,23 @@ pub fn raised(text: &str) -> Option<Raised<'_>> {
     None
 }
 
+/// Reads the line below the frames of a traceback whose exception has a name that [`raised`] does not know as one:
+/// `acme.Stalled: no batch`. None for one that it knows.
+pub fn raised_below_frames(text: &str) -> Option<Raised<'_>> {
+    const LEVELS: [&str; 4] = ["Debug", "Info", "Warning", "Critical"];
+    if raised(text).is_some() {
+        return None;
+    }
+    let end = text.find(|c: char| !is_name(c)).unwrap_or(text.len());
+    let (name, rest) = text.split_at(end);
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let is_type = last.starts_with(|first: char| first.is_ascii_uppercase())
+        && last.contains(|letter: char| letter.is_ascii_lowercase())
+        && !LEVELS.contains(&last);
+    let message = rest.strip_prefix(':').or_else(|| rest.is_empty().then_some(rest))?.trim_start();
+    is_type.then_some(Raised { name, message, embedded: false })
+}
+
 fn at_start(text: &str) -> Option<Raised<'_>> {
     let end = text.find(|c: char| !is_name(c)).unwrap_or(text.len());
     let (name, rest) = text.split_at(end);

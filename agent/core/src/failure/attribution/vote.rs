@@ -191,7 +191,10 @@ fn by_words(of: &str, opinion: &[f64; Class::ALL.len()], trust: f64) -> Option<V
     Some(Vote {
         family: "vocabulary".to_owned(),
         id: WORDS_ID.to_owned(),
-        meaning: format!("the words of the {of} are those of {}", class.words()),
+        meaning: match class.failures() {
+            Some(failures) => format!("the {of} is worded like {failures}"),
+            None => format!("no signature knows this {of}"),
+        },
         role: Role::Primary,
         class,
         weight,

@@ -109,6 +109,8 @@ pub struct Findings {
     pub sightings: Vec<Sighting>,
     /// Exceptions, in order.
     pub exceptions: Vec<Exception>,
+    /// The last line that complains and that nothing explains.
+    pub unexplained: Option<Spot>,
     /// Of the lines that nothing explains the one whose words say most, with what they speak for.
     pub words: Option<(Spot, Opinion)>,
     /// All words that say something: of a small text those of all lines, of a large one those of the lines that matter.

@@ -77,6 +77,7 @@ impl Scan<'_> {
             if explained.contains(&number) || line.trim().is_empty() || !speaks {
                 continue;
             }
+            self.findings.unexplained = Some(self.spot(line, number));
             let lower = line.to_ascii_lowercase();
             let hints: Vec<usize> = self.catalog.hints(&lower).collect();
             if !hints.is_empty() {
