@@ -11,8 +11,12 @@ use crate::places;
 use crate::say::Story;
 use crate::venv::Venv;
 
-/// The release that has the client. Its wheel is for Python 3.12, but the parts that are used are plain Python.
+/// The newest release with the client. Its wheel is for Python 3.12, but the parts that are used are plain Python.
 const NVRX: &str = "nvidia-resiliency-ext==0.7.0";
+
+/// The last one that takes a node for unhealthy when it does not understand the answer (NVRx#420). It is in a folder of its own,
+/// `older` beside `bin`, for PYTHONPATH.
+const OLDER: &str = "nvidia-resiliency-ext==0.6.0";
 
 /// What the client imports.
 const NEEDS: &[&str] = &["grpcio>=1.76", "protobuf>=6.31.1,<7", "httpx", "defusedxml"];
@@ -23,12 +27,12 @@ const WORKS: &str = "from nvidia_resiliency_ext.shared_utils.health_check import
 pub fn ensure(story: &Story, venv: &Venv) -> Result<PathBuf> {
     let dir = places::cache()?.join("nvrx-venv");
     let (python, stamp) = (dir.join("bin/python"), dir.join("nvrx-stamp"));
-    let recipe = format!("{NVRX}\n{}\n", NEEDS.join("\n"));
+    let recipe = format!("{NVRX}\n{OLDER}\n{}\n", NEEDS.join("\n"));
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == recipe) {
         return Ok(python);
     }
     story.step(
-        &format!("Installing {NVRX} without PyTorch, and what its client needs (20 MB, once)"),
+        &format!("Installing {NVRX} and {OLDER} without PyTorch, and what their clients need (25 MB, once)"),
         || {
             if dir.exists() {
                 fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
@@ -42,19 +46,22 @@ pub fn ensure(story: &Story, venv: &Venv) -> Result<PathBuf> {
             pip(NEEDS)?;
             let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
             let site = command::output(Command::new(&python).args(["-I", "-c", ask]))?;
-            pip(&[
-                "--no-deps",
-                "--target",
-                site.trim(),
-                "--python-version",
-                "3.12",
-                "--implementation",
-                "cp",
-                "--platform",
-                "manylinux_2_39_x86_64",
-                "--only-binary=:all:",
-                NVRX,
-            ])?;
+            let older = dir.join("older").display().to_string();
+            for (release, folder) in [(NVRX, site.trim()), (OLDER, &older)] {
+                pip(&[
+                    "--no-deps",
+                    "--target",
+                    folder,
+                    "--python-version",
+                    "3.12",
+                    "--implementation",
+                    "cp",
+                    "--platform",
+                    "manylinux_2_39_x86_64",
+                    "--only-binary=:all:",
+                    release,
+                ])?;
+            }
             command::output(Command::new(&python).args(["-c", WORKS]))?;
             fs::write(&stamp, &recipe).with_context(|| format!("writing {}", stamp.display()))
         },

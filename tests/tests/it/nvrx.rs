@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const OFF_BUS: &str = "4,100,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n";
 
-/// A Python that has NVRx 0.7: `MAINSTAY_TEST_NVRX`, which `cargo xtask test` provides.
+/// A Python that has NVRx 0.7, and 0.6 beside it: `MAINSTAY_TEST_NVRX`, which `cargo xtask test` provides.
 fn nvrx() -> Option<PathBuf> {
     let python = std::env::var_os("MAINSTAY_TEST_NVRX").map(PathBuf::from);
     if python.is_none() {
@@ -38,11 +38,24 @@ fn socket(stage: &Stage) -> PathBuf {
     stage.tmpfs().join("nvhcd.sock")
 }
 
-fn ask(python: &Path, stage: &Stage, segments: Option<&Path>) -> Value {
+/// The client of which release answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Release {
+    /// What it does not understand is healthy to it.
+    Newest,
+    /// What it does not understand is unhealthy to it.
+    Older,
+}
+
+fn ask(python: &Path, stage: &Stage, release: Release, segments: Option<&Path>) -> Value {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/nvrx_asks.py");
     let mut asking = Command::new(python);
     asking.arg(script).arg(format!("unix://{}", socket(stage).display()));
     asking.args(segments).env("SLURM_PROCID", "0").env("SLURM_JOB_ID", "77");
+    if release == Release::Older {
+        let environment = python.parent().and_then(Path::parent).expect("bin/python of an environment");
+        asking.env("PYTHONPATH", environment.join("older"));
+    }
     let output = asking.output().expect("a Python");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
@@ -53,10 +66,12 @@ fn the_client_of_nvrx_lets_a_node_in_that_is_well() {
     let Some(python) = nvrx() else { return };
     let stage = Stage::new();
     let _agent = agent(&stage, "6,1,1000000,-;Linux version 6.1\n");
-    let answer = ask(&python, &stage, None);
-    assert_eq!(answer["healthy"], true, "{answer}");
-    // It is true too when the client could not ask: its log says that it did.
-    assert!(answer["said"].to_string().contains("success (fail_count=0)"), "{answer}");
+    for release in [Release::Newest, Release::Older] {
+        let answer = ask(&python, &stage, release, None);
+        assert_eq!(answer["healthy"], true, "{release:?} {answer}");
+        // It is true too when the client could not ask: its log says that it did.
+        assert!(answer["said"].to_string().contains("success (fail_count=0)"), "{release:?} {answer}");
+    }
 }
 
 #[test]
@@ -64,9 +79,12 @@ fn the_client_of_nvrx_keeps_a_node_out_that_lost_a_gpu() {
     let Some(python) = nvrx() else { return };
     let stage = Stage::new();
     let _agent = agent(&stage, OFF_BUS);
-    let answer = ask(&python, &stage, None);
-    assert_eq!(answer["healthy"], false, "{answer}");
-    assert!(answer["said"].to_string().contains("gpu.0000:3b:00"), "the launcher's log says why: {answer}");
+    for release in [Release::Newest, Release::Older] {
+        let answer = ask(&python, &stage, release, None);
+        assert_eq!(answer["healthy"], false, "{release:?} {answer}");
+        let why = answer["said"].to_string();
+        assert!(why.contains("gpu.0000:3b:00"), "the log of {release:?} says why: {answer}");
+    }
 }
 
 #[test]
@@ -76,10 +94,10 @@ fn the_client_of_nvrx_reads_a_segment_file_as_we_write_it() {
     let _agent = agent(&stage, "");
     let segments = stage.work().join("segments");
     std::fs::create_dir(&segments).expect("a directory");
-    assert_eq!(ask(&python, &stage, Some(&segments))["segment_healthy"], true);
+    assert_eq!(ask(&python, &stage, Release::Newest, Some(&segments))["segment_healthy"], true);
     let file = file_of_the_job(&segments);
     std::fs::write(&file, "mainstay on node-1: gpu.0000:3b:00: gone\n").expect("a segment file");
-    assert_eq!(ask(&python, &stage, Some(&segments))["segment_healthy"], false);
+    assert_eq!(ask(&python, &stage, Release::Newest, Some(&segments))["segment_healthy"], false);
 }
 
 /// Where the agent puts the file of job 77 (`agent/tests/it/nvrx.rs` holds that it does).
