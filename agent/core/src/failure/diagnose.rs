@@ -76,7 +76,7 @@ pub fn complete(
 
 fn evidence(catalog: &Catalog, ends: &BTreeMap<Rank, RankEnd>) -> Evidence {
     let failed = ends.iter().filter(|(_, end)| end.failed());
-    let mut evidence = Evidence::default();
+    let mut evidence = Evidence { live: true, ..Evidence::default() };
     let mut deaths: Vec<(&Rank, &RankEnd)> = failed.collect();
     deaths.sort_by_key(|(rank, end)| (end.failed_at(), **rank));
     for (order, (rank, end)) in deaths.into_iter().enumerate() {

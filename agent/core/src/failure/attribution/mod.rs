@@ -82,6 +82,8 @@ pub struct Evidence {
     pub job: Option<JobSoFar>,
     /// PyTorch's flight records, where there are any.
     pub dumps: dumps::Dumps,
+    /// The ranks ran under the launcher: how and when each of them ended is known.
+    pub live: bool,
 }
 
 /// Something observed beside the logs that speaks for a class.
