@@ -66,7 +66,9 @@ fn cross_validated(catalog: &Catalog, file: &str) -> Result<(), Box<dyn std::err
         let all = score::summary(&cases, answers).all;
         100.0 * f64::from(all.domain) / f64::from(all.cases.max(1))
     };
-    figure("attribute.dev_domain_cv", "%", &[share(&score::without_memory(catalog, &cases))]);
+    let unknown = score::without_memory(catalog, &cases);
+    figure("attribute.dev_domain_cv", "%", &[share(&unknown)]);
+    figure("attribute.calibration_ece", "", &[score::summary(&cases, &unknown).calibration.expected_error]);
     let seen: Vec<score::Answer> = cases.iter().map(|case| score::answer(catalog, case)).collect();
     figure("attribute.dev_domain_seen", "%", &[share(&seen)]);
     Ok(())

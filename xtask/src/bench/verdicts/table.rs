@@ -69,6 +69,16 @@ pub struct Program {
     /// Its environment.
     #[serde(default)]
     pub variables: BTreeMap<String, String>,
+    /// Its place in the table.
+    #[serde(skip)]
+    pub place: usize,
+}
+
+impl Program {
+    /// Whether the calibration of live verdicts was chosen without it: it saw the programs at even places.
+    pub fn is_held_out(&self) -> bool {
+        self.place % 2 == 1
+    }
 }
 
 fn yes() -> bool {
@@ -135,7 +145,12 @@ impl Table {
     pub fn read() -> Result<Table> {
         let path = places::root().join("tests/healthy/faults/faults.json");
         let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))
+        let mut table: Table =
+            serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+        for (place, program) in table.programs.iter_mut().enumerate() {
+            program.place = place;
+        }
+        Ok(table)
     }
 
     /// Each fault with each program that it can happen to, at moments that take turns; each fault once more with a warning before.
