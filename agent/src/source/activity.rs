@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use mainstay_core::base::id::Pid;
+use mainstay_core::formats::wait_channel;
 use mainstay_core::hang::{Probe, ProcessState};
 
 use crate::os::{clock, processes};
@@ -14,7 +15,12 @@ use crate::source::trainer;
 pub fn probe(rank: Pid, stacks: Option<&Path>) -> Option<Probe> {
     stat(rank)?;
     let mut family = processes::descendants(rank);
-    let state = stat(trainer::among(rank, &family, stacks))?.state;
+    let trainer = trainer::among(rank, &family, stacks);
+    let state = match stat(trainer)?.state {
+        // FUSE has its callers wait in a sleep that a signal may end.
+        ProcessState::Normal if waits_for_file_system(trainer) => ProcessState::Uninterruptible,
+        state => state,
+    };
     let mut probe = Probe { at: clock::mono(), state, processes: 1, ..Probe::default() };
     probe.processes += u32::try_from(family.len()).unwrap_or(u32::MAX);
     family.push(rank);
@@ -31,6 +37,12 @@ pub fn probe(rank: Pid, stacks: Option<&Path>) -> Option<Probe> {
         }
     }
     Some(probe)
+}
+
+/// Whether the kernel has the process wait for a file system of the network or of FUSE.
+fn waits_for_file_system(process: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{}/wchan", process.0))
+        .is_ok_and(|channel| wait_channel::is_of_network_file_system(&channel))
 }
 
 /// Bytes that the network of the process's namespace and the host's RDMA devices carried so far; zero where that is not to be

@@ -2,7 +2,7 @@
 
 /// Whether this function of the kernel waits for a file system of the network or of FUSE. Functions of local disks do not
 /// count: a busy disk has every writer wait there.
-pub(crate) fn is_of_network_file_system(function: &str) -> bool {
+pub fn is_of_network_file_system(function: &str) -> bool {
     const MARKS: [&str; 17] = [
         "[nfs",
         "nfs_",

@@ -34,7 +34,7 @@ pub enum ProcessState {
     Stopped,
     /// Held by a debugger.
     Traced,
-    /// In uninterruptible sleep: it waits for a device or a file system.
+    /// It waits for a device or a file system: in uninterruptible sleep, or for an answer of FUSE.
     Uninterruptible,
 }
 

@@ -44,6 +44,8 @@ struct Seen {
     activity: Option<Activity>,
     /// Since when it is stopped by a signal.
     stopped: Option<Mono>,
+    /// Since when it waits for a device or a file system.
+    blocked: Option<Mono>,
 }
 
 /// The judge of a job without heartbeats.
@@ -216,6 +218,10 @@ impl Idle {
                 Some(ProcessState::Stopped) => seen.stopped.or(Some(now)),
                 _ => None,
             };
+            seen.blocked = match seen.state() {
+                Some(ProcessState::Uninterruptible) => seen.blocked.or(Some(now)),
+                _ => None,
+            };
         }
         if active {
             let rest = before.since(self.active);
@@ -276,10 +282,18 @@ impl Idle {
             && self.rested.0.saturating_mul(SELDOM) <= self.at_work.0.saturating_add(self.rested.0);
         // Of a rank that cannot be read nothing is known.
         let known = self.ranks.iter().all(|seen| seen.pulse.is_none() || seen.activity.is_some());
-        if !at_work || !known || rest < Span(usual.0 / 2) {
+        // No program waits for a file system by design, however short it was at work before.
+        let blocked = self
+            .ranks
+            .iter()
+            .filter_map(|seen| seen.blocked)
+            .any(|since| since <= self.active.after(self.held_up()));
+        if !(at_work || blocked) || !known || rest < Span(usual.0 / 2) {
             return Outlook::Calm;
         }
-        let (limit, why) = if self.network >= NETWORK {
+        let (limit, why) = if !at_work {
+            (Span(usual.0.saturating_mul(UNSEEN)), "it waits for a file system since it began")
+        } else if self.network >= NETWORK {
             (Span(usual.0.saturating_mul(UNSEEN)), "the network of this host carries data that may be its")
         } else if unseen() {
             (Span(usual.0.saturating_mul(UNSEEN)), "it holds a device whose work is not seen from here")

@@ -298,7 +298,7 @@ impl Present {
             let before = self.sick.remove(&(sick.what, sick.place));
             let finding = match before.filter(|_| sick.over) {
                 Some(before) => {
-                    let headline = format!("over since step {}: {}", sick.since, before.headline);
+                    let headline = format!("ended at step {}: {}", sick.since, before.headline);
                     Finding { over: true, step: sick.since, headline, ..before }
                 }
                 None => {

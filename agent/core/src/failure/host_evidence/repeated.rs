@@ -32,11 +32,14 @@ fn in_this_job(seen: &SeenBefore) -> Option<Observation> {
         + if seen.in_other_boots > 0 { AGAIN_IN_ANOTHER_BOOT } else { 0.0 };
     // At the same step with other data it is hardly the data's.
     let data = if seen.at_other_data > seen.at_this_data { 0.0 } else { weight };
-    let times = if seen.in_this_job == 1 { "once" } else { &format!("{} times", seen.in_this_job) };
-    let text = format!(
-        "the same failure occurred {times} before in this job: {} at this step, {} before the last boot of the host",
-        seen.at_this_step, seen.in_other_boots
-    );
+    let times = |count: u32| if count == 1 { "once".to_owned() } else { format!("{count} times") };
+    let mut text = format!("the same failure occurred {} before in this job", times(seen.in_this_job));
+    if seen.at_this_step > 0 {
+        text += &format!(", {} at this step", times(seen.at_this_step));
+    }
+    if seen.in_other_boots > 0 {
+        text += &format!(", {} before the last boot of the host", times(seen.in_other_boots));
+    }
     let also = [(Class::UserConfig, weight), (Class::Data, data), (Class::SoftwarePlatform, 0.8 * weight)];
     (seen.in_this_job > 0).then(|| observation("repetition", text, (Class::UserCode, weight), &also))
 }

@@ -86,6 +86,23 @@ fn a_job_that_sleeps_by_design_is_never_judged() {
 }
 
 #[test]
+fn a_rank_that_waits_for_a_file_system_since_it_began_hangs_and_one_that_sleeps_does_not() {
+    let blocks = |state| {
+        let mut job = Job::of(2);
+        job.works(5).seconds(175, move |rank, _, pulse| {
+            pulse.probe.state = if rank == 1 { state } else { ProcessState::Normal };
+        });
+        assert!(job.hang().is_none(), "not before its time");
+        job.rests(10);
+        job
+    };
+    let job = blocks(ProcessState::Uninterruptible);
+    let hang = job.hang().expect("a hang");
+    assert_eq!((hang.kind, &hang.culprits[..]), (HangKind::BlockedIo, &[Rank(1)][..]));
+    assert!(blocks(ProcessState::Normal).said_nothing());
+}
+
+#[test]
 fn a_rest_as_it_took_before_is_none() {
     let mut job = Job::of(2);
     job.works(600).rests(40).works(600).rests(150);

@@ -68,7 +68,7 @@ impl Exchange {
                     return None;
                 }
                 let (before, ..) = self.open.take()?;
-                let headline = format!("over since step {step}: {}", before.headline);
+                let headline = format!("ended at step {step}: {}", before.headline);
                 Some(Finding { over: true, step, headline, ..before })
             }
             None => self.found(step, number, attempt, names),

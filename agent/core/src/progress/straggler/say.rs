@@ -91,7 +91,7 @@ impl Standing {
             }
             Change::Over { slow, since, .. } => {
                 let before = self.by_place.remove(slow)?.finding();
-                let headline = format!("over since step {since}: {}", before.headline);
+                let headline = format!("ended at step {since}: {}", before.headline);
                 Some(Finding { over: true, step: *since, headline, ..before })
             }
         }

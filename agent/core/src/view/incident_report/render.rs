@@ -81,7 +81,11 @@ pub fn render_findings(findings: &BTreeMap<u64, Finding>, markdown: bool) -> Str
     for finding in findings.values() {
         lines.push(String::new());
         lines.push(page.title(&format!("Finding {}: {}", finding.finding, finding.headline)));
-        lines.push(page.item(&format!("{}, {:.0} % sure", finding.domain, finding.confidence * 100.0)));
+        let sure = format!("{:.0} % sure", finding.confidence * 100.0);
+        lines.push(page.item(&match finding.domain {
+            FaultDomain::Unknown => format!("{sure}; the cause is unknown"),
+            domain => format!("{domain}, {sure}"),
+        }));
         lines.extend(finding.evidence.iter().map(|evidence| page.item(evidence)));
     }
     lines.push(String::new());
