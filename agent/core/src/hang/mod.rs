@@ -3,13 +3,14 @@
 //! In reading order: `sketch` (how long something usually takes), `phase` (what a rank can be at, and the limits),
 //! `activity` (what its processes do), `rank`, `counters` (collective counters in flat vectors), `wait_for` (who holds
 //! up whom), `finding` (what is said), `stacks` (ranks by where they stand), `locate` (from one snapshot),
-//! `watch` (the judge, which joins them), `idle` (the judge where there are no heartbeats); then what is asked for once all stands still: `flight` (PyTorch's recorder), `witness`.
+//! `watch` (judges by heartbeats), `idle` (judges by activity), `judge` (the judge of a job, which joins both); then what is asked for once all stands still: `flight` (PyTorch's recorder), `witness`.
 
 mod activity;
 mod counters;
 mod finding;
 pub mod flight;
 mod idle;
+mod judge;
 mod locate;
 pub mod nccl_ras;
 mod phase;
@@ -25,6 +26,7 @@ pub use activity::{Activity, Probe, ProcessState};
 pub use counters::Count;
 pub use finding::{Outlook, Suspicion};
 pub use idle::{Idle, Pulse};
+pub use judge::HangJudge;
 pub use phase::{Class, Limit, LimitFrom, Limits, PhaseId, PhaseMemory, Phases};
 pub use rank::Sight;
 pub use sketch::Sketch;

@@ -1,0 +1,303 @@
+//! The judge of hangs of one job: it takes in what the ranks' pages and processes show, judges by heartbeats where there are
+//! any and by activity where there are none, and returns what is to be recorded.
+
+use std::collections::BTreeMap;
+
+use crate::base::id::{Attempt, Rank};
+use crate::base::time::{Mono, Span};
+use crate::hang::activity::Probe;
+use crate::hang::counters::Count;
+use crate::hang::finding::{Outlook, Suspicion};
+use crate::hang::idle::{Idle, Pulse};
+use crate::hang::phase::{Limits, Phases};
+use crate::hang::rank::Sight;
+use crate::hang::watch::Watch;
+use crate::model::entry::Fact;
+use crate::model::hang::{ACTIVITY, Hang, HangKind, listed};
+use crate::model::observation::{Observation, Weight};
+
+/// Shorter waits are not reported.
+const TOLD_AFTER: Span = Span::seconds(10);
+
+/// The judge of hangs of one job. Ranks are named by their place among those of the host, from 0.
+#[derive(Clone, Debug)]
+pub struct HangJudge {
+    /// Whether ranks that hang are stopped, and not only reported.
+    acts: bool,
+    watch: Watch,
+    /// Judges as long as no rank sends heartbeats.
+    idle: Idle,
+    /// Whether the ranks' GPUs have work, as the agent reported last.
+    gpus: BTreeMap<Rank, bool>,
+    /// Since when none of them has work.
+    gpus_idle: Option<Mono>,
+    /// Since when none of those has work that had some.
+    gpus_rest: Option<Mono>,
+    ranks: usize,
+    attempt: Attempt,
+    /// When nothing had moved as of the suspicion that was reported last.
+    reported: Option<Mono>,
+    /// The hang that was found, until it passes or the attempt ends.
+    found: Option<Found>,
+}
+
+/// A hang that was found.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    kind: HangKind,
+    confirmed: Mono,
+    /// By what the processes do, as there are no heartbeats.
+    by_activity: bool,
+}
+
+impl HangJudge {
+    /// The judge of `ranks` ranks, of which the first has the number `first`. `acts`: ranks that hang are stopped.
+    pub fn new(limits: Limits, acts: bool, first: Rank, ranks: usize, now: Mono) -> HangJudge {
+        HangJudge {
+            acts,
+            idle: Idle::new(limits.idle, first, ranks),
+            watch: Watch::new(limits, first, ranks, now),
+            gpus: BTreeMap::new(),
+            gpus_idle: None,
+            gpus_rest: None,
+            ranks,
+            attempt: Attempt(0),
+            reported: None,
+            found: None,
+        }
+    }
+
+    /// Whether ranks that hang are stopped, and not only reported.
+    pub fn acts(&self) -> bool {
+        self.acts
+    }
+
+    /// Ranks on this host.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// What is known of how long things take, to be read and taught.
+    pub fn phases(&mut self) -> &mut Phases {
+        self.watch.phases()
+    }
+
+    /// The judge by activity: for what devices and NCCL report, and for what earlier runs learned.
+    pub fn idle(&mut self) -> &mut Idle {
+        &mut self.idle
+    }
+
+    /// New processes; what was learned of the job stays.
+    pub fn begin_attempt(&mut self, attempt: Attempt, now: Mono) {
+        self.attempt = attempt;
+        self.watch.begin_attempt(now, self.ranks);
+        self.idle.begin_attempt();
+        (self.reported, self.found) = (None, None);
+    }
+
+    /// Takes in whether ranks' GPUs have work, as the agent reports it; empty when there is no agent.
+    pub fn gpus_at_work(&mut self, at_work: &BTreeMap<Rank, bool>, now: Mono) {
+        let any = |of: &BTreeMap<Rank, bool>| of.values().any(|at_work| *at_work);
+        if at_work.is_empty() || any(at_work) {
+            self.gpus_rest = None;
+        } else if any(&self.gpus) {
+            self.gpus_rest = Some(now);
+        }
+        self.gpus.clone_from(at_work);
+    }
+
+    /// For how long none of the GPUs of the `living` ranks has had work; none where that is not known of all of them.
+    pub fn gpus_idle(&mut self, living: &[Rank], now: Mono) -> Option<Span> {
+        if living.is_empty() || !self.gpus_are_known(living) {
+            self.gpus_idle = None;
+            return None;
+        }
+        if living.iter().any(|rank| self.gpus.get(rank) == Some(&true)) {
+            self.gpus_idle = None;
+            return Some(Span(0));
+        }
+        Some(now.since(*self.gpus_idle.get_or_insert(now)))
+    }
+
+    fn gpus_are_known(&self, living: &[Rank]) -> bool {
+        living.iter().all(|rank| self.gpus.contains_key(rank))
+    }
+
+    /// A rank's process ended with status 0.
+    pub fn finished(&mut self, place: usize, now: Mono) {
+        self.watch.finished(place, now);
+    }
+
+    /// Takes in what a rank's page shows.
+    pub fn sight(&mut self, place: usize, now: Mono, sight: &Sight, counts: &[Count]) {
+        self.watch.sight(place, now, sight);
+        self.watch.counts(place, now, counts);
+    }
+
+    /// Whether the processes are to be looked at, as no rank sends heartbeats.
+    pub fn wants_pulses(&self, now: Mono) -> bool {
+        !self.watch.hears_anybody() && self.idle.wants_look(now)
+    }
+
+    /// Whether the processes are to be probed, as the pages show nothing that moves.
+    pub fn wants_probes(&self, now: Mono) -> bool {
+        self.found.is_none() && self.watch.hears_anybody() && self.watch.wants_probes(now)
+    }
+
+    /// Takes in a probe of a rank's processes.
+    pub fn probe(&mut self, place: usize, probe: Probe) {
+        self.watch.probe(place, probe);
+    }
+
+    /// Judges after a look at all pages, and at the processes where that was wanted. `living` are the ranks that have not ended.
+    /// Returns what is to be recorded.
+    pub fn judge(&mut self, now: Mono, pulses: Option<&[Option<Pulse>]>, living: &[Rank]) -> Option<Fact> {
+        let looked = pulses.map(|pulses| {
+            let holds_device = || pulses.iter().flatten().any(|pulse| pulse.probe.holds_device);
+            self.idle.look(now, pulses, holds_device)
+        });
+        if self.found.is_some() {
+            return self.passed(now);
+        }
+        let outlook = match looked {
+            Some(outlook) => outlook,
+            None if self.watch.hears_anybody() => {
+                let known = self.gpus_are_known(living);
+                self.watch.devices_rest(self.gpus_rest.filter(|_| known));
+                self.watch.look(now)
+            }
+            None => Outlook::Calm,
+        };
+        match outlook {
+            Outlook::Calm => None,
+            Outlook::Waiting(suspicion) => self.suspicion(&suspicion, now, true),
+            Outlook::Doubt(suspicion) => self.suspicion(&suspicion, now, false),
+            Outlook::Hang(hang) => Some(self.hung(*hang)),
+        }
+    }
+
+    fn hung(&mut self, hang: Hang) -> Fact {
+        let by_activity = hang.phase == ACTIVITY;
+        self.found = Some(Found { kind: hang.kind, confirmed: hang.confirmed, by_activity });
+        Fact::RanksHung { attempt: self.attempt, hang: Box::new(hang), acts: self.acts }
+    }
+
+    /// Whether what was taken for a hang has moved again: then it was none, and the job goes on.
+    pub fn passed(&mut self, now: Mono) -> Option<Fact> {
+        let Found { kind, confirmed, by_activity } = self.found?;
+        let moved = match kind {
+            _ if by_activity && !self.watch.hears_anybody() => self.idle.last_active(),
+            // It beats all the time.
+            HangKind::Livelock => self.watch.last_completed(),
+            _ => self.watch.last_moved(),
+        };
+        if moved <= confirmed {
+            return None;
+        }
+        self.found = None;
+        self.watch.restart_clock(now);
+        Some(Fact::HangPassed { attempt: self.attempt, after: moved.since(confirmed) })
+    }
+
+    /// A suspicion is reported once, and only if nobody announced what is waited for.
+    fn suspicion(&mut self, suspicion: &Suspicion, now: Mono, acts: bool) -> Option<Fact> {
+        let silence = now.since(suspicion.since);
+        if self.reported == Some(suspicion.since) || suspicion.limit.0 == u64::MAX || silence < TOLD_AFTER {
+            return None;
+        }
+        self.reported = Some(suspicion.since);
+        let who = if suspicion.ranks.is_empty() {
+            "no rank stands out".to_owned()
+        } else {
+            format!("all wait for {}", listed(&suspicion.ranks))
+        };
+        let (limit, why) = (suspicion.limit, &suspicion.why);
+        let detail = if acts {
+            format!(
+                "nothing has moved for {silence}, {who}; it is taken for a hang after {limit}, because {why}"
+            )
+        } else {
+            format!(
+                "it may hang: for {silence} {why}; without heartbeats that cannot be told from work, and nothing is done"
+            )
+        };
+        let numbers: Vec<String> = suspicion.ranks.iter().map(|rank| rank.0.to_string()).collect();
+        Some(Fact::Observed(Observation {
+            component: "job".to_owned(),
+            event: "hang_suspected".to_owned(),
+            weight: Weight::Warning,
+            detail,
+            values: BTreeMap::from([
+                ("silent_ns".to_owned(), silence.0.to_string()),
+                ("limit_ns".to_owned(), limit.0.to_string()),
+                ("ranks".to_owned(), numbers.join(",")),
+            ]),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(ranks: usize) -> HangJudge {
+        HangJudge::new(Limits::default(), true, Rank(0), ranks, Mono(1))
+    }
+
+    #[test]
+    fn gpus_come_to_rest_when_those_that_had_work_are_reported_to_have_none() {
+        let mut judge = judge(2);
+        let mut report = |at_work: &[bool], now: u64| {
+            let reported = (0..).map(Rank).zip(at_work.iter().copied()).collect();
+            judge.gpus_at_work(&reported, Mono(now));
+            judge.gpus_rest
+        };
+        assert_eq!(report(&[false, false], 2), None, "nobody knows whether they ever had any");
+        assert_eq!(report(&[true, false], 3), None);
+        assert_eq!(report(&[false, false], 4), Some(Mono(4)));
+        assert_eq!(report(&[false, false], 5), Some(Mono(4)), "the same as before");
+        assert_eq!(report(&[false, true], 6), None);
+        assert_eq!(report(&[false, false], 7), Some(Mono(7)));
+        assert_eq!(report(&[], 8), None, "the agent is gone");
+        assert_eq!(report(&[false, false], 9), None, "and may report of long ago");
+    }
+
+    #[test]
+    fn gpus_are_idle_only_where_all_living_ranks_are_known() {
+        let mut judge = judge(2);
+        let ranks = [Rank(0), Rank(1)];
+        assert_eq!(judge.gpus_idle(&ranks, Mono(5)), None);
+        judge.gpus_at_work(&BTreeMap::from([(Rank(0), false)]), Mono(6));
+        assert_eq!(judge.gpus_idle(&ranks, Mono(7)), None, "of rank 1 nothing is known");
+        assert_eq!(judge.gpus_idle(&ranks[..1], Mono(8)), Some(Span(0)), "rank 1 has ended");
+        assert_eq!(judge.gpus_idle(&ranks[..1], Mono(10)), Some(Span(2)));
+        assert_eq!(judge.gpus_idle(&[], Mono(11)), None);
+    }
+
+    /// A job without heartbeats that works and then does nothing: the hang is reported once, and passes when it moves.
+    #[test]
+    fn a_hang_is_reported_once_and_passes_when_something_moves() {
+        let mut judge = judge(1);
+        judge.begin_attempt(Attempt(2), Mono(1));
+        let mut pulse = Pulse::default();
+        let mut facts = Vec::new();
+        for second in 1..3_600 {
+            let now = Mono(Span::seconds(second).0);
+            pulse.probe.at = now;
+            if second < 1_500 || second > 3_500 {
+                pulse.output += 10;
+            }
+            if judge.wants_pulses(now) {
+                facts.extend(judge.judge(now, Some(&[Some(pulse)]), &[Rank(0)]));
+            }
+        }
+        let hangs: Vec<&Fact> = facts.iter().filter(|fact| matches!(fact, Fact::RanksHung { .. })).collect();
+        assert!(
+            matches!(hangs[..], [Fact::RanksHung { attempt: Attempt(2), acts: true, .. }]),
+            "one hang: {facts:?}"
+        );
+        assert!(matches!(facts.last(), Some(Fact::HangPassed { attempt: Attempt(2), .. })), "{facts:?}");
+        let suspected = |fact: &&Fact| matches!(fact, Fact::Observed(of) if of.event == "hang_suspected");
+        assert_eq!(facts.iter().filter(suspected).count(), 1, "{facts:?}");
+    }
+}
