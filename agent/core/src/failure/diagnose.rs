@@ -1,6 +1,6 @@
 //! Whose fault a failed attempt was: what its ranks said and how they ended, put before the attribution.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::id::Rank;
 use crate::base::time::{Mono, Span};
@@ -114,7 +114,9 @@ fn words(catalog: &Catalog, rank: Rank, end: &RankEnd) -> Vec<Findings> {
                 stderr.iter().rposition(|line| line.contains("Traceback (most recent call last):"));
             let before = &stderr[..traceback.unwrap_or(stderr.len())];
             if !before.is_empty() {
-                said.push(of_lines("standard error", before, stderr_times));
+                let mut found = of_lines("standard error", before, stderr_times);
+                forget_what_it_caught(catalog, &mut found);
+                said.push(found);
             }
         }
         None => said.push(of_lines("last words", stderr, stderr_times)),
@@ -152,6 +154,24 @@ fn forget_what_it_survived(catalog: &Catalog, findings: &mut Findings, ended: Mo
     if findings.words.as_ref().is_some_and(|(spot, _)| survived(spot)) {
         findings.words = None;
     }
+}
+
+/// A rank that ended by an exception caught those that it printed before. A fault of the program among them ended nothing; what a
+/// device or a service said may still be the cause.
+fn forget_what_it_caught(catalog: &Catalog, findings: &mut Findings) {
+    let lines: BTreeSet<u64> = findings.exceptions.iter().map(|exception| exception.spot.line).collect();
+    let of_user = |of: usize| {
+        let signature = catalog.signatures().get(of);
+        signature.is_some_and(|of| of.class.domain() == FaultDomain::User && of.latent.is_none())
+    };
+    for sighting in &mut findings.sightings {
+        if of_user(sighting.signature) {
+            sighting.spots.retain(|spot| !lines.contains(&spot.line));
+        }
+    }
+    findings.sightings.retain(|sighting| !sighting.spots.is_empty());
+    let is_users = |class: Class| class.domain() == FaultDomain::User;
+    findings.exceptions.retain(|of| catalog.exception(&of.name).is_some_and(|rule| !is_users(rule.class)));
 }
 
 /// Whether somebody else ended the rank by a signal: then nothing that it printed did.
@@ -317,6 +337,25 @@ mod tests {
         let (before, at_once) = (told(3_500_000_000, Some(1)), told(5_000_000_000, Some(0)));
         assert!(before.contains("(1.50 s and 1 step before the failure): node-7"), "{before}");
         assert!(at_once.contains("(at the failure): node-7"), "{at_once}");
+    }
+
+    #[test]
+    fn an_exception_that_was_caught_before_is_no_reason_of_the_one_that_ended_the_rank() {
+        let domain = |before: &str| {
+            let message = "HTTP Error 503: Service Unavailable";
+            let mut end = raised("urllib.error.HTTPError", message, 5);
+            end.stderr_tail = vec![
+                before.to_owned(),
+                "Traceback (most recent call last):".to_owned(),
+                format!("urllib.error.HTTPError: {message}"),
+            ];
+            verdict([end, stopped()], 0).domain
+        };
+        let shapes = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x11 and 12x24)";
+        assert_eq!(domain("retrying"), FaultDomain::Infrastructure);
+        assert_eq!(domain(shapes), FaultDomain::Infrastructure, "it was caught");
+        let lost = "RuntimeError: CUDA error: uncorrectable ECC error encountered";
+        assert_eq!(domain(lost), FaultDomain::Hardware, "a device's own word counts");
     }
 
     #[test]
