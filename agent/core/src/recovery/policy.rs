@@ -313,7 +313,7 @@ const LIKELY: f64 = 0.6;
 const SURE_ENOUGH_TO_LEAVE: f64 = 0.9;
 
 /// How sure a verdict must be of the user's fault to stop a job at its first failure.
-const PLAIN: f64 = 0.95;
+const PLAIN: f64 = 0.97;
 
 /// Whether the program failed by its own fault, in a way that comes again, before it made a single step: what a
 /// restart of it would do too.

@@ -145,11 +145,13 @@ pub fn figures(seen: &[(Cell, Seen)]) -> Vec<Figure> {
         seen.iter().map(|(cell, seen)| (cell.fault.shows, score(cell, seen))).collect();
     let count = |of: fn(&Score) -> bool| scores.iter().filter(|(_, score)| of(score)).count();
     let showing = scores.iter().filter(|(shows, _)| *shows).count();
-    // On programs that the calibration was not chosen on.
+    // On programs that the calibration was not chosen on, of faults with one true domain.
     let said: Vec<(f64, bool)> = seen
         .iter()
         .zip(&scores)
-        .filter(|((cell, _), (_, score))| score.named && cell.program.is_held_out())
+        .filter(|((cell, _), (_, score))| {
+            score.named && cell.program.is_held_out() && cell.fault.domains.len() < 2
+        })
         .filter_map(|((_, seen), (_, score))| Some((seen.verdict.as_ref()?.confidence, score.right)))
         .collect();
     let sure: Vec<bool> = said.iter().filter(|(said, _)| *said >= SURE).map(|(_, right)| *right).collect();
