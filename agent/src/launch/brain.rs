@@ -3,7 +3,7 @@
 //! All that happens on this host goes through `step`, and all that is to be done here comes out as a [`Task`]. With one host
 //! the job is driven directly.
 
-use mainstay_core::base::id::{Attempt, Rank};
+use mainstay_core::base::id::{Attempt, Pid, Rank};
 use mainstay_core::base::time::Mono;
 use mainstay_core::model::entry::{Body, Fact};
 use mainstay_core::progress::goodput::Ledger;
@@ -53,6 +53,15 @@ impl Brain {
         }
     }
 
+    /// The process of the coordination store that runs on this host.
+    pub(super) fn store_process(&self) -> Option<Pid> {
+        match self {
+            Brain::Leading(leading) => leading.meeting.store_process(),
+            Brain::Following(following) => following.meeting.store_process(),
+            Brain::Alone(_) | Brain::Gone => None,
+        }
+    }
+
     pub(super) fn pace(&self, rank: Rank) -> Pace {
         self.job().map(|job| job.pace(rank)).unwrap_or_default()
     }
@@ -60,6 +69,10 @@ impl Brain {
     /// How the job went.
     pub(super) fn summary(&self, at: Mono, exit: i32) -> Summary {
         let told = match self {
+            Brain::Leading(leading) if leading.deposed => {
+                let reason = "another launcher leads the job, or this host is cut off".to_owned();
+                Some(Summary { exit, reason, ..leading.job.summary(at) })
+            }
             Brain::Following(following) => following.summary.clone(),
             Brain::Alone(_) | Brain::Leading(_) | Brain::Gone => self.job().map(|job| job.summary(at)),
         };

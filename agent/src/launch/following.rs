@@ -23,6 +23,9 @@ use crate::os::clock;
 /// Reports that the leader has not acknowledged; with more this host counts as cut off.
 const REPORTS: usize = 16_384;
 
+/// A launcher that the store answers waits for another leader for so many leases.
+const LEASES: u64 = 3;
+
 /// What a host has seen of an attempt is kept for the next leader, so much of it at most.
 const LOG: usize = 65_536;
 
@@ -401,20 +404,22 @@ impl Launcher {
         }
     }
 
-    /// A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the store answers and
-    /// no other launcher leads yet, it is not cut off.
+    /// A follower that is cut off from the leader ends by itself: others may have its ranks by now. While the store answers, the
+    /// leader may be lost, and its lease not over yet: a store that elects a leader of its own makes leases longer.
     pub(super) fn look_for_leader(&mut self) {
         let Brain::Following(following) = &mut self.brain else { return };
         let (now, lease) = (clock::mono(), following.plan.lease());
         if following.cut_off || following.gone.is_none_or(|since| now.since(since) < lease) {
             return;
         }
-        let silent = following.meeting.silent_for();
-        if silent.is_none() && following.meeting.leader().is_none_or(|leader| following.meeting.is_me(leader)) {
-            return;
-        }
-        // The store has answered until a moment ago: whoever led then may still be replaced.
-        if silent.is_some_and(|silent| silent < following.plan.lease) {
+        let waits = match following.meeting.silent_for() {
+            Some(silent) => silent < following.plan.lease,
+            None => {
+                let led = following.meeting.leader().is_some_and(|leader| !following.meeting.is_me(leader));
+                !led || following.gone.is_none_or(|since| now.since(since).0 < LEASES.saturating_mul(lease.0))
+            }
+        };
+        if waits {
             return;
         }
         let endpoint = following.plan.endpoint();

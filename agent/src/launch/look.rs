@@ -50,7 +50,8 @@ impl Launcher {
             said.into_iter().for_each(|line| self.terminal.say(line));
             self.compare_what_was_saved();
             let ranks = self.ranks.iter().map(|rank| rank.pid);
-            let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).collect();
+            let store = self.brain.store_process();
+            let ranks: Vec<Pid> = ranks.chain(self.warm.templates()).chain(store).collect();
             // The guardian too, should somebody have killed it: it would stand before all the others in line.
             reap_orphans(|pid| !ranks.contains(&pid));
             if self.stop.is_none() && self.ranks.iter().any(|rank| rank.exit.is_none()) {

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use mainstay_coord::{
-    Client, CoordError, Ended, Group, GroupEvent, GroupOptions, GroupWatch, Leader, Leadership, Managed, Member,
-    MemberState, Membership, Server,
+    Client, CoordError, Ended, Group, GroupEvent, GroupOptions, GroupWatch, Leader, Leadership, Managed,
+    ManagedState, Member, MemberState, Membership, Server,
 };
+use mainstay_core::base::id::Pid;
 use mainstay_core::recovery::hosts::record::Record;
 use mainstay_core::recovery::hosts::wire::Join;
 use serde_json::{Value, json};
@@ -245,6 +246,14 @@ impl Meeting {
             MemberState::Lost => self.silent_since.or_else(|| Some(Instant::now())),
         };
         self.silent_since.map(|since| since.elapsed())
+    }
+
+    /// The process of etcd that runs on this host for the job.
+    pub fn store_process(&self) -> Option<Pid> {
+        match *self.managed.as_ref()?.state().borrow() {
+            ManagedState::Running { pid, .. } => i32::try_from(pid).ok().map(Pid),
+            ManagedState::Restarting { .. } | ManagedState::Stopped => None,
+        }
     }
 
     /// The job is over: its leader removes what it has in the store.

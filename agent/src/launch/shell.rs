@@ -343,6 +343,11 @@ impl Launcher {
         }
     }
 
+    /// Processes beside the ranks that are not theirs: the guardian, and a coordination store.
+    pub(super) fn helpers(&self) -> Vec<Pid> {
+        self.guardian.as_ref().map(Guardian::pid).into_iter().chain(self.brain.store_process()).collect()
+    }
+
     /// The policy of this job.
     pub(super) fn policy(&self) -> policy::Settings {
         policy_of(&self.settings, &self.crew.job)
@@ -443,8 +448,8 @@ impl Launcher {
         let summary = self.brain.summary(clock::mono(), exit);
         self.warm.end();
         // Its template may have been forking just now; nothing of the job is to outlive it, not even for a moment.
-        let guardian = self.guardian.as_ref().map(Guardian::pid);
-        sweep(None, || guardian.into_iter().collect(), Span::default()).await;
+        let helpers = self.helpers();
+        sweep(None, || helpers.clone(), Span::default()).await;
         if let Some(keeper) = self.keeper.take() {
             // The guardian stays until this is done: should we be killed meanwhile, it goes on with it.
             let said = tokio::task::spawn_blocking(move || keeper.finish()).await.unwrap_or_default();

@@ -89,10 +89,10 @@ async fn managed(
             Err(error) => return Err(error.into()),
         }
     }
-    match taken {
-        Some(error) => Err(error.into()),
-        None => Ok(None),
+    if let Some(error) = taken {
+        say(format!("coordination: no etcd is run by this launcher, since another program has its ports ({error})"));
     }
+    Ok(None)
 }
 
 /// Whether this is the host whose address is the endpoint.

@@ -20,6 +20,9 @@ const LAST_CALL: u64 = 30;
 /// A shorter lease ends while a host is only busy.
 const LEAST_LEASE: u64 = 3;
 
+/// etcd that has lost its own leader answers after some seconds.
+const LEAST_MANAGED_LEASE: u64 = 6;
+
 /// The password of etcd's user, where the command line does not have it.
 const PASSWORD: &str = "MAINSTAY_ETCD_PASSWORD";
 
@@ -78,8 +81,9 @@ pub(super) fn hosts(args: &Args) -> anyhow::Result<Option<HostsPlan>> {
     };
     let store = store(args, &conf, &endpoints, etcd)?;
     let lease = seconds("lease", HostsPlan::LEASE.as_secs())?;
-    if lease < Span::seconds(LEAST_LEASE) {
-        bail!("--rdzv-conf lease={}: write at least {LEAST_LEASE} seconds", lease.as_seconds());
+    let least_lease = if matches!(store, StoreKind::Managed) { LEAST_MANAGED_LEASE } else { LEAST_LEASE };
+    if lease < Span::seconds(least_lease) {
+        bail!("--rdzv-conf lease={}: write at least {least_lease} seconds", lease.as_seconds());
     }
     let is_host = match conf.get("is_host").map(String::as_str) {
         None => None,
